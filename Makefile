@@ -1,0 +1,40 @@
+# make train   train the small model on this machine, from an empty directory
+# make test    prove every chapter and run the tests
+# Each makes .venv first. Only Python 3.11+ and make are assumed.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+
+.PHONY: train test book html clean
+
+train: .venv/installed-train
+	$(BIN)/nanoeuler train
+
+test: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/python -m nanoeuler.book check
+	$(BIN)/python -m pytest -n 2
+
+book: .venv/installed-test
+	$(BIN)/python -m nanoeuler.book run
+
+html: .venv/installed-test
+	$(BIN)/python -m nanoeuler.book html
+
+clean:
+	rm -rf .venv build
+
+.venv/bin/python:
+	@test -n "$(PYTHON)" || { echo "nanoeuler needs Python 3.11 or newer: none was found; install one or run make PYTHON=/its/path"; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed-train: pyproject.toml | .venv/bin/python
+	@echo "installing the packages that training needs (under a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/installed-test: pyproject.toml | .venv/bin/python
+	@echo "installing the packages that the book and its tests need (one to two minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[book,test]'
+	@touch $@ .venv/installed-train

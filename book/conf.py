@@ -1,0 +1,17 @@
+"""Sphinx: the web pages, built from the executed notebooks, loading nothing from another host."""
+
+project = author = html_title = "nanoeuler"
+extensions = [
+    "myst_nb",
+    "sphinx_external_toc",
+    "sphinx_copybutton",
+    "sphinx-mathjax-offline",  # MathJax and its fonts, copied beside the pages
+]
+external_toc_path = "_toc.yml"
+include_patterns = ["book/**"]
+exclude_patterns = ["book/[0-9]*.md", "**/.ipynb_checkpoints"]  # a chapter's page is its notebook
+source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
+nb_execution_mode = "off"  # outputs come from `book run` alone
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 3
+html_theme = "sphinx_book_theme"

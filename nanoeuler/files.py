@@ -1,0 +1,53 @@
+# Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% book/00-how-this-book-works.md:113
+"""Where the project is, and how to write a file that is either whole or not there.
+
+Leaves out locking: two programs that write the same file at once are the caller's concern.
+"""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from nanoeuler.errors import UserError
+
+
+@contextmanager
+def replacing(path):
+    """Yield a temporary path beside `path`; rename it over `path` if the block succeeds.
+
+    On any error, Ctrl-C included, the temporary file is removed and `path` is left as it was.
+    Missing folders are made. The block must have closed the temporary file when it ends.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+# %% book/00-how-this-book-works.md:205
+def project_root(start="."):
+    """The nearest folder at or above `start` that holds the book's `_toc.yml`."""
+    start = Path(start).resolve()
+    for folder in (start, *start.parents):
+        if (folder / "_toc.yml").exists():
+            return folder
+    raise UserError(
+        f"expected to be inside the project (a folder with _toc.yml), but {start} is not: "
+        "change to the folder that holds book/ and data/"
+    )
+
+
+__all__ = [
+    "replacing",
+    "project_root",
+]

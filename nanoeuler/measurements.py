@@ -1,0 +1,72 @@
+# Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% book/00-how-this-book-works.md:569
+"""Measured numbers as data: rows in data/measurements/NAME.json that chapters plot and quote.
+
+A row: what, case, engine, value, unit, peer, peer_value, device, versions, commit, date.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from nanoeuler.errors import UserError
+from nanoeuler.files import project_root, replacing
+
+
+def load(name):
+    """The rows of data/measurements/NAME.json, a list of dicts."""
+    path = project_root() / "data" / "measurements" / f"{name}.json"
+    if not path.exists():
+        raise UserError(f"no measurements named {name!r}: expected {path}")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def save(name, rows):
+    """Write `rows` as data/measurements/NAME.json, one row a line, replacing what was there."""
+    path = project_root() / "data" / "measurements" / f"{name}.json"
+    with replacing(path) as temporary:
+        text = ",\n".join(json.dumps(row, sort_keys=True) for row in rows)
+        temporary.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+# %% book/00-how-this-book-works.md:604
+def device():
+    """The processor this runs on, in words, with the number of cores this process may use."""
+    name = platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")  # the one place on Linux with the name on the box
+    if cpuinfo.exists():
+        lines = [line for line in cpuinfo.read_text().split("\n") if line.startswith("model name")]
+        name = lines[0].split(":")[1].strip() if lines else name
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"
+
+
+def row(what, case, engine, value, unit, peer=None, peer_value=None, on=None):
+    """One measurement with its circumstances; `on` names the device if it is not this machine."""
+    versions = {"python": platform.python_version()}
+    for name in ("numpy", "numba", *([peer] if peer else [])):
+        try:
+            versions[name] = metadata.version(name.split()[0])
+        except metadata.PackageNotFoundError:
+            pass  # a peer need not be a Python package
+    git = ["git", "-C", str(project_root()), "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return {
+        "what": what, "case": case, "engine": engine, "value": value, "unit": unit,
+        "peer": peer, "peer_value": peer_value, "device": on or device(), "versions": versions,
+        "commit": commit, "date": datetime.date.today().isoformat(),
+    }  # fmt: skip
+
+
+__all__ = [
+    "load",
+    "save",
+    "device",
+    "row",
+]

@@ -1,0 +1,160 @@
+"""The book's tool on small books of its own: what it refuses, and that running changes no byte."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanoeuler import book
+from nanoeuler.errors import UserError
+from nanoeuler.files import project_root, replacing
+
+HEADER = """---
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+
+# A chapter
+
+"""
+
+
+def cell(*lines):
+    return "```{code-cell} ipython3\n" + "\n".join(lines) + "\n```\n\n"
+
+
+FIRST = HEADER + cell(
+    "#| export nanoeuler/one.py",
+    '"""One."""',
+    "",
+    "LIMIT = 3  # as many as fingers we use",
+    "",
+    "",
+    "def double(x):",
+    '    """Twice x."""',
+    "    return 2 * x",
+)
+SECOND = HEADER + cell("from nanoeuler.one import double", "print(double(21), {'a', 'b', 'c'})")
+
+
+@pytest.fixture
+def small_book(tmp_path):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "_toc.yml").write_text("root: x\nchapters:\n- file: book/00-a\n- file: book/01-b\n")
+    (tmp_path / "book" / "00-a.md").write_text(FIRST)
+    (tmp_path / "book" / "01-b.md").write_text(SECOND)
+    (tmp_path / "nanoeuler").mkdir()
+    return tmp_path
+
+
+def run_all(root):
+    for chapter in book.chapters(root):
+        book.run(root, chapter)
+
+
+def test_running_twice_changes_no_byte(small_book):
+    run_all(small_book)
+    first = [path.read_bytes() for path in sorted((small_book / "book").glob("*.ipynb"))]
+    run_all(small_book)
+    assert [path.read_bytes() for path in sorted((small_book / "book").glob("*.ipynb"))] == first
+    assert len(first) == 2 and b"42" in first[1]
+    assert list(book.problems(small_book)) == []
+
+
+def test_export_writes_only_what_changed(small_book):
+    assert book.export(small_book) == ["nanoeuler/one.py"]
+    assert book.export(small_book) == []
+
+
+def test_a_chapter_cannot_use_a_later_one(small_book):
+    toc = "root: x\nchapters:\n- file: book/01-b\n- file: book/02-a\n"
+    (small_book / "_toc.yml").write_text(toc)
+    (small_book / "book" / "00-a.md").rename(small_book / "book" / "02-a.md")
+    book.export(small_book)
+    with pytest.raises(UserError, match="No module named 'nanoeuler.one'"):
+        book.run(small_book, small_book / "book" / "01-b.md")
+
+
+def test_check_finds_each_fault(small_book):
+    run_all(small_book)
+
+    def found():
+        return "\n".join(book.problems(small_book))
+
+    package = small_book / "nanoeuler" / "one.py"
+    whole = package.read_text()
+    package.write_text(whole.replace("2 * x", "3 * x"))
+    assert "nanoeuler/one.py is not what book/00-a.md says" in found()
+    package.write_text(whole)
+    stray = small_book / "nanoeuler" / "stray.py"
+    stray.write_text("")
+    assert "nanoeuler/stray.py comes from no chapter" in found()
+    stray.unlink()
+    chapter = small_book / "book" / "01-b.md"
+    chapter.write_text(SECOND.replace("21", "22"))
+    assert "01-b.ipynb is not 01-b.md's cells" in found()
+    chapter.write_text(SECOND)
+    bare = FIRST.replace('    """Twice x."""\n', "").replace("  # as many as fingers we use", "")
+    (small_book / "book" / "00-a.md").write_text(bare)
+    assert "double has no docstring" in found() and "LIMIT has no comment" in found()
+
+
+def test_a_missing_chapter_is_named(small_book):
+    (small_book / "book" / "01-b.md").unlink()
+    with pytest.raises(UserError, match="book/01-b.md"):
+        book.chapters(small_book)
+
+
+def test_one_module_has_one_owner(small_book):
+    (small_book / "book" / "01-b.md").write_text(FIRST)
+    with pytest.raises(UserError, match="owners book/00-a.md and book/01-b.md"):
+        book.export(small_book)
+
+
+def test_stderr_fails_a_run(small_book):
+    (small_book / "book" / "01-b.md").write_text(
+        HEADER + cell("import sys", "print('oops', file=sys.stderr)")
+    )
+    with pytest.raises(UserError, match="expected no stderr"):
+        book.run(small_book, small_book / "book" / "01-b.md")
+
+
+def test_where_finds_every_line_of_the_package():
+    root = project_root(Path(__file__).parent)
+    for file, (chapter, text) in book.package(root).items():
+        lines = (root / chapter).read_text().split("\n")
+        body = text.split("\n\n\n__all__")[0].split("\n")
+        start = next(n for n, line in enumerate(body, 1) if line.startswith("# %% "))
+        for number, line in enumerate(body, 1):
+            if number > start and line and not line.startswith("# %% "):
+                place, _, at = book.where(text, number).rpartition(":")
+                assert place == chapter and lines[int(at) - 1] == line, (file, number)
+
+
+def test_where_refuses_what_comes_from_nowhere():
+    for line in (0, 1, 10**6):
+        with pytest.raises(UserError, match="comes from no chapter"):
+            book.where("# header\n\n# %% book/00-a.md:5\nx = 1\n", line)
+
+
+def test_commands_report_errors_in_one_line(tmp_path):
+    for arguments in (["check"], ["where", "nonsense"], ["run", "zz"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "nanoeuler.book", *arguments],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert done.stderr.startswith("nanoeuler.book: ") and done.stderr.count("\n") == 1
+
+
+def test_replacing_keeps_the_old_file_on_any_error(tmp_path):
+    path = tmp_path / "deep" / "file"
+    with replacing(path) as temporary:
+        temporary.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("half a ne")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and [p.name for p in path.parent.iterdir()] == ["file"]

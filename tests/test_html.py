@@ -1,0 +1,76 @@
+"""The web pages build without a warning and load nothing from another host."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOADING = {  # tag -> the attribute through which a browser fetches something by itself
+    "script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src",
+    "video": "src", "audio": "src", "embed": "src", "object": "data", "use": "href",
+}  # fmt: skip
+NOT_FETCHED = {"next", "prev", "index", "search", "canonical", "author"}  # <link rel=...>
+
+
+class Loads(HTMLParser):
+    """Collects the addresses a page makes a browser load, and its inline styles and scripts."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.inline, self.open_tag = [], "", None
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.open_tag = tag
+        self.inline += attributes.get("style") or ""
+        if tag == "link" and set((attributes.get("rel") or "").split()) & NOT_FETCHED:
+            return
+        if tag in LOADING and attributes.get(LOADING[tag]):
+            self.addresses.append(attributes[LOADING[tag]])
+        choices = (attributes.get("srcset") or "").split(",")
+        self.addresses += [choice.split()[0] for choice in choices if choice.strip()]
+
+    def handle_data(self, data):
+        if self.open_tag in ("style", "script"):
+            self.inline += data
+
+
+def outside(address):
+    return re.match(r"(?:https?:)?//", address.strip()) is not None
+
+
+def outside_in_text(text):
+    """Addresses of other hosts that a style sheet or an inline script loads."""
+    address = r"((?:https?:)?//[^'\")]+)"
+    styles = re.findall(r"url\(\s*['\"]?" + address, text)
+    return styles + re.findall(r"(?:import|fetch|importScripts)\s*\(?\s*['\"]" + address, text)
+
+
+def test_pages_build_and_stay_at_home():
+    done = subprocess.run(
+        [sys.executable, "-m", "nanoeuler.book", "html"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    pages = list((ROOT / "build" / "html").rglob("*.html"))
+    assert len(pages) > 12
+    for page in pages:
+        loads = Loads()
+        loads.feed(page.read_text(encoding="utf-8"))
+        assert not [address for address in loads.addresses if outside(address)], page
+        assert not outside_in_text(loads.inline), page
+    for sheet in (ROOT / "build" / "html" / "_static").rglob("*.css"):
+        assert not outside_in_text(sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_the_detector_detects():
+    loads = Loads()
+    loads.feed(
+        '<link rel="stylesheet" href="https://a.example/x.css"><script src="//b.example/y.js">'
+        '</script><img srcset="https://c.example/z.png 2x"><link rel="next" href="//d.example">'
+        '<a href="https://e.example">follow</a><style>@import url(//f.example)</style>'
+    )
+    assert [outside(address) for address in loads.addresses] == [True, True, True]
+    assert outside_in_text(loads.inline) == ["//f.example"]
+    assert outside_in_text("import('https://g.example/m.js')") == ["https://g.example/m.js"]

@@ -15,3 +15,6 @@ nb_execution_mode = "off"  # outputs come from `book run` alone
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 html_theme = "sphinx_book_theme"
+html_theme_options = {"navbar_persistent": []}  # one search field, in the sidebar, is enough
+html_static_path = ["_static"]
+html_css_files = ["book.css"]

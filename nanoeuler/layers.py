@@ -61,7 +61,7 @@ def swiglu(gate_up):
 
 # %% book/03-layers.md:269
 def rope_tables(T, D, base=ROPE_BASE):
-    """cos, sin of t * theta_i, positions 0 to T - 1, each (T, D/2) float64. Equation eq-layers-rope."""
+    """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
     assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
     theta = base ** (-2 * np.arange(D // 2) / D)
     angle = np.arange(T)[:, None] * theta

@@ -13,12 +13,13 @@ import numpy as np
 
 
 def split_heads(heads, n_kv):
-    """Views of packed `heads` (B, T, H + 2G, D): q (B, T, G, H/G, D), k and v (B, T, G, D)."""
+    """Packed `heads` (B, T, H + 2G, D) as q (B, G, H/G, T, D), k and v (B, G, 1, T, D)."""
     B, T, N, D = heads.shape
     H, G = N - 2 * n_kv, n_kv
     assert G >= 1 and H >= G and H % G == 0, f"{N} packed heads cannot hold {G} keys and values"
-    q = heads[:, :, :H].reshape(B, T, G, H // G, D)
-    return q, heads[:, :, H : H + G], heads[:, :, H + G :]
+    by_head = heads.swapaxes(1, 2)  # (B, H + 2G, T, D)
+    q = by_head[:, :H].reshape(B, G, H // G, T, D)
+    return q, by_head[:, H : H + G, None], by_head[:, H + G :, None]
 
 
 def causal_softmax(scores):
@@ -39,10 +40,9 @@ def attention(heads, n_kv):
     reads key/value head h // (H/G). Returns y (B, T, H * D) and the weights p (B, H, T, T).
     """
     q, k, v = split_heads(heads, n_kv)
-    B, T, G, R, D = q.shape
-    scores = np.einsum("btgrd,bsgd->bgrts", q, k) / np.sqrt(D).astype(heads.real.dtype)
-    p = causal_softmax(scores)
-    y = np.einsum("bgrts,bsgd->btgrd", p, v)
+    B, G, R, T, D = q.shape
+    p = causal_softmax(q @ k.swapaxes(-2, -1) / D**0.5)
+    y = (p @ v).reshape(B, G * R, T, D).swapaxes(1, 2)
     return y.reshape(B, T, G * R * D), p.reshape(B, G * R, T, T)
 
 

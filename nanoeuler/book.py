@@ -133,7 +133,7 @@ def where(text, line):
     return f"{origin[0]}:{origin[1] + line}"
 
 
-# %% book/00-how-this-book-works.md:434
+# %% book/00-how-this-book-works.md:435
 def notebook(text):
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
     notebook = jupytext.reads(text, fmt="md:myst")
@@ -150,7 +150,7 @@ def notebook(text):
     return notebook
 
 
-# %% book/00-how-this-book-works.md:454
+# %% book/00-how-this-book-works.md:455
 def prefix(root, chapter):
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
@@ -164,7 +164,7 @@ def prefix(root, chapter):
     return folder
 
 
-# %% book/00-how-this-book-works.md:469
+# %% book/00-how-this-book-works.md:470
 def environment(root, chapter):
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
     return {**os.environ, "PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
@@ -178,6 +178,7 @@ def run(root, chapter):
         made,
         timeout=600,  # seconds a cell may take; the slowest of ours takes well under one minute
         record_timing=False,
+        coalesce_streams=True,  # else what a slow cell prints is cut up as it happened to arrive
         resources={"metadata": {"path": str(chapter.parent)}},
     )
     # What cells write to stderr comes back as outputs; this is the kernel process's own chatter.
@@ -194,7 +195,7 @@ def run(root, chapter):
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:505
+# %% book/00-how-this-book-works.md:507
 def undocumented(file, text):
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
@@ -210,7 +211,7 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-# %% book/00-how-this-book-works.md:522
+# %% book/00-how-this-book-works.md:524
 def problems(root, only=""):
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
@@ -236,7 +237,7 @@ def content(notebook):
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
-# %% book/00-how-this-book-works.md:639
+# %% book/00-how-this-book-works.md:641
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -264,7 +265,7 @@ def check_command(chapter: str = typer.Argument("", help="the first letters of a
     raise typer.Exit(1 if found else 0)
 
 
-# %% book/00-how-this-book-works.md:668
+# %% book/00-how-this-book-works.md:670
 @app.command("where")
 def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""

@@ -76,10 +76,9 @@ def attention_backward(dy, heads, n_kv, p):
     by it. Returns dheads (B, T, H+2G, D).
     """
     q, k, v = split_heads(heads, n_kv)
-    B, T, G, R, D = q.shape
+    B, G, R, T, D = q.shape
     assert dy.shape == (B, T, G * R * D) and p.shape == (B, G * R, T, T)
-    q, dy = (a.reshape(B, T, G, R, D).transpose(0, 2, 3, 1, 4) for a in (q, dy))  # (B, G, R, T, D)
-    k, v = (a.swapaxes(1, 2)[:, :, None] for a in (k, v))                       # (B, G, 1, T, D)
+    dy = dy.reshape(B, T, G, R, D).transpose(0, 2, 3, 1, 4)             # (B, G, R, T, D), as q
     p = p.reshape(B, G, R, T, T)
 
     dv = np.sum(p.swapaxes(-2, -1) @ dy, axis=2)                        # (1) the group's sum
@@ -91,7 +90,7 @@ def attention_backward(dy, heads, n_kv, p):
     return np.concatenate([dq.reshape(B, G * R, T, D), dk, dv], axis=1).swapaxes(1, 2)
 
 
-# %% book/05-backprop.md:523
+# %% book/05-backprop.md:522
 def swiglu_backward(dh, gate_up):
     """Gradient of h = silu(gate) * up. Equation eq-backprop-swiglu.
 
@@ -106,7 +105,7 @@ def swiglu_backward(dh, gate_up):
     return np.concatenate([dgate, dup], axis=-1)
 
 
-# %% book/05-backprop.md:582
+# %% book/05-backprop.md:581
 def cross_entropy(logits, targets, scale):
     """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
 

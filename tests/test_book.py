@@ -78,6 +78,16 @@ def test_a_chapter_cannot_use_a_later_one(small_book):
         book.run(small_book, small_book / "book" / "01-b.md")
 
 
+def test_a_prefix_hides_the_installed_package():
+    root = project_root(Path(__file__).parent)
+    first = book.chapters(root)[0]
+    done = subprocess.run(
+        [sys.executable, "-c", "import nanoeuler.book, nanoeuler.layers"],
+        env=book.environment(root, first), cwd=root / "book", capture_output=True, text=True,
+    )  # fmt: skip
+    assert "No module named 'nanoeuler.layers'" in done.stderr
+
+
 def test_check_finds_each_fault(small_book):
     run_all(small_book)
 

@@ -1,7 +1,7 @@
 # Made from book/04-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/04-attention.md:168
+# %% book/04-attention.md:114
 """Causal grouped-query attention in NumPy, exactly as chapter 4 derives it.
 
 For float32, float64 and complex128, analytic. Keeps the whole T x T matrix of weights: the version
@@ -10,16 +10,6 @@ Letters: B batch, T positions, H query heads, G key/value heads, D head width.
 """
 
 import numpy as np
-
-
-def split_heads(heads, n_kv):
-    """Packed `heads` (B, T, H + 2G, D) as q (B, G, H/G, T, D), k and v (B, G, 1, T, D)."""
-    B, T, N, D = heads.shape
-    H, G = N - 2 * n_kv, n_kv
-    assert G >= 1 and H >= G and H % G == 0, f"{N} packed heads cannot hold {G} keys and values"
-    by_head = heads.swapaxes(1, 2)  # (B, H + 2G, T, D)
-    q = by_head[:, :H].reshape(B, G, H // G, T, D)
-    return q, by_head[:, H : H + G, None], by_head[:, H + G :, None]
 
 
 def causal_softmax(scores):
@@ -33,6 +23,18 @@ def causal_softmax(scores):
     return weights / np.sum(weights, axis=-1, keepdims=True)
 
 
+# %% book/04-attention.md:199
+def split_heads(heads, n_kv):
+    """Packed `heads` (B, T, H + 2G, D) as q (B, G, H/G, T, D), k and v (B, G, 1, T, D)."""
+    B, T, N, D = heads.shape
+    H, G = N - 2 * n_kv, n_kv
+    assert G >= 1 and H >= G and H % G == 0, f"{N} packed heads cannot hold {G} keys and values"
+    by_head = heads.swapaxes(1, 2)  # (B, H + 2G, T, D)
+    q = by_head[:, :H].reshape(B, G, H // G, T, D)
+    return q, by_head[:, H : H + G, None], by_head[:, H + G :, None]
+
+
+# %% book/04-attention.md:213
 def attention(heads, n_kv):
     """Each position's weighted mean of the values up to it, per query head. Equation eq-attention.
 
@@ -47,7 +49,7 @@ def attention(heads, n_kv):
 
 
 __all__ = [
-    "split_heads",
     "causal_softmax",
+    "split_heads",
     "attention",
 ]

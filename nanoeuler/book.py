@@ -1,7 +1,7 @@
 # Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/00-how-this-book-works.md:253
+# %% book/00-how-this-book-works.md:258
 """The book's own tool: chapters become a package and notebooks, and neither can go stale unseen.
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
@@ -44,7 +44,7 @@ def code_cells(text):
             at += len(source)
 
 
-# %% book/00-how-this-book-works.md:309
+# %% book/00-how-this-book-works.md:314
 def exported_cells(text):
     """Yield (file, line, source lines) for each exported cell; `line` is that of its first code."""
     for line, source in code_cells(text):
@@ -66,7 +66,7 @@ def public_names(tree):
         yield from ((name, node) for name in names if not name.startswith("_"))
 
 
-# %% book/00-how-this-book-works.md:332
+# %% book/00-how-this-book-works.md:337
 def module_text(chapter, cells):
     """The text of a module: a header, `chapter`'s cells [(line, source lines)], `__all__`."""
     text = f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.\n"
@@ -77,7 +77,7 @@ def module_text(chapter, cells):
     return text + (f"\n\n__all__ = [\n{listed}]\n" if names else "")
 
 
-# %% book/00-how-this-book-works.md:355
+# %% book/00-how-this-book-works.md:360
 def chapters(root):
     """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
     files = re.findall(r"file: (book/\d\d-[\w-]+)", (root / "_toc.yml").read_text())
@@ -93,10 +93,10 @@ def chosen(root, name):
     return found
 
 
-def package(root, upto="99"):
-    """What the chapters up to the one named `upto` export: a dict of file -> (chapter, text)."""
-    files = {}
-    for chapter in (path for path in chapters(root) if path.stem <= upto):
+def package(root, last=None):
+    """What the chapters up to the path `last` export: a dict of file -> (chapter, text)."""
+    files, order = {}, chapters(root)
+    for chapter in order[: order.index(last) + 1] if last else order:
         name, mine = chapter.relative_to(root).as_posix(), {}
         for file, line, source in exported_cells(chapter.read_text(encoding="utf-8")):
             mine.setdefault(file, []).append((line, source))
@@ -107,7 +107,7 @@ def package(root, upto="99"):
     return files
 
 
-# %% book/00-how-this-book-works.md:388
+# %% book/00-how-this-book-works.md:393
 def export(root, only=""):
     """Write the modules of the chapters that begin with `only`; return the files that changed."""
     wanted = {path.relative_to(root).as_posix() for path in chosen(root, only)}
@@ -121,19 +121,21 @@ def export(root, only=""):
     return changed
 
 
-# %% book/00-how-this-book-works.md:405
+# %% book/00-how-this-book-works.md:410
 def where(text, line):
     """The place "book/NN-name.md:LINE" that line `line` of a module's `text` came from."""
     origin = None
     for number, content in enumerate(text.split("\n")[:line], 1):
         if match := re.fullmatch(r"# %% (\S+):(\d+)", content):
             origin = match[1], int(match[2]) - number - 1
+        elif content == "__all__ = [":
+            origin = None  # the list of names is the tool's own
     if origin is None or not line <= text.count("\n"):
-        raise UserError(f"line {line} comes from no chapter: expected a line below a `# %%` marker")
+        raise UserError(f"line {line} comes from no chapter: expected a line of a chapter's code")
     return f"{origin[0]}:{origin[1] + line}"
 
 
-# %% book/00-how-this-book-works.md:435
+# %% book/00-how-this-book-works.md:442
 def notebook(text):
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
     notebook = jupytext.reads(text, fmt="md:myst")
@@ -150,7 +152,7 @@ def notebook(text):
     return notebook
 
 
-# %% book/00-how-this-book-works.md:455
+# %% book/00-how-this-book-works.md:462
 def prefix(root, chapter):
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
@@ -159,12 +161,12 @@ def prefix(root, chapter):
     compiled.mkdir(exist_ok=True)
     (folder / "nanoeuler").mkdir(parents=True)
     (folder / "nanoeuler" / "__pycache__").symlink_to(compiled)
-    for file in package(root, upto=chapter.stem):
+    for file in package(root, last=chapter):
         (folder / file).symlink_to(root / file)
     return folder
 
 
-# %% book/00-how-this-book-works.md:470
+# %% book/00-how-this-book-works.md:477
 def environment(root, chapter):
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
     return {**os.environ, "PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
@@ -195,7 +197,7 @@ def run(root, chapter):
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:507
+# %% book/00-how-this-book-works.md:530
 def undocumented(file, text):
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
@@ -211,7 +213,7 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-# %% book/00-how-this-book-works.md:524
+# %% book/00-how-this-book-works.md:547
 def problems(root, only=""):
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
@@ -237,7 +239,7 @@ def content(notebook):
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
-# %% book/00-how-this-book-works.md:641
+# %% book/00-how-this-book-works.md:674
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -265,7 +267,7 @@ def check_command(chapter: str = typer.Argument("", help="the first letters of a
     raise typer.Exit(1 if found else 0)
 
 
-# %% book/00-how-this-book-works.md:670
+# %% book/00-how-this-book-works.md:703
 @app.command("where")
 def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""

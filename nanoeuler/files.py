@@ -34,7 +34,7 @@ def replacing(path):
         raise
 
 
-# %% book/00-how-this-book-works.md:205
+# %% book/00-how-this-book-works.md:209
 def project_root(start="."):
     """The nearest folder at or above `start` that holds the book's `_toc.yml`."""
     start = Path(start).resolve()

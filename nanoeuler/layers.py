@@ -43,12 +43,13 @@ def rmsnorm(x, gain, eps=RMSNORM_EPS):
     return gain * (x / r), r
 
 
-# %% book/03-layers.md:202
+# %% book/03-layers.md:200
 def sigmoid(z):
     """1 / (1 + exp(-z)) without overflow; z of any shape."""
     return 0.5 * (1 + np.tanh(0.5 * z))
 
 
+# %% book/03-layers.md:209
 def swiglu(gate_up):
     """silu(gate) * up, where `gate_up` (..., 2F) holds gate, then up: (..., F).
 
@@ -59,7 +60,7 @@ def swiglu(gate_up):
     return gate * sigmoid(gate) * up
 
 
-# %% book/03-layers.md:269
+# %% book/03-layers.md:272
 def rope_tables(T, D, base=ROPE_BASE):
     """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
     assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
@@ -68,6 +69,7 @@ def rope_tables(T, D, base=ROPE_BASE):
     return np.cos(angle), np.sin(angle)
 
 
+# %% book/03-layers.md:286
 def rope(heads, n, cos, sin):
     """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
 
@@ -87,7 +89,7 @@ def rope(heads, n, cos, sin):
     return turned
 
 
-# %% book/03-layers.md:354
+# %% book/03-layers.md:370
 def add(x, y):
     """x + y, the residual sum: one Euler step of size 1. x, y (..., C) of one shape."""
     assert x.shape == y.shape, f"the stream {x.shape} and what is added to it {y.shape} differ"

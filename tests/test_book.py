@@ -26,7 +26,7 @@ def cell(*lines):
     return "```{code-cell} ipython3\n" + "\n".join(lines) + "\n```\n\n"
 
 
-FIRST = HEADER + cell(
+FIRST = HEADER + cell("#| export nanoeuler/__init__.py", '"""A package."""') + cell(
     "#| export nanoeuler/one.py",
     '"""One."""',
     "",
@@ -65,7 +65,7 @@ def test_running_twice_changes_no_byte(small_book):
 
 
 def test_export_writes_only_what_changed(small_book):
-    assert book.export(small_book) == ["nanoeuler/one.py"]
+    assert book.export(small_book) == ["nanoeuler/__init__.py", "nanoeuler/one.py"]
     assert book.export(small_book) == []
 
 
@@ -145,9 +145,11 @@ def test_where_finds_every_line_of_the_package():
 
 
 def test_where_refuses_what_comes_from_nowhere():
-    for line in (0, 1, 10**6):
+    text = book.module_text("book/00-a.md", [(5, ["x = 1"])])
+    listed = text.split("\n").index("__all__ = [") + 1
+    for line in (0, 1, listed, listed + 1, 10**6):
         with pytest.raises(UserError, match="comes from no chapter"):
-            book.where("# header\n\n# %% book/00-a.md:5\nx = 1\n", line)
+            book.where(text, line)
 
 
 def test_commands_report_errors_in_one_line(tmp_path):

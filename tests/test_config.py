@@ -1,7 +1,7 @@
 """Configurations: what fits, what is refused, and the counts the presets promise."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.config import PRESETS, ModelConfig, count_parameters, parameter_shapes
@@ -15,9 +15,16 @@ def test_presets_have_the_parameters_they_promise():
     assert round(count_parameters(PRESETS["euler-116m"]) / 1e6, 1) == 116.4
 
 
+@pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
+def test_presets_have_the_width_the_rule_gives(config):
+    assert config.hidden % 8 == 0 and 0 <= config.hidden - 8 / 3 * config.dim < 8
+
+
 few = st.integers(1, 4)
+over_shapes = settings(max_examples=50, deadline=None, derandomize=True)
 
 
+@over_shapes
 @given(few, few, few, few, st.integers(1, 40))
 def test_any_fitting_shape_is_accepted(half, G, R, L, F):
     D, H = 2 * half, G * R

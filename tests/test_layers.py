@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler import layers
 
 EPS = 2.0**-53  # unit roundoff of float64
+over_shapes = settings(max_examples=50, deadline=None, derandomize=True)
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -16,6 +17,7 @@ def drawn(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
+@over_shapes
 @given(sizes, sizes, st.integers(2, 9), seeds)
 def test_rmsnorm_has_unit_mean_square_and_no_scale(B, T, C, seed):
     x = drawn(seed, B, T, C)
@@ -27,6 +29,24 @@ def test_rmsnorm_has_unit_mean_square_and_no_scale(B, T, C, seed):
     assert r.shape == (B, T, 1)
 
 
+@over_shapes
+@given(sizes, sizes, seeds)
+def test_rmsnorm_by_the_formula(T, C, seed):
+    x, gain = drawn(seed, T, C), drawn(seed + 1, C)
+    y, r = layers.rmsnorm(x, gain)
+    for t in range(T):
+        wanted_r = np.sqrt(sum(value**2 for value in x[t]) / C + 1e-5)
+        bound = (C + 8) * EPS  # relative: a sum of C squares, a root, a quotient, a product
+        assert abs(r[t, 0] - wanted_r) <= bound * wanted_r
+        assert (np.abs(y[t] - gain * x[t] / wanted_r) <= bound * np.abs(y[t])).all()
+
+
+def test_rmsnorm_of_zero_is_zero():
+    y, r = layers.rmsnorm(np.zeros((2, 3)), np.ones(3))
+    assert (y == 0).all() and np.array_equal(r, np.full((2, 1), np.sqrt(layers.RMSNORM_EPS)))
+
+
+@over_shapes
 @given(sizes, st.integers(1, 6), st.integers(0, 40), seeds)
 def test_rope_scores_depend_on_the_distance_alone(T, half, shift, seed):
     D = 2 * half
@@ -36,10 +56,34 @@ def test_rope_scores_depend_on_the_distance_alone(T, half, shift, seed):
     far = layers.rope(heads, 2, cos[shift:], sin[shift:])
     scores = [turned[0, :, 0] @ turned[0, :, 1].T for turned in (near, far)]
     size = np.prod(np.linalg.norm(heads[0], axis=-1).max(axis=0))  # longest query times longest key
-    # four rounded angles below T + shift radians, and a sum of D products on each side
-    assert np.abs(scores[0] - scores[1]).max() <= (4 * (T + shift) + 4 * D + 8) * EPS * size
+    # An angle below T + shift has two roundings (theta, and its product with t). A score holds two
+    # angles, a turn with four roundings on each side, and a sum of D products; two are compared.
+    assert np.abs(scores[0] - scores[1]).max() <= 2 * (4 * (T + shift) + D + 8) * EPS * size
 
 
+@over_shapes
+@given(sizes, st.integers(1, 6), seeds)
+def test_rope_keeps_lengths(T, half, seed):
+    heads = drawn(seed, 2, T, 3, 2 * half)
+    turned = layers.rope(heads, 3, *layers.rope_tables(T, 2 * half))
+    ratio = np.linalg.norm(turned, axis=-1) / np.linalg.norm(heads, axis=-1)
+    # two sums of D squares, two roots and a quotient; the turn itself has four roundings
+    assert np.abs(ratio - 1).max() <= (2 * half + 12) * EPS
+
+
+def test_rope_turns_each_pair_by_its_own_angle():
+    T, D = 5, 6
+    heads = drawn(0, 1, T, 1, D)
+    turned = layers.rope(heads, 1, *layers.rope_tables(T, D))
+    assert np.array_equal(turned[:, 0], heads[:, 0])  # position 0 is not turned
+    for t, i in np.ndindex(T, D // 2):
+        before, after = (complex(h[0, t, 0, i], h[0, t, 0, i + D // 2]) for h in (heads, turned))
+        wanted = before * np.exp(1j * t * 10000 ** (-2 * i / D))
+        # two roundings of an angle below T in the code and two here, and the turns themselves
+        assert abs(after - wanted) < (4 * T + 8) * EPS * abs(before)
+
+
+@over_shapes
 @given(sizes, st.integers(1, 4), st.integers(0, 4), seeds)
 def test_rope_leaves_the_other_heads_and_its_argument_alone(T, half, n, seed):
     heads = drawn(seed, 2, T, 4, 2 * half)
@@ -49,6 +93,7 @@ def test_rope_leaves_the_other_heads_and_its_argument_alone(T, half, n, seed):
     assert np.array_equal(heads, before)
 
 
+@over_shapes
 @given(sizes, sizes, seeds)
 def test_embed_is_a_product_with_one_hot(V, C, seed):
     table = drawn(seed, V, C)
@@ -69,6 +114,25 @@ def test_silu_is_the_textbook_formula():
     h = layers.swiglu(np.stack([z, np.ones_like(z)], axis=-1))[:, 0]
     # sigma is computed as half of 1 + tanh: its absolute error is a few roundings of 1, times z
     assert np.abs(h - z / (1 + np.exp(-z))).max() < 8 * EPS * 30
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: layers.rmsnorm(x, np.linspace(-1, 2, 8))[0],
+        lambda x: layers.rmsnorm(x, np.ones(8))[1],
+        lambda x: layers.swiglu(x),
+        lambda x: layers.rope(x.reshape(2, 3, 2, 4), 1, *layers.rope_tables(3, 4)).reshape(x.shape),
+    ],
+    ids=["rmsnorm", "rms", "swiglu", "rope"],
+)
+def test_an_imaginary_step_is_a_derivative(function):
+    x, direction = drawn(1, 2, 2, 3, 8)
+    complex_step = function(x + 1e-30j * direction).imag / 1e-30
+    h = 6e-6  # the cube root of the roundoff, where the two errors of a central difference meet:
+    central = (function(x + h * direction) - function(x - h * direction)) / (2 * h)
+    # roundoff / h = 2e-11, and h^2 / 6 times third derivatives, which are below 100 here
+    assert np.abs(complex_step - central).max() < 1e-9
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])

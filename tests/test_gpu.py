@@ -1,0 +1,130 @@
+"""The one door to the GPU: when it simulates, that nothing else opens it, and that counts count."""
+
+import ast
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nanoeuler import gpu
+from nanoeuler.gpu import cuda
+
+PACKAGE = Path(gpu.__file__).parent
+
+
+class Driver:
+    """Stands in for libcuda: `started` is what cuInit returns, `found` how many GPUs it reports."""
+
+    def __init__(self, started, found):
+        self.cuInit = lambda flags: started
+        self.found = found
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = self.found
+        return 0
+
+
+def no_driver(name):
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    "asked, driver, compiler, reason",
+    [
+        ("1", Driver(0, 1), True, "asks for the simulator"),
+        ("0", no_driver, True, "no CUDA driver"),
+        ("0", Driver(100, 1), True, "no GPU"),  # 100 is CUDA_ERROR_NO_DEVICE
+        ("0", Driver(0, 0), True, "no GPU"),
+        ("0", Driver(0, 1), False, "numba-cuda is missing"),
+        ("0", Driver(0, 1), True, ""),
+    ],
+)
+def test_reason_to_simulate(monkeypatch, asked, driver, compiler, reason):
+    monkeypatch.setattr(gpu.config, "ENABLE_CUDASIM", 0)
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", asked)
+    library = driver if callable(driver) else lambda name: driver
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: compiler or None)
+    found = gpu.reason_to_simulate()
+    assert reason in found and bool(reason) == bool(found)
+
+
+def test_detection_does_not_import_the_cuda_target_and_njit_survives_it():
+    script = """
+import ctypes, sys
+from numba import njit
+
+def no_driver(name):
+    assert "numba.cuda" not in sys.modules, "imported before the decision"
+    asked.append(name)
+    raise OSError
+
+before = njit(lambda x: x + 1)
+assert before(1) == 2
+asked, library, ctypes.CDLL = [], ctypes.CDLL, no_driver
+from nanoeuler import gpu
+ctypes.CDLL = library
+assert asked and gpu.SIMULATED == "there is no CUDA driver on this machine"
+assert before(2) == 3 and before(2.5) == 3.5 and njit(lambda x: x * 2)(4) == 8
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=PACKAGE.parent)
+
+
+def test_one_module_imports_the_cuda_target():
+    importers = set()
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Constant) and node.value == "numba.cuda":
+                names = [node.value]
+            if any(name.startswith("numba.cuda") for name in names):
+                importers.add(path.name)
+    assert importers == {"gpu.py"}
+
+
+def test_blocks_cover_and_no_more():
+    for n in range(1, 20):
+        for size in range(1, 8):
+            assert (gpu.blocks(n, size) - 1) * size < n <= gpu.blocks(n, size) * size
+
+
+def test_counted_counts_elements_and_slices():
+    array = gpu.Counted(np.arange(12.0).reshape(3, 4))
+    assert array[1, 2] == 6 and array[2].sum() == 38 and array[:, 2].tolist() == [2, 6, 10]
+    array[0, 0] = 5
+    assert array.array[0, 0] == 5 and array.shape == (3, 4) and array.dtype == float
+    assert array.reads.tolist() == [[0, 0, 1, 0], [0, 0, 2, 0], [1, 1, 2, 1]]
+    assert array.writes.sum() == array.writes[0, 0] == 1
+
+
+@pytest.mark.parametrize("index", [(-1, 0), (0, -1), (3, 0), (0, 4)])
+def test_counted_refuses_what_lies_outside(index):
+    array = gpu.Counted(np.zeros((3, 4)))
+    with pytest.raises(IndexError, match="outside"):
+        array[index]
+    with pytest.raises(IndexError, match="outside"):
+        array[index] = 1.0
+    assert array.reads.sum() == array.writes.sum() == 0
+
+
+@pytest.mark.skipif(not gpu.SIMULATED, reason="only a simulated kernel can take a Counted array")
+def test_no_count_is_lost_between_threads():
+    @cuda.jit
+    def everybody_reads(x, out):
+        for _ in range(50):
+            out[cuda.threadIdx.x] += x[0]
+
+    x, out = gpu.Counted(np.ones(1)), gpu.Counted(np.zeros(8))
+    everybody_reads[3, 8](x, out)
+    assert x.reads.sum() == out.reads.sum() == out.writes.sum() == 3 * 8 * 50
+    assert (out.array == 150).all()

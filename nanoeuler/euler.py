@@ -29,7 +29,7 @@ def integrate(step, f, x0, t0, t1, n):
     return states
 
 
-# %% book/02-euler.md:160
+# %% book/02-euler.md:163
 def heun_step(f, x, t, h):
     """x at t + h by Heun's method, two evaluations of f, order 2. Equation eq-euler-heun."""
     k1 = f(x, t)
@@ -37,7 +37,7 @@ def heun_step(f, x, t, h):
     return x + h / 2 * (k1 + k2)
 
 
-# %% book/02-euler.md:214
+# %% book/02-euler.md:218
 def rk4_step(f, x, t, h):
     """x at t + h by Kutta's method, four evaluations of f, order 4. Equation eq-euler-rk4."""
     k1 = f(x, t)
@@ -47,7 +47,7 @@ def rk4_step(f, x, t, h):
     return x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
-# %% book/02-euler.md:350
+# %% book/02-euler.md:360
 def relative_step(x, fx, h=1.0):
     """How far a step moves the stream against its length: h |f(x)| / |x|. Equation eq-euler-rho.
 

@@ -80,7 +80,7 @@ def module_text(chapter, cells):
 # %% book/00-how-this-book-works.md:360
 def chapters(root):
     """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
-    files = re.findall(r"file: (book/\d\d-[\w-]+)", (root / "_toc.yml").read_text())
+    files = re.findall(r"file: (book/\d\d\w?-[\w-]+)", (root / "_toc.yml").read_text())
     return [root / f"{file}.md" for file in files if (root / f"{file}.md").exists()]
 
 

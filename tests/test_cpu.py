@@ -1,0 +1,412 @@
+"""The CPU engine against the reference: every operation on odd sizes, memory, threads, AVX2."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+from numba.core.dispatcher import Dispatcher
+
+from nanoeuler import cpu, fused, gemm, reference
+from nanoeuler.config import PRESETS, ModelConfig
+from nanoeuler.cpu import Arena, CpuEngine, FusedEngine, aligned
+from nanoeuler.errors import UserError
+from nanoeuler.gemm import (
+    BELOW,
+    DEPTH,
+    FULL,
+    LANES,
+    LOWER,
+    ROWS,
+    UPPER,
+    WORK,
+    multiply,
+    multiply_heads,
+    vector_unit,
+)
+from nanoeuler.model import (
+    Weights,
+    head_weights,
+    initialise,
+    loss_and_gradients,
+    loss_scale,
+    loss_sums,
+)
+from nanoeuler.parallel import SHARDS, Sharded, engine_factory
+
+U = 2.0**-24  # the largest relative error of one float32 operation
+GUARD = 64  # floats around every array: more than a tile's width of AVX-512, 48
+SENTINEL = np.float32(-1.2345e30)  # no operation on numbers of size 1 comes near it
+drawn = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def gamma(n):
+    """The bound of n roundings in a row: Higham, section 3.1."""
+    return n * U / (1 - n * U)
+
+
+class GuardedArena(Arena):
+    """Every array lies between two zones of sentinels, and starts full of NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.zones = []
+
+    def take(self, *shape):
+        size = int(np.prod(shape))
+        field = np.full(size + 2 * GUARD, SENTINEL, np.float32)
+        field[GUARD:-GUARD] = np.nan  # an element that is not written shows in the result
+        self.zones += [field[:GUARD], field[-GUARD:]]
+        return field[GUARD:-GUARD].reshape(shape)
+
+    def untouched(self):
+        """Whether all sentinels are still there."""
+        return all(np.all(zone == SENTINEL) for zone in self.zones)
+
+
+def guarded(engine):
+    """An engine of this class whose arena, and whose work space, are between sentinels."""
+    made = engine()
+    made.arena = GuardedArena()
+    if hasattr(made, "work"):
+        made.work = made.arena.take(WORK)
+    return made
+
+
+SIZES = {  # B, T, C, F, H, G, D, V, K
+    "odd": (2, 37, 48, 344, 4, 2, 12, 517, 3),
+    "one position": (3, 1, 7, 5, 3, 1, 2, 11, 1),
+    "every head its own": (1, 65, 33, 17, 6, 6, 34, 50, 2),
+    "one key for six": (2, 19, 40, 23, 6, 1, 16, 9, 4),
+    "longer than DEPTH": (1, DEPTH + 21, 20, 9, 2, 1, 10, 5, 1),
+    "the small preset": (1, 128, 128, 344, 4, 2, 32, 512, 4),
+    "the smallest": (1, 1, 2, 1, 1, 1, 2, 2, 1),
+}
+
+
+def operations(B, T, C, F, H, G, D, V, K):
+    """Name -> (arguments, longest chain of roundings from an input to an output)."""
+    rng = np.random.default_rng(B * T + C)
+
+    def draw(*shape):
+        return rng.standard_normal(shape, np.float32)
+
+    cos, sin = (table.astype(np.float32) for table in reference.rope_tables(T, D))
+    x, gain, heads = draw(B, T, C), draw(C), draw(B, T, H + 2 * G, D)
+    tokens = rng.integers(V, size=(B, T), dtype=np.int32)
+    targets = rng.integers(-1, V, size=(B, T, K), dtype=np.int32)
+    r, p = reference.rmsnorm(x, gain)[1], reference.attention(heads, G)[1]
+    return {
+        "embed": ((tokens, draw(V, C)), 0),
+        "embed_backward": ((x, tokens, draw(V, C)), B * T),
+        "linear": ((x, draw(C, F)), C + 1),
+        "linear_backward": ((draw(B, T, F), x, draw(C, F), draw(C, F)), max(B * T, F) + 1),
+        "rmsnorm": ((x, gain), C),
+        "rmsnorm_backward": ((draw(B, T, C), x, gain, r, draw(C)), max(B * T, C)),
+        "rope": ((heads, H + G, cos, sin), 0),
+        "rope_backward": ((heads, H, cos, sin), 0),
+        "swiglu": ((draw(B, T, 2 * F),), 0),
+        "swiglu_backward": ((draw(B, T, F), draw(B, T, 2 * F)), 0),
+        "add": ((x, draw(B, T, C)), 0),
+        "add_into": ((x, draw(B, T, C)), 0),
+        "attention": ((heads, G), 2 * T + D),
+        "attention_backward": ((draw(B, T, H * D), heads, G, p), 4 * T + D),
+        "cross_entropy": ((draw(B, T, K, V), targets, draw(K)), V),
+    }
+
+
+# The argument that an operation adds to, and those that it may use up besides.
+ADDS = {"embed_backward": 2, "linear_backward": 3, "rmsnorm_backward": 4, "add_into": 0}
+CHANGES = ADDS | {"rope": 0, "rope_backward": 0, "cross_entropy": 0}
+
+
+def run(engine, name, arguments):
+    """What an operation returns, and the gradients it added to, as a list; arguments are copied."""
+    arguments = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
+    before = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
+    returned = getattr(engine, name)(*arguments)
+    for i, (x, old) in enumerate(zip(arguments, before, strict=True)):
+        assert i == CHANGES.get(name) or np.array_equal(x, old), f"{name} changed argument {i}"
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    returned = [x for x in returned if x is not None]
+    return returned + ([arguments[ADDS[name]]] if name in ADDS else [])
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
+def test_operations(engine, sizes):
+    engine = guarded(engine)
+    for name, (arguments, n) in operations(*sizes).items():
+        wide = [np.float64(x) if getattr(x, "dtype", 0) == np.float32 else x for x in arguments]
+        exact, got = run(reference, name, wide), run(engine, name, arguments)
+        if name.startswith("linear"):  # eq-cpu-gamma, element by element
+            sizes_of = run(reference, name, [np.abs(x) for x in wide])
+        else:  # the chain's bound on the largest result; 30 for the steps around the sums
+            n, sizes_of = n + 30, [np.abs(x).max() for x in exact]
+        for a, b, size in zip(got, exact, sizes_of, strict=True):
+            assert a.shape == b.shape, name
+            assert np.all(np.abs(a - b) <= gamma(n) * size), name
+        assert engine.arena.untouched(), name
+
+
+def views(rng, rows, columns, transposed, *around):
+    """A float32 view (*around, rows, columns), itself a transpose or not, in a larger field."""
+    shape = (columns, rows) if transposed else (rows, columns)
+    x = rng.standard_normal((*around, shape[0] + 3, shape[1] + 2), np.float32)[..., 1:-2, 1:-1]
+    return x.swapaxes(-2, -1) if transposed else x
+
+
+@drawn
+@given(
+    st.integers(1, 100), st.integers(1, 130), st.integers(1, 2 * DEPTH + 9), st.booleans(),
+    st.booleans(), st.booleans(), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_products(M, N, P, a_transposed, b_transposed, add, seed):
+    rng = np.random.default_rng(seed)
+    a, b = views(rng, M, P, a_transposed), views(rng, P, N, b_transposed)
+    field = np.full((M + 2 * ROWS, N + 2 * GUARD), SENTINEL, np.float32)
+    c = field[ROWS:-ROWS, GUARD:-GUARD]
+    c[...] = old = rng.standard_normal((M, N), np.float32)
+    work = np.full(WORK + 2 * GUARD, SENTINEL, np.float32)
+    multiply(a, b, c, add, work[GUARD:-GUARD])
+    exact = np.float64(a) @ np.float64(b) + add * np.float64(old)
+    assert np.all(np.abs(c - exact) <= gamma(P + 1) * (np.abs(a) @ np.abs(b) + add * np.abs(old)))
+    c[...] = SENTINEL
+    assert np.all(field == SENTINEL)
+    assert np.all(work[:GUARD] == SENTINEL) and np.all(work[-GUARD:] == SENTINEL)
+
+
+@drawn
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 40),
+    st.integers(1, 2 * DEPTH + 9), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_triangles(group, G, B, D, T, seed):
+    rng, H, work = np.random.default_rng(seed), group * G, aligned(WORK)
+    lower = np.tril(np.ones((T, T), np.float32))
+
+    def bounded(c, a, b):
+        exact, size = np.float64(a) @ np.float64(b), np.abs(a) @ np.abs(b)
+        if c.shape[1] == G:  # summed over the group
+            exact, size = (x.reshape(B, G, group, *x.shape[2:]).sum(2) for x in (exact, size))
+        return np.abs(c - exact) <= gamma(T + D + group) * size
+
+    q, k = views(rng, T, D, False, B, H), views(rng, T, D, False, B, G)
+    of_head = np.repeat(k, group, axis=1)
+    scores = np.full((B, H, T, T), np.nan, np.float32)
+    multiply_heads(q, k.swapaxes(2, 3), scores, BELOW, work)
+    assert np.all(bounded(scores, q, of_head.swapaxes(2, 3))[..., lower == 1])
+
+    p = lower * rng.standard_normal((B, H, T, T), np.float32)
+    y, dk = np.full((B, H, T, D), np.nan, np.float32), np.full((B, G, T, D), np.nan, np.float32)
+    multiply_heads(p, k, y, LOWER, work)
+    assert np.all(bounded(y, p, of_head))
+    for shape in (UPPER, FULL):
+        multiply_heads(p.swapaxes(2, 3), q, dk, shape, work)
+        assert np.all(bounded(dk, p.swapaxes(2, 3), q))
+
+
+def problem(config, B, T, seed=0):
+    """Weights, tokens, targets (some ignored) and scale."""
+    rng = np.random.default_rng(seed)
+    w = initialise(config, seed)
+    tokens = rng.integers(config.vocab_size, size=(B, T), dtype=np.int32)
+    shape = (B, T, config.n_predict)
+    targets = rng.integers(-1, config.vocab_size, size=shape, dtype=np.int32)
+    return w, tokens, targets, loss_scale(targets, head_weights(config.n_predict))
+
+
+RAGGED = ModelConfig(
+    vocab_size=517, dim=48, n_layers=2, n_heads=4, n_kv_heads=2, hidden=37, context=40, n_predict=3
+)
+MODELS = {
+    "ragged": (RAGGED, 3, 37),
+    "one position": (RAGGED, 2, 1),
+    "one key for six": (ModelConfig(29, 60, 1, 6, 1, 11, 64, 2), 2, 50),
+    "every head its own": (ModelConfig(100, 42, 3, 3, 3, 50, 20, 1), 1, 20),
+    "small": (PRESETS["small"], 2, 128),
+}
+
+
+@pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
+@pytest.mark.parametrize(("config", "B", "T"), MODELS.values(), ids=MODELS)
+def test_model(config, B, T, engine):
+    w, tokens, targets, scale = problem(config, B, T)
+    wide = Weights(config, np.float64, np.float64(w.flat))
+    exact, yardstick, engine = wide.zeros_like(), w.zeros_like(), engine()
+    sums = loss_and_gradients(reference, config, wide, tokens, targets, scale, exact)
+    loss_and_gradients(reference, config, w, tokens, targets, scale.astype(np.float32), yardstick)
+    for _ in range(2):  # memory from NumPy, then from the slab
+        dw = w.zeros_like()
+        got = loss_and_gradients(engine, config, w, tokens, targets, scale, dw)
+        # A mean over many logarithms of float32 logits: their errors cancel rather than add.
+        assert np.abs(got - sums).max() <= 2 * U * np.abs(sums).max()
+        for name in dw:
+            size = np.linalg.norm(exact[name])
+            allowed = np.linalg.norm(yardstick[name] - exact[name])
+            # Twice NumPy's own error in float32; 4 u where that is (nearly) none.
+            assert np.linalg.norm(dw[name] - exact[name]) <= 2 * allowed + 4 * U * size, name
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 7])
+@pytest.mark.parametrize("name", ["fused", "cpu"])
+def test_threads_change_no_byte(name, batch):
+    w, tokens, targets, scale = problem(RAGGED, batch, 37)
+    seen = set()
+    for threads in (1, 2, 3):
+        sharded, dw = Sharded(engine_factory(name), RAGGED, threads), w.zeros_like()
+        dw.flat[...] = np.nan  # overwritten, not added to
+        for _ in range(4):
+            sums = sharded.loss_and_gradients(w, tokens, targets, scale, dw)
+            losses = sharded.loss(w, tokens, targets, scale)
+            seen.add((sums.tobytes(), dw.flat.tobytes(), losses.tobytes()))
+    assert len(seen) == 1
+    assert np.isfinite(dw.flat).all() and np.array_equal(sums, losses)
+
+
+def test_shards_sum_to_the_whole():
+    w, tokens, targets, scale = problem(RAGGED, 7, 37)
+    wide = Weights(RAGGED, np.float64, np.float64(w.flat))
+    whole, parts = wide.zeros_like(), wide.zeros_like()
+    sums = loss_and_gradients(reference, RAGGED, wide, tokens, targets, scale, whole)
+    sharded = Sharded(engine_factory("reference"), RAGGED, 2)
+    got = sharded.loss_and_gradients(wide, tokens, targets, scale, parts)
+    # float64: SHARDS sums instead of one, and a backward pass behind each
+    assert np.abs(parts.flat - whole.flat).max() <= 1e-13 * np.abs(whole.flat).max()
+    assert np.allclose(got, sums, rtol=SHARDS * 2.0**-50, atol=0)
+
+
+def test_arena_stops_growing(monkeypatch):
+    w, tokens, targets, scale = problem(RAGGED, 3, 37)
+    engine, dw = CpuEngine(), w.zeros_like()
+
+    def step(sequences):
+        args = tokens[:sequences], targets[:sequences], scale, dw
+        loss_and_gradients(engine, RAGGED, w, *args)
+
+    step(3)
+    step(3)
+    slab = engine.arena.slab
+    monkeypatch.setattr(cpu, "aligned", lambda *shape: pytest.fail("memory taken after pass one"))
+    for sequences in (3, 1, 3, 2):  # shorter ones fit into the same slab
+        step(sequences)
+    loss_sums(engine, RAGGED, w, tokens, targets)
+    assert engine.arena.slab is slab
+    assert engine.arena.needed == slab.size
+
+
+def test_arena_aligns_and_separates():
+    arena = Arena()
+    for _ in range(2):
+        arena.begin()
+        arrays = [arena.take(3), arena.take(2, 5), arena.take(1)]
+        assert all(x.ctypes.data % cpu.ALIGNMENT == 0 for x in arrays)
+        for i, x in enumerate(arrays):
+            x[...] = i
+        assert [x.max() for x in arrays] == [0, 1, 2]
+
+
+def test_exp():
+    @njit
+    def all_of(x, y):
+        for i in range(x.size):
+            y[i] = fused.exp(x[i])
+
+    x = np.concatenate([np.linspace(-87, 88, 1_000_001), [0, -0.0, 1e-30, -1e-30]]).astype("f4")
+    y = np.empty_like(x)
+    all_of(x, y)
+    assert np.abs(y / np.exp(np.float64(x)) - 1).max() < 2 * U
+    x = np.float32([np.nan, np.inf, -np.inf, 1e9])
+    all_of(x, y[:4])
+    assert np.isnan(y[0]) and np.isfinite(y[1:4]).all() and y[2] > 0
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=70))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_highest(numbers):
+    x = np.float32(numbers)
+    x[np.isnan(x)] = np.nan  # with the sign bit clear, as arithmetic makes it
+    assert np.array_equal(fused.highest(x), np.max(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["embedding", "block.0.wqkv", "block.1.w_gate_up", "output"])
+def test_what_is_not_finite_is_seen(bad, where):
+    w, tokens, targets, scale = problem(RAGGED, 4, 37)
+    w[where].reshape(-1)[int(tokens[0, 0]) * RAGGED.dim if where == "embedding" else 5] = bad
+    dw = w.zeros_like()
+    sums = Sharded(engine_factory("cpu"), RAGGED).loss_and_gradients(w, tokens, targets, scale, dw)
+    assert not np.isfinite(sums).all()
+
+
+def test_no_kernel_may_assume_finite_numbers():
+    """Today's LLVM may not use the permission; the next one could, and no other test would see."""
+    names = vars(fused) | vars(gemm)
+    kernels = [kernel for kernel in names.values() if isinstance(kernel, Dispatcher)]
+    assert len(kernels) > 15
+    for kernel in kernels:
+        allowed = kernel.targetoptions.get("fastmath", set())
+        assert allowed <= {"reassoc", "contract", "arcp", "nsz"}, kernel.__name__
+
+
+def test_ids_outside_the_vocabulary_are_refused():
+    engine, x = CpuEngine(), np.zeros((1, 2, 3), np.float32)
+    for token in (-1, 4):
+        with pytest.raises(AssertionError, match="vocabulary"):
+            engine.embed(np.array([[0, token]]), np.zeros((4, 3), np.float32))
+        with pytest.raises(AssertionError, match="vocabulary"):
+            engine.embed_backward(x, np.array([[0, token]]), np.zeros((4, 3), np.float32))
+    for target in (-2, 3):
+        with pytest.raises(AssertionError, match="vocabulary"):
+            engine.cross_entropy(x[:, :, None], np.array([[[0], [target]]]), np.ones(1))
+
+
+def test_other_types_are_refused():
+    with pytest.raises(AssertionError, match="float32"):
+        CpuEngine().linear(np.zeros((1, 2, 3)), np.zeros((3, 4), np.float32))
+
+
+def test_engine_names():
+    assert engine_factory("auto") is engine_factory("cpu") is CpuEngine
+    assert engine_factory("reference")() is reference
+    with pytest.raises(UserError, match="'gpu'.*reference"):
+        engine_factory("gpu")
+
+
+def test_vector_unit():
+    assert vector_unit("+sse2,+avx,+avx2,+fma,+avx512f,+avx512vl") == (16, 32)
+    assert vector_unit("+avx2,+fma,-avx512f") == (8, 16)
+    assert vector_unit("+avx2,-fma") == vector_unit("") == (4, 16)
+    assert vector_unit("+fp-armv8,+neon") == (4, 32)
+
+
+NARROWER = {8: ("haswell", "+avx,+avx2,+fma"), 4: ("x86-64", "+sse2")}
+
+
+@pytest.mark.parametrize("lanes", NARROWER)
+def test_narrower_vectors(lanes, tmp_path):
+    """The products and the engine again, compiled for an older processor of this family."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("needs an x86-64 processor: the features named are its own")
+    if LANES < lanes:
+        pytest.skip(f"this processor has vectors of {LANES} lanes, not {lanes}")
+    if LANES == lanes:
+        return  # every other test of this file has just tested them
+    name, features = NARROWER[lanes]
+    environment = os.environ | {
+        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
+        "EXPECTED_LANES": str(lanes),
+    }  # fmt: skip
+    chosen = "test_products or test_triangles or test_expected_lanes or test_operations and odd"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_expected_lanes():
+    assert LANES == int(os.environ.get("EXPECTED_LANES", LANES))

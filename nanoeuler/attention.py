@@ -1,11 +1,12 @@
 # Made from book/04-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/04-attention.md:114
+# %% book/04-attention.md:113
 """Causal grouped-query attention in NumPy, exactly as chapter 4 derives it.
 
-For float32, float64 and complex128, analytic. Keeps the whole T x T matrix of weights: the version
-that does not is chapter 8's. Leaves out rotary positions (layers.rope turns the heads beforehand).
+For float32, float64 and complex128, analytic. Keeps the whole T x T matrix of probabilities: the
+version that does not is chapter 8's. Leaves out rotary positions (layers.rope turns the heads
+beforehand).
 Letters: B batch, T positions, H query heads, G key/value heads, D head width.
 """
 
@@ -17,10 +18,10 @@ def causal_softmax(scores):
     T = scores.shape[-1]
     assert scores.shape[-2] == T, f"expected as many queries as keys, got {scores.shape}"
     past = np.tril(np.ones((T, T), dtype=bool))
-    # Equation eq-attention-shift: any shift gives the same weights, this one cannot overflow.
+    # Equation eq-attention-shift: any shift gives the same result, this one cannot overflow.
     highest = np.max(scores.real, axis=-1, where=past, initial=-np.inf, keepdims=True)
-    weights = np.exp(np.where(past, scores - highest, -np.inf))
-    return weights / np.sum(weights, axis=-1, keepdims=True)
+    e = np.exp(np.where(past, scores - highest, -np.inf))
+    return e / np.sum(e, axis=-1, keepdims=True)
 
 
 # %% book/04-attention.md:199
@@ -39,7 +40,7 @@ def attention(heads, n_kv):
     """Each position's weighted mean of the values up to it, per query head. Equation eq-attention.
 
     heads (B, T, H + 2G, D): queries, keys, values packed in this order; G = `n_kv`. Query head h
-    reads key/value head h // (H/G). Returns y (B, T, H * D) and the weights p (B, H, T, T).
+    reads key/value head h // (H/G). Returns y (B, T, H * D) and the probabilities p (B, H, T, T).
     """
     q, k, v = split_heads(heads, n_kv)
     B, G, R, T, D = q.shape

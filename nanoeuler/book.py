@@ -1,7 +1,7 @@
 # Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/00-how-this-book-works.md:258
+# %% book/00-how-this-book-works.md:268
 """The book's own tool: chapters become a package and notebooks, and neither can go stale unseen.
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
@@ -44,7 +44,7 @@ def code_cells(text):
             at += len(source)
 
 
-# %% book/00-how-this-book-works.md:314
+# %% book/00-how-this-book-works.md:324
 def exported_cells(text):
     """Yield (file, line, source lines) for each exported cell; `line` is that of its first code."""
     for line, source in code_cells(text):
@@ -66,7 +66,7 @@ def public_names(tree):
         yield from ((name, node) for name in names if not name.startswith("_"))
 
 
-# %% book/00-how-this-book-works.md:337
+# %% book/00-how-this-book-works.md:347
 def module_text(chapter, cells):
     """The text of a module: a header, `chapter`'s cells [(line, source lines)], `__all__`."""
     text = f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.\n"
@@ -77,11 +77,14 @@ def module_text(chapter, cells):
     return text + (f"\n\n__all__ = [\n{listed}]\n" if names else "")
 
 
-# %% book/00-how-this-book-works.md:360
+# %% book/00-how-this-book-works.md:370
 def chapters(root):
     """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
     files = re.findall(r"file: (book/\d\d\w?-[\w-]+)", (root / "_toc.yml").read_text())
-    return [root / f"{file}.md" for file in files if (root / f"{file}.md").exists()]
+    for file in files:
+        if not (root / f"{file}.md").exists():
+            raise UserError(f"_toc.yml names {file}.md, which is not there: write it or strike it")
+    return [root / f"{file}.md" for file in files]
 
 
 def chosen(root, name):
@@ -107,7 +110,7 @@ def package(root, last=None):
     return files
 
 
-# %% book/00-how-this-book-works.md:393
+# %% book/00-how-this-book-works.md:406
 def export(root, only=""):
     """Write the modules of the chapters that begin with `only`; return the files that changed."""
     wanted = {path.relative_to(root).as_posix() for path in chosen(root, only)}
@@ -121,7 +124,7 @@ def export(root, only=""):
     return changed
 
 
-# %% book/00-how-this-book-works.md:410
+# %% book/00-how-this-book-works.md:423
 def where(text, line):
     """The place "book/NN-name.md:LINE" that line `line` of a module's `text` came from."""
     origin = None
@@ -135,7 +138,7 @@ def where(text, line):
     return f"{origin[0]}:{origin[1] + line}"
 
 
-# %% book/00-how-this-book-works.md:442
+# %% book/00-how-this-book-works.md:455
 def notebook(text):
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
     notebook = jupytext.reads(text, fmt="md:myst")
@@ -152,7 +155,7 @@ def notebook(text):
     return notebook
 
 
-# %% book/00-how-this-book-works.md:462
+# %% book/00-how-this-book-works.md:475
 def prefix(root, chapter):
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
@@ -166,10 +169,12 @@ def prefix(root, chapter):
     return folder
 
 
-# %% book/00-how-this-book-works.md:477
+# %% book/00-how-this-book-works.md:490
 def environment(root, chapter):
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
-    return {**os.environ, "PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
+    fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
+    fixed["OPENBLAS_NUM_THREADS"] = "1"  # two chapters at once must not fight over the cores
+    return {**os.environ, **fixed}
 
 
 def run(root, chapter):
@@ -197,7 +202,7 @@ def run(root, chapter):
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:530
+# %% book/00-how-this-book-works.md:545
 def undocumented(file, text):
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
@@ -213,7 +218,7 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-# %% book/00-how-this-book-works.md:547
+# %% book/00-how-this-book-works.md:562
 def problems(root, only=""):
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
@@ -239,7 +244,7 @@ def content(notebook):
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
-# %% book/00-how-this-book-works.md:674
+# %% book/00-how-this-book-works.md:689
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -267,7 +272,7 @@ def check_command(chapter: str = typer.Argument("", help="the first letters of a
     raise typer.Exit(1 if found else 0)
 
 
-# %% book/00-how-this-book-works.md:703
+# %% book/00-how-this-book-works.md:718
 @app.command("where")
 def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""

@@ -1,7 +1,7 @@
 # Made from book/04-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/04-attention.md:333
+# %% book/04-attention.md:329
 """The shape of a model: eight numbers, the presets, and the shape of every parameter tensor.
 
 Leaves out how it is trained (train.py) and where its numbers live (model.Weights).
@@ -51,7 +51,7 @@ class ModelConfig:
         return self.dim // self.n_heads
 
 
-# %% book/04-attention.md:386
+# %% book/04-attention.md:382
 PRESETS = {  # hidden is 8/3 dim, rounded up to a multiple of 8 (Shazeer, 2020: equal weights)
     "small": ModelConfig(  # trains on two CPU cores in minutes
         vocab_size=512, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, hidden=344, context=128,
@@ -64,7 +64,7 @@ PRESETS = {  # hidden is 8/3 dim, rounded up to a multiple of 8 (Shazeer, 2020: 
 }  # fmt: skip
 
 
-# %% book/04-attention.md:402
+# %% book/04-attention.md:398
 def parameter_shapes(config):
     """Name -> shape of every parameter tensor, in the order of their use: a dict."""
     V, C, D, F = config.vocab_size, config.dim, config.head_dim, config.hidden

@@ -26,15 +26,25 @@ def replacing(path):
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
+        _confirm(temporary)  # a rename may reach the disk before the bytes do
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if os.name == "posix":  # the rename itself is an entry of the folder; Windows opens no folders
+        _confirm(path.parent)
 
 
-# %% book/00-how-this-book-works.md:209
+def _confirm(path):
+    """Return when the disk has what was written to `path`, a file or a folder."""
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# %% book/00-how-this-book-works.md:219
 def project_root(start="."):
     """The nearest folder at or above `start` that holds the book's `_toc.yml`."""
     start = Path(start).resolve()

@@ -1,0 +1,174 @@
+"""The decoder against the model, at every position; and the rules of drawing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler import reference
+from nanoeuler.config import ModelConfig
+from nanoeuler.errors import UserError
+from nanoeuler.generate import Decoder, distribution, draw, generate, text_pieces
+from nanoeuler.model import Weights, forward, initialise
+from nanoeuler.tokenizer import Tokenizer
+
+SHAPES = {"grouped": (4, 2), "one key head": (4, 1), "a key for each query": (4, 4), "one": (1, 1)}
+
+
+def model(heads=4, kv=2, context=12, dtype=np.float64):
+    config = ModelConfig(vocab_size=23, dim=16, n_layers=3, n_heads=heads, n_kv_heads=kv, hidden=24,
+                         context=context, n_predict=2)
+    weights = initialise(config, seed=1, dtype=np.float64)
+    for tensor in weights.values():
+        tensor *= 10 if tensor.ndim == 2 else 1  # far from the small start: every term matters
+    cast = Weights(config, dtype)
+    cast.flat[...] = weights.flat
+    return config, cast
+
+
+def close(logits, exact):
+    # The same sums in another order, in float64: a thousand roundings of the largest logit.
+    return np.abs(logits - exact).max() <= 1000 * np.finfo(np.float64).eps * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("heads, kv", SHAPES.values(), ids=SHAPES)
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_any_cut_into_passes_equals_forward(heads, kv, data):
+    config, weights = model(heads, kv)
+    text = data.draw(st.lists(st.integers(0, 22), min_size=1, max_size=config.context))
+    exact = forward(reference, config, weights, np.array([text]))[0][0, :, 0]
+    decoder, at = Decoder(config, weights), 0
+    while at < len(text):
+        n = data.draw(st.integers(1, len(text) - at))
+        logits = decoder.read(text[at : at + n])
+        at += n
+        assert close(logits, exact[at - 1])
+        assert decoder.tokens == text[:at]
+
+
+@pytest.mark.parametrize("context", [1, 2, 7, 12])
+def test_beyond_the_context_it_reads_the_newest_half_again(context):
+    config, weights = model(context=context)
+    text = np.random.default_rng(0).integers(23, size=3 * context + 2).tolist()
+    decoder, held = Decoder(config, weights), 0
+    for i, token in enumerate(text):
+        logits = decoder.read([token])
+        held = held + 1 if held < context else max(1, context // 2)
+        assert decoder.tokens == text[i + 1 - held : i + 1]
+        window = np.array([decoder.tokens])
+        assert close(logits, forward(reference, config, weights, window)[0][0, -1, 0])
+
+
+def test_a_prompt_longer_than_the_context_keeps_its_end():
+    config, weights = model()
+    text = np.random.default_rng(0).integers(23, size=50)
+    decoder = Decoder(config, weights)
+    logits = decoder.read(text)
+    assert decoder.tokens == text[-6:].tolist()
+    assert close(logits, forward(reference, config, weights, text[None, -6:])[0][0, -1, 0])
+
+
+def test_float32_is_as_near_to_the_truth_as_forward_is():
+    config, weights = model(dtype=np.float32)
+    text = np.random.default_rng(0).integers(23, size=(1, config.context))
+    exact = forward(reference, config, model()[1], text)[0][0, :, 0]
+    own_error = np.abs(forward(reference, config, weights, text)[0][0, :, 0] - exact).max()
+    decoder = Decoder(config, weights)
+    for token, wanted in zip(text[0], exact, strict=True):
+        logits = decoder.read([token])
+        assert logits.dtype == np.float32
+        assert np.abs(logits - wanted).max() <= 2 * own_error
+
+
+def test_decoders_share_nothing():
+    config, weights = model()
+    first, second = Decoder(config, weights), Decoder(config, weights)
+    first.read([1, 2, 3])
+    assert np.array_equal(second.read([4]), Decoder(config, weights).read([4]))
+
+
+logits = st.lists(st.floats(-30, 30), min_size=1, max_size=40).map(np.array)
+
+
+@given(logits, st.floats(0.1, 5), st.integers(0, 50), st.floats(0.01, 1))
+def test_a_distribution_keeps_the_right_tokens(z, temperature, top_k, top_p):
+    p = distribution(z, temperature, top_k, top_p)
+    whole = distribution(z, temperature)
+    kept = p > 0
+    assert abs(p.sum() - 1) < 1e-12 and kept.any()
+    if top_k:
+        assert kept.sum() <= top_k
+    if not kept.all():
+        assert whole[kept].min() >= whole[~kept].max()  # none dropped is likelier than one kept
+    # Without its least likely token the set has not reached top_p (up to rounding of a sum).
+    assert whole[kept].sum() - whole[kept].min() < top_p + 1e-9
+    if not top_k:
+        assert whole[kept].sum() > top_p - 1e-9
+    # The kept ones keep their proportions.
+    assert np.allclose(p[kept] * whole[kept].sum(), whole[kept], rtol=1e-9, atol=0)
+
+
+def test_temperature_zero_takes_the_first_of_the_largest():
+    assert distribution(np.array([1.0, 3.0, 3.0]), temperature=0).tolist() == [0, 1, 0]
+
+
+def test_a_tiny_temperature_and_huge_logits_are_finite():
+    p = distribution(np.array([1e300, -1e300, 0.0]), temperature=1e-3)
+    assert p.tolist() == [1, 0, 0]
+
+
+@given(logits, st.floats(0, 1, exclude_max=True))
+def test_draw_never_takes_what_is_impossible(z, u):
+    p = distribution(z, top_k=3)
+    token = draw(p, u)
+    assert p[token] > 0
+    before = p[:token].sum()
+    assert before - 1e-9 <= u <= before + p[token] + 1e-9  # its stretch, up to rounding of the sum
+
+
+def test_draws_come_as_often_as_they_should():
+    p, n = np.array([0.5, 0.0, 0.3, 0.2]), 20_000
+    rng = np.random.default_rng(0)
+    counts = np.bincount([draw(p, u) for u in rng.random(n)], minlength=4)
+    # Five standard deviations of a binomial count: one seed in a million would fail.
+    assert (np.abs(counts - n * p) <= 5 * np.sqrt(n * p * (1 - p))).all()
+
+
+def test_the_seed_decides():
+    config, weights = model()
+    texts = [tuple(generate(Decoder(config, weights), [1, 2], 30, seed=s)) for s in (5, 5, 6)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(texts[0]) == 30
+
+
+def test_it_ends_before_a_stop_token():
+    config, weights = model()
+    whole = list(generate(Decoder(config, weights), [1], 30, seed=3))
+    stop = whole[10]
+    short = list(generate(Decoder(config, weights), [1], 30, seed=3, stop={stop}))
+    assert short == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize(
+    "knob, value", [("temperature", -1), ("top_k", -1), ("top_p", 0), ("top_p", 1.1)]
+)
+def test_wrong_knobs_are_refused(knob, value):
+    config, weights = model()
+    with pytest.raises(UserError, match="expected temperature"):
+        next(generate(Decoder(config, weights), [1], 1, **{knob: value}))
+
+
+def test_an_empty_prompt_is_refused():
+    config, weights = model()
+    with pytest.raises(UserError, match="at least one token"):
+        next(generate(Decoder(config, weights), [], 1))
+
+
+@given(st.text())
+@settings(deadline=None)  # the first encoding compiles
+def test_text_pieces_never_break_a_character(text):
+    tokenizer = Tokenizer(np.zeros((0, 2)))  # bytes alone: every character outside ASCII is cut
+    pieces = list(text_pieces(tokenizer, tokenizer.encode(text)))
+    assert "".join(pieces) == text
+    assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)

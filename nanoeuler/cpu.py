@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:418
+# %% book/06a-cpu-engine.md:422
 """The CPU engine: the operations of `nanoeuler.reference` in float32, fast, on one thread.
 
 Drive it with `model.forward` and `model.backward`, one engine per thread. Leaves out threads
@@ -56,7 +56,7 @@ class Arena:
         return self.slab[start : start + size].reshape(shape)
 
 
-# %% book/06a-cpu-engine.md:490
+# %% book/06a-cpu-engine.md:494
 def _rows(x):
     assert x.dtype == np.float32, f"the CPU engine works in float32, got {x.dtype}"
     return x.reshape(-1, x.shape[-1])
@@ -184,7 +184,7 @@ class FusedEngine:
         return np.ascontiguousarray(reference.attention_backward(dy, heads, n_kv, p))
 
 
-# %% book/06a-cpu-engine.md:1288
+# %% book/06a-cpu-engine.md:1298
 def _split(heads, n_kv):
     # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
     x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv

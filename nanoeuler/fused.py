@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:144
+# %% book/06a-cpu-engine.md:147
 """The operations of the model that are not matrix products, as float32 loops over memory.
 
 Every kernel runs on one thread without the GIL and writes into arrays that its caller gives; NaN
@@ -23,7 +23,7 @@ _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
 
 
-# %% book/06a-cpu-engine.md:181
+# %% book/06a-cpu-engine.md:184
 # log 2 in two parts, the first with few bits so that n times it is exact, and the coefficients of
 # the polynomial for (e^r - 1 - r) / r^2: Cephes, expf.c (Moshier, 1989).
 _LOG2_HIGH, _LOG2_LOW = F32(0.693359375), F32(-2.12194440e-4)
@@ -64,7 +64,7 @@ def highest(x):
     return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
-# %% book/06a-cpu-engine.md:244
+# %% book/06a-cpu-engine.md:248
 @njit(**_KERNEL)
 def rmsnorm(x, gain, eps, y, r):
     """y (N, C) and r (N,) of `layers.rmsnorm` from x (N, C), gain (C,). Two passes over a row."""
@@ -93,7 +93,7 @@ def rmsnorm_backward(dy, x, gain, r, dx, dgain):
             dx[i, j] = (gain[j] * dy[i, j] - along * x_hat) * inverse   # (1)
 
 
-# %% book/06a-cpu-engine.md:280
+# %% book/06a-cpu-engine.md:284
 @njit(**_KERNEL)
 def swiglu(gate_up, h):
     """h (N, F) of `layers.swiglu` from gate_up (N, 2F)."""
@@ -141,7 +141,7 @@ def cross_entropy(logits, targets, scale, sums):
         row[target] -= scale[k]                                         # (2)
 
 
-# %% book/06a-cpu-engine.md:333
+# %% book/06a-cpu-engine.md:337
 @njit(**_KERNEL)
 def causal_softmax(p, scale):
     """Scores p (B, H, T, T) become, in place, softmax(scale p) up to the diagonal, 0 after."""
@@ -188,7 +188,7 @@ def rope(heads, n, cos, sin, sign):
                     )
 
 
-# %% book/06a-cpu-engine.md:383
+# %% book/06a-cpu-engine.md:387
 @njit(**_KERNEL)
 def embed(tokens, table, x):
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""

@@ -14,7 +14,7 @@ train: .venv/installed-train
 test: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m nanoeuler.book check
-	$(BIN)/python -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 book: .venv/installed-test
 	$(BIN)/python -m nanoeuler.book run

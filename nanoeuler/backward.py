@@ -43,7 +43,7 @@ def embed_backward(dx, tokens, dtable):
     np.add.at(dtable, tokens, dx)  # `dtable[tokens] += dx` would add a repeated token only once
 
 
-# %% book/05-backprop.md:332
+# %% book/05-backprop.md:341
 def rmsnorm_backward(dy, x, gain, r, dgain):
     """Gradients of y = gain * x / r, where r is the root mean square. Equation eq-backprop-rmsnorm.
 
@@ -58,7 +58,7 @@ def rmsnorm_backward(dy, x, gain, r, dgain):
     return (dx_hat - x_hat * along) / r
 
 
-# %% book/05-backprop.md:381
+# %% book/05-backprop.md:390
 def rope_backward(dheads, n, cos, sin):
     """Gradient of `rope`: the first n heads turned by the opposite angle.
 
@@ -68,7 +68,7 @@ def rope_backward(dheads, n, cos, sin):
     return rope(dheads, n, cos, -sin)
 
 
-# %% book/05-backprop.md:466
+# %% book/05-backprop.md:475
 def attention_backward(dy, heads, n_kv, p):
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
@@ -83,14 +83,14 @@ def attention_backward(dy, heads, n_kv, p):
 
     dv = np.sum(p.swapaxes(-2, -1) @ dy, axis=2)                        # (1) the group's sum
     dp = dy @ v.swapaxes(-2, -1)                                        # (2)
-    ds = p * (dp - np.sum(p * dp, axis=-1, keepdims=True))              # (3) 0 where p is masked
-    dqk = ds / D**0.5                                                   # (4)
+    dS = p * (dp - np.sum(p * dp, axis=-1, keepdims=True))              # (3) 0 where p is masked
+    dqk = dS / D**0.5                                                   # (4)
     dq = dqk @ k                                                        # (5)
     dk = np.sum(dqk.swapaxes(-2, -1) @ q, axis=2)                       # (6) the group's sum
     return np.concatenate([dq.reshape(B, G * R, T, D), dk, dv], axis=1).swapaxes(1, 2)
 
 
-# %% book/05-backprop.md:522
+# %% book/05-backprop.md:531
 def swiglu_backward(dh, gate_up):
     """Gradient of h = silu(gate) * up. Equation eq-backprop-swiglu.
 
@@ -105,7 +105,7 @@ def swiglu_backward(dh, gate_up):
     return np.concatenate([dgate, dup], axis=-1)
 
 
-# %% book/05-backprop.md:581
+# %% book/05-backprop.md:590
 def cross_entropy(logits, targets, scale):
     """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
 

@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:945
+# %% book/05-backprop.md:956
 """The gradient check: every element of every tensor of a tiny model against its complex step.
 
 It proves the reference engine, in float64; other engines are compared with that one. Central
@@ -48,7 +48,7 @@ def tiny_problem(config=TINY, seed=0):
     return Problem(config, w, tokens, targets, loss_scale(targets, head_weights(config.n_predict)))
 
 
-# %% book/05-backprop.md:995
+# %% book/05-backprop.md:1006
 def derived_gradient(problem, engine=reference):
     """The gradient (Weights) by backward passes of `engine`, accumulated over the texts in turn."""
     dw = problem.w.zeros_like()
@@ -80,7 +80,7 @@ def _loss_of(problem, trial, tensor):
     return loss
 
 
-# %% book/05-backprop.md:1030
+# %% book/05-backprop.md:1041
 class Row(NamedTuple):
     """One tensor's line: relative errors against the complex step, in its largest element."""
 

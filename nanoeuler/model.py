@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:675
+# %% book/05-backprop.md:685
 """The model: its parameters in one flat buffer, its forward pass, and its backward pass.
 
 Written once, over the operations of an engine (`nanoeuler.reference` lists them). Left out: the
@@ -77,7 +77,7 @@ def _aligned_zeros(size, dtype):
     return raw[start : start + n_bytes].view(dtype)
 
 
-# %% book/05-backprop.md:754
+# %% book/05-backprop.md:764
 def initialise(config, seed, dtype=np.float32):
     """Fresh `Weights`: gains 1, matrices normal with deviation 0.02, wo and w_down / sqrt(2L).
 
@@ -94,7 +94,7 @@ def initialise(config, seed, dtype=np.float32):
     return weights
 
 
-# %% book/05-backprop.md:785
+# %% book/05-backprop.md:796
 class SavedBlock(NamedTuple):
     """What the forward of one block keeps for its backward, under the names of `forward`."""
 
@@ -154,7 +154,7 @@ def forward(engine, config, w, tokens):
     return logits, Saved(tokens, cos, sin, blocks, x, r, n)
 
 
-# %% book/05-backprop.md:850
+# %% book/05-backprop.md:861
 def backward(engine, config, w, saved, dlogits, dw):
     """Add to dw (Weights) the gradient of the loss, given dlogits (B, T, K, V)."""
     B, T = saved.tokens.shape
@@ -177,7 +177,7 @@ def backward(engine, config, w, saved, dlogits, dw):
     engine.embed_backward(dx, saved.tokens, dw["embedding"])
 
 
-# %% book/05-backprop.md:881
+# %% book/05-backprop.md:892
 def head_weights(n_predict):
     """The weight (K,) of each head's mean loss in the training loss: 1, then EXTRA_HEAD_WEIGHT."""
     return np.where(np.arange(n_predict) == 0, 1.0, EXTRA_HEAD_WEIGHT)

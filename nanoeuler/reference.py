@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:628
+# %% book/05-backprop.md:638
 """The reference engine: the operations that the model is written over, in NumPy.
 
 For float32, float64 and complex128. It is the truth that other engines are compared with. It leaves

@@ -201,6 +201,7 @@ def chat(
             try:
                 yield input("> ")
             except EOFError:
+                print()
                 return
         yield from sys.stdin
 
@@ -208,7 +209,7 @@ def chat(
     converse(talk, questions(), lambda text: print(text, end="", flush=True))
 
 
-# %% book/11-fine-tuning-and-chat.md:1092
+# %% book/11-fine-tuning-and-chat.md:1093
 tokenizer_app = typer.Typer(help="Train a tokenizer, or look at one.")  # nanoeuler tokenizer ...
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -300,7 +301,7 @@ def plan(
     print(report(_preset(preset), batch_size, tokens))
 
 
-# %% book/11-fine-tuning-and-chat.md:1232
+# %% book/11-fine-tuning-and-chat.md:1233
 @app.command()
 def doctor():
     """What this machine offers, and what may slow it down. Changes nothing.

@@ -1,0 +1,279 @@
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% book/01-tokenizer.md:1091
+"""The tokenizer: text to ids and back by byte-level BPE, its file, its hash.
+
+Leaves out normalisation: every byte of a text is kept. Ids are the 256 bytes in GPT-2's order, the
+merges, and last the special tokens, which a program can place in a sequence and a text cannot.
+"""
+
+import codecs
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler.bpe import BYTE_FROM_ID, VISIBLE_BYTES, encode_words, merge_table
+from nanoeuler.bpe_train import learn_merges
+from nanoeuler.errors import UserError
+from nanoeuler.files import replacing
+
+# The end of a document; the two who speak in a chat; the end of what one of them says.
+SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
+MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error is more likely
+
+
+def utf8(text):
+    """The bytes of `text`: UTF-8 if it is a str; bytes are taken as they are, valid or not."""
+    if isinstance(text, str):
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"character {error.start} of the text is half of a surrogate pair, which UTF-8 "
+                "cannot hold: read the text again with encoding='utf-8', or pass its bytes"
+            ) from None
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text)
+    raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
+
+
+# %% book/01-tokenizer.md:1138
+# GPT-2's visible character for each byte, in the order of the ids.
+VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
+
+
+def tokenizer_json(merges, special):
+    """The text of a tokenizer.json: merges [(id, id)], special {name: id}."""
+    names = list(VISIBLE)
+    for a, b in merges:
+        names.append(names[a] + names[b])
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = True
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": name, **flags, "special": True} for name, i in special.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {name: i for i, name in enumerate(names)},
+            "merges": [[names[a], names[b]] for a, b in merges],
+        },
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+# %% book/01-tokenizer.md:1180
+def merges_from_names(names, source):
+    """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
+    ids = {name: i for i, name in enumerate(VISIBLE)}
+    merges = []
+    for m, (left, right) in enumerate(names):
+        if left not in ids or right not in ids or left + right in ids:
+            raise UserError(
+                f"{source}: merge {m} joins {left!r} and {right!r}; expected two tokens that exist "
+                "by then and make a new one: the file is damaged or was not made by training"
+            )
+        merges.append((ids[left], ids[right]))
+        ids[left + right] = len(ids)
+    return merges
+
+
+def parse_tokenizer_json(text, source):
+    """Merges and names of the special tokens from the bytes of a tokenizer.json of our kind."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError(f"{source} is not JSON from end to end: copy or train it again") from None
+    try:
+        model, words = content["model"], content["pre_tokenizer"]
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        names = [(str(left), str(right)) for left, right in pairs]
+        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        vocab = dict(model["vocab"])
+        kind = [model["type"], content["normalizer"], words["type"], words["add_prefix_space"]]
+        kind.append(words.get("use_regex", True))  # files older than this key mean yes
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{source} lacks a part of a BPE tokenizer.json: train it again") from None
+    if kind != ["BPE", None, "ByteLevel", False, True]:
+        raise UserError(
+            f"{source} is another kind of tokenizer: expected byte-level BPE with GPT-2's words"
+        )
+    merges = merges_from_names(names, source)
+    ours = json.loads(tokenizer_json(merges, {}))["model"]["vocab"]
+    last = list(range(len(ours), len(ours) + len(content["added_tokens"])))
+    if list(special.values()) != last or {**vocab, **special} != {**ours, **special}:
+        raise UserError(
+            f"{source}: its ids are not the bytes, the merges and the special tokens in this "
+            "order: the file was changed by hand or by a program that numbers otherwise"
+        )
+    return merges, tuple(special)
+
+
+# %% book/01-tokenizer.md:1230
+class Tokenizer:
+    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
+
+    merges int32 (M, 2): merge m makes id 256 + m of two smaller ids. `tokens` lists the bytes of
+    each id, `special` maps special tokens to the last ids.
+    """
+
+    def __init__(self, merges, special_tokens=SPECIAL_TOKENS):
+        self.merges = np.array(merges, np.int32).reshape(-1, 2)
+        self.tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
+        for m, (a, b) in enumerate(self.merges.tolist()):
+            assert 0 <= a < 256 + m and 0 <= b < 256 + m, f"merge {m} joins {a} and {b}"
+            self.tokens.append(self.tokens[a] + self.tokens[b])
+        self.special = {name: len(self.tokens) + i for i, name in enumerate(special_tokens)}
+        self.tokens += [utf8(name) for name in special_tokens]
+        if len(set(self.tokens)) < len(self.tokens) or b"" in self.tokens:
+            raise UserError(
+                "expected special tokens that differ from each other and from all that text is "
+                f"made of, and none of them empty; got {', '.join(map(repr, special_tokens))}"
+            )
+        if self.vocab_size > MAX_VOCAB:
+            raise UserError(f"expected at most {MAX_VOCAB} ids, got {self.vocab_size}")
+        self._table = merge_table(self.merges)
+
+    @property
+    def vocab_size(self):
+        """The number of ids: 256 bytes, the merges, the special tokens."""
+        return len(self.tokens)
+
+    @cached_property
+    def json(self):
+        """The text of this tokenizer's file."""
+        return tokenizer_json(self.merges.tolist(), self.special)
+
+    @cached_property
+    def hash(self):
+        """The SHA-256 of the file, in hexadecimal: one content, one hash."""
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+    @classmethod
+    def train(cls, text, vocab_size, special_tokens=SPECIAL_TOKENS):
+        """Learn merges from `text` (str or bytes) until there are `vocab_size` ids in all."""
+        text = utf8(text)
+        least = 256 + len(special_tokens)
+        if not least <= vocab_size <= MAX_VOCAB:
+            raise UserError(
+                f"expected a vocabulary size from {least} (256 bytes and {len(special_tokens)} "
+                f"special tokens) to {MAX_VOCAB}, got {vocab_size}"
+            )
+        merges = learn_merges(text, vocab_size - least)
+        if len(merges) < vocab_size - least:
+            raise UserError(
+                f"expected text with {vocab_size - least} pairs to merge, but these {len(text)} "
+                f"bytes have {len(merges)}: use more text, or a vocabulary size of at most "
+                f"{least + len(merges)}"
+            )
+        return cls(merges, special_tokens)
+
+    def save(self, path):
+        """Write a tokenizer.json to `path`, whole or not at all."""
+        with replacing(path) as temporary:
+            temporary.write_bytes(self.json.encode())
+
+    @classmethod
+    def load(cls, path):
+        """Read a tokenizer.json that `save`, or another program in the same form, has written."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; check the path") from None
+        return cls(*parse_tokenizer_json(text, path))
+
+    def encode(self, text):
+        """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
+        return encode_words(utf8(text), self._table)[0]
+
+    def encode_batch(self, texts, threads=None):
+        """The ids of each of `texts`, a list of arrays, by as many threads as there are cores."""
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+            return list(pool.map(self.encode, texts))
+
+    def encode_stream(self, chunks):
+        """Yield the ids of a text that comes in `chunks` of bytes, holding one chunk at a time.
+
+        The arrays put together are what `encode` gives for the whole text.
+        """
+        rest = b""
+        for chunk in chunks:
+            rest += chunk
+            # the end of a word depends on no byte more than 8 past it (`word_end`)
+            ids, end = encode_words(rest, self._table, stop=max(len(rest) - 8, 0))
+            rest = rest[end:]
+            yield ids
+        yield self.encode(rest)
+
+    def decode(self, ids):
+        """The bytes of `ids`, a row of integers; special tokens as they are written."""
+        ids = np.asarray(ids)
+        if ids.size == 0:
+            return b""
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise UserError(f"expected a row of integer ids, got {ids.dtype} of shape {ids.shape}")
+        for i in (int(ids.min()), int(ids.max())):
+            if not 0 <= i < self.vocab_size:
+                raise UserError(
+                    f"id {i} is not in this vocabulary of {self.vocab_size}: "
+                    "the ids come from another tokenizer"
+                )
+        return b"".join([self.tokens[i] for i in ids.tolist()])
+
+    def decode_text(self, ids):
+        """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
+        return self.decode(ids).decode("utf-8", errors="replace")
+
+    def stream(self):
+        """A decoder for ids that come one at a time: `Stream`."""
+        return Stream(self)
+
+
+# %% book/01-tokenizer.md:1353
+class Stream:
+    """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, i):
+        """The characters that id `i` completes, possibly none."""
+        return self._decoder.decode(self._tokenizer.decode([i]))
+
+    def flush(self):
+        """What is held back, as U+FFFD; the stream starts afresh."""
+        return self._decoder.decode(b"", final=True)
+
+
+__all__ = [
+    "SPECIAL_TOKENS",
+    "MAX_VOCAB",
+    "utf8",
+    "VISIBLE",
+    "tokenizer_json",
+    "merges_from_names",
+    "parse_tokenizer_json",
+    "Tokenizer",
+    "Stream",
+]

@@ -1,0 +1,405 @@
+"""What chapter 1 cannot hold: parity with other tokenizers, fuzzing, threads, hostile files."""
+
+import gzip
+import json
+import os
+import random
+import unicodedata
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoeuler import bpe, pretokenizer
+from nanoeuler.bpe_train import learn_merges
+from nanoeuler.errors import UserError
+from nanoeuler.files import project_root
+from nanoeuler.tokenizer import SPECIAL_TOKENS, Tokenizer
+from nanoeuler.tokenizer_imports import import_gpt2, import_tiktoken
+
+PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+ODD_SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2003\u2028\u202f\u205f\u3000\u200b"
+RIVER = (project_root() / "data" / "river.txt").read_text(encoding="utf-8")
+
+
+def data_file(name):
+    """The path of a file of the optional test data, or a skip that says what is missing."""
+    folder = os.environ.get("NANOEULER_DATA", project_root().parent / "shared" / "data")
+    path = project_root() / folder / name
+    if not path.exists():
+        pytest.skip(f"no {path}: set NANOEULER_DATA to a folder that holds {name}")
+    return path
+
+
+@cache
+def real_text():
+    """10 MB of books, plays and web pages, with every script that they hold."""
+    parts = [data_file("tinyshakespeare.txt"), data_file("web/fineweb_edu_sample_1M.txt")]
+    parts += [data_file("web/c4_demo.jsonl"), data_file("instruct/alpaca_train_4900.json")]
+    books = sorted(data_file("gutenberg").glob("*.gz"))
+    data = b"".join(p.read_bytes() for p in parts)
+    data += b"".join(gzip.decompress(p.read_bytes()) for p in books)
+    return data.decode("utf-8", errors="replace")[:10_000_000]
+
+
+@cache
+def fuzz(count=100_000):
+    """`count` short strings of letters, marks, digits, odd spaces, contractions of all planes."""
+    rng = random.Random(3)
+    planes = [(0x20, 0x7F), (0x80, 0x800), (0x800, 0xD800), (0xE000, 0x10000), (0x10000, 0x110000)]
+    pieces = ["'s", "'t", "'d", "'m", "'ll", "'ve", "'re", "'", "'S", "’s", "'l", "'r", "'v"]
+
+    def piece():
+        kind = rng.random()
+        if kind < 0.25:
+            return rng.choice(pieces)
+        if kind < 0.5:
+            return rng.choice(ODD_SPACES) * rng.randint(1, 2)
+        if kind < 0.75:
+            return rng.choice("abzé1٣½ⅷ.,!-漢한\u0301\u093f🙂𝒜")
+        return chr(rng.randrange(*rng.choice(planes)))
+
+    return ["".join(piece() for _ in range(rng.randint(0, 10))) for _ in range(count)]
+
+
+def old_characters(strings):
+    """`strings` without characters that Python's own Unicode does not know.
+
+    tiktoken and Hugging Face freeze other versions of Unicode than we do. Characters that are
+    already in Python's have kept their class in all of them.
+    """
+    return ["".join(c for c in s if unicodedata.category(c) != "Cn") for s in strings]
+
+
+@cache
+def gpt2():
+    """GPT-2's own vocabulary."""
+    return import_gpt2(data_file("gpt2/vocab.bpe"), data_file("gpt2/encoder.json"))
+
+
+def regex_words(data):
+    """What the `regex` package makes of bytes, invalid UTF-8 as single odd characters."""
+    regex = pytest.importorskip("regex", reason="the `regex` package (a test extra) is missing")
+    found = regex.findall(PATTERN, data.decode("utf-8", "surrogateescape"))
+    return [word.encode("utf-8", "surrogateescape") for word in found]
+
+
+def test_the_frozen_table_is_that_of_the_regex_package():
+    regex = pytest.importorskip("regex", reason="the `regex` package (a test extra) is missing")
+    points = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    everything = "".join(map(chr, points))
+    classes = np.zeros(0x110000, np.uint8)
+    letter, number, space = pretokenizer.LETTER, pretokenizer.NUMBER, pretokenizer.SPACE
+    for kind, pattern in ((letter, r"\p{L}"), (number, r"\p{N}"), (space, r"\s")):
+        classes[[ord(c) for c in regex.findall(pattern, everything)]] = kind
+    assert np.array_equal(classes, pretokenizer.CHARACTER_CLASSES)
+
+
+def test_words_are_those_of_the_pattern_on_real_text():
+    data = real_text().encode()
+    assert pretokenizer.split(data) == regex_words(data)
+
+
+def test_words_are_those_of_the_pattern_on_the_fuzz():
+    for string in fuzz():
+        data = string.encode()
+        assert pretokenizer.split(data) == regex_words(data), string
+
+
+@given(st.lists(st.one_of(st.binary(max_size=4), st.sampled_from([b" ", b"'ll", b"\xe3\x80\x80"]))))
+def test_words_are_those_of_the_pattern_on_any_bytes(parts):
+    data = b"".join(parts)
+    assert pretokenizer.split(data) == regex_words(data)
+
+
+def test_every_sequence_of_boundary_bytes_is_cut_as_utf8_demands():
+    edges = bytes.fromhex("41 7f 80 9f a0 bf c0 c2 df e0 ed ef f0 f4 ff")
+    for data in map(bytes, product(edges, repeat=4)):
+        assert pretokenizer.split(data) == regex_words(data), data
+
+
+def huggingface_merges(text, vocab_size):
+    """The merges that Hugging Face's trainer learns with our settings, as pairs of ids."""
+    tokenizers = pytest.importorskip("tokenizers", reason="`tokenizers` (a test extra) is missing")
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    trained.train_from_iterator([text], trainer)
+    model = json.loads(trained.to_str())["model"]
+    return [[model["vocab"][a], model["vocab"][b]] for a, b in model["merges"]]
+
+
+@pytest.mark.parametrize("vocab_size", [512, 4096, 50257])
+def test_training_learns_hugging_faces_merges(vocab_size):
+    text = "".join(old_characters([real_text()[:4_000_000]]))
+    ours = Tokenizer.train(text, vocab_size, ())
+    assert ours.merges.tolist() == huggingface_merges(text, vocab_size)
+
+
+@given(st.lists(st.text("aab c\n", max_size=30), max_size=20))
+@settings(max_examples=50, deadline=None)  # Hugging Face's trainer starts threads each time
+def test_training_learns_hugging_faces_merges_where_everything_is_a_tie(lines):
+    text = "".join(lines)
+    merges = learn_merges(text.encode(), 1000).tolist()
+    assert merges == huggingface_merges(text, 256 + len(merges))
+
+
+def test_hugging_face_loads_our_file_and_agrees(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="`tokenizers` (a test extra) is missing")
+    ours = Tokenizer.train(RIVER, 700)
+    ours.save(tmp_path / "tokenizer.json")
+    theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.get_vocab_size() == ours.vocab_size
+    assert {name: theirs.token_to_id(name) for name in SPECIAL_TOKENS} == ours.special
+    for text in [RIVER, *old_characters(fuzz()[:2000])]:
+        ids = ours.encode(text).tolist()
+        assert theirs.encode(text).ids == ids
+        assert theirs.decode(ids) == text
+    theirs.save(str(tmp_path / "theirs.json"))  # indented, keys of its own: still the same content
+    assert Tokenizer.load(tmp_path / "theirs.json").hash == ours.hash
+
+
+def test_gpt2_ids_are_tiktokens():
+    tiktoken = pytest.importorskip("tiktoken", reason="`tiktoken` (a test extra) is missing")
+    ours = gpt2()
+    ranks = {token: i for i, token in enumerate(ours.tokens[:-1])}
+    theirs = tiktoken.Encoding("g", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    text = real_text()
+    assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
+    for string in old_characters(fuzz()):
+        assert ours.encode(string).tolist() == theirs.encode_ordinary(string), string
+
+
+def test_gpt2_ids_are_hugging_faces():
+    tokenizers = pytest.importorskip("tokenizers", reason="`tokenizers` (a test extra) is missing")
+    data = data_file("gpt2/vocab.bpe"), data_file("gpt2/encoder.json")
+    merges = [tuple(line.split()) for line in data[0].read_text("utf-8").split("\n")[1:] if line]
+    vocab = json.loads(data[1].read_text("utf-8"))
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in [real_text()[:1_500_000], *old_characters(fuzz()[:20_000])]:
+        assert gpt2().encode(text).tolist() == theirs.encode(text).ids
+
+
+def test_the_two_forms_of_gpt2s_vocabulary_are_one():
+    assert import_tiktoken(data_file("gpt2/gpt2.tiktoken")).hash == gpt2().hash
+    assert gpt2().vocab_size == 50257
+    assert gpt2().special == {"<|endoftext|>": 50256}
+
+
+@cache
+def small():
+    """A tokenizer of the story."""
+    return Tokenizer.train(RIVER, 600)
+
+
+@given(st.one_of(st.binary(), st.text().map(str.encode)))
+def test_any_bytes_come_back(data):
+    ids = small().encode(data)
+    assert ids.dtype == np.int32
+    assert small().decode(ids) == data
+    assert all(i < 600 - len(SPECIAL_TOKENS) for i in ids)
+
+
+@given(st.lists(st.sampled_from([*SPECIAL_TOKENS, "<|", "|>", "end", " ", "the "])))
+def test_no_text_makes_a_special_token(parts):
+    ids = small().encode("".join(parts))
+    assert not set(ids.tolist()) & set(small().special.values())
+    assert small().decode_text(ids) == "".join(parts)
+
+
+@given(st.lists(st.integers(0, 599)))
+def test_streamed_text_is_the_whole_text(ids):
+    stream = small().stream()
+    pieces = [stream.feed(i) for i in ids]
+    assert "".join(pieces) + stream.flush() == small().decode_text(ids)
+
+
+@given(st.text())
+def test_a_stream_never_shows_part_of_a_character(text):
+    stream = small().stream()
+    shown = ""
+    for i in small().encode(text):
+        shown += stream.feed(i)
+        assert text.startswith(shown)
+    assert shown == text
+
+
+@given(st.lists(st.one_of(st.binary(), st.text().map(str.encode), st.just(b"  a's\n "))))
+def test_a_text_in_chunks_has_the_ids_of_the_whole(chunks):
+    whole = small().encode(b"".join(chunks))
+    assert np.concatenate(list(small().encode_stream(chunks))).tolist() == whole.tolist()
+
+
+def test_a_batch_over_threads_is_each_text_alone():
+    texts = fuzz()[:500] + [RIVER] * 8
+    for threads in (None, 1, 5):
+        for ids, text in zip(small().encode_batch(texts, threads), texts, strict=True):
+            assert np.array_equal(ids, small().encode(text))
+
+
+@pytest.mark.parametrize("word", [b"a", b"abcde", b" ", b"\xff", "漢".encode()])
+def test_a_word_of_a_megabyte_costs_no_more_than_text(word):
+    data = word * (1_000_000 // len(word))
+    tokenizer = Tokenizer.train(RIVER.encode() + data[:5000], 600)
+    # n * n steps would be a million million; hanging is what fails this test
+    assert tokenizer.decode(tokenizer.encode(data)) == data
+    assert Tokenizer.train(data, 262, ()).merges.shape == (6, 2)
+
+
+def test_ids_do_not_depend_on_which_words_are_remembered():
+    """More distinct words than there are slots, so that some find none, each three times."""
+    rng = random.Random(5)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(5, 12))) for _ in range(80_000)]
+    sequence = words * 2 + rng.sample(words, len(words))
+    assert len(set(words)) > bpe.REMEMBERED
+    expected = {word: small().encode(" " + word).tolist() for word in set(words)}
+    whole = small().encode("".join(" " + word for word in sequence)).tolist()
+    assert whole == [i for word in sequence for i in expected[word]]
+
+
+def test_a_hash_changes_with_every_part_of_the_content():
+    tokenizer = small()
+    same = Tokenizer(tokenizer.merges)
+    other = [Tokenizer(tokenizer.merges[:-1]), Tokenizer(tokenizer.merges, ("<|end|>",))]
+    assert same.hash == tokenizer.hash
+    assert len({tokenizer.hash, *(t.hash for t in other)}) == 3
+
+
+def refuse(match, attempt, *arguments):
+    with pytest.raises(UserError, match=match):
+        attempt(*arguments)
+
+
+def test_ids_that_are_not_in_the_vocabulary_are_refused():
+    for ids in ([-1], [600], [0, 2**40], np.array([2**63], np.uint64)):
+        refuse("not in this vocabulary of 600", small().decode, ids)
+    for ids in ([0.5], ["a"], [[1, 2]], 3):
+        refuse("expected a row of integer ids", small().decode, ids)
+    refuse("not in this vocabulary", small().stream().feed, 600)
+
+
+def test_empty_input_is_empty_output():
+    assert small().encode("").shape == small().encode(b"").shape == (0,)
+    assert small().decode([]) == b"" and small().decode_text([]) == ""
+    assert [ids.size for ids in small().encode_stream([])] == [0]
+    assert small().encode_batch([]) == []
+
+
+def test_training_refuses_what_it_cannot_do():
+    refuse("vocabulary size from 260", Tokenizer.train, RIVER, 259)
+    refuse("to 1048576", Tokenizer.train, RIVER, 10**9)
+    refuse("use more text, or a vocabulary size of at most 263", Tokenizer.train, "abab abab", 300)
+    refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("<|a|>", "<|a|>"))
+    refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("",))
+    refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("a",))
+    refuse("half of a surrogate pair", Tokenizer.train, "\ud800", 300)
+    refuse("str or bytes, got int", Tokenizer.train, 5, 300)
+    assert Tokenizer.train("", 260).vocab_size == 260
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path):
+    whole = small().json.encode()
+    path = tmp_path / "tokenizer.json"
+    rng = random.Random(0)
+    for size in [0, 1, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(40))]:
+        path.write_bytes(whole[:size])
+        refuse("not JSON from end to end", Tokenizer.load, path)
+
+
+def test_a_file_with_a_changed_byte_is_refused_or_is_another_tokenizer(tmp_path):
+    """Whatever a file says, loading gives a tokenizer that works or a UserError, never a crash."""
+    whole, path = small().json.encode(), tmp_path / "tokenizer.json"
+    rng = random.Random(1)
+    for _ in range(300):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] = rng.choice(b'0,:"[]{}ax \xff')
+        path.write_bytes(changed)
+        try:
+            loaded = Tokenizer.load(path)
+        except UserError:
+            continue
+        assert loaded.decode(loaded.encode(RIVER)) == RIVER.encode()
+
+
+HOSTILE = [
+    "[" * 100_000,
+    "null",
+    "[]",
+    "{}",
+    '{"model": 3}',
+    '{"model": {"type": "BPE", "vocab": {}, "merges": 5}}',
+    '{"model": null, "pre_tokenizer": null}',
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_files_are_refused(tmp_path, text):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text)
+    refuse(str(path), Tokenizer.load, path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["model"]["merges"].append(["zz", "q"]),
+        lambda c: c["model"]["merges"].append(c["model"]["merges"][0]),
+        lambda c: c["model"]["merges"].append(["a"]),
+        lambda c: c["model"]["merges"].append([["a"], {}]),
+        lambda c: c["model"]["vocab"].update({"a": 10**9}),
+        lambda c: c["model"]["vocab"].update({"a": None}),
+        lambda c: c["model"]["vocab"].popitem(),
+        lambda c: c["model"].update(type="WordPiece"),
+        lambda c: c.update(normalizer={"type": "NFC"}),
+        lambda c: c["pre_tokenizer"].update(use_regex=False),
+        lambda c: c["added_tokens"][0].update(id=0),
+        lambda c: c["added_tokens"][0].update(id=-1),
+        lambda c: c["added_tokens"][0].update(content=["x"]),
+        lambda c: c["added_tokens"][0].update(content=7),
+        lambda c: c["added_tokens"][0].update(content="\ud800"),
+        lambda c: c["added_tokens"][0].update(content="a"),
+        lambda c: c["added_tokens"].append(c["added_tokens"][0]),
+    ],
+)
+def test_files_that_contradict_themselves_are_refused(tmp_path, change):
+    content = json.loads(small().json)
+    change(content)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    refuse(".", Tokenizer.load, path)
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
+    refuse("cannot read .*nothing.json", Tokenizer.load, tmp_path / "nothing.json")
+    refuse("cannot read", Tokenizer.load, tmp_path)
+
+
+def test_gpt2_files_that_are_damaged_are_refused(tmp_path):
+    path, ids = tmp_path / "vocab.bpe", tmp_path / "encoder.json"
+    ids.write_text("{}")
+    path.write_text("#version: 0.2\nĠ t\nĠt h e\n", encoding="utf-8")
+    refuse("two tokens on each line", import_gpt2, path, ids)
+    path.write_text("#version: 0.2\nĠt h\n", encoding="utf-8")
+    refuse("merge 0 joins", import_gpt2, path, ids)
+    path.write_text("#version: 0.2\nĠ t\n", encoding="utf-8")
+    refuse("does not number the tokens", import_gpt2, path, ids)
+    ids.write_text("{")
+    refuse("not JSON", import_gpt2, path, ids)
+    for text in ("IQ== 0\n", "IQ==\n", "IQ== x\n", "!!!! 0\n"):
+        path.write_text(text)
+        refuse("no whole file of GPT-2's ranks", import_tiktoken, path)
+
+
+def test_ranks_that_cannot_be_rebuilt_are_refused(tmp_path):
+    path = tmp_path / "gpt2.tiktoken"
+    lines = data_file("gpt2/gpt2.tiktoken").read_text().split("\n")
+    path.write_text("\n".join([*lines[:256], lines[2000].split(" ")[0] + " 256"]))
+    refuse("no whole file of GPT-2's ranks", import_tiktoken, path)

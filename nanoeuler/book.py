@@ -121,10 +121,13 @@ def export(root, only=""):
             with replacing(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
             changed.append(file)
+    if changed:
+        for compiled in (root / "nanoeuler" / "__pycache__").glob("*.nb[ic]"):
+            compiled.unlink()
     return changed
 
 
-# %% book/00-how-this-book-works.md:423
+# %% book/00-how-this-book-works.md:426
 def where(text, line):
     """The place "book/NN-name.md:LINE" that line `line` of a module's `text` came from."""
     origin = None
@@ -138,7 +141,7 @@ def where(text, line):
     return f"{origin[0]}:{origin[1] + line}"
 
 
-# %% book/00-how-this-book-works.md:455
+# %% book/00-how-this-book-works.md:458
 def notebook(text):
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
     notebook = jupytext.reads(text, fmt="md:myst")
@@ -155,7 +158,7 @@ def notebook(text):
     return notebook
 
 
-# %% book/00-how-this-book-works.md:475
+# %% book/00-how-this-book-works.md:478
 def prefix(root, chapter):
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
@@ -169,7 +172,7 @@ def prefix(root, chapter):
     return folder
 
 
-# %% book/00-how-this-book-works.md:490
+# %% book/00-how-this-book-works.md:493
 def environment(root, chapter):
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
     fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
@@ -202,7 +205,7 @@ def run(root, chapter):
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:545
+# %% book/00-how-this-book-works.md:548
 def undocumented(file, text):
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
@@ -218,7 +221,7 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-# %% book/00-how-this-book-works.md:562
+# %% book/00-how-this-book-works.md:565
 def problems(root, only=""):
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
@@ -244,7 +247,7 @@ def content(notebook):
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
-# %% book/00-how-this-book-works.md:689
+# %% book/00-how-this-book-works.md:692
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -272,7 +275,7 @@ def check_command(chapter: str = typer.Argument("", help="the first letters of a
     raise typer.Exit(1 if found else 0)
 
 
-# %% book/00-how-this-book-works.md:718
+# %% book/00-how-this-book-works.md:721
 @app.command("where")
 def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""

@@ -69,6 +69,19 @@ def test_export_writes_only_what_changed(small_book):
     assert book.export(small_book) == []
 
 
+def test_export_drops_machine_code_of_what_changed(small_book):
+    book.export(small_book)
+    stale = small_book / "nanoeuler" / "__pycache__" / "bpe.merge-1.py311.nbi"
+    stale.parent.mkdir(exist_ok=True)
+    stale.write_bytes(b"")
+    book.export(small_book)
+    assert stale.exists()
+    chapter = small_book / "book" / "00-a.md"
+    chapter.write_text(FIRST.replace("2 * x", "3 * x"))
+    book.export(small_book)
+    assert not stale.exists()
+
+
 def test_a_chapter_cannot_use_a_later_one(small_book):
     toc = "root: x\nchapters:\n- file: book/01-b\n- file: book/02-a\n"
     (small_book / "_toc.yml").write_text(toc)

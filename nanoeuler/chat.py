@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:80
+# %% book/11-fine-tuning-and-chat.md:79
 """From a model that continues text to one that answers: template, loss mask, fine-tuning, chat.
 
 One question, one answer, in one fixed template; several in a row are a conversation. Leaves out
@@ -10,19 +10,17 @@ system prompts, tools, and everything that learns from preferences.
 B batch, T positions (the context), K predicted tokens.
 """
 
-import dataclasses
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 
 from nanoeuler.backward import IGNORE
-from nanoeuler.checkpoint import Run, Settings, load, load_model, save
+from nanoeuler.checkpoint import Run, Settings, load_model
 from nanoeuler.data import TRAIN_SHARE, HeldOut, digest, entropies
 from nanoeuler.errors import UserError
 from nanoeuler.generate import Decoder, distribution, generate, text_pieces
-from nanoeuler.train import fit
+from nanoeuler.train import fit, open_run
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"  # chapter 1's special tokens
 
@@ -40,7 +38,7 @@ def conversation(tokenizer, question, answer):
     return before + after, [False] * len(before) + [True] * len(after)
 
 
-# %% book/11-fine-tuning-and-chat.md:166
+# %% book/11-fine-tuning-and-chat.md:163
 class Conversations:
     """Question-answer pairs as batches for `train.fit`; a row holds whole conversations.
 
@@ -83,7 +81,7 @@ class Conversations:
         return self.rows(np.concatenate(order)[start : start + self.batch_size])
 
 
-# %% book/11-fine-tuning-and-chat.md:243
+# %% book/11-fine-tuning-and-chat.md:240
 SFT_STEPS = 600  # about two passes over the embedded pairs, half a minute on two cores
 SFT_LR = 1e-3  # a quarter of the rate of training from nothing, `optim.LEARNING_RATE`
 
@@ -114,44 +112,22 @@ def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, re
         raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
     given = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
-    given = {name: value for name, value in given.items() if value is not None}
-    run = _resumed(out, given, data) if resume else _begun(base, out, given, data)
+
+    def begin(given):
+        config, tokenizer, weights = load_model(base)
+        settings = Settings(**{"steps": SFT_STEPS, "lr": SFT_LR, **given})
+        run = Run.begin(config, settings, tokenizer, data)
+        run.weights.flat[...] = weights.flat
+        return run
+
+    run = open_run(out, given, data, begin, resume)
     shape = run.settings.batch_size, run.config.context, run.config.n_predict
     batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
     held_out = HeldOutAnswers(run.tokenizer, pairs[cut:], *shape)
-    if not resume:
-        save(out, run)
     return fit(out, run, batches, held_out, **how)
 
 
-def _begun(base, out, given, data):
-    """A new run for `out` with the weights of the run `base`; nothing is written."""
-    if (Path(out) / "config.json").exists():
-        raise UserError(
-            f"expected {out} to hold no run yet, but it does: continue that one with --resume, "
-            "or choose another directory with --out"
-        )
-    config, tokenizer, weights = load_model(base)
-    settings = Settings(**{"steps": SFT_STEPS, "lr": SFT_LR, **given})
-    run = Run.begin(config, settings, tokenizer, data)
-    run.weights.flat[...] = weights.flat
-    return run
-
-
-def _resumed(out, given, data):
-    """The run in `out`, which must have begun with what is `given` and with `data`."""
-    run = load(out)
-    then = {**dataclasses.asdict(run.settings), "data": run.data}
-    for name, now in {**given, "data": data}.items():
-        if now != then[name]:
-            raise UserError(
-                f"{out} holds a run with {name} {then[name]}, but {now} was asked for: "
-                "resume it with what it began with, or start another in another directory"
-            )
-    return run
-
-
-# %% book/11-fine-tuning-and-chat.md:364
+# %% book/11-fine-tuning-and-chat.md:339
 class Chat:
     """A conversation with a model, with as much memory of its turns as the context has room for.
 
@@ -204,7 +180,7 @@ def converse(chat, questions, show):
         show("\n")
 
 
-# %% book/11-fine-tuning-and-chat.md:1016
+# %% book/11-fine-tuning-and-chat.md:991
 def read_pairs(path):
     """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
     pairs = []

@@ -206,6 +206,8 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     compute = Sharded(engine_factory(engine), run.config, threads)
     gradients, unscaled = run.weights.zeros_like(), np.zeros(run.config.n_predict)
     steps, saved = run.settings.steps, run.step
+    if run.step == 0:
+        save(out, run)
     display = _Display(steps, run.step)
     with _Signals() as signals, display.progress:
         while run.step < steps and not signals.caught:
@@ -231,9 +233,21 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     return run
 
 
-# %% book/06b-cpu-training.md:1235
-def _resumed(out, given, data, config):
-    """The run in `out`, which must have begun with what is `given`, with `data` and `config`."""
+# %% book/06b-cpu-training.md:1237
+def open_run(out, given, data, begin, resume=False, config=None):
+    """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
+
+    A new one is `begin(given)`, and nothing is written yet. One that is there must have begun with
+    what is `given` (a dict; None: whatever it is), with the data digest `data` and with `config`.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if not resume:
+        if (Path(out) / "config.json").exists():
+            raise UserError(
+                f"expected {out} to hold no run yet, but it does: continue that one with --resume, "
+                "or choose another directory with --out"
+            )
+        return begin(given)
     run = load(out)
     now = {**given, "data": data, "model": config or run.config}
     then = {**dataclasses.asdict(run.settings), "data": run.data, "model": run.config}
@@ -257,22 +271,15 @@ def train(config, data, out, *, steps=None, batch_size=None, lr=None, seed=None,
     text = read_text(data)
     train_text, held_out_text = split(text)
     given = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
-    given = {name: value for name, value in given.items() if value is not None}
-    if resume:
-        run = _resumed(out, given, digest(text), config)
-    elif (Path(out) / "config.json").exists():
-        raise UserError(
-            f"expected {out} to hold no run yet, but it does: continue that one with --resume, "
-            "or choose another directory with --out"
-        )
-    else:
+
+    def begin(given):
         settings, tokenizer = Settings(**given), Tokenizer.train(train_text, config.vocab_size)
-        run = Run.begin(config, settings, tokenizer, digest(text))
+        return Run.begin(config, settings, tokenizer, digest(text))
+
+    run = open_run(out, given, digest(text), begin, resume, config)
     shape = run.settings.batch_size, run.config.context, run.config.n_predict
     batches = Batches(run.tokenizer.encode(train_text), *shape, run.settings.seed)
     held_out = HeldOut(run.tokenizer.encode(held_out_text), run.tokenizer, *shape)
-    if not resume:
-        save(out, run)
     return fit(out, run, batches, held_out, engine=engine, threads=threads,
                save_every=save_every, sample=sample)  # fmt: skip
 
@@ -285,5 +292,6 @@ __all__ = [
     "draw",
     "plot",
     "fit",
+    "open_run",
     "train",
 ]

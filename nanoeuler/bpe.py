@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:509
+# %% book/01-tokenizer.md:524
 """Byte-pair encoding in numba: what training and encoding share, and encoding.
 
 Leaves out training (bpe_train.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
@@ -42,7 +42,7 @@ def free_slots(slots):
     return table
 
 
-# %% book/01-tokenizer.md:553
+# %% book/01-tokenizer.md:568
 def padded(text):
     """`text` (bytes) as a uint8 array whose memory goes on for 8 bytes after its end."""
     return np.frombuffer(text + bytes(8), np.uint8)[: len(text)]
@@ -88,7 +88,7 @@ def same_bytes(text, a, b, length):
     return True
 
 
-# %% book/01-tokenizer.md:602
+# %% book/01-tokenizer.md:617
 @njit(cache=True, nogil=True)
 def push(heap, size, first, second):
     """Add (first, second) to `heap` (2, capacity), of `size` entries; return the new size."""
@@ -124,7 +124,7 @@ def pop(heap, size):
     return size
 
 
-# %% book/01-tokenizer.md:900
+# %% book/01-tokenizer.md:915
 NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
@@ -156,7 +156,7 @@ def _made_of(a, b, table):
     return table[slot, 1]
 
 
-# %% book/01-tokenizer.md:935
+# %% book/01-tokenizer.md:950
 @njit(cache=True, nogil=True)
 def _merge_short(ids, n, table, made):
     """Merge ids[:n] in place, n * n steps; return how many are left. `made` (n,) is scratch."""
@@ -182,7 +182,7 @@ def _merge_short(ids, n, table, made):
     return n
 
 
-# %% book/01-tokenizer.md:964
+# %% book/01-tokenizer.md:979
 @njit(cache=True, nogil=True)
 def _merge_long(ids, n, table):
     """What `_merge_short` does, in n log n steps."""
@@ -217,7 +217,7 @@ def _merge_long(ids, n, table):
     return kept
 
 
-# %% book/01-tokenizer.md:1002
+# %% book/01-tokenizer.md:1017
 LONG_WORD = 128  # bytes; below it n * n steps of `_merge_short` beat the heap of `_merge_long`
 REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
 TRIES = 8  # slots that are looked at before a word counts as not remembered

@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:659
+# %% book/01-tokenizer.md:674
 """Training byte-pair encoding: from a text to its merges, touching only what each merge changes.
 
 Leaves out the choice of vocabulary size and all errors for people (tokenizer.py). Merges are those
@@ -65,7 +65,7 @@ def count_words(text, classes):
     return words[:n]
 
 
-# %% book/01-tokenizer.md:740
+# %% book/01-tokenizer.md:755
 @njit(cache=True, nogil=True)
 def _find(key, table, pairs):
     """The slot of `table` that holds the row of `key` in `pairs`, or the free slot for it."""
@@ -102,7 +102,7 @@ def _add_place(key, position, weight, table, pairs, places, sizes):
     return table
 
 
-# %% book/01-tokenizer.md:780
+# %% book/01-tokenizer.md:795
 @njit(cache=True, nogil=True)
 def _learn(symbols, wanted):
     """At most `wanted` merges, int32 (M, 2), of `symbols` (N, 4), which is used up.
@@ -161,7 +161,7 @@ def _learn(symbols, wanted):
     return merges[:made]
 
 
-# %% book/01-tokenizer.md:842
+# %% book/01-tokenizer.md:857
 def learn_merges(text, wanted):
     """The first `wanted` merges of `text` (bytes), int32 (M, 2); M < wanted if pairs run out."""
     text = padded(text)

@@ -77,7 +77,7 @@ CHARACTER_CLASSES = _expanded(_RUNS)
 assert CHARACTER_CLASSES.size == 0x110000
 
 
-# %% book/01-tokenizer.md:266
+# %% book/01-tokenizer.md:270
 @njit(cache=True, nogil=True)
 def _beyond_ascii(text, at, classes):
     """The class and length of the character whose first byte, at `at`, is 0x80 or more."""
@@ -111,7 +111,7 @@ def character(text, at, classes):
     return _beyond_ascii(text, at, classes)
 
 
-# %% book/01-tokenizer.md:303
+# %% book/01-tokenizer.md:307
 @njit(cache=True, nogil=True, inline="always")
 def word_end(text, start, classes):
     """The index just past the word that begins at `start`, 0 <= start < text.size.
@@ -148,7 +148,7 @@ def word_end(text, start, classes):
     return end
 
 
-# %% book/01-tokenizer.md:343
+# %% book/01-tokenizer.md:351
 @njit(cache=True, nogil=True)
 def _word_ends(text, classes):
     """The index just past each word of `text`, int64."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.backward import IGNORE
 from nanoeuler.checkpoint import Run, Settings, load_model
-from nanoeuler.data import TRAIN_SHARE, HeldOut, digest, entropies
+from nanoeuler.data import TRAIN_SHARE, HeldOut, digest
 from nanoeuler.errors import UserError
 from nanoeuler.generate import Decoder, distribution, generate, text_pieces
 from nanoeuler.train import fit, open_run
@@ -95,10 +95,7 @@ class HeldOutAnswers(HeldOut):
         answers = targets[:, :, 0] != tokenizer.special[END]  # which spells nothing
         self.targets = np.where(answers, targets[:, :, 0], IGNORE)
         self.batch_size, self.n_predict, self.tokenizer = batch_size, n_predict, tokenizer
-        counted = self.targets[self.targets != IGNORE]
-        self.bytes_per_token = len(tokenizer.decode(counted)) / len(counted)
-        bits = entropies(counted, tokenizer.vocab_size)
-        self.landmarks = {name: value / self.bytes_per_token for name, value in bits.items()}
+        self._describe()
 
 
 def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, resume=False, **how):
@@ -127,7 +124,7 @@ def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, re
     return fit(out, run, batches, held_out, **how)
 
 
-# %% book/11-fine-tuning-and-chat.md:339
+# %% book/11-fine-tuning-and-chat.md:336
 class Chat:
     """A conversation with a model, with as much memory of its turns as the context has room for.
 
@@ -180,7 +177,7 @@ def converse(chat, questions, show):
         show("\n")
 
 
-# %% book/11-fine-tuning-and-chat.md:991
+# %% book/11-fine-tuning-and-chat.md:988
 def read_pairs(path):
     """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
     pairs = []

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:830
+# %% book/11-fine-tuning-and-chat.md:827
 """The command line. Each command parses its flags, calls the package, and prints.
 
 Leaves out defaults of training: those are where they are explained, in checkpoint.py and chat.py.
@@ -58,7 +58,7 @@ def main(args=None):
     return 2
 
 
-# %% book/11-fine-tuning-and-chat.md:892
+# %% book/11-fine-tuning-and-chat.md:889
 def _finished(run, out, then):
     """After a run: say what to do with it, or leave as after Ctrl-C if a signal cut it short."""
     if run.step < run.settings.steps:
@@ -154,7 +154,7 @@ def sft(
     _finished(run, out, f"nanoeuler chat --from {out}")
 
 
-# %% book/11-fine-tuning-and-chat.md:1010
+# %% book/11-fine-tuning-and-chat.md:1007
 @app.command()
 def generate(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
@@ -209,7 +209,7 @@ def chat(
     converse(talk, questions(), lambda text: print(text, end="", flush=True))
 
 
-# %% book/11-fine-tuning-and-chat.md:1068
+# %% book/11-fine-tuning-and-chat.md:1065
 tokenizer_app = typer.Typer(help="Train a tokenizer, or look at one.")  # nanoeuler tokenizer ...
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -301,7 +301,7 @@ def plan(
     print(report(_preset(preset), batch_size, tokens))
 
 
-# %% book/11-fine-tuning-and-chat.md:1208
+# %% book/11-fine-tuning-and-chat.md:1205
 @app.command()
 def doctor():
     """What this machine offers, and what may slow it down. Changes nothing.

@@ -115,8 +115,13 @@ class HeldOut:
         self.targets = padded[1:].reshape(rows, context)
         self.inputs = np.maximum(padded[:-1], 0).reshape(rows, context)  # padding: any token
         self.batch_size, self.n_predict, self.tokenizer = batch_size, n_predict, tokenizer
-        self.bytes_per_token = self._bytes(self.targets) / (len(tokens) - 1)
-        bits = entropies(tokens[1:], tokenizer.vocab_size)
+        self._describe()
+
+    def _describe(self):
+        """Set `bytes_per_token` and `landmarks` from the targets that count."""
+        counted = self.targets[self.targets != IGNORE]
+        self.bytes_per_token = self._bytes(counted) / len(counted)
+        bits = entropies(counted, self.tokenizer.vocab_size)
         self.landmarks = {name: value / self.bytes_per_token for name, value in bits.items()}
 
     def _bytes(self, targets):

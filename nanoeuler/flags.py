@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:785
+# %% book/11-fine-tuning-and-chat.md:782
 """What each flag of the command line means, written once, as the type of a command's parameter."""
 
 from pathlib import Path

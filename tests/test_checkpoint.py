@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from deaths import Died, dying_before
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -23,10 +24,6 @@ CONFIG = ModelConfig(
     vocab_size=280, dim=8, n_layers=2, n_heads=2, n_kv_heads=1, hidden=8, context=8, n_predict=2
 )
 FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json")
-
-
-class Died(BaseException):
-    """Stands for SIGKILL: no handler of ours may catch it."""
 
 
 def run_at(step, seed=3):
@@ -78,28 +75,14 @@ def test_saving_twice_gives_the_same_bytes(saved, tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted(FILES)
 
 
-def dying_before(call, name):
-    """Patch os.NAME to die before its call number `call`."""
-    original, count = getattr(os, name), [0]
-
-    def patched(*arguments, **named):
-        count[0] += 1
-        if count[0] == call:
-            raise Died
-        return original(*arguments, **named)
-
-    return mock.patch.object(os, name, patched), count
-
-
 @pytest.mark.parametrize("name", ["replace", "fsync"])
 def test_a_death_at_any_write_leaves_one_whole_save(name, saved, tmp_path):
     steps = []
     for call in range(1, 20):
         out = tmp_path / f"{call}"
         shutil.copytree(saved, out)
-        patch, count = dying_before(call, name)
         died = True
-        with patch:
+        with dying_before(os, name, call):
             try:
                 save(out, run_at(5))
                 died = False
@@ -120,16 +103,14 @@ def test_a_death_of_a_death(saved, tmp_path):
     """Die just after the commitment, then while the next save is under way, then load."""
     out = shutil.copytree(saved, tmp_path / "run")
     for step, call in ((5, 5), (6, 3)):
-        patch, _ = dying_before(call, "replace")
-        with pytest.raises(Died), patch:
+        with pytest.raises(Died), dying_before(os, "replace", call):
             save(out, run_at(step))
         assert same(load(out), run_at(5))
 
 
 def test_to_use_a_model_changes_nothing(saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
-    patch, _ = dying_before(5, "replace")
-    with pytest.raises(Died), patch:
+    with pytest.raises(Died), dying_before(os, "replace", 5):
         save(out, run_at(5))
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     load_model(out)

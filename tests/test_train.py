@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from deaths import Died, dying_before
 from rich.console import Console
 
 from nanoeuler import checkpoint, train
@@ -31,10 +32,6 @@ CONFIG = ModelConfig(
 STEPS = 12
 SHORT = dict(steps=STEPS, batch_size=8, lr=0.01, seed=5, engine="reference", save_every=4)
 EXACT = ("model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json")
-
-
-class Died(BaseException):
-    """Stands for SIGKILL: no handler of ours may catch it."""
 
 
 def go(out, **changes):
@@ -59,19 +56,6 @@ def assert_same_run(out, straight):
     assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
     for a, b in zip(ours, theirs, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-
-
-def dying_before(owner, name, call):
-    """Patch OWNER.NAME to die before its call number `call`."""
-    original, count = getattr(owner, name), [0]
-
-    def patched(*arguments, **named):
-        count[0] += 1
-        if count[0] == call:
-            raise Died
-        return original(*arguments, **named)
-
-    return mock.patch.object(owner, name, patched)
 
 
 # A run of 12 steps asks for 12 batches, updates 12 times and renames 6 files at each of 4 saves.

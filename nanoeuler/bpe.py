@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:524
+# %% book/01-tokenizer.md:598
 """Byte-pair encoding in numba: what training and encoding share, and encoding.
 
 Leaves out training (bpe_train.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
@@ -23,7 +23,7 @@ BYTE_FROM_ID = np.array([*VISIBLE_BYTES, *sorted(set(range(256)) - set(VISIBLE_B
 ID_FROM_BYTE = np.argsort(BYTE_FROM_ID).astype(np.int32)  # and the id of each byte
 
 SPREAD = 5700357409661599241  # an odd number near 2**63 / golden ratio: it spreads a key's bits
-FREE = -1  # what an empty slot of a hash table holds, and what ends a list
+FREE = -1  # what an empty slot of a hash table holds, and an empty row of symbols
 
 
 @njit(cache=True, nogil=True)
@@ -42,7 +42,7 @@ def free_slots(slots):
     return table
 
 
-# %% book/01-tokenizer.md:568
+# %% book/01-tokenizer.md:642
 def padded(text):
     """`text` (bytes) as a uint8 array whose memory goes on for 8 bytes after its end."""
     return np.frombuffer(text + bytes(8), np.uint8)[: len(text)]
@@ -60,7 +60,7 @@ def _load(typing, text, at):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _eight(text, at, end):
+def eight_bytes(text, at, end):
     """The bytes of text[at:end], the first eight of them, as one int64 with zeros for the rest."""
     ones = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(max(64 - 8 * (end - at), 0))
     return _load(text, at) & np.int64(ones)
@@ -71,24 +71,24 @@ def hash_bytes(text, start, end):
     """A hash (int64) of text[start:end]; `text` must be `padded`."""
     h = end - start
     while start < end:
-        h = (h ^ _eight(text, start, end)) * SPREAD
+        h = (h ^ eight_bytes(text, start, end)) * SPREAD
         h ^= h >> 32
         start += 8
     return h
 
 
 @njit(cache=True, nogil=True, inline="always")
-def same_bytes(text, a, b, length):
-    """Whether `length` bytes from `a` on equal those from `b` on; `text` must be `padded`."""
+def same_bytes(left, a, right, b, length):
+    """Whether `length` bytes of `left` from `a` on are those of `right` from `b` on."""
     a_end, b_end = a + length, b + length
     while a < a_end:
-        if _eight(text, a, a_end) != _eight(text, b, b_end):
+        if eight_bytes(left, a, a_end) != eight_bytes(right, b, b_end):
             return False
         a, b = a + 8, b + 8
     return True
 
 
-# %% book/01-tokenizer.md:617
+# %% book/01-tokenizer.md:691
 @njit(cache=True, nogil=True)
 def push(heap, size, first, second):
     """Add (first, second) to `heap` (2, capacity), of `size` entries; return the new size."""
@@ -124,7 +124,7 @@ def pop(heap, size):
     return size
 
 
-# %% book/01-tokenizer.md:915
+# %% book/01-tokenizer.md:1141
 NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
@@ -156,7 +156,7 @@ def _made_of(a, b, table):
     return table[slot, 1]
 
 
-# %% book/01-tokenizer.md:950
+# %% book/01-tokenizer.md:1176
 @njit(cache=True, nogil=True)
 def _merge_short(ids, n, table, made):
     """Merge ids[:n] in place, n * n steps; return how many are left. `made` (n,) is scratch."""
@@ -182,7 +182,7 @@ def _merge_short(ids, n, table, made):
     return n
 
 
-# %% book/01-tokenizer.md:979
+# %% book/01-tokenizer.md:1205
 @njit(cache=True, nogil=True)
 def _merge_long(ids, n, table):
     """What `_merge_short` does, in n log n steps."""
@@ -217,15 +217,15 @@ def _merge_long(ids, n, table):
     return kept
 
 
-# %% book/01-tokenizer.md:1017
-LONG_WORD = 128  # bytes; below it n * n steps of `_merge_short` beat the heap of `_merge_long`
+# %% book/01-tokenizer.md:1243
+LONG_WORD = 48  # bytes; near where n * n steps of `_merge_short` and the heap cost the same
 REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
 TRIES = 8  # slots that are looked at before a word counts as not remembered
 
 
 @njit(cache=True, nogil=True)
-def _encode(text, stop, classes, id_from_byte, table):
-    """The ids, int32, of the words of `text` (padded) that end by `stop`, and where they end."""
+def _encode(text, classes, id_from_byte, table):
+    """The ids, int32, of the words of `text` (padded)."""
     out, made = np.empty(text.size, np.int32), np.empty(LONG_WORD, np.int64)
     slots = 256
     while slots < text.size and slots < REMEMBERED:
@@ -233,16 +233,14 @@ def _encode(text, stop, classes, id_from_byte, table):
     # rows: first eight bytes, length, start; its id if it has only one, else their place; number
     seen = free_slots(5 * slots).reshape(slots, 5)
     at, n = 0, 0
-    while at < stop:
+    while at < text.size:
         end = word_end(text, at, classes)
-        if end > stop:
-            break
-        length, eight = end - at, _eight(text, at, end)
+        length, eight = end - at, eight_bytes(text, at, end)
         slot = hash_bytes(text, at, end) & (slots - 1)
         tries, known = 0, False
         while tries < TRIES and seen[slot, 1] != FREE:
             if seen[slot, 0] == eight and seen[slot, 1] == length:
-                known = length <= 8 or same_bytes(text, seen[slot, 2], at, length)
+                known = length <= 8 or same_bytes(text, seen[slot, 2], text, at, length)
             if known:
                 break
             slot = (slot + 1) & (slots - 1)
@@ -265,14 +263,13 @@ def _encode(text, stop, classes, id_from_byte, table):
                 seen[slot, 0], seen[slot, 1], seen[slot, 2] = eight, length, at
                 seen[slot, 3], seen[slot, 4] = out[n] if count == 1 else n, count
         at, n = end, n + count
-    return out[:n], at
+    return out[:n]
 
 
-def encode_words(text, table, stop=None):
-    """The ids, int32 (n,), of the words of `text` (bytes) that end by `stop`; where they end."""
-    stop = len(text) if stop is None else stop
-    ids, end = _encode(padded(text), stop, CHARACTER_CLASSES, ID_FROM_BYTE, table)
-    return ids.copy(), end  # a copy, because `ids` keeps 4 bytes for each byte of the text
+def encode_words(text, table):
+    """The ids, int32 (n,), of the words of `text` (bytes). `table` is what `merge_table` makes."""
+    ids = _encode(padded(text), CHARACTER_CLASSES, ID_FROM_BYTE, table)
+    return ids.copy()  # because `ids` keeps 4 bytes for each byte of the text
 
 
 __all__ = [
@@ -284,6 +281,7 @@ __all__ = [
     "first_slot",
     "free_slots",
     "padded",
+    "eight_bytes",
     "hash_bytes",
     "same_bytes",
     "push",

@@ -27,6 +27,11 @@ USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"  # chapter 1's spe
 
 def prompt(tokenizer, question):
     """The ids (a list) of a question in the template, up to where the answer begins."""
+    if missing := [name for name in (USER, ASSISTANT, END) if name not in tokenizer.special]:
+        raise UserError(
+            f"expected a tokenizer with the special tokens of a chat, but it has no {missing[0]}: "
+            "train the model with a tokenizer that nanoeuler has made"
+        )
     asked = tokenizer.encode(question).tolist()
     return [tokenizer.special[USER], *asked, tokenizer.special[ASSISTANT]]
 
@@ -38,7 +43,7 @@ def conversation(tokenizer, question, answer):
     return before + after, [False] * len(before) + [True] * len(after)
 
 
-# %% book/11-fine-tuning-and-chat.md:163
+# %% book/11-fine-tuning-and-chat.md:168
 class Conversations:
     """Question-answer pairs as batches for `train.fit`; a row holds whole conversations.
 
@@ -81,7 +86,7 @@ class Conversations:
         return self.rows(np.concatenate(order)[start : start + self.batch_size])
 
 
-# %% book/11-fine-tuning-and-chat.md:240
+# %% book/11-fine-tuning-and-chat.md:245
 SFT_STEPS = 600  # about two passes over the embedded pairs, half a minute on two cores
 SFT_LR = 1e-3  # a quarter of the rate of training from nothing, `optim.LEARNING_RATE`
 
@@ -124,7 +129,7 @@ def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, re
     return fit(out, run, batches, held_out, **how)
 
 
-# %% book/11-fine-tuning-and-chat.md:336
+# %% book/11-fine-tuning-and-chat.md:341
 class Chat:
     """A conversation with a model, with as much memory of its turns as the context has room for.
 
@@ -136,6 +141,7 @@ class Chat:
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
         self.seed, self.knobs, self.turns, self.asked = seed, knobs, [], 0
         distribution(np.zeros(1), **knobs)  # tells of a wrong knob now and not at every question
+        prompt(tokenizer, "")  # and of a tokenizer that has no special tokens for a chat
 
     def reply(self, question):
         """Yield the answer piece by piece. UserError if the question is longer than its room."""
@@ -177,7 +183,7 @@ def converse(chat, questions, show):
         show("\n")
 
 
-# %% book/11-fine-tuning-and-chat.md:988
+# %% book/11-fine-tuning-and-chat.md:1007
 def read_pairs(path):
     """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
     pairs = []

@@ -1,15 +1,16 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:827
+# %% book/11-fine-tuning-and-chat.md:840
 """The command line. Each command parses its flags, calls the package, and prints.
 
 Leaves out defaults of training: those are where they are explained, in checkpoint.py and chat.py.
-Commands import what they need inside, and only here is that allowed: `nanoeuler --help` must not
-wait for numba and matplotlib.
+Commands import what they need inside, and only here and in cli_tokenizer.py is that allowed:
+`nanoeuler --help` must not wait for numba and matplotlib.
 """
 
 import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from typing import Annotated
 import typer
 
 from nanoeuler import flags
+from nanoeuler.cli_tokenizer import load_tokenizer, tokenizer_app
 from nanoeuler.errors import UserError
 
 # Plain help: importing rich for its markup would take longer than all the rest.
@@ -27,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
+app.add_typer(tokenizer_app, name="tokenizer")
 
 CHAT_TEMPERATURE = 0.5  # below generate's 0.8: of an answer one expects the likely
 INTERRUPTED = 130  # what typer returns after Ctrl-C: 128 and the number of the signal, 2
@@ -58,7 +60,7 @@ def main(args=None):
     return 2
 
 
-# %% book/11-fine-tuning-and-chat.md:889
+# %% book/11-fine-tuning-and-chat.md:904
 def _finished(run, out, then):
     """After a run: say what to do with it, or leave as after Ctrl-C if a signal cut it short."""
     if run.step < run.settings.steps:
@@ -94,12 +96,15 @@ def _file(data):
 
 @app.command()
 def train(
-    data: flags.Data = "docs", out: flags.Out = Path("runs/base"), preset: flags.Preset = "small",
-    engine: flags.Engine = "auto", steps: flags.Steps = None, batch_size: flags.BatchSize = None,
-    lr: flags.Lr = None, seed: flags.Seed = None, save_every: flags.SaveEvery = 500,
-    resume: flags.Resume = False,
+    data: flags.Data = "docs", out: flags.Out = Path("runs/base"), preset: flags.Preset = None,
+    tokenizer: flags.Tokenizer = None, engine: flags.Engine = "auto", steps: flags.Steps = None,
+    batch_size: flags.BatchSize = None, lr: flags.Lr = None, seed: flags.Seed = None,
+    save_every: flags.SaveEvery = 500, resume: flags.Resume = False,
 ):  # fmt: skip
     """Train a model on a text.
+
+    Left out, --preset is small and the tokenizer is learned from the text; with --resume, both are
+    the run's.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
@@ -107,7 +112,8 @@ def train(
     from nanoeuler.generate import Decoder, generate, text_pieces
     from nanoeuler.train import train as train_on
 
-    config, engine = _preset(preset), _engine(engine)
+    config = None if resume and not preset else _preset(preset or "small")
+    engine, tokenizer = _engine(engine), tokenizer and load_tokenizer(tokenizer)
 
     def sample(config, tokenizer, weights):
         ids = generate(Decoder(config, weights), tokenizer.encode("\n"), 150)
@@ -116,7 +122,7 @@ def train(
     run = train_on(
         config, corpus.text_path() if data == "docs" else _file(data), out, steps=steps,
         batch_size=batch_size, lr=lr, seed=seed, engine=engine, save_every=save_every,
-        resume=resume, sample=sample,
+        resume=resume, sample=sample, tokenizer=tokenizer,
     )  # fmt: skip
     _finished(run, out, f"nanoeuler sft --from {out}")
 
@@ -154,7 +160,7 @@ def sft(
     _finished(run, out, f"nanoeuler chat --from {out}")
 
 
-# %% book/11-fine-tuning-and-chat.md:1007
+# %% book/11-fine-tuning-and-chat.md:1026
 @app.command()
 def generate(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
@@ -209,67 +215,7 @@ def chat(
     converse(talk, questions(), lambda text: print(text, end="", flush=True))
 
 
-# %% book/11-fine-tuning-and-chat.md:1065
-tokenizer_app = typer.Typer(help="Train a tokenizer, or look at one.")  # nanoeuler tokenizer ...
-app.add_typer(tokenizer_app, name="tokenizer")
-
-
-def _tokenizer(base):
-    """The tokenizer of the run directory `base`."""
-    from nanoeuler.tokenizer import Tokenizer
-
-    return Tokenizer.load(base / "tokenizer.json")
-
-
-@tokenizer_app.command("train")
-def tokenizer_train(
-    data: flags.Data = "docs", out: flags.Out = Path("runs/tokenizer"),
-    vocab_size: flags.VocabSize = 512,
-):  # fmt: skip
-    """Learn a vocabulary from a text.
-
-    Example: nanoeuler tokenizer train --data story.txt --vocab-size 1024
-    """
-    from nanoeuler import corpus
-    from nanoeuler.data import read_text
-    from nanoeuler.tokenizer import Tokenizer
-
-    text = read_text(corpus.text_path() if data == "docs" else _file(data))
-    tokenizer = Tokenizer.train(text, vocab_size)
-    tokenizer.save(out / "tokenizer.json")
-    ratio = len(text) / len(tokenizer.encode(text))
-    print(f"saved in {out}; {ratio:.2f} bytes of this text to a token")
-
-
-@tokenizer_app.command("encode")
-def tokenizer_encode(text: str, base: flags.From = Path("runs/base")):
-    """The ids of a text.
-
-    Example: nanoeuler tokenizer encode "The river" --from runs/base
-    """
-    print(*_tokenizer(base).encode(text))
-
-
-@tokenizer_app.command("decode")
-def tokenizer_decode(ids: list[int], base: flags.From = Path("runs/base")):
-    """The text of ids.
-
-    Example: nanoeuler tokenizer decode 84 104 101 --from runs/base
-    """
-    print(_tokenizer(base).decode_text(ids))
-
-
-@tokenizer_app.command("show")
-def tokenizer_show(base: flags.From = Path("runs/base")):
-    """The vocabulary, an id and its bytes a line.
-
-    Example: nanoeuler tokenizer show --from runs/base
-    """
-    tokenizer = _tokenizer(base)
-    for token in range(tokenizer.vocab_size):
-        print(token, repr(tokenizer.decode([token]))[1:])
-
-
+# %% book/11-fine-tuning-and-chat.md:1335
 @app.command()
 def check():
     """Prove the gradients.
@@ -301,7 +247,31 @@ def plan(
     print(report(_preset(preset), batch_size, tokens))
 
 
-# %% book/11-fine-tuning-and-chat.md:1205
+@app.command()
+def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
+    """Measure this machine anew, into data/measurements/NAME.json of the checkout.
+
+    Without NAME, say which names there are.
+
+    Example: nanoeuler bench tokenizer
+    """
+    from nanoeuler.files import project_root
+
+    tests = project_root() / "tests"
+    names = sorted(path.stem.removeprefix("bench_") for path in tests.glob("bench_*.py"))
+    if not name:
+        print("\n".join(names))
+        return
+    if name not in names:
+        raise UserError(f"no measurement is named {name!r}: choose one of {', '.join(names)}")
+    sys.argv = [str(tests / f"bench_{name}.py")]  # the script's own: it has no arguments
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except ModuleNotFoundError as error:
+        raise UserError(f"no {error.name}: install the extras: pip install -e '.[test,bench]'") from None
+
+
+# %% book/11-fine-tuning-and-chat.md:1439
 @app.command()
 def doctor():
     """What this machine offers, and what may slow it down. Changes nothing.
@@ -322,12 +292,8 @@ __all__ = [
     "sft",
     "generate",
     "chat",
-    "tokenizer_app",
-    "tokenizer_train",
-    "tokenizer_encode",
-    "tokenizer_decode",
-    "tokenizer_show",
     "check",
     "plan",
+    "bench",
     "doctor",
 ]

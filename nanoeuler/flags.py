@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:782
+# %% book/11-fine-tuning-and-chat.md:788
 """What each flag of the command line means, written once, as the type of a command's parameter."""
 
 from pathlib import Path
@@ -14,11 +14,18 @@ Data = Annotated[str, typer.Option("--data", metavar="NAME|FILE", help="docs, or
 # Runs are directories, as checkpoint.py describes them.
 From = Annotated[Path, typer.Option("--from", metavar="RUN_DIR", help="the run to read")]
 # A new run, or with --resume one that is there.
-Out = Annotated[Path, typer.Option("--out", metavar="RUN_DIR", help="the run to write")]
+Out = Annotated[Path, typer.Option("--out", metavar="RUN_DIR", help="where to write")]
+# For a command whose result is one file.
+OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write")]
+# As cli_tokenizer.load_tokenizer reads it: a run directory stands for the tokenizer in it.
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="FILE|RUN_DIR", help="a tokenizer.json, or a run with one"),
+]
 # A name of parallel.ENGINES.
 Engine = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or reference")]
 # A name of config.PRESETS.
-Preset = Annotated[str, typer.Option(metavar="NAME", help="small or euler-116m")]
+Preset = Annotated[str | None, typer.Option(metavar="NAME", help="small or euler-116m")]
 # These four are settings of the run: left out, the run's own or the default.
 Steps = Annotated[int | None, typer.Option(min=1, metavar="N", help="steps of the whole run")]
 # Sequences of a whole context each.
@@ -47,6 +54,8 @@ __all__ = [
     "Data",
     "From",
     "Out",
+    "OutFile",
+    "Tokenizer",
     "Engine",
     "Preset",
     "Steps",

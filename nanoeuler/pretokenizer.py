@@ -14,11 +14,13 @@ import re
 import numpy as np
 from numba import njit
 
+from nanoeuler.errors import UserError
+
 # The classes that the pattern tells apart; indices into ".LNS".
 OTHER, LETTER, NUMBER, SPACE = 0, 1, 2, 3
 
 
-# %% book/01-tokenizer.md:177
+# %% book/01-tokenizer.md:179
 # Runs of code points of one class, from U+0000 up: L letter, N number, S white space, . other;
 # a run without a length is one character. Unicode 18.0.0: \p{L}, \p{N} and White_Space.
 _RUNS = (
@@ -64,7 +66,7 @@ _RUNS = (
 )
 
 
-# %% book/01-tokenizer.md:224
+# %% book/01-tokenizer.md:226
 def _expanded(runs):
     """The class of each code point, uint8 (0x110000,), from the text of the runs."""
     found = re.findall(r"([.LNS])(\d*)", runs)
@@ -72,12 +74,12 @@ def _expanded(runs):
     return np.repeat(kinds, [int(length or 1) for _, length in found])
 
 
-# One byte for each code point: 1.1 MB, of which a text in one language touches a few kilobytes.
+# One byte for each code point: 1.1 MB, of which a text in one alphabet touches a few kilobytes.
 CHARACTER_CLASSES = _expanded(_RUNS)
 assert CHARACTER_CLASSES.size == 0x110000
 
 
-# %% book/01-tokenizer.md:270
+# %% book/01-tokenizer.md:272
 @njit(cache=True, nogil=True)
 def _beyond_ascii(text, at, classes):
     """The class and length of the character whose first byte, at `at`, is 0x80 or more."""
@@ -111,13 +113,10 @@ def character(text, at, classes):
     return _beyond_ascii(text, at, classes)
 
 
-# %% book/01-tokenizer.md:307
+# %% book/01-tokenizer.md:309
 @njit(cache=True, nogil=True, inline="always")
 def word_end(text, start, classes):
-    """The index just past the word that begins at `start`, 0 <= start < text.size.
-
-    It depends on no byte more than 8 past the index that it returns.
-    """
+    """The index just past the word that begins at `start`, 0 <= start < text.size."""
     n = text.size
     # 's 't 'd 'm 'll 've 're
     if text[start] == 39 and start + 1 < n:
@@ -148,7 +147,7 @@ def word_end(text, start, classes):
     return end
 
 
-# %% book/01-tokenizer.md:351
+# %% book/01-tokenizer.md:348
 @njit(cache=True, nogil=True)
 def _word_ends(text, classes):
     """The index just past each word of `text`, int64."""
@@ -167,6 +166,60 @@ def split(text):
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
+# %% book/01-tokenizer.md:394
+@njit(cache=True, nogil=True)
+def last_cut(text, classes):
+    """The last place where `text` can be cut, whatever comes before and after; or 0 for none.
+
+    `text` must not begin inside a character.
+    """
+    for at in range(text.size - 4, 0, -1):
+        if text[at] & 0xC0 == 0x80:
+            continue
+        # the character that ends at `at`: back to its lead byte, if it has one
+        start = at - 1
+        while start > max(at - 4, 0) and text[start] & 0xC0 == 0x80:
+            start -= 1
+        before, length = character(text, start, classes)
+        if start + length != at:
+            before = OTHER
+        after, _ = character(text, at, classes)
+        if before != SPACE and before != after and text[at - 1] != 39:
+            return at
+    return 0
+
+
+# %% book/01-tokenizer.md:420
+MAX_WORD = 1 << 24  # bytes; merging so long a word takes up to 1 GB, and no language has one
+
+
+def whole_words(chunks):
+    """Regroup the `chunks` (bytes) of a text into pieces (bytes) that can be cut into words apart.
+
+    Holds no more than a chunk and twice a word. A word of over MAX_WORD bytes is a UserError, if
+    it has not ended by the time it is looked at again.
+    """
+    held, size, look_again = [], 0, 0
+    for chunk in chunks:
+        for at in range(0, len(chunk), MAX_WORD):
+            held.append(chunk[at : at + MAX_WORD])
+            size += len(held[-1])
+            if size < look_again:
+                continue
+            piece = b"".join(held)
+            cut = last_cut(np.frombuffer(piece, np.uint8), CHARACTER_CLASSES)
+            size -= cut
+            if size > MAX_WORD:
+                raise UserError(
+                    f"expected words of at most {MAX_WORD} bytes, but the text goes on for {size} "
+                    "without the end of one: is it text? Break its lines, or leave it out"
+                )
+            if cut:
+                yield piece[:cut]
+            held, look_again = [piece[cut:]], 2 * size
+    yield b"".join(held)
+
+
 __all__ = [
     "OTHER",
     "LETTER",
@@ -176,4 +229,7 @@ __all__ = [
     "character",
     "word_end",
     "split",
+    "last_cut",
+    "MAX_WORD",
+    "whole_words",
 ]

@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:1106
+# %% book/01-tokenizer.md:1329
 """The tokenizer: text to ids and back by byte-level BPE, its file, its hash.
 
 Leaves out normalisation: every byte of a text is kept. Ids are the 256 bytes in GPT-2's order, the
@@ -12,9 +12,9 @@ import codecs
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -22,10 +22,12 @@ from nanoeuler.bpe import BYTE_FROM_ID, VISIBLE_BYTES, encode_words, merge_table
 from nanoeuler.bpe_train import learn_merges
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
+from nanoeuler.pretokenizer import MAX_WORD, whole_words
 
 # The end of a document; the two who speak in a chat; the end of what one of them says.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error is more likely
+MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what MAX_VOCAB ids need
 
 
 def utf8(text):
@@ -43,7 +45,7 @@ def utf8(text):
     raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
 
 
-# %% book/01-tokenizer.md:1153
+# %% book/01-tokenizer.md:1378
 # GPT-2's visible character for each byte, in the order of the ids.
 VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
 
@@ -82,7 +84,7 @@ def tokenizer_json(merges, special):
     return json.dumps(content, ensure_ascii=False)
 
 
-# %% book/01-tokenizer.md:1195
+# %% book/01-tokenizer.md:1420
 def merges_from_names(names, source):
     """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
     ids = {name: i for i, name in enumerate(VISIBLE)}
@@ -129,7 +131,7 @@ def parse_tokenizer_json(text, source):
     return merges, tuple(special)
 
 
-# %% book/01-tokenizer.md:1245
+# %% book/01-tokenizer.md:1470
 class Tokenizer:
     """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
 
@@ -143,6 +145,8 @@ class Tokenizer:
         for m, (a, b) in enumerate(self.merges.tolist()):
             assert 0 <= a < 256 + m and 0 <= b < 256 + m, f"merge {m} joins {a} and {b}"
             self.tokens.append(self.tokens[a] + self.tokens[b])
+        if len(set(self.tokens)) < len(self.tokens):
+            raise UserError("two merges make the same bytes: they were not made by training")
         self.special = {name: len(self.tokens) + i for i, name in enumerate(special_tokens)}
         self.tokens += [utf8(name) for name in special_tokens]
         if len(set(self.tokens)) < len(self.tokens) or b"" in self.tokens:
@@ -170,20 +174,26 @@ class Tokenizer:
         return hashlib.sha256(self.json.encode()).hexdigest()
 
     @classmethod
-    def train(cls, text, vocab_size, special_tokens=SPECIAL_TOKENS):
-        """Learn merges from `text` (str or bytes) until there are `vocab_size` ids in all."""
-        text = utf8(text)
+    def train(cls, texts, vocab_size, special_tokens=SPECIAL_TOKENS, progress=None):
+        """Learn merges from `texts` until there are `vocab_size` ids in all.
+
+        texts: one text (str or bytes) or any number of them, which are gone through once and not
+        kept; no word goes on from one into the next. progress(merges made) is called now and then.
+        """
         least = 256 + len(special_tokens)
         if not least <= vocab_size <= MAX_VOCAB:
             raise UserError(
                 f"expected a vocabulary size from {least} (256 bytes and {len(special_tokens)} "
                 f"special tokens) to {MAX_VOCAB}, got {vocab_size}"
             )
-        merges = learn_merges(text, vocab_size - least)
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            texts = [texts]
+        pieces = (piece for text in texts for piece in whole_words([utf8(text)]))
+        merges = learn_merges(pieces, vocab_size - least, progress)
         if len(merges) < vocab_size - least:
             raise UserError(
-                f"expected text with {vocab_size - least} pairs to merge, but these {len(text)} "
-                f"bytes have {len(merges)}: use more text, or a vocabulary size of at most "
+                f"expected text with {vocab_size - least} pairs to merge, but this one has "
+                f"{len(merges)}: use more text, or a vocabulary size of at most "
                 f"{least + len(merges)}"
             )
         return cls(merges, special_tokens)
@@ -197,14 +207,20 @@ class Tokenizer:
     def load(cls, path):
         """Read a tokenizer.json that `save`, or another program in the same form, has written."""
         try:
-            text = Path(path).read_bytes()
+            with open(path, "rb") as file:
+                text = file.read(MAX_FILE + 1)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; check the path") from None
+        if len(text) > MAX_FILE:
+            raise UserError(f"{path}: expected at most {MAX_FILE} bytes: it is no tokenizer.json")
         return cls(*parse_tokenizer_json(text, path))
 
     def encode(self, text):
         """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
-        return encode_words(utf8(text), self._table)[0]
+        text = utf8(text)
+        if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
+            return np.concatenate(list(self.encode_stream([text])))
+        return encode_words(text, self._table)
 
     def encode_batch(self, texts, threads=None):
         """The ids of each of `texts`, a list of arrays, by as many threads as there are cores."""
@@ -212,18 +228,12 @@ class Tokenizer:
             return list(pool.map(self.encode, texts))
 
     def encode_stream(self, chunks):
-        """Yield the ids of a text that comes in `chunks` of bytes, holding one chunk at a time.
+        """Yield the ids of a text that comes in `chunks` of bytes, holding a chunk and a word.
 
         The arrays put together are what `encode` gives for the whole text.
         """
-        rest = b""
-        for chunk in chunks:
-            rest += chunk
-            # the end of a word depends on no byte more than 8 past it (`word_end`)
-            ids, end = encode_words(rest, self._table, stop=max(len(rest) - 8, 0))
-            rest = rest[end:]
-            yield ids
-        yield self.encode(rest)
+        for piece in whole_words(chunks):
+            yield encode_words(piece, self._table)
 
     def decode(self, ids):
         """The bytes of `ids`, a row of integers; special tokens as they are written."""
@@ -249,7 +259,7 @@ class Tokenizer:
         return Stream(self)
 
 
-# %% book/01-tokenizer.md:1368
+# %% book/01-tokenizer.md:1601
 class Stream:
     """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
 
@@ -269,6 +279,7 @@ class Stream:
 __all__ = [
     "SPECIAL_TOKENS",
     "MAX_VOCAB",
+    "MAX_FILE",
     "utf8",
     "VISIBLE",
     "tokenizer_json",

@@ -233,12 +233,13 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     return run
 
 
-# %% book/06b-cpu-training.md:1242
-def open_run(out, given, data, begin, resume=False, config=None):
+# %% book/06b-cpu-training.md:1244
+def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None):
     """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
 
     A new one is `begin(given)`, and nothing is written yet. One that is there must have begun with
-    what is `given` (a dict; None: whatever it is), with the data digest `data` and with `config`.
+    what is `given` (a dict; None: whatever it is), with the data digest `data`, and with `config`
+    and `tokenizer` unless they are None.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if not resume:
@@ -249,8 +250,10 @@ def open_run(out, given, data, begin, resume=False, config=None):
             )
         return begin(given)
     run = load(out)
-    now = {**given, "data": data, "model": config or run.config}
-    then = {**dataclasses.asdict(run.settings), "data": run.data, "model": run.config}
+    then = {**dataclasses.asdict(run.settings), "data": run.data}
+    then |= {"tokenizer": run.tokenizer.hash, "model": run.config}
+    now = {**given, "data": data, "tokenizer": (tokenizer or run.tokenizer).hash}
+    now["model"] = config or run.config
     for name in now:
         if now[name] != then[name]:
             raise UserError(
@@ -261,22 +264,27 @@ def open_run(out, given, data, begin, resume=False, config=None):
 
 
 def train(config, data, out, *, steps=None, batch_size=None, lr=None, seed=None, engine="auto",
-          threads=None, save_every=SAVE_EVERY, resume=False, sample=None):  # fmt: skip
+          threads=None, save_every=SAVE_EVERY, resume=False, sample=None,
+          tokenizer=None):  # fmt: skip
     """Train on the text file `data` into the run directory `out`; returns the `Run`.
 
     config ModelConfig (None, with `resume`: the run's). Settings that are None take the defaults of
-    `Settings` or, with `resume`, the run's. `fit` tells of the rest. UserError: a bad file or
+    `Settings` or, with `resume`, the run's. tokenizer Tokenizer, whose vocab_size then replaces
+    config's (None: learned from the text). `fit` tells of the rest. UserError: a bad file or
     setting, a directory that holds another run, a loss that is not finite.
     """
+    if tokenizer and config:
+        config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
     text = read_text(data)
     train_text, held_out_text = split(text)
     given = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
 
     def begin(given):
-        settings, tokenizer = Settings(**given), Tokenizer.train(train_text, config.vocab_size)
-        return Run.begin(config, settings, tokenizer, digest(text))
+        settings = Settings(**given)
+        known = tokenizer or Tokenizer.train(train_text, config.vocab_size)
+        return Run.begin(config, settings, known, digest(text))
 
-    run = open_run(out, given, digest(text), begin, resume, config)
+    run = open_run(out, given, digest(text), begin, resume, config, tokenizer)
     shape = run.settings.batch_size, run.config.context, run.config.n_predict
     batches = Batches(run.tokenizer.encode(train_text), *shape, run.settings.seed)
     held_out = HeldOut(run.tokenizer.encode(held_out_text), run.tokenizer, *shape)

@@ -1,8 +1,11 @@
 """The command line end to end, at tiny size; and every error as one line with exit code 2."""
 
+import contextlib
 import io
 import json
 import os
+import pty
+import random
 import re
 import signal
 import subprocess
@@ -13,7 +16,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from nanoeuler import cli, corpus, gradcheck
+from nanoeuler import cli, cli_tokenizer, corpus, gradcheck
+from nanoeuler.tokenizer import Tokenizer
 
 STORY = Path(__file__).resolve().parents[1] / "data" / "river.txt"
 PAIRS = [{"question": f"What is {i}?", "answer": f"The number {i}."} for i in range(40)]
@@ -25,6 +29,13 @@ def start(line, **how):
     return subprocess.Popen([sys.executable, "-m", "nanoeuler", *line.split()], text=True,
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             **how)  # fmt: skip
+
+
+def piped(line, data=b"", **how):
+    """Run the program with `data` on its stdin: what subprocess.run gives, all of it bytes."""
+    words = line if isinstance(line, list) else line.split()
+    return subprocess.run([sys.executable, "-m", "nanoeuler", *words], input=data, timeout=60,
+                          capture_output=True, **how)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -139,15 +150,218 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(runs):
 
 
 def test_the_tokenizer_commands(nanoeuler, tmp_path):
-    code, out, _ = nanoeuler(["tokenizer", "encode", "The river", "--from", "base"])
+    code, out, _ = nanoeuler(["tokenizer", "encode", "The river", "--tokenizer", "base"])
     assert code == 0
-    assert nanoeuler(f"tokenizer decode {out} --from base")[1] == "The river\n"
-    shown = nanoeuler("tokenizer show --from base")[1].splitlines()
+    assert nanoeuler(f"tokenizer decode {out} --tokenizer base") == (0, "The river\n", "")
+    code, shown, _ = nanoeuler(["tokenizer", "show", "The river", "--tokenizer", "base"])
+    lines = [line.split(" ", 1) for line in shown.splitlines()]
+    assert [i for i, _ in lines] == out.split()
+    assert "".join(token[1:-1] for _, token in lines) == "The river"
+    shown = nanoeuler("tokenizer show --tokenizer base/tokenizer.json")[1].splitlines()
     assert len(shown) == 512 and shown[-1] == "511 '<|end|>'"
-    line = f"tokenizer train --data {STORY} --out {tmp_path} --vocab-size 300"
-    code, out, _ = nanoeuler(line)
-    assert code == 0 and re.search(r"\d\.\d\d bytes", out)
-    assert len(nanoeuler(f"tokenizer show --from {tmp_path}")[1].splitlines()) == 300
+
+
+def test_a_tokenizer_is_learned_and_found_without_flags(nanoeuler, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = nanoeuler(f"tokenizer train {STORY} --vocab-size 300")
+    assert code == 0 and err == ""  # no progress: stderr is no terminal
+    said = r"saved tokenizer.json: 300 ids, (\S+) bytes per token in the first (\S+ kB) of .* s\n"
+    ratio, size = re.fullmatch(said, out).groups()
+    story, tokenizer = STORY.read_bytes(), Tokenizer.load("tokenizer.json")
+    assert size == f"{len(story) / 1000:.1f} kB"
+    assert ratio == f"{len(story) / len(tokenizer.encode(story)):.2f}"
+    assert tokenizer.hash == Tokenizer.train(story, 300).hash
+    ids = tokenizer.encode("river").tolist()
+    assert nanoeuler("tokenizer encode river")[1] == " ".join(map(str, ids)) + "\n"
+    assert len(nanoeuler("tokenizer show")[1].splitlines()) == 300
+
+
+def test_chunks_do_not_show(nanoeuler, tmp_path, monkeypatch):
+    """A chunk may end anywhere: in a word, in a character, in a number."""
+    story, out = STORY.read_bytes(), tmp_path / "t.json"
+    text = "Ð ½—the river’s bed…  " * 20
+    nanoeuler(f"tokenizer train {STORY} --vocab-size 400 --out {tmp_path / 'whole.json'}")
+    ids = piped(f"tokenizer encode --tokenizer {tmp_path / 'whole.json'}", text.encode()).stdout
+    monkeypatch.setattr(cli_tokenizer, "CHUNK", 7)
+    assert nanoeuler(f"tokenizer train {STORY} --vocab-size 400 --out {out}")[0] == 0
+    assert Tokenizer.load(out).hash == Tokenizer.train(story, 400).hash
+    for command, given, wanted in (("encode", text, ids.decode()), ("decode", ids.decode(), text)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        assert nanoeuler(f"tokenizer {command} --tokenizer {out}") == (0, wanted, "")
+
+
+def test_no_word_goes_on_from_one_file_into_the_next(nanoeuler, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("x", "x"), ("y", "y"), ("both", "xy")):
+        Path(name).write_text(text)
+    line = "tokenizer train {} --vocab-size 261"
+    code, _, err = nanoeuler(line.format("x y x y"))
+    assert code == 2 and "expected text with 1 pairs to merge, but this one has 0" in err
+    assert nanoeuler(line.format("x both y"))[0] == 0
+    assert b"xy" in Tokenizer.load("tokenizer.json").tokens
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\n", b"caf\xe9 \xff\xfe", b"one\r\ntwo\r\n \n", random.Random(0).randbytes(300_000)],
+    ids=["nothing", "an empty line", "no UTF-8", "ends of lines", "noise"],
+)
+def test_every_byte_comes_back_through_a_pipe(runs, data):
+    encoded = piped("tokenizer encode --tokenizer base", data, cwd=runs)
+    assert re.fullmatch(rb"(\d+( \d+)*)?\n", encoded.stdout)
+    decoded = piped("tokenizer decode --tokenizer base", encoded.stdout, cwd=runs)
+    assert decoded.stdout == data
+    for done in (encoded, decoded):
+        assert done.returncode == 0 and done.stderr == b""
+
+
+def test_an_argument_is_the_bytes_that_were_typed(runs):
+    ids = piped(["tokenizer", "encode", b"caf\xe9", "--tokenizer", "base"], cwd=runs).stdout
+    assert piped("tokenizer decode --tokenizer base", ids, cwd=runs).stdout == b"caf\xe9"
+
+
+def test_a_vocabulary_of_text_that_is_no_utf_8(nanoeuler, tmp_path):
+    text = b"caf\xe9 au lait, \xff\x00 "
+    (tmp_path / "latin1").write_bytes(text * 50)
+    out = tmp_path / "folder" / "t.json"  # a folder that is made
+    code, _, err = nanoeuler(f"tokenizer train {tmp_path / 'latin1'} --vocab-size 271 --out {out}")
+    assert code == 0 and err == ""
+    assert b" \xff\x00" in Tokenizer.load(out).tokens
+    assert [path.name for path in out.parent.iterdir()] == ["t.json"]
+
+
+def on_a_terminal(words, **how):
+    """The program with a terminal as its stderr: (stdout, what the terminal has got)."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen([sys.executable, "-m", "nanoeuler", *words], stderr=theirs,
+                               stdout=subprocess.PIPE, env=environment, **how)  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that nobody has it open any more
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, shown
+    return out, shown.decode()
+
+
+def test_a_terminal_sees_how_far_it_is_and_a_pipe_does_not(runs, tmp_path):
+    size = f"{STORY.stat().st_size / 1000:.1f} kB"
+    words = ["tokenizer", "train", str(STORY), "--vocab-size", "600", "--out"]
+    out, shown = on_a_terminal([*words, str(tmp_path / "t.json")])
+    assert f"read {size} of {size}" in shown and "340 of 340 merges" in shown
+    assert re.fullmatch(rb"saved .*\n", out)
+
+    words = ["tokenizer", "encode", "--tokenizer", str(runs / "base")]
+    with open(STORY, "rb") as story:
+        out, shown = on_a_terminal(words, stdin=story)
+    assert f"read {size} of {size}" in shown
+    assert out == piped(words, STORY.read_bytes()).stdout
+    source = subprocess.Popen(["cat", STORY], stdout=subprocess.PIPE)
+    with source.stdout:
+        assert on_a_terminal(words, stdin=source.stdout) == (out, "")  # a pipe has no known end
+    assert source.wait() == 0
+
+
+def test_a_stream_of_digits_without_end_is_refused(runs):
+    process = start("tokenizer decode --tokenizer base", cwd=runs)
+    with contextlib.suppress(BrokenPipeError):
+        for _ in range(64):
+            process.stdin.write("1" * (1 << 16))
+    assert process.wait(timeout=60) == 2  # and its stdin is still open
+    assert re.fullmatch(r"nanoeuler: expected ids[^\n]+\n", process.stderr.read())
+
+
+def test_wrong_ids_on_stdin_are_one_line(runs):
+    for ids, said in ((b"84 1o4\n", "'1o4'"), (b"84 512\n", "512"), (b"84 -1", "'-1'")):
+        done = piped("tokenizer decode --tokenizer base", ids, cwd=runs)
+        assert done.returncode == 2
+        assert re.fullmatch(rf"nanoeuler: [^\n]*{said}[^\n]*\n", done.stderr.decode())
+
+
+def test_a_learning_cut_short_leaves_no_file(tmp_path):
+    os.mkfifo(tmp_path / "text")
+    process = start("tokenizer train text --out t.json", cwd=tmp_path)
+    with open(tmp_path / "text", "wb") as text:  # which waits until the program reads
+        text.write(STORY.read_bytes())
+        text.flush()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 2
+    assert process.communicate() == ("", "nanoeuler: interrupted\n")
+    assert os.listdir(tmp_path) == ["text"]
+
+
+def test_a_folder_that_may_not_be_written_is_told_before_the_reading(nanoeuler, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(Tokenizer, "train", None)  # is not reached
+    code, _, err = nanoeuler(f"tokenizer train {STORY} --out new/t.json")
+    assert code == 2 and "--out new/t.json cannot be written in " in err
+
+
+def test_a_model_is_trained_with_a_tokenizer_that_is_there(nanoeuler, tmp_path):
+    given, other = (Tokenizer.train(STORY.read_bytes(), size) for size in (300, 310))
+    given.save(tmp_path / "given.json")
+    other.save(tmp_path / "other.json")
+    run = f"train --data {STORY} --out {tmp_path / 'run'}"
+    assert nanoeuler(f"{run} {SMALL} --tokenizer {tmp_path / 'given.json'}")[0] == 0
+    assert (tmp_path / "run" / "tokenizer.json").read_text() == given.json
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["vocab_size"] == 300
+    again = f"train --data {STORY} --out {tmp_path / 'again'} {SMALL}"
+    assert nanoeuler(f"{again} --tokenizer {tmp_path / 'run'}")[0] == 0  # a run's tokenizer
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
+    assert models[0] == models[1]
+
+    for line in (run, f"{run} --preset small --tokenizer {tmp_path / 'given.json'}"):
+        assert nanoeuler(f"{line} --resume")[0] == 0
+    code, _, err = nanoeuler(f"{run} --resume --tokenizer {tmp_path / 'other.json'}")
+    assert code == 2 and f"holds a run with tokenizer {given.hash}, but {other.hash}" in err
+
+
+def test_a_tokenizer_that_knows_no_chat_is_told_of(nanoeuler, tmp_path):
+    Tokenizer.train(STORY.read_bytes(), 300, ("<|endoftext|>",)).save(tmp_path / "gpt2.json")
+    run, tokenizer = tmp_path / "run", tmp_path / "gpt2.json"
+    assert nanoeuler(f"train --data {STORY} --out {run} {SMALL} --tokenizer {tokenizer}")[0] == 0
+    for line in ("sft --data pairs.jsonl", "chat"):
+        out = ["--out", str(tmp_path / "new")] if line != "chat" else []
+        code, _, err = nanoeuler([*line.split(), "--from", str(run), *out])
+        assert code == 2 and re.fullmatch(r"nanoeuler: .* it has no <\|user\|>[^\n]*\n", err)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder that looks like the project's, with two measurements, and a folder within it."""
+    (tmp_path / "_toc.yml").touch()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "bench_speed.py").write_text(
+        "import sys\n"
+        "from nanoeuler import measurements\n"
+        "if __name__ == '__main__':\n"
+        "    measurements.save('speed', [{'arguments': sys.argv[1:]}])\n"
+    )
+    (tmp_path / "tests" / "bench_peer.py").write_text("import a_peer_that_is_not_here\n")
+    monkeypatch.chdir(tmp_path / "tests")
+    return tmp_path
+
+
+def test_bench_runs_a_measurement_of_the_checkout(checkout):
+    done = piped("bench", cwd=checkout / "tests")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"peer\nspeed\n", b"")
+    done = piped("bench speed", cwd=checkout / "tests")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    measured = checkout / "data" / "measurements" / "speed.json"
+    assert json.loads(measured.read_text()) == [{"arguments": []}]
+
+
+def test_what_bench_lacks_is_one_line(checkout):
+    for name, said in (
+        ("peer", "no a_peer_that_is_not_here: install the extras: pip install -e '.[test]'"),
+        ("nothing", "no measurement is named 'nothing': choose one of peer, speed"),
+    ):
+        done = piped(f"bench {name}", cwd=checkout)
+        assert done.returncode == 2 and done.stderr.decode() == f"nanoeuler: {said}\n"
 
 
 def test_check_proves_the_gradients(nanoeuler):
@@ -205,13 +419,29 @@ ERRORS = {  # a command line, and what its one line must say
     "chat --from chat --temperature -1": "temperature",
     "sft --from base --data pairs.jsonl --out new --lr 0": "lr",
     "chat --from broken": "model.safetensors",
-    "tokenizer encode text --from nowhere": "tokenizer.json",
-    "tokenizer decode 1 99999 --from base": "99999",
-    "tokenizer decode one --from base": "ids",
-    f"tokenizer train --data {STORY} --vocab-size 3 --out new": "vocabulary size",
+    f"train --data {STORY} --out new --tokenizer nowhere": "there is no nowhere",
+    "tokenizer encode text --tokenizer nowhere": "there is no nowhere",
+    "tokenizer encode text": "there is no tokenizer.json",
+    "tokenizer encode text --tokenizer broken/model.safetensors": "is not JSON",
+    "tokenizer encode --tokenizer tokenizerless": "there is no tokenizerless/tokenizer.json",
+    "tokenizer decode --tokenizer nowhere": "there is no nowhere",
+    "tokenizer decode 1 99999 --tokenizer base": "99999",
+    "tokenizer decode 1 99999999999999999999 --tokenizer base": "at most 18 digits",
+    "tokenizer decode one --tokenizer base": "ids",
+    "tokenizer show --tokenizer nowhere": "there is no nowhere",
+    f"tokenizer train {STORY} --vocab-size 3 --out new/t.json": "vocabulary size",
+    f"tokenizer train {STORY} --vocab-size many": "--vocab-size",
+    f"tokenizer train {STORY} --vocab-size 99999 --out new/t.json": "pairs to merge",
+    f"tokenizer train {STORY} nowhere --out new/t.json": "nowhere: No such file",
+    f"tokenizer train {STORY} base --out new/t.json": "base: Is a directory",
+    "tokenizer train empty empty --vocab-size 260 --out new/t.json": "empty is empty",
+    f"tokenizer train {STORY} --out base": "base is a directory: name a file",
+    f"tokenizer train {STORY} --out binary/t.json": "cannot be written in",
+    "tokenizer train binary --out ./binary": "is a text to learn from",
     "tokenizer": "",
     "plan --preset huge": "unknown preset",
     "plan --tokens 0": "--tokens",
+    "bench cpu": "inside the project",  # which the folder of the runs is not
     "fly": "fly",
     "": "",
     "--fly": "--fly",
@@ -224,6 +454,7 @@ def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, line):
     (runs / "empty").write_bytes(b"")
     (runs / "wrong.jsonl").write_text("What is it?\n")
     (runs / "broken").mkdir(exist_ok=True)
+    (runs / "tokenizerless").mkdir(exist_ok=True)
     for name in ("config.json", "tokenizer.json"):
         (runs / "broken" / name).write_bytes((runs / "chat" / name).read_bytes())
     (runs / "broken" / "model.safetensors").write_bytes(b"not at all")
@@ -240,7 +471,7 @@ def test_an_empty_prompt_is_an_error(nanoeuler):
 
 
 def test_a_closed_pipe_ends_the_program_quietly(runs):
-    for line in ("tokenizer show --from base", "generate --from base --tokens 3000"):
+    for line in ("tokenizer show --tokenizer base", "generate --from base --tokens 3000"):
         process = start(line, cwd=runs)
         process.stdout.close()  # long before it has anything to say
         assert process.stderr.read() == ""
@@ -281,13 +512,14 @@ def test_a_flag_means_the_same_everywhere(nanoeuler):
         text = re.sub(r"\n {9,}", " ", nanoeuler([*command, "--help"])[1])  # wrapped lines
         for flag, meaning in re.findall(r"^  (--[\w-]+)(?: [\w|]+)? +(.*)", text, re.MULTILINE):
             meanings.setdefault(flag, set()).add(meaning.split("  [")[0])
-    assert {"--data", "--from", "--out", "--preset", "--engine", "--steps"} <= set(meanings)
+    wanted = {"--data", "--from", "--out", "--preset", "--engine", "--steps", "--tokenizer"}
+    assert wanted <= set(meanings)
     assert {flag for flag, said in meanings.items() if len(said) > 1} == set()
 
 
 def test_the_commands_are_those_of_the_book():
     assert {words[0] for words in commands(cli.app)} == {
-        "train", "sft", "generate", "chat", "tokenizer", "check", "plan", "doctor"
+        "train", "sft", "generate", "chat", "tokenizer", "check", "plan", "bench", "doctor"
     }  # fmt: skip
     assert isinstance(cli.app, typer.Typer)
 
@@ -296,7 +528,7 @@ def test_help_does_not_wait_for_numerical_libraries():
     program = (
         "import sys\n"
         "from nanoeuler.cli import main\n"
-        "assert main(['--help']) == 0\n"
+        "assert main(['--help']) == main(['tokenizer', 'encode', '--help']) == 0\n"
         "slow = {'numpy', 'numba', 'llvmlite', 'matplotlib', 'safetensors', 'rich'}\n"
         "sys.exit(str(slow & set(sys.modules)) if slow & set(sys.modules) else 0)\n"
     )
@@ -310,6 +542,8 @@ def test_the_default_data_is_the_embedded_corpus(nanoeuler, tmp_path, monkeypatc
     monkeypatch.setattr(corpus, "text_path", lambda: tmp_path / "docs.txt")
     monkeypatch.setattr(corpus, "pairs", lambda: pairs)
     monkeypatch.chdir(tmp_path)
+    assert cli.main("tokenizer train".split()) == 0
+    assert Tokenizer.load("tokenizer.json").hash == Tokenizer.train(STORY.read_bytes(), 512).hash
     assert cli.main(f"train {SMALL}".split()) == 0
     assert cli.main(f"sft {SMALL}".split()) == 0
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 3?\n"))

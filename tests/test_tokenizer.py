@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import random
+import subprocess
+import sys
 import unicodedata
 from functools import cache
 from itertools import product
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import bpe, pretokenizer
+from nanoeuler import bpe, pretokenizer, tokenizer
 from nanoeuler.bpe_train import learn_merges
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
@@ -35,14 +37,23 @@ def data_file(name):
 
 
 @cache
+def all_texts():
+    """Each text of the optional test data: books, plays, web pages, questions, 40 MB in all."""
+    folder = data_file("MANIFEST.tsv").parent
+    wanted = ("*.txt", "web/*", "instruct/*", "gutenberg/*")
+    paths = [path for kind in wanted for path in folder.glob(kind)]
+    texts = []
+    for path in sorted(paths):
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        texts.append(data.decode("utf-8", errors="replace"))
+    return texts
+
+
+@cache
 def real_text():
-    """10 MB of books, plays and web pages, with every script that they hold."""
-    parts = [data_file("tinyshakespeare.txt"), data_file("web/fineweb_edu_sample_1M.txt")]
-    parts += [data_file("web/c4_demo.jsonl"), data_file("instruct/alpaca_train_4900.json")]
-    books = sorted(data_file("gutenberg").glob("*.gz"))
-    data = b"".join(p.read_bytes() for p in parts)
-    data += b"".join(gzip.decompress(p.read_bytes()) for p in books)
-    return data.decode("utf-8", errors="replace")[:10_000_000]
+    """The first 10 MB of it."""
+    return "".join(all_texts())[:10_000_000]
 
 
 @cache
@@ -138,7 +149,7 @@ def huggingface_merges(text, vocab_size):
 
 @pytest.mark.parametrize("vocab_size", [512, 4096, 50257])
 def test_training_learns_hugging_faces_merges(vocab_size):
-    text = "".join(old_characters([real_text()[:4_000_000]]))
+    text = "".join(old_characters([real_text()]))
     ours = Tokenizer.train(text, vocab_size, ())
     assert ours.merges.tolist() == huggingface_merges(text, vocab_size)
 
@@ -147,7 +158,7 @@ def test_training_learns_hugging_faces_merges(vocab_size):
 @settings(max_examples=50, deadline=None)  # Hugging Face's trainer starts threads each time
 def test_training_learns_hugging_faces_merges_where_everything_is_a_tie(lines):
     text = "".join(lines)
-    merges = learn_merges(text.encode(), 1000).tolist()
+    merges = learn_merges([text.encode()], 1000).tolist()
     assert merges == huggingface_merges(text, 256 + len(merges))
 
 
@@ -171,8 +182,8 @@ def test_gpt2_ids_are_tiktokens():
     ours = gpt2()
     ranks = {token: i for i, token in enumerate(ours.tokens[:-1])}
     theirs = tiktoken.Encoding("g", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
-    text = real_text()
-    assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
+    for text in all_texts():
+        assert ours.encode(text).tolist() == theirs.encode_ordinary(text)
     for string in old_characters(fuzz()):
         assert ours.encode(string).tolist() == theirs.encode_ordinary(string), string
 
@@ -184,7 +195,7 @@ def test_gpt2_ids_are_hugging_faces():
     vocab = json.loads(data[1].read_text("utf-8"))
     theirs = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges))
     theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    for text in [real_text()[:1_500_000], *old_characters(fuzz()[:20_000])]:
+    for text in [*all_texts(), *old_characters(fuzz())]:
         assert gpt2().encode(text).tolist() == theirs.encode(text).ids
 
 
@@ -238,6 +249,77 @@ def test_a_text_in_chunks_has_the_ids_of_the_whole(chunks):
     assert np.concatenate(list(small().encode_stream(chunks))).tolist() == whole.tolist()
 
 
+@given(st.data())
+def test_pieces_have_the_words_of_the_whole(data):
+    """Bytes that look like the edges of words and of characters, in chunks of all sizes."""
+    edges = st.sampled_from([b" ", b"\n", b"'", b"s", b"ll", b"re", b"1", b".", b"\x85", b"\xf0"])
+    part = st.one_of(edges, st.binary(max_size=3), st.text(max_size=3).map(str.encode))
+    whole = b"".join(data.draw(st.lists(part, max_size=30)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    chunks = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    pieces = list(pretokenizer.whole_words(chunks))
+    assert b"".join(pieces) == whole
+    assert [w for piece in pieces for w in pretokenizer.split(piece)] == pretokenizer.split(whole)
+
+
+def test_pieces_of_ordinary_text_are_small():
+    text = RIVER.encode()
+    chunks = [text[at : at + 1000] for at in range(0, len(text), 1000)]
+    assert max(map(len, pretokenizer.whole_words(chunks))) < 1100  # a chunk and a word
+
+
+def test_a_long_word_in_small_chunks_is_looked_at_in_linear_time(monkeypatch):
+    seen, cut = [], pretokenizer.last_cut
+    monkeypatch.setattr(pretokenizer, "last_cut", lambda t, c: seen.append(t.size) or cut(t, c))
+    word = [b"a" * 100] * 20_000
+    assert b"".join(pretokenizer.whole_words(word)) == b"".join(word)
+    assert sum(seen) < 2 * 2_000_000  # each look has twice the bytes of the one before
+
+
+def test_a_word_over_the_limit_is_refused(monkeypatch):
+    monkeypatch.setattr(pretokenizer, "MAX_WORD", 1000)
+    monkeypatch.setattr(tokenizer, "MAX_WORD", 1000)
+    ordinary = RIVER.encode() + b"a" * 990
+    assert small().decode(small().encode(ordinary)) == ordinary
+    assert Tokenizer.train(ordinary, 600).hash == Tokenizer.train([ordinary], 600).hash
+    for hopeless in (b"a" * 2500, ordinary + b"a" * 2500 + ordinary):
+        refuse("words of at most 1000 bytes", small().encode, hopeless)
+        refuse("words of at most 1000 bytes", Tokenizer.train, hopeless, 300)
+        refuse("words of at most 1000", list, small().encode_stream([hopeless]))
+
+
+STREAMED = """
+import resource, sys
+from nanoeuler.tokenizer import Tokenizer
+text = open(sys.argv[1], "rb").read()
+tokenizer = Tokenizer.train(text, 512)
+list(tokenizer.encode_stream([text] * 10))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(ids.size for ids in tokenizer.encode_stream(text * 20 for _ in range(300)))
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_long_stream_takes_no_more_memory_than_a_short_one():
+    pytest.importorskip("resource", reason="peak memory is measured with `resource` (not Windows)")
+    story = project_root() / "data" / "river.txt"
+    command = [sys.executable, "-c", STREAMED, str(story)]
+    count, kilobytes = map(int, subprocess.check_output(command, text=True).split())
+    assert count > 6000 * 3000  # the story, over 3000 tokens, 20 times in each of 300 chunks: 93 MB
+    # a chunk is 0.3 MB and its ids 0.5 MB; holding the stream or its ids would take over 90 MB
+    assert kilobytes < 10_000
+
+
+def test_training_on_pieces_is_training_on_the_text():
+    chunks = [RIVER.encode()[at : at + 500] for at in range(0, len(RIVER), 500)]
+    told = []
+    trained = Tokenizer.train(pretokenizer.whole_words(chunks), 600, progress=told.append)
+    assert trained.hash == small().hash
+    assert told == [100, 200, 300, 340]
+    apart = Tokenizer.train(["ab"] * 5 + ["ba"] * 4, 261)
+    assert apart.tokens[256:257] == [b"ab"]  # not "ba", which the joined texts have 8 times
+
+
 def test_a_batch_over_threads_is_each_text_alone():
     texts = fuzz()[:500] + [RIVER] * 8
     for threads in (None, 1, 5):
@@ -248,9 +330,9 @@ def test_a_batch_over_threads_is_each_text_alone():
 @pytest.mark.parametrize("word", [b"a", b"abcde", b" ", b"\xff", "漢".encode()])
 def test_a_word_of_a_megabyte_costs_no_more_than_text(word):
     data = word * (1_000_000 // len(word))
-    tokenizer = Tokenizer.train(RIVER.encode() + data[:5000], 600)
+    trained = Tokenizer.train(RIVER.encode() + data[:5000], 600)
     # n * n steps would be a million million; hanging is what fails this test
-    assert tokenizer.decode(tokenizer.encode(data)) == data
+    assert trained.decode(trained.encode(data)) == data
     assert Tokenizer.train(data, 262, ()).merges.shape == (6, 2)
 
 
@@ -266,11 +348,10 @@ def test_ids_do_not_depend_on_which_words_are_remembered():
 
 
 def test_a_hash_changes_with_every_part_of_the_content():
-    tokenizer = small()
-    same = Tokenizer(tokenizer.merges)
-    other = [Tokenizer(tokenizer.merges[:-1]), Tokenizer(tokenizer.merges, ("<|end|>",))]
-    assert same.hash == tokenizer.hash
-    assert len({tokenizer.hash, *(t.hash for t in other)}) == 3
+    merges = small().merges
+    other = [Tokenizer(merges[:-1]), Tokenizer(merges, ("<|end|>",))]
+    assert Tokenizer(merges).hash == small().hash
+    assert len({small().hash, *(t.hash for t in other)}) == 3
 
 
 def refuse(match, attempt, *arguments):
@@ -380,6 +461,12 @@ def test_files_that_contradict_themselves_are_refused(tmp_path, change):
 def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
     refuse("cannot read .*nothing.json", Tokenizer.load, tmp_path / "nothing.json")
     refuse("cannot read", Tokenizer.load, tmp_path)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "MAX_FILE", 1000)
+    (tmp_path / "tokenizer.json").write_text(small().json)
+    refuse("expected at most 1000 bytes", Tokenizer.load, tmp_path / "tokenizer.json")
 
 
 def test_gpt2_files_that_are_damaged_are_refused(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -24,6 +25,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model import initialise
 from nanoeuler.optim import AdamW
 from nanoeuler.parallel import Sharded
+from nanoeuler.tokenizer import Tokenizer
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
 CONFIG = ModelConfig(
@@ -224,6 +226,26 @@ def test_what_is_refused(straight, tmp_path):
     larger = ModelConfig(**{**CONFIG.__dict__, "n_layers": 3})
     with pytest.raises(UserError, match="n_layers=2.*n_layers=3"):
         train.train(larger, RIVER, straight, resume=True)
+
+
+def test_a_tokenizer_that_exists_is_used_and_kept(tmp_path):
+    text = RIVER.read_bytes()[:5000]  # whose merges are not those of the whole
+    given, other = Tokenizer.train(text, 290), Tokenizer.train(text, 280)
+    run = go(tmp_path / "given", tokenizer=given)
+    assert run.config == replace(CONFIG, vocab_size=290)
+    assert run.weights["embedding"].shape[0] == 290
+    assert (tmp_path / "given" / "tokenizer.json").read_text() == given.json
+    assert checkpoint.load(tmp_path / "given").tokenizer.hash == given.hash
+
+    with mock.patch.object(Tokenizer, "train", None):  # learning one is not reached
+        with pytest.raises(Died), dying_before(Batches, "batch", 7):
+            go(tmp_path / "died", tokenizer=given)
+        assert resume(tmp_path / "died", tokenizer=given).step == STEPS
+        assert_same_run(tmp_path / "died", tmp_path / "given")
+        assert resume(tmp_path / "died").step == STEPS
+        assert go(tmp_path / "died", tokenizer=given, resume=True).step == STEPS
+    with pytest.raises(UserError, match=f"with tokenizer {given.hash}, but {other.hash}"):
+        resume(tmp_path / "died", tokenizer=other)
 
 
 def test_a_finished_run_is_resumed_to_nothing_but_its_sample(straight, capsys):

@@ -357,7 +357,7 @@ def test_bench_runs_a_measurement_of_the_checkout(checkout):
 
 def test_what_bench_lacks_is_one_line(checkout):
     for name, said in (
-        ("peer", "no a_peer_that_is_not_here: install the extras: pip install -e '.[test]'"),
+        ("peer", "no a_peer_that_is_not_here: install the extras: pip install -e '.[test,bench]'"),
         ("nothing", "no measurement is named 'nothing': choose one of peer, speed"),
     ):
         done = piped(f"bench {name}", cwd=checkout)

@@ -268,10 +268,11 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except ModuleNotFoundError as error:
-        raise UserError(f"no {error.name}: install the extras: pip install -e '.[test,bench]'") from None
+        extras = "install the extras: pip install -e '.[test,bench]'"
+        raise UserError(f"no {error.name}: {extras}") from None
 
 
-# %% book/11-fine-tuning-and-chat.md:1439
+# %% book/11-fine-tuning-and-chat.md:1440
 @app.command()
 def doctor():
     """What this machine offers, and what may slow it down. Changes nothing.

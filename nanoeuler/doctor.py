@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:1396
+# %% book/11-fine-tuning-and-chat.md:1397
 """What this machine offers to training, and what may slow it down. Measures and changes nothing."""
 
 import os

@@ -262,6 +262,22 @@ def test_pieces_have_the_words_of_the_whole(data):
     assert [w for piece in pieces for w in pretokenizer.split(piece)] == pretokenizer.split(whole)
 
 
+def test_a_cut_is_the_end_of_a_word_whatever_follows():
+    rng = random.Random(7)
+    edges = [" ", "\n", "\u3000", "'", "s", "l", "é", "𝒜", "1", ".", "漢", "🙂"]
+    edges = [edge.encode() for edge in edges] + [b"\xe3", b"\x80"]
+    cuts = 0
+    for _ in range(20_000):
+        whole = b"".join(rng.choices(edges, k=rng.randint(3, 10)))
+        seen = whole[: rng.randint(0, len(whole))]
+        cut = pretokenizer.last_cut(np.frombuffer(seen, np.uint8), pretokenizer.CHARACTER_CLASSES)
+        assert pretokenizer.split(whole[:cut]) + pretokenizer.split(whole[cut:]) == (
+            pretokenizer.split(whole)
+        ), (whole, seen, cut)
+        cuts += cut > 0
+    assert cuts > 5000
+
+
 def test_pieces_of_ordinary_text_are_small():
     text = RIVER.encode()
     chunks = [text[at : at + 1000] for at in range(0, len(text), 1000)]

@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -305,25 +306,31 @@ def test_a_word_over_the_limit_is_refused(monkeypatch):
 
 
 STREAMED = """
-import resource, sys
+import sys
 from nanoeuler.tokenizer import Tokenizer
+
+def peak():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status["VmHWM"].split()[0])
+
 text = open(sys.argv[1], "rb").read()
 tokenizer = Tokenizer.train(text, 512)
 list(tokenizer.encode_stream([text] * 10))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 count = sum(ids.size for ids in tokenizer.encode_stream(text * 20 for _ in range(300)))
-print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(count, peak() - before)
 """
 
 
 def test_a_long_stream_takes_no_more_memory_than_a_short_one():
-    pytest.importorskip("resource", reason="peak memory is measured with `resource` (not Windows)")
+    if not Path("/proc/self/status").exists():
+        pytest.skip("peak memory is read from /proc/self/status, which only Linux has")
     story = project_root() / "data" / "river.txt"
     command = [sys.executable, "-c", STREAMED, str(story)]
     count, kilobytes = map(int, subprocess.check_output(command, text=True).split())
     assert count > 6000 * 3000  # the story, over 3000 tokens, 20 times in each of 300 chunks: 93 MB
     # a chunk is 0.3 MB and its ids 0.5 MB; holding the stream or its ids would take over 90 MB
-    assert kilobytes < 10_000
+    assert kilobytes < 20_000
 
 
 def test_training_on_pieces_is_training_on_the_text():

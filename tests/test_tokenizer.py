@@ -10,6 +10,7 @@ import unicodedata
 from functools import cache
 from itertools import product
 from pathlib import Path
+from string import ascii_lowercase
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler import bpe, pretokenizer, tokenizer
-from nanoeuler.bpe_train import learn_merges
+from nanoeuler.bpe_train import LENGTH, START, TIMES, count_words, learn_merges
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -368,6 +369,20 @@ def test_ids_do_not_depend_on_which_words_are_remembered():
     expected = {word: small().encode(" " + word).tolist() for word in set(words)}
     whole = small().encode("".join(" " + word for word in sequence)).tolist()
     assert whole == [i for word in sequence for i in expected[word]]
+
+
+def test_words_that_begin_alike_are_told_apart():
+    """Words of one length whose first eight bytes are the same: 17,576 of them, each twice."""
+    words = [" beginning" + "".join(letters) for letters in product(ascii_lowercase, repeat=3)]
+    text = "".join(words + words[::-1]).encode()
+    counted, store = count_words([text[: 13 * 1000], text[13 * 1000 :]])
+    assert len(counted) == len(words)
+    assert set(counted[:, TIMES]) == {2} and set(counted[:, LENGTH]) == {13}
+    starts = counted[:, START].tolist()
+    assert [store[start : start + 13].tobytes().decode() for start in starts] == words
+    expected = {word: small().encode(word).tolist() for word in words}
+    ids = small().encode(text).tolist()
+    assert ids == [i for word in words + words[::-1] for i in expected[word]]
 
 
 def test_a_hash_changes_with_every_part_of_the_content():

@@ -124,7 +124,7 @@ def pop(heap, size):
     return size
 
 
-# %% book/01-tokenizer.md:1141
+# %% book/01-tokenizer.md:1137
 NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
@@ -156,7 +156,7 @@ def _made_of(a, b, table):
     return table[slot, 1]
 
 
-# %% book/01-tokenizer.md:1176
+# %% book/01-tokenizer.md:1172
 @njit(cache=True, nogil=True)
 def _merge_short(ids, n, table, made):
     """Merge ids[:n] in place, n * n steps; return how many are left. `made` (n,) is scratch."""
@@ -182,7 +182,7 @@ def _merge_short(ids, n, table, made):
     return n
 
 
-# %% book/01-tokenizer.md:1205
+# %% book/01-tokenizer.md:1201
 @njit(cache=True, nogil=True)
 def _merge_long(ids, n, table):
     """What `_merge_short` does, in n log n steps."""
@@ -217,7 +217,7 @@ def _merge_long(ids, n, table):
     return kept
 
 
-# %% book/01-tokenizer.md:1243
+# %% book/01-tokenizer.md:1239
 LONG_WORD = 48  # bytes; near where n * n steps of `_merge_short` and the heap cost the same
 REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
 TRIES = 8  # slots that are looked at before a word counts as not remembered

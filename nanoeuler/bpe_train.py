@@ -33,20 +33,6 @@ KEY, COUNT, FIRST, MANY = 0, 1, 2, 3  # pairs: MANY places, from FIRST on
 PAIRS, PLACES, NOTES, WAITING, MADE = 0, 1, 2, 3, 4  # sizes: WAITING in the heap, MADE merges
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _find_word(text, at, end, table, words, store):
-    """The slot of `table` that holds the row of the word text[at:end], or the free slot for it."""
-    length, eight = end - at, eight_bytes(text, at, end)
-    slot = hash_bytes(text, at, end) & (table.size - 1)
-    while table[slot] != FREE:
-        w = table[slot]
-        if words[w, EIGHT] == eight and words[w, LENGTH] == length:
-            if length <= 8 or same_bytes(store, words[w, START], text, at, length):
-                break
-        slot = (slot + 1) & (table.size - 1)
-    return slot
-
-
 @njit(cache=True, nogil=True)
 def _count(text, at, classes, table, words, store, used):
     """Count the words of `text` (padded) from `at` until `words` is full; where that happened.
@@ -55,18 +41,28 @@ def _count(text, at, classes, table, words, store, used):
     """
     while at < text.size:
         end = word_end(text, at, classes)
-        slot = _find_word(text, at, end, table, words, store)
+        length, eight = end - at, eight_bytes(text, at, end)
+        # find its row, or the free slot for it
+        slot = hash_bytes(text, at, end) & (table.size - 1)
         w = table[slot]
+        while w != FREE and not (
+            words[w, EIGHT] == eight
+            and words[w, LENGTH] == length
+            and (length <= 8 or same_bytes(store, words[w, START], text, at, length))
+        ):
+            slot = (slot + 1) & (table.size - 1)
+            w = table[slot]
+        # a new word
         if w == FREE:
             w, start = used[0], used[1]
             if w == words.shape[0]:
                 break
             table[slot] = w
-            words[w, EIGHT], words[w, START] = eight_bytes(text, at, end), start
-            words[w, LENGTH], words[w, TIMES] = end - at, 0
-            for i in range(end - at):
+            words[w, EIGHT], words[w, START] = eight, start
+            words[w, LENGTH], words[w, TIMES] = length, 0
+            for i in range(length):
                 store[start + i] = text[at + i]
-            used[0], used[1] = w + 1, start + end - at
+            used[0], used[1] = w + 1, start + length
         words[w, TIMES] += 1
         at = end
     return at
@@ -85,7 +81,7 @@ def _table_of(words, store, slots):
     return table
 
 
-# %% book/01-tokenizer.md:835
+# %% book/01-tokenizer.md:831
 def _grown(array, rows):
     """A copy of `array` with room for `rows` rows."""
     longer = np.empty((rows, *array.shape[1:]), array.dtype)
@@ -112,7 +108,7 @@ def count_words(texts):
     return words[: used[0]], store
 
 
-# %% book/01-tokenizer.md:908
+# %% book/01-tokenizer.md:904
 @njit(cache=True, nogil=True)
 def _find(key, table, pairs):
     """The slot of `table` that holds the row of `key` in `pairs`, or the free slot for it."""
@@ -180,7 +176,7 @@ def _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes):
     return table
 
 
-# %% book/01-tokenizer.md:981
+# %% book/01-tokenizer.md:977
 @njit(cache=True, nogil=True)
 def _most_frequent(table, pairs, heap, sizes):
     """Take the most frequent pair out of the heap; its row, or FREE if there is none."""
@@ -242,7 +238,7 @@ def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes
     return table
 
 
-# %% book/01-tokenizer.md:1050
+# %% book/01-tokenizer.md:1046
 MOST_BYTES = (2**31 - 1) // 3  # of the distinct words: so that numbers of places fit an int32
 TELL_EVERY = 100  # merges between two calls of `progress`
 

@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:1329
+# %% book/01-tokenizer.md:1325
 """The tokenizer: text to ids and back by byte-level BPE, its file, its hash.
 
 Leaves out normalisation: every byte of a text is kept. Ids are the 256 bytes in GPT-2's order, the
@@ -45,7 +45,7 @@ def utf8(text):
     raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
 
 
-# %% book/01-tokenizer.md:1378
+# %% book/01-tokenizer.md:1374
 # GPT-2's visible character for each byte, in the order of the ids.
 VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
 
@@ -84,7 +84,7 @@ def tokenizer_json(merges, special):
     return json.dumps(content, ensure_ascii=False)
 
 
-# %% book/01-tokenizer.md:1420
+# %% book/01-tokenizer.md:1416
 def merges_from_names(names, source):
     """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
     ids = {name: i for i, name in enumerate(VISIBLE)}
@@ -131,7 +131,7 @@ def parse_tokenizer_json(text, source):
     return merges, tuple(special)
 
 
-# %% book/01-tokenizer.md:1470
+# %% book/01-tokenizer.md:1466
 class Tokenizer:
     """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
 
@@ -259,7 +259,7 @@ class Tokenizer:
         return Stream(self)
 
 
-# %% book/01-tokenizer.md:1601
+# %% book/01-tokenizer.md:1597
 class Stream:
     """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
 

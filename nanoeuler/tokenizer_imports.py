@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:1676
+# %% book/01-tokenizer.md:1672
 """GPT-2's vocabulary from the two forms it is published in. Leaves out all other vocabularies."""
 
 import base64

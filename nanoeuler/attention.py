@@ -24,7 +24,7 @@ def causal_softmax(scores):
     return e / np.sum(e, axis=-1, keepdims=True)
 
 
-# %% book/04-attention.md:199
+# %% book/04-attention.md:212
 def split_heads(heads, n_kv):
     """Packed `heads` (B, T, H + 2G, D) as q (B, G, H/G, T, D), k and v (B, G, 1, T, D)."""
     B, T, N, D = heads.shape
@@ -35,7 +35,7 @@ def split_heads(heads, n_kv):
     return q, by_head[:, H : H + G, None], by_head[:, H + G :, None]
 
 
-# %% book/04-attention.md:213
+# %% book/04-attention.md:226
 def attention(heads, n_kv):
     """Each position's weighted mean of the values up to it, per query head. Equation eq-attention.
 

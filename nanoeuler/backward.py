@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:221
+# %% book/05-backprop.md:224
 """The backward of every operation of the model, in NumPy, exactly as the chapter derives it.
 
 Each function takes the gradient of its output first, then what the forward used and saved, last the
@@ -15,35 +15,41 @@ K predicted tokens, F MLP width; R = H / G query heads share a key/value head.
 import numpy as np
 
 from nanoeuler.attention import split_heads
-from nanoeuler.layers import rope, sigmoid
+from nanoeuler.layers import GELU_CUBIC, GELU_SCALE, rope, sigmoid
 
 # The target of a position that nothing is to be learned from; never a token, since ids start at 0.
 IGNORE = -1
 
 
-def linear_backward(dy, x, w, dw):
-    """Gradients of y = x w. Equation eq-backprop-linear.
+def linear_backward(dy, x, w, dw, dbias=None):
+    """Gradients of y = x w + bias. Equation eq-backprop-linear.
 
-    dy (..., O), x (..., I), w (I, O). Adds to dw (I, O), returns dx (..., I).
+    dy (..., O), x (..., I), w (I, O). Adds to dw (I, O) and dbias (O,), returns dx (..., I).
     """
     assert dy.shape == x.shape[:-1] + w.shape[1:] and x.shape[-1:] == w.shape[:1]
     assert dw.shape == w.shape
     rows_x, rows_dy = x.reshape(-1, w.shape[0]), dy.reshape(-1, w.shape[1])
     dw += rows_x.T @ rows_dy                                            # (1)
+    if dbias is not None:
+        dbias += np.sum(rows_dy, axis=0)                                # (3)
     return (rows_dy @ w.T).reshape(x.shape)                             # (2)
 
 
-# %% book/05-backprop.md:282
-def embed_backward(dx, tokens, dtable):
-    """Gradient of x = table[tokens]. Equation eq-backprop-embed.
+# %% book/05-backprop.md:290
+def embed_backward(dx, tokens, dtable, dpositions=None):
+    """Gradient of x = table[tokens] + positions. Equation eq-backprop-embed.
 
-    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C). Tokens have no gradient to return.
+    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). Tokens have no
+    gradient to return.
     """
     assert dx.shape == tokens.shape + dtable.shape[1:]
-    np.add.at(dtable, tokens, dx)  # `dtable[tokens] += dx` would add a repeated token only once
+    np.add.at(dtable, tokens, dx)                                       # (1) repeated tokens too
+    if dpositions is not None:
+        assert dpositions.shape == dx.shape[1:]
+        dpositions += np.sum(dx, axis=0)                                # (2)
 
 
-# %% book/05-backprop.md:341
+# %% book/05-backprop.md:354
 def rmsnorm_backward(dy, x, gain, r, dgain):
     """Gradients of y = gain * x / r, where r is the root mean square. Equation eq-backprop-rmsnorm.
 
@@ -58,7 +64,27 @@ def rmsnorm_backward(dy, x, gain, r, dgain):
     return (dx_hat - x_hat * along) / r
 
 
-# %% book/05-backprop.md:390
+# %% book/05-backprop.md:429
+def layernorm_backward(dy, x, gain, stats, dgain, dbias=None):
+    """Gradients of y = gain * (x - mean) / deviation + bias. Equation eq-backprop-layernorm.
+
+    dy, x (..., C), gain (C,), stats (..., 2) as saved by `layernorm`. Adds to dgain and dbias (C,),
+    returns dx (..., C).
+    """
+    assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
+    assert stats.shape == x.shape[:-1] + (2,)
+    mean, deviation = stats[..., :1], stats[..., 1:]
+    x_hat = (x - mean) / deviation
+    dx_hat = gain * dy                                                  # (1)
+    shift = np.mean(dx_hat, axis=-1, keepdims=True)                     # (2)
+    along = np.mean(dx_hat * x_hat, axis=-1, keepdims=True)             # (3)
+    dgain += np.sum((dy * x_hat).reshape(-1, gain.size), axis=0)        # (4)
+    if dbias is not None:
+        dbias += np.sum(dy.reshape(-1, gain.size), axis=0)              # (5)
+    return (dx_hat - shift - x_hat * along) / deviation
+
+
+# %% book/05-backprop.md:495
 def rope_backward(dheads, n, cos, sin):
     """Gradient of `rope`: the first n heads turned by the opposite angle.
 
@@ -68,7 +94,7 @@ def rope_backward(dheads, n, cos, sin):
     return rope(dheads, n, cos, -sin)
 
 
-# %% book/05-backprop.md:475
+# %% book/05-backprop.md:580
 def attention_backward(dy, heads, n_kv, p):
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
@@ -90,7 +116,7 @@ def attention_backward(dy, heads, n_kv, p):
     return np.concatenate([dq.reshape(B, G * R, T, D), dk, dv], axis=1).swapaxes(1, 2)
 
 
-# %% book/05-backprop.md:531
+# %% book/05-backprop.md:636
 def swiglu_backward(dh, gate_up):
     """Gradient of h = silu(gate) * up. Equation eq-backprop-swiglu.
 
@@ -105,7 +131,18 @@ def swiglu_backward(dh, gate_up):
     return np.concatenate([dgate, dup], axis=-1)
 
 
-# %% book/05-backprop.md:590
+# %% book/05-backprop.md:677
+def gelu_backward(dh, u):
+    """Gradient of h = gelu(u), both of any one shape. Equation eq-backprop-gelu."""
+    assert dh.shape == u.shape
+    tanh = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
+    dz = GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u)
+    share = 0.5 * (1 + tanh)                                            # (1)
+    bend = 0.5 * u * (1 - tanh * tanh) * dz                             # (2)
+    return dh * (share + bend)
+
+
+# %% book/05-backprop.md:750
 def cross_entropy(logits, targets, scale):
     """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
 
@@ -135,8 +172,10 @@ __all__ = [
     "linear_backward",
     "embed_backward",
     "rmsnorm_backward",
+    "layernorm_backward",
     "rope_backward",
     "attention_backward",
     "swiglu_backward",
+    "gelu_backward",
     "cross_entropy",
 ]

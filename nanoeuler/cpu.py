@@ -56,7 +56,7 @@ class Arena:
         return self.slab[start : start + size].reshape(shape)
 
 
-# %% book/06a-cpu-engine.md:494
+# %% book/06a-cpu-engine.md:496
 def _rows(x):
     assert x.dtype == np.float32, f"the CPU engine works in float32, got {x.dtype}"
     return x.reshape(-1, x.shape[-1])
@@ -64,6 +64,19 @@ def _rows(x):
 
 def _ids(x):
     return np.ascontiguousarray(x, np.int32).reshape(-1)
+
+
+def _plus(y, bias):
+    # y, with the bias added in place if there is one.
+    if bias is not None:
+        y += bias
+    return y
+
+
+def _add_columns(dy, dbias):
+    # Adds the sum of the rows of dy to dbias, if there is a bias.
+    if dbias is not None:
+        dbias += np.sum(_rows(dy), axis=0)
 
 
 class FusedEngine:
@@ -90,16 +103,18 @@ class FusedEngine:
             self.tables[T, D, base] = tuple(table.astype(np.float32) for table in tables)
         return self.tables[T, D, base]
 
-    def embed(self, tokens, table):
+    def embed(self, tokens, table, positions=None):
         """As `layers.embed`."""
         x = self.arena.take(*tokens.shape, table.shape[1])
         fused.embed(_ids(tokens), table, _rows(x))
-        return x
+        return _plus(x, positions)
 
-    def embed_backward(self, dx, tokens, dtable):
+    def embed_backward(self, dx, tokens, dtable, dpositions=None):
         """As `backward.embed_backward`."""
         assert dx.shape == tokens.shape + dtable.shape[1:]
         fused.embed_backward(_rows(dx), _ids(tokens), dtable)
+        if dpositions is not None:
+            dpositions += np.sum(dx, axis=0)
 
     def rmsnorm(self, x, gain, eps=RMSNORM_EPS):
         """As `layers.rmsnorm`."""
@@ -114,6 +129,12 @@ class FusedEngine:
         dx = self.arena.take(*x.shape)
         fused.rmsnorm_backward(_rows(dy), _rows(x), gain, r.reshape(-1), _rows(dx), dgain)
         return dx
+
+    # GPT-2's variants, by the reference.
+    layernorm = staticmethod(reference.layernorm)
+    layernorm_backward = staticmethod(reference.layernorm_backward)
+    gelu = staticmethod(reference.gelu)
+    gelu_backward = staticmethod(reference.gelu_backward)
 
     def rope(self, heads, n, cos, sin):
         """As `layers.rope`, in place; heads must be contiguous."""
@@ -140,17 +161,21 @@ class FusedEngine:
         fused.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
         return dgate_up
 
-    def add(self, x, y):
+    def add(self, x, y, h=1.0):
         """As `layers.add`."""
         assert x.shape == y.shape
         out = self.arena.take(*x.shape)
-        fused.add(x.reshape(-1), y.reshape(-1), out.reshape(-1))
+        fused.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
-    def add_into(self, x, y):
+    def add_into(self, x, y, h=1.0):
         """As `reference.add_into`."""
         assert x.shape == y.shape and x.flags.c_contiguous
-        fused.add(x.reshape(-1), y.reshape(-1), x.reshape(-1))
+        fused.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+
+    def scale(self, x, h):
+        """As `reference.scale`."""
+        return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
 
     def cross_entropy(self, logits, targets, scale):
         """As `backward.cross_entropy`; dlogits is written over logits."""
@@ -159,20 +184,21 @@ class FusedEngine:
         fused.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
         return sums, logits
 
-    def linear(self, x, w):
+    def linear(self, x, w, bias=None):
         """As `layers.linear`."""
         y = self.arena.take(*x.shape[:-1], w.shape[1])
         np.matmul(_rows(x), w, out=_rows(y))
-        return y
+        return _plus(y, bias)
 
-    def linear_backward(self, dy, x, w, dw):
+    def linear_backward(self, dy, x, w, dw, dbias=None):
         """As `backward.linear_backward`."""
         dx = self.arena.take(*x.shape)
         np.matmul(_rows(dy), w.T, out=_rows(dx))
         with self.scratch():
             product = self.arena.take(*w.shape)
             np.matmul(_rows(x).T, _rows(dy), out=product)
-            self.add_into(dw, product)
+            dw += product
+        _add_columns(dy, dbias)
         return dx
 
     def attention(self, heads, n_kv):
@@ -184,7 +210,7 @@ class FusedEngine:
         return np.ascontiguousarray(reference.attention_backward(dy, heads, n_kv, p))
 
 
-# %% book/06a-cpu-engine.md:1298
+# %% book/06a-cpu-engine.md:1327
 def _split(heads, n_kv):
     # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
     x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
@@ -198,17 +224,21 @@ class CpuEngine(FusedEngine):
         super().__init__()
         self.work = aligned(WORK)
 
-    def linear(self, x, w):
+    def linear(self, x, w, bias=None):
         """As `layers.linear`."""
         y = self.arena.take(*x.shape[:-1], w.shape[1])
         multiply(_rows(x), w, _rows(y), False, self.work)
-        return y
+        return _plus(y, bias)
 
-    def linear_backward(self, dy, x, w, dw):
+    def linear_backward(self, dy, x, w, dw, dbias=None):
         """As `backward.linear_backward`."""
         dx, dy = self.arena.take(*x.shape), _rows(dy)
-        multiply(_rows(x).T, dy, dw, True, self.work)                   # (1)
+        if dw.flags.c_contiguous:
+            multiply(_rows(x).T, dy, dw, True, self.work)               # (1)
+        else:  # tied weights: the transpose of an embedding
+            multiply(dy.T, _rows(x), dw.T, True, self.work)             # (1)
         multiply(dy, w.T, _rows(dx), False, self.work)                  # (2)
+        _add_columns(dy, dbias)                                         # (3)
         return dx
 
     def attention(self, heads, n_kv):

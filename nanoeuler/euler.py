@@ -1,7 +1,7 @@
 # Made from book/02-euler.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/02-euler.md:50
+# %% book/02-euler.md:58
 """One-step integrators of dx/dt = f(x, t), and the walk that repeats them.
 
 x is anything that can be added and multiplied: a float, a Fraction, a NumPy array of any shape and
@@ -9,16 +9,13 @@ dtype. f takes (x, t) and returns a velocity like x. Steps are of fixed size: no
 Letters: x state, t time (in a network, depth), h step size, n number of steps.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 
-def euler_step(f, x, t, h):
-    """x at t + h by Euler's method, one evaluation of f, order 1. Equation eq-euler-step."""
-    return x + h * f(x, t)
-
-
 def integrate(step, f, x0, t0, t1, n):
-    """Walk from t0 to t1 in n equal steps of `step`; return the n + 1 states, x0 first."""
+    """Walk from t0 to t1 in n equal steps of step(f, x, t, h); return the n + 1 states."""
     assert n >= 1, f"a walk needs at least one step, got n = {n}"
     h = (t1 - t0) / n
     states = [x0]
@@ -29,25 +26,38 @@ def integrate(step, f, x0, t0, t1, n):
     return states
 
 
-# %% book/02-euler.md:163
-def heun_step(f, x, t, h):
-    """x at t + h by Heun's method, two evaluations of f, order 2. Equation eq-euler-heun."""
-    k1 = f(x, t)
-    k2 = f(x + h * k1, t + h)  # the velocity where Euler would land: terms (1) and (2)
-    return x + h / 2 * (k1 + k2)
+# %% book/02-euler.md:254
+class Tableau(NamedTuple):
+    """An explicit Runge-Kutta method: for question i the weights a[i][j < i], for the step b[i]."""
+
+    a: tuple
+    b: tuple
+
+    def step(self, f, x, t, h):
+        """x at t + h, by as many evaluations of f as b has weights. Equation eq-euler-table."""
+        velocities = []
+        for row in self.a:
+            velocities.append(f(_moved(x, h, row, velocities), t + h * sum(row)))
+        return _moved(x, h, self.b, velocities)
 
 
-# %% book/02-euler.md:218
-def rk4_step(f, x, t, h):
-    """x at t + h by Kutta's method, four evaluations of f, order 4. Equation eq-euler-rk4."""
-    k1 = f(x, t)
-    k2 = f(x + h / 2 * k1, t + h / 2)
-    k3 = f(x + h / 2 * k2, t + h / 2)  # the middle again, from a better guess of where it is
-    k4 = f(x + h * k3, t + h)
-    return x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+def _moved(x, h, weights, velocities):
+    """x + h * the weighted sum of the velocities."""
+    for weight, k in zip(weights, velocities, strict=True):
+        if weight:
+            x = x + h * weight * k
+    return x
 
 
-# %% book/02-euler.md:360
+# Equations eq-euler-step, eq-euler-heun and eq-euler-rk4.
+INTEGRATORS = {
+    "euler": Tableau(((),), (1.0,)),
+    "heun": Tableau(((), (1.0,)), (1 / 2, 1 / 2)),
+    "rk4": Tableau(((), (1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+}
+
+
+# %% book/02-euler.md:428
 def relative_step(x, fx, h=1.0):
     """How far a step moves the stream against its length: h |f(x)| / |x|. Equation eq-euler-rho.
 
@@ -58,9 +68,8 @@ def relative_step(x, fx, h=1.0):
 
 
 __all__ = [
-    "euler_step",
     "integrate",
-    "heun_step",
-    "rk4_step",
+    "Tableau",
+    "INTEGRATORS",
     "relative_step",
 ]

@@ -25,7 +25,7 @@ Tokenizer = Annotated[
 # A name of parallel.ENGINES.
 Engine = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or reference")]
 # A name of config.PRESETS.
-Preset = Annotated[str | None, typer.Option(metavar="NAME", help="small or euler-116m")]
+Preset = Annotated[str | None, typer.Option(metavar="NAME", help="small, euler-116m or gpt2-124m")]
 # These four are settings of the run: left out, the run's own or the default.
 Steps = Annotated[int | None, typer.Option(min=1, metavar="N", help="steps of the whole run")]
 # Sequences of a whole context each.

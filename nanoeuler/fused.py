@@ -207,10 +207,10 @@ def embed_backward(dx, tokens, dtable):
 
 
 @njit(**_KERNEL)
-def add(x, y, out):
-    """out = x + y, flat arrays (n,); `out` may be x."""
+def add(x, y, h, out):
+    """out = x + h y, flat arrays (n,) and a float32; `out` may be x."""
     for i in range(x.size):
-        out[i] = x[i] + y[i]
+        out[i] = x[i] + h * y[i]
 
 
 __all__ = [

@@ -4,8 +4,8 @@
 # %% book/10-generation.md:58
 """Generating text: a decoder that reads each token once, and the rules to draw the next one.
 
-NumPy, one text at a time. Leaves out batches of texts, and the prediction heads k >= 1, which
-training uses and generation does not need.
+NumPy, one text at a time, every architecture that `ModelConfig` describes. Leaves out batches of
+texts, and the prediction heads k >= 1, which training uses and generation does not need.
 
 Letters: n positions being read, T positions in all, H query heads, G key/value heads, D head width,
 V vocabulary, L layers.
@@ -13,9 +13,11 @@ V vocabulary, L layers.
 
 import numpy as np
 
+from nanoeuler import reference
 from nanoeuler.errors import UserError
-from nanoeuler.layers import add, embed, linear, rmsnorm, rope, rope_tables, swiglu
-from nanoeuler.model import block_weights
+from nanoeuler.euler import INTEGRATORS
+from nanoeuler.layers import linear, rope_tables
+from nanoeuler.model import output_matrix, stream
 
 
 def distribution(logits, temperature=1.0, top_k=0, top_p=1.0):
@@ -43,7 +45,7 @@ def distribution(logits, temperature=1.0, top_k=0, top_p=1.0):
     return p / p.sum()
 
 
-# %% book/10-generation.md:148
+# %% book/10-generation.md:150
 def draw(probabilities, u):
     """The token in whose stretch of the interval the number 0 <= u < 1 falls; (V,) -> int."""
     possible = np.flatnonzero(probabilities)
@@ -51,7 +53,7 @@ def draw(probabilities, u):
     return int(possible[np.searchsorted(ends[:-1], u, side="right")])
 
 
-# %% book/10-generation.md:254
+# %% book/10-generation.md:262
 def hidden_keys(n, t):
     """Which of t keys come after each of the newest n positions: (n, t) bool."""
     return np.arange(t) > np.arange(t - n, t)[:, None]
@@ -73,52 +75,69 @@ def attend(queries, keys, values):
     return (weights @ values[:, None]).transpose(2, 0, 1, 3).reshape(n, H * D)
 
 
-# %% book/10-generation.md:300
-class Decoder:
-    """A model that reads a text token by token and keeps what it needs of it: the KV cache.
+# %% book/10-generation.md:310
+class _Remembering:
+    """The reference engine with an attention that keeps keys and values: the KV cache.
 
-    config ModelConfig, weights `model.Weights` in float32 or float64. `tokens` lists what it holds;
-    `keys` and `values` (L, G, context, D) are valid for the first len(tokens) positions.
+    `keys` and `values` (calls of attention in a pass, G, context, D). Before a pass, set `start` to
+    the number of positions held and `call` to 0.
+    """
+
+    def __init__(self, config, dtype):
+        calls = config.n_layers * len(INTEGRATORS[config.integrator].b)
+        shape = (calls, config.n_kv_heads, config.context, config.head_dim)
+        self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        self.start, self.call, self._tables = 0, 0, None
+
+    def __getattr__(self, operation):
+        return getattr(reference, operation)
+
+    def rope_tables(self, T, D):
+        """As `layers.rope_tables`; made once, for the whole context."""
+        if self._tables is None:
+            self._tables = rope_tables(self.keys.shape[2], D)
+        return tuple(table[:T] for table in self._tables)
+
+    def attention(self, heads, n_kv):
+        """As `attention.attention`, for (1, n, H + 2G, D) after the `start` positions held."""
+        _, n, N, _ = heads.shape
+        keys, values = self.keys[self.call], self.values[self.call]
+        H, new = N - 2 * n_kv, slice(self.start, self.start + n)
+        keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
+        values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
+        self.call += 1
+        return attend(heads[0, :, :H], keys[:, : new.stop], values[:, : new.stop])[None], None
+
+
+class Decoder:
+    """A model that reads a text token by token and keeps what it needs of it.
+
+    config ModelConfig, weights `model.Weights` in float32 or float64. `tokens` lists what it holds.
     """
 
     def __init__(self, config, weights):
-        self.config, self.tokens = config, []
-        self._blocks = [block_weights(weights, i) for i in range(config.n_layers)]
-        self._embedding, self._norm = weights["embedding"], weights["norm"]
-        self._output = weights["output"][:, : config.vocab_size]  # head 0: the next token
-        self._cos, self._sin = rope_tables(config.context, config.head_dim)
-        shape = (config.n_layers, config.n_kv_heads, config.context, config.head_dim)
-        self.keys, self.values = (np.zeros(shape, self._norm.dtype) for _ in range(2))
+        self.config, self.weights, self.tokens = config, weights, []
+        self._engine = _Remembering(config, weights.flat.dtype)
+        self._output = output_matrix(config, weights)[:, : config.vocab_size]  # head 0
 
     def read(self, tokens):
         """Read token ids (a sequence of at least one); return the logits (V,) after the last.
 
         Where they do not fit the context, only the newest half context of all tokens is kept.
         """
-        c, tokens = self.config, [int(token) for token in tokens]
+        context, tokens = self.config.context, [int(token) for token in tokens]
         assert tokens, "nothing to read"
-        if len(self.tokens) + len(tokens) > c.context:
-            tokens = (self.tokens + tokens)[-max(1, c.context // 2) :]
+        if len(self.tokens) + len(tokens) > context:
+            tokens = (self.tokens + tokens)[-max(1, context // 2) :]
             self.tokens = []
-        n, start, end = len(tokens), len(self.tokens), len(self.tokens) + len(tokens)
-        H, G = c.n_heads, c.n_kv_heads
-        x = embed(np.array([tokens]), self._embedding)  # (1, n, C)
-        for b, keys, values in zip(self._blocks, self.keys, self.values, strict=True):
-            a, _ = rmsnorm(x, b.norm1)
-            heads = linear(a, b.wqkv).reshape(1, n, H + 2 * G, c.head_dim)
-            heads = rope(heads, H + G, self._cos[start:end], self._sin[start:end])[0]
-            keys[:, start:end] = heads[:, H : H + G].swapaxes(0, 1)
-            values[:, start:end] = heads[:, H + G :].swapaxes(0, 1)
-            y = attend(heads[:, :H], keys[:, :end], values[:, :end])
-            x = add(x, linear(y[None], b.wo))
-            m, _ = rmsnorm(x, b.norm2)
-            x = add(x, linear(swiglu(linear(m, b.w_gate_up)), b.w_down))
+        start, ids = len(self.tokens), np.array([tokens])
+        self._engine.start, self._engine.call = start, 0
+        n, _ = stream(self._engine, self.config, self.weights, ids, start)
         self.tokens += tokens
-        last, _ = rmsnorm(x[0, -1], self._norm)
-        return linear(last, self._output)
+        return linear(n[0, -1], self._output)
 
 
-# %% book/10-generation.md:394
+# %% book/10-generation.md:444
 def generate(decoder, tokens, n, temperature=0.8, top_k=0, top_p=0.95, seed=0, stop=()):
     """Read `tokens`, then yield up to `n` new token ids, ending before the first one in `stop`.
 

@@ -1,7 +1,7 @@
 # Made from book/03-layers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/03-layers.md:51
+# %% book/03-layers.md:61
 """The layers of the model except attention, in NumPy, exactly as chapter 3 derives them.
 
 For float32, float64 and complex128: the type that goes in comes out, and every function is
@@ -15,23 +15,36 @@ RMSNORM_EPS = 1e-5  # Llama 2's value; takes 1 % off a fresh embedding, mean squ
 ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
 
 
-def embed(tokens, table):
-    """The rows of `table` (V, C) that `tokens` (B, T) int name: (B, T, C). Eq. eq-layers-embed."""
+def embed(tokens, table, positions=None):
+    """The rows of `table` (V, C) that `tokens` (B, T) int name: (B, T, C). Eq. eq-layers-embed.
+
+    positions (T, C), if given, are added: row t to position t. Equation eq-layers-positions.
+    """
     assert np.issubdtype(tokens.dtype, np.integer), f"token ids are integers, got {tokens.dtype}"
     assert tokens.size == 0 or 0 <= tokens.min() <= tokens.max() < len(table), (
         f"token ids must be in [0, {len(table)}), got {tokens.min()} to {tokens.max()}"
     )
-    return table[tokens]
+    if positions is None:
+        return table[tokens]
+    T, C = tokens.shape[1], table.shape[1]
+    assert positions.shape == (T, C), f"positions {positions.shape} for {T} tokens of {C} channels"
+    return table[tokens] + positions
 
 
-# %% book/03-layers.md:99
-def linear(x, w):
-    """Multiply each row of `x` (..., I) by `w` (I, O): (..., O). Equation eq-layers-linear."""
+# %% book/03-layers.md:115
+def linear(x, w, bias=None):
+    """Multiply each row of `x` (..., I) by `w` (I, O) and add `bias` (O,): (..., O).
+
+    Equation eq-layers-linear.
+    """
     assert x.shape[-1] == w.shape[0], f"weights {w.shape} do not fit rows of {x.shape[-1]}"
-    return x @ w
+    if bias is None:
+        return x @ w
+    assert bias.shape == w.shape[1:], f"bias {bias.shape} does not fit columns of {w.shape[1]}"
+    return x @ w + bias
 
 
-# %% book/03-layers.md:126
+# %% book/03-layers.md:157
 def rmsnorm(x, gain, eps=RMSNORM_EPS):
     """Divide each vector by its root mean square, then scale by `gain`. Equation eq-layers-rmsnorm.
 
@@ -43,13 +56,34 @@ def rmsnorm(x, gain, eps=RMSNORM_EPS):
     return gain * (x / r), r
 
 
-# %% book/03-layers.md:200
+# %% book/03-layers.md:219
+LAYERNORM_EPS = 1e-5  # GPT-2's
+
+
+def layernorm(x, gain, bias=None, eps=LAYERNORM_EPS):
+    """Take off each vector's mean, divide by its deviation, scale by `gain`, add `bias`.
+
+    x (..., C), gain and bias (C,). Returns y (..., C) and stats (..., 2), the mean and the
+    deviation. Equation eq-layers-layernorm; Ba, Kiros and Hinton, 2016.
+    """
+    assert gain.shape == x.shape[-1:], f"gain {gain.shape} does not fit vectors of {x.shape[-1]}"
+    assert bias is None or bias.shape == gain.shape, f"bias {bias.shape} for gain {gain.shape}"
+    mean = np.mean(x, axis=-1, keepdims=True)
+    centred = x - mean
+    deviation = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = gain * (centred / deviation)
+    if bias is not None:
+        y = y + bias
+    return y, np.concatenate([mean, deviation], axis=-1)
+
+
+# %% book/03-layers.md:338
 def sigmoid(z):
     """1 / (1 + exp(-z)) without overflow; z of any shape."""
     return 0.5 * (1 + np.tanh(0.5 * z))
 
 
-# %% book/03-layers.md:209
+# %% book/03-layers.md:347
 def swiglu(gate_up):
     """silu(gate) * up, where `gate_up` (..., 2F) holds gate, then up: (..., F).
 
@@ -60,7 +94,21 @@ def swiglu(gate_up):
     return gate * sigmoid(gate) * up
 
 
-# %% book/03-layers.md:272
+# %% book/03-layers.md:395
+# GPT-2's GELU: sqrt(2/pi) gives the two steps of eq-layers-gelu one slope at 0; the cubic
+# coefficient makes their largest difference smallest (Hendrycks and Gimpel, 2016, section 2).
+GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
+
+
+def gelu(u):
+    """u times about the probability that a standard normal number is below u; u of any shape.
+
+    Equation eq-layers-gelu; Hendrycks and Gimpel, 2016, in the tanh form that GPT-2 uses.
+    """
+    return 0.5 * u * (1 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
+
+
+# %% book/03-layers.md:484
 def rope_tables(T, D, base=ROPE_BASE):
     """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
     assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
@@ -69,7 +117,7 @@ def rope_tables(T, D, base=ROPE_BASE):
     return np.cos(angle), np.sin(angle)
 
 
-# %% book/03-layers.md:286
+# %% book/03-layers.md:498
 def rope(heads, n, cos, sin):
     """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
 
@@ -89,11 +137,11 @@ def rope(heads, n, cos, sin):
     return turned
 
 
-# %% book/03-layers.md:375
-def add(x, y):
-    """x + y, the residual sum: one Euler step of size 1. x, y (..., C) of one shape."""
+# %% book/03-layers.md:631
+def add(x, y, h=1.0):
+    """x + h y, the residual sum: one Euler step of size h. x, y (..., C) of one shape."""
     assert x.shape == y.shape, f"the stream {x.shape} and what is added to it {y.shape} differ"
-    return x + y
+    return x + h * y
 
 
 __all__ = [
@@ -102,8 +150,13 @@ __all__ = [
     "embed",
     "linear",
     "rmsnorm",
+    "LAYERNORM_EPS",
+    "layernorm",
     "sigmoid",
     "swiglu",
+    "GELU_SCALE",
+    "GELU_CUBIC",
+    "gelu",
     "rope_tables",
     "rope",
     "add",

@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:685
+# %% book/05-backprop.md:862
 """The model: its parameters in one flat buffer, its forward pass, and its backward pass.
 
 Written once, over the operations of an engine (`nanoeuler.reference` lists them). Left out: the
@@ -13,13 +13,23 @@ K predicted tokens, F MLP width, L layers.
 
 import math
 from collections.abc import Mapping
-from types import SimpleNamespace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from nanoeuler.backward import IGNORE
 from nanoeuler.config import parameter_shapes
+from nanoeuler.euler import INTEGRATORS
+from nanoeuler.sublayers import (
+    attention_sublayer,
+    attention_sublayer_backward,
+    block_tensors,
+    mlp_sublayer,
+    mlp_sublayer_backward,
+    norm,
+    norm_backward,
+)
 
 # Bytes: a cache line, and the widest vector register (AVX-512).
 ALIGNMENT = 64
@@ -77,107 +87,136 @@ def _aligned_zeros(size, dtype):
     return raw[start : start + n_bytes].view(dtype)
 
 
-# %% book/05-backprop.md:764
+# %% book/05-backprop.md:951
 def initialise(config, seed, dtype=np.float32):
-    """Fresh `Weights`: gains 1, matrices normal with deviation 0.02, wo and w_down / sqrt(2L).
+    """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02, or less in two.
 
-    The same seed gives the same weights in every dtype, up to its rounding.
+    wo and w_down, which write to the stream 2L times, are divided by sqrt(2L). The same seed gives
+    the same weights in every dtype, up to its rounding.
     """
     rng, weights = np.random.default_rng(seed), Weights(config, dtype)
     for name, tensor in weights.items():
         if tensor.ndim == 1:
-            tensor[...] = 1
+            tensor[...] = 0 if name.endswith("_bias") else 1
         else:
             tensor[...] = INITIAL_DEVIATION * rng.standard_normal(tensor.shape)
-        if name.endswith((".wo", ".w_down")):  # these write to the residual stream
+        if name.endswith((".wo", ".w_down")):
             tensor /= math.sqrt(2 * config.n_layers)
     return weights
 
 
-# %% book/05-backprop.md:796
-class SavedBlock(NamedTuple):
-    """What the forward of one block keeps for its backward, under the names of `forward`."""
+# %% book/05-backprop.md:1119
+def step(engine, config, f, x):
+    """The stream after a step of size h by the configured integrator, and what each stage saved.
 
-    x: np.ndarray           # (B, T, C) the stream at the block's entry
-    r1: np.ndarray          # (B, T, 1) its root mean square
-    a: np.ndarray           # (B, T, C) normalised: the input of wqkv
-    heads: np.ndarray       # (B, T, H+2G, D) queries and keys after RoPE, and values
-    p: np.ndarray           # whatever the engine's attention saved; here (B, H, T, T)
-    y: np.ndarray           # (B, T, H*D) the input of wo
-    x_mid: np.ndarray       # (B, T, C) the stream between attention and MLP
-    r2: np.ndarray          # (B, T, 1) its root mean square
-    m: np.ndarray           # (B, T, C) normalised: the input of w_gate_up
-    gate_up: np.ndarray     # (B, T, 2F) the input of SwiGLU
-    h: np.ndarray           # (B, T, F) the input of w_down
+    f(x) returns what a sublayer adds to x (B, T, C), and what it saved. Eq. eq-backprop-stages.
+    """
+    a, b = INTEGRATORS[config.integrator]
+    velocities, saved = [], []
+    for row in a:
+        k, s = f(_moved(engine, config, x, row, velocities))
+        velocities.append(k)
+        saved.append(s)
+    return _moved(engine, config, x, b, velocities), saved
 
 
+def _moved(engine, config, x, weights, velocities):
+    """x + h * the weighted sum of the velocities."""
+    for weight, k in zip(weights, velocities, strict=True):
+        if weight:
+            x = engine.add(x, k, config.step_size * weight)
+    return x
+
+
+# %% book/05-backprop.md:1157
+def step_backward(engine, config, f_backward, saved, dx):
+    """Turn dx, the gradient of the stream after `step`, into that before it, in place.
+
+    f_backward(saved, dk) returns the gradient of f's argument in a new array. Eq. eq-backprop-step.
+    """
+    a, b = INTEGRATORS[config.integrator]
+    h, last, du = config.step_size, len(b) - 1, [None] * len(b)
+    for i in range(last, -1, -1):
+        plain = i == last and h * b[i] == 1  # dk is dx, and nothing will be added to it
+        dk = dx if plain else engine.scale(dx, h * b[i])                # (1)
+        for j in range(i + 1, last + 1):
+            if a[j][i]:
+                engine.add_into(dk, du[j], h * a[j][i])                 # (2)
+        du[i] = f_backward(saved[i], dk)
+    for each in du:
+        engine.add_into(dx, each)                                       # (3)
+
+
+# %% book/05-backprop.md:1213
 class Saved(NamedTuple):
     """What a forward pass keeps for its backward pass."""
 
     tokens: np.ndarray      # (B, T)
-    cos: np.ndarray         # (T, D // 2)
-    sin: np.ndarray         # (T, D // 2)
-    blocks: list            # of SavedBlock, one a layer
-    x: np.ndarray           # (B, T, C) the stream after the last block
-    r: np.ndarray           # (B, T, 1) its root mean square
+    angles: tuple           # cos, sin (T, D/2), or None
+    layers: list            # a layer: the SavedAttention of each stage, the SavedMlp of each stage
+    x: np.ndarray           # (B, T, C) the stream after the last layer
+    stats: np.ndarray       # what the norm kept of it
     n: np.ndarray           # (B, T, C) normalised: the input of the output matrix
 
 
-def block_weights(w, i):
-    """The tensors of block i under their short names: `block_weights(w, 0).wqkv`."""
-    prefix = f"block.{i}."
-    return SimpleNamespace(
-        **{name.removeprefix(prefix): t for name, t in w.items() if name.startswith(prefix)}
-    )
+def stream(engine, config, w, tokens, start=0):
+    """The stream n (B, T, C) that the output matrix reads, and `Saved` for the backward.
+
+    tokens (B, T) int stand at the positions from `start` on.
+    """
+    end = start + tokens.shape[1]
+    angles, positions, layers = None, None, []
+    if config.position == "rope":
+        angles = tuple(table[start:] for table in engine.rope_tables(end, config.head_dim))
+    else:
+        positions = w["positions"][start:end]
+    x = engine.embed(tokens, w["embedding"], positions)
+    for i in range(config.n_layers):
+        b = block_tensors(w, i // config.repeat)
+        attend = partial(attention_sublayer, engine, config, b, angles)
+        x, attention = step(engine, config, attend, x)
+        x, mlp = step(engine, config, partial(mlp_sublayer, engine, config, b), x)
+        layers.append((attention, mlp))
+    n, stats = norm(engine, config, x, w["norm"], w.get("norm_bias"))
+    return n, Saved(tokens, angles, layers, x, stats, n)
+
+
+# %% book/05-backprop.md:1250
+def output_matrix(config, w):
+    """The matrix (C, K V) from the last stream to the logits; of `Weights`, or of gradients."""
+    return w["embedding"].T if config.tied else w["output"]
 
 
 def forward(engine, config, w, tokens):
     """The logits (B, T, K, V) after each of tokens (B, T) int, and `Saved` for the backward."""
-    B, T = tokens.shape
-    G, turned = config.n_kv_heads, config.n_heads + config.n_kv_heads  # RoPE turns q and k, not v
-    cos, sin = engine.rope_tables(T, config.head_dim)
-    x, blocks = engine.embed(tokens, w["embedding"]), []
-    for i in range(config.n_layers):
-        b = block_weights(w, i)
-        a, r1 = engine.rmsnorm(x, b.norm1)
-        heads = engine.linear(a, b.wqkv).reshape(B, T, turned + G, config.head_dim)
-        heads = engine.rope(heads, turned, cos, sin)
-        y, p = engine.attention(heads, G)
-        x_mid = engine.add(x, engine.linear(y, b.wo))
-        m, r2 = engine.rmsnorm(x_mid, b.norm2)
-        gate_up = engine.linear(m, b.w_gate_up)
-        h = engine.swiglu(gate_up)
-        blocks.append(SavedBlock(x, r1, a, heads, p, y, x_mid, r2, m, gate_up, h))
-        x = engine.add(x_mid, engine.linear(h, b.w_down))
-    n, r = engine.rmsnorm(x, w["norm"])
-    logits = engine.linear(n, w["output"]).reshape(B, T, config.n_predict, config.vocab_size)
-    return logits, Saved(tokens, cos, sin, blocks, x, r, n)
+    n, saved = stream(engine, config, w, tokens)
+    logits = engine.linear(n, output_matrix(config, w))
+    return logits.reshape(*tokens.shape, config.n_predict, config.vocab_size), saved
 
 
-# %% book/05-backprop.md:861
+# %% book/05-backprop.md:1269
 def backward(engine, config, w, saved, dlogits, dw):
     """Add to dw (Weights) the gradient of the loss, given dlogits (B, T, K, V)."""
-    B, T = saved.tokens.shape
-    G, turned = config.n_kv_heads, config.n_heads + config.n_kv_heads
-    dn = engine.linear_backward(dlogits.reshape(B, T, -1), saved.n, w["output"], dw["output"])
-    dx = engine.rmsnorm_backward(dn, saved.x, w["norm"], saved.r, dw["norm"])
+    dlogits = dlogits.reshape(*saved.tokens.shape, -1)
+    dn = engine.linear_backward(
+        dlogits, saved.n, output_matrix(config, w), output_matrix(config, dw)
+    )
+    dx = norm_backward(
+        engine, config, dn, saved.x, w["norm"], saved.stats, dw["norm"], dw.get("norm_bias")
+    )
     for i in reversed(range(config.n_layers)):
-        s, b, db = saved.blocks[i], block_weights(w, i), block_weights(dw, i)
-        with engine.scratch():  # dx outlives the block; nothing else in it does
-            dh = engine.linear_backward(dx, s.h, b.w_down, db.w_down)
-            dgate_up = engine.swiglu_backward(dh, s.gate_up)
-            dm = engine.linear_backward(dgate_up, s.m, b.w_gate_up, db.w_gate_up)
-            engine.add_into(dx, engine.rmsnorm_backward(dm, s.x_mid, b.norm2, s.r2, db.norm2))
-
-            dy = engine.linear_backward(dx, s.y, b.wo, db.wo)
-            dheads = engine.attention_backward(dy, s.heads, G, s.p)
-            dheads = engine.rope_backward(dheads, turned, saved.cos, saved.sin)
-            da = engine.linear_backward(dheads.reshape(B, T, -1), s.a, b.wqkv, db.wqkv)
-            engine.add_into(dx, engine.rmsnorm_backward(da, s.x, b.norm1, s.r1, db.norm1))
-    engine.embed_backward(dx, saved.tokens, dw["embedding"])
+        b, db = (block_tensors(tensors, i // config.repeat) for tensors in (w, dw))
+        attention, mlp = saved.layers[i]
+        with engine.scratch():  # dx outlives the layer; nothing else in it does
+            mixing = partial(mlp_sublayer_backward, engine, config, b, db)
+            step_backward(engine, config, mixing, mlp, dx)
+            attending = partial(attention_sublayer_backward, engine, config, b, db, saved.angles)
+            step_backward(engine, config, attending, attention, dx)
+    positions = dw["positions"][: dx.shape[1]] if config.position == "learned" else None
+    engine.embed_backward(dx, saved.tokens, dw["embedding"], positions)
 
 
-# %% book/05-backprop.md:892
+# %% book/05-backprop.md:1299
 def head_weights(n_predict):
     """The weight (K,) of each head's mean loss in the training loss: 1, then EXTRA_HEAD_WEIGHT."""
     return np.where(np.arange(n_predict) == 0, 1.0, EXTRA_HEAD_WEIGHT)
@@ -220,9 +259,11 @@ __all__ = [
     "EXTRA_HEAD_WEIGHT",
     "Weights",
     "initialise",
-    "SavedBlock",
+    "step",
+    "step_backward",
     "Saved",
-    "block_weights",
+    "stream",
+    "output_matrix",
     "forward",
     "backward",
     "head_weights",

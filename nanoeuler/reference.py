@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:638
+# %% book/05-backprop.md:798
 """The reference engine: the operations that the model is written over, in NumPy.
 
 For float32, float64 and complex128. It is the truth that other engines are compared with. It leaves
@@ -17,18 +17,35 @@ from nanoeuler.backward import (  # noqa: F401
     attention_backward,
     cross_entropy,
     embed_backward,
+    gelu_backward,
+    layernorm_backward,
     linear_backward,
     rmsnorm_backward,
     rope_backward,
     swiglu_backward,
 )
-from nanoeuler.layers import add, embed, linear, rmsnorm, rope, rope_tables, swiglu  # noqa: F401
+from nanoeuler.layers import (  # noqa: F401
+    add,
+    embed,
+    gelu,
+    layernorm,
+    linear,
+    rmsnorm,
+    rope,
+    rope_tables,
+    swiglu,
+)
 
 
-def add_into(x, y):
-    """Add y to x in place, both of one shape. Equation eq-backprop-residual, term (2)."""
+def add_into(x, y, h=1.0):
+    """Add h y to x in place, both of one shape. Equation eq-backprop-residual, term (2)."""
     assert x.shape == y.shape
-    x += y
+    x += h * y
+
+
+def scale(x, h):
+    """A new array h x."""
+    return h * x
 
 
 def begin():
@@ -42,6 +59,7 @@ def scratch():
 
 __all__ = [
     "add_into",
+    "scale",
     "begin",
     "scratch",
 ]

@@ -96,7 +96,7 @@ def torch_step(name, batch):
             q, k, v = heads.split([H, G, G], 1)
             y = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True, enable_gqa=True)
             x = x + y.transpose(1, 2).reshape(batch, -1, H * D) @ block["wo"]
-            gate_up = F.rms_norm(x, x.shape[-1:], block["norm2"], 1e-5) @ block["w_gate_up"]
+            gate_up = F.rms_norm(x, x.shape[-1:], block["norm2"], 1e-5) @ block["w_up"]
             gate, up = gate_up.chunk(2, -1)
             x = x + (F.silu(gate) * up) @ block["w_down"]
         logits = F.rms_norm(x, x.shape[-1:], p["norm"], 1e-5) @ p["output"]

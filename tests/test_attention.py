@@ -1,4 +1,4 @@
-"""Attention on drawn shapes: causality, grouping, and scores of any size."""
+"""Attention on drawn shapes: causality, grouping, positions, and scores of any size."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from nanoeuler import attention as module
 from nanoeuler.attention import attention, causal_softmax
+from nanoeuler.layers import rope, rope_tables
 
 EPS = 2.0**-53  # unit roundoff of float64
 over_shapes = settings(max_examples=50, deadline=None, derandomize=True)
@@ -92,6 +93,68 @@ def test_one_head_by_the_formula(shape, seed):
             got = y[:, t, h * D : (h + 1) * D]
             size = max(1.0, np.abs(heads).max())
             assert np.abs(got - wanted).max() <= 8 * (D * size**2 + T) * EPS * size
+
+
+def moved_on(heads, n_kv, by, turned):
+    """The change of attention when the text stands `by` positions further on; and its bound.
+
+    The first `turned` heads are rotated.
+    """
+    _, T, N, D = heads.shape
+    tables = rope_tables(T + by, D)
+    near = rope(heads, turned, *(table[:T] for table in tables))
+    far = rope(heads, turned, *(table[by:] for table in tables))
+    change = np.abs(attention(far, n_kv)[0] - attention(near, n_kv)[0]).max()
+    # Chapter 4's bound: angles below T + by with two roundings each, two of them in a score, and a
+    # sum of D terms; a weight then moves by twice that part of itself. A quotient by a sum of T and
+    # a mean of T in both results.
+    longest = np.linalg.norm(heads, axis=-1).max()
+    score = 2 * (2 * 2 * (T + by) + D) * EPS * longest**2 / np.sqrt(D)
+    return change, (2 * score + 2 * (2 * T + 4) * EPS) * np.abs(heads).max()
+
+
+even_heads = st.tuples(few, st.integers(1, 9), few, few, st.sampled_from([2, 4, 6]))
+
+
+@over_shapes
+@given(even_heads, st.integers(1, 300), seeds)
+def test_only_distances_matter(shape, by, seed):
+    heads, (_, _, G, R, _) = packed(shape, seed), shape
+    change, bound = moved_on(heads, G, by, R * G + G)
+    assert change <= bound
+
+
+@pytest.mark.parametrize("turned", [4, 8], ids=["queries alone", "values, too"])
+def test_turning_the_wrong_heads_is_noticed(turned):
+    change, bound = moved_on(packed((1, 9, 2, 2, 4), 0), 2, 5, turned)
+    assert change > 1e6 * bound
+
+
+@over_shapes
+@given(even_heads, seeds)
+def test_without_positions_the_past_is_a_set(shape, seed):
+    heads, (_, T, G, _, D) = packed(shape, seed), shape
+    order = [*np.random.default_rng(seed).permutation(T - 1), T - 1]
+    last, shuffled = (attention(h, G)[0][:, -1] for h in (heads, heads[:, order]))
+    size = max(1.0, np.abs(heads).max())  # scores of D terms, means of T terms in another order
+    assert np.abs(last - shuffled).max() <= 8 * (D * size**2 + T) * EPS * size
+
+
+def test_with_rotations_the_past_has_an_order():
+    heads, tables = packed((1, 9, 2, 2, 4), 0), rope_tables(9, 4)
+    backwards = heads[:, [*range(7, -1, -1), 8]]
+    last, other = (attention(rope(h, 6, *tables), 2)[0][:, -1] for h in (heads, backwards))
+    assert np.abs(last - other).max() > 0.01
+
+
+@pytest.mark.parametrize("D", [4, 16, 64, 256])
+def test_scores_have_variance_one_at_any_width(D):
+    heads = np.random.default_rng(D).standard_normal((4000, 2, 3, D))
+    p = attention(heads, 1)[1][:, 0, 1]  # the second position's two weights
+    difference = np.log(p[:, 0] / p[:, 1])  # of two scores of one query: variance 2
+    # For a given q it is normal with variance 2 |q|^2 / D, so its fourth moment is 12 (1 + 2/D),
+    # and the variance of its square 8 + 24/D. A scale of 1 or of 1/D would give 2 D or 2/D.
+    assert abs(difference.var() - 2) < 5 * np.sqrt((8 + 24 / D) / 4000)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-300, 1e3, 1e30, 1e300])

@@ -1,15 +1,16 @@
 """Every backward over drawn shapes, and deliberate mistakes that the gradient check must see."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutants import MUTANTS, load
+from mutants import MUTANTS, Mutant, examples, load, worst_error
 
 from nanoeuler import gradcheck, reference
 from nanoeuler.backward import IGNORE
+from nanoeuler.config import CHOICES
 from nanoeuler.derivatives import central_difference, complex_step, relative_error
 
 # Rounding: a few hundred operations of 1e-16 each, with room.
@@ -47,6 +48,21 @@ def test_linear(seed, B, T, inputs, outputs):
     assert_gradient(dx, lambda z: reference.linear(z, w), x, dy)
     assert_gradient(dw, lambda z: reference.linear(x, z), w, dy)
 
+    (bias,) = random(seed + 1, (outputs,))
+    same, _, db = accumulated(
+        lambda dw, db: reference.linear_backward(dy, x, w, dw, db), w.shape, bias.shape
+    )
+    np.testing.assert_array_equal(same, dx)
+    assert_gradient(db, lambda z: reference.linear(x, w, z), bias, dy)
+
+
+def test_linear_adds_to_a_transposed_view():
+    x, w, dy = random(0, (2, 3, 4), (4, 5), (2, 3, 5))
+    plain, embedding = np.ones((4, 5)), np.ones((5, 4))  # as the matrix of tied weights lies
+    dx = reference.linear_backward(dy, x, w, plain)
+    np.testing.assert_array_equal(reference.linear_backward(dy, x, w, embedding.T), dx)
+    np.testing.assert_allclose(embedding.T, plain, rtol=ROUNDING)
+
 
 @over_shapes
 @given(seed=seeds, B=sizes, T=sizes, V=sizes, C=sizes)
@@ -55,6 +71,13 @@ def test_embed(seed, B, T, V, C):
     tokens = np.random.default_rng(seed).integers(V, size=(B, T))
     _, dtable = accumulated(lambda dtable: reference.embed_backward(dx, tokens, dtable), (V, C))
     assert_gradient(dtable, lambda z: reference.embed(tokens, z), table, dx)
+
+    (positions,) = random(seed + 1, (T, C))
+    _, same, dpositions = accumulated(
+        lambda *buffers: reference.embed_backward(dx, tokens, *buffers), (V, C), (T, C)
+    )
+    np.testing.assert_array_equal(same, dtable)
+    assert_gradient(dpositions, lambda z: reference.embed(tokens, table, z), positions, dx)
 
 
 @over_shapes
@@ -65,6 +88,34 @@ def test_rmsnorm(seed, B, T, C):
     dx, dgain = accumulated(lambda dg: reference.rmsnorm_backward(dy, x, gain, r, dg), gain.shape)
     assert_gradient(dx, lambda z: reference.rmsnorm(z, gain)[0], x, dy)
     assert_gradient(dgain, lambda z: reference.rmsnorm(x, z)[0], gain, dy)
+
+
+@over_shapes
+@given(seed=seeds, B=sizes, T=sizes, C=sizes)
+def test_layernorm(seed, B, T, C):
+    x, dy, gain, bias = random(seed, (B, T, C), (B, T, C), (C,), (C,))
+    stats = reference.layernorm(x, gain, bias)[1]
+    dx, dgain, dbias = accumulated(
+        lambda *buffers: reference.layernorm_backward(dy, x, gain, stats, *buffers), (C,), (C,)
+    )
+    # A deviation near epsilon's root, of one channel or of two that are close, is 1 / sigma large.
+    worst = np.max(1 / stats[..., 1])
+    assert_gradient(dx / worst, lambda z: reference.layernorm(z, gain, bias)[0] / worst, x, dy)
+    assert_gradient(dgain, lambda z: reference.layernorm(x, z, bias)[0], gain, dy)
+    assert_gradient(dbias, lambda z: reference.layernorm(x, gain, z)[0], bias, dy)
+    alone, _ = accumulated(lambda dg: reference.layernorm_backward(dy, x, gain, stats, dg), (C,))
+    np.testing.assert_array_equal(alone, dx)
+
+
+@over_shapes
+@given(seed=seeds, C=st.integers(3, 6))
+def test_layernorm_sends_nothing_along_the_constant_and_x_hat(seed, C):
+    x, dy, gain = random(seed, (2, C), (2, C), (C,))
+    stats = reference.layernorm(x, gain, eps=0.0)[1]
+    dx = reference.layernorm_backward(dy, x, gain, stats, np.zeros(C))
+    x_hat, size = (x - stats[:, :1]) / stats[:, 1:], np.max(np.abs(gain * dy) / stats[:, 1:])
+    assert np.max(np.abs(np.sum(dx, axis=1))) < ROUNDING * size
+    assert np.max(np.abs(np.sum(dx * x_hat, axis=1))) < ROUNDING * size
 
 
 @over_shapes
@@ -105,6 +156,18 @@ def test_swiglu(seed, B, T, F):
 
 
 @over_shapes
+@given(seed=seeds, B=sizes, T=sizes, F=sizes)
+def test_gelu(seed, B, T, F):
+    u, dh = random(seed, (B, T, F), (B, T, F))
+    assert_gradient(reference.gelu_backward(dh, 3 * u), reference.gelu, 3 * u, dh)
+
+
+def test_gelu_far_out_is_the_identity_or_nothing():
+    slope = reference.gelu_backward(np.ones(4), np.array([-1e4, -20.0, 20.0, 1e4]))
+    np.testing.assert_array_equal(slope, [0, 0, 1, 1])
+
+
+@over_shapes
 @given(seed=seeds, B=sizes, T=sizes, K=sizes, V=sizes)
 def test_cross_entropy(seed, B, T, K, V):
     logits, scale = random(seed, (B, T, K, V), (K,))
@@ -115,9 +178,7 @@ def test_cross_entropy(seed, B, T, K, V):
     for b, t, k in np.argwhere(targets != IGNORE):
         expected[k] -= np.log(p[b, t, k, targets[b, t, k]])
     np.testing.assert_allclose(sums, expected, rtol=ROUNDING, atol=ROUNDING)
-    assert_gradient(
-        dlogits, lambda z: reference.cross_entropy(z, targets, scale)[0], logits, scale
-    )
+    assert_gradient(dlogits, lambda z: reference.cross_entropy(z, targets, scale)[0], logits, scale)
     assert not np.any(dlogits[targets == IGNORE])
 
 
@@ -150,9 +211,12 @@ def test_dtypes_are_kept(dtype):
     results = {
         "linear": reference.linear_backward(dy, x, draw(4, 6), np.zeros((4, 6), dtype)),
         "rmsnorm": reference.rmsnorm_backward(x, x, draw(4), draw(2, 3, 1), np.zeros(4, dtype)),
+        "layernorm": reference.layernorm_backward(x, x, draw(4), draw(2, 3, 2), np.zeros(4, dtype)),
         "rope": reference.rope_backward(heads.copy(), 2, *cos_sin),
         "attention": reference.attention_backward(dy, heads, 1, p),
         "swiglu": reference.swiglu_backward(draw(2, 3, 2), x),
+        "gelu": reference.gelu_backward(x, x),
+        "scale": reference.scale(x, 0.7),
         "cross_entropy": logits,
     }
     assert {name: result.dtype for name, result in results.items()} == dict.fromkeys(results, dtype)
@@ -167,41 +231,96 @@ def test_central_differences_and_the_complex_step_know_a_derivative():
     assert x.tolist() == [[0.5, -1.0], [2.0, 3.0]]
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return gradcheck.tiny_problem()
+def errors(problem, exact):
+    derived = gradcheck.derived_gradient(problem)
+    return [relative_error(derived[name], exact[name]) for name in exact]
 
 
-@pytest.fixture(scope="module")
-def exact(problem):
-    return gradcheck.numerical_gradient(problem, complex_step, np.complex128)
+def test_the_code_as_it_is_passes_where_the_mutants_must_fail():
+    for problem, exact in examples():
+        assert np.max(errors(problem, exact)) < 1e-12  # rounding; the smallest mistake is 1e-5
 
 
-def errors(derived, exact):
-    return np.array([relative_error(derived[name], exact[name]) for name in exact])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function}: {mutant.what}")
+def test_every_mutant_is_caught(mutant):
+    assert not worst_error(mutant) <= gradcheck.BOUND, f"{mutant.what} was not noticed"
 
 
-def test_the_code_as_it_is_passes(problem, exact):
-    assert np.all(errors(gradcheck.derived_gradient(problem), exact) < 1e-13)
+def test_a_mutant_that_has_gone_stale_is_refused():
+    for old in ("no such line", "np.sum"):  # not there; there twice
+        with pytest.raises(AssertionError, match="not exactly once in layernorm_backward"):
+            load(Mutant("backward", "layernorm_backward", "stale", old, "pass"))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
-def test_every_mutant_is_caught(mutant, problem, exact, monkeypatch):
-    module, engine = load(mutant), SimpleNamespace(**vars(reference))
-    if mutant.module == "model":
-        monkeypatch.setattr(gradcheck, "loss_and_gradients", module.loss_and_gradients)
-    else:
-        for name in set(vars(reference)) & set(module.__all__):
-            setattr(engine, name, vars(module)[name])
-    derived = gradcheck.derived_gradient(problem, engine)  # the mistake raises nothing
-    assert np.max(errors(derived, exact)) > gradcheck.BOUND, f"{mutant.what} was not noticed"
+ARCHITECTURES = gradcheck.architectures()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_element_of_every_architecture(name):
+    row = gradcheck.check_architecture(name, ARCHITECTURES[name])
+    assert row.name == name and row.derived < 1e-11  # rounding, which some weights enlarge
+
+
+SWITCHES = {name: config for name, config in ARCHITECTURES.items() if "," not in name}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("integrator", CHOICES["integrator"])
+def test_every_element_of_every_architecture_with_other_steps_and_shared_blocks(integrator, name):
+    config = replace(SWITCHES[name], integrator=integrator, step_size=0.7, repeat=2)
+    assert gradcheck.check_architecture(name, config).derived < 1e-11
+
+
+def test_the_architectures_are_all_there_are():
+    switches = ["norm", "position", "mlp", "bias", "tied"]
+    seen = {tuple(getattr(config, s) for s in switches) for config in SWITCHES.values()}
+    assert len(SWITCHES) == len(seen) == 32
+    steps = [config for name, config in ARCHITECTURES.items() if name not in SWITCHES]
+    seen = {(config.integrator, config.step_size, config.repeat) for config in steps}
+    assert len(steps) == len(seen) == 4 * len(CHOICES["integrator"])
+    assert all(config.n_blocks == 2 for config in ARCHITECTURES.values())
+
+
+def test_the_tables_of_tensors():
+    for name in ("rms rope swiglu", "layer learned gelu bias tied"):
+        problem = gradcheck.tiny_problem(ARCHITECTURES[name])
+        rows = gradcheck.check_tensors(problem, "a ")
+        assert [row.name for row in rows] == [f"a {name}" for name in problem.w]
+        assert [row.shape for row in rows] == [tensor.shape for tensor in problem.w.values()]
+        assert max(row.derived for row in rows) < 1e-12 < min(row.central for row in rows)
+        assert max(row.central for row in rows) < 1e-5  # another witness, and it says the same
+
+
+def test_the_whole_check_holds_two_tables_and_all_architectures(monkeypatch):
+    for name in ("TINY", "TINY_GPT2"):
+        monkeypatch.setattr(gradcheck, name, replace(gradcheck.TINIEST, vocab_size=2, n_layers=1))
+    few = dict(list(ARCHITECTURES.items())[:2])
+    monkeypatch.setattr(gradcheck, "architectures", lambda: few)
+    rows = gradcheck.check()
+    assert len(rows) == 9 + 9 + 2 and gradcheck.passed(rows)
+    assert rows[0].name == "embedding" and rows[9].name == "GPT-2's embedding"
+    assert [row.name for row in rows[18:]] == list(few) and rows[18].central is None
+
+
+def test_a_nan_in_one_tensor_fails_the_architecture(monkeypatch):
+    def broken(problem, engine=reference):
+        dw = problem.w.zeros_like()
+        dw["norm"][0] = np.nan
+        return dw
+
+    monkeypatch.setattr(gradcheck, "derived_gradient", broken)
+    row = gradcheck.check_architecture("broken", replace(gradcheck.TINIEST, n_layers=1))
+    assert not gradcheck.passed([row]) and gradcheck.table([row]).endswith("FAILED")
 
 
 def test_the_table_names_the_tensor_and_the_verdict():
     good = gradcheck.Row("norm", (16,), 1e-15, 1e-10)
     bad = gradcheck.Row("output", (16, 14), 2e-9, 1e-10)
-    assert gradcheck.passed([good]) and not gradcheck.passed([good, bad])
-    assert gradcheck.table([good]).endswith("worst 1.0e-15, bound 1e-10: passed")
-    text = gradcheck.table([good, bad])
+    model = gradcheck.Row("rms rope gelu", (236,), 1e-14)
+    assert gradcheck.passed([good, model]) and not gradcheck.passed([good, bad, model])
+    assert gradcheck.table([good, model]).endswith("worst 1.0e-14, bound 1e-10: passed")
+    text = gradcheck.table([good, bad, model])
     assert "output" in text and "16x14" in text and text.endswith("FAILED")
+    (line,) = (line for line in text.split("\n") if line.startswith("rms rope gelu"))
+    assert line.split() == ["rms", "rope", "gelu", "236", "1.0e-14"]
     assert not gradcheck.passed([gradcheck.Row("norm", (16,), float("nan"), 0.0)])

@@ -393,7 +393,7 @@ def test_the_doctor_names_what_pins_slow_kernels(nanoeuler, monkeypatch):
 ERRORS = {  # a command line, and what its one line must say
     "train --data nowhere.txt": "no file nowhere.txt",
     "train --data .": "no file .",
-    "train --preset huge": "unknown preset 'huge': choose small or euler-116m",
+    "train --preset huge": "unknown preset 'huge': choose small or euler-116m or gpt2-124m",
     "train --engine cuda --out new": "trains on a CPU",
     "train --engine abacus --out new": "unknown engine 'abacus'",
     "train --data binary --out new": "expected UTF-8 text",

@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from nanoeuler import cpu, fused, gemm, reference
-from nanoeuler.config import PRESETS, ModelConfig
+from nanoeuler.config import CHOICES, PRESETS, ModelConfig
 from nanoeuler.cpu import Arena, CpuEngine, FusedEngine, aligned
 from nanoeuler.errors import UserError
 from nanoeuler.gemm import (
@@ -29,6 +31,7 @@ from nanoeuler.gemm import (
     multiply_heads,
     vector_unit,
 )
+from nanoeuler.layers import GELU_CUBIC, GELU_SCALE
 from nanoeuler.model import (
     Weights,
     head_weights,
@@ -90,7 +93,7 @@ SIZES = {  # B, T, C, F, H, G, D, V, K
 
 
 def operations(B, T, C, F, H, G, D, V, K):
-    """Name -> (arguments, longest chain of roundings from an input to an output)."""
+    """Name, or "name, variant" -> (arguments, longest chain of roundings from input to output)."""
     rng = np.random.default_rng(B * T + C)
 
     def draw(*shape):
@@ -101,57 +104,117 @@ def operations(B, T, C, F, H, G, D, V, K):
     tokens = rng.integers(V, size=(B, T), dtype=np.int32)
     targets = rng.integers(-1, V, size=(B, T, K), dtype=np.int32)
     r, p = reference.rmsnorm(x, gain)[1], reference.attention(heads, G)[1]
+    stats, sums = reference.layernorm(x, gain)[1], max(B * T, F) + 1
+    into = draw(B, T, F), x, draw(C, F)
     return {
         "embed": ((tokens, draw(V, C)), 0),
+        "embed, positions": ((tokens, draw(V, C), draw(T, C)), 1),
         "embed_backward": ((x, tokens, draw(V, C)), B * T),
+        "embed_backward, positions": ((x, tokens, draw(V, C), draw(T, C)), B * T),
         "linear": ((x, draw(C, F)), C + 1),
-        "linear_backward": ((draw(B, T, F), x, draw(C, F), draw(C, F)), max(B * T, F) + 1),
+        "linear, bias": ((x, draw(C, F), draw(F)), C + 1),
+        "linear, tied": ((x, draw(F, C).T), C + 1),
+        "linear_backward": ((*into, draw(C, F)), sums),
+        "linear_backward, bias": ((*into, draw(C, F), draw(F)), sums),
+        "linear_backward, tied": ((*into[:2], draw(F, C).T, draw(F, C).T), sums),
         "rmsnorm": ((x, gain), C),
         "rmsnorm_backward": ((draw(B, T, C), x, gain, r, draw(C)), max(B * T, C)),
+        "layernorm": ((x, gain), 2 * C),
+        "layernorm, bias": ((x, gain, draw(C)), 2 * C),
+        "layernorm_backward": ((draw(B, T, C), x, gain, stats, draw(C)), max(B * T, C)),
+        "layernorm_backward, bias": (
+            (draw(B, T, C), x, gain, stats, draw(C), draw(C)), max(B * T, C),
+        ),
         "rope": ((heads, H + G, cos, sin), 0),
         "rope_backward": ((heads, H, cos, sin), 0),
         "swiglu": ((draw(B, T, 2 * F),), 0),
         "swiglu_backward": ((draw(B, T, F), draw(B, T, 2 * F)), 0),
+        "gelu": ((3 * draw(B, T, F),), 0),
+        "gelu_backward": ((draw(B, T, F), 3 * draw(B, T, F)), 0),
         "add": ((x, draw(B, T, C)), 0),
+        "add, step": ((x, draw(B, T, C), 0.3), 0),
         "add_into": ((x, draw(B, T, C)), 0),
+        "add_into, step": ((x, draw(B, T, C), 0.3), 0),
+        "scale": ((x, 0.3), 0),
         "attention": ((heads, G), 2 * T + D),
         "attention_backward": ((draw(B, T, H * D), heads, G, p), 4 * T + D),
         "cross_entropy": ((draw(B, T, K, V), targets, draw(K)), V),
-    }
+    }  # fmt: skip
 
 
-# The argument that an operation adds to, and those that it may use up besides.
-ADDS = {"embed_backward": 2, "linear_backward": 3, "rmsnorm_backward": 4, "add_into": 0}
-CHANGES = ADDS | {"rope": 0, "rope_backward": 0, "cross_entropy": 0}
+# The arguments that an operation adds to, and those that it may use up besides.
+ADDS = {
+    "embed_backward": (2, 3), "linear_backward": (3, 4), "rmsnorm_backward": (4,),
+    "layernorm_backward": (4, 5), "add_into": (0,),
+}  # fmt: skip
+CHANGES = ADDS | {"rope": (0,), "rope_backward": (0,), "cross_entropy": (0,)}
+
+
+def copied(x):
+    """A copy of an array in the layout that it has, transposed or not; other things themselves."""
+    return x.copy(order="K") if isinstance(x, np.ndarray) else x
 
 
 def run(engine, name, arguments):
     """What an operation returns, and the gradients it added to, as a list; arguments are copied."""
-    arguments = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
-    before = [x.copy() if isinstance(x, np.ndarray) else x for x in arguments]
+    arguments, before = [copied(x) for x in arguments], [copied(x) for x in arguments]
     returned = getattr(engine, name)(*arguments)
     for i, (x, old) in enumerate(zip(arguments, before, strict=True)):
-        assert i == CHANGES.get(name) or np.array_equal(x, old), f"{name} changed argument {i}"
+        assert i in CHANGES.get(name, ()) or np.array_equal(x, old), f"{name} changed argument {i}"
     returned = returned if isinstance(returned, tuple) else (returned,)
     returned = [x for x in returned if x is not None]
-    return returned + ([arguments[ADDS[name]]] if name in ADDS else [])
+    return returned + [arguments[i] for i in ADDS.get(name, ()) if i < len(arguments)]
+
+
+def absolute(name):
+    return lambda *arguments: run(reference, name, [np.abs(x) for x in arguments])
+
+
+def layernorm(x, gain, bias=0.0):
+    deviation, mean = reference.layernorm(x, gain)[1][..., 1:], np.abs(x).mean(-1, keepdims=True)
+    spread = (np.abs(x) + mean) / deviation  # the deviation's own relative error is below its max
+    stats = np.concatenate([mean, deviation * (1 + spread.max())], axis=-1)
+    return np.abs(gain) * spread * (2 + spread.max()) + np.abs(bias), stats
+
+
+def layernorm_backward(dy, x, gain, stats, *added):
+    mean, deviation = np.abs(stats[..., :1]), stats[..., 1:]
+    x_hat, dx_hat = (np.abs(x) + mean) / deviation, np.abs(gain * dy)
+    along = (dx_hat * x_hat).mean(-1, keepdims=True)
+    dx = (dx_hat + dx_hat.mean(-1, keepdims=True) + x_hat * along) / deviation
+    sums = (np.abs(dy) * x_hat).sum((0, 1)), np.abs(dy).sum((0, 1))
+    return [dx, *(np.abs(old) + new for old, new in zip(added, sums, strict=False))]
+
+
+def gelu_backward(dh, u):
+    return [np.abs(dh) * (1 + np.abs(u) * GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u))]
+
+
+# Where terms cancel, an error is measured by what cancelled: the formula on absolute values, with
+# every difference a sum and every tanh 1. Name -> of an operation's arguments, the list of results.
+TERMS = {
+    "linear": absolute("linear"), "linear_backward": absolute("linear_backward"),
+    "layernorm": layernorm, "layernorm_backward": layernorm_backward,
+    "gelu": lambda u: [np.abs(u)], "gelu_backward": gelu_backward,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
 def test_operations(engine, sizes):
     engine = guarded(engine)
-    for name, (arguments, n) in operations(*sizes).items():
+    for case, (arguments, n) in operations(*sizes).items():
+        name = case.split(",")[0]
         wide = [np.float64(x) if getattr(x, "dtype", 0) == np.float32 else x for x in arguments]
         exact, got = run(reference, name, wide), run(engine, name, arguments)
-        if name.startswith("linear"):  # eq-cpu-gamma, element by element
-            sizes_of = run(reference, name, [np.abs(x) for x in wide])
-        else:  # the chain's bound on the largest result; 30 for the steps around the sums
-            n, sizes_of = n + 30, [np.abs(x).max() for x in exact]
-        for a, b, size in zip(got, exact, sizes_of, strict=True):
-            assert a.shape == b.shape, name
-            assert np.all(np.abs(a - b) <= gamma(n) * size), name
-        assert engine.arena.untouched(), name
+        if not name.startswith("linear"):
+            n += 30  # for the steps around the sums, an exponential or a tanh among them
+        largest = [np.abs(x).max() for x in exact]
+        terms = TERMS[name](*wide) if name in TERMS else largest
+        for a, b, size in zip(got, exact, terms, strict=True):
+            assert a.shape == b.shape, case
+            assert np.all(np.abs(a - b) <= gamma(n) * size), case
+        assert engine.arena.untouched(), case
 
 
 def views(rng, rows, columns, transposed, *around):
@@ -215,6 +278,9 @@ def problem(config, B, T, seed=0):
     """Weights, tokens, targets (some ignored) and scale."""
     rng = np.random.default_rng(seed)
     w = initialise(config, seed)
+    for x in w.values():
+        if x.ndim == 1:  # neither gains of 1 nor biases of 0, behind which much could hide
+            x += 0.3 * rng.standard_normal(x.shape, np.float32)
     tokens = rng.integers(config.vocab_size, size=(B, T), dtype=np.int32)
     shape = (B, T, config.n_predict)
     targets = rng.integers(-1, config.vocab_size, size=shape, dtype=np.int32)
@@ -224,6 +290,10 @@ def problem(config, B, T, seed=0):
 RAGGED = ModelConfig(
     vocab_size=517, dim=48, n_layers=2, n_heads=4, n_kv_heads=2, hidden=37, context=40, n_predict=3
 )
+GPT2 = replace(
+    RAGGED, n_kv_heads=4, n_predict=1, norm="layer", position="learned", mlp="gelu", bias=True,
+    tied=True,
+)  # fmt: skip
 MODELS = {
     "ragged": (RAGGED, 3, 37),
     "one position": (RAGGED, 2, 1),
@@ -233,12 +303,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
-@pytest.mark.parametrize(("config", "B", "T"), MODELS.values(), ids=MODELS)
-def test_model(config, B, T, engine):
+def compare(config, B, T, engine):
+    """Assert that an engine is as near to float64 as NumPy's float32 is, in two passes."""
     w, tokens, targets, scale = problem(config, B, T)
     wide = Weights(config, np.float64, np.float64(w.flat))
-    exact, yardstick, engine = wide.zeros_like(), w.zeros_like(), engine()
+    exact, yardstick = wide.zeros_like(), w.zeros_like()
     sums = loss_and_gradients(reference, config, wide, tokens, targets, scale, exact)
     loss_and_gradients(reference, config, w, tokens, targets, scale.astype(np.float32), yardstick)
     for _ in range(2):  # memory from NumPy, then from the slab
@@ -253,13 +322,38 @@ def test_model(config, B, T, engine):
             assert np.linalg.norm(dw[name] - exact[name]) <= 2 * allowed + 4 * U * size, name
 
 
+@pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
+@pytest.mark.parametrize(("config", "B", "T"), MODELS.values(), ids=MODELS)
+def test_model(config, B, T, engine):
+    compare(config, B, T, engine())
+
+
+SWITCHES = [name for name in CHOICES if name != "integrator"]
+SETTINGS = [dict(zip(SWITCHES, values, strict=True))
+            for values in product(*(CHOICES[name] for name in SWITCHES))]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda x: " ".join(map(str, x.values())))
+def test_every_architecture(setting, engine):
+    engine = engine()  # one for all three: an arena does not care whose pass it holds
+    for integrator, step_size in (("euler", 1.0), ("heun", 0.7), ("rk4", 1.5)):
+        changes = setting | {"n_predict": 1, "integrator": integrator, "step_size": step_size}
+        compare(replace(RAGGED, **changes), 2, 37, engine)
+
+
+def test_shared_blocks():
+    compare(replace(RAGGED, n_layers=4, repeat=2, step_size=0.5), 2, 37, CpuEngine())
+
+
 @pytest.mark.parametrize("batch", [1, 3, 4, 7])
 @pytest.mark.parametrize("name", ["fused", "cpu"])
-def test_threads_change_no_byte(name, batch):
-    w, tokens, targets, scale = problem(RAGGED, batch, 37)
+@pytest.mark.parametrize("config", [RAGGED, GPT2], ids=["default", "like GPT-2"])
+def test_threads_change_no_byte(config, name, batch):
+    w, tokens, targets, scale = problem(config, batch, 37)
     seen = set()
     for threads in (1, 2, 3):
-        sharded, dw = Sharded(engine_factory(name), RAGGED, threads), w.zeros_like()
+        sharded, dw = Sharded(engine_factory(name), config, threads), w.zeros_like()
         dw.flat[...] = np.nan  # overwritten, not added to
         for _ in range(4):
             sums = sharded.loss_and_gradients(w, tokens, targets, scale, dw)
@@ -335,7 +429,7 @@ def test_highest(numbers):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["embedding", "block.0.wqkv", "block.1.w_gate_up", "output"])
+@pytest.mark.parametrize("where", ["embedding", "block.0.wqkv", "block.1.w_up", "output"])
 def test_what_is_not_finite_is_seen(bad, where):
     w, tokens, targets, scale = problem(RAGGED, 4, 37)
     w[where].reshape(-1)[int(tokens[0, 0]) * RAGGED.dim if where == "embedding" else 5] = bad

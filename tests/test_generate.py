@@ -1,12 +1,14 @@
 """The decoder against the model, at every position; and the rules of drawing."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler import reference
-from nanoeuler.config import ModelConfig
+from nanoeuler.config import CHOICES, ModelConfig
 from nanoeuler.errors import UserError
 from nanoeuler.generate import Decoder, distribution, draw, generate, text_pieces
 from nanoeuler.model import Weights, forward, initialise
@@ -15,12 +17,15 @@ from nanoeuler.tokenizer import Tokenizer
 SHAPES = {"grouped": (4, 2), "one key head": (4, 1), "a key for each query": (4, 4), "one": (1, 1)}
 
 
-def model(heads=4, kv=2, context=12, dtype=np.float64):
-    config = ModelConfig(vocab_size=23, dim=16, n_layers=3, n_heads=heads, n_kv_heads=kv, hidden=24,
-                         context=context, n_predict=2)
-    weights = initialise(config, seed=1, dtype=np.float64)
-    for tensor in weights.values():
-        tensor *= 10 if tensor.ndim == 2 else 1  # far from the small start: every term matters
+def model(heads=4, kv=2, context=12, dtype=np.float64, **switches):
+    sizes = {"vocab_size": 23, "dim": 16, "n_layers": 3, "hidden": 24, "n_predict": 2} | switches
+    config = ModelConfig(n_heads=heads, n_kv_heads=kv, context=context, **sizes)
+    weights, rng = initialise(config, seed=1, dtype=np.float64), np.random.default_rng(1)
+    for tensor in weights.values():  # far from the start, so that every term matters
+        if tensor.ndim == 2:
+            tensor *= 10
+        else:
+            tensor += 0.3 * rng.standard_normal(tensor.shape)
     cast = Weights(config, dtype)
     cast.flat[...] = weights.flat
     return config, cast
@@ -47,9 +52,48 @@ def test_any_cut_into_passes_equals_forward(heads, kv, data):
         assert decoder.tokens == text[:at]
 
 
+def compositions(n):
+    """All ways to cut n tokens into passes: [3], [2, 1], [1, 2], [1, 1, 1]."""
+    return [[n]] + [[*cut, n - k] for k in range(1, n) for cut in compositions(k)]
+
+
+ARCHITECTURES = [
+    dict(zip(CHOICES, values, strict=True))
+    | {"n_predict": 1, "step_size": 1.0 if values[-1] == "euler" else 0.7}
+    for values in product(*CHOICES.values())
+]
+
+
+@pytest.mark.parametrize("switches", ARCHITECTURES, ids=lambda x: " ".join(map(str, x.values())))
+def test_every_architecture_and_every_cut(switches):
+    config, weights = model(context=5, n_layers=2, **switches)  # learned positions: to the last
+    text = np.random.default_rng(0).integers(23, size=5)
+    exact = forward(reference, config, weights, text[None])[0][0, :, 0]
+    assert len(compositions(5)) == 16
+    for cut in compositions(5):
+        decoder, ends = Decoder(config, weights), np.cumsum(cut)
+        for n, end in zip(cut, ends, strict=True):
+            assert close(decoder.read(text[end - n : end]), exact[end - 1])
+
+
+def test_layers_that_share_a_block_share_no_cache():
+    config, weights = model(n_layers=4, repeat=2, integrator="heun", step_size=0.5)
+    text = np.random.default_rng(0).integers(23, size=config.context)
+    exact = forward(reference, config, weights, text[None])[0][0, :, 0]
+    decoder = Decoder(config, weights)
+    assert all(close(decoder.read([token]), row) for token, row in zip(text, exact, strict=True))
+
+
+GPT2 = {  # and 20 channels in 4 heads: where positions are learned, a head's width may be odd
+    "norm": "layer", "position": "learned", "mlp": "gelu", "bias": True, "tied": True,
+    "n_predict": 1, "dim": 20,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("context", [1, 2, 7, 12])
-def test_beyond_the_context_it_reads_the_newest_half_again(context):
-    config, weights = model(context=context)
+@pytest.mark.parametrize("switches", [{}, GPT2], ids=["default", "like GPT-2"])
+def test_beyond_the_context_it_reads_the_newest_half_again(context, switches):
+    config, weights = model(context=context, **switches)
     text = np.random.default_rng(0).integers(23, size=3 * context + 2).tolist()
     decoder, held = Decoder(config, weights), 0
     for i, token in enumerate(text):
@@ -69,10 +113,11 @@ def test_a_prompt_longer_than_the_context_keeps_its_end():
     assert close(logits, forward(reference, config, weights, text[None, -6:])[0][0, -1, 0])
 
 
-def test_float32_is_as_near_to_the_truth_as_forward_is():
-    config, weights = model(dtype=np.float32)
+@pytest.mark.parametrize("switches", [{}, GPT2], ids=["default", "like GPT-2"])
+def test_float32_is_as_near_to_the_truth_as_forward_is(switches):
+    config, weights = model(dtype=np.float32, **switches)
     text = np.random.default_rng(0).integers(23, size=(1, config.context))
-    exact = forward(reference, config, model()[1], text)[0][0, :, 0]
+    exact = forward(reference, config, model(**switches)[1], text)[0][0, :, 0]
     own_error = np.abs(forward(reference, config, weights, text)[0][0, :, 0] - exact).max()
     decoder = Decoder(config, weights)
     for token, wanted in zip(text[0], exact, strict=True):

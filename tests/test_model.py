@@ -1,5 +1,6 @@
 """The model: its buffer, its start, its gradient over drawn configurations, and in parts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from nanoeuler import reference
 from nanoeuler.backward import IGNORE
-from nanoeuler.config import ModelConfig, count_parameters, parameter_shapes
-from nanoeuler.derivatives import relative_error
-from nanoeuler.gradcheck import TINY, derived_gradient, tiny_problem
+from nanoeuler.config import CHOICES, ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.derivatives import complex_step, relative_error
+from nanoeuler.euler import INTEGRATORS, Tableau
+from nanoeuler.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
 from nanoeuler.model import (
     EXTRA_HEAD_WEIGHT,
     PADDING,
@@ -22,7 +24,12 @@ from nanoeuler.model import (
     loss_and_gradients,
     loss_scale,
     loss_sums,
+    output_matrix,
+    step,
+    step_backward,
+    stream,
 )
+from nanoeuler.sublayers import block_tensors
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -31,17 +38,21 @@ few = settings(max_examples=25, deadline=None, derandomize=True)
 def configs(draw):
     """Small configurations of every form: any grouping, odd sizes, one layer or head or target."""
     size = st.integers(1, 3)
-    n_kv_heads, group, half = draw(size), draw(size), draw(size)
+    n_kv_heads, group, half, repeat = draw(size), draw(size), draw(size), draw(st.integers(1, 2))
     n_heads = n_kv_heads * group
+    switches = {name: draw(st.sampled_from(choices)) for name, choices in CHOICES.items()}
     return ModelConfig(
         vocab_size=draw(st.integers(2, 9)),
-        dim=n_heads * 2 * half,
-        n_layers=draw(size),
+        dim=n_heads * (2 * half if switches["position"] == "rope" else half),
+        n_layers=draw(size) * repeat,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         hidden=draw(st.integers(1, 7)),
         context=draw(st.integers(1, 6)),
-        n_predict=draw(size),
+        n_predict=1 if switches["tied"] else draw(size),
+        step_size=draw(st.sampled_from([1.0, 0.5, 0.3])),
+        repeat=repeat,
+        **switches,
     )
 
 
@@ -116,15 +127,16 @@ def test_weights_lie_over_given_memory():
             Weights(TINY, np.float32, flat)
 
 
-def test_initialise():
-    config = ModelConfig(**{**vars(TINY), "vocab_size": 256, "dim": 64, "n_layers": 8})
+@pytest.mark.parametrize("tiny", [TINY, TINY_GPT2])
+def test_initialise(tiny):
+    config = replace(tiny, vocab_size=256, dim=64, n_layers=8, context=64)
     w, wide, other = (
         initialise(config, seed, dtype)
         for seed, dtype in [(0, np.float32), (0, np.float64), (1, np.float32)]
     )
     for name, tensor in w.items():
         if tensor.ndim == 1:
-            assert np.all(tensor == 1)
+            assert np.all(tensor == (0 if "bias" in name else 1))
             continue
         deviation = 0.02 / 4 if name.endswith(("wo", "w_down")) else 0.02  # sqrt(2 * 8) = 4
         n = tensor.size  # five deviations of the sample's mean and deviation
@@ -140,7 +152,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(seed):
     loss, whole = gradient(problem)
     parts = derived_gradient(problem)  # text by text into one buffer
     assert relative_error(parts.flat, whole.flat) < 1e-13  # the same terms in another order
-    assert abs(gradient(text(problem, 0))[0] + gradient(text(problem, 1))[0] - loss) < 1e-13 * loss
+    assert abs(sum(gradient(text(problem, i))[0] for i in range(3)) - loss) < 1e-13 * loss
 
 
 def test_gradients_are_added_to_what_is_there():
@@ -180,8 +192,8 @@ def test_ignored_targets_teach_nothing():
 def test_heads_own_their_columns_and_their_targets():
     problem = tiny_problem()
     logits, _ = forward(reference, TINY, problem.w, problem.tokens)
-    assert logits.shape == (2, TINY.context, TINY.n_predict, TINY.vocab_size)
-    one = ModelConfig(**{**vars(TINY), "n_predict": 1})
+    assert logits.shape == (3, TINY.context, TINY.n_predict, TINY.vocab_size)
+    one = replace(TINY, n_predict=1)
     w = Weights(one, np.float64)
     for name, tensor in w.items():
         columns = problem.w[name][:, TINY.vocab_size :] if name == "output" else problem.w[name]
@@ -198,15 +210,18 @@ def test_scale_and_head_weights():
     assert np.all(np.isfinite(loss_scale(np.full((1, 1, 2), IGNORE), np.ones(2))))
 
 
-def test_float32_is_float64_rounded():
-    problem = tiny_problem()
+@pytest.mark.parametrize("config", [TINY, TINY_GPT2, replace(TINIEST, integrator="rk4")])
+def test_float32_is_float64_rounded(config):
+    problem = tiny_problem(config)
     loss, exact = gradient(problem)
     loss32, dw = gradient(problem, np.float32)
     assert dw.flat.dtype == np.float32
     assert abs(loss32 - loss) < 1e-5 * loss
     assert relative_error(dw.flat, exact.flat) < 1e-5  # 1e-7 a rounding, some hundred of them
-    _, saved = forward(reference, TINY, Weights(TINY), problem.tokens)
-    arrays = [array for block in saved.blocks for array in block] + [saved.x, saved.r, saved.n]
+    _, saved = forward(reference, config, Weights(config), problem.tokens)
+    stages = [stage for layer in saved.layers for half in layer for stage in half]
+    assert len(stages) == 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
+    arrays = [array for stage in stages for array in stage] + [saved.x, saved.stats, saved.n]
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
 
 
@@ -229,6 +244,140 @@ def test_a_pass_begins_once_and_gives_back_each_blocks_memory():
     engine = SimpleNamespace(
         **{**vars(reference), "begin": lambda: events.append("begin"), "scratch": Scratch}
     )
-    dw = derived_gradient(text(tiny_problem(), 0), engine)
+    problem = tiny_problem()
+    dw = problem.w.zeros_like()
+    loss_and_gradients(engine, TINY, problem.w, problem.tokens, problem.targets, problem.scale, dw)
     assert events == ["begin"] + ["in", "out"] * TINY.n_layers
     assert np.any(dw.flat)
+
+
+def drawn(seed, stages):
+    """A random explicit table, with a zero in it, and weights that do not sum to one."""
+    rng = np.random.default_rng(seed)
+    a = [tuple(rng.uniform(-1, 1, i)) for i in range(stages)]
+    if stages > 2:
+        a[-1] = (0.0, *a[-1][1:])
+    return Tableau(tuple(a), tuple(rng.uniform(-1, 1, stages)))
+
+
+@pytest.mark.parametrize("h", [1.0, 0.3])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
+def test_the_backward_of_a_step_of_any_table(stages, h, monkeypatch):
+    monkeypatch.setitem(INTEGRATORS, "drawn", drawn(stages, stages))
+    config = SimpleNamespace(integrator="drawn", step_size=h)
+    rng = np.random.default_rng(stages)
+    x, dy, matrix = (
+        rng.standard_normal((2, 3)),
+        rng.standard_normal((2, 3)),
+        rng.standard_normal((3, 3)),
+    )
+
+    def f(u, matrix=matrix):
+        k = np.tanh(u @ matrix)
+        return k, (u, k)
+
+    def f_backward(saved, dk):
+        u, k = saved
+        return reference.linear_backward(dk * (1 - k * k), u, matrix, dmatrix)
+
+    dx, dmatrix = dy.copy(), np.zeros((3, 3))
+    step_backward(reference, config, f_backward, step(reference, config, f, x)[1], dx)
+    exact = complex_step(lambda z: np.sum(dy * step(reference, config, f, z)[0]), x)
+    assert relative_error(dx, exact) < 1e-13  # rounding, some hundred operations
+    exact = complex_step(
+        lambda z: np.sum(dy * step(reference, config, lambda u: f(u, z), x)[0]), matrix
+    )
+    assert relative_error(dmatrix, exact) < 1e-13
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_a_step_is_that_of_chapter_two(integrator):
+    config = SimpleNamespace(integrator=integrator, step_size=0.5)
+    x = np.random.default_rng(0).standard_normal((2, 3))
+    y, saved = step(reference, config, lambda u: (np.sin(u), u), x)
+    expected = INTEGRATORS[integrator].step(lambda u, t: np.sin(u), x, 0.0, 0.5)
+    np.testing.assert_allclose(y, expected, rtol=1e-14)
+    assert len(saved) == len(INTEGRATORS[integrator].b) and saved[0] is x
+
+
+def test_a_step_leaves_what_it_was_given():
+    x, seen = np.ones((1, 2)), []
+    config = SimpleNamespace(integrator="heun", step_size=2.0)  # the first stage's weight is 1
+    _, saved = step(reference, config, lambda u: (u, None), x)
+    assert np.all(x == 1)
+    dx = np.ones((1, 2))
+    step_backward(reference, config, lambda _, dk: seen.append(dk[0, 0]) or dk.copy(), saved, dx)
+    assert seen == [1, 3]  # dk_1 = h/2 dy, dk_0 = h/2 dy + h du_1
+    assert np.all(dx == 1 + 3 + 1)
+
+
+@pytest.mark.parametrize("config", [TINY, TINY_GPT2])
+def test_block_tensors_are_views_and_none_for_what_is_not_there(config):
+    w = initialise(config, 0)
+    b = block_tensors(w, 1)
+    assert b.wqkv is w["block.1.wqkv"] and b.norm2 is w["block.1.norm2"]
+    assert (b.w_up_bias is None) == (config is TINY)
+    named = {name for name, tensor in vars(b).items() if tensor is not None}
+    assert named == {name[8:] for name in w if name.startswith("block.1.")}
+
+
+def test_the_output_matrix_of_a_tied_model_is_a_view_of_the_embedding():
+    w = initialise(TINY_GPT2, 0)
+    assert "output" not in w and np.shares_memory(output_matrix(TINY_GPT2, w), w["embedding"])
+    plain = initialise(TINY, 0)
+    assert output_matrix(TINY, plain) is plain["output"]
+
+
+def test_shared_tensors_receive_the_sum_of_their_copies_gradients():
+    config = replace(TINIEST, tied=True, n_predict=1, n_layers=4, repeat=2)
+    apart = replace(config, tied=False, repeat=1)
+    problem = tiny_problem(config)
+    w = Weights(apart, np.float64)
+
+    def original(tensors, name):
+        if name == "output":
+            return tensors["embedding"].T
+        if name.startswith("block."):
+            _, layer, short = name.split(".")
+            return tensors[f"block.{'0011'[int(layer)]}.{short}"]
+        return tensors[name]
+
+    for name, tensor in w.items():
+        tensor[...] = original(problem.w, name)
+    loss, dw = gradient(problem)
+    loss_apart, dw_apart = gradient(problem._replace(config=apart, w=w))
+    assert loss_apart == loss
+    added = dw.zeros_like()
+    for name, tensor in dw_apart.items():
+        original(added, name)[...] += tensor
+    assert relative_error(dw.flat, added.flat) < 1e-13
+
+
+def test_a_text_shorter_than_the_context_uses_the_first_positions():
+    problem = tiny_problem(TINY_GPT2)
+    short = problem._replace(tokens=problem.tokens[:, :3], targets=problem.targets[:, :3])
+    _, dw = gradient(short)
+    assert np.all(np.any(dw["positions"][:3], axis=1)) and not np.any(dw["positions"][3:])
+    before, _ = stream(reference, TINY_GPT2, problem.w, problem.tokens[:, :3])
+    whole, _ = stream(reference, TINY_GPT2, problem.w, problem.tokens)
+    np.testing.assert_allclose(before, whole[:, :3], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_a_stream_may_start_later(position):
+    # One layer's first half sees no other text: its values at position 2 are those of the whole.
+    config = replace(TINIEST, position=position, n_layers=1)
+    problem = tiny_problem(config)
+    _, whole = stream(reference, config, problem.w, problem.tokens)
+    _, late = stream(reference, config, problem.w, problem.tokens[:, 2:], start=2)
+    (attention,), _ = whole.layers[0]
+    (piece,), _ = late.layers[0]
+    np.testing.assert_allclose(piece.heads, attention.heads[:, 2:], rtol=1e-13, atol=1e-13)
+
+
+def test_every_layer_of_a_shared_block_keeps_its_own():
+    config = replace(TINIEST, n_layers=4, repeat=2)
+    problem = tiny_problem(config)
+    _, saved = stream(reference, config, problem.w, problem.tokens)
+    streams = [half[0].x for layer in saved.layers for half in layer]
+    assert len(streams) == 8 and len({id(x) for x in streams}) == 8

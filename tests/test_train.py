@@ -189,7 +189,7 @@ def test_a_gradient_that_is_not_finite_stops_and_leaves_the_last_checkpoint(valu
         ("embedding", np.nan, "the weight embedding"),
         ("block.1.norm2", np.inf, "the weight block.1.norm2"),
         ("embedding", 1e38, "what rmsnorm makes with block.0.norm1"),
-        ("block.0.w_gate_up", 1e38, "what linear makes with block.0.w_gate_up"),
+        ("block.0.w_up", 1e38, "what linear makes with block.0.w_up"),
         ("output", 3e38, "what linear makes with output"),
     ],
 )

@@ -5,8 +5,8 @@ embedded corpus, as for `make train`); its held-out tenth is read. Writes
 data/measurements/attention_maps.json, rows of
     sentence    the tokens of SENTENCE
     map         a head's probabilities on it, rounded: row t lists the keys 0 to t
-and means over held-out windows, some of them lists [layer][head]: see `looks`, `without_maps` and
-`copying`. It takes a few minutes.
+and means over held-out windows, some of them lists [layer][head]: see `looks`, `means_share`,
+`without_maps` and `copying`. It takes a few minutes.
 """
 
 import json
@@ -18,7 +18,7 @@ import numpy as np
 from nanoeuler import corpus, measurements, reference
 from nanoeuler.checkpoint import load_model
 from nanoeuler.data import digest, read_text, split
-from nanoeuler.model import forward, initialise
+from nanoeuler.model import forward, initialise, stream
 
 SENTENCE = "Return the name of the module, or None if the module has no name."
 WINDOWS = 64  # held-out
@@ -109,6 +109,15 @@ def copying(config, w, **windows):
         yield f"loss on a text after {what}", value, "nats"
 
 
+def means_share(config, w, windows):
+    """Yield (what, [place], unit): the share of the channels' mean in the square of the stream,
+    where each sublayer reads it and at the end."""
+    _, saved = stream(reference, config, w, windows[:, :-1])
+    states = [stages[0].x for layer in saved.layers for stages in layer]
+    shares = [np.mean(x.mean(axis=-1) ** 2) / np.mean(x * x) for x in (*states, saved.x)]
+    yield "mean's share", shares, "of the square"
+
+
 def held_out_windows(config, tokenizer, text):
     """(WINDOWS, T + 1) each: windows of held-out tokens, spread evenly; their first halves twice;
     their first halves after the first half of another."""
@@ -139,6 +148,7 @@ def main(run, path):
     fresh = initialise(config, record["training"]["seed"])
     measured = [("trained", row) for row in looks(config, w, windows, copies, inside)]
     measured += [("initial", row) for row in looks(config, fresh, windows, copies, inside)]
+    measured += [("trained", row) for row in means_share(config, w, windows)]
     measured += [("trained", row) for row in without_maps(config, w, windows)]
     measured += [("trained", row) for row in copying(config, w, itself=copies, another=others)]
     rows += [(what, case, np.round(np.array(value, np.float64), 4).tolist(), unit)

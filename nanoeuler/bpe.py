@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:598
+# %% book/01-tokenizer.md:600
 """Byte-pair encoding in numba: what training and encoding share, and encoding.
 
 Leaves out training (bpe_train.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
@@ -42,7 +42,7 @@ def free_slots(slots):
     return table
 
 
-# %% book/01-tokenizer.md:642
+# %% book/01-tokenizer.md:644
 def padded(text):
     """`text` (bytes) as a uint8 array whose memory goes on for 8 bytes after its end."""
     return np.frombuffer(text + bytes(8), np.uint8)[: len(text)]
@@ -88,7 +88,7 @@ def same_bytes(left, a, right, b, length):
     return True
 
 
-# %% book/01-tokenizer.md:691
+# %% book/01-tokenizer.md:693
 @njit(cache=True, nogil=True)
 def push(heap, size, first, second):
     """Add (first, second) to `heap` (2, capacity), of `size` entries; return the new size."""
@@ -124,7 +124,7 @@ def pop(heap, size):
     return size
 
 
-# %% book/01-tokenizer.md:1137
+# %% book/01-tokenizer.md:1139
 NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
@@ -156,7 +156,7 @@ def _made_of(a, b, table):
     return table[slot, 1]
 
 
-# %% book/01-tokenizer.md:1172
+# %% book/01-tokenizer.md:1174
 @njit(cache=True, nogil=True)
 def _merge_short(ids, n, table, made):
     """Merge ids[:n] in place, n * n steps; return how many are left. `made` (n,) is scratch."""
@@ -178,11 +178,10 @@ def _merge_short(ids, n, table, made):
             made[at - 1] = _made_of(ids[at - 1], new, table)
         if at < n - 1:
             made[at] = _made_of(new, ids[at + 1], table)
-        made[n - 1] = NEVER
     return n
 
 
-# %% book/01-tokenizer.md:1201
+# %% book/01-tokenizer.md:1202
 @njit(cache=True, nogil=True)
 def _merge_long(ids, n, table):
     """What `_merge_short` does, in n log n steps."""
@@ -217,7 +216,7 @@ def _merge_long(ids, n, table):
     return kept
 
 
-# %% book/01-tokenizer.md:1239
+# %% book/01-tokenizer.md:1240
 LONG_WORD = 48  # bytes; near where n * n steps of `_merge_short` and the heap cost the same
 REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
 TRIES = 8  # slots that are looked at before a word counts as not remembered

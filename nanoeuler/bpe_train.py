@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:750
+# %% book/01-tokenizer.md:752
 """Training byte-pair encoding: from texts to merges, touching only what each merge changes.
 
 Leaves out the choice of vocabulary size and most errors for people (tokenizer.py). Merges are those
@@ -81,7 +81,7 @@ def _table_of(words, store, slots):
     return table
 
 
-# %% book/01-tokenizer.md:831
+# %% book/01-tokenizer.md:833
 def _grown(array, rows):
     """A copy of `array` with room for `rows` rows."""
     longer = np.empty((rows, *array.shape[1:]), array.dtype)
@@ -108,7 +108,7 @@ def count_words(texts):
     return words[: used[0]], store
 
 
-# %% book/01-tokenizer.md:904
+# %% book/01-tokenizer.md:906
 @njit(cache=True, nogil=True)
 def _find(key, table, pairs):
     """The slot of `table` that holds the row of `key` in `pairs`, or the free slot for it."""
@@ -176,7 +176,7 @@ def _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes):
     return table
 
 
-# %% book/01-tokenizer.md:977
+# %% book/01-tokenizer.md:979
 @njit(cache=True, nogil=True)
 def _most_frequent(table, pairs, heap, sizes):
     """Take the most frequent pair out of the heap; its row, or FREE if there is none."""
@@ -238,7 +238,7 @@ def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes
     return table
 
 
-# %% book/01-tokenizer.md:1046
+# %% book/01-tokenizer.md:1048
 MOST_BYTES = (2**31 - 1) // 3  # of the distinct words: so that numbers of places fit an int32
 TELL_EVERY = 100  # merges between two calls of `progress`
 

@@ -77,13 +77,13 @@ def layernorm(x, gain, bias=None, eps=LAYERNORM_EPS):
     return y, np.concatenate([mean, deviation], axis=-1)
 
 
-# %% book/03-layers.md:338
+# %% book/03-layers.md:345
 def sigmoid(z):
     """1 / (1 + exp(-z)) without overflow; z of any shape."""
     return 0.5 * (1 + np.tanh(0.5 * z))
 
 
-# %% book/03-layers.md:347
+# %% book/03-layers.md:354
 def swiglu(gate_up):
     """silu(gate) * up, where `gate_up` (..., 2F) holds gate, then up: (..., F).
 
@@ -94,7 +94,7 @@ def swiglu(gate_up):
     return gate * sigmoid(gate) * up
 
 
-# %% book/03-layers.md:395
+# %% book/03-layers.md:402
 # GPT-2's GELU: sqrt(2/pi) gives the two steps of eq-layers-gelu one slope at 0; the cubic
 # coefficient makes their largest difference smallest (Hendrycks and Gimpel, 2016, section 2).
 GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
@@ -108,7 +108,7 @@ def gelu(u):
     return 0.5 * u * (1 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
 
 
-# %% book/03-layers.md:484
+# %% book/03-layers.md:491
 def rope_tables(T, D, base=ROPE_BASE):
     """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
     assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
@@ -117,7 +117,7 @@ def rope_tables(T, D, base=ROPE_BASE):
     return np.cos(angle), np.sin(angle)
 
 
-# %% book/03-layers.md:498
+# %% book/03-layers.md:505
 def rope(heads, n, cos, sin):
     """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
 
@@ -137,7 +137,7 @@ def rope(heads, n, cos, sin):
     return turned
 
 
-# %% book/03-layers.md:631
+# %% book/03-layers.md:638
 def add(x, y, h=1.0):
     """x + h y, the residual sum: one Euler step of size h. x, y (..., C) of one shape."""
     assert x.shape == y.shape, f"the stream {x.shape} and what is added to it {y.shape} differ"

@@ -201,8 +201,10 @@ def whole_words(chunks):
     """
     held, size, look_again = [], 0, 0
     for chunk in chunks:
+        if not isinstance(chunk, (bytes, bytearray, memoryview)):
+            raise UserError(f"expected chunks of bytes, got {type(chunk).__name__}")
         for at in range(0, len(chunk), MAX_WORD):
-            held.append(chunk[at : at + MAX_WORD])
+            held.append(bytes(chunk[at : at + MAX_WORD]))  # a copy, if the caller may change it
             size += len(held[-1])
             if size < look_again:
                 continue

@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:1325
+# %% book/01-tokenizer.md:1326
 """The tokenizer: text to ids and back by byte-level BPE, its file, its hash.
 
 Leaves out normalisation: every byte of a text is kept. Ids are the 256 bytes in GPT-2's order, the
@@ -28,6 +28,7 @@ from nanoeuler.pretokenizer import MAX_WORD, whole_words
 SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error is more likely
 MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what MAX_VOCAB ids need
+_TEXT = (str, bytes, bytearray, memoryview)
 
 
 def utf8(text):
@@ -40,12 +41,12 @@ def utf8(text):
                 f"character {error.start} of the text is half of a surrogate pair, which UTF-8 "
                 "cannot hold: read the text again with encoding='utf-8', or pass its bytes"
             ) from None
-    if isinstance(text, (bytes, bytearray, memoryview)):
+    if isinstance(text, _TEXT):
         return bytes(text)
     raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
 
 
-# %% book/01-tokenizer.md:1374
+# %% book/01-tokenizer.md:1376
 # GPT-2's visible character for each byte, in the order of the ids.
 VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
 
@@ -84,7 +85,7 @@ def tokenizer_json(merges, special):
     return json.dumps(content, ensure_ascii=False)
 
 
-# %% book/01-tokenizer.md:1416
+# %% book/01-tokenizer.md:1418
 def merges_from_names(names, source):
     """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
     ids = {name: i for i, name in enumerate(VISIBLE)}
@@ -92,8 +93,8 @@ def merges_from_names(names, source):
     for m, (left, right) in enumerate(names):
         if left not in ids or right not in ids or left + right in ids:
             raise UserError(
-                f"{source}: merge {m} joins {left!r} and {right!r}; expected two tokens that exist "
-                "by then and make a new one: the file is damaged or was not made by training"
+                f"{source}: merge {m} joins {left!r:.40} and {right!r:.40}; expected two that "
+                "exist by then and make a new one: the file is damaged or not made by training"
             )
         merges.append((ids[left], ids[right]))
         ids[left + right] = len(ids)
@@ -114,9 +115,11 @@ def parse_tokenizer_json(text, source):
         vocab = dict(model["vocab"])
         kind = [model["type"], content["normalizer"], words["type"], words["add_prefix_space"]]
         kind.append(words.get("use_regex", True))  # files older than this key mean yes
+        marks = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
+        changes = [*marks, model.get("dropout"), model.get("ignore_merges")]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(f"{source} lacks a part of a BPE tokenizer.json: train it again") from None
-    if kind != ["BPE", None, "ByteLevel", False, True]:
+    if kind != ["BPE", None, "ByteLevel", False, True] or any(changes):
         raise UserError(
             f"{source} is another kind of tokenizer: expected byte-level BPE with GPT-2's words"
         )
@@ -131,7 +134,17 @@ def parse_tokenizer_json(text, source):
     return merges, tuple(special)
 
 
-# %% book/01-tokenizer.md:1466
+# %% book/01-tokenizer.md:1470
+def _bytes_of(name):
+    """The bytes that a token of this name would have in a tokenizer.json; None for no such name."""
+    if not isinstance(name, str):
+        raise UserError(f"expected special tokens as str, got {type(name).__name__}")
+    at = {character: i for i, character in enumerate(VISIBLE)}
+    if not all(character in at for character in name):
+        return None
+    return bytes(BYTE_FROM_ID[[at[character] for character in name]])
+
+
 class Tokenizer:
     """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
 
@@ -147,12 +160,14 @@ class Tokenizer:
             self.tokens.append(self.tokens[a] + self.tokens[b])
         if len(set(self.tokens)) < len(self.tokens):
             raise UserError("two merges make the same bytes: they were not made by training")
-        self.special = {name: len(self.tokens) + i for i, name in enumerate(special_tokens)}
-        self.tokens += [utf8(name) for name in special_tokens]
-        if len(set(self.tokens)) < len(self.tokens) or b"" in self.tokens:
+        names = list(special_tokens)
+        ordinary, marks = set(self.tokens), [_bytes_of(name) for name in names]
+        self.special = {name: len(self.tokens) + i for i, name in enumerate(names)}
+        self.tokens += [utf8(name) for name in names]
+        if len(set(self.tokens)) < len(self.tokens) or b"" in self.tokens or ordinary & {*marks}:
             raise UserError(
                 "expected special tokens that differ from each other and from all that text is "
-                f"made of, and none of them empty; got {', '.join(map(repr, special_tokens))}"
+                f"made of or a file calls it, and none of them empty; got {str(names)[1:-1]:.200}"
             )
         if self.vocab_size > MAX_VOCAB:
             raise UserError(f"expected at most {MAX_VOCAB} ids, got {self.vocab_size}")
@@ -180,13 +195,13 @@ class Tokenizer:
         texts: one text (str or bytes) or any number of them, which are gone through once and not
         kept; no word goes on from one into the next. progress(merges made) is called now and then.
         """
-        least = 256 + len(special_tokens)
-        if not least <= vocab_size <= MAX_VOCAB:
+        least = cls((), special_tokens).vocab_size  # also refuses what is wrong with them
+        if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
             raise UserError(
-                f"expected a vocabulary size from {least} (256 bytes and {len(special_tokens)} "
-                f"special tokens) to {MAX_VOCAB}, got {vocab_size}"
+                f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
+                f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
             )
-        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        if isinstance(texts, _TEXT) or not isinstance(texts, Iterable):
             texts = [texts]
         pieces = (piece for text in texts for piece in whole_words([utf8(text)]))
         merges = learn_merges(pieces, vocab_size - least, progress)
@@ -211,6 +226,8 @@ class Tokenizer:
                 text = file.read(MAX_FILE + 1)
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}; check the path") from None
+        except ValueError as error:  # a zero byte in the path
+            raise UserError(f"cannot read {path!r}: {error}") from None
         if len(text) > MAX_FILE:
             raise UserError(f"{path}: expected at most {MAX_FILE} bytes: it is no tokenizer.json")
         return cls(*parse_tokenizer_json(text, path))
@@ -237,7 +254,10 @@ class Tokenizer:
 
     def decode(self, ids):
         """The bytes of `ids`, a row of integers; special tokens as they are written."""
-        ids = np.asarray(ids)
+        try:
+            ids = np.asarray(ids)
+        except ValueError:  # rows of different lengths
+            raise UserError("expected a row of integer ids, got rows of several lengths") from None
         if ids.size == 0:
             return b""
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -259,7 +279,7 @@ class Tokenizer:
         return Stream(self)
 
 
-# %% book/01-tokenizer.md:1597
+# %% book/01-tokenizer.md:1618
 class Stream:
     """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
 

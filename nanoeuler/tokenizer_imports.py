@@ -1,7 +1,7 @@
 # Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/01-tokenizer.md:1672
+# %% book/01-tokenizer.md:1693
 """GPT-2's vocabulary from the two forms it is published in. Leaves out all other vocabularies."""
 
 import base64
@@ -17,6 +17,8 @@ from nanoeuler.tokenizer import VISIBLE, Tokenizer, merges_from_names
 
 # The only special token that GPT-2 was trained with: it ends a document.
 GPT2_SPECIAL_TOKENS = ("<|endoftext|>",)
+# Recovering a merge takes steps in the square of its token's length: GPT-2's, 4 million in all.
+MAX_STEPS = 20_000_000
 
 
 def _read(path):
@@ -56,6 +58,8 @@ def import_tiktoken(path):
         raise damaged from None
     if ids != list(range(len(ids))) or tokens[:256] != [bytes([b]) for b in BYTE_FROM_ID]:
         raise damaged
+    if sum(len(token) ** 2 for token in tokens) > MAX_STEPS:
+        raise damaged
     rank, merges = {token: i for i, token in enumerate(tokens)}, []
     for i, token in enumerate(tokens[256:], 256):
         parts = [token[k : k + 1] for k in range(len(token))]
@@ -73,6 +77,7 @@ def import_tiktoken(path):
 
 __all__ = [
     "GPT2_SPECIAL_TOKENS",
+    "MAX_STEPS",
     "import_gpt2",
     "import_tiktoken",
 ]

@@ -1,5 +1,6 @@
 """What chapter 1 cannot hold: parity with other tokenizers, fuzzing, threads, hostile files."""
 
+import base64
 import gzip
 import json
 import os
@@ -280,6 +281,81 @@ def test_a_cut_is_the_end_of_a_word_whatever_follows():
     assert cuts > 5000
 
 
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [(b"a\xf0\x9d\x92", 0), (b"a'sabc", 1), ("𝒜aaaa".encode(), 0)],
+)
+def test_the_last_cut_of_hard_texts(text, cut):
+    array = np.frombuffer(text, np.uint8)
+    assert pretokenizer.last_cut(array, pretokenizer.CHARACTER_CLASSES) == cut
+
+
+def test_a_word_of_exactly_the_limit_passes(monkeypatch):
+    monkeypatch.setattr(pretokenizer, "MAX_WORD", 1000)
+    assert b"".join(pretokenizer.whole_words([b"a" * 1000])) == b"a" * 1000
+
+
+def test_a_chunk_that_changes_after_it_was_read_changes_nothing():
+    buffer = bytearray(4)
+
+    def chunks():
+        yield b"a" * 8
+        for part in (b"bbbb", b"cccc"):
+            buffer[:] = part
+            yield memoryview(buffer)
+
+    assert b"".join(pretokenizer.whole_words(chunks())) == b"aaaaaaaabbbbcccc"
+
+
+def test_bytes_past_the_end_and_overlong_forms_are_no_characters():
+    assert pretokenizer.split(memoryview("aé".encode())[:2]) == [b"a", b"\xc3"]
+    assert pretokenizer.split(b"A\xf0\x80\xa0\x80") == [b"A", b"\xf0\x80\xa0\x80"]
+
+
+def test_padding_covers_an_eight_byte_read_of_the_last_byte():
+    assert len(bpe.padded(b"abc").base) >= 3 + 7
+
+
+def test_the_merge_table_has_room_and_wraps():
+    pairs = list(product(range(256), repeat=2))
+    assert len(bpe.merge_table(np.array(pairs[:1024], np.int32))) >= 4 * 1024
+    # two pairs that begin at the last slot of the smallest table, the second of two letters
+    last = [(a, b) for a, b in pairs if bpe.first_slot(np.int64(a << 32 | b), 1024) == 1023]
+    letters = [i for i in range(94) if chr(bpe.BYTE_FROM_ID[i]).isalpha()]
+    other, pair = last[0], next(p for p in last[1:] if {*p} <= {*letters})
+    table = bpe.merge_table(np.array([other, pair], np.int32))
+    assert bpe.encode_words(bytes(bpe.BYTE_FROM_ID[[*pair]]), table).tolist() == [257]
+
+
+def replay(word, merges):
+    """The ids of a word by the lowest merge first, from the left: the oracle."""
+    rank = {tuple(pair): 256 + m for m, pair in enumerate(merges)}
+    ids = bpe.ID_FROM_BYTE[list(word)].tolist()
+    while len(ids) > 1:
+        made = [rank.get(pair, bpe.NEVER) for pair in zip(ids, ids[1:], strict=False)]
+        if min(made) == bpe.NEVER:
+            break
+        at = made.index(min(made))
+        ids[at : at + 2] = [made[at]]
+    return ids
+
+
+def test_words_of_all_lengths_are_merged_as_by_replay():
+    rng = random.Random(11)
+    for letters in (b"a", b"ab", b"aab", b"abc"):
+        merges = learn_merges([bytes(rng.choices(letters, k=400))], 60)
+        table = bpe.merge_table(merges)
+        for n in [1, 2, 3, 5, 9, *range(bpe.LONG_WORD - 1, bpe.LONG_WORD + 3), 200, 301]:
+            word = bytes(rng.choices(letters, k=n))
+            assert bpe.encode_words(word, table).tolist() == replay(word, merges.tolist())
+
+
+def test_more_words_than_slots_end():
+    """456,976 distinct words for 65,536 slots; hanging is what fails this test."""
+    text = "".join(" " + "".join(word) for word in product(ascii_lowercase, repeat=4)).encode()
+    assert small().decode(small().encode(text)) == text
+
+
 def test_pieces_of_ordinary_text_are_small():
     text = RIVER.encode()
     chunks = [text[at : at + 1000] for at in range(0, len(text), 1000)]
@@ -400,7 +476,7 @@ def refuse(match, attempt, *arguments):
 def test_ids_that_are_not_in_the_vocabulary_are_refused():
     for ids in ([-1], [600], [0, 2**40], np.array([2**63], np.uint64)):
         refuse("not in this vocabulary of 600", small().decode, ids)
-    for ids in ([0.5], ["a"], [[1, 2]], 3):
+    for ids in ([0.5], ["a"], [[1, 2]], 3, [[1], [1, 2]]):
         refuse("expected a row of integer ids", small().decode, ids)
     refuse("not in this vocabulary", small().stream().feed, 600)
 
@@ -421,6 +497,17 @@ def test_training_refuses_what_it_cannot_do():
     refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("a",))
     refuse("half of a surrogate pair", Tokenizer.train, "\ud800", 300)
     refuse("str or bytes, got int", Tokenizer.train, 5, 300)
+    refuse("got '300'", Tokenizer.train, RIVER, "300")
+    refuse("special tokens as str, got bytes", Tokenizer.train, RIVER, 300, (b"<|x|>",))
+    for name in ("é", "Ġ", "Ġthe"):  # what a tokenizer.json calls a byte, the space, and a merge
+        refuse("or a file calls it", Tokenizer.train, RIVER, 300, (name,))
+    untouched = iter([RIVER])
+    refuse("special tokens that differ", Tokenizer.train, untouched, 300, ("",))
+    assert next(untouched) == RIVER  # refused before it has read anything
+    for chunks in ("abc", b"abc", ["abc"], [None]):
+        refuse("expected chunks of bytes", list, small().encode_stream(chunks))
+    same = Tokenizer.train(bytearray(RIVER.encode()), 600)
+    assert same.hash == Tokenizer.train(memoryview(RIVER.encode()), 600).hash == small().hash
     assert Tokenizer.train("", 260).vocab_size == 260
 
 
@@ -477,6 +564,11 @@ def test_hostile_files_are_refused(tmp_path, text):
         lambda c: c["model"]["vocab"].update({"a": None}),
         lambda c: c["model"]["vocab"].popitem(),
         lambda c: c["model"].update(type="WordPiece"),
+        lambda c: c["model"].update(dropout=0.1),
+        lambda c: c["model"].update(end_of_word_suffix="</w>"),
+        lambda c: c["model"].update(continuing_subword_prefix="##"),
+        lambda c: c["model"].update(ignore_merges=True),
+        lambda c: c["model"]["merges"].append(["z" * 10**6, "q"]),
         lambda c: c.update(normalizer={"type": "NFC"}),
         lambda c: c["pre_tokenizer"].update(use_regex=False),
         lambda c: c["added_tokens"][0].update(id=0),
@@ -493,12 +585,15 @@ def test_files_that_contradict_themselves_are_refused(tmp_path, change):
     change(content)
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
-    refuse(".", Tokenizer.load, path)
+    with pytest.raises(UserError) as refused:
+        Tokenizer.load(path)
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
     refuse("cannot read .*nothing.json", Tokenizer.load, tmp_path / "nothing.json")
     refuse("cannot read", Tokenizer.load, tmp_path)
+    refuse("cannot read", Tokenizer.load, "a\0b")
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
@@ -521,6 +616,13 @@ def test_gpt2_files_that_are_damaged_are_refused(tmp_path):
     for text in ("IQ== 0\n", "IQ==\n", "IQ== x\n", "!!!! 0\n"):
         path.write_text(text)
         refuse("no whole file of GPT-2's ranks", import_tiktoken, path)
+
+
+def test_ranks_that_would_take_for_ever_are_refused(tmp_path):
+    tokens = [*(bytes([byte]) for byte in bpe.BYTE_FROM_ID), b"aa", b"a" * 20_000]
+    lines = [f"{base64.b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
+    (tmp_path / "long.tiktoken").write_text("\n".join(lines))
+    refuse("no whole file of GPT-2's ranks", import_tiktoken, tmp_path / "long.tiktoken")
 
 
 def test_ranks_that_cannot_be_rebuilt_are_refused(tmp_path):

@@ -20,10 +20,13 @@ from nanoeuler.derivatives import complex_step, relative_error
 
 
 class Mutant(NamedTuple):
-    """`what` is wrong: in `function` of nanoeuler/`module`.py, `old` becomes `new`."""
+    """`what` is wrong: in `function` of nanoeuler/`module`.py, `old` becomes `new`.
+
+    Without a function, `old` is looked for in the whole module.
+    """
 
     module: str
-    function: str
+    function: str | None
     what: str
     old: str
     new: str
@@ -33,9 +36,12 @@ def load(mutant):
     """The module `mutant` as it would be with the mistake in it; the package is not touched."""
     path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
     source = path.read_text(encoding="utf-8")
-    before, start, rest = source.partition(f"\ndef {mutant.function}(")
-    body, end, after = rest.partition("\n\n\n")
-    assert body.count(mutant.old) == 1, f"{mutant.old!r} is not exactly once in {mutant.function}"
+    before, start, body, end, after = "", "", source, "", ""
+    if mutant.function:
+        before, start, rest = source.partition(f"\ndef {mutant.function}(")
+        body, end, after = rest.partition("\n\n\n")
+    place = mutant.function or mutant.module
+    assert body.count(mutant.old) == 1, f"{mutant.old!r} is not exactly once in {place}"
     wrong = "".join([before, start, body.replace(mutant.old, mutant.new), end, after])
     module = ModuleType(f"mutant_{mutant.module}")
     exec(compile(wrong, str(path), "exec"), vars(module))

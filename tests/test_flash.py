@@ -260,4 +260,4 @@ def mutant(what, old, new, place):
     while source.count(source[start : at + len(old)]) > 1:
         start -= 1
     before = source[start:at]
-    return load(Mutant("flash", what, before + old, before + new))
+    return load(Mutant("flash", None, what, before + old, before + new))

@@ -176,7 +176,7 @@ MUTANTS = [
 def test_mutants_are_seen(kernel, what, old, new):
     if old.startswith("  #"):
         old = "cuda.syncthreads()" + old
-    module = load(Mutant("kernels", what, old, new))
+    module = load(Mutant("kernels", None, what, old, new))
     # Six rows of eight threads in a chance order: a lucky order for all is out of the question.
     far_below = random(0, 6, 19) - np.float32(200)  # where exp is 0 unless the maximum is right
     try:

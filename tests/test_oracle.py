@@ -17,7 +17,7 @@ from nanoeuler.config import CHOICES, PRESETS, ModelConfig
 from nanoeuler.derivatives import relative_error
 from nanoeuler.model import Weights, head_weights, loss_and_gradients, loss_scale
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'nanoeuler[oracle]'")
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[oracle]'")
 F = torch.nn.functional
 
 # Float64 rounds by 1.1e-16. A few dozen sums, one after the other, each of at most some hundred

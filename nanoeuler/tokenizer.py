@@ -49,6 +49,7 @@ def utf8(text):
 # %% book/01-tokenizer.md:1376
 # GPT-2's visible character for each byte, in the order of the ids.
 VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
+_ID_FROM_VISIBLE = {character: i for i, character in enumerate(VISIBLE)}
 
 
 def tokenizer_json(merges, special):
@@ -85,11 +86,10 @@ def tokenizer_json(merges, special):
     return json.dumps(content, ensure_ascii=False)
 
 
-# %% book/01-tokenizer.md:1418
+# %% book/01-tokenizer.md:1419
 def merges_from_names(names, source):
     """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
-    ids = {name: i for i, name in enumerate(VISIBLE)}
-    merges = []
+    ids, merges = dict(_ID_FROM_VISIBLE), []
     for m, (left, right) in enumerate(names):
         if left not in ids or right not in ids or left + right in ids:
             raise UserError(
@@ -139,10 +139,9 @@ def _bytes_of(name):
     """The bytes that a token of this name would have in a tokenizer.json; None for no such name."""
     if not isinstance(name, str):
         raise UserError(f"expected special tokens as str, got {type(name).__name__}")
-    at = {character: i for i, character in enumerate(VISIBLE)}
-    if not all(character in at for character in name):
+    if not all(character in _ID_FROM_VISIBLE for character in name):
         return None
-    return bytes(BYTE_FROM_ID[[at[character] for character in name]])
+    return bytes(BYTE_FROM_ID[_ID_FROM_VISIBLE[character]] for character in name)
 
 
 class Tokenizer:
@@ -195,6 +194,7 @@ class Tokenizer:
         texts: one text (str or bytes) or any number of them, which are gone through once and not
         kept; no word goes on from one into the next. progress(merges made) is called now and then.
         """
+        special_tokens = tuple(special_tokens)  # gone through twice, and may be a generator
         least = cls((), special_tokens).vocab_size  # also refuses what is wrong with them
         if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
             raise UserError(

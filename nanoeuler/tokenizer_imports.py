@@ -17,7 +17,7 @@ from nanoeuler.tokenizer import VISIBLE, Tokenizer, merges_from_names
 
 # The only special token that GPT-2 was trained with: it ends a document.
 GPT2_SPECIAL_TOKENS = ("<|endoftext|>",)
-# Recovering a merge takes steps in the square of its token's length: GPT-2's, 4 million in all.
+# Recovering a merge takes steps in the square of its token's length: GPT-2's, 2.5 million in all.
 MAX_STEPS = 20_000_000
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from nanoeuler import corpus, measurements, reference
 from nanoeuler.checkpoint import load_model
 from nanoeuler.data import digest, read_text, split
-from nanoeuler.model import forward, initialise, stream
+from nanoeuler.depth import walk
+from nanoeuler.model import forward, initialise
 
 SENTENCE = "Return the name of the module, or None if the module has no name."
 WINDOWS = 64  # held-out
@@ -112,9 +113,8 @@ def copying(config, w, **windows):
 def means_share(config, w, windows):
     """Yield (what, [place], unit): the share of the channels' mean in the square of the stream,
     where each sublayer reads it and at the end."""
-    _, saved = stream(reference, config, w, windows[:, :-1])
-    states = [stages[0].x for layer in saved.layers for stages in layer]
-    shares = [np.mean(x.mean(axis=-1) ** 2) / np.mean(x * x) for x in (*states, saved.x)]
+    states = walk(reference, config, w, windows[:, :-1])
+    shares = [np.mean(x.mean(axis=-1) ** 2) / np.mean(x * x) for x in states]
     yield "mean's share", shares, "of the square"
 
 

@@ -505,6 +505,8 @@ def test_training_refuses_what_it_cannot_do():
     untouched = iter([RIVER])
     refuse("special tokens that differ", Tokenizer.train, untouched, 300, ("",))
     assert next(untouched) == RIVER  # refused before it has read anything
+    once = (name for name in SPECIAL_TOKENS)
+    assert Tokenizer.train(RIVER, 600, once).hash == small().hash
     for chunks in ("abc", b"abc", ["abc"], [None]):
         refuse("expected chunks of bytes", list, small().encode_stream(chunks))
     same = Tokenizer.train(bytearray(RIVER.encode()), 600)

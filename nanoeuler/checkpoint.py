@@ -1,7 +1,7 @@
-# Made from book/06b-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06b-cpu-training.md:610
+# %% book/06d-cpu-training.md:395
 """The run directory: what training leaves on disk, and how it comes back to the last byte.
 
     model.safetensors      the weights                      metrics.jsonl   one JSON line a step
@@ -65,7 +65,7 @@ class Settings:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
 
 
-# %% book/06b-cpu-training.md:677
+# %% book/06d-cpu-training.md:462
 @dataclass
 class Run:
     """A training run between two steps: all that decides what comes next."""
@@ -95,7 +95,7 @@ def _moments(optimizer):
     return {f"{kind}.{name}": array for kind, weights in kinds for name, array in weights.items()}
 
 
-# %% book/06b-cpu-training.md:710
+# %% book/06d-cpu-training.md:495
 @contextmanager
 def _disk(out, what):
     """Turn what a full or unwritable disk raises into a line for the user."""
@@ -132,7 +132,7 @@ def save(out, run):
             os.replace(out / f"{name}.next.safetensors", out / f"{name}.safetensors")
 
 
-# %% book/06b-cpu-training.md:752
+# %% book/06d-cpu-training.md:537
 def _record(out):
     """config.json, checked: (record, config, settings)."""
     path = out / "config.json"
@@ -163,7 +163,7 @@ def _opened(path):
         ) from None
 
 
-# %% book/06b-cpu-training.md:784
+# %% book/06d-cpu-training.md:569
 def _file(out, name, step):
     """The path of the weights or moments of `step`: a save cut short may not have renamed them."""
     found = []
@@ -200,7 +200,7 @@ def _tensors(path, shapes):
     return tensors
 
 
-# %% book/06b-cpu-training.md:824
+# %% book/06d-cpu-training.md:609
 def _read(out, names):
     """The checked contents of a run directory, of its large files those in `names`.
 
@@ -251,7 +251,7 @@ def load(out):
     return Run(config, settings, tokenizer, record["data"], weights, optimizer, record["step"])
 
 
-# %% book/06b-cpu-training.md:878
+# %% book/06d-cpu-training.md:663
 def add_metrics(out, line):
     """Append one line, a dict with its "step", to metrics.jsonl."""
     with _disk(out, "metrics.jsonl"), open(Path(out) / "metrics.jsonl", "a") as file:

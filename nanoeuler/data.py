@@ -1,7 +1,7 @@
-# Made from book/06b-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06b-cpu-training.md:364
+# %% book/06c-batches.md:18
 """From a text file to batches: the split, the windows, the targets of K heads, bits per byte.
 
 Leaves out shards and documents: the tokens of one text stay in memory.
@@ -51,7 +51,7 @@ def split(text):
     return text[:cut], text[cut:]
 
 
-# %% book/06b-cpu-training.md:419
+# %% book/06c-batches.md:73
 class Batches:
     """Batches that are a function of (seed, step) alone, so that a run can be resumed exactly.
 
@@ -90,7 +90,7 @@ class Batches:
         return self.tokens[at], self.tokens[at[:, :, None] + ahead]
 
 
-# %% book/06b-cpu-training.md:489
+# %% book/06c-batches.md:143
 def entropies(tokens, vocab_size):
     """Bits per token of two models that see no context: {"uniform": ..., "unigram": ...}."""
     counts = np.bincount(tokens)
@@ -98,7 +98,7 @@ def entropies(tokens, vocab_size):
     return {"uniform": math.log2(vocab_size), "unigram": float(-np.sum(share * np.log2(share)))}
 
 
-# %% book/06b-cpu-training.md:500
+# %% book/06c-batches.md:154
 class HeldOut:
     """The held-out text in windows of `context`, every token but the first predicted once.
 

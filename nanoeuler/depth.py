@@ -1,7 +1,7 @@
-# Made from book/06c-depth-as-time.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06f-depth-as-time.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06c-depth-as-time.md:39
+# %% book/06f-depth-as-time.md:39
 """A model walked through its layers otherwise: finer, coarser, or by another method.
 
 A model is a pair (config, weights); each function here makes another pair of it and changes no
@@ -27,7 +27,7 @@ def with_step(config, w, **changes):
     return config, Weights(config, w.flat.dtype, w.flat)
 
 
-# %% book/06c-depth-as-time.md:74
+# %% book/06f-depth-as-time.md:74
 def at_depths(config, w, depths, step_size):
     """The model whose layer i has the weights that the given one has at depth depths[i].
 
@@ -52,7 +52,7 @@ def at_depths(config, w, depths, step_size):
     return new_config, new
 
 
-# %% book/06c-depth-as-time.md:102
+# %% book/06f-depth-as-time.md:102
 def refine_depth(config, w, how="split"):
     """A model of 2 L layers and half the step: each layer twice, or the mean of two between them.
 
@@ -74,7 +74,7 @@ def drop_layers(config, w):
     return at_depths(config, w, range(0, config.n_layers, 2), 2 * config.step_size)
 
 
-# %% book/06c-depth-as-time.md:166
+# %% book/06f-depth-as-time.md:166
 def walk(engine, config, w, tokens):
     """The stream (B, T, C) before each sublayer and after the last: a list of 2 L + 1 arrays."""
     engine.begin()
@@ -95,7 +95,7 @@ def moved(engine, model, other, tokens):
     return float(np.linalg.norm(there - end) / np.linalg.norm(end - start))
 
 
-# %% book/06c-depth-as-time.md:211
+# %% book/06f-depth-as-time.md:211
 def relative_steps(engine, config, w, tokens):
     """rho (L, 2) of each attention and MLP, the mean over positions. Equation eq-euler-rho."""
     steps = pairwise(walk(engine, config, w, tokens))

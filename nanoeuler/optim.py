@@ -1,7 +1,7 @@
-# Made from book/06b-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06b-cpu-training.md:167
+# %% book/06d-cpu-training.md:167
 """AdamW on a model's flat buffers, the learning rate's schedule, and clipping by the global norm.
 
 Leaves out groups of parameters: matrices decay, gains do not, and nothing else tells tensors apart.
@@ -31,7 +31,7 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
         w[i] -= lr * (s + decay * w[i])                                  # (4)
 
 
-# %% book/06b-cpu-training.md:200
+# %% book/06d-cpu-training.md:200
 class AdamW:
     """The optimizer's state: two moments of each parameter's gradient, as `Weights`."""
 
@@ -56,7 +56,7 @@ class AdamW:
             _adamw(*(array.reshape(-1) for array in arrays), *map(number, scalars))
 
 
-# %% book/06b-cpu-training.md:302
+# %% book/06d-cpu-training.md:302
 @njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
 def _sum_of_squares(flat):
     total = 0.0

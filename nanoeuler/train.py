@@ -1,7 +1,7 @@
-# Made from book/06b-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06b-cpu-training.md:973
+# %% book/06d-cpu-training.md:758
 """The training loop: batches, gradients, AdamW, and a run directory that survives a crash.
 
 Leaves out how gradients are computed (`parallel.Sharded`) and how text is generated (`sample`).
@@ -65,7 +65,7 @@ class _Watched:
         return watched
 
 
-# %% book/06b-cpu-training.md:1040
+# %% book/06d-cpu-training.md:825
 def first_bad_tensor(weights, gradients, tokens, targets):
     """Say in words which tensor is the first that is not finite.
 
@@ -86,7 +86,7 @@ def first_bad_tensor(weights, gradients, tokens, targets):
     return f"the gradient of {bad[-1]}" if bad else "the loss"  # backward begins at the last
 
 
-# %% book/06b-cpu-training.md:1078
+# %% book/06d-cpu-training.md:863
 class _Signals:
     """Inside it the first SIGINT or SIGTERM only sets `caught`; a second acts as always."""
 
@@ -106,7 +106,7 @@ class _Signals:
             signal.signal(*self.before.popitem())
 
 
-# %% book/06b-cpu-training.md:1101
+# %% book/06d-cpu-training.md:886
 class _Display:
     """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
 
@@ -142,7 +142,7 @@ class _Display:
             self.say(f"step {run.step}/{steps}  {text}  {left:.0f} s left")
 
 
-# %% book/06b-cpu-training.md:1140
+# %% book/06d-cpu-training.md:925
 def draw(axes, lines, bytes_per_token, landmarks):
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]
@@ -169,7 +169,7 @@ def plot(out, held_out):
         figure.savefig(temporary, format="png", dpi=150)
 
 
-# %% book/06b-cpu-training.md:1172
+# %% book/06d-cpu-training.md:957
 def _step(run, compute, batches, gradients):
     """Take one step of `run` in place; return its line of metrics."""
     began, step, settings = time.perf_counter(), run.step + 1, run.settings
@@ -194,7 +194,7 @@ def _step(run, compute, batches, gradients):
     }  # fmt: skip
 
 
-# %% book/06b-cpu-training.md:1200
+# %% book/06d-cpu-training.md:985
 def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=SAVE_EVERY,
         sample=None):  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`. Returns the `Run`.
@@ -233,7 +233,7 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     return run
 
 
-# %% book/06b-cpu-training.md:1244
+# %% book/06d-cpu-training.md:1029
 def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None):
     """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
 

@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:422
+# %% book/06a-cpu-engine.md:517
 """The CPU engine: the operations of `nanoeuler.reference` in float32, fast, on one thread.
 
 Drive it with `model.forward` and `model.backward`, one engine per thread. Leaves out threads
@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler import fused, reference
 from nanoeuler.gemm import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
-from nanoeuler.layers import RMSNORM_EPS, ROPE_BASE, rope_tables
+from nanoeuler.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, rope_tables
 
 # Bytes of a cache line and of the widest vector register: an aligned vector lies in one line.
 ALIGNMENT = 64
@@ -56,7 +56,7 @@ class Arena:
         return self.slab[start : start + size].reshape(shape)
 
 
-# %% book/06a-cpu-engine.md:496
+# %% book/06a-cpu-engine.md:591
 def _rows(x):
     assert x.dtype == np.float32, f"the CPU engine works in float32, got {x.dtype}"
     return x.reshape(-1, x.shape[-1])
@@ -66,17 +66,17 @@ def _ids(x):
     return np.ascontiguousarray(x, np.int32).reshape(-1)
 
 
-def _plus(y, bias):
-    # y, with the bias added in place if there is one.
-    if bias is not None:
-        y += bias
+def _plus(y, rows):
+    # y, with a bias or the rows of positions added in place, if there are any.
+    if rows is not None:
+        fused.add_rows(_rows(y), rows.reshape(-1, y.shape[-1]))
     return y
 
 
-def _add_columns(dy, dbias):
-    # Adds the sum of the rows of dy to dbias, if there is a bias.
-    if dbias is not None:
-        dbias += np.sum(_rows(dy), axis=0)
+def _plus_backward(dy, drows):
+    # Adds to drows, the gradient of what `_plus` added, if there is any.
+    if drows is not None:
+        fused.add_rows_backward(_rows(dy), drows.reshape(-1, dy.shape[-1]))
 
 
 class FusedEngine:
@@ -113,8 +113,7 @@ class FusedEngine:
         """As `backward.embed_backward`."""
         assert dx.shape == tokens.shape + dtable.shape[1:]
         fused.embed_backward(_rows(dx), _ids(tokens), dtable)
-        if dpositions is not None:
-            dpositions += np.sum(dx, axis=0)
+        _plus_backward(dx, dpositions)
 
     def rmsnorm(self, x, gain, eps=RMSNORM_EPS):
         """As `layers.rmsnorm`."""
@@ -130,11 +129,20 @@ class FusedEngine:
         fused.rmsnorm_backward(_rows(dy), _rows(x), gain, r.reshape(-1), _rows(dx), dgain)
         return dx
 
-    # GPT-2's variants, by the reference.
-    layernorm = staticmethod(reference.layernorm)
-    layernorm_backward = staticmethod(reference.layernorm_backward)
-    gelu = staticmethod(reference.gelu)
-    gelu_backward = staticmethod(reference.gelu_backward)
+    def layernorm(self, x, gain, bias=None, eps=LAYERNORM_EPS):
+        """As `layers.layernorm`."""
+        assert gain.shape == x.shape[-1:]
+        y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
+        fused.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
+        return _plus(y, bias), stats
+
+    def layernorm_backward(self, dy, x, gain, stats, dgain, dbias=None):
+        """As `backward.layernorm_backward`."""
+        assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
+        dx = self.arena.take(*x.shape)
+        fused.layernorm_backward(_rows(dy), _rows(x), gain, _rows(stats), _rows(dx), dgain)
+        _plus_backward(dy, dbias)                                       # (5)
+        return dx
 
     def rope(self, heads, n, cos, sin):
         """As `layers.rope`, in place; heads must be contiguous."""
@@ -160,6 +168,19 @@ class FusedEngine:
         dgate_up = self.arena.take(*gate_up.shape)
         fused.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
         return dgate_up
+
+    def gelu(self, u):
+        """As `layers.gelu`."""
+        h = self.arena.take(*u.shape)
+        fused.gelu(_rows(u), _rows(h))
+        return h
+
+    def gelu_backward(self, dh, u):
+        """As `backward.gelu_backward`."""
+        assert dh.shape == u.shape
+        du = self.arena.take(*u.shape)
+        fused.gelu_backward(_rows(dh), _rows(u), _rows(du))
+        return du
 
     def add(self, x, y, h=1.0):
         """As `layers.add`."""
@@ -198,7 +219,7 @@ class FusedEngine:
             product = self.arena.take(*w.shape)
             np.matmul(_rows(x).T, _rows(dy), out=product)
             dw += product
-        _add_columns(dy, dbias)
+        _plus_backward(dy, dbias)
         return dx
 
     def attention(self, heads, n_kv):
@@ -210,7 +231,7 @@ class FusedEngine:
         return np.ascontiguousarray(reference.attention_backward(dy, heads, n_kv, p))
 
 
-# %% book/06a-cpu-engine.md:1327
+# %% book/06a-cpu-engine.md:1474
 def _split(heads, n_kv):
     # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
     x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
@@ -238,7 +259,7 @@ class CpuEngine(FusedEngine):
         else:  # tied weights: the transpose of an embedding
             multiply(dy.T, _rows(x), dw.T, True, self.work)             # (1)
         multiply(dy, w.T, _rows(dx), False, self.work)                  # (2)
-        _add_columns(dy, dbias)                                         # (3)
+        _plus_backward(dy, dbias)                                       # (3)
         return dx
 
     def attention(self, heads, n_kv):

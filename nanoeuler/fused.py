@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from nanoeuler.backward import IGNORE
+from nanoeuler.layers import GELU_CUBIC, GELU_SCALE
 
 F32 = np.float32  # a bare 1.0 in a kernel would be a float64, and drag its whole line along
 # What LLVM may do: reorder a sum (into vector lanes), contract a product and a sum into one FMA,
@@ -23,7 +24,7 @@ _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
 
 
-# %% book/06a-cpu-engine.md:184
+# %% book/06a-cpu-engine.md:185
 # log 2 in two parts, the first with few bits so that n times it is exact, and the coefficients of
 # the polynomial for (e^r - 1 - r) / r^2: Cephes, expf.c (Moshier, 1989).
 _LOG2_HIGH, _LOG2_LOW = F32(0.693359375), F32(-2.12194440e-4)
@@ -64,7 +65,7 @@ def highest(x):
     return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
-# %% book/06a-cpu-engine.md:248
+# %% book/06a-cpu-engine.md:251
 @njit(**_KERNEL)
 def rmsnorm(x, gain, eps, y, r):
     """y (N, C) and r (N,) of `layers.rmsnorm` from x (N, C), gain (C,). Two passes over a row."""
@@ -93,7 +94,40 @@ def rmsnorm_backward(dy, x, gain, r, dx, dgain):
             dx[i, j] = (gain[j] * dy[i, j] - along * x_hat) * inverse   # (1)
 
 
-# %% book/06a-cpu-engine.md:284
+@njit(**_KERNEL)
+def layernorm(x, gain, eps, y, stats):
+    """y (N, C), stats (N, 2) of `layers.layernorm` without bias from x (N, C), gain (C,)."""
+    N, C = x.shape
+    for i in range(N):
+        mean, squares = F32(0), F32(0)
+        for j in range(C):
+            mean += x[i, j]
+        mean /= F32(C)
+        for j in range(C):
+            squares += (x[i, j] - mean) * (x[i, j] - mean)
+        deviation = np.sqrt(squares / F32(C) + F32(eps))
+        stats[i, 0], stats[i, 1] = mean, deviation
+        for j in range(C):
+            y[i, j] = gain[j] * ((x[i, j] - mean) / deviation)
+
+
+@njit(**_KERNEL)
+def layernorm_backward(dy, x, gain, stats, dx, dgain):
+    """dx (N, C) of `backward.layernorm_backward`, whose numbers these are; adds to dgain (C,)."""
+    N, C = x.shape
+    for i in range(N):
+        mean, inverse, shift, along = stats[i, 0], F32(1) / stats[i, 1], F32(0), F32(0)
+        for j in range(C):
+            shift += gain[j] * dy[i, j]                                 # (2)
+            along += gain[j] * dy[i, j] * ((x[i, j] - mean) * inverse)  # (3)
+        shift, along = shift / F32(C), along / F32(C)
+        for j in range(C):
+            x_hat = (x[i, j] - mean) * inverse
+            dgain[j] += dy[i, j] * x_hat                                # (4)
+            dx[i, j] = (gain[j] * dy[i, j] - shift - x_hat * along) * inverse
+
+
+# %% book/06a-cpu-engine.md:324
 @njit(**_KERNEL)
 def swiglu(gate_up, h):
     """h (N, F) of `layers.swiglu` from gate_up (N, 2F)."""
@@ -116,6 +150,35 @@ def swiglu_backward(dh, gate_up, dgate_up):
             dgate_up[i, F + j] = dh[i, j] * gate * sigma                                 # (2)
 
 
+@njit(error_model="numpy", fastmath=_FAST)
+def _share(u):
+    """The share of u that GELU lets through. Equation eq-cpu-gelu."""
+    z = F32(GELU_SCALE) * (u + F32(GELU_CUBIC) * u * u * u)
+    return F32(1) / (F32(1) + exp(F32(-2) * z))
+
+
+@njit(**_KERNEL)
+def gelu(u, h):
+    """h (N, F) of `layers.gelu` from u (N, F)."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            h[i, j] = u[i, j] * _share(u[i, j])
+
+
+@njit(**_KERNEL)
+def gelu_backward(dh, u, du):
+    """du (N, F) of `backward.gelu_backward` from dh (N, F). The gate is made again."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            x, share = u[i, j], _share(u[i, j])                                     # (1)
+            dz = F32(GELU_SCALE) * (F32(1) + F32(3 * GELU_CUBIC) * x * x)
+            bend = x * F32(2) * share * (F32(1) - share) * dz                       # (2)
+            du[i, j] = dh[i, j] * (share + bend)
+
+
+# %% book/06a-cpu-engine.md:380
 @njit(**_KERNEL)
 def cross_entropy(logits, targets, scale, sums):
     """`backward.cross_entropy`, in place: logits (N K, V) becomes dlogits, sums (K,) is added to.
@@ -141,34 +204,37 @@ def cross_entropy(logits, targets, scale, sums):
         row[target] -= scale[k]                                         # (2)
 
 
-# %% book/06a-cpu-engine.md:337
+# %% book/06a-cpu-engine.md:411
 @njit(**_KERNEL)
 def causal_softmax(p, scale):
     """Scores p (B, H, T, T) become, in place, softmax(scale p) up to the diagonal, 0 after."""
     B, H, T, _ = p.shape
-    for row in range(B * H * T):
-        x, n, z = p[row // T // H, row // T % H, row % T], row % T + 1, F32(0)
-        top = highest(x[:n])
-        for j in range(n):
-            x[j] = exp((x[j] - top) * F32(scale))
-            z += x[j]
-        for j in range(n):
-            x[j] /= z
-        x[n:] = F32(0)
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                x, n, z = p[b, h, t], t + 1, F32(0)
+                top = highest(x[:n])
+                for j in range(n):
+                    x[j] = exp((x[j] - top) * F32(scale))
+                    z += x[j]
+                for j in range(n):
+                    x[j] /= z
+                x[n:] = F32(0)
 
 
 @njit(**_KERNEL)
 def causal_softmax_backward(p, ds, scale):
     """Gradients ds (B, H, T, T) of the probabilities p become, in place, those of the scores."""
     B, H, T, _ = p.shape
-    for row in range(B * H * T):
-        x, dx = p[row // T // H, row // T % H, row % T], ds[row // T // H, row // T % H, row % T]
-        n, along = row % T + 1, F32(0)
-        for j in range(n):
-            along += x[j] * dx[j]
-        for j in range(n):
-            dx[j] = x[j] * (dx[j] - along) * F32(scale)
-        dx[n:] = F32(0)
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                x, dx, n, along = p[b, h, t], ds[b, h, t], t + 1, F32(0)
+                for j in range(n):
+                    along += x[j] * dx[j]
+                for j in range(n):
+                    dx[j] = x[j] * (dx[j] - along) * F32(scale)
+                dx[n:] = F32(0)
 
 
 @njit(**_KERNEL)
@@ -188,7 +254,7 @@ def rope(heads, n, cos, sin, sign):
                     )
 
 
-# %% book/06a-cpu-engine.md:387
+# %% book/06a-cpu-engine.md:466
 @njit(**_KERNEL)
 def embed(tokens, table, x):
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""
@@ -213,14 +279,34 @@ def add(x, y, h, out):
         out[i] = x[i] + h * y[i]
 
 
+@njit(**_KERNEL)
+def add_rows(x, rows):
+    """Add rows (n, C) to x (N, C) in place: row i mod n to row i."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            x[i, j] += rows[i % rows.shape[0], j]
+
+
+@njit(**_KERNEL)
+def add_rows_backward(dx, drows):
+    """Add each row i of dx (N, C) to row i mod n of drows (n, C), in order."""
+    for i in range(dx.shape[0]):
+        for j in range(dx.shape[1]):
+            drows[i % drows.shape[0], j] += dx[i, j]
+
+
 __all__ = [
     "F32",
     "exp",
     "highest",
     "rmsnorm",
     "rmsnorm_backward",
+    "layernorm",
+    "layernorm_backward",
     "swiglu",
     "swiglu_backward",
+    "gelu",
+    "gelu_backward",
     "cross_entropy",
     "causal_softmax",
     "causal_softmax_backward",
@@ -228,4 +314,6 @@ __all__ = [
     "embed",
     "embed_backward",
     "add",
+    "add_rows",
+    "add_rows_backward",
 ]

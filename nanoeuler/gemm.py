@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:940
+# %% book/06a-cpu-engine.md:1064
 """Matrix products in float32: a tile held in vector registers, and everything built on it.
 
 For any sizes, and for operands that are transposed views. Runs on one thread without the GIL.
@@ -40,7 +40,7 @@ DEPTH = 128
 WORK = (DEPTH + LANES) * VECTORS * LANES
 
 
-# %% book/06a-cpu-engine.md:988
+# %% book/06a-cpu-engine.md:1112
 _i1, _i32, _i64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
 _zeros = ir.Constant(_vector, None)
@@ -99,24 +99,22 @@ def _prefetch(build, address, write):
     _call(build, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
 
 
-# %% book/06a-cpu-engine.md:1056
+# %% book/06a-cpu-engine.md:1180
 def _make_tile(vectors):
     @intrinsic
     def tile(typing, a, a_row, a_depth, b, c, c_row, rows, columns, depth, add):
         # c[:rows, :columns] (+)= a[:rows, :depth] b[:depth], b a packed strip, `vectors` wide.
         def generate(context, build, signature, arguments):
             a, a_row, a_depth, b, c, c_row, rows, columns, depth, add = arguments
-            # Where the tile's vectors go, and which of their lanes exist. A row that does not
-            # exist reads row 0 of a, which does, and writes nothing.
+            # Where the tile's vectors go. A row that does not exist reads row 0 of a, which does,
+            # and writes nothing.
             inside = [build.icmp_signed("<", _number(r), rows) for r in range(ROWS)]
-            a_offsets, places, masks = [], [], []
+            a_offsets, places = [], []
             for r in range(ROWS):
                 offset = build.mul(a_row, _number(4 * r))
                 a_offsets.append(build.select(inside[r], offset, _number(0)))
                 for v in range(vectors):
                     places.append(build.add(_at(build, c, c_row, r), _number(4 * LANES * v)))
-                    left = build.sub(columns, _number(LANES * v))
-                    masks.append(_below(build, build.select(inside[r], left, _number(0))))
                     _prefetch(build, places[-1], write=1)
 
             # The loop over the depth. LLVM IR has no variables: a phi is what a value is on
@@ -147,9 +145,18 @@ def _make_tile(vectors):
             build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
 
             build.position_at_end(done)
-            for total, place, mask in zip(added, places, masks, strict=True):
-                old = _load(build, place, build.select(add, mask, _none))
-                _store(build, build.fadd(total, old), place, mask)
+            wide = build.icmp_signed(">=", columns, _number(LANES * vectors))
+            whole = build.and_(wide, inside[-1])
+            with build.if_else(build.and_(whole, build.not_(add))) as (plain, careful):
+                with plain:
+                    for total, place in zip(added, places, strict=True):
+                        _store(build, total, place, _all)
+                with careful:
+                    for n, (total, place) in enumerate(zip(added, places, strict=True)):
+                        left = build.sub(columns, _number(LANES * (n % vectors)))
+                        mask = _below(build, build.select(inside[n // vectors], left, _number(0)))
+                        old = _load(build, place, build.select(add, mask, _none))
+                        _store(build, build.fadd(total, old), place, mask)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 9, types.boolean), generate
@@ -160,7 +167,7 @@ def _make_tile(vectors):
 _tile1, _tile2, _tile3 = (_make_tile(vectors) for vectors in (1, 2, 3))
 
 
-# %% book/06a-cpu-engine.md:1130
+# %% book/06a-cpu-engine.md:1261
 @intrinsic
 def _move(typing, source, target, columns):
     # target[:LANES] = source[:columns], then zeros
@@ -198,6 +205,20 @@ def _transpose(typing, source, source_row, target, target_row, rows, columns):
     return types.void(*[types.intp] * 6), generate
 
 
+@intrinsic
+def _ask(typing, source, source_row):
+    # Prefetch source[:ROWS, :VECTORS * LANES], or what lies there: it is only a hint.
+    def generate(context, build, signature, arguments):
+        source, source_row = arguments
+        for r in range(ROWS):
+            for v in range(VECTORS):
+                place = build.add(_at(build, source, source_row, r), _number(4 * LANES * v))
+                _prefetch(build, place, write=0)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 2), generate
+
+
 @njit(error_model="numpy")
 def _pack(b, b_depth, b_column, depth, columns, width, strip):
     # strip (depth, width) contiguous = b[:depth, :columns], padded with zeros to `width`
@@ -210,7 +231,7 @@ def _pack(b, b_depth, b_column, depth, columns, width, strip):
                 _transpose(b + 4 * (n * b_column + k), b_column, to, width, columns - n, depth - k)
 
 
-# %% book/06a-cpu-engine.md:1185
+# %% book/06a-cpu-engine.md:1330
 # Where the operands of a product are zero, or where its result is not wanted (all T x T, causal):
 FULL = 0  # nowhere
 BELOW = 1  # the result is wanted on and below the diagonal: scores. Above, some of it is written
@@ -235,6 +256,8 @@ def _product(
                 low, high = max(k, begin), min(end, i + ROWS) if shape == LOWER else end
                 if low >= high:
                     continue
+                if b_column == 1 and i < end - k:
+                    _ask(from_b + 4 * (i * b_depth + width), b_depth)
                 x, y = a + 4 * (i * a_row + low * a_depth), strip + 4 * (low - k) * width
                 to, height, more = c + 4 * (i * c_row + j), rows - i, add or low > begin
                 if width == LANES:
@@ -246,7 +269,7 @@ def _product(
             j += width
 
 
-# %% book/06a-cpu-engine.md:1224
+# %% book/06a-cpu-engine.md:1371
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 

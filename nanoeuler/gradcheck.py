@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:1414
+# %% book/05-backprop.md:1416
 """The gradient check: every element of every tensor of tiny models against its complex step.
 
 It proves the reference engine, in float64; other engines are compared with that one. Central
@@ -52,7 +52,7 @@ def tiny_problem(config=TINY, seed=0):
     return Problem(config, w, tokens, targets, loss_scale(targets, head_weights(config.n_predict)))
 
 
-# %% book/05-backprop.md:1468
+# %% book/05-backprop.md:1470
 def derived_gradient(problem, engine=reference):
     """The gradient (Weights) by backward passes of `engine`: text 0's, then the others' added."""
     dw = problem.w.zeros_like()
@@ -85,7 +85,7 @@ def _loss_of(problem, trial, tensor):
     return loss
 
 
-# %% book/05-backprop.md:1504
+# %% book/05-backprop.md:1506
 class Row(NamedTuple):
     """A line of the check: the relative errors of a tensor, or those of a model's worst tensor."""
 
@@ -111,7 +111,7 @@ def check_tensors(problem, prefix=""):
     ]
 
 
-# %% book/05-backprop.md:1572
+# %% book/05-backprop.md:1574
 # GPT-2's choices at the size of TINY. Tied weights predict one token.
 TINY_GPT2 = replace(
     TINY, norm="layer", position="learned", mlp="gelu", bias=True, tied=True, n_predict=1
@@ -146,7 +146,7 @@ def check_architecture(name, config):
     return Row(name, (sum(tensor.size for tensor in exact.values()),), float(worst))
 
 
-# %% book/05-backprop.md:1610
+# %% book/05-backprop.md:1612
 def check():
     """The whole check, a list of Row: two architectures by tensor, and each one in a line."""
     return [

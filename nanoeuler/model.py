@@ -45,7 +45,8 @@ class Weights(Mapping):
     """The tensors of a model, or their gradients: named views into one flat, aligned buffer.
 
     `weights["block.0.wqkv"]` is a view; names, shapes and order are `parameter_shapes(config)`.
-    `weights.flat` (N,) holds all of them, each padded with zeros to a multiple of 16 elements. Give
+    `weights.flat` (N,) holds all of them, each padded with zeros to a multiple of 16 elements;
+    `weights.blocks[i]` has the tensors of block i as `sublayers.block_tensors` names them. Give
     `flat` to lay the names over memory that exists, of the right size and dtype.
     """
 
@@ -59,6 +60,7 @@ class Weights(Mapping):
         for name, shape in shapes.items():
             self._views[name] = self.flat[start : start + math.prod(shape)].reshape(shape)
             start += _padded(shape)
+        self.blocks = [block_tensors(self, i) for i in range(config.n_blocks)]
 
     def __getitem__(self, name):
         return self._views[name]
@@ -87,7 +89,7 @@ def _aligned_zeros(size, dtype):
     return raw[start : start + n_bytes].view(dtype)
 
 
-# %% book/05-backprop.md:951
+# %% book/05-backprop.md:953
 def initialise(config, seed, dtype=np.float32):
     """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02, or less in two.
 
@@ -105,7 +107,7 @@ def initialise(config, seed, dtype=np.float32):
     return weights
 
 
-# %% book/05-backprop.md:1119
+# %% book/05-backprop.md:1121
 def step(engine, config, f, x):
     """The stream after a step of size h by the configured integrator, and what each stage saved.
 
@@ -128,7 +130,7 @@ def _moved(engine, config, x, weights, velocities):
     return x
 
 
-# %% book/05-backprop.md:1157
+# %% book/05-backprop.md:1159
 def step_backward(engine, config, f_backward, saved, dx):
     """Turn dx, the gradient of the stream after `step`, into that before it, in place.
 
@@ -147,7 +149,7 @@ def step_backward(engine, config, f_backward, saved, dx):
         engine.add_into(dx, each)                                       # (3)
 
 
-# %% book/05-backprop.md:1213
+# %% book/05-backprop.md:1215
 class Saved(NamedTuple):
     """What a forward pass keeps for its backward pass."""
 
@@ -172,7 +174,7 @@ def stream(engine, config, w, tokens, start=0):
         positions = w["positions"][start:end]
     x = engine.embed(tokens, w["embedding"], positions)
     for i in range(config.n_layers):
-        b = block_tensors(w, i // config.repeat)
+        b = w.blocks[i // config.repeat]
         attend = partial(attention_sublayer, engine, config, b, angles)
         x, attention = step(engine, config, attend, x)
         x, mlp = step(engine, config, partial(mlp_sublayer, engine, config, b), x)
@@ -181,7 +183,7 @@ def stream(engine, config, w, tokens, start=0):
     return n, Saved(tokens, angles, layers, x, stats, n)
 
 
-# %% book/05-backprop.md:1250
+# %% book/05-backprop.md:1252
 def output_matrix(config, w):
     """The matrix (C, K V) from the last stream to the logits; of `Weights`, or of gradients."""
     return w["embedding"].T if config.tied else w["output"]
@@ -194,7 +196,7 @@ def forward(engine, config, w, tokens):
     return logits.reshape(*tokens.shape, config.n_predict, config.vocab_size), saved
 
 
-# %% book/05-backprop.md:1269
+# %% book/05-backprop.md:1271
 def backward(engine, config, w, saved, dlogits, dw):
     """Add to dw (Weights) the gradient of the loss, given dlogits (B, T, K, V)."""
     dlogits = dlogits.reshape(*saved.tokens.shape, -1)
@@ -205,7 +207,7 @@ def backward(engine, config, w, saved, dlogits, dw):
         engine, config, dn, saved.x, w["norm"], saved.stats, dw["norm"], dw.get("norm_bias")
     )
     for i in reversed(range(config.n_layers)):
-        b, db = (block_tensors(tensors, i // config.repeat) for tensors in (w, dw))
+        b, db = (tensors.blocks[i // config.repeat] for tensors in (w, dw))
         attention, mlp = saved.layers[i]
         with engine.scratch():  # dx outlives the layer; nothing else in it does
             mixing = partial(mlp_sublayer_backward, engine, config, b, db)
@@ -216,7 +218,7 @@ def backward(engine, config, w, saved, dlogits, dw):
     engine.embed_backward(dx, saved.tokens, dw["embedding"], positions)
 
 
-# %% book/05-backprop.md:1299
+# %% book/05-backprop.md:1301
 def head_weights(n_predict):
     """The weight (K,) of each head's mean loss in the training loss: 1, then EXTRA_HEAD_WEIGHT."""
     return np.where(np.arange(n_predict) == 0, 1.0, EXTRA_HEAD_WEIGHT)

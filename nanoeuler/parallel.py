@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:784
+# %% book/06a-cpu-engine.md:902
 """A batch over the cores: a fixed number of shards on a pool of threads, one engine to a thread.
 
 Results depend on the number of shards, which is fixed, and never on the number of threads. Leaves
@@ -40,14 +40,21 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def _cut(rows, parts):
+    # A range in at most `parts` ranges of nearly equal length, none of them empty.
+    parts = min(parts, len(rows))
+    return [rows[len(rows) * i // parts : len(rows) * (i + 1) // parts] for i in range(parts)]
+
+
 class Sharded:
     """Loss and gradients of batches of one `config`, by engines of one kind on `threads` threads.
 
-    `make_engine` as from `engine_factory`; `threads` by default one per core, at most SHARDS.
+    `make_engine` as from `engine_factory`; `threads` by default one per core, at most SHARDS. Each
+    shard goes through an engine's memory in `pieces` parts, if it has so many sequences.
     """
 
-    def __init__(self, make_engine, config, threads=None):
-        self.config = config
+    def __init__(self, make_engine, config, threads=None, pieces=1):
+        self.config, self.pieces = config, pieces
         self.threads = threads or min(cores(), SHARDS)
         self.pool = ThreadPoolExecutor(self.threads)
         self.engines, self.parts = SimpleQueue(), []
@@ -55,35 +62,34 @@ class Sharded:
             self.engines.put(make_engine())
 
     def _over_shards(self, batch, work):
-        # work(engine, rows, shard) for each shard of `batch` sequences; what it returns, added.
-        shards = min(SHARDS, batch)
-
-        def run(shard):
+        # work(engine, rows, shard) for each piece of each shard of `batch` sequences; the sum.
+        def run(shard, rows):
             engine = self.engines.get()
             try:
-                rows = slice(batch * shard // shards, batch * (shard + 1) // shards)
-                return work(engine, rows, shard)
+                pieces = _cut(rows, self.pieces)
+                return sum(work(engine, slice(x.start, x.stop), shard) for x in pieces)
             finally:
                 self.engines.put(engine)
 
-        return sum(self.pool.map(run, range(shards)))
+        return sum(self.pool.map(run, range(SHARDS), _cut(range(batch), SHARDS)))
 
     def loss_and_gradients(self, w, tokens, targets, scale, dw):
         """As `model.loss_and_gradients`, but dw (Weights) is overwritten. Returns sums (K,)."""
         used = min(SHARDS, len(tokens)) - 1
         while len(self.parts) < used:
             self.parts.append(dw.zeros_like())
+        parts = [dw, *self.parts[:used]]
+        for part in parts:
+            part.flat[...] = 0
 
         def run(engine, rows, shard):
-            part = self.parts[shard - 1] if shard else dw
-            part.flat[...] = 0
             return loss_and_gradients(
-                engine, self.config, w, tokens[rows], targets[rows], scale, part
+                engine, self.config, w, tokens[rows], targets[rows], scale, parts[shard]
             )
 
         def add_up(start):
             piece = slice(start, start + SLICE)
-            for part in self.parts[:used]:  # in this order, whoever computed them
+            for part in parts[1:]:  # in this order, whoever computed them
                 np.add(dw.flat[piece], part.flat[piece], out=dw.flat[piece])
 
         sums = self._over_shards(len(tokens), run)

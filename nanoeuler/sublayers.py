@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/05-backprop.md:986
+# %% book/05-backprop.md:988
 """The two halves of a block as functions of the stream, and their backward passes.
 
 Each is the f of a step x + h f(x); the step itself is model.py's. Written over the operations of an
@@ -43,7 +43,7 @@ def norm_backward(engine, config, dy, x, gain, stats, dgain, dbias):
     return engine.layernorm_backward(dy, x, gain, stats, dgain, dbias)
 
 
-# %% book/05-backprop.md:1033
+# %% book/05-backprop.md:1035
 class SavedAttention(NamedTuple):
     """What `attention_sublayer` keeps for its backward, under its names."""
 
@@ -84,7 +84,7 @@ def attention_sublayer_backward(engine, config, b, db, angles, s, dout):
     return norm_backward(engine, config, da, s.x, b.norm1, s.stats, db.norm1, db.norm1_bias)
 
 
-# %% book/05-backprop.md:1077
+# %% book/05-backprop.md:1079
 class SavedMlp(NamedTuple):
     """What `mlp_sublayer` keeps for its backward, under its names."""
 

@@ -375,6 +375,31 @@ def test_shards_sum_to_the_whole():
     assert np.allclose(got, sums, rtol=SHARDS * 2.0**-50, atol=0)
 
 
+@pytest.mark.parametrize("pieces", [2, 3, 100])
+def test_pieces_sum_to_the_whole_in_less_memory(pieces):
+    """Gradient accumulation: 13 sequences are shards of 3, 3, 3, 4; 100 pieces are one each."""
+    w, tokens, targets, scale = problem(RAGGED, 13, 37)
+    wide = Weights(RAGGED, np.float64, np.float64(w.flat))
+    whole, parts = wide.zeros_like(), wide.zeros_like()
+    sums = loss_and_gradients(reference, RAGGED, wide, tokens, targets, scale, whole)
+    sharded = Sharded(engine_factory("reference"), RAGGED, 2, pieces)
+    got = sharded.loss_and_gradients(wide, tokens, targets, scale, parts)
+    # float64: at most one sum for each sequence instead of one, and a backward pass behind each
+    assert np.abs(parts.flat - whole.flat).max() <= 1e-13 * np.abs(whole.flat).max()
+    assert np.allclose(got, sums, rtol=13 * 2.0**-50, atol=0)
+
+    seen, arenas = set(), {}
+    for threads, count in ((1, pieces), (3, pieces), (1, 1)):
+        sharded, dw = Sharded(engine_factory("cpu"), RAGGED, threads, count), w.zeros_like()
+        sharded.loss_and_gradients(w, tokens, targets, scale, dw)
+        if count == pieces:
+            seen.add(dw.flat.tobytes())
+        arenas[count] = sharded.engines.get().arena.needed
+    assert len(seen) == 1
+    largest = -(-4 // pieces)  # sequences in a piece of the largest shard
+    assert arenas[pieces] < (largest + 0.5) / 4 * arenas[1]
+
+
 def test_arena_stops_growing(monkeypatch):
     w, tokens, targets, scale = problem(RAGGED, 3, 37)
     engine, dw = CpuEngine(), w.zeros_like()

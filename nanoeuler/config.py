@@ -108,6 +108,10 @@ PRESETS = {  # hidden: 4 dim for gelu; 8/3 dim for swiglu, rounded up to a multi
         vocab_size=512, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, hidden=344, context=128,
         n_predict=4,
     ),
+    "euler-10m": ModelConfig(  # trains on two CPU cores in a night; weights larger than a cache
+        vocab_size=2048, dim=256, n_layers=10, n_heads=8, n_kv_heads=4, hidden=688, context=256,
+        n_predict=4,
+    ),
     "euler-116m": ModelConfig(  # GPT-2's width and more layers, for a GPU
         vocab_size=4096, dim=768, n_layers=16, n_heads=12, n_kv_heads=4, hidden=2048, context=512,
         n_predict=4,
@@ -120,7 +124,7 @@ PRESETS = {  # hidden: 4 dim for gelu; 8/3 dim for swiglu, rounded up to a multi
 }  # fmt: skip
 
 
-# %% book/04-attention.md:523
+# %% book/04-attention.md:527
 def parameter_shapes(config):
     """Name -> shape of every parameter tensor, in the order of their use: a dict."""
     V, C, D, F = config.vocab_size, config.dim, config.head_dim, config.hidden
@@ -141,7 +145,7 @@ def parameter_shapes(config):
     return {name: shape for name, shape in shapes.items() if _exists(config, name)}
 
 
-# %% book/04-attention.md:547
+# %% book/04-attention.md:551
 def _exists(config, name):
     """Whether a model of this architecture has the tensor of this name."""
     if name == "positions":

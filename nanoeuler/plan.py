@@ -1,160 +1,27 @@
 # Made from book/09-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/09-training-on-a-gpu.md:50
-"""Before training: the FLOPs, bytes, memory and hours of a configuration, on paper.
+# %% book/09-training-on-a-gpu.md:406
+"""Before training: hours and memory, on a device by its datasheet, or on this processor.
 
-Everything follows from the configuration's shapes and a device's datasheet; nothing is measured
-here. Left out: the time to launch kernels, to move data between devices, and to load the text.
-
-B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
-K predicted tokens, F MLP width, L layers.
+Left out: the time to launch kernels, to move data between devices, and to load the text. Letters
+as in counts.py, which counts what is timed here.
 """
 
-from math import prod
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from typing import NamedTuple
 
-from nanoeuler.config import count_parameters, parameter_shapes
+from nanoeuler.config import count_parameters
+from nanoeuler.counts import MASTER_BYTES, flops_per_token, memory, operations, stages
+from nanoeuler.cpu import aligned
 from nanoeuler.errors import UserError
 from nanoeuler.euler import INTEGRATORS
-from nanoeuler.model import PADDING
+from nanoeuler.gemm import WORK, multiply
+from nanoeuler.parallel import SHARDS, cores
 
 
-def stages(config):
-    """How often a pass evaluates each layer: the stages s of the integrator."""
-    return len(INTEGRATORS[config.integrator].b)
-
-
-def linear_shapes(config):
-    """Yield (name, I, O, n) of each matrix of a linear layer, "wqkv" to "output".
-
-    A forward pass multiplies by it n times.
-    """
-    for name, shape in parameter_shapes(config).items():
-        if name.startswith("block.") and len(shape) == 2:
-            yield name.split(".")[-1], *shape, config.repeat * stages(config)
-    yield "output", config.dim, config.n_predict * config.vocab_size, 1
-
-
-def flops_per_token(config, causal=True):
-    """FLOPs of the matrix products of one training step, per token. Equation eq-plan-flops.
-
-    With `causal` off, attention counts all T^2 pairs, as an engine does that masks after computing.
-    """
-    linear = 6 * sum(n * rows * columns for _, rows, columns, n in linear_shapes(config))
-    pairs = (config.context + 1) / 2 if causal else config.context
-    layers = stages(config) * config.n_layers
-    return linear + 12 * layers * config.n_heads * config.head_dim * pairs
-
-
-# %% book/09-training-on-a-gpu.md:217
-# FLOPs and values moved per element, forward and backward together, counting each + - * / exp tanh
-# and comparison of the operation's equations as one FLOP, and each array read or written once.
-ELEMENTWISE = {
-    "embed": (1, 5),           # read, write; backward: read, and read and write the table's row
-    "positions": (2, 0),       # a sum each way; nothing moves but their own values, once a step
-    "rmsnorm": (13, 5),        # 4 forward, 9 backward; x, y; dy, x, dx
-    "layernorm": (18, 5),      # 6 forward, 12 backward; as rmsnorm
-    "rope": (6, 4),            # 2 products and a sum, twice; in and out, twice
-    "add": (2, 3),             # each use: a product (by one, if h is) and a sum; two in, one out
-    "scale": (1, 2),           # each use: a product; in and out
-    "swiglu": (19, 8),         # 6 forward, 13 backward; gate, up, h; dh, gate, up, dgate, dup
-    "gelu": (27, 5),           # 9 forward, 18 backward; u, h; dh, u, du
-    "bias": (2, 0),            # a sum each way, as positions
-    "cross_entropy": (6, 2),   # max, -, exp, sum, /, scale; logits in, gradient out
-}
-# AdamW per parameter: its two moments 7 FLOPs, their corrections 2, the step 6 (chapter 6); it
-# reads weight, gradient and moments and writes weight and moments, 7 float32 values.
-ADAMW = (15, 7)
-# Weights, gradients and moments are float32 even where activations are not: small updates would
-# vanish in bfloat16, which keeps 8 significant bits.
-MASTER_BYTES = 4
-
-
-class Operation(NamedTuple):
-    """One kind of operation, all its uses in a training step together, forward and backward."""
-
-    name: str
-    flops: float
-    bytes: float
-
-
-# %% book/09-training-on-a-gpu.md:252
-def _widths(config):
-    # How many elements of each ELEMENTWISE operation a token has, in all places of its use.
-    C, steps, layers = config.dim, 2 * config.n_layers, stages(config) * config.n_layers
-    a, b = INTEGRATORS[config.integrator]
-    inner, outer = sum(x != 0 for row in a for x in row), sum(x != 0 for x in b)
-    biases = {n: s[0] for n, s in parameter_shapes(config).items() if n.endswith("_bias")}
-    last = biases.pop("norm_bias", 0)  # the only one outside the blocks
-    turned = config.n_heads + config.n_kv_heads
-    return {
-        "embed": C,
-        "positions": C * (config.position == "learned"),
-        "rmsnorm": (2 * layers + 1) * C * (config.norm == "rms"),
-        "layernorm": (2 * layers + 1) * C * (config.norm == "layer"),
-        "rope": layers * turned * config.head_dim * (config.position == "rope"),
-        "add": steps * (2 * inner + outer + len(b)) * C,
-        "scale": steps * (len(b) - (config.step_size * b[-1] == 1)) * C,
-        "swiglu": layers * config.hidden * (config.mlp == "swiglu"),
-        "gelu": layers * config.hidden * (config.mlp == "gelu"),
-        "bias": config.repeat * stages(config) * sum(biases.values()) + last,
-        "cross_entropy": config.n_predict * config.vocab_size,
-    }
-
-
-# %% book/09-training-on-a-gpu.md:277
-def operations(config, batch_size, value_bytes, causal=True):
-    """The operations of one training step on `batch_size` sequences: a list of `Operation`.
-
-    `value_bytes` is the size of an activation or of a weight as read by a product: 2 for bfloat16,
-    4 for float32.
-    """
-    H, G, D, T = config.n_heads, config.n_kv_heads, config.head_dim, config.context
-    tokens, layers, sums = batch_size * T, stages(config) * config.n_layers, {}
-    for name, rows, columns, n in linear_shapes(config):
-        flops, values = sums.get(name, (0, 0))
-        values += n * 3 * (tokens * (rows + columns) + rows * columns)
-        sums[name] = flops + n * 6 * tokens * rows * columns, values
-    pairs = T * (T + 1) / 2 if causal else T * T
-    moved = 3 * (H + 2 * G) * D + 3 * H * D  # heads read twice, dheads written; y, y again, dy
-    sums["attention"] = 12 * layers * batch_size * H * D * pairs, layers * tokens * moved
-    once = {"bias": 2, "positions": 2 * T}  # read, and the gradient written, for the whole batch
-    for name, width in _widths(config).items():
-        if width:
-            flops, values = ELEMENTWISE[name]
-            sums[name] = flops * tokens * width, (values * tokens + once.get(name, 0)) * width
-    rows = [Operation(name, flops, values * value_bytes) for name, (flops, values) in sums.items()]
-    n = count_parameters(config)
-    copy = value_bytes if value_bytes < MASTER_BYTES else 0  # the products' own copy of the weights
-    return [*rows, Operation("adamw", ADAMW[0] * n, (ADAMW[1] * MASTER_BYTES + copy) * n)]
-
-
-# %% book/09-training-on-a-gpu.md:334
-def memory(config, batch_size, value_bytes, flash=True):
-    """Bytes that a training step needs at once, by name; `operations` explains `value_bytes`.
-
-    `flash` off keeps all attention probabilities, as the reference engine does. Buffers that live
-    inside one operation, or one layer's backward, are not counted.
-    """
-    C, F, H, G, D = config.dim, config.hidden, config.n_heads, config.n_kv_heads, config.head_dim
-    shapes, tokens = parameter_shapes(config).values(), batch_size * config.context
-    stored = sum(-(-prod(shape) // PADDING) * PADDING for shape in shapes)
-    stats, u = 1 if config.norm == "rms" else 2, 2 * F if config.mlp == "swiglu" else F
-    probabilities = H * (1 if flash else config.context)
-    kept = 4 * C + 2 * stats + (H + 2 * G) * D + H * D + u + F + probabilities
-    kept = stages(config) * config.n_layers * kept + 2 * C + stats
-    return {
-        "weights": MASTER_BYTES * stored,
-        "copy of the weights": value_bytes * stored if value_bytes < MASTER_BYTES else 0,
-        "gradients": MASTER_BYTES * stored,
-        "moments": 2 * MASTER_BYTES * stored,
-        "activations": tokens * kept * value_bytes,
-        "logits": tokens * 2 * config.n_predict * config.vocab_size * value_bytes,
-    }
-
-
-# %% book/09-training-on-a-gpu.md:407
 class Device(NamedTuple):
     """A processor as its datasheet has it: peaks that a program approaches and never reaches."""
 
@@ -186,7 +53,7 @@ def floor_seconds(operation, device):
     return max(operation.flops / device.flops_per_s, operation.bytes / device.bytes_per_s)
 
 
-# %% book/09-training-on-a-gpu.md:494
+# %% book/09-training-on-a-gpu.md:513
 # Training tokens per parameter: near the optimum found by Hoffmann and others (2022, table 3).
 TOKENS_PER_PARAMETER = 20
 # Assumed until an engine is measured: Llama 3 405B reached 38 to 43 % (Llama Team, 2024, table 4).
@@ -226,7 +93,7 @@ def estimate(config, device, batch_size=16, tokens=None, utilisation=UTILISATION
     return Estimate(needed, needed <= d.memory_bytes, floor_s, step_s, speed, tokens / speed / 3600)
 
 
-# %% book/09-training-on-a-gpu.md:537
+# %% book/09-training-on-a-gpu.md:556
 def report(config, batch_size=16, tokens=None, utilisation=UTILISATION):
     """The plan of a configuration as text: FLOPs, memory, and a line for each device."""
     rows = [(name, estimate(config, name, batch_size, tokens, utilisation)) for name in DEVICES]
@@ -261,16 +128,81 @@ def _duration(seconds):
     return f"{seconds:.1f} seconds"
 
 
+# %% book/09-training-on-a-gpu.md:619
+def cpu_memory(config, batch_size, accumulate=1, threads=None):
+    """Bytes that a training step holds on the cpu engine, by name; `Sharded` has the arguments.
+
+    `activations` is the arenas' size up to the padding of arrays to cache lines.
+    """
+    threads = min(threads or cores(), SHARDS, batch_size)
+    sequences = ceil(ceil(batch_size / SHARDS) / accumulate)  # of the largest piece
+    sizes, s = memory(config, sequences, MASTER_BYTES, flash=False), stages(config)
+    C, D, H, G = config.dim, config.head_dim, config.n_heads, config.n_kv_heads
+    u = 2 * config.hidden if config.mlp == "swiglu" else config.hidden
+    a, b = INTEGRATORS[config.integrator]
+    sums = sum(x != 0 for row in (*a, b) for x in row) - s  # those that `memory` does not count
+    more = 2 * config.n_layers * C * (s + sums)                         # (1)
+    more += 2 * C + config.n_predict * config.vocab_size                # (2)
+    more += s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)       # (3)
+    more += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * config.context - 2 * C
+    arena = sizes["activations"] + MASTER_BYTES * sequences * config.context * more
+    return {
+        "weights": sizes["weights"],
+        "gradients": min(SHARDS, batch_size) * sizes["gradients"],
+        "moments": sizes["moments"],
+        "activations": threads * arena,
+    }
+
+
+# %% book/09-training-on-a-gpu.md:670
+# Measured, data/measurements/cpu.json: the peak of the process less its arrays, and the share of
+# the products' rate that a whole training step reaches.
+PROCESS_BYTES, CPU_SHARE = 200e6, 0.6
+PRODUCT = 256  # rows = columns = depth of the products timed: three such matrices fit a cache
+
+
+def product_rate(threads, seconds=0.1):
+    """FLOPs a second of matrix products on `threads` threads at once, timed for so long."""
+
+    def until(end):
+        a, b, c, work = (aligned(*shape) for shape in [(PRODUCT, PRODUCT)] * 3 + [(WORK,)])
+        a[...] = b[...] = 1
+        multiply(a, b, c, False, work)  # the first call loads the kernel, or compiles it
+        n, start = 0, time.perf_counter()
+        while time.perf_counter() < max(end, start + seconds):
+            multiply(a, b, c, False, work)
+            n += 1
+        return 2 * PRODUCT**3 * n / (time.perf_counter() - start)
+
+    until(0)  # so that all threads begin with a loaded kernel, at the same time
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(until, [time.perf_counter() + seconds] * threads))
+
+
+# %% book/09-training-on-a-gpu.md:718
+def summary(config, batch_size, steps, *, accumulate=1, threads=None, rate=None):
+    """What `steps` training steps on this processor will take, as text: FLOPs, memory, time.
+
+    `rate` is that of `product_rate`, which is measured if it is not given.
+    """
+    threads = min(threads or cores(), SHARDS, batch_size)
+    rate = product_rate(threads) if rate is None else rate
+    tokens = steps * batch_size * config.context
+    flops = tokens * flops_per_token(config)
+    sizes = cpu_memory(config, batch_size, accumulate, threads)
+    total = PROCESS_BYTES + sum(sizes.values())
+    state = sum(sizes.values()) - sizes["activations"]
+    return "\n".join([
+        f"{count_parameters(config):,} parameters; {steps:,} steps of {batch_size} x "
+        f"{config.context} tokens are {flops:.2e} FLOPs",
+        f"memory  {total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
+        f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python",
+        f"time    about {_duration(flops / (CPU_SHARE * rate))}: matrix products run at "
+        f"{rate / 1e9:.0f} GFLOP/s on {threads} threads, and training at {CPU_SHARE:.0%} of that",
+    ])  # fmt: skip
+
+
 __all__ = [
-    "stages",
-    "linear_shapes",
-    "flops_per_token",
-    "ELEMENTWISE",
-    "ADAMW",
-    "MASTER_BYTES",
-    "Operation",
-    "operations",
-    "memory",
     "Device",
     "DEVICES",
     "floor_seconds",
@@ -279,4 +211,10 @@ __all__ = [
     "Estimate",
     "estimate",
     "report",
+    "cpu_memory",
+    "PROCESS_BYTES",
+    "CPU_SHARE",
+    "PRODUCT",
+    "product_rate",
+    "summary",
 ]

@@ -1,13 +1,13 @@
-"""Time the CPU engine against its rungs and against PyTorch: `python tests/bench_cpu.py`.
+"""Time the CPU engine against its rungs, plain loops and PyTorch: `python tests/bench_cpu.py`.
 
 Every contestant is a process of its own, because the number of BLAS threads is fixed when NumPy is
-loaded; they take turns, a few steps each, and the median counts. OPENBLAS_CORETYPE is removed from
-the environment: where it is set, it holds NumPy to another processor's kernels.
+loaded, and a peak of memory belongs to a process. All compute the same loss and gradients, which
+is asserted; then they take turns, a few steps each, and the median counts. OPENBLAS_CORETYPE is
+removed from the environment: where it is set, it holds NumPy to another processor's kernels.
 """
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,167 +18,115 @@ from statistics import median
 
 ROUNDS, STEPS = 7, 3  # turns of each contestant; timed steps a turn, after one that warms up
 THREADS = 2
-CONTESTANTS = {  # name -> BLAS threads
-    "reference": THREADS, "fused": THREADS, "fused, shards": 1, "cpu": 1, "cpu, training": 1,
-    "torch eager": 1, "torch compile": 1,
-}  # fmt: skip
-SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 344, 384, 512, 768)  # square products
+RUNGS = {"reference": THREADS, "fused": THREADS, "fused, shards": 1, "cpu": 1}  # -> BLAS threads
+TRAINED = "cpu, training"  # the last rung with clipping and AdamW, which the peers have too
+PEERS = ("naive loops", "torch eager", "torch compile")
+RACES = [  # preset, batch, contestants
+    ("small", 16, (*RUNGS, TRAINED, *PEERS)),
+    ("small", 32, (*RUNGS, TRAINED, *PEERS)),
+    ("euler-10m", 8, (TRAINED, *PEERS[1:])),
+]
+# The largest relative error between contestants: float32 sums of thousands of terms, some orders
+# of magnitude above what is found, and as far below any mistake in a model.
+SAME = 1e-4
 
 
-def problem(batch):
-    """Config, weights, gradients, tokens, targets and scale of a batch of the small preset."""
+def problem(preset, batch):
+    """Config, weights, tokens, targets and scale of a batch of a preset."""
     import numpy as np
 
     from nanoeuler.config import PRESETS
     from nanoeuler.model import head_weights, initialise, loss_scale
 
-    config, rng = PRESETS["small"], np.random.default_rng(0)
-    w = initialise(config, seed=0)
+    config, rng = PRESETS[preset], np.random.default_rng(0)
     tokens = rng.integers(config.vocab_size, size=(batch, config.context), dtype=np.int32)
     shape = (*tokens.shape, config.n_predict)
     targets = rng.integers(config.vocab_size, size=shape, dtype=np.int32)
-    return config, w, w.zeros_like(), tokens, targets, loss_scale(targets, head_weights(shape[2]))
+    scale = loss_scale(targets, head_weights(config.n_predict))
+    return config, initialise(config, seed=0), tokens, targets, scale
 
 
-def nanoeuler_step(name, batch):
-    """A function that makes one step of our contestant `name`."""
-    from nanoeuler import optim, parallel, reference
-    from nanoeuler.cpu import FusedEngine
+def whole_batch(engine, config):
+    """A function like `Sharded.loss_and_gradients` that gives the batch to one engine at once."""
     from nanoeuler.model import loss_and_gradients
 
-    config, w, dw, tokens, targets, scale = problem(batch)
+    def run(w, tokens, targets, scale, dw):
+        dw.flat[...] = 0
+        return loss_and_gradients(engine, config, w, tokens, targets, scale, dw)
+
+    return run
+
+
+def loss_function(name, config):
+    """The `loss_and_gradients` of a contestant that is not PyTorch's."""
+    from nanoeuler import parallel
+
+    if name == "naive loops":
+        import numba
+        from naive_peer import NaiveEngine
+
+        numba.set_num_threads(THREADS)
+        return whole_batch(NaiveEngine(), config)
     if name in ("reference", "fused"):
-        engine = reference if name == "reference" else FusedEngine()
-
-        def step():
-            dw.flat[...] = 0
-            loss_and_gradients(engine, config, w, tokens, targets, scale, dw)
-
-        return step
+        return whole_batch(parallel.engine_factory(name)(), config)
     make = parallel.engine_factory("fused" if name == "fused, shards" else "cpu")
-    sharded = parallel.Sharded(make, config, THREADS)
+    return parallel.Sharded(make, config, THREADS).loss_and_gradients
+
+
+def nanoeuler_training(name, config, w, *batch):
+    """(evaluate, step): loss and gradients at weights w, and a step of the contestant `name`."""
+    from nanoeuler import optim
+
+    loss_and_gradients, dw = loss_function(name, config), w.zeros_like()
     optimizer, count = optim.AdamW(w), iter(range(1, 10**9))
 
+    def evaluate():
+        return loss_and_gradients(w, *batch, dw) @ batch[-1], dw
+
     def step():
-        sharded.loss_and_gradients(w, tokens, targets, scale, dw)
-        if name == "cpu, training":
+        loss_and_gradients(w, *batch, dw)
+        if name in (TRAINED, *PEERS):
             optim.clip(dw)
             optimizer.update(w, dw, lr=1e-3, step=next(count))
 
-    return step
+    return evaluate, step
 
 
-def torch_step(name, batch):
-    """A function that makes one training step of the same model in PyTorch."""
-    import torch
-    import torch.nn.functional as F
-
-    torch.set_num_threads(THREADS)
-    torch.manual_seed(0)
-    config, w, _, tokens, targets, scale = problem(batch)
-    H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
-    parameters = {name: torch.nn.Parameter(torch.tensor(x)) for name, x in w.items()}
-    angle = torch.arange(config.context)[:, None] * 1e4 ** (-torch.arange(D // 2) * 2 / D)
-    cos, sin = angle.cos(), angle.sin()
-    tokens, targets = torch.tensor(tokens).long(), torch.tensor(targets).long()
-    weight = torch.tensor(scale, dtype=torch.float32)
-
-    def turn(x):
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-    def loss(p):
-        x = F.embedding(tokens, p["embedding"])
-        for i in range(config.n_layers):
-            block = {n.split(".")[2]: t for n, t in p.items() if n.startswith(f"block.{i}.")}
-            heads = F.rms_norm(x, x.shape[-1:], block["norm1"], 1e-5) @ block["wqkv"]
-            heads = heads.view(batch, -1, H + 2 * G, D).transpose(1, 2)
-            q, k, v = heads.split([H, G, G], 1)
-            y = F.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True, enable_gqa=True)
-            x = x + y.transpose(1, 2).reshape(batch, -1, H * D) @ block["wo"]
-            gate_up = F.rms_norm(x, x.shape[-1:], block["norm2"], 1e-5) @ block["w_up"]
-            gate, up = gate_up.chunk(2, -1)
-            x = x + (F.silu(gate) * up) @ block["w_down"]
-        logits = F.rms_norm(x, x.shape[-1:], p["norm"], 1e-5) @ p["output"]
-        logits = logits.view(-1, config.vocab_size)
-        each = F.cross_entropy(logits, targets.reshape(-1), reduction="none")
-        return (each.view(-1, config.n_predict) * weight).sum()
-
-    run = torch.compile(loss) if name == "torch compile" else loss
-    optimizer = torch.optim.AdamW(parameters.values(), lr=1e-3, weight_decay=0.1, fused=True)
-
-    def step():
-        run(parameters).backward()
-        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
+def peak_memory():
+    """The most memory that this process has held, in MB, without its parent's before exec."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def contestant(name, batch):
-    """Serve turns: for each line on stdin, print the seconds of STEPS steps and the peak memory."""
-    step = (torch_step if name.startswith("torch") else nanoeuler_step)(name, batch)
+def contestant(name, preset, batch, folder):
+    """Write loss and gradients into the folder, make a step, say so, and serve turns.
+
+    A turn: for a line on stdin, print the seconds of STEPS steps and the peak memory in MB.
+    """
+    import numpy as np
+
+    if name.startswith("torch"):
+        import torch_peer
+
+        compiled = name == "torch compile"
+        evaluate, step = torch_peer.training(compiled, THREADS, *problem(preset, batch))
+    else:
+        evaluate, step = nanoeuler_training(name, *problem(preset, batch))
+    loss, gradients = evaluate()
+    np.savez(Path(folder, name), loss=loss, **gradients)
+    step()
+    print("ready", flush=True)
     for _ in sys.stdin:
         seconds = []
         for _ in range(1 + STEPS):
             start = time.perf_counter()
             step()
             seconds.append(time.perf_counter() - start)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps([seconds[1:], peak]), flush=True)
+        print(json.dumps([seconds[1:], peak_memory()]), flush=True)
 
 
-def best(function, repeats=200, budget=0.2):
-    """Seconds of the fastest call: what the machine can do when nobody disturbs it."""
-    function()
-    fastest, end = float("inf"), time.perf_counter() + budget
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        fastest = min(fastest, time.perf_counter() - start)
-        if time.perf_counter() > end:
-            break
-    return fastest
-
-
-def machine():
-    """Print the machine's rates, as [case, value, unit], on one core but for NumPy's products."""
-    import numpy as np
-    from numba import njit
-
-    from nanoeuler import fused
-    from nanoeuler.cpu import aligned
-    from nanoeuler.gemm import WORK, multiply
-
-    @njit
-    def exponentials(x, y):
-        for i in range(x.size):
-            y[i] = fused.exp(x[i])
-
-    out, work = [], aligned(WORK)
-    threads = os.environ["OPENBLAS_NUM_THREADS"]
-    for n in SIZES if threads == "1" else SIZES[-3:]:
-        a, b, c = aligned(n, n), aligned(n, n), aligned(n, n)
-        a[...], b[...] = 0.5, 0.25
-        flops, case = 2e-9 * n**3, f"{n} x {n} x {n}"
-        numpy = flops / best(lambda: np.matmul(a, b, out=c))  # noqa: B023 called before it changes
-        out.append([f"numpy, {threads} threads: {case}", numpy, "GFLOP/s"])
-        if threads == "1":
-            ours = flops / best(lambda: multiply(a, b, c, False, work))  # noqa: B023
-            out.append([f"multiply: {case}", ours, "GFLOP/s"])
-    if threads == "1":
-        x, y = aligned(1 << 24), aligned(1 << 24)
-        x[...], y[...] = 0.5, 0
-        out.append(["copy", 2e-9 * x.nbytes / best(lambda: np.copyto(y, x)), "GB/s"])
-        x, y = x[: 1 << 12], y[: 1 << 12]
-        out.append(["np.exp", 1e9 / x.size * best(lambda: np.exp(x, out=y)), "ns"])
-        out.append(["fused.exp", 1e9 / x.size * best(lambda: exponentials(x, y)), "ns"])
-    print(json.dumps(out))
-
-
-def operations(batch):
-    """Print milliseconds of each operation in one step on one thread, as [engine, name, value]."""
+def operations():
+    """Print [engine, name, milliseconds] of each operation of a batch of 16 on one thread."""
     from nanoeuler import reference
     from nanoeuler.cpu import CpuEngine
     from nanoeuler.model import loss_and_gradients
@@ -200,7 +148,8 @@ def operations(batch):
 
             return run
 
-    config, w, dw, tokens, targets, scale = problem(batch)
+    config, w, tokens, targets, scale = problem("small", 16)
+    dw = w.zeros_like()
     out = []
     for name, engine in (("reference", reference), ("cpu", CpuEngine())):
         rounds = []
@@ -214,30 +163,53 @@ def operations(batch):
     print(json.dumps(out))
 
 
-def process(*arguments, blas=1, **options):
+def process(*arguments, blas=1, **environment):
     """Start this script as a process of its own with that many BLAS threads."""
-    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
-    environment["OPENBLAS_NUM_THREADS"] = str(blas)
+    inherited = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
+    environment = inherited | {"OPENBLAS_NUM_THREADS": str(blas)} | environment
     command = [sys.executable, __file__, *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment | options.pop("env", {}), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options,
-    )  # fmt: skip
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
 
 
-def race(batch, names):
-    """Seconds of a step, all steps of all turns, and peak memory in MB, of each contestant."""
-    running = {name: process(name, batch, blas=CONTESTANTS[name]) for name in names}
+def said(name, running):
+    """The next line of a process; if there is none, its error is on the screen."""
+    line = running.stdout.readline()
+    if not line:
+        sys.exit(f"{name} ended: its error is above")
+    return line
+
+
+def assert_same(folder, names):
+    """Every contestant's loss and gradients are the first one's."""
+    import numpy as np
+
+    first, *others = [np.load(Path(folder, f"{name}.npz")) for name in names]
+    for name, other in zip(names[1:], others, strict=True):
+        assert first.files == other.files, name
+        for key in first.files:
+            off = np.linalg.norm(other[key] - first[key]) / np.linalg.norm(first[key])
+            assert off < SAME, f"{key} of {name} is off by {off:.1e}"
+
+
+def race(preset, batch, names):
+    """Milliseconds of a step, all steps of all turns, and peak memory in MB, of each contestant."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = {
+            name: process(name, preset, batch, folder, blas=RUNGS.get(name, 1)) for name in names
+        }
+        for name, each in running.items():
+            said(name, each)
+        assert_same(folder, names)
     seconds, peak = defaultdict(list), {}
-    for turn in range(1 + ROUNDS):
+    for _ in range(ROUNDS):
         for name, each in running.items():
             each.stdin.write("go\n")
             each.stdin.flush()
-            taken, peak[name] = json.loads(each.stdout.readline())
-            seconds[name] += taken if turn else []  # the first turn compiles
+            taken, peak[name] = json.loads(said(name, each))
+            seconds[name] += taken
     for each in running.values():
-        each.stdin.close()
-        each.wait()
+        each.communicate()
     return {name: 1e3 * median(taken) for name, taken in seconds.items()}, peak
 
 
@@ -246,37 +218,58 @@ def start_up():
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
             start = time.perf_counter()
-            process("cpu", 4, env={"NUMBA_CACHE_DIR": cache}).communicate("go\n")
+            running = process(TRAINED, "small", 16, cache, NUMBA_CACHE_DIR=cache)
+            said(TRAINED, running)
             yield time.perf_counter() - start
+            running.communicate()
+
+
+def machine_rates():
+    """[case, value, unit] of each rate, the last that of the fastest product on THREADS threads."""
+    rates = []
+    for mode, blas in (("machine", 1), ("machine", THREADS), ("torch products", 1)):
+        rates += json.loads(process(mode, blas=blas).communicate()[0])
+    ours = (f"multiply, {THREADS} threads", f"numpy, {THREADS} threads")
+    return [*rates, ["peak", max(x for case, x, _ in rates if case.startswith(ours)), "GFLOP/s"]]
+
+
+def race_rows(row, preset, batch, names, peak_gflops):
+    """Report a race: times and memory of the rungs, then of the training step beside its peers."""
+    from nanoeuler.config import PRESETS
+    from nanoeuler.plan import flops_per_token
+
+    milliseconds, memory = race(preset, batch, names)
+    case, config = f"{preset}, batch {batch}", PRESETS[preset]
+    gflop = 1e-9 * batch * config.context * flops_per_token(config)
+    share = {name: 1e5 * gflop / ms / peak_gflops for name, ms in milliseconds.items()}
+    for name in (x for x in RUNGS if x in names):
+        row("loss and gradients", case, name, round(milliseconds[name], 2), "ms")
+        if name != "cpu":  # which the rows of the training step, and its peers, are about
+            row("peak memory", case, name, round(memory[name]), "MB")
+            row("share of the peak", case, name, round(share[name], 1), "%")
+    for peer in (x for x in PEERS if x in names):
+        for what, of, digits, unit in (
+            ("training step", milliseconds, 2, "ms"), ("peak memory", memory, None, "MB"),
+            ("share of the peak", share, 1, "%"),
+        ):  # fmt: skip
+            ours, theirs = round(of[TRAINED], digits), round(of[peer], digits)
+            row(what, case, "cpu", ours, unit, peer, theirs)
 
 
 def main():
+    import torch  # noqa: F401 without it, there is nothing to compare with
+
     from nanoeuler import measurements
 
     def row(*arguments):
         rows.append(measurements.row(*arguments))
 
-    try:
-        import torch  # noqa: F401
-
-        names = list(CONTESTANTS)
-    except ImportError:
-        names = [name for name in CONTESTANTS if not name.startswith("torch")]
-    rows = []
-    for batch in (16, 32):
-        milliseconds, peak = race(batch, names)
-        case = f"small, batch {batch}"
-        for name in names[:4]:
-            row("loss and gradients", case, name, round(milliseconds[name], 2), "ms")
-        ours = round(milliseconds["cpu, training"], 2)
-        for peer in names[5:] or [None]:
-            theirs = [round(x[peer], 2) if peer else None for x in (milliseconds, peak)]
-            row("training step", case, "cpu", ours, "ms", peer, theirs[0])
-            row("peak memory", case, "cpu", round(peak["cpu, training"]), "MB", peer, theirs[1])
-    for blas in (1, THREADS):
-        for case, value, unit in json.loads(process("machine", 0, blas=blas).communicate()[0]):
-            row("machine", case, "cpu", round(value, 3), unit)
-    for engine, operation, value in json.loads(process("operations", 16).communicate()[0]):
+    rows, rates = [], machine_rates()
+    for race_of in RACES:
+        race_rows(row, *race_of, peak_gflops=rates[-1][1])
+    for case, value, unit in rates:
+        row("machine", case, "cpu", round(value, 3), unit)
+    for engine, operation, value in json.loads(process("operations").communicate()[0]):
         row("operation", operation, engine, round(value, 3), "ms")
     for case, seconds in zip(("cold cache", "warm cache"), start_up(), strict=True):
         row("start-up", case, "cpu", round(seconds, 2), "s")
@@ -285,11 +278,16 @@ def main():
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+    import cpu_rates
+
     if len(sys.argv) == 1:
         main()
     elif sys.argv[1] == "machine":
-        machine()
+        cpu_rates.machine(THREADS)
+    elif sys.argv[1] == "torch products":
+        cpu_rates.torch_products(THREADS)
     elif sys.argv[1] == "operations":
-        operations(int(sys.argv[2]))
+        operations()
     else:
-        contestant(sys.argv[1], int(sys.argv[2]))
+        name, preset, batch, folder = sys.argv[1:]
+        contestant(name, preset, int(batch), folder)

@@ -28,8 +28,11 @@ def switched(values, **changes):
 
 @pytest.mark.parametrize(
     "name, count",
-    [("small", 1_053_824), ("euler-116m", 116_417_280), ("gpt2-124m", 124_439_808)],
-)
+    [
+        ("small", 1_053_824), ("euler-10m", 9_876_736), ("euler-116m", 116_417_280),
+        ("gpt2-124m", 124_439_808),
+    ],
+)  # fmt: skip
 def test_presets_have_the_parameters_they_promise(name, count):
     assert count_parameters(PRESETS[name]) == count
 

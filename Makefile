@@ -9,7 +9,7 @@ BIN := .venv/bin
 .PHONY: train test book html clean
 
 train: .venv/installed-train
-	$(BIN)/nanoeuler train $(if $(wildcard runs/base/config.json),--resume)
+	$(BIN)/nanoeuler train $(if $(wildcard runs/base/step-*),--resume)
 
 test: .venv/installed-test
 	$(BIN)/ruff check .

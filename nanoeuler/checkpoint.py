@@ -1,22 +1,22 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:395
+# %% book/06d-cpu-training.md:651
 """The run directory: what training leaves on disk, and how it comes back to the last byte.
 
-    model.safetensors      the weights                      metrics.jsonl   one JSON line a step
-    optimizer.safetensors  AdamW's two moments              loss.png        the curve
-    config.json            everything else, and the step    tokenizer.json
+    config.json      what the run began with, written once      metrics.jsonl  one JSON line a step
+    tokenizer.json   likewise                                   loss.png       the curve
+    data/            the text in tokens, if the run was given a text and not a prepared folder
+    step-00000500/   a save, written aside and renamed as a whole; the newest counts:
+        model.safetensors  optimizer.safetensors  state.json
 
 Leaves out locking: two programs that train in one directory at once are the caller's concern.
 """
 
-import dataclasses
+import hashlib
 import json
-import math
 import os
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -26,208 +26,207 @@ from safetensors.numpy import save as serialised
 from nanoeuler import __version__
 from nanoeuler.config import ModelConfig, parameter_shapes
 from nanoeuler.errors import UserError
-from nanoeuler.files import replacing
-from nanoeuler.model import Weights, initialise
-from nanoeuler.optim import (
-    BETA2,
-    CLIP_NORM,
-    LEARNING_RATE,
-    WARMUP_STEPS,
-    WEIGHT_DECAY,
-    AdamW,
-)
+from nanoeuler.files import confirm, replacing
+from nanoeuler.model import Weights
+from nanoeuler.run import Run, Settings, code_digest, identity
+from nanoeuler.rundir import read_metrics, save_name, saves, writing
 from nanoeuler.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What decides the course of a run besides the model and the data."""
-
-    steps: int = 3000
-    batch_size: int = 16
-    lr: float = LEARNING_RATE
-    seed: int = 0
-    warmup: int = WARMUP_STEPS
-    weight_decay: float = WEIGHT_DECAY
-    beta2: float = BETA2
-    clip: float = CLIP_NORM
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            zero_is_fine = field.name in ("seed", "warmup", "weight_decay")
-            good = type(value) in (int, field.type) and math.isfinite(value)
-            if not good or value < 0 or (value == 0 and not zero_is_fine):
-                wanted = "a whole number" if field.type is int else "a number"
-                wanted += " of at least 0" if zero_is_fine else " above 0"
-                raise UserError(f"training: expected {field.name} to be {wanted}, got {value!r}")
-        if self.beta2 >= 1:
-            raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
+KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
 
 
-# %% book/06d-cpu-training.md:462
-@dataclass
-class Run:
-    """A training run between two steps: all that decides what comes next."""
-
-    config: ModelConfig
-    settings: Settings
-    tokenizer: Tokenizer
-    data: str  # the digest of the training text
-    weights: Weights
-    optimizer: AdamW
-    step: int  # how many are done
-
-    @classmethod
-    def begin(cls, config, settings, tokenizer, data):
-        """A run before its first step, its weights from the settings' seed."""
-        weights = initialise(config, settings.seed)
-        return cls(config, settings, tokenizer, data, weights, _optimizer(weights, settings), 0)
+def _program():
+    return {"nanoeuler": __version__, "code": code_digest()}
 
 
-def _optimizer(weights, settings):
-    return AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay)
+def _state(run, windows):
+    """state.json, but for the digests of its files. `windows` to a pass over the data, or None."""
+    read = run.step * run.settings.batch_size
+    cursor = {"pass": read // windows, "window": read % windows} if windows else {}
+    names = {"run": identity(run.facts), "tokenizer": run.tokenizer.hash}
+    return {"step": run.step, "windows_read": read, **cursor, **names, **_program()}
 
 
-def _moments(optimizer):
-    """The optimizer's arrays under the names that they have in its file."""
-    kinds = (("m", optimizer.m), ("v", optimizer.v))
-    return {f"{kind}.{name}": array for kind, weights in kinds for name, array in weights.items()}
+def _json(record):
+    return (json.dumps(record, indent=2) + "\n").encode()
 
 
-# %% book/06d-cpu-training.md:495
-@contextmanager
-def _disk(out, what):
-    """Turn what a full or unwritable disk raises into a line for the user."""
+# %% book/06d-cpu-training.md:704
+def _written(path, content):
+    """Write bytes to a new file and wait until the disk has them; return their sha256."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sync(folder):
+    """Wait until the disk has the names in `folder`. Windows opens no folders."""
+    if os.name == "posix":
+        confirm(folder)
+
+
+def _write_folder(folder, tensors, state):
+    """Write a save, {file: {name: array}} and its state, as `folder`: all of it or nothing."""
+    aside = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)  # left by a save that was killed
     try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{what} could not be written in {out} ({getattr(error, 'strerror', None) or error}): "
-            "the save before it is whole; make room or choose another directory, then resume"
-        ) from None
+        aside.mkdir(parents=True)
+        digests = {
+            name: _written(aside / name, serialised(arrays)) for name, arrays in tensors.items()
+        }
+        _written(aside / "state.json", _json({**state, "sha256": digests}))
+        _sync(aside)
+        os.rename(aside, folder)  # the commitment
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    _sync(folder.parent)
 
 
-def save(out, run):
-    """Write `run` into the directory `out`, so that a crash at any moment leaves one whole save."""
-    out = Path(out)
-    if not np.isfinite(run.weights.flat).all():
-        raise UserError(f"step {run.step}: the weights are not finite, so {out} was left as it was")
-    record = {
-        "nanoeuler": __version__,
-        "step": run.step,
-        "model": dataclasses.asdict(run.config),
-        "training": dataclasses.asdict(run.settings),
-        "data": run.data,
-        "tokenizer": run.tokenizer.hash,
-    }
-    with _disk(out, f"step {run.step}"):
-        run.tokenizer.save(out / "tokenizer.json")
-        for name, tensors in (("model", run.weights), ("optimizer", _moments(run.optimizer))):
-            with replacing(out / f"{name}.next.safetensors") as temporary:
-                temporary.write_bytes(serialised(dict(tensors), {"step": str(run.step)}))
-        with replacing(out / "config.json") as temporary:  # this rename is the commitment
-            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        for name in ("model", "optimizer"):
-            os.replace(out / f"{name}.next.safetensors", out / f"{name}.safetensors")
+# %% book/06d-cpu-training.md:741
+def save(out, run, keep=KEEP, windows=None):
+    """Write `run` into the directory `out` as its newest save; the last `keep` saves stay.
+
+    A crash at any moment leaves the saves before it whole, and this one whole or absent. windows:
+    how many windows a pass over the data has, for the cursor that state.json shows.
+    """
+    out, weights, moments = Path(out), dict(run.weights), run.moments
+    for name, tensor in (weights | moments).items():
+        if not np.isfinite(tensor).all():
+            raise UserError(f"step {run.step}: {name} is not finite, so {out} was left as it was")
+    with writing(out, f"step {run.step} could not be written"):
+        if not saves(out):
+            run.tokenizer.save(out / "tokenizer.json")
+            with replacing(out / "config.json") as temporary:
+                temporary.write_bytes(_json({**_program(), **run.facts}))
+        if (out / "metrics.jsonl").exists():
+            confirm(out / "metrics.jsonl")
+        tensors = {"model.safetensors": weights, "optimizer.safetensors": moments}
+        _write_folder(out / save_name(run.step), tensors, _state(run, windows))
+    tidy(out, keep)
 
 
-# %% book/06d-cpu-training.md:537
+def tidy(out, keep=KEEP):
+    """Remove from `out` the saves before the last `keep`, and what a death left half done."""
+    if keep < 1:
+        raise UserError(f"expected to keep at least 1 save, got {keep}")
+    with writing(out, "older saves could not be removed"):
+        for leftover in Path(out).glob(".*.part"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for _, folder in saves(out)[:-keep]:
+            aside = folder.with_name(f".{folder.name}.part")
+            os.rename(folder, aside)  # what has the name of a save is whole
+            shutil.rmtree(aside)
+
+
+# %% book/06d-cpu-training.md:782
+# What reading a file can raise that was cut short, edited, or made to do harm.
+DAMAGE = (
+    OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError
+)  # fmt: skip
+
+
+def _brief(error):
+    """An error on one short line, whatever a hostile file made it say."""
+    text = f"{type(error).__name__}: {error}"[:200]
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def _record(out):
-    """config.json, checked: (record, config, settings)."""
+    """What the run began with, checked: (record, config, settings, tokenizer)."""
     path = out / "config.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         config, settings = ModelConfig(**record["model"]), Settings(**record["training"])
-        if not (type(record["step"]) is int and 0 <= record["step"] <= settings.steps):
-            raise ValueError(f"step {record['step']!r}")
-        if not all(type(record[name]) is str for name in ("data", "tokenizer")):
-            raise ValueError("data or tokenizer is not a text")
+        if not (record["data"].isprintable() and record["tokenizer"].isprintable()):
+            raise ValueError("data or tokenizer is not a digest")
     except FileNotFoundError:
         raise UserError(f"expected a run in {out}, but found no config.json there") from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError) as error:
-        reason = f"{type(error).__name__}: {error}"
+    except (*DAMAGE, UserError) as error:
+        reason = _brief(error)
         raise UserError(f"{path} is not what a run writes ({reason}): restore it") from None
-    return record, config, settings
-
-
-@contextmanager
-def _opened(path):
-    """A safetensors file, open; whatever is wrong with it becomes a line for the user."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
+    tokenizer = Tokenizer.load(out / "tokenizer.json")
+    if tokenizer.hash != record["tokenizer"]:
         raise UserError(
-            f"expected a whole safetensors file, but {path} is not ({error}): restore it"
-        ) from None
+            f"{out / 'tokenizer.json'}: expected the tokenizer {record['tokenizer'][:12]!r} that "
+            f"this run was trained with, found {tokenizer.hash[:12]!r}: restore the file"
+        )
+    return record, config, settings, tokenizer
 
 
-# %% book/06d-cpu-training.md:569
-def _file(out, name, step):
-    """The path of the weights or moments of `step`: a save cut short may not have renamed them."""
-    found = []
-    for path in (out / f"{name}.safetensors", out / f"{name}.next.safetensors"):
-        if path.exists():
-            with _opened(path) as file:
-                found.append((file.metadata() or {}).get("step", "unknown"))
-            if found[-1] == str(step):
-                return path
-    raise UserError(
-        f"expected {name}.safetensors of step {step} in {out}, found "
-        f"{' and '.join(f'step {s}' for s in found) or 'no such file'}: restore the directory"
-    )
+# %% book/06d-cpu-training.md:820
+def _checked_state(folder, step, settings, names):
+    """state.json of the save in `folder`, which must be of `step`, with the digests of `names`."""
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if state["step"] != step or type(state["step"]) is not int or step > settings.steps:
+        raise ValueError(f"state.json has step {state['step']!r}")
+    if not state["code"].isprintable():
+        raise ValueError("code in state.json is not a digest")
+    for name in names:
+        with open(folder / name, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != state["sha256"][name]:
+                raise ValueError(f"{name} is not the file that was saved")
+    return state
 
 
-def _tensors(path, shapes):
-    """The tensors of `path`, which must be exactly {name: shape} in float32, and finite."""
-    with _opened(path) as file:
+def _tensors(path, config, kinds):
+    """The tensors of `path`, finite float32: for each kind, a prefix, those of the model."""
+    with safe_open(path, framework="numpy") as file:
         found = {}
         for name in file.keys():
             part = file.get_slice(name)
             found[name] = part.get_dtype(), tuple(part.get_shape())
-        expected = {name: ("F32", shape) for name, shape in shapes.items()}
+        if config.n_layers > config.repeat * len(found):  # or a huge number makes a huge dict
+            raise ValueError(f"{len(found)} tensors for {config.n_layers} layers")
+        shapes = parameter_shapes(config).items()
+        expected = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes}
         for name in sorted(found | expected):
             if found.get(name) != expected.get(name):
-                raise UserError(
-                    f"{path}: expected {name} to be {expected.get(name, 'absent')}, "
-                    f"found {found.get(name, 'nothing')}: this file belongs to another model"
-                )
-        tensors = {name: file.get_tensor(name) for name in shapes}
+                told = [each.get(name, "nothing") for each in (expected, found)]
+                raise ValueError(f"{path.name}: expected {name} to be {told[0]}, found {told[1]}")
+        tensors = {name: file.get_tensor(name) for name in expected}
     for name, tensor in tensors.items():
-        if not np.isfinite(tensor).all():
-            raise UserError(f"{path}: {name} has values that are not finite: restore the file")
+        if not np.isfinite(tensor).all() or (name.startswith("v.") and (tensor < 0).any()):
+            raise ValueError(f"{path.name}: {name} is not finite, or a mean of squares below 0")
     return tensors
 
 
-# %% book/06d-cpu-training.md:609
+# %% book/06d-cpu-training.md:860
+FILES = {"model.safetensors": ("",), "optimizer.safetensors": ("m.", "v.")}  # and their prefixes
+
+
 def _read(out, names):
-    """The checked contents of a run directory, of its large files those in `names`.
+    """The newest save, of its large files those in `names`, checked, and what the run began with.
 
-    Returns (record, config, settings, tokenizer, {name: path}, {tensor's name: array}).
+    Returns (record, config, settings, tokenizer, state, {tensor's name: array}).
     """
-    record, config, settings = _record(out)
-    tokenizer = Tokenizer.load(out / "tokenizer.json")
-    if tokenizer.hash != record["tokenizer"]:
-        raise UserError(
-            f"{out / 'tokenizer.json'}: expected the tokenizer {record['tokenizer'][:12]}... that "
-            f"this run was trained with, found {tokenizer.hash[:12]}...: restore the file"
-        )
-    paths = {name: _file(out, name, record["step"]) for name in names}
-    with _opened(paths["model"]) as file:
-        if config.n_layers > len(file.keys()):  # asked before a huge number makes a huge dict
-            raise UserError(f"expected {config.n_layers} layers in {paths['model']}: restore it")
-    shapes = parameter_shapes(config)
-    both = {f"{kind}.{name}": shape for kind in "mv" for name, shape in shapes.items()}
-    tensors = {}
-    for name, path in paths.items():
-        tensors |= _tensors(path, shapes if name == "model" else both)
-    return record, config, settings, tokenizer, paths, tensors
+    record, config, settings, tokenizer = _record(out)
+    *earlier, (step, folder) = saves(out) or [(None, None)]
+    if folder is None:
+        raise UserError(f"expected a save in {out}, but found none: start the run anew")
+    try:
+        state, tensors = _checked_state(folder, step, settings, names), {}
+        if state["run"] != identity(record):
+            raise UserError(
+                f"{folder} and {out / 'config.json'} are of different runs: "
+                "put back the one that belongs here"
+            )
+        for name in names:
+            tensors |= _tensors(folder / name, config, FILES[name])
+    except DAMAGE as error:
+        cure = "it is the only save there: restore it, or start anew in another directory"
+        if earlier:
+            cure = f"delete that folder to go on from step {earlier[-1][0]}"
+        raise UserError(f"{folder} is damaged ({_brief(error)}): {cure}") from None
+    return record, config, settings, tokenizer, state, tensors
 
 
+# %% book/06d-cpu-training.md:893
 def load_model(out):
-    """The model of a run directory, to use it: (config, tokenizer, weights). Changes nothing."""
-    _, config, _, tokenizer, _, tensors = _read(Path(out), ["model"])
+    """The newest model of a run directory, to use it: (config, tokenizer, weights)."""
+    _, config, _, tokenizer, _, tensors = _read(Path(out), ["model.safetensors"])
     weights = Weights(config)
     for name, tensor in weights.items():
         tensor[...] = tensors[name]
@@ -235,55 +234,34 @@ def load_model(out):
 
 
 def load(out):
-    """The `Run` of a run directory, to continue it. Finishes a save that a crash cut short."""
-    out = Path(out)
-    record, config, settings, tokenizer, paths, tensors = _read(out, ["model", "optimizer"])
-    weights = Weights(config)
-    optimizer = _optimizer(weights, settings)
-    for name, tensor in {**weights, **_moments(optimizer)}.items():
+    """The `Run` of a run directory at its newest save, to continue it."""
+    record, config, settings, tokenizer, state, tensors = _read(Path(out), FILES)
+    run = Run.begin(config, settings, tokenizer, record["data"], Weights(config))
+    for name, tensor in {**run.weights, **run.moments}.items():
         tensor[...] = tensors[name]
-    if (optimizer.v.flat < 0).any():
-        raise UserError(f"{paths['optimizer']}: a mean of squares is negative: restore the file")
-    with _disk(out, "a file's final name"):
-        for name, path in paths.items():
-            os.replace(path, out / f"{name}.safetensors")
-    _drop_metrics_after(out, record["step"])
-    return Run(config, settings, tokenizer, record["data"], weights, optimizer, record["step"])
+    run.step, run.code = state["step"], state["code"]
+    return run
 
 
-# %% book/06d-cpu-training.md:663
-def add_metrics(out, line):
-    """Append one line, a dict with its "step", to metrics.jsonl."""
-    with _disk(out, "metrics.jsonl"), open(Path(out) / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def read_metrics(out):
-    """The lines of metrics.jsonl as dicts, up to the first that a crash left incomplete."""
-    path, lines = Path(out) / "metrics.jsonl", []
-    for text in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            line = json.loads(text)
-            line["step"] + 1  # a dict with a number, or it is not ours
-        except (ValueError, TypeError, KeyError):
-            break
-        lines.append(line)
-    return lines
-
-
-def _drop_metrics_after(out, step):
-    """Drop the lines of steps after `step`, which are about to be taken again."""
-    kept = [line for line in read_metrics(out) if line["step"] <= step]
-    with _disk(out, "metrics.jsonl"), replacing(out / "metrics.jsonl") as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+# %% book/06d-cpu-training.md:916
+def settle(out, run, keep=KEEP, windows=None):
+    """Make `out` the directory of `run` at its step: saved once, and without what came after."""
+    tidy(out, keep)
+    kept = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
+    with writing(out, "metrics.jsonl could not be written"):
+        with replacing(Path(out) / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(kept), encoding="utf-8")
+    if not saves(out):
+        save(out, run, keep, windows)
 
 
 __all__ = [
-    "Settings",
-    "Run",
+    "KEEP",
     "save",
+    "tidy",
+    "DAMAGE",
+    "FILES",
     "load_model",
     "load",
-    "add_metrics",
-    "read_metrics",
+    "settle",
 ]

@@ -26,16 +26,16 @@ def replacing(path):
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
-        _confirm(temporary)  # a rename may reach the disk before the bytes do
+        confirm(temporary)  # a rename may reach the disk before the bytes do
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":  # the rename itself is an entry of the folder; Windows opens no folders
-        _confirm(path.parent)
+        confirm(path.parent)
 
 
-def _confirm(path):
+def confirm(path):
     """Return when the disk has what was written to `path`, a file or a folder."""
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
@@ -59,5 +59,6 @@ def project_root(start="."):
 
 __all__ = [
     "replacing",
+    "confirm",
     "project_root",
 ]

@@ -1,10 +1,10 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:167
+# %% book/06d-cpu-training.md:168
 """AdamW on a model's flat buffers, the learning rate's schedule, and clipping by the global norm.
 
-Leaves out groups of parameters: matrices decay, gains do not, and nothing else tells tensors apart.
+Leaves out groups of parameters: matrices decay, vectors do not; nothing else tells them apart.
 """
 
 import math
@@ -31,7 +31,7 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
         w[i] -= lr * (s + decay * w[i])                                  # (4)
 
 
-# %% book/06d-cpu-training.md:200
+# %% book/06d-cpu-training.md:201
 class AdamW:
     """The optimizer's state: two moments of each parameter's gradient, as `Weights`."""
 
@@ -42,7 +42,9 @@ class AdamW:
     def update(self, weights, gradients, lr, step):
         """Change `weights` in place, given `gradients` (both Weights); `step` counts from 1.
 
-        Matrices decay, vectors (the gains) do not. Loshchilov and Hutter 2019, algorithm 2.
+        Matrices decay, the embedding and learned positions among them, as in nanoGPT; vectors (the
+        gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019,
+        algorithm 2.
         """
         assert step >= 1
         number = weights.flat.dtype.type  # all arithmetic in the weights' own precision
@@ -56,7 +58,7 @@ class AdamW:
             _adamw(*(array.reshape(-1) for array in arrays), *map(number, scalars))
 
 
-# %% book/06d-cpu-training.md:302
+# %% book/06d-cpu-training.md:305
 @njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
 def _sum_of_squares(flat):
     total = 0.0

@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:758
+# %% book/06d-cpu-training.md:1036
 """The training loop: batches, gradients, AdamW, and a run directory that survives a crash.
 
 Leaves out how gradients are computed (`parallel.Sharded`) and how text is generated (`sample`).
@@ -10,32 +10,29 @@ Leaves out how gradients are computed (`parallel.Sharded`) and how text is gener
 import dataclasses
 import math
 import signal
-import statistics
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nanoeuler import reference
 from nanoeuler.backward import IGNORE
-from nanoeuler.checkpoint import Run, Settings, add_metrics, load, read_metrics, save
-from nanoeuler.data import Batches, HeldOut, digest, read_text, split
+from nanoeuler.checkpoint import KEEP, load, save, settle
+from nanoeuler.data import Ahead, Batches, HeldOut, Prepared, digest, read_text
+from nanoeuler.display import Display, plot
 from nanoeuler.errors import UserError
-from nanoeuler.files import replacing
 from nanoeuler.model import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.optim import clip, learning_rate
 from nanoeuler.parallel import Sharded, engine_factory
+from nanoeuler.prepare import prepare_text
+from nanoeuler.run import Run, Settings, code_digest
+from nanoeuler.rundir import add_metrics, saves
 from nanoeuler.tokenizer import Tokenizer
 
 VALIDATIONS = 20  # in a run: of 128 windows each, they take about 2 % of the small preset's time
 SAVE_EVERY = 500  # steps: at 40 ms a step, a crash loses at most 20 seconds
-SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
 
 
 class _NotFinite(Exception):
@@ -65,7 +62,7 @@ class _Watched:
         return watched
 
 
-# %% book/06d-cpu-training.md:825
+# %% book/06d-cpu-training.md:1100
 def first_bad_tensor(weights, gradients, tokens, targets):
     """Say in words which tensor is the first that is not finite.
 
@@ -75,18 +72,19 @@ def first_bad_tensor(weights, gradients, tokens, targets):
         if not np.isfinite(tensor).all():
             return f"the weight {name}"
     config, again = weights.config, weights.zeros_like()
-    scale = loss_scale(targets, head_weights(config.n_predict))
-    try:
-        with np.errstate(all="ignore"):
-            engine = _Watched(weights, again)
-            loss_and_gradients(engine, config, weights, tokens, targets, scale, again)
-    except _NotFinite as error:
-        return str(error)
+    engine, scale = _Watched(weights, again), loss_scale(targets, head_weights(config.n_predict))
+    for at in range(len(tokens)):
+        row = slice(at, at + 1)
+        try:
+            with np.errstate(all="ignore"):
+                loss_and_gradients(engine, config, weights, tokens[row], targets[row], scale, again)
+        except _NotFinite as error:
+            return f"{error}, in sequence {at + 1} of the batch"
     bad = [name for name, tensor in gradients.items() if not np.isfinite(tensor).all()]
     return f"the gradient of {bad[-1]}" if bad else "the loss"  # backward begins at the last
 
 
-# %% book/06d-cpu-training.md:863
+# %% book/06d-cpu-training.md:1145
 class _Signals:
     """Inside it the first SIGINT or SIGTERM only sets `caught`; a second acts as always."""
 
@@ -106,70 +104,7 @@ class _Signals:
             signal.signal(*self.before.popitem())
 
 
-# %% book/06d-cpu-training.md:886
-class _Display:
-    """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
-
-    def __init__(self, steps, step):
-        self.console = Console(  # in a notebook rich would answer for itself, and say yes
-            stderr=True, highlight=False, force_jupyter=False, force_terminal=sys.stderr.isatty()
-        )
-        self.progress = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self.task = self.progress.add_task("", total=steps, completed=step)
-        self.bits, self.seconds = "", deque(maxlen=SPEED_WINDOW)
-
-    def say(self, text):
-        """Print lines that stay, above the live one."""
-        self.console.print(text, markup=False, soft_wrap=True)
-
-    def show(self, run, line):
-        """Show a step's metrics `line`."""
-        self.seconds.append(line["seconds"])
-        typical, steps = statistics.median(self.seconds), run.settings.steps
-        if "bits_per_byte" in line:
-            self.bits = f"  {line['bits_per_byte']:.3f} bits/byte"
-        text = f"loss {line['loss']:.3f}{self.bits}  {line['tokens'] / typical:,.0f} tokens/s"
-        self.progress.update(self.task, completed=run.step, description=text)
-        if self.progress.disable and "bits_per_byte" in line:
-            left = typical * (steps - run.step)
-            self.say(f"step {run.step}/{steps}  {text}  {left:.0f} s left")
-
-
-# %% book/06d-cpu-training.md:925
-def draw(axes, lines, bytes_per_token, landmarks):
-    """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
-    judged = [line for line in lines if "bits_per_byte" in line]
-    bits = [line["loss"] / math.log(2) / bytes_per_token for line in lines]
-    axes.plot([line["step"] for line in lines], bits,
-              color="C0", alpha=0.5, lw=0.8, label="training, each batch")  # fmt: skip
-    axes.plot([line["step"] for line in judged], [line["bits_per_byte"] for line in judged],
-              color="C1", marker="o", ms=3, label="held-out text")  # fmt: skip
-    for name, height in landmarks.items():
-        axes.axhline(height, color="0.5", lw=0.8, ls="--")
-        axes.annotate(name, (1, height), (-4, 2), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", ha="right", color="0.4", fontsize=8)  # fmt: skip
-    axes.set(xlabel="step", ylabel="bits per byte")
-    if judged:
-        axes.set_title(f"{judged[-1]['bits_per_byte']:.2f} bits per byte of held-out text")
-    axes.legend()
-
-
-def plot(out, held_out):
-    """Write loss.png of the run directory `out` from its metrics; `held_out` is its HeldOut."""
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    draw(figure.subplots(), read_metrics(out), held_out.bytes_per_token, held_out.landmarks)
-    with replacing(Path(out) / "loss.png") as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-
-
-# %% book/06d-cpu-training.md:957
+# %% book/06d-cpu-training.md:1264
 def _step(run, compute, batches, gradients):
     """Take one step of `run` in place; return its line of metrics."""
     began, step, settings = time.perf_counter(), run.step + 1, run.settings
@@ -194,56 +129,63 @@ def _step(run, compute, batches, gradients):
     }  # fmt: skip
 
 
-# %% book/06d-cpu-training.md:985
+def _judged(run, compute, held_out, sample):
+    """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
+    step, steps, found = run.step, run.settings.steps, {}
+    if step == steps or step % max(1, steps // VALIDATIONS) == 0:
+        unscaled = np.zeros(run.config.n_predict)
+        found["bits_per_byte"] = held_out.bits_per_byte(
+            lambda x, y: compute.loss(run.weights, x, y, unscaled), quick=step < steps
+        )
+    if sample and step in (steps // 4, steps // 2, 3 * steps // 4):
+        found["sample"] = sample(run.config, run.tokenizer, run.weights)
+    return found
+
+
+# %% book/06d-cpu-training.md:1305
 def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=SAVE_EVERY,
-        sample=None):  # fmt: skip
+        keep=KEEP, sample=None, before=None):  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`. Returns the `Run`.
 
-    `batches.batch(step)` gives tokens (B, T) and targets (B, T, K); `held_out` has `bits_per_byte`,
-    `bytes_per_token` and `landmarks` as `data.HeldOut` has. `sample(config, tokenizer, weights)`
-    gives a text to print at the end.
+    `batches.batch(step)` gives tokens (B, T) and targets (B, T, K), a pass has `batches.windows`
+    of them; `held_out` has `bits_per_byte`, `bytes_per_token` and `landmarks` as `data.HeldOut`
+    has. `sample(config, tokenizer, weights)` gives a text: printed at the end, and its beginning
+    after each quarter of the run. `before(run)` is called before the first step.
     """
-    compute = Sharded(engine_factory(engine), run.config, threads)
-    gradients, unscaled = run.weights.zeros_like(), np.zeros(run.config.n_predict)
-    steps, saved = run.settings.steps, run.step
-    if run.step == 0:
-        save(out, run)
-    display = _Display(steps, run.step)
+    compute = Sharded(engine_factory(engine), run.config, threads, pieces=run.settings.accumulate)
+    gradients, steps, stop = run.weights.zeros_like(), run.settings.steps, None
+    settle(out, run, keep, batches.windows)
+    if before:
+        before(run)
+    display, ahead = Display(steps, run.step), Ahead(batches)
     with _Signals() as signals, display.progress:
-        while run.step < steps and not signals.caught:
-            line = _step(run, compute, batches, gradients)
-            last = run.step == steps
-            if last or run.step % max(1, steps // VALIDATIONS) == 0:
-                line["bits_per_byte"] = held_out.bits_per_byte(
-                    lambda x, y: compute.loss(run.weights, x, y, unscaled), quick=not last
-                )
+        while run.step < steps and not stop:
+            line = _step(run, compute, ahead, gradients)
+            line |= _judged(run, compute, held_out, sample)
             add_metrics(out, line)
             display.show(run, line)
-            if last or run.step % save_every == 0:
-                save(out, run)
-                saved = run.step
-    if saved < run.step:  # a signal ended the loop
-        save(out, run)
+            stop = signals.caught
+            if stop or run.step == steps or run.step % save_every == 0:
+                save(out, run, keep, batches.windows)
     plot(out, held_out)
     if run.step < steps:
-        display.say(f"{signals.caught}: step {run.step} of {steps} is saved in {out}; "
-                    "go on with --resume")  # fmt: skip
+        display.say(f"{stop}: step {run.step} of {steps} is saved in {out}; go on with --resume")
     elif sample:
         display.say(sample(run.config, run.tokenizer, run.weights))
     return run
 
 
-# %% book/06d-cpu-training.md:1029
+# %% book/06d-cpu-training.md:1341
 def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None):
     """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
 
     A new one is `begin(given)`, and nothing is written yet. One that is there must have begun with
     what is `given` (a dict; None: whatever it is), with the data digest `data`, and with `config`
-    and `tokenizer` unless they are None.
+    and `tokenizer` unless they are None. If other code saved it, a line on stderr says so.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if not resume:
-        if (Path(out) / "config.json").exists():
+        if saves(out):
             raise UserError(
                 f"expected {out} to hold no run yet, but it does: continue that one with --resume, "
                 "or choose another directory with --out"
@@ -260,45 +202,59 @@ def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None)
                 f"{out} holds a run with {name} {then[name]}, but {now[name]} was asked for: "
                 "resume it with what it began with, or start another in another directory"
             )
+    if run.code != code_digest():
+        print(f"step {run.step} of {out} was saved by other code (then {run.code}, now "
+              f"{code_digest()}): the run goes on, but its last bits may differ from those of a "
+              "run that was never interrupted", file=sys.stderr)  # fmt: skip
     return run
 
 
-def train(config, data, out, *, steps=None, batch_size=None, lr=None, seed=None, engine="auto",
-          threads=None, save_every=SAVE_EVERY, resume=False, sample=None,
-          tokenizer=None):  # fmt: skip
-    """Train on the text file `data` into the run directory `out`; returns the `Run`.
+# %% book/06d-cpu-training.md:1378
+def train(config, data, out, *, steps=None, batch_size=None, accumulate=None, lr=None, seed=None,
+          engine="auto", threads=None, save_every=SAVE_EVERY, keep=KEEP, resume=False,
+          sample=None, tokenizer=None, before=None):  # fmt: skip
+    """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
-    config ModelConfig (None, with `resume`: the run's). Settings that are None take the defaults of
-    `Settings` or, with `resume`, the run's. tokenizer Tokenizer, whose vocab_size then replaces
-    config's (None: learned from the text). `fit` tells of the rest. UserError: a bad file or
-    setting, a directory that holds another run, a loss that is not finite.
+    config ModelConfig (None, with `resume`: the run's), whose vocab_size becomes the tokenizer's.
+    Settings that are None take the defaults of `Settings` or, with `resume`, the run's. tokenizer
+    Tokenizer (None: the folder's, or learned from the text). `fit` tells of the rest. UserError: a
+    bad file or setting, a directory that holds another run, a loss that is not finite.
     """
-    if tokenizer and config:
-        config = dataclasses.replace(config, vocab_size=tokenizer.vocab_size)
-    text = read_text(data)
-    train_text, held_out_text = split(text)
-    given = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+    given = {"steps": steps, "batch_size": batch_size, "accumulate": accumulate, "lr": lr,
+             "seed": seed}  # fmt: skip
+    prepared = Prepared(data) if Path(data).is_dir() else None
+    folder = Path(data) if prepared else Path(out) / "data"
+    identity = prepared.digest if prepared else digest(read_text(data))
+    known = tokenizer or (prepared and prepared.tokenizer)
+    if known and config:
+        config = dataclasses.replace(config, vocab_size=known.vocab_size)
 
     def begin(given):
-        settings = Settings(**given)
-        known = tokenizer or Tokenizer.train(train_text, config.vocab_size)
-        return Run.begin(config, settings, known, digest(text))
+        settings = Settings(**given)  # complains before a long preparation, and not after
+        if not prepared:
+            prepare_text(data, folder, vocab_size=config.vocab_size, tokenizer=tokenizer)
+        known = tokenizer or Tokenizer.load(folder / "tokenizer.json")
+        return Run.begin(config, settings, known, identity)
 
-    run = open_run(out, given, digest(text), begin, resume, config, tokenizer)
+    run = open_run(out, given, identity, begin, resume, config, tokenizer)
+    prepared = prepared or Prepared(folder)
+    if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
+        raise UserError(
+            f"expected {folder} to hold this run's text in tokens of {Path(out) / 'tokenizer.json'}"
+            ", but it holds others: prepare the text again, with that tokenizer"
+        )
     shape = run.settings.batch_size, run.config.context, run.config.n_predict
-    batches = Batches(run.tokenizer.encode(train_text), *shape, run.settings.seed)
-    held_out = HeldOut(run.tokenizer.encode(held_out_text), run.tokenizer, *shape)
-    return fit(out, run, batches, held_out, engine=engine, threads=threads,
-               save_every=save_every, sample=sample)  # fmt: skip
+    return fit(
+        out, run, Batches(prepared.train, *shape, run.settings.seed),
+        HeldOut(prepared.held_out, run.tokenizer, *shape), engine=engine, threads=threads,
+        save_every=save_every, keep=keep, sample=sample, before=before,
+    )  # fmt: skip
 
 
 __all__ = [
     "VALIDATIONS",
     "SAVE_EVERY",
-    "SPEED_WINDOW",
     "first_bad_tensor",
-    "draw",
-    "plot",
     "fit",
     "open_run",
     "train",

@@ -1,29 +1,36 @@
 """Run directories: whole after any crash, refused with one line when anything is wrong."""
 
+import hashlib
 import json
 import os
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from deaths import Died, dying_before
+from deaths import Died, dying_before, full_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler import checkpoint
-from nanoeuler.checkpoint import Run, Settings, load, load_model, save
+from nanoeuler.checkpoint import load, load_model, save, settle, tidy
 from nanoeuler.config import ModelConfig
 from nanoeuler.errors import UserError
+from nanoeuler.run import Run, Settings, identity
+from nanoeuler.rundir import add_metrics, read_metrics, saves
 from nanoeuler.tokenizer import Tokenizer
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
 CONFIG = ModelConfig(
     vocab_size=280, dim=8, n_layers=2, n_heads=2, n_kv_heads=1, hidden=8, context=8, n_predict=2
 )
-FILES = ("model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json")
+AT4, AT5 = "step-00000004", "step-00000005"
+LARGE = ("model.safetensors", "optimizer.safetensors")
+INSIDE = tuple(f"{AT4}/{name}" for name in (*LARGE, "state.json"))
+FILES = (*INSIDE, "config.json", "tokenizer.json")
 
 
 def run_at(step, seed=3):
@@ -68,76 +75,217 @@ def test_what_is_saved_comes_back(saved):
     assert np.array_equal(weights.flat, run.weights.flat)
 
 
-def test_saving_twice_gives_the_same_bytes(saved, tmp_path):
+def files(out):
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def test_saving_the_same_run_gives_the_same_bytes(saved, tmp_path):
     save(tmp_path, run_at(4))
+    assert files(tmp_path) == sorted(FILES)
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (saved / name).read_bytes(), name
-    assert sorted(os.listdir(tmp_path)) == sorted(FILES)
 
 
-@pytest.mark.parametrize("name", ["replace", "fsync"])
+def test_a_step_is_saved_once(saved, tmp_path):
+    out = shutil.copytree(saved, tmp_path / "run")
+    with pytest.raises(UserError, match="step 4 could not be written .* the save of step 4 is"):
+        save(out, run_at(4))
+    assert same(load(out), run_at(4)) and files(out) == sorted(FILES)
+
+
+def test_the_last_saves_are_kept(tmp_path):
+    for step in range(6):
+        save(tmp_path, run_at(step), keep=3)
+        assert [at for at, _ in saves(tmp_path)] == list(range(max(0, step - 2), step + 1))
+    save(tmp_path, run_at(6), keep=2)  # resumed with another number
+    assert [at for at, _ in saves(tmp_path)] == [5, 6]
+    save(tmp_path, run_at(8), keep=4)
+    assert [at for at, _ in saves(tmp_path)] == [5, 6, 8]
+    tidy(tmp_path, keep=1)
+    assert [at for at, _ in saves(tmp_path)] == [8]
+    assert same(load(tmp_path), run_at(8))
+    with pytest.raises(UserError, match="at least 1 save, got 0"):
+        tidy(tmp_path, keep=0)
+    assert same(load(tmp_path), run_at(8))
+
+
+def test_what_is_no_save_is_no_save(saved, tmp_path):
+    out = shutil.copytree(saved, tmp_path / "run")
+    arabic = f"step-{8 * chr(0x663)}"  # 33333333 in digits that int() reads
+    for name in ("step-5", "step-000000005", "step-x", "step-", arabic):
+        (out / name).mkdir()
+    (out / ".step-00000007.part").mkdir()
+    assert saves(out) == [(4, out / AT4)] and same(load(out), run_at(4))
+    tidy(out)
+    assert not (out / ".step-00000007.part").exists() and (out / "step-5").exists()
+
+
+def state_of(out, step=4):
+    return json.loads((out / f"step-{step:08d}" / "state.json").read_text())
+
+
+def test_the_state_tells_people_where_the_run_stands(tmp_path):
+    save(tmp_path, run_at(4), windows=10)  # of 16 windows a step
+    state, config = state_of(tmp_path), json.loads((tmp_path / "config.json").read_text())
+    assert (state["step"], state["windows_read"]) == (4, 64)
+    assert (state["pass"], state["window"]) == (6, 4)
+    assert state["tokenizer"] == config["tokenizer"] == tokenizer().hash
+    assert state["code"] == config["code"] == run_at(4).code and len(state["code"]) == 16
+    assert state["nanoeuler"] == config["nanoeuler"]
+
+
+def test_the_order_in_which_the_disk_is_told(saved, tmp_path):
+    """Files before their folder, the folder before its name, the name before anything is removed.
+
+    A power failure cannot be had in a test; the order that survives one can be compared.
+    """
+    out, events = shutil.copytree(saved, tmp_path / "run"), []
+    add_metrics(out, {"step": 4})
+    fsync, rename = os.fsync, os.rename
+
+    def noting_fsync(handle):
+        events.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def noting_rename(source, target):
+        events.append("rename")
+        rename(source, target)
+
+    with mock.patch("os.fsync", noting_fsync), mock.patch("os.rename", noting_rename):
+        save(out, run_at(5), keep=1)
+    new = [out / AT5 / name for name in (*LARGE, "state.json")]
+    told = [path.stat().st_ino for path in (out / "metrics.jsonl", *new, out / AT5, out)]
+    assert events == [*told[:-1], "rename", told[-1], "rename"]
+
+
+# A save waits for the disk six times: metrics, three files, the folder, the run directory.
+@pytest.mark.parametrize("name", ["fsync", "rename", "mkdir"])
 def test_a_death_at_any_write_leaves_one_whole_save(name, saved, tmp_path):
     steps = []
     for call in range(1, 20):
         out = tmp_path / f"{call}"
         shutil.copytree(saved, out)
+        add_metrics(out, {"step": 4})
         died = True
         with dying_before(os, name, call):
             try:
-                save(out, run_at(5))
+                save(out, run_at(5), keep=1)
                 died = False
             except Died:
                 pass
+        before = files(out)
         weights = load_model(out)[2]
         back = load(out)
+        assert files(out) == before  # reading changes nothing
         steps.append(back.step)
         assert same(back, run_at(back.step)) and np.array_equal(weights.flat, back.weights.flat)
+        settle(out, back, keep=1)
+        assert [path.name for path in out.iterdir() if "step" in path.name] == [
+            f"step-{back.step:08d}"
+        ]
         save(out, run_at(6))  # and life goes on
         assert same(load(out), run_at(6))
         if not died:
             break
-    assert steps == sorted(steps) and set(steps) == {4, 5} and len(steps) >= 5
+    assert steps == sorted(steps) and steps[0] == 4 and steps[-1] == 5
+    assert len(steps) == {"fsync": 7, "rename": 3, "mkdir": 2}[name]
 
 
-def test_a_death_of_a_death(saved, tmp_path):
-    """Die just after the commitment, then while the next save is under way, then load."""
+@pytest.mark.parametrize("name", ["fsync", "rename", "replace"])
+def test_a_death_in_the_first_save_leaves_no_run_or_a_whole_one(name, tmp_path):
+    there = []
+    for call in range(1, 20):
+        out, died = tmp_path / f"{call}", True
+        with dying_before(os, name, call):
+            try:
+                settle(out, run_at(0))
+                died = False
+            except Died:
+                pass
+        there.append(bool(saves(out)))
+        if not there[-1]:
+            with pytest.raises(UserError, match="but found (none|no config.json)"):
+                load(out)
+        settle(out, run_at(0))  # begun again, or gone on with
+        assert same(load(out), run_at(0))
+        assert files(out) == sorted(
+            ["config.json", "tokenizer.json", "metrics.jsonl"]
+            + [f"step-00000000/{name}" for name in (*LARGE, "state.json")]
+        )
+        if not died:
+            break
+    assert there == sorted(there) and len(there) >= 2
+
+
+@pytest.mark.parametrize("name", ["fsync", "rename", "mkdir", "replace"])
+def test_a_full_disk_is_one_line_and_the_save_before_is_whole(name, saved, tmp_path):
+    for step, begun in ((5, True), (0, False)):
+        for call in range(1, 20):
+            out = tmp_path / f"{step}-{call}"
+            if begun:
+                shutil.copytree(saved, out)
+                add_metrics(out, {"step": 4})
+            with full_disk(name, call) as count:
+                try:
+                    save(out, run_at(step), keep=1)
+                except UserError as error:
+                    told = str(error)
+            if count[0] < call:
+                break
+            assert "No space left on device" in told and "\n" not in told
+            assert not list(out.glob(".*")) or "older saves" in told
+            if saves(out):
+                kept = saves(out)[-1][0]
+                assert f"the save of step {kept} is whole" in told and "--resume" in told
+                assert same(load(out), run_at(kept))
+            else:
+                assert not begun and "nothing is saved there yet" in told
+        assert call > 1 or (begun and name == "replace")  # which only the first save needs
+
+
+@contextmanager
+def files_of_at_most(size):
+    """No file may grow beyond `size` bytes, as if the disk were full: the kernel's own refusal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_file(saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
-    for step, call in ((5, 5), (6, 3)):
-        with pytest.raises(Died), dying_before(os, "replace", call):
-            save(out, run_at(step))
-        assert same(load(out), run_at(5))
+    whole = [(saved / name).stat().st_size for name in INSIDE]
+    for size in (0, 1, 100, whole[0] // 2, whole[0] - 1, whole[0], whole[1] - 1):
+        with files_of_at_most(size), pytest.raises(UserError) as caught:
+            save(out, run_at(5))
+        assert "step 5 could not be written" in str(caught.value)
+        assert "the save of step 4 is whole; make room" in str(caught.value)
+        assert files(out) == sorted(FILES) and same(load(out), run_at(4))
+    with files_of_at_most(10), pytest.raises(UserError, match="metrics.jsonl could not .*step 4"):
+        add_metrics(out, {"step": 5, "loss": 1.0})
+    save(out, run_at(5))
+    assert same(load(out), run_at(5))
+    assert read_metrics(out) == []  # the line that did not fit
 
 
-def test_to_use_a_model_changes_nothing(saved, tmp_path):
+def test_older_saves_that_cannot_be_removed(saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
-    with pytest.raises(Died), dying_before(os, "replace", 5):
-        save(out, run_at(5))
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    load_model(out)
-    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    with full_disk("rename", 2), pytest.raises(UserError, match="older .* step 5 is whole"):
+        save(out, run_at(5), keep=1)
+    assert [step for step, _ in saves(out)] == [4, 5]
 
 
-def test_a_full_disk_is_one_line_and_the_save_before_is_whole(saved, tmp_path):
-    out = shutil.copytree(saved, tmp_path / "run")
-    write = Path.write_bytes
-
-    def full(self, data):
-        write(self, data[: len(data) // 2])
-        raise OSError(28, "No space left on device")
-
-    with mock.patch.object(Path, "write_bytes", full), pytest.raises(UserError, match="No space"):
-        save(out, run_at(5))
-    assert same(load(out), run_at(4))
-    assert sorted(os.listdir(out)) == sorted((*FILES, "metrics.jsonl"))
-
-
-def test_weights_that_are_not_finite_are_not_saved(saved, tmp_path):
+@pytest.mark.parametrize("where", ["weights", "m", "v"])
+def test_numbers_that_are_not_finite_are_not_saved(where, saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
     run = run_at(5)
-    run.weights["norm"][0] = np.nan
-    with pytest.raises(UserError, match="not finite"):
+    tensors = run.weights if where == "weights" else getattr(run.optimizer, where)
+    tensors["norm"][0] = np.nan
+    with pytest.raises(UserError, match="step 5: (m.|v.|)norm is not finite"):
         save(out, run)
-    assert same(load(out), run_at(4))
+    assert same(load(out), run_at(4)) and files(out) == sorted(FILES)
 
 
 def test_a_directory_that_is_a_file(tmp_path):
@@ -152,8 +300,44 @@ def test_a_directory_that_is_a_file(tmp_path):
 
 def refused(out, words=None):
     """Continuing the run in `out` is refused."""
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=words) as caught:
         load(out)
+    assert str(caught.value).isprintable()
+
+
+def test_a_damaged_save_names_the_one_before_it(saved, tmp_path):
+    out = shutil.copytree(saved, tmp_path / "run")
+    save(out, run_at(5))
+    (out / AT5 / "optimizer.safetensors").write_bytes(b"")
+    refused(out, f"{AT5} is damaged .*optimizer.safetensors is not .*delete that folder .* step 4")
+    assert np.array_equal(load_model(out)[2].flat, run_at(5).weights.flat)  # needs no moments
+    (out / AT5 / "model.safetensors").unlink()
+    refused(out, f"{AT5} is damaged .*No such file.*delete that folder to go on from step 4")
+    with pytest.raises(UserError, match="delete that folder to go on from step 4"):
+        load_model(out)
+    shutil.rmtree(out / AT5)
+    assert same(load(out), run_at(4))
+    shutil.rmtree(out / AT4 )
+    (out / AT4).mkdir()
+    refused(out, f"{AT4} is damaged .*it is the only save there")
+    (out / AT4).rmdir()
+    refused(out, "expected a save in .*, but found none")
+
+
+def test_a_save_of_another_run_is_refused(saved, tmp_path):
+    """Its files fit, its step fits; only the run is another."""
+    other = tmp_path / "other"
+    run = run_at(4)
+    run.data = "another digest"
+    save(other, run)
+    for foreign in (AT4, "config.json"):
+        out = shutil.copytree(saved, tmp_path / f"with {foreign}")
+        if foreign == AT4:
+            shutil.rmtree(out / AT4)
+            shutil.copytree(other / AT4, out / AT4)
+        else:
+            shutil.copy(other / foreign, out)
+        refused(out, f"{AT4} and .*config.json are of different runs")
 
 
 @given(data=st.data(), name=st.sampled_from(FILES))
@@ -163,7 +347,7 @@ def test_truncated_files_are_refused(saved, tmp_path_factory, data, name):
     whole = (saved / name).read_bytes()
     end = data.draw(st.integers(0, len(whole) - 1))
     (out / name).write_bytes(whole[:end])
-    if name == "config.json" and end == len(whole) - 1:
+    if name.endswith(("config.json", "state.json")) and end == len(whole) - 1:
         assert same(load(out), run_at(4))  # only the newline at the end is gone
     elif name == "tokenizer.json" and whole[:end].strip() == whole.strip():
         load(out)  # likewise
@@ -183,29 +367,61 @@ def test_bytes_changed_at_random_never_crash(saved, tmp_path_factory, data, name
         )
     (out / name).write_bytes(changed)
     try:
+        back = load(out)
+    except UserError as error:
+        assert str(error).isprintable()
+    else:
+        assert same(back, run_at(4)) and back.settings == run_at(4).settings
+
+
+@given(data=st.data(), name=st.sampled_from(LARGE))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_hostile_bytes_under_a_digest_that_fits(saved, tmp_path_factory, data, name):
+    """As above, by somebody who also writes the digest of what they wrote."""
+    out = shutil.copytree(saved, tmp_path_factory.mktemp("hostile") / "run")
+    changed = bytearray((saved / AT4 / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, min(len(changed), 1500) - 1))] = data.draw(
+            st.integers(0, 255)
+        )
+    (out / AT4 / name).write_bytes(changed)
+    reseal(out)
+    try:
         assert np.isfinite(load(out).weights.flat).all()
     except UserError as error:
-        assert "\n" not in str(error)
+        assert str(error).isprintable()
+
+
+def reseal(out, **changes):
+    """Make state.json agree with the files as they are, and with config.json; then `changes`."""
+    state = state_of(out)
+    for name in state["sha256"]:
+        content = (out / AT4 / name).read_bytes()
+        state["sha256"][name] = hashlib.sha256(content).hexdigest()
+    state["run"] = identity(json.loads((out / "config.json").read_text()))
+    (out / AT4 / "state.json").write_text(json.dumps({**state, **changes}))
 
 
 def edit(out, name, change):
-    tensors = load_file(out / f"{name}.safetensors")
+    tensors = load_file(out / AT4 / f"{name}.safetensors")
     change(tensors)
-    save_file(tensors, out / f"{name}.safetensors", metadata={"step": "4"})
+    save_file(tensors, out / AT4 / f"{name}.safetensors")
+    reseal(out)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("model", lambda t: t["norm"].__setitem__(1, np.nan), "norm has values that are not"),
-        ("model", lambda t: t["output"].__setitem__((1, 1), np.inf), "output has values"),
-        ("optimizer", lambda t: t["m.norm"].__setitem__(1, np.nan), "m.norm has values"),
-        ("optimizer", lambda t: t["v.norm"].__setitem__(1, -1), "mean of squares is negative"),
-        ("model", lambda t: t.pop("norm"), "found nothing"),
-        ("model", lambda t: t.update(extra=np.zeros(3)), "absent"),
-        ("model", lambda t: t.update(norm=np.zeros(9, np.float32)), "belongs to another model"),
-        ("model", lambda t: t.update(norm=np.zeros(8, np.float64)), "belongs to another model"),
-        ("model", lambda t: t.update(norm=np.zeros((8, 1), np.float32)), "another model"),
+        ("model", lambda t: t["norm"].__setitem__(1, np.nan), "norm is not finite"),
+        ("model", lambda t: t["output"].__setitem__((1, 1), np.inf), "output is not finite"),
+        ("optimizer", lambda t: t["m.norm"].__setitem__(1, np.nan), "m.norm is not finite"),
+        ("optimizer", lambda t: t["v.norm"].__setitem__(1, -1), "v.norm .* mean of squares below"),
+        ("model", lambda t: t.pop("norm"), "norm to be .*F32.* found nothing"),
+        ("model", lambda t: t.update(extra=np.zeros(3)), "extra to be nothing, found .*F64"),
+        ("model", lambda t: t.update({"a\n\x1b[31m": np.zeros(3)}), "to be nothing, found"),
+        ("model", lambda t: t.update(norm=np.zeros(9, np.float32)), r"norm to be .*\(8,\).*\(9,\)"),
+        ("model", lambda t: t.update(norm=np.zeros(8, np.float64)), "norm .*F32.* found .*F64"),
+        ("model", lambda t: t.update(norm=np.zeros((8, 1), np.float32)), r"found .*\(8, 1\)"),
     ],
 )
 def test_wrong_tensors_are_refused(saved, tmp_path, name, change, words):
@@ -217,12 +433,13 @@ def test_wrong_tensors_are_refused(saved, tmp_path, name, change, words):
 def test_a_pair_of_two_steps_is_refused(saved, tmp_path):
     other = tmp_path / "other"
     save(other, run_at(5))
-    for name in ("model", "optimizer"):
+    for name in LARGE:
         out = shutil.copytree(saved, tmp_path / name)
-        shutil.copy(other / f"{name}.safetensors", out)
-        refused(out, f"expected {name}.safetensors of step 4 .* found step 5")
-        (out / f"{name}.safetensors").unlink()
-        refused(out, "no such file")
+        shutil.copy(other / AT5 / name, out / AT4)
+        refused(out, f"{name} is not the file that was saved")
+    out = shutil.copytree(saved, tmp_path / "renamed")
+    os.rename(out / AT4, out / AT5)
+    refused(out, "state.json has step 4")
 
 
 def test_another_tokenizer_is_refused(saved, tmp_path):
@@ -238,13 +455,15 @@ def test_another_tokenizer_is_refused(saved, tmp_path):
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        (("step",), -1), (("step",), "4"), (("step",), 10), (("step",), True), (("step",), None),
-        (("data",), 7), (("tokenizer",), None), (("model",), []), (("training",), "fast"),
+        (("data",), 7), (("data",), "a\nb"), (("tokenizer",), None), (("model",), []),
+        (("training",), "fast"),
         (("model", "n_layers"), 10**12), (("model", "dim"), 10**9), (("model", "dim"), 8.5),
+        (("model", "repeat"), 10**12), (("model", "context"), 10**12),
         (("model", "vocab_size"), 2**62), (("model", "surprise"), 1), (("training", "lr"), "high"),
-        (("training", "lr"), -1), (("training", "steps"), 1.5), (("training", "beta2"), 1),
-        (("training", "lr"), float("nan")), (("training", "seed"), -1),
-        (("training", "warmup"), None),
+        (("model", "sur\nprise"), 1), (("training", "lr"), -1), (("training", "steps"), 1.5),
+        (("training", "steps"), 3), (("training", "beta2"), 1), (("training", "seed"), -1),
+        (("training", "lr"), float("nan")), (("training", "warmup"), None),
+        (("training", "accumulate"), 0), (("training", "accumulate"), 5),
     ],
 )  # fmt: skip
 def test_hostile_records_are_refused_at_once(saved, tmp_path, where, value):
@@ -256,25 +475,48 @@ def test_hostile_records_are_refused_at_once(saved, tmp_path, where, value):
         inner = inner[key]
     inner[last] = value
     (out / "config.json").write_text(json.dumps(record))
+    if where == ("model", "context"):  # no tensor knows it: refused as that of another run
+        refused(out, "are of different runs")
+    else:
+        reseal(out)
+        refused(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", -1), ("step", "4"), ("step", 10), ("step", True), ("step", 4.0), ("step", None),
+        ("run", 7), ("run", "0" * 16), ("code", None), ("code", "\x1b[2J"), ("sha256", {}),
+        ("sha256", []),
+        ("sha256", {name: "" for name in LARGE}),
+    ],
+)  # fmt: skip
+def test_hostile_states_are_refused(saved, tmp_path, name, value):
+    out = shutil.copytree(saved, tmp_path / "run")
+    reseal(out, **{name: value})
     refused(out)
 
 
 def test_records_that_are_no_objects_are_refused(saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
-    for text in ("", "[]", "7", "null", "[" * 100_000, '{"step": 4}', "\x00", "é"):
-        (out / "config.json").write_bytes(text.encode("latin1"))
-        refused(out)
+    for name in ("config.json", f"{AT4}/state.json"):
+        before = (out / name).read_bytes()
+        for text in ("", "[]", "7", "null", "[" * 100_000, '{"step": 4}', "\x00", "é"):
+            (out / name).write_bytes(text.encode("latin1"))
+            refused(out)
+        (out / name).write_bytes(before)
+    assert same(load(out), run_at(4))
 
 
 def test_metrics_lose_their_torn_end_and_the_steps_that_come_again(saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
     for step in range(1, 7):
-        checkpoint.add_metrics(out, {"step": step, "loss": 1 / step})
+        add_metrics(out, {"step": step, "loss": 1 / step})
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "lo')
-    assert [line["step"] for line in checkpoint.read_metrics(out)] == [1, 2, 3, 4, 5, 6]
-    load(out)
-    assert [line["step"] for line in checkpoint.read_metrics(out)] == [1, 2, 3, 4]
+    assert [line["step"] for line in read_metrics(out)] == [1, 2, 3, 4, 5, 6]
+    settle(out, load(out))
+    assert [line["step"] for line in read_metrics(out)] == [1, 2, 3, 4]
     assert (out / "metrics.jsonl").read_text().endswith("}\n")
 
 
@@ -290,3 +532,8 @@ def test_settings_say_what_they_expect():
         with pytest.raises(UserError, match=f"{name} to be .*{words}"):
             Settings(**{name: value})
     assert Settings(lr=1).lr == 1
+    for batch, pieces in ((15, 4), (4, 2), (2, 2)):
+        with pytest.raises(UserError, match=f"at least {4 * pieces} .4 shards of {pieces} pieces"):
+            Settings(batch_size=batch, accumulate=pieces)
+    assert Settings(batch_size=17, accumulate=4).accumulate == 4  # 4 does not divide 17
+    assert Settings(batch_size=2).accumulate == 1

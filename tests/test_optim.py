@@ -1,6 +1,7 @@
 """The optimizer, the schedule and the clip: by hand, against NumPy, on hostile gradients."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,16 +73,21 @@ def test_the_units_of_a_gradient_do_not_matter():
     assert np.array_equal(*ends)
 
 
-def test_matrices_decay_and_gains_do_not():
-    weights = initialise(CONFIG, 0)
+GPT2 = dict(norm="layer", position="learned", mlp="gelu", bias=True, tied=True)
+
+
+@pytest.mark.parametrize("changes", [{}, GPT2])
+def test_matrices_decay_and_gains_and_biases_do_not(changes):
+    weights = random_like(initialise(replace(CONFIG, **changes), 0), 1)  # no bias is zero
     before = {name: w.copy() for name, w in weights.items()}
     AdamW(weights, weight_decay=0.5).update(weights, weights.zeros_like(), 0.1, 1)
-    for name, w in weights.items():
-        if w.ndim == 1:
-            assert np.array_equal(w, before[name]), name
-        else:
-            # one product and one difference in float32
-            np.testing.assert_allclose(w, before[name] * 0.95, rtol=3e-7)
+    spared = {name for name, w in weights.items() if np.array_equal(w, before[name])}
+    assert spared == {name for name in weights if "norm" in name or name.endswith("_bias")}
+    assert len(spared) == (10 if changes else 3)  # of GPT-2, 8 in its layer and 2 at the end
+    for name in weights.keys() - spared:
+        # one product and one difference in float32
+        np.testing.assert_allclose(weights[name], before[name] * 0.95, rtol=3e-7)
+    assert ("positions" in weights) == bool(changes) and "positions" not in spared
 
 
 def test_the_padding_of_the_flat_buffer_stays_zero():

@@ -1,30 +1,37 @@
 """The trainer: exact resume after any death, signals, numbers that are not finite, what it says."""
 
 import io
+import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from deaths import Died, dying_before
+from deaths import Died, dying_before, full_disk
 from rich.console import Console
 
-from nanoeuler import checkpoint, train
+from nanoeuler import checkpoint, display, run, train
 from nanoeuler.backward import IGNORE
 from nanoeuler.config import ModelConfig
-from nanoeuler.data import Batches
+from nanoeuler.data import Batches, Prepared
 from nanoeuler.errors import UserError
 from nanoeuler.model import initialise
 from nanoeuler.optim import AdamW
 from nanoeuler.parallel import Sharded
+from nanoeuler.prepare import prepare
+from nanoeuler.rundir import read_metrics, saves
 from nanoeuler.tokenizer import Tokenizer
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
@@ -33,7 +40,6 @@ CONFIG = ModelConfig(
 )
 STEPS = 12
 SHORT = dict(steps=STEPS, batch_size=8, lr=0.01, seed=5, engine="reference", save_every=4)
-EXACT = ("model.safetensors", "optimizer.safetensors", "config.json", "tokenizer.json")
 
 
 def go(out, **changes):
@@ -51,20 +57,31 @@ def straight(tmp_path_factory):
     return out
 
 
+def contents(out):
+    """The bytes of all files of a run but its metrics, which hold times; and those, without."""
+    found = {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
+    found["metrics.jsonl"] = [{**line, "seconds": 0} for line in read_metrics(out)]
+    return found
+
+
 def assert_same_run(out, straight):
-    for name in EXACT:
-        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
-    ours, theirs = checkpoint.read_metrics(out), checkpoint.read_metrics(straight)
-    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
-    for a, b in zip(ours, theirs, strict=True):
-        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    ours, theirs = contents(out), contents(straight)
+    assert sorted(ours) == sorted(theirs)
+    for name in theirs:
+        assert ours[name] == theirs[name], name
+    steps = [line["step"] for line in ours["metrics.jsonl"]]
+    assert steps == list(range(1, len(steps) + 1))
 
 
-# A run of 12 steps asks for 12 batches, updates 12 times and renames 6 files at each of 4 saves.
+# A run of 12 steps updates 12 times, waits for the disk 38 times, and renames 6 folders: 4 saves
+# that it writes, and the 2 that it removes.
 DEATHS = (
-    [(Batches, "batch", step) for step in (1, 4, 5, 12)]
+    [(train, "_step", step) for step in (1, 4, 5, 12)]
     + [(AdamW, "update", step) for step in (1, 8, 9)]
-    + [(os, "replace", call) for call in range(6, 25)]
+    + [(os, "rename", call) for call in range(1, 7)]
+    + [(os, "fsync", call) for call in range(1, 39, 2)]
 )
 
 
@@ -73,69 +90,134 @@ def test_a_run_that_died_goes_on_to_the_same_bytes(owner, name, call, straight, 
     with mock.patch.object(train, "plot"):  # a picture takes longer than the run
         with pytest.raises(Died), dying_before(owner, name, call):
             go(tmp_path)
-        assert resume(tmp_path).step == STEPS
+        again = resume if saves(tmp_path) else go
+        assert again(tmp_path).step == STEPS
+    shutil.copy(straight / "loss.png", tmp_path)
     assert_same_run(tmp_path, straight)
 
 
 def test_a_run_that_died_again_and_again(straight, tmp_path):
-    with pytest.raises(Died), dying_before(Batches, "batch", 2):
+    with pytest.raises(Died), dying_before(train, "_step", 2):
         go(tmp_path)
     for call in (3, 6, 5, 4, 2):
-        with pytest.raises(Died), dying_before(Batches, "batch", call):
+        with pytest.raises(Died), dying_before(train, "_step", call):
             resume(tmp_path)
     resume(tmp_path)
     assert_same_run(tmp_path, straight)
 
 
+# Marks written to a pipe say where the process is: import, text, first save, steps, metrics, saves,
+# end. The disk is made a little slower, so that a save takes longer than the parent needs to kill.
 SCRIPT = f"""
-import sys
+import os, sys, time
+mark = lambda letter: os.write(int(sys.argv[1]), letter.encode())
+mark("i")
+from pathlib import Path
 from nanoeuler import train
 from nanoeuler.config import ModelConfig
-train.train({CONFIG!r}, {str(RIVER)!r}, sys.argv[1], steps={STEPS * 10}, batch_size=8, seed=5,
-            engine="reference", save_every=3, resume=sys.argv[2] == "resume")
+
+def marked(name, letter, wait=0.0):
+    call = getattr(train, name)
+    def marking(*arguments):
+        mark(letter)
+        time.sleep(wait)
+        found = call(*arguments)
+        mark("t")
+        return found
+    setattr(train, name, marking)
+
+def slower(name, call):
+    def slow(*arguments, **named):
+        time.sleep(0.002)
+        return call(*arguments, **named)
+    setattr(os, name, slow)
+
+for name in ("fsync", "rename", "replace", "unlink", "rmdir"):
+    slower(name, getattr(os, name))
+marked("settle", "f"), marked("add_metrics", "m", 0.002), marked("save", "s"), marked("plot", "e")
+mark("p")
+config, out = {CONFIG!r}, Path(sys.argv[2])
+begun = bool(train.saves(out))
+train.train(None if begun else config, {str(RIVER)!r}, out, batch_size=8, seed=5,
+            steps=None if begun else 60, engine="reference", save_every=2, resume=begun)
 """
+PHASES = dict(i="import", p="preparing", f="first save", t="step", m="metrics", s="save", e="end")
+# Where to aim in one life after another: a letter, how often to see it first, and within how many
+# seconds of it the kill comes. Five runs are killed ten times each.
+AIMS = [
+    ("i", 1, 1.0), ("p", 1, 0.3), ("f", 1, 0.05), ("s", 1, 0.04), ("s", 2, 0.04), ("t", 4, 0.02),
+    ("m", 3, 0.003), ("s", 3, 0.04), ("s", 5, 0.04), ("e", 1, 0.3),
+]  # fmt: skip
 
 
-def test_killed_for_real_at_random_moments(tmp_path):
-    def start(out, how):
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, out, how], stderr=subprocess.PIPE, text=True
-        )
+def life(out, aim=None, rng=None):
+    """One process that trains in `out`, killed where `aim` says; the marks it left, its stderr."""
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(write), str(out)], pass_fds=[write],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    os.close(write)
+    letter, times, seconds = aim or ("", 0, 0.0)
+    with os.fdopen(read, "rb", buffering=0) as pipe, process:
+        marks = ""
+        while piece := pipe.read(1):
+            marks += piece.decode()
+            if aim and marks[-1] == letter and marks.count(letter) == times:
+                time.sleep(rng.random() * seconds)
+                process.kill()
+        said = process.stderr.read()
+    return marks, said, process.returncode
 
-    whole = start(tmp_path / "whole", "new")
-    assert whole.wait(60) == 0, whole.stderr.read()
-    whole.stderr.close()
-    rng, how = random.Random(0), "new"
-    for _ in range(3):
-        with start(tmp_path / "killed", how) as process:
-            while how == "new" and not (tmp_path / "killed" / "metrics.jsonl").exists():
-                time.sleep(0.01)
-                assert process.poll() is None, process.stderr.read()
-            if how == "resume":
-                process.stderr.read(1)  # its first line means that it has begun
-            time.sleep(rng.random() * 0.3)
-            process.kill()
-        how = "resume"
-    with start(tmp_path / "killed", how) as last:
-        said = last.stderr.read()
-    assert last.returncode == 0, said
-    for name in EXACT:
-        killed, whole = (tmp_path / run / name for run in ("killed", "whole"))
-        assert killed.read_bytes() == whole.read_bytes(), name
+
+def killed_ten_times(out, seed):
+    """Kill a run where AIMS say, then let it end; the phases in which it was killed."""
+    rng, phases = random.Random(seed), Counter()
+    for aim in AIMS:
+        marks, said, code = life(out, aim, rng)
+        assert code == -signal.SIGKILL, (aim, code, said)
+        phases[PHASES[marks[-1]]] += 1
+    marks, said, code = life(out)
+    assert code == 0, said
+    return phases
+
+
+def test_killed_at_fifty_random_moments(tmp_path, capsys):
+    marks, said, code = life(tmp_path / "whole")
+    assert code == 0, said
+    assert (marks.count("s"), marks.count("m")) == (30, 60)
+    with ThreadPoolExecutor(2) as pool:
+        outs = [tmp_path / f"killed-{seed}" for seed in range(5)]
+        phases = sum(pool.map(killed_ten_times, outs, range(5)), Counter())
+    with capsys.disabled():
+        print("\nkilled:", ", ".join(f"{count} in {name}" for name, count in phases.items()))
+    assert phases.total() == 50
+    # half of them are aimed there, and some of these come a little too late
+    assert phases["save"] + phases["first save"] >= 5
+    for out in outs:
+        assert_same_run(out, tmp_path / "whole")
+
+
+def signalled(step, *numbers):
+    """Patch AdamW.update to send signals during `step`."""
+    update = AdamW.update
+
+    def patched(self, weights, gradients, lr, at):
+        update(self, weights, gradients, lr, at)
+        if at == step:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+    return mock.patch.object(AdamW, "update", patched)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(number, straight, tmp_path, capsys):
-    batch, before = Batches.batch, signal.getsignal(number)
-
-    def signalled(self, step):
-        if step == 6:
-            os.kill(os.getpid(), number)
-        return batch(self, step)
-
-    with mock.patch.object(Batches, "batch", signalled):
-        run = go(tmp_path)
-    assert run.step == 6 and checkpoint.load(tmp_path).step == 6
+    before = signal.getsignal(number)
+    with signalled(6, number):
+        assert go(tmp_path).step == 6
+    assert checkpoint.load(tmp_path).step == 6
     said = capsys.readouterr().err
     assert f"{signal.Signals(number).name}: step 6 of {STEPS} is saved in" in said
     assert "--resume" in said and (tmp_path / "loss.png").exists()
@@ -144,27 +226,114 @@ def test_a_signal_saves_and_says_how_to_go_on(number, straight, tmp_path, capsys
     assert_same_run(tmp_path, straight)
 
 
+def test_a_signal_in_the_last_step_ends_the_run(straight, tmp_path, capsys):
+    with signalled(STEPS, signal.SIGTERM):
+        assert go(tmp_path).step == STEPS
+    assert "--resume" not in capsys.readouterr().err
+    assert_same_run(tmp_path, straight)
+
+
 def test_a_second_signal_is_not_held_back(tmp_path):
-    batch = Batches.batch
-
-    def signalled(self, step):
-        if step in (6, 7):  # 7 is never reached after the first, so send both at once
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-        return batch(self, step)
-
-    with mock.patch.object(Batches, "batch", signalled), pytest.raises(KeyboardInterrupt):
+    with signalled(6, signal.SIGINT, signal.SIGINT), pytest.raises(KeyboardInterrupt):
         go(tmp_path)
     assert checkpoint.load(tmp_path).step == 4
 
 
-def test_the_number_of_threads_does_not_matter(straight, tmp_path):
-    go(tmp_path, threads=1)
+def test_a_signal_to_the_process_itself(tmp_path):
+    """As an operating system sends it: to a process that is training, which then leaves with 0."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        out, read = tmp_path / number.name, os.pipe()
+        command = [sys.executable, "-c", SCRIPT, str(read[1]), str(out)]
+        with subprocess.Popen(command, pass_fds=[read[1]], stderr=subprocess.PIPE) as process:
+            os.close(read[1])
+            with os.fdopen(read[0], "rb", buffering=0) as pipe:
+                while pipe.read(1) not in (b"m", b""):
+                    pass
+                process.send_signal(number)
+                while pipe.read(1):
+                    pass
+            said = process.stderr.read().decode()
+        assert process.returncode == 0, said
+        step = saves(out)[-1][0]
+        assert 0 < step < 60 and f"{number.name}: step {step} of 60 is saved" in said
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_save_before(straight, tmp_path):
+    # the second rename is that of the save of step 4
+    with full_disk("rename", 2), pytest.raises(UserError, match="step 4 .*the save of step 0 is"):
+        go(tmp_path)
+    assert checkpoint.load(tmp_path).step == 0
+    assert resume(tmp_path).step == STEPS
+    assert_same_run(tmp_path, straight)
+    # replaced are files of the text's preparation, of the run's beginning, metrics and the picture
+    for call in range(1, 20):
+        out = tmp_path / f"{call}"
+        with full_disk("replace", call) as count:
+            try:
+                go(out)
+            except UserError as error:
+                assert "No space left" in str(error) and "\n" not in str(error)
+        if count[0] < call:
+            break
+        again = resume if saves(out) else go
+        assert again(out).step == STEPS
+        assert_same_run(out, straight)
+    assert call > 6
+
+
+@pytest.mark.parametrize("engine", ["reference", "cpu"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_number_of_threads_does_not_matter(engine, accumulate, tmp_path):
+    outs = [tmp_path / f"{threads}" for threads in (1, 2, 3)]
+    for threads, out in enumerate(outs, 1):
+        go(out, threads=threads, engine=engine, accumulate=accumulate, steps=4)
+    for out in outs[1:]:
+        assert_same_run(out, outs[0])
+
+
+def test_a_batch_in_pieces_is_another_order_of_additions(straight, tmp_path):
+    with mock.patch.object(train, "Sharded", wraps=Sharded) as made:
+        go(tmp_path, accumulate=2)
+    assert made.call_args.kwargs["pieces"] == 2
+    ours, theirs = read_metrics(tmp_path), read_metrics(straight)
+    # the first step's loss, before any weight has moved: sums of a few hundred float32 numbers
+    assert abs(ours[0]["loss"] - theirs[0]["loss"]) < 1e-5 * theirs[0]["loss"]
+    # after 12 steps of AdamW, which divides small differences by small roots
+    assert abs(ours[-1]["loss"] - theirs[-1]["loss"]) < 1e-2 * theirs[-1]["loss"]
+    with pytest.raises(UserError, match="accumulate 2, but 1 was asked for"):
+        resume(tmp_path, accumulate=1)
+    with pytest.raises(UserError, match="batch_size to be at least 16"):
+        go(tmp_path / "more", accumulate=4)
+
+
+def test_what_may_change_from_one_life_to_the_next(straight, tmp_path):
+    with pytest.raises(Died), dying_before(train, "_step", 6):
+        go(tmp_path, save_every=1, keep=5, threads=2)
+    assert [step for step, _ in saves(tmp_path)] == [1, 2, 3, 4, 5]
+    with pytest.raises(UserError, match="at least 1 save, got 0"):
+        resume(tmp_path, keep=0)
+    assert [step for step, _ in saves(tmp_path)] == [1, 2, 3, 4, 5]
+    resume(tmp_path, keep=2, threads=1)
     assert_same_run(tmp_path, straight)
 
 
+def test_other_code_is_told_and_no_obstacle(straight, tmp_path, capsys):
+    with pytest.raises(Died), dying_before(train, "_step", 6):
+        go(tmp_path)
+    capsys.readouterr()
+    with mock.patch.object(train, "code_digest", lambda: "0" * 16):
+        resume(tmp_path)
+    told = capsys.readouterr().err.splitlines()[0]
+    then = run.code_digest()
+    assert f"step 4 of {tmp_path} was saved by other code (then {then}, now 000" in told
+    assert_same_run(tmp_path, straight)
+    resume(straight)
+    assert "other code" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_stops_and_leaves_the_last_checkpoint(value, tmp_path):
+def test_a_gradient_that_is_not_finite_stops_and_leaves_the_last_save(value, accumulate, tmp_path):
     compute, calls = Sharded.loss_and_gradients, [0]
 
     def bad(self, w, tokens, targets, scale, dw):
@@ -178,28 +347,66 @@ def test_a_gradient_that_is_not_finite_stops_and_leaves_the_last_checkpoint(valu
         mock.patch.object(Sharded, "loss_and_gradients", bad),
         pytest.raises(UserError, match=r"step 6: .* the gradient of block\.1\.w_down; the last"),
     ):
-        go(tmp_path)
-    run = checkpoint.load(tmp_path)
-    assert run.step == 4 and np.isfinite(run.weights.flat).all()
+        go(tmp_path, accumulate=accumulate)
+    stopped = checkpoint.load(tmp_path)
+    assert stopped.step == 4 and np.isfinite(stopped.weights.flat).all()
 
 
+GPT2 = dict(norm="layer", position="learned", mlp="gelu", bias=True)
+
+
+@pytest.mark.parametrize("row", [0, 2])
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("changes", "name", "value", "words"),
     [
-        ("embedding", np.nan, "the weight embedding"),
-        ("block.1.norm2", np.inf, "the weight block.1.norm2"),
-        ("embedding", 1e38, "what rmsnorm makes with block.0.norm1"),
-        ("block.0.w_up", 1e38, "what linear makes with block.0.w_up"),
-        ("output", 3e38, "what linear makes with output"),
+        ({}, "embedding", 1e38, "what rmsnorm makes with block.0.norm1"),
+        ({}, "block.0.w_up", 1e38, "what swiglu makes after block.0.w_up"),
+        ({}, "output", 3e38, "what linear makes with output"),
+        (GPT2, "positions", 3e38, "what layernorm makes with block.0.norm1"),
+        (GPT2, "block.1.norm2_bias", 3e38, "what layernorm makes with norm"),
+        (GPT2, "block.0.w_up_bias", 3e38, "what layernorm makes with block.1.norm1"),
+        (GPT2, "block.0.wqkv_bias", 3e38, "what attention makes after block.0.wqkv"),
+        (dict(n_predict=1, tied=True), "norm", 3e38, "what rmsnorm makes with norm"),
+        (dict(integrator="heun"), "block.1.wo", 3e38, "what rmsnorm makes with block.1.norm1"),
+        (dict(repeat=2), "block.0.w_down", 3e38, "what rmsnorm makes with block.0.norm1"),
     ],
 )
-def test_the_first_bad_tensor_is_named(name, value, words):
-    weights = initialise(CONFIG, 0)
-    weights[name][...] = value
-    tokens = np.arange(16, dtype=np.int32).reshape(1, 16)
-    targets = np.full((1, 16, 2), IGNORE, np.int32)
-    targets[:, :, 0] = 1
-    assert train.first_bad_tensor(weights, weights.zeros_like(), tokens, targets) == words
+def test_the_first_bad_tensor_is_named(changes, name, value, words, row):
+    config = replace(CONFIG, **changes)
+    weights = initialise(config, 0)
+    used = np.s_[7] if name == "embedding" else np.s_[8] if name == "positions" else ...
+    weights[name][used] = value
+    tokens = np.full((3, 9), 6, np.int32)
+    tokens[:, ::2] = 9
+    targets = np.full((3, 9, config.n_predict), IGNORE, np.int32)
+    targets[:, :8, 0] = 1
+    if name == "embedding":
+        tokens[row, 4] = 7  # only this sequence meets the bad row
+    expected = row + 1 if name == "embedding" else 1
+    found = train.first_bad_tensor(weights, weights.zeros_like(), tokens, targets)
+    assert found == f"{words}, in sequence {expected} of the batch"
+
+
+@pytest.mark.parametrize("changes", [{}, GPT2, dict(n_predict=1, tied=True)])
+def test_a_bad_weight_is_named_whichever_it_is(changes):
+    clean = initialise(replace(CONFIG, **changes), 0)
+    tokens = np.full((1, 4), 6, np.int32)
+    targets = np.full((1, 4, clean.config.n_predict), 1, np.int32)
+    for name in clean:
+        weights = initialise(clean.config, 0)
+        weights[name].reshape(-1)[-1] = np.nan
+        found = train.first_bad_tensor(weights, weights.zeros_like(), tokens, targets)
+        assert found == f"the weight {name}"
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_a_run_that_diverges_for_real(tmp_path):
+    """All of GPT-2's choices, at a learning rate that no weight survives."""
+    config = replace(CONFIG, **GPT2)
+    with pytest.raises(UserError, match=r"step \d+: .*first bad tensor is .*; the last") as caught:
+        train.train(config, RIVER, tmp_path, **{**SHORT, "lr": 1e30, "accumulate": 2})
+    assert "\n" not in str(caught.value)
+    assert np.isfinite(checkpoint.load(tmp_path).weights.flat).all()
 
 
 def test_what_is_refused(straight, tmp_path):
@@ -215,9 +422,10 @@ def test_what_is_refused(straight, tmp_path):
         (lambda: resume(straight, seed=0), "seed 5, but 0"),
         (lambda: train.train(None, other, straight, resume=True), "with data"),
         (lambda: resume(tmp_path / "nothing"), "no config.json"),
+        (lambda: go(tmp_path / "e", keep=0), "at least 1 save"),
         (lambda: go(tmp_path / "a", engine="abacus"), "abacus"),
         (lambda: go(tmp_path / "b", steps=0), "steps"),
-        (lambda: train.train(CONFIG, brief, tmp_path / "c"), "use more text"),
+        (lambda: train.train(CONFIG, brief, tmp_path / "c"), "more"),
         (lambda: train.train(CONFIG, tmp_path / "absent", tmp_path / "d"), "No such file"),
     ):
         with pytest.raises(UserError, match=words) as caught:
@@ -238,7 +446,7 @@ def test_a_tokenizer_that_exists_is_used_and_kept(tmp_path):
     assert checkpoint.load(tmp_path / "given").tokenizer.hash == given.hash
 
     with mock.patch.object(Tokenizer, "train", None):  # learning one is not reached
-        with pytest.raises(Died), dying_before(Batches, "batch", 7):
+        with pytest.raises(Died), dying_before(train, "_step", 7):
             go(tmp_path / "died", tokenizer=given)
         assert resume(tmp_path / "died", tokenizer=given).step == STEPS
         assert_same_run(tmp_path / "died", tmp_path / "given")
@@ -248,20 +456,93 @@ def test_a_tokenizer_that_exists_is_used_and_kept(tmp_path):
         resume(tmp_path / "died", tokenizer=other)
 
 
+def documents(folder):
+    """The text as a prepared folder of many documents."""
+    lines = [line for line in RIVER.read_text().splitlines() if line]
+    prepare(lambda: lines, folder, vocab_size=280, source="river")
+    return folder
+
+
+def test_a_prepared_folder_serves_several_runs(straight, tmp_path):
+    folder = documents(tmp_path / "docs")
+    before = contents(folder)
+    for name in ("a", "b"):
+        run = train.train(CONFIG, folder, tmp_path / name, **SHORT)
+        assert run.step == STEPS and run.data == Prepared(folder).digest
+        assert not (tmp_path / name / "data").exists()
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert contents(folder) == before
+    again = dict(engine="reference", resume=True)
+    assert train.train(None, folder, tmp_path / "a", **again).step == STEPS
+    large = replace(CONFIG, vocab_size=999)  # the folder's tokenizer says how many there are
+    assert train.train(large, folder, tmp_path / "c", **SHORT).config == CONFIG
+    with pytest.raises(UserError, match="with data"):
+        train.train(None, folder, straight, **again)
+    with pytest.raises(UserError, match="with data"):
+        resume(tmp_path / "a")
+    other = Tokenizer.train(RIVER.read_bytes()[:5000], 270)
+    with pytest.raises(UserError, match="prepare the text again, with that tokenizer"):
+        train.train(CONFIG, folder, tmp_path / "d", tokenizer=other, **SHORT)
+    assert not saves(tmp_path / "d")
+
+
+def test_tokens_that_are_gone_or_others_are_refused(straight, tmp_path):
+    for name, change in (("gone", None), ("others", documents)):
+        out = shutil.copytree(straight, tmp_path / name)
+        shutil.rmtree(out / "data")
+        if change:
+            change(out / "data")
+        with pytest.raises(UserError, match="prepare") as caught:
+            resume(out)
+        assert "\n" not in str(caught.value)
+
+
+def test_no_thread_stays_behind(tmp_path):
+    go(tmp_path)
+    time.sleep(0.2)  # the batch after the last is still being prepared, for milliseconds
+    daemons = [thread for thread in threading.enumerate() if thread.daemon]
+    assert daemons == []
+
+
 def test_a_finished_run_is_resumed_to_nothing_but_its_sample(straight, capsys):
-    before = (straight / "model.safetensors").read_bytes()
+    before = contents(straight)
     assert resume(straight, sample=lambda *_: "Once upon").step == STEPS
     assert capsys.readouterr().err == "Once upon\n"
-    assert (straight / "model.safetensors").read_bytes() == before
+    assert contents(straight) == before
 
 
-def test_the_sample_is_made_by_the_caller_from_the_trained_model(tmp_path, capsys):
+def test_samples_are_made_by_the_caller_on_the_way_and_at_the_end(straight, tmp_path, capsys):
+    asked = []
+
     def sample(config, tokenizer, weights):
         assert config == CONFIG and tokenizer.vocab_size == 280
-        return f"[bold]{float(weights.flat.sum()):.6f}[/bold]"  # rich markup is not for samples
+        asked.append(float(weights.flat.sum()))
+        # rich markup is not for samples
+        return f"[bold]{asked[-1]:.6f}[/bold]\n{'long ' * 100}end"
 
     run = go(tmp_path, sample=sample)
-    assert capsys.readouterr().err.endswith(f"[bold]{float(run.weights.flat.sum()):.6f}[/bold]\n")
+    told = capsys.readouterr().err
+    assert told.endswith(f"[bold]{float(run.weights.flat.sum()):.6f}[/bold]\n{'long ' * 100}end\n")
+    assert len(asked) == 4 and told.count("it says: [bold]") == 3
+    lines = {line["step"]: line["sample"] for line in read_metrics(tmp_path) if "sample" in line}
+    assert list(lines) == [3, 6, 9]  # a quarter, half, three quarters
+    for text, total in zip(lines.values(), asked, strict=False):
+        assert text == f"[bold]{total:.6f}[/bold]\n{'long ' * 100}end"
+    short = [line for line in told.splitlines() if "it says" in line]
+    assert all(len(line) <= len("  it says: ") + display.SAMPLE_SHOWN for line in short)
+    for name in ("model.safetensors", "optimizer.safetensors"):  # and they change nothing
+        ours, theirs = (saves(out)[-1][1] / name for out in (tmp_path, straight))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_before_is_told_of_the_run_once(tmp_path):
+    seen = []
+    go(tmp_path, before=lambda run: seen.append((run.step, [at for at, _ in saves(tmp_path)])))
+    resume(tmp_path, before=lambda run: seen.append(run.step))
+    assert seen == [(0, [0]), STEPS]
+    with pytest.raises(UserError):
+        go(tmp_path, before=lambda run: seen.append("too early"))
+    assert len(seen) == 2
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
@@ -275,16 +556,22 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
 def test_a_live_line_on_a_terminal(tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    with mock.patch.object(train, "Console", lambda **_: console):
+    with mock.patch.object(display, "Console", lambda **_: console):
         go(tmp_path)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
     assert "step 12/12" in shown and "bits/byte" in shown and "tokens/s" in shown
     assert "s left" not in shown  # no plain lines
 
 
-def test_the_picture_and_the_metrics(straight):
+def test_the_picture_the_metrics_and_the_cursor(straight):
     assert (straight / "loss.png").read_bytes().startswith(b"\x89PNG")
-    lines = checkpoint.read_metrics(straight)
+    lines = read_metrics(straight)
     assert all(line["tokens"] == 256 and line["seconds"] > 0 for line in lines)
     assert lines[-1]["bits_per_byte"] < lines[0]["bits_per_byte"] < 8.5
-    assert sorted(os.listdir(straight)) == sorted((*EXACT, "loss.png", "metrics.jsonl"))
+    folders = [f"step-{step:08d}" for step in (8, 12)]
+    assert sorted(os.listdir(straight)) == sorted(
+        ["config.json", "data", "loss.png", "metrics.jsonl", "tokenizer.json", *folders]
+    )
+    state = json.loads((straight / folders[-1] / "state.json").read_text())
+    windows = Batches(Prepared(straight / "data").train, 8, 32, 2, 5).windows
+    assert state["pass"] * windows + state["window"] == state["windows_read"] == 12 * 8

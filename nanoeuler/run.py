@@ -1,0 +1,126 @@
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% book/06d-cpu-training.md:455
+"""A training run between two steps: its settings, and all that decides what comes next.
+
+Leaves out how it gets to the disk and back (checkpoint.py) and how it takes a step (train.py).
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nanoeuler.config import ModelConfig
+from nanoeuler.errors import UserError
+from nanoeuler.model import Weights, initialise
+from nanoeuler.optim import (
+    BETA2,
+    CLIP_NORM,
+    LEARNING_RATE,
+    WARMUP_STEPS,
+    WEIGHT_DECAY,
+    AdamW,
+)
+from nanoeuler.parallel import SHARDS
+from nanoeuler.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the course of a run besides the model and the data."""
+
+    steps: int = 3000
+    batch_size: int = 16
+    accumulate: int = 1  # pieces in which each shard of a batch goes through memory
+    lr: float = LEARNING_RATE
+    seed: int = 0
+    warmup: int = WARMUP_STEPS
+    weight_decay: float = WEIGHT_DECAY
+    beta2: float = BETA2
+    clip: float = CLIP_NORM
+
+    def __post_init__(self):
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            zero_is_fine = each.name in ("seed", "warmup", "weight_decay")
+            good = type(value) in (int, each.type) and math.isfinite(value)
+            if not good or value < 0 or (value == 0 and not zero_is_fine):
+                wanted = "a whole number" if each.type is int else "a number"
+                wanted += " of at least 0" if zero_is_fine else " above 0"
+                raise UserError(f"training: expected {each.name} to be {wanted}, got {value!r}")
+        if self.beta2 >= 1:
+            raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
+        if self.accumulate > 1 and self.batch_size < SHARDS * self.accumulate:
+            raise UserError(
+                f"training: expected batch_size to be at least {SHARDS * self.accumulate} "
+                f"({SHARDS} shards of {self.accumulate} pieces), got {self.batch_size}: "
+                "choose a larger batch_size or a smaller accumulate"
+            )
+
+
+# %% book/06d-cpu-training.md:522
+@functools.cache
+def code_digest():
+    """16 hex digits of the sha256 of this package's sources: the same digest, the same code."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:16]
+
+
+@dataclass
+class Run:
+    """A training run between two steps: all that decides what comes next."""
+
+    config: ModelConfig
+    settings: Settings
+    tokenizer: Tokenizer
+    data: str  # the digest of the training text
+    weights: Weights
+    optimizer: AdamW
+    step: int  # how many are done
+    code: str = field(default_factory=code_digest)  # of the program that took it this far
+
+    @classmethod
+    def begin(cls, config, settings, tokenizer, data, weights=None):
+        """A run before its first step, its weights (None) from the settings' seed."""
+        weights = weights or initialise(config, settings.seed)
+        beta2, decay = settings.beta2, settings.weight_decay
+        optimizer = AdamW(weights, beta2=beta2, weight_decay=decay)
+        return cls(config, settings, tokenizer, data, weights, optimizer, 0)
+
+    @property
+    def moments(self):
+        """The optimizer's arrays under the names that they have in its file: m.NAME and v.NAME."""
+        kinds = (("m", self.optimizer.m), ("v", self.optimizer.v))
+        return {f"{kind}.{name}": each for kind, tensors in kinds for name, each in tensors.items()}
+
+    @property
+    def facts(self):
+        """What it began with, for config.json: FACTS."""
+        values = dataclasses.asdict(self.config), dataclasses.asdict(self.settings)
+        return dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
+
+
+# Of config.json, besides the program that wrote it: in what a resumed run must be the same.
+FACTS = ("model", "training", "data", "tokenizer")
+
+
+def identity(facts):
+    """16 hex digits that are the same for the same FACTS, whatever else the dict holds."""
+    text = json.dumps({name: facts[name] for name in FACTS}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+__all__ = [
+    "Settings",
+    "code_digest",
+    "Run",
+    "FACTS",
+    "identity",
+]

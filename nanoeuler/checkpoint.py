@@ -26,7 +26,7 @@ from safetensors.numpy import save as serialised
 from nanoeuler import __version__
 from nanoeuler.config import ModelConfig, parameter_shapes
 from nanoeuler.errors import UserError
-from nanoeuler.files import confirm, replacing
+from nanoeuler.files import confirm, replacing, sha256_of
 from nanoeuler.model import Weights
 from nanoeuler.run import Run, Settings, code_digest, identity
 from nanoeuler.rundir import read_metrics, save_name, saves, writing
@@ -165,9 +165,8 @@ def _checked_state(folder, step, settings, names):
     if not state["code"].isprintable():
         raise ValueError("code in state.json is not a digest")
     for name in names:
-        with open(folder / name, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != state["sha256"][name]:
-                raise ValueError(f"{name} is not the file that was saved")
+        if sha256_of(folder / name) != state["sha256"][name]:
+            raise ValueError(f"{name} is not the file that was saved")
     return state
 
 
@@ -193,7 +192,7 @@ def _tensors(path, config, kinds):
     return tensors
 
 
-# %% book/06d-cpu-training.md:860
+# %% book/06d-cpu-training.md:859
 FILES = {"model.safetensors": ("",), "optimizer.safetensors": ("m.", "v.")}  # and their prefixes
 
 
@@ -223,7 +222,7 @@ def _read(out, names):
     return record, config, settings, tokenizer, state, tensors
 
 
-# %% book/06d-cpu-training.md:893
+# %% book/06d-cpu-training.md:892
 def load_model(out):
     """The newest model of a run directory, to use it: (config, tokenizer, weights)."""
     _, config, _, tokenizer, _, tensors = _read(Path(out), ["model.safetensors"])
@@ -243,7 +242,7 @@ def load(out):
     return run
 
 
-# %% book/06d-cpu-training.md:916
+# %% book/06d-cpu-training.md:915
 def settle(out, run, keep=KEEP, windows=None):
     """Make `out` the directory of `run` at its step: saved once, and without what came after."""
     tidy(out, keep)

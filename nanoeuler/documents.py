@@ -1,7 +1,7 @@
 # Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06b-sources.md:856
+# %% book/06b-sources.md:849
 """From fetched files to documents: books without their wrapping, texts, pages, questions.
 
 Leaves out judging what a text is worth: no filter, no language detection.
@@ -49,7 +49,7 @@ def unwrapped(text, where="the text"):
     return _CLOSING.sub("", book).strip("\n") + "\n"
 
 
-# %% book/06b-sources.md:909
+# %% book/06b-sources.md:902
 _DECLARED = re.compile(rb"Character set encoding:[ \t]*([A-Za-z0-9_-]+)")
 
 
@@ -93,7 +93,7 @@ def _read(path):
         raise UserError(f"expected a readable file, but {path}: {error}") from None
 
 
-# %% book/06b-sources.md:974
+# %% book/06b-sources.md:967
 _GROUPS = """SELECT any_value(row_group_num_rows) FROM parquet_metadata(?)
              GROUP BY row_group_id ORDER BY row_group_id"""
 _ROWS = """SELECT text FROM read_parquet(?, file_row_number = true)
@@ -122,7 +122,7 @@ def row_groups(path):
             ) from None
 
 
-# %% book/06b-sources.md:1026
+# %% book/06b-sources.md:1019
 def documents(source, folder):
     """Yield the documents of a fetched `Source` as str, one after another; none is empty.
 
@@ -144,7 +144,7 @@ def documents(source, folder):
         yield from (text for text in texts if text.strip())
 
 
-# %% book/06b-sources.md:1066
+# %% book/06b-sources.md:1059
 NO_OUTPUT = "<nooutput>"  # Alpaca's mark for an instruction that its model could not follow
 
 

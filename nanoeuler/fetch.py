@@ -9,7 +9,6 @@ Leaves out two fetches of one file at once, several connections, and servers tha
 
 import errno
 import gzip
-import hashlib
 import os
 import re
 import socket
@@ -24,7 +23,7 @@ from urllib.request import Request, urlopen
 
 from nanoeuler import __version__
 from nanoeuler.errors import UserError
-from nanoeuler.files import replacing
+from nanoeuler.files import replacing, sha256_of
 
 CHUNK = 1 << 16  # bytes in memory at once: many packets, and nothing next to a file
 TIMEOUT = 30.0  # seconds of silence after which a connection counts as dead
@@ -71,7 +70,7 @@ def _retry_after(value):
         return 0.0
 
 
-# %% book/06b-sources.md:391
+# %% book/06b-sources.md:390
 _NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
 
 
@@ -101,7 +100,7 @@ def _words(error):
     return " ".join(said.split()) or type(error).__name__
 
 
-# %% book/06b-sources.md:426
+# %% book/06b-sources.md:425
 def _placed(response, have):
     """(number of the body's first byte, size of the file or None) as the answer claims them."""
     if response.status == 200:
@@ -147,7 +146,7 @@ def _size(path):
     return path.stat().st_size if path.exists() else 0
 
 
-# %% book/06b-sources.md:490
+# %% book/06b-sources.md:489
 def _download(file, part, report, pause):
     """Complete `part` from file.url, in as many attempts as it takes; return how many it took.
 
@@ -177,13 +176,7 @@ def _download(file, part, report, pause):
     return attempts
 
 
-# %% book/06b-sources.md:530
-def sha256_of(path):
-    """The SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
+# %% book/06b-sources.md:529
 def _wrong(file, found, size, origin):
     """The UserError for a file that is complete and not the one that was meant."""
     wanted = f"{file.bytes:,} bytes with" if file.bytes else "a file with"
@@ -218,7 +211,7 @@ def _bring(file, path, report, pause):
     return found
 
 
-# %% book/06b-sources.md:574
+# %% book/06b-sources.md:567
 def _copy(file, path, source, copy_from):
     """Copy `file` from the folder `copy_from` to `path`, unpacked and checked."""
     folders = Path(copy_from), Path(copy_from) / source.name
@@ -247,7 +240,7 @@ def _copy(file, path, source, copy_from):
     return found
 
 
-# %% book/06b-sources.md:606
+# %% book/06b-sources.md:599
 def fetch(source, folder, copy_from=None, report=None, *, pause=time.sleep):
     """Bring all files of `source` (a Source) into folder/NAME, checked; return their paths.
 
@@ -292,6 +285,5 @@ __all__ = [
     "TIMEOUT",
     "WAITS",
     "LONGEST_WAIT",
-    "sha256_of",
     "fetch",
 ]

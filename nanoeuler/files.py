@@ -2,11 +2,12 @@
 
 
 # %% book/00-how-this-book-works.md:113
-"""Where the project is, and how to write a file that is either whole or not there.
+"""Where the project is, how to write a file that is either whole or not there, and its digest.
 
 Leaves out locking: two programs that write the same file at once are the caller's concern.
 """
 
+import hashlib
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,13 @@ def confirm(path):
         os.close(handle)
 
 
-# %% book/00-how-this-book-works.md:219
+def sha256_of(path):
+    """The SHA-256 of a file, in hexadecimal digits: other bytes have another."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# %% book/00-how-this-book-works.md:228
 def project_root(start="."):
     """The nearest folder at or above `start` that holds the book's `_toc.yml`."""
     start = Path(start).resolve()
@@ -60,5 +67,6 @@ def project_root(start="."):
 __all__ = [
     "replacing",
     "confirm",
+    "sha256_of",
     "project_root",
 ]

@@ -1,21 +1,40 @@
 """Splits, batches and bits per byte: properties that must hold for any text and any sizes."""
 
+import itertools
 import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nanoeuler import data, shards
 from nanoeuler.backward import IGNORE
-from nanoeuler.data import QUICK_WINDOWS, Batches, HeldOut, entropies, read_text, split
+from nanoeuler.data import (
+    QUICK_WINDOWS,
+    Ahead,
+    Batches,
+    HeldOut,
+    entropies,
+    read_text,
+    split,
+)
 from nanoeuler.errors import UserError
+from nanoeuler.shards import ShardWriter, Tokens, shard_path
+from nanoeuler.shuffle import ROUNDS, shuffled
 
 
 class ThreeBytes:
     """A stand-in tokenizer: id i spells i % 3 + 1 bytes."""
 
-    vocab_size = 50
+    vocab_size, special, hash = 50, {"<|endoftext|>": 49}, "of three bytes"
 
     def decode(self, ids):
         return b"".join(b"x" * (int(i) % 3 + 1) for i in ids)
@@ -66,6 +85,75 @@ def test_a_batch_is_a_function_of_seed_and_step_alone(sizes, steps):
             assert np.array_equal(a, b)
 
 
+def test_a_pass_is_cut_from_an_offset_of_its_own():
+    batches = Batches(np.arange(2000), 62, 32, 1, seed=0)
+    assert batches.windows == 61  # so that no step lies in one pass alone
+    offsets = [set(batches.starts(step) % 32) for step in range(1, 40)]
+    assert len(set.union(*offsets)) > 16  # of 32; 40 draws leave out nine on average
+
+
+def in_shards(folder, ids, shard_tokens):
+    """Tokens of a row of ids below 50, in shards of so many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)  # a power cut is not what is tested here
+        patch.setattr(shards, "SHARD_TOKENS", shard_tokens)
+        writer = ShardWriter(folder, "train", ThreeBytes())
+        writer.document(len(ids), [ids])
+        count = len(writer.close()["shards"])
+    return Tokens([shard_path(folder, "train", i) for i in range(count)], ThreeBytes())
+
+
+@given(sizes, st.integers(1, 40), st.integers(1, 30))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_batches_from_shards_are_those_from_an_array(tmp_path, sizes, shard_tokens, step):
+    context, n_predict, batch_size, seed = sizes
+    ids = np.random.default_rng(1).integers(0, 50, 2 * context + n_predict + 40)
+    tokens = in_shards(tmp_path, ids, shard_tokens)
+    shape = batch_size, context, n_predict, seed
+    for a, b in zip(Batches(tokens, *shape).batch(step), Batches(ids, *shape).batch(step),
+                    strict=True):  # fmt: skip
+        assert a.dtype == b.dtype == np.int32 and np.array_equal(a, b)
+        assert a.flags.c_contiguous and a.flags.writeable
+
+
+def test_an_early_step_and_a_late_one_cost_the_same():
+    """The order is no list: a pass over 2^40 windows, for which no machine has the memory."""
+    batches = Batches(np.zeros(1000), 8, 16, 1, seed=0)
+    batches.windows = 1 << 40
+    for step in (1, 1 << 36, 1 << 38):
+        starts = batches.starts(step)
+        assert len(set(starts)) == 8 and (0 <= starts).all() and starts.max() < 16 << 40
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
+def test_a_shuffle_is_a_bijection(n, key):
+    keys = np.random.default_rng(key).integers(1 << 64, size=ROUNDS, dtype=np.uint64)
+    order = shuffled(np.arange(n), n, keys)
+    assert order.dtype == np.int64 and np.array_equal(np.sort(order), np.arange(n))
+    some = np.random.default_rng(n).integers(0, n, 5)
+    assert np.array_equal(shuffled(some, n, keys), order[some])
+
+
+@pytest.mark.parametrize("n", [(1 << 40) + 1, (1 << 62) - 1])
+def test_a_shuffle_of_more_than_fits_any_memory_stays_within_bounds(n):
+    keys = np.random.default_rng(0).integers(1 << 64, size=ROUNDS, dtype=np.uint64)
+    order = shuffled(np.arange(10_000) * (n // 10_000), n, keys)
+    assert len(set(order.tolist())) == 10_000 and order.min() >= 0 and order.max() < n
+    assert abs(order.mean() / n - 0.5) < 0.02  # the mean of 10,000 scatters by 0.003
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_order_of_a_few_windows_is_equally_likely(n):
+    orders = dict.fromkeys(itertools.permutations(range(n)), 0)
+    for seed in range(3000):
+        keys = np.random.default_rng((1, seed)).integers(1 << 64, size=ROUNDS, dtype=np.uint64)
+        orders[tuple(shuffled(np.arange(n), n, keys).tolist())] += 1
+    counts = np.array(list(orders.values()))
+    free = len(counts) - 1
+    chi_squared = np.sum((counts - counts.mean()) ** 2) / counts.mean()
+    assert chi_squared < free + 5 * math.sqrt(2 * free)  # five standard deviations
+
+
 def test_other_seeds_and_passes_give_other_orders():
     tokens = np.arange(2000)
     firsts = {
@@ -87,7 +175,7 @@ def test_a_text_that_is_too_short_is_refused_with_the_length_it_needs():
 @given(st.integers(2, 300), st.integers(1, 17), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_every_held_out_token_but_the_first_is_judged_once(n, context, batch_size):
-    tokens = np.random.default_rng(n).integers(0, 50, n).astype(np.int32)
+    tokens = np.random.default_rng(n).integers(0, 49, n).astype(np.int32)
     held_out, judged = HeldOut(tokens, ThreeBytes(), batch_size, context, 3), []
 
     def loss(x, y):
@@ -135,3 +223,122 @@ def test_files_that_are_no_text_are_refused(tmp_path):
     for name, words in (("latin1", "byte 0"), ("absent", "No such file"), (".", "directory")):
         with pytest.raises(UserError, match=words):
             read_text(tmp_path / name)
+
+
+def test_ends_of_documents_are_not_judged_and_spell_nothing():
+    tokens = np.array([1, 2, 49, 4, 49, 49, 5])
+    held_out, judged = HeldOut(tokens, ThreeBytes(), 1, 3, 1), []
+
+    def loss(x, y):
+        judged.extend(y[y != IGNORE])
+        assert (x >= 0).all()
+        return np.ones(1)
+
+    bits = held_out.bits_per_byte(loss)
+    assert judged == [2, 4, 5]
+    assert math.isclose(bits, 2 / math.log(2) / len(ThreeBytes().decode([2, 4, 5])))
+    assert 49 in held_out.inputs  # what comes after an end may know of it
+
+
+def test_held_out_text_from_shards_is_that_from_an_array(tmp_path):
+    ids = np.random.default_rng(2).integers(0, 50, 100)
+    a = HeldOut(in_shards(tmp_path, ids, 9), ThreeBytes(), 4, 8, 2)
+    b = HeldOut(ids, ThreeBytes(), 4, 8, 2)
+    assert np.array_equal(a.inputs, b.inputs) and np.array_equal(a.targets, b.targets)
+    assert a.landmarks == b.landmarks
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
+def test_ahead_gives_what_batches_gives_in_any_order(steps):
+    batches = Batches(np.arange(200), 3, 8, 2, seed=5)
+    ahead = Ahead(batches)
+    for step in steps:
+        for a, b in zip(ahead.batch(step), batches.batch(step), strict=True):
+            assert np.array_equal(a, b)
+
+
+class Slow:
+    """Batches that are made when `go` is set; `begun` holds the steps and their threads."""
+
+    def __init__(self):
+        self.go, self.begun = threading.Event(), []
+
+    def batch(self, step):
+        self.begun.append((step, threading.current_thread()))
+        if step > 1:
+            assert self.go.wait(60)
+        if step == 3:
+            raise UserError("step 3 is damaged")
+        return step
+
+
+def test_ahead_prepares_the_next_batch_while_the_caller_works():
+    slow = Slow()
+    ahead = Ahead(slow)
+    assert ahead.batch(1) == 1  # and returns though the next one takes long
+    while len(slow.begun) < 2:
+        time.sleep(0.001)
+    step, thread = slow.begun[1]
+    assert step == 2 and thread is not threading.current_thread() and thread.daemon
+    slow.go.set()
+    assert ahead.batch(2) == 2
+    assert [step for step, _ in slow.begun].count(2) == 1  # it was not made again
+
+
+def test_an_error_of_the_thread_reaches_the_one_who_asks_each_time_and_nobody_else():
+    slow = Slow()
+    slow.go.set()
+    ahead = Ahead(slow)
+    assert ahead.batch(2) == 2
+    for _ in range(2):
+        with pytest.raises(UserError, match="step 3 is damaged"):
+            ahead.batch(3)
+    assert ahead.batch(4) == 4
+
+
+def test_a_damaged_shard_is_named_through_ahead(tmp_path):
+    tokens = in_shards(tmp_path, np.full(300, 60), 100)
+    with pytest.raises(UserError, match="ids below 50"):
+        Ahead(Batches(tokens, 2, 8, 1, 0)).batch(1)
+
+
+@pytest.mark.parametrize("end, code", [("pass", 0), ("raise SystemExit(3)", 3)])
+def test_a_batch_that_never_comes_does_not_keep_a_program_from_ending(end, code):
+    program = f"""
+import time
+from nanoeuler.data import Ahead
+class Never:
+    def batch(self, step):
+        if step > 1:
+            time.sleep(3600)
+Ahead(Never()).batch(1)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True)
+    assert done.returncode == code and done.stderr == b""
+
+
+def test_threads_end_with_their_batches():
+    before = threading.active_count()
+    ahead = Ahead(Batches(np.arange(200), 3, 8, 2, seed=5))
+    for step in range(1, 50):
+        ahead.batch(step)
+    ahead._ready.result()
+    until = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.001)
+    assert threading.active_count() <= before
+
+
+@given(st.text(max_size=60), st.integers(0, 80), st.integers(1, 9))
+def test_the_place_of_a_bad_byte_does_not_depend_on_how_a_file_is_read(text, at, chunk):
+    raw = text.encode("utf-8", "ignore")
+    raw = raw[: at % (len(raw) + 1)] + b"\xe9" + raw[at % (len(raw) + 1) :]
+    with pytest.raises(UnicodeDecodeError) as expected:
+        raw.decode()
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "CHUNK", chunk)
+        path = Path(folder, "text")
+        path.write_bytes(raw)
+        with pytest.raises(UserError, match=rf"byte {expected.value.start} of "):
+            read_text(path)

@@ -22,8 +22,8 @@ from hostile_server import Hostile, hang_up, nonsense, reply
 
 import nanoeuler.fetch as module
 from nanoeuler.errors import UserError
-from nanoeuler.fetch import WAITS, fetch, sha256_of
-from nanoeuler.files import project_root
+from nanoeuler.fetch import WAITS, fetch
+from nanoeuler.files import project_root, sha256_of
 from nanoeuler.sources import FORMATS, File, Source, catalogue
 
 BODY = random.Random(0).randbytes(200_000)  # more than two chunks; no two parts look alike

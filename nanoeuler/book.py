@@ -1,7 +1,7 @@
 # Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/00-how-this-book-works.md:268
+# %% book/00-how-this-book-works.md:277
 """The book's own tool: chapters become a package and notebooks, and neither can go stale unseen.
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
@@ -44,7 +44,7 @@ def code_cells(text):
             at += len(source)
 
 
-# %% book/00-how-this-book-works.md:324
+# %% book/00-how-this-book-works.md:333
 def exported_cells(text):
     """Yield (file, line, source lines) for each exported cell; `line` is that of its first code."""
     for line, source in code_cells(text):
@@ -66,7 +66,7 @@ def public_names(tree):
         yield from ((name, node) for name in names if not name.startswith("_"))
 
 
-# %% book/00-how-this-book-works.md:347
+# %% book/00-how-this-book-works.md:356
 def module_text(chapter, cells):
     """The text of a module: a header, `chapter`'s cells [(line, source lines)], `__all__`."""
     text = f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.\n"
@@ -77,7 +77,7 @@ def module_text(chapter, cells):
     return text + (f"\n\n__all__ = [\n{listed}]\n" if names else "")
 
 
-# %% book/00-how-this-book-works.md:370
+# %% book/00-how-this-book-works.md:379
 def chapters(root):
     """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
     files = re.findall(r"file: (book/\d\d\w?-[\w-]+)", (root / "_toc.yml").read_text())
@@ -110,7 +110,7 @@ def package(root, last=None):
     return files
 
 
-# %% book/00-how-this-book-works.md:406
+# %% book/00-how-this-book-works.md:415
 def export(root, only=""):
     """Write the modules of the chapters that begin with `only`; return the files that changed."""
     wanted = {path.relative_to(root).as_posix() for path in chosen(root, only)}
@@ -127,7 +127,7 @@ def export(root, only=""):
     return changed
 
 
-# %% book/00-how-this-book-works.md:426
+# %% book/00-how-this-book-works.md:435
 def where(text, line):
     """The place "book/NN-name.md:LINE" that line `line` of a module's `text` came from."""
     origin = None
@@ -141,7 +141,7 @@ def where(text, line):
     return f"{origin[0]}:{origin[1] + line}"
 
 
-# %% book/00-how-this-book-works.md:458
+# %% book/00-how-this-book-works.md:467
 def notebook(text):
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
     notebook = jupytext.reads(text, fmt="md:myst")
@@ -158,7 +158,7 @@ def notebook(text):
     return notebook
 
 
-# %% book/00-how-this-book-works.md:478
+# %% book/00-how-this-book-works.md:487
 def prefix(root, chapter):
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
@@ -172,7 +172,7 @@ def prefix(root, chapter):
     return folder
 
 
-# %% book/00-how-this-book-works.md:493
+# %% book/00-how-this-book-works.md:502
 def environment(root, chapter):
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
     fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
@@ -205,7 +205,7 @@ def run(root, chapter):
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:548
+# %% book/00-how-this-book-works.md:557
 def undocumented(file, text):
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
@@ -221,7 +221,7 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-# %% book/00-how-this-book-works.md:565
+# %% book/00-how-this-book-works.md:574
 def problems(root, only=""):
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
@@ -247,7 +247,7 @@ def content(notebook):
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
-# %% book/00-how-this-book-works.md:692
+# %% book/00-how-this-book-works.md:701
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -275,7 +275,7 @@ def check_command(chapter: str = typer.Argument("", help="the first letters of a
     raise typer.Exit(1 if found else 0)
 
 
-# %% book/00-how-this-book-works.md:721
+# %% book/00-how-this-book-works.md:730
 @app.command("where")
 def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""

@@ -71,6 +71,11 @@ class Conversations:
         for row, tokens, counted in zip(rows, self.tokens, self.counted, strict=True):
             tokens[: len(row)], counted[: len(row)] = zip(*row, strict=True)
 
+    @property
+    def windows(self):
+        """How many rows a pass over the pairs has, as `data.Batches` has windows."""
+        return len(self.tokens)
+
     def rows(self, chosen):
         """tokens (B, T) and targets (B, T, K), int32, of the chosen rows."""
         at = np.arange(self.context)[:, None] + self.ahead
@@ -79,14 +84,14 @@ class Conversations:
 
     def batch(self, step):
         """tokens and targets of step 1, 2, ...: each pass visits all rows in a new random order."""
-        n, first = len(self.tokens), (step - 1) * self.batch_size
+        n, first = self.windows, (step - 1) * self.batch_size
         passes = range(first // n, (first + self.batch_size - 1) // n + 1)
         order = [np.random.default_rng((self.seed, p)).permutation(n) for p in passes]
         start = first - n * passes[0]
         return self.rows(np.concatenate(order)[start : start + self.batch_size])
 
 
-# %% book/11-fine-tuning-and-chat.md:245
+# %% book/11-fine-tuning-and-chat.md:250
 SFT_STEPS = 600  # about two passes over the embedded pairs, half a minute on two cores
 SFT_LR = 1e-3  # a quarter of the rate of training from nothing, `optim.LEARNING_RATE`
 
@@ -103,7 +108,8 @@ class HeldOutAnswers(HeldOut):
         self._describe()
 
 
-def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, resume=False, **how):
+def sft(base, pairs, out, *, steps=None, batch_size=None, accumulate=None, lr=None, seed=None,
+        resume=False, **how):  # fmt: skip
     """Fine-tune the model of the run directory `base` on pairs [(question, answer)] into `out`.
 
     The last tenth of the pairs is held out. Settings that are None: SFT_STEPS, SFT_LR, and those of
@@ -113,7 +119,8 @@ def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, re
     if len(pairs) < 2:
         raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
-    given = {"steps": steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+    given = {"steps": steps, "batch_size": batch_size, "accumulate": accumulate, "lr": lr,
+             "seed": seed}  # fmt: skip
 
     def begin(given):
         config, tokenizer, weights = load_model(base)
@@ -129,7 +136,7 @@ def sft(base, pairs, out, *, steps=None, batch_size=None, lr=None, seed=None, re
     return fit(out, run, batches, held_out, **how)
 
 
-# %% book/11-fine-tuning-and-chat.md:341
+# %% book/11-fine-tuning-and-chat.md:348
 class Chat:
     """A conversation with a model, with as much memory of its turns as the context has room for.
 
@@ -183,7 +190,7 @@ def converse(chat, questions, show):
         show("\n")
 
 
-# %% book/11-fine-tuning-and-chat.md:1007
+# %% book/11-fine-tuning-and-chat.md:1109
 def read_pairs(path):
     """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
     pairs = []

@@ -1,12 +1,12 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:840
+# %% book/11-fine-tuning-and-chat.md:902
 """The command line. Each command parses its flags, calls the package, and prints.
 
 Leaves out defaults of training: those are where they are explained, in checkpoint.py and chat.py.
-Commands import what they need inside, and only here and in cli_tokenizer.py is that allowed:
-`nanoeuler --help` must not wait for numba and matplotlib.
+Commands import what they need inside, and only in the modules of the command line is that
+allowed: `nanoeuler --help` must not wait for numba and matplotlib.
 """
 
 import os
@@ -18,7 +18,9 @@ from typing import Annotated
 import typer
 
 from nanoeuler import flags
-from nanoeuler.cli_tokenizer import load_tokenizer, tokenizer_app
+from nanoeuler.cli_data import data_app
+from nanoeuler.cli_tokenizer import tokenizer_app
+from nanoeuler.cli_train import CHAT_TEMPERATURE, INTERRUPTED, sft, train
 from nanoeuler.errors import UserError
 
 # Plain help: importing rich for its markup would take longer than all the rest.
@@ -29,10 +31,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command()(train)
+app.command()(sft)
+app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
-
-CHAT_TEMPERATURE = 0.5  # below generate's 0.8: of an answer one expects the likely
-INTERRUPTED = 130  # what typer returns after Ctrl-C: 128 and the number of the signal, 2
 
 
 def main(args=None):
@@ -60,107 +62,7 @@ def main(args=None):
     return 2
 
 
-# %% book/11-fine-tuning-and-chat.md:904
-def _finished(run, out, then):
-    """After a run: say what to do with it, or leave as after Ctrl-C if a signal cut it short."""
-    if run.step < run.settings.steps:
-        raise typer.Exit(INTERRUPTED)
-    print(f"saved in {out}; next: {then}")
-
-
-def _engine(name):
-    """`name`, if this version can train with it; asked before anything is written."""
-    if name == "cuda":
-        raise UserError("engine cuda: this version trains on a CPU: choose auto, cpu or reference")
-    from nanoeuler.parallel import engine_factory
-
-    engine_factory(name)
-    return name
-
-
-def _preset(name):
-    """The configuration of that name."""
-    from nanoeuler.config import PRESETS
-
-    if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}: choose {' or '.join(PRESETS)}")
-    return PRESETS[name]
-
-
-def _file(data):
-    """The path of --data FILE."""
-    if not Path(data).is_file():
-        raise UserError(f"expected --data docs or --data FILE, but there is no file {data}")
-    return Path(data)
-
-
-@app.command()
-def train(
-    data: flags.Data = "docs", out: flags.Out = Path("runs/base"), preset: flags.Preset = None,
-    tokenizer: flags.Tokenizer = None, engine: flags.Engine = "auto", steps: flags.Steps = None,
-    batch_size: flags.BatchSize = None, lr: flags.Lr = None, seed: flags.Seed = None,
-    save_every: flags.SaveEvery = 500, resume: flags.Resume = False,
-):  # fmt: skip
-    """Train a model on a text.
-
-    Left out, --preset is small and the tokenizer is learned from the text; with --resume, both are
-    the run's.
-
-    Example: nanoeuler train --data story.txt --out runs/story --steps 500
-    """
-    from nanoeuler import corpus
-    from nanoeuler.generate import Decoder, generate, text_pieces
-    from nanoeuler.train import train as train_on
-
-    config = None if resume and not preset else _preset(preset or "small")
-    engine, tokenizer = _engine(engine), tokenizer and load_tokenizer(tokenizer)
-
-    def sample(config, tokenizer, weights):
-        ids = generate(Decoder(config, weights), tokenizer.encode("\n"), 150)
-        return "a sample:\n\n" + "".join(text_pieces(tokenizer, ids)) + "\n"
-
-    run = train_on(
-        config, corpus.text_path() if data == "docs" else _file(data), out, steps=steps,
-        batch_size=batch_size, lr=lr, seed=seed, engine=engine, save_every=save_every,
-        resume=resume, sample=sample, tokenizer=tokenizer,
-    )  # fmt: skip
-    _finished(run, out, f"nanoeuler sft --from {out}")
-
-
-@app.command()
-def sft(
-    data: flags.Data = "docs", base: flags.From = Path("runs/base"),
-    out: flags.Out = Path("runs/chat"),
-    engine: flags.Engine = "auto", steps: flags.Steps = None, batch_size: flags.BatchSize = None,
-    lr: flags.Lr = None, seed: flags.Seed = None, save_every: flags.SaveEvery = 500,
-    resume: flags.Resume = False,
-):  # fmt: skip
-    """Teach a trained model to answer.
-
-    A file of --data has a line {"question": TEXT, "answer": TEXT} for each pair.
-
-    Example: nanoeuler sft --from runs/base --out runs/chat
-    """
-    from nanoeuler import chat, corpus
-
-    engine = _engine(engine)
-    pairs = corpus.pairs() if data == "docs" else chat.read_pairs(_file(data))
-
-    def sample(config, tokenizer, weights):
-        text = "questions it was not trained on:\n"
-        for question, _ in pairs[-3:]:
-            talk = chat.Chat(config, tokenizer, weights, temperature=CHAT_TEMPERATURE)
-            text += f"\n{question}\n  {''.join(talk.reply(question))}\n"
-        return text
-
-    run = chat.sft(
-        base, pairs, out, steps=steps, batch_size=batch_size, lr=lr, seed=seed, engine=engine,
-        save_every=save_every, resume=resume, sample=sample,
-    )  # fmt: skip
-    _finished(run, out, f"nanoeuler chat --from {out}")
-
-
-# %% book/11-fine-tuning-and-chat.md:1026
+# %% book/11-fine-tuning-and-chat.md:1128
 @app.command()
 def generate(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
@@ -215,7 +117,7 @@ def chat(
     converse(talk, questions(), lambda text: print(text, end="", flush=True))
 
 
-# %% book/11-fine-tuning-and-chat.md:1335
+# %% book/11-fine-tuning-and-chat.md:1722
 @app.command()
 def check():
     """Prove the gradients.
@@ -244,7 +146,7 @@ def plan(
     """
     from nanoeuler.plan import report
 
-    print(report(_preset(preset), batch_size, tokens))
+    print(report(flags.preset_config(preset), batch_size, tokens))
 
 
 @app.command()
@@ -272,7 +174,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
         raise UserError(f"no {error.name}: {extras}") from None
 
 
-# %% book/11-fine-tuning-and-chat.md:1440
+# %% book/11-fine-tuning-and-chat.md:1871
 @app.command()
 def doctor():
     """What this machine offers, and what may slow it down. Changes nothing.
@@ -286,11 +188,7 @@ def doctor():
 
 __all__ = [
     "app",
-    "CHAT_TEMPERATURE",
-    "INTERRUPTED",
     "main",
-    "train",
-    "sft",
     "generate",
     "chat",
     "check",

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:1089
+# %% book/11-fine-tuning-and-chat.md:1489
 """`nanoeuler tokenizer`: learn a vocabulary, and turn text into ids and back, a chunk at a time.
 
 Leaves out how text is cut and merged: chapter 1's modules. Imports inside, as cli.py does.
@@ -27,19 +27,6 @@ tokenizer_app = typer.Typer(help="Learn a vocabulary; turn text into ids and bac
 _Text = Annotated[str | None, typer.Argument(metavar="TEXT")]
 
 
-def load_tokenizer(path):
-    """The tokenizer of `path`: a tokenizer.json, or a run directory that holds one."""
-    from nanoeuler.tokenizer import Tokenizer
-
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.exists():
-        raise UserError(
-            f"expected a tokenizer.json or a run directory, but there is no {path}: name one with "
-            "--tokenizer, or make one with nanoeuler tokenizer train"
-        )
-    return Tokenizer.load(path)
-
-
 def _chunks(read, see):
     """Yield the bytes that `read(CHUNK)` gives until it gives none; `see(chunk)` before each."""
     while chunk := read(CHUNK):
@@ -47,7 +34,7 @@ def _chunks(read, see):
         yield chunk
 
 
-def _progress(shown):
+def bars(shown):
     """Bars on stderr, which are gone when all is done; none unless `shown`."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -58,7 +45,7 @@ def _progress(shown):
                     redirect_stdout=False, redirect_stderr=False)  # fmt: skip
 
 
-def _bar_of_bytes(progress, total):
+def bar_of_bytes(progress, total):
     """Add a bar to `progress`; return a function of a chunk that has been read, which moves it.
 
     total: the bytes that are to come, or 0 if that is not known.
@@ -76,7 +63,7 @@ def _bar_of_bytes(progress, total):
     return read
 
 
-# %% book/11-fine-tuning-and-chat.md:1169
+# %% book/11-fine-tuning-and-chat.md:1556
 def _size(path):
     """The bytes in the file `path` (0 for a pipe); UserError if it cannot be read."""
     try:
@@ -108,7 +95,7 @@ def tokenizer_train(
         list[Path] | None,
         typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
     ] = None,
-    vocab_size: flags.VocabSize = 512, out: flags.OutFile = Path("tokenizer.json"),
+    vocab_size: flags.VocabSize = flags.VOCAB_SIZE, out: flags.OutFile = Path("tokenizer.json"),
 ):  # fmt: skip
     """Learn a vocabulary from files.
 
@@ -125,8 +112,8 @@ def tokenizer_train(
     _check_out(out, files or [])
     files = files or [corpus.text_path()]
     began, total, first = time.perf_counter(), sum(map(_size, files)), bytearray()
-    with _progress(sys.stderr.isatty()) as progress:
-        move, merges = _bar_of_bytes(progress, total), vocab_size - 256 - len(SPECIAL_TOKENS)
+    with bars(sys.stderr.isatty()) as progress:
+        move, merges = bar_of_bytes(progress, total), vocab_size - 256 - len(SPECIAL_TOKENS)
         task = progress.add_task("", total=merges, visible=False)
 
         def see(chunk):
@@ -152,7 +139,7 @@ def tokenizer_train(
           f"{decimal(len(first))} of the text, {seconds:.1f} s")  # fmt: skip
 
 
-# %% book/11-fine-tuning-and-chat.md:1250
+# %% book/11-fine-tuning-and-chat.md:1637
 @tokenizer_app.command("encode")
 def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")):
     """The ids of a text.
@@ -161,7 +148,7 @@ def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer
 
     Example: nanoeuler tokenizer encode "The river" --tokenizer runs/base
     """
-    tokenizer = load_tokenizer(path)
+    tokenizer = flags.load_tokenizer(path)
     if text is not None:
         print(*tokenizer.encode(os.fsencode(text)).tolist())
         return
@@ -169,8 +156,8 @@ def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer
     if shown:  # and the end of stdin is known
         status = os.fstat(sys.stdin.fileno())
         shown, total = stat.S_ISREG(status.st_mode), status.st_size
-    with _progress(shown) as progress:
-        chunks = _chunks(sys.stdin.buffer.read1, _bar_of_bytes(progress, total))
+    with bars(shown) as progress:
+        chunks = _chunks(sys.stdin.buffer.read1, bar_of_bytes(progress, total))
         for ids in tokenizer.encode_stream(chunks):
             if len(ids):
                 sys.stdout.write(between + " ".join(map(str, ids.tolist())))
@@ -210,7 +197,7 @@ def tokenizer_decode(
 
     Example: nanoeuler tokenizer decode 84 104 101 --tokenizer runs/base
     """
-    tokenizer = load_tokenizer(path)
+    tokenizer = flags.load_tokenizer(path)
     if ids:
         print(tokenizer.decode_text([_id(os.fsencode(word)) for word in ids]))
         return
@@ -226,7 +213,7 @@ def tokenizer_show(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.j
 
     Example: nanoeuler tokenizer show "The river" --tokenizer runs/base
     """
-    tokenizer = load_tokenizer(path)
+    tokenizer = flags.load_tokenizer(path)
     every = range(tokenizer.vocab_size)
     for token in every if text is None else tokenizer.encode(os.fsencode(text)).tolist():
         print(token, repr(tokenizer.decode([token]))[1:])
@@ -236,7 +223,8 @@ __all__ = [
     "CHUNK",
     "LONGEST_ID",
     "tokenizer_app",
-    "load_tokenizer",
+    "bars",
+    "bar_of_bytes",
     "tokenizer_train",
     "tokenizer_encode",
     "tokenizer_decode",

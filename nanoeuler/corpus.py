@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:460
+# %% book/11-fine-tuning-and-chat.md:467
 """The embedded corpus: English that every machine with Python on it already has.
 
 Documentation of the standard library and of nanoeuler's own dependencies, taken from their source
@@ -55,7 +55,7 @@ def is_prose(text):
     )
 
 
-# %% book/11-fine-tuning-and-chat.md:526
+# %% book/11-fine-tuning-and-chat.md:533
 _ITEM = re.compile(r"^ *([-*+]|\d+[.)]) +", re.MULTILINE)
 _MARKUP = (  # reStructuredText and NumPy inline markup -> its plain text
     (re.compile(r":[a-zA-Z:+.-]+:`[~!]?([^`<]*?)(?:\s*<[^>]*>)?`"), r"\1"),  # :func:`open`
@@ -87,7 +87,7 @@ def _indentation(line):
     return re.match(" *", line).end() if re.search(r"\w", line) else None
 
 
-# %% book/11-fine-tuning-and-chat.md:563
+# %% book/11-fine-tuning-and-chat.md:570
 def strings_and_comments(source, tree):
     """Every string literal and every block of whole-line comments, in the order of the file."""
     found, inside = [], set()
@@ -108,7 +108,7 @@ def strings_and_comments(source, tree):
     return [text for _, text in sorted(found, key=lambda item: item[0])]
 
 
-# %% book/11-fine-tuning-and-chat.md:601
+# %% book/11-fine-tuning-and-chat.md:608
 # What is asked about each kind of definition.
 QUESTIONS = {
     "module": "What is the module {} for?",
@@ -140,7 +140,7 @@ def question_and_answer(kind, name, docstring):
     return (QUESTIONS[kind].format(name), answer) if is_prose(answer) else None
 
 
-# %% book/11-fine-tuning-and-chat.md:645
+# %% book/11-fine-tuning-and-chat.md:652
 # Test suites hold code, not English; the rest are other people's packages in the library's folder.
 SKIPPED_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages"))
 
@@ -175,7 +175,7 @@ def sources():
     }
 
 
-# %% book/11-fine-tuning-and-chat.md:683
+# %% book/11-fine-tuning-and-chat.md:690
 def harvest(modules):
     """Read source files {module name: path}; return (text, pairs).
 
@@ -205,14 +205,14 @@ def harvest(modules):
     return "\n\n".join(filter(None, text)) + "\n", pairs
 
 
-# %% book/11-fine-tuning-and-chat.md:725
-def default_folder():
-    """Where the harvest is kept: data/embedded of the project, else the user's cache folder."""
+# %% book/11-fine-tuning-and-chat.md:732
+def data_folder(name):
+    """Where data of the kind `name` are kept: data/`name` of the checkout, else of the cache."""
     root = Path(nanoeuler.__file__).resolve().parents[1]
     if (root / "pyproject.toml").exists():
-        return root / "data" / "embedded"
+        return root / "data" / name
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "nanoeuler" / "embedded"
+    return Path(cache) / "nanoeuler" / name
 
 
 def key():
@@ -224,7 +224,7 @@ def key():
 
 def _harvested(folder):
     """The folder that holds a harvest with today's key; harvests if it does not."""
-    folder = Path(folder or default_folder())
+    folder = Path(folder or data_folder("embedded"))
     try:
         if (folder / "key.txt").read_text(encoding="utf-8") == key():
             return folder
@@ -271,7 +271,7 @@ __all__ = [
     "distributions",
     "sources",
     "harvest",
-    "default_folder",
+    "data_folder",
     "key",
     "text_path",
     "pairs",

@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:1168
+# %% book/06d-cpu-training.md:1167
 """What a run shows: a live line or plain lines while it goes on, a picture of its losses after.
 
 Leaves out what is measured and when: those are lines of metrics, and `train` makes them.
@@ -61,7 +61,7 @@ class Display:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 
 
-# %% book/06d-cpu-training.md:1231
+# %% book/06d-cpu-training.md:1230
 def draw(axes, lines, bytes_per_token, landmarks):
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]

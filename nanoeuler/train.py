@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:1036
+# %% book/06d-cpu-training.md:1035
 """The training loop: batches, gradients, AdamW, and a run directory that survives a crash.
 
 Leaves out how gradients are computed (`parallel.Sharded`) and how text is generated (`sample`).
@@ -62,7 +62,7 @@ class _Watched:
         return watched
 
 
-# %% book/06d-cpu-training.md:1100
+# %% book/06d-cpu-training.md:1099
 def first_bad_tensor(weights, gradients, tokens, targets):
     """Say in words which tensor is the first that is not finite.
 
@@ -84,7 +84,7 @@ def first_bad_tensor(weights, gradients, tokens, targets):
     return f"the gradient of {bad[-1]}" if bad else "the loss"  # backward begins at the last
 
 
-# %% book/06d-cpu-training.md:1145
+# %% book/06d-cpu-training.md:1144
 class _Signals:
     """Inside it the first SIGINT or SIGTERM only sets `caught`; a second acts as always."""
 
@@ -104,7 +104,7 @@ class _Signals:
             signal.signal(*self.before.popitem())
 
 
-# %% book/06d-cpu-training.md:1264
+# %% book/06d-cpu-training.md:1263
 def _step(run, compute, batches, gradients):
     """Take one step of `run` in place; return its line of metrics."""
     began, step, settings = time.perf_counter(), run.step + 1, run.settings
@@ -142,7 +142,7 @@ def _judged(run, compute, held_out, sample):
     return found
 
 
-# %% book/06d-cpu-training.md:1305
+# %% book/06d-cpu-training.md:1304
 def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=SAVE_EVERY,
         keep=KEEP, sample=None, before=None):  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`. Returns the `Run`.
@@ -175,7 +175,7 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     return run
 
 
-# %% book/06d-cpu-training.md:1341
+# %% book/06d-cpu-training.md:1340
 def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None):
     """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
 
@@ -209,7 +209,7 @@ def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None)
     return run
 
 
-# %% book/06d-cpu-training.md:1378
+# %% book/06d-cpu-training.md:1377
 def train(config, data, out, *, steps=None, batch_size=None, accumulate=None, lr=None, seed=None,
           engine="auto", threads=None, save_every=SAVE_EVERY, keep=KEEP, resume=False,
           sample=None, tokenizer=None, before=None):  # fmt: skip

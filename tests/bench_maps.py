@@ -9,14 +9,13 @@ and means over held-out windows, some of them lists [layer][head]: see `looks`, 
 `without_maps` and `copying`. It takes a few minutes.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from nanoeuler import corpus, measurements, reference
-from nanoeuler.checkpoint import load_model
+from nanoeuler.checkpoint import load
 from nanoeuler.data import digest, read_text, split
 from nanoeuler.depth import walk
 from nanoeuler.model import forward, initialise
@@ -128,11 +127,11 @@ def held_out_windows(config, tokenizer, text):
     return windows, np.hstack([first, first, end]), np.hstack([np.roll(first, 1, 0), first, end])
 
 
-def main(run, path):
-    config, tokenizer, w = load_model(run)
-    record, text = json.loads((Path(run) / "config.json").read_text()), read_text(path)
-    assert record["step"] == record["training"]["steps"], f"{run} is not trained to the end"
-    assert record["data"] == digest(text), f"{run} was not trained on {path}"
+def main(out, path):
+    run, text = load(out), read_text(path)
+    config, tokenizer, w = run.config, run.tokenizer, run.weights
+    assert run.step == run.settings.steps, f"{out} is not trained to the end"
+    assert run.data == digest(text), f"{out} was not trained on {path}"
     assert SENTENCE.encode() not in text, "the sentence was in the training text"
     tokens, engine = tokenizer.encode(SENTENCE), Engine()
     forward(engine, config, w, np.array([tokens]))
@@ -145,7 +144,7 @@ def main(run, path):
     windows, copies, others = held_out_windows(config, tokenizer, text)
     goes_on = [tokenizer.decode_text([i])[:1].isalpha() for i in range(config.vocab_size)]
     inside = np.array(goes_on)[windows]
-    fresh = initialise(config, record["training"]["seed"])
+    fresh = initialise(config, run.settings.seed)
     measured = [("trained", row) for row in looks(config, w, windows, copies, inside)]
     measured += [("initial", row) for row in looks(config, fresh, windows, copies, inside)]
     measured += [("trained", row) for row in means_share(config, w, windows)]

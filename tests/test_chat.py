@@ -70,7 +70,8 @@ def test_rows_hold_whole_conversations_and_count_each_answer_once(pairs, n_predi
 
 def test_every_pass_visits_each_row_once_in_another_order():
     data = Conversations(TOKENIZER, PAIRS, 3, context=64, n_predict=1, seed=4)
-    n = len(data.tokens)
+    n = data.windows
+    assert n == len(data.tokens)
     starts = {tuple(row): i for i, row in enumerate(data.tokens[:, :64])}
     seen = [starts[tuple(row)] for step in range(1, n + 1) for row in data.batch(step)[0]]
     passes = np.reshape(seen, (3, n))  # n steps of 3 rows are 3 passes
@@ -135,8 +136,10 @@ def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
         sft(folder, PAIRS, tmp_path / "broken", steps=5, **small)
     assert checkpoint.load(tmp_path / "broken").step == 2
     sft("not read", PAIRS, tmp_path / "broken", resume=True, engine="reference")
-    for name in ("model.safetensors", "optimizer.safetensors", "config.json"):
-        straight, broken = (tmp_path / run / name for run in ("straight", "broken"))
+    for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+        straight, broken = (
+            checkpoint.saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken")
+        )
         assert straight.read_bytes() == broken.read_bytes()
 
 

@@ -7,6 +7,7 @@ import os
 import pty
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +17,18 @@ from pathlib import Path
 import pytest
 import typer
 
-from nanoeuler import cli, cli_tokenizer, corpus, gradcheck
+from nanoeuler import cli, cli_tokenizer, corpus, doctor, gemm, gradcheck
+from nanoeuler.checkpoint import saves
 from nanoeuler.tokenizer import Tokenizer
 
 STORY = Path(__file__).resolve().parents[1] / "data" / "river.txt"
 PAIRS = [{"question": f"What is {i}?", "answer": f"The number {i}."} for i in range(40)]
 SMALL = "--steps 4 --batch-size 4 --save-every 2"
+
+
+def model(run):
+    """The file with the newest weights of a run directory."""
+    return saves(Path(run))[-1][1] / "model.safetensors"
 
 
 def start(line, **how):
@@ -65,9 +72,13 @@ def nanoeuler(runs, monkeypatch, capfd):
 
 def test_a_run_directory_is_complete(runs):
     for name in ("base", "chat"):
-        assert {path.name for path in (runs / name).iterdir()} == {
-            "config.json", "loss.png", "metrics.jsonl", "model.safetensors",
-            "optimizer.safetensors", "tokenizer.json",
+        assert {path.name for path in (runs / name).iterdir()} - {"data"} == {
+            "config.json", "loss.png", "metrics.jsonl", "tokenizer.json",
+            "step-00000002", "step-00000004",
+        }  # fmt: skip
+        assert (runs / name / "data").exists() == (name == "base")  # pairs are not prepared
+        assert {path.name for path in (runs / name / "step-00000004").iterdir()} == {
+            "model.safetensors", "optimizer.safetensors", "state.json"
         }  # fmt: skip
         assert len((runs / name / "metrics.jsonl").read_text().splitlines()) == 4
     tokenizers = [(runs / name / "tokenizer.json").read_bytes() for name in ("base", "chat")]
@@ -76,7 +87,10 @@ def test_a_run_directory_is_complete(runs):
 
 def test_training_prints_a_sample_and_what_comes_next(nanoeuler, tmp_path):
     code, out, err = nanoeuler(f"train --data {STORY} --out {tmp_path / 'run'} {SMALL}")
-    assert code == 0 and "a sample:" in err
+    written = nanoeuler(["generate", "--from", str(tmp_path / "run"), "--tokens", "150"])[1]
+    assert code == 0 and err.rstrip().endswith(written.strip())
+    assert "sample" in (tmp_path / "run" / "metrics.jsonl").read_text()  # and along the way
+    assert "parameters" in err.split("loss")[0]  # the plan comes before the first step
     assert out == f"saved in {tmp_path / 'run'}; next: nanoeuler sft --from {tmp_path / 'run'}\n"
     code, out, err = nanoeuler(
         f"sft --from {tmp_path / 'run'} --data pairs.jsonl --out {tmp_path / 'chat'} {SMALL}"
@@ -88,7 +102,8 @@ def test_training_prints_a_sample_and_what_comes_next(nanoeuler, tmp_path):
 def test_a_terminated_run_is_saved_and_resumed_to_the_same_byte(nanoeuler, tmp_path):
     run = f"train --data {STORY} --out {tmp_path / 'cut'} --batch-size 4"
     process = start(f"{run} --steps 2000 --save-every 1000")
-    while not (tmp_path / "cut" / "metrics.jsonl").exists():  # its first step is done
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):  # its first step is done
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -96,16 +111,13 @@ def test_a_terminated_run_is_saved_and_resumed_to_the_same_byte(nanoeuler, tmp_p
     assert process.returncode == 2 and out == ""
     assert err.splitlines()[-1] == "nanoeuler: interrupted"
     assert "--resume" in err and "Traceback" not in err
-    done = json.loads((tmp_path / "cut" / "config.json").read_text())["step"]
-    assert 1 <= done < 2000
+    assert 1 <= saves(tmp_path / "cut")[-1][0] < 2000
 
     # Resuming 2000 steps would take a minute: the same promise on a run of 4.
     assert nanoeuler(f"train --data {STORY} --out {tmp_path / 'a'} {SMALL}")[0] == 0
     code, out, err = nanoeuler(f"train --data {STORY} --out {tmp_path / 'a'} --resume")
     assert code == 0  # nothing is left to do, and that is no error
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (
-        Path("base") / "model.safetensors"
-    ).read_bytes()
+    assert model(tmp_path / "a").read_bytes() == model("base").read_bytes()
 
 
 def test_the_same_seed_generates_the_same_text(nanoeuler):
@@ -310,7 +322,7 @@ def test_a_model_is_trained_with_a_tokenizer_that_is_there(nanoeuler, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["vocab_size"] == 300
     again = f"train --data {STORY} --out {tmp_path / 'again'} {SMALL}"
     assert nanoeuler(f"{again} --tokenizer {tmp_path / 'run'}")[0] == 0  # a run's tokenizer
-    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("run", "again")]
+    models = [model(tmp_path / name).read_bytes() for name in ("run", "again")]
     assert models[0] == models[1]
 
     for line in (run, f"{run} --preset small --tokenizer {tmp_path / 'given.json'}"):
@@ -390,10 +402,39 @@ def test_the_doctor_names_what_pins_slow_kernels(nanoeuler, monkeypatch):
     assert code == 0 and "OPENBLAS_CORETYPE=Prescott" in out and "unset" in out
 
 
+def test_the_doctor_tells_what_is_found_from_what_is_used(nanoeuler, monkeypatch):
+    found = "AVX-512 in this processor; the kernels are compiled for"
+    for features, used, said in (
+        ("+avx512f,+avx2,+fma", (16, 32), f"{found} AVX-512, 32 registers of 16 float32"),
+        ("+avx512f,+avx2,+fma", (8, 16), f"{found} AVX2, 16 registers of 8 float32: something"),
+        ("+neon", (4, 32), "NEON in this processor; the kernels are compiled for NEON"),
+        ("", (4, 16), "plain in this processor"),
+    ):
+        monkeypatch.setattr(doctor.binding, "get_host_cpu_features", lambda f=features: Features(f))
+        monkeypatch.setattr(gemm, "LANES", used[0])
+        monkeypatch.setattr(gemm, "REGISTERS", used[1])
+        assert said in doctor.vector_units()
+        assert ("holds numba back" in doctor.vector_units()) == ("something" in said)
+    monkeypatch.undo()
+    rate = re.search(r"^products +(\d+) GFLOP/s", nanoeuler("doctor")[1], re.MULTILINE)
+    assert int(rate[1]) >= 1  # a scalar loop at 1 GHz: the kernel does better anywhere
+
+
+class Features(str):
+    """What LLVM says of a processor."""
+
+    def flatten(self):
+        return str(self)
+
+
 ERRORS = {  # a command line, and what its one line must say
-    "train --data nowhere.txt": "no file nowhere.txt",
-    "train --data .": "no file .",
-    "train --preset huge": "unknown preset 'huge': choose small or euler-116m or gpt2-124m",
+    "train --data nowhere.txt": "but nowhere.txt is none: nanoeuler data list says",
+    "train --data tokenizerless": "but tokenizerless is none",
+    "train --data pairs": "--data pairs holds pairs, not text: nanoeuler sft learns",
+    "train --data base/data --out base": "--resume",
+    "train --accumulate 0": "--accumulate",
+    "train --keep 0": "--keep",
+    "train --preset huge": "unknown preset 'huge': choose small or euler-10m or euler-116m or gpt2",
     "train --engine cuda --out new": "trains on a CPU",
     "train --engine abacus --out new": "unknown engine 'abacus'",
     "train --data binary --out new": "expected UTF-8 text",
@@ -409,6 +450,9 @@ ERRORS = {  # a command line, and what its one line must say
     "train --speed 9": "--speed",
     "sft --from nowhere --data pairs.jsonl --out new": "no config.json",
     "sft --from base --data wrong.jsonl --out new": "line 1 of wrong.jsonl",
+    "sft --from base --data nowhere.jsonl --out new": "no file nowhere.jsonl",
+    "sft --from base --data base/data --out new": "holds text, not pairs",
+    "sft --from base --data broken --out new": "no file broken/pairs.jsonl",
     "sft --from base --data pairs.jsonl --out chat": "--resume",
     "sft --from base --data empty --out new": "pairs",
     "generate --from nowhere": "no config.json",
@@ -422,7 +466,7 @@ ERRORS = {  # a command line, and what its one line must say
     f"train --data {STORY} --out new --tokenizer nowhere": "there is no nowhere",
     "tokenizer encode text --tokenizer nowhere": "there is no nowhere",
     "tokenizer encode text": "there is no tokenizer.json",
-    "tokenizer encode text --tokenizer broken/model.safetensors": "is not JSON",
+    "tokenizer encode text --tokenizer binary": "binary",
     "tokenizer encode --tokenizer tokenizerless": "there is no tokenizerless/tokenizer.json",
     "tokenizer decode --tokenizer nowhere": "there is no nowhere",
     "tokenizer decode 1 99999 --tokenizer base": "99999",
@@ -453,11 +497,11 @@ def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, line):
     (runs / "binary").write_bytes(b"\xff\xfe\x00")
     (runs / "empty").write_bytes(b"")
     (runs / "wrong.jsonl").write_text("What is it?\n")
-    (runs / "broken").mkdir(exist_ok=True)
     (runs / "tokenizerless").mkdir(exist_ok=True)
-    for name in ("config.json", "tokenizer.json"):
-        (runs / "broken" / name).write_bytes((runs / "chat" / name).read_bytes())
-    (runs / "broken" / "model.safetensors").write_bytes(b"not at all")
+    shutil.copytree(runs / "chat", runs / "broken", dirs_exist_ok=True)
+    model(runs / "broken").write_bytes(b"not at all")
+    (runs / "pairs").mkdir(exist_ok=True)
+    shutil.copy(runs / "pairs.jsonl", runs / "pairs")
     code, out, err = nanoeuler(line)
     assert code == 2 and out == ""
     assert re.fullmatch(r"nanoeuler: [^\n]+\n", err), err
@@ -519,7 +563,7 @@ def test_a_flag_means_the_same_everywhere(nanoeuler):
 
 def test_the_commands_are_those_of_the_book():
     assert {words[0] for words in commands(cli.app)} == {
-        "train", "sft", "generate", "chat", "tokenizer", "check", "plan", "bench", "doctor"
+        "train", "sft", "generate", "chat", "data", "tokenizer", "check", "plan", "bench", "doctor"
     }  # fmt: skip
     assert isinstance(cli.app, typer.Typer)
 
@@ -549,3 +593,14 @@ def test_the_default_data_is_the_embedded_corpus(nanoeuler, tmp_path, monkeypatc
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 3?\n"))
     assert cli.main(["chat"]) == 0  # with the defaults, each finds what the one before it made
     assert sorted(os.listdir("runs")) == ["base", "chat"]
+
+
+def test_the_readme_names_every_module():
+    root = STORY.parents[1]
+    table = re.findall(r"\(book/(.*)\.ipynb\) \|(.*)\|", (root / "README.md").read_text())
+    assert {name for name, _ in table} == {path.stem for path in (root / "book").glob("[0-9]*.md")}
+    for name, modules in table:
+        exported = re.findall(r"^#\| export nanoeuler/(\w+)\.py$",
+                              (root / "book" / f"{name}.md").read_text(), re.MULTILINE)  # fmt: skip
+        unnamed = {"__init__", "__main__", "arithmetic"}  # the last is chapter 0's example
+        assert set(re.findall(r"`(\w+)`", modules)) == set(exported) - unnamed, name

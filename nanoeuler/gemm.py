@@ -256,7 +256,7 @@ def _product(
                 low, high = max(k, begin), min(end, i + ROWS) if shape == LOWER else end
                 if low >= high:
                     continue
-                if b_column == 1 and i < end - k:
+                if b_column == 1 and n > width and i < end - k:
                     _ask(from_b + 4 * (i * b_depth + width), b_depth)
                 x, y = a + 4 * (i * a_row + low * a_depth), strip + 4 * (low - k) * width
                 to, height, more = c + 4 * (i * c_row + j), rows - i, add or low > begin

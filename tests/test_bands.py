@@ -1,0 +1,100 @@
+"""The whole trainer against the stored band of its losses, and wrong trainers against it as well.
+
+A run is judged by two numbers, the mean loss of its first and of its last 25 steps, each against
+the lowest and the highest of 99 runs under other seeds (data/measurements/bands.json, made by
+tests/bench_bands.py). A new run of an unchanged trainer falls outside one of them with a chance of
+2 / (99 + 1), so outside either with at most 4 in 100 (chapter 6e). The seeds here are fixed: what
+is at risk is a change of the random numbers, which draws them anew.
+"""
+
+import json
+from unittest import mock
+
+import numpy as np
+import pytest
+from bench_bands import TINY, TINY_SEEDS, TINY_SETTINGS, tiny_curve
+
+from nanoeuler import measurements
+from nanoeuler.data import Batches
+from nanoeuler.files import project_root
+from nanoeuler.optim import AdamW, learning_rate
+from nanoeuler.parallel import Sharded
+from nanoeuler.prepare import prepare_text
+
+FRESH = 1000  # a seed that is not in the band
+update, batch, gradients = AdamW.update, Batches.batch, Sharded.loss_and_gradients
+
+
+@pytest.fixture(scope="module")
+def river(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bands") / "river"
+    prepare_text(project_root() / "data" / "river.txt", folder, vocab_size=TINY.vocab_size)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def band():
+    """The losses (seeds, 2) of the first and the last stretch of the stored tiny runs."""
+    rows = [(row, json.loads(row["case"])) for row in measurements.load("bands")]
+    rows = [(row, case) for row, case in rows
+            if row["what"] == "loss" and case["model"] == "tiny"]  # fmt: skip
+    assert [case.pop("seed") for _, case in rows] == list(range(1, TINY_SEEDS + 1))
+    settings = {"model": "tiny", **TINY_SETTINGS}
+    assert all(case == settings for _, case in rows), "run tests/bench_bands.py again"
+    return np.array([(row["value"][0], row["value"][-1]) for row, _ in rows])
+
+
+def outside(band, losses):
+    """For the first and the last of `losses`, whether it is lower or higher than all of `band`."""
+    judged = losses[[0, -1]]
+    return (judged < band.min(axis=0)) | (judged > band.max(axis=0))
+
+
+def scaled_rate(self, w, dw, lr, step):
+    update(self, w, dw, 10 * lr, step)
+
+
+def no_correction(self, w, dw, lr, step):
+    update(self, w, dw, lr, step + 10**6)  # both divisors of the moments are 1 from the beginning
+
+
+def no_warm_up(self, w, dw, lr, step):
+    lr = learning_rate(step, TINY_SETTINGS["steps"], TINY_SETTINGS["lr"], warmup=0)
+    update(self, w, dw, lr, step)
+
+
+def one_too_many(self, step):
+    tokens, targets = batch(self, step)
+    return tokens, np.repeat(targets[:, :, 1:], 2, axis=2)  # the token after the next, twice
+
+
+def dropped(name):
+    def loss_and_gradients(self, w, tokens, targets, scale, dw):
+        sums = gradients(self, w, tokens, targets, scale, dw)
+        dw[name][...] = 0
+        return sums
+
+    return loss_and_gradients
+
+
+def test_a_fresh_seed_lies_in_the_band(river, band):
+    assert not outside(band, tiny_curve(river, FRESH)[0]).any()
+
+
+# Where each mistake must show: in the first stretch, in the last, or in both.
+MISTAKES = {
+    "ten times the learning rate": (AdamW, "update", scaled_rate, (True, True)),
+    "moments without their correction": (AdamW, "update", no_correction, (True, False)),
+    "no warm-up": (AdamW, "update", no_warm_up, (True, False)),
+    "targets a token too far": (Batches, "batch", one_too_many, (False, True)),
+    "no gradient of the output matrix": (
+        Sharded, "loss_and_gradients", dropped("output"), (True, True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_falls_outside(river, band, mistake):
+    owner, method, wrong, expected = MISTAKES[mistake]
+    with mock.patch.object(owner, method, wrong):
+        losses, _ = tiny_curve(river, FRESH)
+    assert outside(band, losses)[np.array(expected)].all(), (mistake, losses[[0, -1]])

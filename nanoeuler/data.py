@@ -91,15 +91,15 @@ def digest(text):
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-# %% book/06c-batches.md:806
+# %% book/06c-batches.md:812
 VERIFY_BYTES = 1 << 28  # of shards, whose sha256 takes a fifth of a second to a second
 
 
 class Prepared:
     """A prepared folder, checked and open: `tokenizer`, `train` and `held_out` (Tokens), `digest`.
 
-    Opening compares every file's size, type, tokenizer and counts with prepared.json, and the
-    sha256 of up to VERIFY_BYTES of shards; `verify` compares that of all.
+    Opening checks each shard's header, types and tokenizer, compares the counts of each side with
+    prepared.json, and the sha256 of up to VERIFY_BYTES of shards; `verify` compares that of all.
     """
 
     def __init__(self, folder):
@@ -108,12 +108,11 @@ class Prepared:
         self.digest = self.record["digest"]
         self.tokenizer = Tokenizer.load(self.folder / "tokenizer.json")
         if self.tokenizer.hash != self.record["tokenizer"]:
-            raise UserError(
-                f"expected the tokenizer {self.record['tokenizer']:.16} in {folder}, but its "
-                f"tokenizer.json is {self.tokenizer.hash:.16}: prepare it again"
-            )
+            raise UserError(f"expected the tokenizer {self.record['tokenizer']:.16} in {folder}, "
+                            f"but it is {self.tokenizer.hash:.16}: prepare it again")  # fmt: skip
         self.train, self.held_out = (self._open(side) for side in SIDES)
-        if sum(shard["bytes"] for _, shard in self._shards()) <= VERIFY_BYTES:
+        paths = self.train.paths + self.held_out.paths
+        if sum(path.stat().st_size for path in paths) <= VERIFY_BYTES:
             self.verify()
 
     @property
@@ -121,38 +120,27 @@ class Prepared:
         """The number of ids of the tokenizer."""
         return self.tokenizer.vocab_size
 
-    def _shards(self):
-        """Yield (path, its entry in prepared.json) of every shard."""
-        for side in SIDES:
-            for i, shard in enumerate(self.record[side]["shards"]):
-                yield shard_path(self.folder, side, i), shard
-
     def _open(self, side):
         """The Tokens of a side, their counts compared with prepared.json."""
         expected = self.record[side]
-        tokens = Tokens(
-            [shard_path(self.folder, side, i) for i in range(len(expected["shards"]))],
-            self.tokenizer,
-        )
+        numbers = range(len(expected["shards"]))
+        tokens = Tokens([shard_path(self.folder, side, i) for i in numbers], self.tokenizer)
         for name, found in (("tokens", len(tokens)), ("documents", tokens.n_documents)):
             if found != expected[name]:
-                raise UserError(
-                    f"expected {expected[name]} {name} in {self.folder / side}-*.safetensors, "
-                    f"found {found}: prepare it again"
-                )
+                raise UserError(f"expected {expected[name]} {name} in {self.folder / side}-*"
+                                f".safetensors, found {found}: prepare it again")  # fmt: skip
         return tokens
 
     def verify(self):
         """Compare the sha256 of every shard with prepared.json; a UserError names what differs."""
-        for path, shard in self._shards():
-            if sha256_of(path) != shard["sha256"]:
-                raise UserError(
-                    f"expected {path} as it was prepared, but its sha256 is another: "
-                    "prepare it again"
-                )
+        for side, tokens in zip(SIDES, (self.train, self.held_out), strict=True):
+            for path, shard in zip(tokens.paths, self.record[side]["shards"], strict=True):
+                if sha256_of(path) != shard["sha256"]:
+                    raise UserError(f"expected {path} as it was prepared, but its sha256 is "
+                                    "another: prepare it again")  # fmt: skip
 
 
-# %% book/06c-batches.md:1072
+# %% book/06c-batches.md:1068
 def _windows(tokens, starts, length):
     """Ids (n, length) int32 from each of `starts` of Tokens or a row of ids."""
     if isinstance(tokens, Tokens):
@@ -198,7 +186,7 @@ class Batches:
         return rows[:, : self.context].copy(), targets.copy()
 
 
-# %% book/06c-batches.md:1183
+# %% book/06c-batches.md:1179
 class Ahead:
     """The batches of `batches`, each prepared by a thread while the caller works on the one before.
 
@@ -215,9 +203,9 @@ class Ahead:
         known = self._step == step
         self._step, ready = None, self._ready
         found = ready.result() if known else self.batches.batch(step)
-        self._step, self._ready = step + 1, Future()
-        arguments = self._step, self._ready
-        threading.Thread(target=self._prepare, args=arguments, daemon=True).start()
+        ready = Future()
+        threading.Thread(target=self._prepare, args=(step + 1, ready), daemon=True).start()
+        self._step, self._ready = step + 1, ready  # not before: a thread may fail to start
         return found
 
     def _prepare(self, step, ready):
@@ -227,7 +215,7 @@ class Ahead:
             ready.set_exception(error)
 
 
-# %% book/06c-batches.md:1256
+# %% book/06c-batches.md:1252
 def entropies(tokens, vocab_size):
     """Bits per token of two models that see no context: {"uniform": ..., "unigram": ...}."""
     counts = np.bincount(tokens)
@@ -235,7 +223,7 @@ def entropies(tokens, vocab_size):
     return {"uniform": math.log2(vocab_size), "unigram": float(-np.sum(share * np.log2(share)))}
 
 
-# %% book/06c-batches.md:1267
+# %% book/06c-batches.md:1263
 class HeldOut:
     """The held-out text in windows of `context`, every token but the first predicted once.
 
@@ -245,8 +233,6 @@ class HeldOut:
     """
 
     def __init__(self, tokens, tokenizer, batch_size, context, n_predict):
-        if len(tokens) < 2:
-            raise UserError(f"expected 2 held-out tokens, got {len(tokens)}: give a longer text")
         rows = -(-(len(tokens) - 1) // context)
         padded = np.full(rows * context + 1, IGNORE, np.int32)
         padded[: len(tokens)] = _windows(tokens, np.zeros(1, np.int64), len(tokens))[0]
@@ -259,6 +245,8 @@ class HeldOut:
     def _describe(self):
         """Set `bytes_per_token` and `landmarks` from the targets that count."""
         counted = self.targets[self.targets != IGNORE]
+        if not len(counted):
+            raise UserError("expected held-out tokens to judge, got none: give a longer text")
         self.bytes_per_token = self._bytes(counted) / len(counted)
         bits = entropies(counted, self.tokenizer.vocab_size)
         self.landmarks = {name: value / self.bytes_per_token for name, value in bits.items()}

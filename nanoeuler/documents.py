@@ -1,7 +1,7 @@
 # Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06b-sources.md:849
+# %% book/06b-sources.md:857
 """From fetched files to documents: books without their wrapping, texts, pages, questions.
 
 Leaves out judging what a text is worth: no filter, no language detection.
@@ -49,8 +49,10 @@ def unwrapped(text, where="the text"):
     return _CLOSING.sub("", book).strip("\n") + "\n"
 
 
-# %% book/06b-sources.md:902
-_DECLARED = re.compile(rb"Character set encoding:[ \t]*([A-Za-z0-9_-]+)")
+# %% book/06b-sources.md:910
+_DECLARED = re.compile(
+    rb"Character set encoding:[ \t]*((?i:iso-8859-\d+|latin-?1|(?:cp|windows-)125\d))\b"
+)
 
 
 def text_of(data, where="the text"):
@@ -74,14 +76,15 @@ def text_of(data, where="the text"):
 
 def _paths(source, folder):
     """Where the files of `source` lie under `folder`, each plain or as NAME.gz."""
-    plain = [Path(folder) / source.name / file.name for file in source.files]
-    packed = [path.with_name(path.name + ".gz") for path in plain]
-    for a, b in zip(plain, packed, strict=True):
-        if not (a.is_file() or b.is_file()):
-            raise UserError(
-                f"expected {a}, but there is no such file: run nanoeuler data fetch {source.name}"
-            )
-    return [a if a.is_file() else b for a, b in zip(plain, packed, strict=True)]
+    paths = []
+    for file in source.files:
+        plain = Path(folder) / source.name / file.name
+        found = [path for path in (plain, plain.with_name(plain.name + ".gz")) if path.is_file()]
+        if not found:
+            raise UserError(f"expected {plain}, but there is no such file: "
+                            f"run nanoeuler data fetch {source.name}")  # fmt: skip
+        paths.append(found[0])
+    return paths
 
 
 def _read(path):
@@ -93,7 +96,7 @@ def _read(path):
         raise UserError(f"expected a readable file, but {path}: {error}") from None
 
 
-# %% book/06b-sources.md:967
+# %% book/06b-sources.md:978
 _GROUPS = """SELECT any_value(row_group_num_rows) FROM parquet_metadata(?)
              GROUP BY row_group_id ORDER BY row_group_id"""
 _ROWS = """SELECT text FROM read_parquet(?, file_row_number = true)
@@ -113,7 +116,11 @@ def row_groups(path):
         try:
             for (rows,) in database.execute(_GROUPS, [path]).fetchall():
                 found = database.execute(_ROWS, [path, first, first + rows - 1]).fetchall()
-                yield [text for (text,) in found]
+                texts = [text for (text,) in found if text is not None]
+                if not all(isinstance(text, str) for text in texts):
+                    raise UserError(f"expected strings in the column text of {path}, but found "
+                                    f"{texts[0]!r:.40}: choose another file")  # fmt: skip
+                yield texts
                 first += rows
         except duckdb.Error as error:
             said = str(error).split("\n")[0]
@@ -122,7 +129,7 @@ def row_groups(path):
             ) from None
 
 
-# %% book/06b-sources.md:1019
+# %% book/06b-sources.md:1034
 def documents(source, folder):
     """Yield the documents of a fetched `Source` as str, one after another; none is empty.
 
@@ -136,7 +143,7 @@ def documents(source, folder):
         )
     for path in _paths(source, folder):
         if source.format == "parquet":
-            texts = (text for group in row_groups(path) for text in group if text)
+            texts = (text for group in row_groups(path) for text in group)
         elif source.format == "gutenberg":
             texts = [unwrapped(_read(path), path)]
         else:
@@ -144,7 +151,7 @@ def documents(source, folder):
         yield from (text for text in texts if text.strip())
 
 
-# %% book/06b-sources.md:1059
+# %% book/06b-sources.md:1074
 NO_OUTPUT = "<nooutput>"  # Alpaca's mark for an instruction that its model could not follow
 
 
@@ -169,7 +176,8 @@ def pairs(source, folder):
                 task, given, answer = (
                     entry[name].strip() for name in ("instruction", "input", "output")
                 )
-            except (TypeError, KeyError, AttributeError):
+                (task + given + answer).encode()  # JSON can spell half a character: "\ud800"
+            except (TypeError, KeyError, AttributeError, UnicodeEncodeError):
                 raise UserError(
                     f"entry {number} of {path}: expected texts as instruction, input and output"
                 ) from None

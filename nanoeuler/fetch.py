@@ -16,14 +16,14 @@ import ssl
 import time
 import zlib
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException, responses
+from http.client import HTTPException, InvalidURL, responses
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from nanoeuler import __version__
 from nanoeuler.errors import UserError
-from nanoeuler.files import replacing, sha256_of
+from nanoeuler.files import confirm, replacing, sha256_of
 
 CHUNK = 1 << 16  # bytes in memory at once: many packets, and nothing next to a file
 TIMEOUT = 30.0  # seconds of silence after which a connection counts as dead
@@ -90,6 +90,11 @@ def _open(url, have):
         lost = lost or getattr(reason, "errno", None) in _NO_ROUTE
         why = getattr(reason, "strerror", None) or reason
         raise _Again(f"no connection ({why})", unreachable=lost) from None
+    except (ValueError, InvalidURL) as error:
+        raise UserError(
+            f"expected {url!r} to lead to an address, but: {_words(error)}: correct the catalogue, "
+            "or give a copy of the file with --from DIR"
+        ) from None
     except (OSError, HTTPException) as error:
         raise _Again(f"the connection broke ({_words(error)})") from None
 
@@ -100,7 +105,7 @@ def _words(error):
     return " ".join(said.split()) or type(error).__name__
 
 
-# %% book/06b-sources.md:425
+# %% book/06b-sources.md:430
 def _placed(response, have):
     """(number of the body's first byte, size of the file or None) as the answer claims them."""
     if response.status == 200:
@@ -146,7 +151,7 @@ def _size(path):
     return path.stat().st_size if path.exists() else 0
 
 
-# %% book/06b-sources.md:489
+# %% book/06b-sources.md:494
 def _download(file, part, report, pause):
     """Complete `part` from file.url, in as many attempts as it takes; return how many it took.
 
@@ -176,7 +181,7 @@ def _download(file, part, report, pause):
     return attempts
 
 
-# %% book/06b-sources.md:529
+# %% book/06b-sources.md:534
 def _wrong(file, found, size, origin):
     """The UserError for a file that is complete and not the one that was meant."""
     wanted = f"{file.bytes:,} bytes with" if file.bytes else "a file with"
@@ -206,12 +211,13 @@ def _bring(file, path, report, pause):
         if last or (attempts == 1 and not kept):
             raise _wrong(file, found, size, file.url)
         report(file.name, 0, file.bytes, "the pieces do not fit together; from the beginning")
+    confirm(part)  # here, where Ctrl-C leaves the part; `replacing` would remove it
     with replacing(path) as temporary:
         os.replace(part, temporary)
     return found
 
 
-# %% book/06b-sources.md:567
+# %% book/06b-sources.md:573
 def _copy(file, path, source, copy_from):
     """Copy `file` from the folder `copy_from` to `path`, unpacked and checked."""
     folders = Path(copy_from), Path(copy_from) / source.name
@@ -240,7 +246,7 @@ def _copy(file, path, source, copy_from):
     return found
 
 
-# %% book/06b-sources.md:599
+# %% book/06b-sources.md:605
 def fetch(source, folder, copy_from=None, report=None, *, pause=time.sleep):
     """Bring all files of `source` (a Source) into folder/NAME, checked; return their paths.
 
@@ -266,7 +272,9 @@ def fetch(source, folder, copy_from=None, report=None, *, pause=time.sleep):
 def _one(file, path, source, copy_from, report, pause):
     """Bring one file to `path` unless it is there and right; record a digest that was not known."""
     record = path.with_name(path.name + ".sha256")
-    known = file.sha256 or (record.read_text()[:64] if record.exists() else None)
+    known = file.sha256
+    if not known and record.is_file():
+        known = record.read_bytes()[:64].decode("ascii", "replace")
     if path.is_file():
         size = _size(path)
         if known and size == (file.bytes or size) and sha256_of(path) == known:

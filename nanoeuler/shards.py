@@ -1,7 +1,7 @@
 # Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06c-batches.md:212
+# %% book/06c-batches.md:215
 """Token shards: the tokens of a text in files that are mapped into memory, not read into it.
 
 Leaves out the text itself, which a tokenizer gives back, and compression. A shard is a safetensors
@@ -9,6 +9,7 @@ file: `tokens` (N,) U16 or U32, and `documents` (D,) I64, where among them docum
 """
 
 import json
+import re
 from array import array
 from bisect import bisect_right
 
@@ -37,13 +38,13 @@ def write_shard(path, tokens, documents, tokenizer):
         save_file(tensors, temporary, {"tokenizer": tokenizer.hash})
 
 
-# %% book/06c-batches.md:252
-_NAMES = {"<u2": "U16", "<u4": "U32"}  # NumPy's names of the types and safetensors'
+# %% book/06c-batches.md:256
+_TYPES = {"U16": "<u2", "U32": "<u4", "I64": "<i8"}  # safetensors' names of the types and NumPy's
 
 
 def _header(path, tokenizer):
     """Raise a UserError unless the header of `path` is that of a shard of `tokenizer`."""
-    kind = _NAMES[token_dtype(tokenizer.vocab_size).str]
+    kind = "U16" if token_dtype(tokenizer.vocab_size) == _TYPES["U16"] else "U32"
     expected = {"documents": ("I64", 1), "tokens": (kind, 1)}  # type, number of axes
     try:
         with safe_open(path, framework="numpy") as file:  # sizes that do not add up are an error
@@ -70,12 +71,11 @@ def _mapped(path):
     header, arrays = json.loads(raw[8:begin].tobytes()), []
     for name in ("tokens", "documents"):
         first, last = (begin + offset for offset in header[name]["data_offsets"])
-        size = {"U16": 2, "U32": 4, "I64": 8}[header[name]["dtype"]]
-        arrays.append(raw[first:last].view(f"<{'i' if size == 8 else 'u'}{size}"))
+        arrays.append(raw[first:last].view(_TYPES[header[name]["dtype"]]))
     return arrays
 
 
-# %% book/06c-batches.md:293
+# %% book/06c-batches.md:296
 def open_shard(path, tokenizer):
     """(tokens, documents) of the shard `path`, mapped. UserError if it is not one of `tokenizer`.
 
@@ -92,7 +92,7 @@ def open_shard(path, tokenizer):
     return tokens, documents
 
 
-# %% book/06c-batches.md:322
+# %% book/06c-batches.md:325
 class Tokens:
     """The tokens of some shards as one row, which stays on the disk.
 
@@ -157,7 +157,7 @@ class Tokens:
         return ids[:-1] if ids[-1] == self._end else ids
 
 
-# %% book/06c-batches.md:390
+# %% book/06c-batches.md:393
 SIDES = ("train", "held-out")  # of a prepared folder
 SHARD_TOKENS = 1 << 25  # 64 MiB of two bytes; 10 billion tokens are 299 files
 
@@ -204,23 +204,22 @@ class ShardWriter:
                 "shards": self.shards}  # fmt: skip
 
 
-# %% book/06c-batches.md:773
+# %% book/06c-batches.md:780
 def read_record(folder):
     """prepared.json of `folder`, a dict whose counts and hashes are of the right types."""
     path = folder / "prepared.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("digest", "tokenizer"):
-            if type(record[name]) is not str:
-                raise ValueError(f"{name} is not a text")
+        hashes, counts = [record["digest"], record["tokenizer"]], []
         for side in SIDES:
-            counts = [record[side]["documents"], record[side]["tokens"], record[side]["bytes"]]
+            counts += [record[side][name] for name in ("documents", "tokens", "bytes")]
             for shard in record[side]["shards"]:
+                hashes.append(shard["sha256"])
                 counts += [shard["tokens"], shard["bytes"]]
-                if type(shard["sha256"]) is not str:
-                    raise ValueError("a sha256 is not a text")
-            if not all(type(count) is int and count > 0 for count in counts):
-                raise ValueError(f"a count of {side} is not a whole number above 0")
+        if not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError("a count is not a whole number above 0")
+        if not all(type(name) is str and re.fullmatch("[0-9a-f]+", name) for name in hashes):
+            raise ValueError("a digest is not a text of hexadecimal digits")
     except FileNotFoundError:
         raise UserError(
             f"expected a prepared folder, but {folder} has no prepared.json: prepare the data "

@@ -58,7 +58,7 @@ _SOURCE_FIELDS = {
 }
 _FILE_FIELDS = {
     "name": (str, _PLAIN, "a plain file name"),
-    "url": (str, r"https://\S+", "an address that begins with https://"),
+    "url": (str, r"https://[!-~]+", "an address in ASCII that begins with https://"),
     "bytes": (int, r"[1-9]\d*", "a size above 0"),
     "sha256": (str, r"[0-9a-f]{64}", "64 hexadecimal digits in lower case"),
 }

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -240,6 +241,12 @@ def test_ends_of_documents_are_not_judged_and_spell_nothing():
     assert 49 in held_out.inputs  # what comes after an end may know of it
 
 
+@pytest.mark.parametrize("tokens", [[], [1], [49, 49, 49], [1, 49]])
+def test_a_held_out_text_with_nothing_to_judge_is_refused(tokens):
+    with pytest.raises(UserError, match="expected held-out tokens to judge"):
+        HeldOut(np.array(tokens, np.int32), ThreeBytes(), 1, 3, 1)
+
+
 def test_held_out_text_from_shards_is_that_from_an_array(tmp_path):
     ids = np.random.default_rng(2).integers(0, 50, 100)
     a = HeldOut(in_shards(tmp_path, ids, 9), ThreeBytes(), 4, 8, 2)
@@ -294,6 +301,15 @@ def test_an_error_of_the_thread_reaches_the_one_who_asks_each_time_and_nobody_el
         with pytest.raises(UserError, match="step 3 is damaged"):
             ahead.batch(3)
     assert ahead.batch(4) == 4
+
+
+def test_a_thread_that_cannot_start_leaves_no_batch_to_wait_for(monkeypatch):
+    ahead = Ahead(Batches(np.arange(200), 3, 8, 2, seed=5))
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no more threads"):
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no more threads")))
+        ahead.batch(1)
+    assert ahead._ready is None  # a Future here would never be done
+    assert np.array_equal(ahead.batch(2)[0], ahead.batches.batch(2)[0])
 
 
 def test_a_damaged_shard_is_named_through_ahead(tmp_path):

@@ -152,6 +152,10 @@ def test_bytes_become_characters(data, text):
         b"Character set encoding: ASCII\nZo\xeb",
         b"Character set encoding: klingon\nZo\xeb",
         b"Character set encoding: zip\nZo\xeb",
+        b"Character set encoding: undefined\nZo\xeb",
+        b"Character set encoding: unicode_escape\nZo\xeb",
+        b"Character set encoding: iso-8859-99\nZo\xeb",
+        b"Character set encoding: windows-1252\nZo\x81",
         b"\xff\xfea\x00",
     ],
 )
@@ -240,9 +244,7 @@ def write_parquet(path, query, group=2048):
     import duckdb
 
     with duckdb.connect(config={"threads": 1}) as database:
-        database.execute(
-            f"COPY ({query}) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE {group})"
-        )
+        database.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE {group})")
 
 
 @needs_duckdb
@@ -294,6 +296,15 @@ def test_a_truncated_parquet_file(folder):
 def test_parquet_without_the_column(folder):
     write_parquet(folder / "thing" / "a.parquet", "SELECT 1 AS number")
     with pytest.raises(UserError, match="a column text"):
+        list(documents(source("parquet", "a.parquet"), folder))
+
+
+@needs_duckdb
+@pytest.mark.parametrize("value", ["5", "[1]", "'one'::BLOB"])
+def test_a_column_text_without_strings(value, folder):
+    path = folder / "thing" / "a.parquet"
+    write_parquet(path, f"SELECT unnest([NULL, {value}]) AS text")
+    with pytest.raises(UserError, match=r"expected strings in the column text of .*a\.parquet"):
         list(documents(source("parquet", "a.parquet"), folder))
 
 
@@ -365,6 +376,7 @@ def test_pairs(folder):
         ([entry(output=None)], "entry 1 of"),
         ([3], "entry 1 of"),
         (["text"], "entry 1 of"),
+        ([entry(output="half a pair: \ud83d")], "entry 1 of"),
     ],
 )
 def test_wrong_pairs(entries, message, folder):

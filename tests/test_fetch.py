@@ -15,6 +15,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from unittest import mock
 from urllib.parse import urlparse
 
 import pytest
@@ -173,6 +174,12 @@ REFUSED = {
     "redirects in a circle": ([reply(302, headers=[("Location", "/file")])], "302 Found", 11),
     "redirects to a file": (
         [reply(302, headers=[("Location", "file:///etc/hostname")])], "302 Found", 1,
+    ),
+    "redirects to no address": (
+        [reply(302, headers=[("Location", "http://[::1/file")])], "lead to an address, but: Inv", 1,
+    ),
+    "redirects to no port": (
+        [reply(302, headers=[("Location", "http://127.0.0.1:port/")])], "nonnumeric port", 1,
     ),
 }  # fmt: skip
 
@@ -348,6 +355,17 @@ def test_killed_in_the_middle_it_goes_on(client):
     assert_only_the_file(client)
 
 
+def test_interrupted_while_the_disk_writes_nothing_is_fetched_again(client, monkeypatch):
+    with Hostile(BODY) as server:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "fsync", mock.Mock(side_effect=KeyboardInterrupt))
+            client(server)
+        assert client.part.read_bytes() == BODY
+        client(server)
+    assert len(server.ranges) == 1
+    assert_only_the_file(client)
+
+
 def test_given_up_it_goes_on_later(client):
     with Hostile(BODY, reply(cut=70_000), reply(503)) as server, pytest.raises(UserError):
         client(server)
@@ -440,6 +458,15 @@ def test_without_a_digest_an_old_part_is_not_trusted(client):
     with Hostile(BODY) as server:
         client(server, sha256=None)
     assert server.ranges == [None] and client.path.read_bytes() == BODY
+
+
+def test_a_damaged_record_of_a_digest_is_no_record(client):
+    with Hostile(BODY) as server:
+        client(server, sha256=None)
+        record = client.path.with_name("file.bin.sha256")
+        record.write_bytes(b"\xff\xfe" * 50)
+        client(server, sha256=None)
+    assert record.read_text() == f"{SHA256}  file.bin\n" and len(server.ranges) == 2
 
 
 # ------------------------------------------------------------------ the disk
@@ -596,6 +623,7 @@ def test_a_small_catalogue(tmp_path):
         (HEAD + FILE + 'sha1 = "x"', "there is 'sha1': remove it"),
         (HEAD + FILE + FILE.replace("a.txt", "A.TXT"), "each file's name once"),
         (HEAD + "files = []", "expected a list of tables|a list"),
+        (HEAD + FILE.replace("https://", "https://ä"), "an address in ASCII"),
         (HEAD + 'files = ["a.txt"]', "file 1: expected a table"),
         (HEAD, "a field 'files'"),
         (HEAD.replace('"text"', '"html"') + FILE, "one of gutenberg, text, parquet, pairs"),

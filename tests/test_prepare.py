@@ -348,7 +348,12 @@ BAD = {
     "a list": (lambda f: (f / "prepared.json").write_text("[]"), "TypeError"),
     "deep": (lambda f: (f / "prepared.json").write_text("[" * 10**5), "RecursionError"),
     "no digest": (edited(lambda r: r.pop("digest")), "KeyError: 'digest'"),
-    "a number for a hash": (edited(lambda r: r.update(tokenizer=5)), "tokenizer is not a text"),
+    "a number for a hash": (edited(lambda r: r.update(tokenizer=5)), "a digest is not a text"),
+    "two lines for a hash": (edited(lambda r: r.update(digest="ab\ncd")), "a digest is not a text"),
+    "a lie that would leave the sha256 unread": (
+        lambda f: (edited(lambda r: r["train"]["shards"][0].update(bytes=10**12))(f), flipped(f)),
+        "held-out-00000.safetensors as it was prepared",
+    ),
     "shards as text": (edited(lambda r: r["train"].update(shards="abc")), "TypeError"),
     "minus": (edited(lambda r: r["train"].update(tokens=-1)), "not a whole number above 0"),
     "a half": (edited(lambda r: r["train"].update(tokens=0.5)), "not a whole number above 0"),

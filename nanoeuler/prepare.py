@@ -106,7 +106,7 @@ def _clear(out):
 
 @contextmanager
 def _folder(out):
-    """Yield the folder `out`, cleared; on any error it is cleared again."""
+    """Yield the folder `out`; on an error clear it, unless what was prepared before is whole."""
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -117,10 +117,10 @@ def _folder(out):
                     "choose another folder"
                 )
         try:
-            _clear(out)
             yield out
         except BaseException:
-            _clear(out)
+            if not (out / "prepared.json").exists():
+                _clear(out)
             raise
     except (OSError, SafetensorError) as error:
         raise UserError(
@@ -156,6 +156,7 @@ def prepare(documents, out, *, vocab_size, source, tokenizer=None, report=None):
                 f"expected a tokenizer with the special token {END_OF_TEXT}, but this one has "
                 "none: use one that nanoeuler has trained"
             )
+        _clear(out)
         tokenizer.save(out / "tokenizer.json")
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
         for text, held_out in texts.again("encoding"):
@@ -165,7 +166,7 @@ def prepare(documents, out, *, vocab_size, source, tokenizer=None, report=None):
         _commit(out, tokenizer, writers, about)
 
 
-# %% book/06c-batches.md:686
+# %% book/06c-batches.md:687
 def prepare_text(path, out, *, vocab_size, tokenizer=None):
     """Prepare one text file, as two documents: what `data.split` trains on and what it holds out.
 
@@ -181,6 +182,7 @@ def prepare_text(path, out, *, vocab_size, tokenizer=None):
     with _folder(out) as out:
         if tokenizer is None:
             tokenizer = Tokenizer.train(whole_words(text_chunks(path, 0, cut)), vocab_size)
+        _clear(out)
         tokenizer.save(out / "tokenizer.json")
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
         for writer, first, last in zip(writers, (0, cut), (cut, size), strict=True):

@@ -204,7 +204,7 @@ class ShardWriter:
                 "shards": self.shards}  # fmt: skip
 
 
-# %% book/06c-batches.md:780
+# %% book/06c-batches.md:782
 def read_record(folder):
     """prepared.json of `folder`, a dict whose counts and hashes are of the right types."""
     path = folder / "prepared.json"

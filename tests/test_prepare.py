@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nanoeuler import data, shards
 from nanoeuler.data import HELD_OUT_BYTES, Prepared, digest, held_out_bytes, split
 from nanoeuler.errors import UserError
+from nanoeuler.files import project_root
 from nanoeuler.prepare import hold_out, prepare, prepare_text
 from nanoeuler.shards import Tokens, shard_path
 from nanoeuler.tokenizer import Tokenizer
@@ -386,6 +387,18 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path, good, damage, words):
     assert "\n" not in str(error.value)
 
 
+def test_a_mistake_leaves_what_was_prepared_before(tmp_path, good):
+    shutil.copytree(good, tmp_path / "kept")
+    before = {path.name: path.read_bytes() for path in good.iterdir()}
+    for documents, vocab_size in (([b"a text", b"another"], 3), ([], 300)):
+        with pytest.raises(UserError):
+            prepare(documents.__iter__, tmp_path / "kept", vocab_size=vocab_size, source="test")
+        assert {x.name: x.read_bytes() for x in (tmp_path / "kept").iterdir()} == before
+    with pytest.raises(UserError):
+        prepare_text(__file__, tmp_path / "kept", vocab_size=3)
+    assert {x.name: x.read_bytes() for x in (tmp_path / "kept").iterdir()} == before
+
+
 def test_a_large_folder_opens_without_its_bytes_and_verify_reads_them(tmp_path, good, monkeypatch):
     shutil.copytree(good, tmp_path / "bad")
     flipped(tmp_path / "bad")
@@ -396,9 +409,10 @@ def test_a_large_folder_opens_without_its_bytes_and_verify_reads_them(tmp_path, 
 
 
 def test_real_books_come_back(tmp_path):
-    folder = Path(os.environ.get("NANOEULER_DATA", "/nonexistent")) / "gutenberg"
+    default = project_root() / ".." / "shared" / "data"
+    folder = Path(os.environ.get("NANOEULER_DATA", default)) / "gutenberg"
     if not folder.is_dir():
-        pytest.skip("NANOEULER_DATA names no folder with gutenberg/")
+        pytest.skip(f"no {folder}: set NANOEULER_DATA to a folder that holds gutenberg/")
     books = [gzip.decompress(path.read_bytes()) for path in sorted(folder.glob("*.gz"))[:4]]
     opened = prepared(tmp_path, books, 1 << 18, tokenizer=None, vocab_size=1024)
     train, held_out = texts(opened)

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:1886
+# %% book/11-fine-tuning-and-chat.md:1967
 """`python -m nanoeuler` and the program `nanoeuler`: the command line."""
 
 import sys

@@ -12,6 +12,7 @@ B batch, T positions (the context), K predicted tokens.
 
 import itertools
 import json
+import sys
 
 import numpy as np
 
@@ -43,23 +44,25 @@ def conversation(tokenizer, question, answer):
     return before + after, [False] * len(before) + [True] * len(after)
 
 
-# %% book/11-fine-tuning-and-chat.md:168
+# %% book/11-fine-tuning-and-chat.md:169
 class Conversations:
     """Question-answer pairs as batches for `train.fit`; a row holds whole conversations.
 
     `tokens` (rows, T + K) int32 and `counted`, bool, of the same shape. Pairs that are longer than
-    the context are left out; UserError if none is left.
+    the context are left out, `left_out` of them; UserError if none is left.
     """
 
     def __init__(self, tokenizer, pairs, batch_size, context, n_predict, seed=0):
         self.batch_size, self.context, self.seed = batch_size, context, seed
         self.ahead = 1 + np.arange(n_predict)
-        rows = []
+        rows, self.left_out = [], 0
         for ids, counted in (conversation(tokenizer, *pair) for pair in pairs):
             if len(ids) <= context:
                 if not rows or len(rows[-1]) + len(ids) > context + 1:  # the last is only predicted
                     rows.append([])
                 rows[-1] += zip(ids, counted, strict=True)
+            else:
+                self.left_out += 1
         if not rows:
             raise UserError(
                 f"expected question-answer pairs of at most {context} tokens, got none: "
@@ -91,7 +94,7 @@ class Conversations:
         return self.rows(np.concatenate(order)[start : start + self.batch_size])
 
 
-# %% book/11-fine-tuning-and-chat.md:250
+# %% book/11-fine-tuning-and-chat.md:253
 SFT_STEPS = 600  # about two passes over the embedded pairs, half a minute on two cores
 SFT_LR = 1e-3  # a quarter of the rate of training from nothing, `optim.LEARNING_RATE`
 
@@ -104,6 +107,11 @@ class HeldOutAnswers(HeldOut):
         self.inputs, targets = every.rows(np.arange(len(every.tokens)))
         answers = targets[:, :, 0] != tokenizer.special[END]  # which spells nothing
         self.targets = np.where(answers, targets[:, :, 0], IGNORE)
+        if (self.targets == IGNORE).all():
+            raise UserError(
+                f"expected answers to judge the model by, but the last {len(pairs)} pairs, which "
+                "are held out, have empty ones: give more pairs, or others"
+            )
         self.batch_size, self.n_predict, self.tokenizer = batch_size, n_predict, tokenizer
         self._describe()
 
@@ -133,10 +141,13 @@ def sft(base, pairs, out, *, steps=None, batch_size=None, accumulate=None, lr=No
     shape = run.settings.batch_size, run.config.context, run.config.n_predict
     batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
     held_out = HeldOutAnswers(run.tokenizer, pairs[cut:], *shape)
+    if batches.left_out:
+        print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
+              f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
     return fit(out, run, batches, held_out, **how)
 
 
-# %% book/11-fine-tuning-and-chat.md:348
+# %% book/11-fine-tuning-and-chat.md:359
 class Chat:
     """A conversation with a model, with as much memory of its turns as the context has room for.
 
@@ -190,7 +201,7 @@ def converse(chat, questions, show):
         show("\n")
 
 
-# %% book/11-fine-tuning-and-chat.md:1109
+# %% book/11-fine-tuning-and-chat.md:1181
 def read_pairs(path):
     """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
     pairs = []
@@ -201,8 +212,10 @@ def read_pairs(path):
             if not all(isinstance(text, str) for text in pairs[-1]):
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
-            wanted = '{"question": TEXT, "answer": TEXT}'
-            raise UserError(f"line {number} of {path}: expected {wanted}") from None
+            wanted, found = '{"question": TEXT, "answer": TEXT}', line[:40].decode(errors="replace")
+            raise UserError(
+                f"line {number} of {path}: expected {wanted}, but it begins with {found!r}"
+            ) from None
     return pairs
 
 

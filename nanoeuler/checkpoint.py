@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:651
+# %% book/06d-cpu-training.md:725
 """The run directory: what training leaves on disk, and how it comes back to the last byte.
 
     config.json      what the run began with, written once      metrics.jsonl  one JSON line a step
@@ -10,12 +10,13 @@
     step-00000500/   a save, written aside and renamed as a whole; the newest counts:
         model.safetensors  optimizer.safetensors  state.json
 
-Leaves out locking: two programs that train in one directory at once are the caller's concern.
+Leaves out locking: `rundir.alone`, which `train` holds.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -23,20 +24,21 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialised
 
-from nanoeuler import __version__
 from nanoeuler.config import ModelConfig, parameter_shapes
 from nanoeuler.errors import UserError
 from nanoeuler.files import confirm, replacing, sha256_of
 from nanoeuler.model import Weights
-from nanoeuler.run import Run, Settings, code_digest, identity
+from nanoeuler.run import Run, Settings, identity, program
 from nanoeuler.rundir import read_metrics, save_name, saves, writing
 from nanoeuler.tokenizer import Tokenizer
 
 KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
 
 
-def _program():
-    return {"nanoeuler": __version__, "code": code_digest()}
+# What a death leaves of a save or a file of the run directory; no other name is ours to remove.
+LEFTOVER = re.compile(
+    r"\.(step-\d{8,}|((config|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"
+)
 
 
 def _state(run, windows):
@@ -44,14 +46,14 @@ def _state(run, windows):
     read = run.step * run.settings.batch_size
     cursor = {"pass": read // windows, "window": read % windows} if windows else {}
     names = {"run": identity(run.facts), "tokenizer": run.tokenizer.hash}
-    return {"step": run.step, "windows_read": read, **cursor, **names, **_program()}
+    return {"step": run.step, "windows_read": read, **cursor, **names, "program": run.program}
 
 
 def _json(record):
     return (json.dumps(record, indent=2) + "\n").encode()
 
 
-# %% book/06d-cpu-training.md:704
+# %% book/06d-cpu-training.md:780
 def _written(path, content):
     """Write bytes to a new file and wait until the disk has them; return their sha256."""
     with open(path, "xb") as file:
@@ -85,7 +87,7 @@ def _write_folder(folder, tensors, state):
     _sync(folder.parent)
 
 
-# %% book/06d-cpu-training.md:741
+# %% book/06d-cpu-training.md:817
 def save(out, run, keep=KEEP, windows=None):
     """Write `run` into the directory `out` as its newest save; the last `keep` saves stay.
 
@@ -100,7 +102,7 @@ def save(out, run, keep=KEEP, windows=None):
         if not saves(out):
             run.tokenizer.save(out / "tokenizer.json")
             with replacing(out / "config.json") as temporary:
-                temporary.write_bytes(_json({**_program(), **run.facts}))
+                temporary.write_bytes(_json({"program": program(), **run.facts}))
         if (out / "metrics.jsonl").exists():
             confirm(out / "metrics.jsonl")
         tensors = {"model.safetensors": weights, "optimizer.safetensors": moments}
@@ -108,20 +110,29 @@ def save(out, run, keep=KEEP, windows=None):
     tidy(out, keep)
 
 
+def _remove(path):
+    """Remove a folder or a file; of a link only the link, and nothing of where it leads."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
 def tidy(out, keep=KEEP):
     """Remove from `out` the saves before the last `keep`, and what a death left half done."""
-    if keep < 1:
-        raise UserError(f"expected to keep at least 1 save, got {keep}")
+    if type(keep) is not int or keep < 1:
+        raise UserError(f"expected to keep at least 1 save, got {keep!r}")
     with writing(out, "older saves could not be removed"):
-        for leftover in Path(out).glob(".*.part"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        for path in Path(out).glob(".*.part"):
+            if LEFTOVER.fullmatch(path.name):
+                _remove(path)
         for _, folder in saves(out)[:-keep]:
             aside = folder.with_name(f".{folder.name}.part")
             os.rename(folder, aside)  # what has the name of a save is whole
-            shutil.rmtree(aside)
+            _remove(aside)
 
 
-# %% book/06d-cpu-training.md:782
+# %% book/06d-cpu-training.md:867
 # What reading a file can raise that was cut short, edited, or made to do harm.
 DAMAGE = (
     OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError
@@ -156,14 +167,15 @@ def _record(out):
     return record, config, settings, tokenizer
 
 
-# %% book/06d-cpu-training.md:820
+# %% book/06d-cpu-training.md:905
 def _checked_state(folder, step, settings, names):
     """state.json of the save in `folder`, which must be of `step`, with the digests of `names`."""
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if state["step"] != step or type(state["step"]) is not int or step > settings.steps:
         raise ValueError(f"state.json has step {state['step']!r}")
-    if not state["code"].isprintable():
-        raise ValueError("code in state.json is not a digest")
+    for told in (*state["program"], *state["program"].values()):
+        if not told.isprintable() or len(told) > 100:  # they may be printed
+            raise ValueError("program in state.json is not what a save holds")
     for name in names:
         if sha256_of(folder / name) != state["sha256"][name]:
             raise ValueError(f"{name} is not the file that was saved")
@@ -192,7 +204,7 @@ def _tensors(path, config, kinds):
     return tensors
 
 
-# %% book/06d-cpu-training.md:859
+# %% book/06d-cpu-training.md:945
 FILES = {"model.safetensors": ("",), "optimizer.safetensors": ("m.", "v.")}  # and their prefixes
 
 
@@ -207,7 +219,7 @@ def _read(out, names):
         raise UserError(f"expected a save in {out}, but found none: start the run anew")
     try:
         state, tensors = _checked_state(folder, step, settings, names), {}
-        if state["run"] != identity(record):
+        if (state["run"], state["tokenizer"]) != (identity(record), record["tokenizer"]):
             raise UserError(
                 f"{folder} and {out / 'config.json'} are of different runs: "
                 "put back the one that belongs here"
@@ -222,7 +234,7 @@ def _read(out, names):
     return record, config, settings, tokenizer, state, tensors
 
 
-# %% book/06d-cpu-training.md:892
+# %% book/06d-cpu-training.md:978
 def load_model(out):
     """The newest model of a run directory, to use it: (config, tokenizer, weights)."""
     _, config, _, tokenizer, _, tensors = _read(Path(out), ["model.safetensors"])
@@ -238,11 +250,11 @@ def load(out):
     run = Run.begin(config, settings, tokenizer, record["data"], Weights(config))
     for name, tensor in {**run.weights, **run.moments}.items():
         tensor[...] = tensors[name]
-    run.step, run.code = state["step"], state["code"]
+    run.step, run.program = state["step"], state["program"]
     return run
 
 
-# %% book/06d-cpu-training.md:915
+# %% book/06d-cpu-training.md:1001
 def settle(out, run, keep=KEEP, windows=None):
     """Make `out` the directory of `run` at its step: saved once, and without what came after."""
     tidy(out, keep)
@@ -256,6 +268,7 @@ def settle(out, run, keep=KEEP, windows=None):
 
 __all__ = [
     "KEEP",
+    "LEFTOVER",
     "save",
     "tidy",
     "DAMAGE",

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:902
+# %% book/11-fine-tuning-and-chat.md:948
 """The command line. Each command parses its flags, calls the package, and prints.
 
 Leaves out defaults of training: those are where they are explained, in checkpoint.py and chat.py.
@@ -39,6 +39,9 @@ app.add_typer(tokenizer_app, name="tokenizer")
 
 def main(args=None):
     """Run the command line on `args` (by default the program's); return the exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed before we began; a file must not take its number
+            setattr(sys, name, open(os.devnull, mode))
     for stream in (sys.stdin, sys.stdout):
         if hasattr(stream, "reconfigure"):  # a character the terminal lacks is no reason to stop
             stream.reconfigure(errors="replace")
@@ -62,7 +65,7 @@ def main(args=None):
     return 2
 
 
-# %% book/11-fine-tuning-and-chat.md:1128
+# %% book/11-fine-tuning-and-chat.md:1206
 @app.command()
 def generate(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
@@ -80,7 +83,7 @@ def generate(
 
     config, tokenizer, weights = load_model(base)
     knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    decoder, prompt = generation.Decoder(config, weights), tokenizer.encode(text)
+    decoder, prompt = generation.Decoder(config, weights), tokenizer.encode(os.fsencode(text))
     ids = generation.generate(decoder, prompt, tokens, **knobs)
     pieces = generation.text_pieces(tokenizer, ids)
     print(text + next(pieces), end="", flush=True)  # at once: a wrong knob is told before anything
@@ -117,7 +120,7 @@ def chat(
     converse(talk, questions(), lambda text: print(text, end="", flush=True))
 
 
-# %% book/11-fine-tuning-and-chat.md:1722
+# %% book/11-fine-tuning-and-chat.md:1803
 @app.command()
 def check():
     """Prove the gradients.
@@ -174,7 +177,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
         raise UserError(f"no {error.name}: {extras}") from None
 
 
-# %% book/11-fine-tuning-and-chat.md:1871
+# %% book/11-fine-tuning-and-chat.md:1952
 @app.command()
 def doctor():
     """What this machine offers, and what may slow it down. Changes nothing.

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:1191
+# %% book/11-fine-tuning-and-chat.md:1269
 """`nanoeuler data`: which texts there are; fetch one, prepare it as tokens, look at what was made.
 
 Leaves out how that is done: chapters 6b and 6c. Imports inside, as cli.py does.
@@ -39,13 +39,13 @@ def _say(progress, text):
     progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-# %% book/11-fine-tuning-and-chat.md:1232
+# %% book/11-fine-tuning-and-chat.md:1310
 def _state(source):
     """How far a source has come on this machine, in words."""
     from nanoeuler.corpus import data_folder
 
     prepared, fetched = (data_folder(kind) / source.name for kind in ("prepared", "fetched"))
-    if any((prepared / last).exists() for last in ("prepared.json", "pairs.jsonl")):
+    if flags.is_prepared(prepared):
         return "prepared"
     found = [(fetched / file.name, file.bytes) for file in source.files]
     here = sum(path.exists() and size in (None, path.stat().st_size) for path, size in found)
@@ -72,7 +72,7 @@ def data_list():
         print(f"    {source.licence}; from {', '.join(hosts)}")
 
 
-# %% book/11-fine-tuning-and-chat.md:1268
+# %% book/11-fine-tuning-and-chat.md:1346
 def _bar_of_files(progress):
     """A function for `fetch` to report to: a bar for each file on its way, a line for its news."""
     from rich.filesize import decimal
@@ -120,7 +120,7 @@ def data_fetch(
     print(f"fetched into {_here(folder / name)}; next: nanoeuler data prepare {name}")
 
 
-# %% book/11-fine-tuning-and-chat.md:1321
+# %% book/11-fine-tuning-and-chat.md:1399
 def _named(what):
     """The `Source` that the words `what` mean: one of the catalogue, or one made of these files."""
     from nanoeuler.sources import File, Source
@@ -130,9 +130,9 @@ def _named(what):
         return source
     for word in what:
         if not Path(word).is_file():
-            raise UserError(
-                f"expected a name of nanoeuler data list, or files, but there is no file {word}"
-            )
+            folder = f"{word} is a folder: name the files in it"
+            found = folder if Path(word).is_dir() else f"there is no file {word}"
+            raise UserError(f"expected a name of nanoeuler data list, or files, but {found}")
     files = tuple(File(str(Path(word).resolve()), "") for word in what)
     title = ", ".join(Path(word).name for word in what)
     return Source(Path(what[0]).stem, title, "", "", "text", files)
@@ -152,7 +152,7 @@ def _write_pairs(source, fetched, out):
     return len(found)
 
 
-# %% book/11-fine-tuning-and-chat.md:1356
+# %% book/11-fine-tuning-and-chat.md:1434
 def _count_of_documents(progress, name):
     """A function for `prepare` to report to: a running count, a line for each pass that is over."""
     from rich.filesize import decimal
@@ -183,7 +183,7 @@ def _write_tokens(source, fetched, out, vocab_size, tokenizer):
             if not path.is_file():
                 known = f"run nanoeuler data fetch {source.name}"
                 raise UserError(f"expected {path}, but there is no such file: {known}")
-            prepare_text(path, out, vocab_size=vocab_size, tokenizer=tokenizer)
+            prepare_text(flags.plain(path), out, vocab_size=vocab_size, tokenizer=tokenizer)
         else:
             prepare(lambda: documents(source, fetched), out, vocab_size=vocab_size,
                     source=source.title, tokenizer=tokenizer, report=report)  # fmt: skip
@@ -209,17 +209,18 @@ def data_prepare(
     from nanoeuler.corpus import data_folder
 
     source, fetched = _named(what), data_folder("fetched")
-    out = out or data_folder("prepared") / source.name
-    if source.format == "pairs" and (vocab_size or tokenizer):
+    out = flags.not_prepared(out or data_folder("prepared") / source.name)
+    if source.format == "pairs" and (vocab_size is not None or tokenizer):
         raise UserError("pairs have no vocabulary: leave out --vocab-size and --tokenizer")
-    if vocab_size and tokenizer:
+    if vocab_size is not None and tokenizer:
         raise UserError("expected --vocab-size or --tokenizer, but both are given: leave out one")
     known = tokenizer and flags.load_tokenizer(tokenizer)
     try:
         if source.format == "pairs":
             count, then = f"{_write_pairs(source, fetched, out):,} pairs", "sft"
         else:
-            count = _write_tokens(source, fetched, out, vocab_size or flags.VOCAB_SIZE, known)
+            size = flags.VOCAB_SIZE if vocab_size is None else vocab_size
+            count = _write_tokens(source, fetched, out, size, known)
             count, then = f"{count:,} tokens", "train"
     except KeyboardInterrupt:
         raise UserError(
@@ -229,7 +230,7 @@ def data_prepare(
     print(f"prepared {count} in {_here(out)}; next: nanoeuler {then} --data {_here(out)}")
 
 
-# %% book/11-fine-tuning-and-chat.md:1436
+# %% book/11-fine-tuning-and-chat.md:1515
 def _document(prepared, number):
     """The text of document `number`, counted from 1: of the training side, then of the held-out."""
     train, held_out = prepared.train, prepared.held_out
@@ -243,7 +244,9 @@ def _document(prepared, number):
 
 @data_app.command("show")
 def data_show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="what data prepare has made")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", file_okay=False, help="what data prepare has made")
+    ],
     number: Annotated[int | None, typer.Argument(metavar="N", min=1, help="a document")] = None,
 ):
     """What is in prepared data: the counts, or the text of document N.
@@ -257,7 +260,7 @@ def data_show(
 
     if (folder / "pairs.jsonl").exists():
         pairs = read_pairs(folder / "pairs.jsonl")
-        if (number or 1) > len(pairs):
+        if number and number > len(pairs):
             raise UserError(f"expected a pair from 1 to {len(pairs)}, but {number} was asked for")
         print("\n\n".join(pairs[number - 1]) if number else f"pairs       {len(pairs):,}")
         return

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:1489
+# %% book/11-fine-tuning-and-chat.md:1570
 """`nanoeuler tokenizer`: learn a vocabulary, and turn text into ids and back, a chunk at a time.
 
 Leaves out how text is cut and merged: chapter 1's modules. Imports inside, as cli.py does.
@@ -63,7 +63,7 @@ def bar_of_bytes(progress, total):
     return read
 
 
-# %% book/11-fine-tuning-and-chat.md:1556
+# %% book/11-fine-tuning-and-chat.md:1637
 def _size(path):
     """The bytes in the file `path` (0 for a pipe); UserError if it cannot be read."""
     try:
@@ -139,7 +139,7 @@ def tokenizer_train(
           f"{decimal(len(first))} of the text, {seconds:.1f} s")  # fmt: skip
 
 
-# %% book/11-fine-tuning-and-chat.md:1637
+# %% book/11-fine-tuning-and-chat.md:1718
 @tokenizer_app.command("encode")
 def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")):
     """The ids of a text.

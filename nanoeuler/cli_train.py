@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:968
+# %% book/11-fine-tuning-and-chat.md:1017
 """`nanoeuler train` and `nanoeuler sft`: the commands that take steps, and what they say.
 
 Leaves out defaults of training: those are where they are explained, in checkpoint.py and chat.py.
@@ -37,19 +37,29 @@ def _finished(run, out, then):
     print(f"saved in {out}; next: {then}")
 
 
-# %% book/11-fine-tuning-and-chat.md:1007
+# %% book/11-fine-tuning-and-chat.md:1058
+def _own_text(out):
+    """The folder with the tokens of the text that the run in `out` began with."""
+    if (out / "data" / "prepared.json").exists():
+        return out / "data"
+    raise UserError(
+        f"expected a run with a text of its own in {out / 'data'}, but there is none: name the "
+        "prepared data that it began with as --data, or leave out --resume to begin"
+    )
+
+
 def _text(data):
     """The path of --data for train: docs is the embedded corpus."""
     from nanoeuler import corpus
 
-    path = corpus.text_path() if data == "docs" else Path(data)
+    path = corpus.text_path() if data == "docs" else flags.plain(Path(data))
     if (path / "pairs.jsonl").exists():
         raise UserError(f"--data {data} holds pairs, not text: nanoeuler sft learns from them")
     if path.is_file() or (path / "prepared.json").exists():
         return path
     raise UserError(
         f"expected --data to be docs, a text file, or a folder that nanoeuler data prepare has "
-        f"made, but {path} is none: nanoeuler data list says which texts there are"
+        f"made, but {path} is none: nanoeuler data list says of which texts it can make one"
     )
 
 
@@ -64,13 +74,16 @@ def _pairs(data):
         raise UserError(f"--data {data} holds text, not pairs: nanoeuler train learns from it")
     path = path / "pairs.jsonl" if path.is_dir() else path
     if not path.is_file():
-        raise UserError(f"expected --data docs or a file of pairs, but there is no file {path}")
+        raise UserError(
+            f"expected --data docs or a file of pairs, but there is no file {path}: nanoeuler data "
+            "prepare makes one of a text whose format is pairs"
+        )
     return chat.read_pairs(path)
 
 
-# %% book/11-fine-tuning-and-chat.md:1041
+# %% book/11-fine-tuning-and-chat.md:1105
 def train(
-    data: flags.Data = "docs", out: flags.Out = Path("runs/base"), preset: flags.Preset = None,
+    data: flags.Data = None, out: flags.Out = Path("runs/base"), preset: flags.Preset = None,
     tokenizer: flags.Tokenizer = None, engine: flags.Engine = "auto", steps: flags.Steps = None,
     batch_size: flags.BatchSize = None, accumulate: flags.Accumulate = None,
     lr: flags.Lr = None, seed: flags.Seed = None, save_every: flags.SaveEvery = 500,
@@ -78,8 +91,8 @@ def train(
 ):  # fmt: skip
     """Train a model on a text.
 
-    Left out, --preset is small and the tokenizer is that of prepared data, or learned from the
-    text; with --resume, both are the run's.
+    Left out, --data is docs, --preset small, and the tokenizer that of prepared data or learned
+    from the text (nanoeuler data prepare learns other sizes). With --resume, all are the run's.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
@@ -88,13 +101,20 @@ def train(
 
     config = None if resume and not preset else flags.preset_config(preset or "small")
     engine, tokenizer = flags.engine_name(engine), tokenizer and flags.load_tokenizer(tokenizer)
+    flags.not_prepared(out)
+    text = _own_text(out) if resume and data is None else _text(data or "docs")
+    if tokenizer and text.is_dir() and tokenizer.hash != flags.load_tokenizer(text).hash:
+        raise UserError(
+            f"{text} was prepared with another tokenizer: leave out --tokenizer, or prepare the "
+            "text again with nanoeuler data prepare --tokenizer"
+        )
 
     def sample(config, tokenizer, weights):
         ids = generate(Decoder(config, weights), tokenizer.encode("\n"), 150)
         return "\n" + "".join(text_pieces(tokenizer, ids)) + "\n"
 
     run = train_on(
-        config, _text(data), out, steps=steps, batch_size=batch_size, accumulate=accumulate,
+        config, text, out, steps=steps, batch_size=batch_size, accumulate=accumulate,
         lr=lr, seed=seed, engine=engine, save_every=save_every, keep=keep, resume=resume,
         sample=sample, tokenizer=tokenizer, before=_say_plan,
     )  # fmt: skip
@@ -117,6 +137,7 @@ def sft(
     from nanoeuler import chat
 
     engine, pairs = flags.engine_name(engine), _pairs(data)
+    flags.not_prepared(out)
 
     def sample(config, tokenizer, weights):
         text = ""

@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:467
+# %% book/11-fine-tuning-and-chat.md:478
 """The embedded corpus: English that every machine with Python on it already has.
 
 Documentation of the standard library and of nanoeuler's own dependencies, taken from their source
@@ -55,7 +55,7 @@ def is_prose(text):
     )
 
 
-# %% book/11-fine-tuning-and-chat.md:533
+# %% book/11-fine-tuning-and-chat.md:544
 _ITEM = re.compile(r"^ *([-*+]|\d+[.)]) +", re.MULTILINE)
 _MARKUP = (  # reStructuredText and NumPy inline markup -> its plain text
     (re.compile(r":[a-zA-Z:+.-]+:`[~!]?([^`<]*?)(?:\s*<[^>]*>)?`"), r"\1"),  # :func:`open`
@@ -87,7 +87,7 @@ def _indentation(line):
     return re.match(" *", line).end() if re.search(r"\w", line) else None
 
 
-# %% book/11-fine-tuning-and-chat.md:570
+# %% book/11-fine-tuning-and-chat.md:581
 def strings_and_comments(source, tree):
     """Every string literal and every block of whole-line comments, in the order of the file."""
     found, inside = [], set()
@@ -108,7 +108,7 @@ def strings_and_comments(source, tree):
     return [text for _, text in sorted(found, key=lambda item: item[0])]
 
 
-# %% book/11-fine-tuning-and-chat.md:608
+# %% book/11-fine-tuning-and-chat.md:619
 # What is asked about each kind of definition.
 QUESTIONS = {
     "module": "What is the module {} for?",
@@ -140,7 +140,7 @@ def question_and_answer(kind, name, docstring):
     return (QUESTIONS[kind].format(name), answer) if is_prose(answer) else None
 
 
-# %% book/11-fine-tuning-and-chat.md:652
+# %% book/11-fine-tuning-and-chat.md:663
 # Test suites hold code, not English; the rest are other people's packages in the library's folder.
 SKIPPED_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages"))
 
@@ -175,7 +175,7 @@ def sources():
     }
 
 
-# %% book/11-fine-tuning-and-chat.md:690
+# %% book/11-fine-tuning-and-chat.md:701
 def harvest(modules):
     """Read source files {module name: path}; return (text, pairs).
 
@@ -205,7 +205,7 @@ def harvest(modules):
     return "\n\n".join(filter(None, text)) + "\n", pairs
 
 
-# %% book/11-fine-tuning-and-chat.md:732
+# %% book/11-fine-tuning-and-chat.md:743
 def data_folder(name):
     """Where data of the kind `name` are kept: data/`name` of the checkout, else of the cache."""
     root = Path(nanoeuler.__file__).resolve().parents[1]

@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:1167
+# %% book/06d-cpu-training.md:1254
 """What a run shows: a live line or plain lines while it goes on, a picture of its losses after.
 
 Leaves out what is measured and when: those are lines of metrics, and `train` makes them.
@@ -50,6 +50,7 @@ class Display:
         """Show a step's metrics `line`."""
         self.seconds.append(line["seconds"])
         typical, steps = statistics.median(self.seconds), run.settings.steps
+        typical = max(typical, 1e-9)  # a clock may tick more slowly than we step
         if "bits_per_byte" in line:
             self.bits = f"  {line['bits_per_byte']:.3f} bits/byte"
         text = f"loss {line['loss']:.3f}{self.bits}  {line['tokens'] / typical:,.0f} tokens/s"
@@ -61,7 +62,7 @@ class Display:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 
 
-# %% book/06d-cpu-training.md:1230
+# %% book/06d-cpu-training.md:1318
 def draw(axes, lines, bytes_per_token, landmarks):
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]

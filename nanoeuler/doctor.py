@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:1785
+# %% book/11-fine-tuning-and-chat.md:1866
 """What this machine offers to training, and what may slow it down. Changes nothing."""
 
 import importlib.util
@@ -40,7 +40,7 @@ def vector_units():
     return text if used == found else f"{text}: something holds numba back"
 
 
-# %% book/11-fine-tuning-and-chat.md:1829
+# %% book/11-fine-tuning-and-chat.md:1910
 def memory():
     """What is known of the memory of this machine, in words."""
     try:
@@ -52,7 +52,7 @@ def memory():
     return (f"{decimal(int(free[1]) * 1024)} free of " if free else "") + decimal(total)
 
 
-# %% book/11-fine-tuning-and-chat.md:1844
+# %% book/11-fine-tuning-and-chat.md:1925
 def report():
     """The findings, as lines of text."""
     packages = ("nanoeuler", "numpy", "numba", "llvmlite")

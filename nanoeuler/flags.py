@@ -1,7 +1,7 @@
 # Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/11-fine-tuning-and-chat.md:795
+# %% book/11-fine-tuning-and-chat.md:808
 """What each flag of the command line means, written once: the type of a command's parameter.
 
 And what the name behind a flag stands for, where that is not the flag itself. Imports inside
@@ -17,25 +17,35 @@ from nanoeuler.errors import UserError
 
 # The text, or the pairs, to learn from; docs is the embedded corpus.
 Data = Annotated[
-    str, typer.Option("--data", metavar="NAME|FILE|DIR", help="docs, a file, or prepared data")
+    str | None,
+    typer.Option("--data", metavar="NAME|FILE|DIR", help="docs, a file, or prepared data"),
 ]
 # Runs are directories, as checkpoint.py describes them.
-From = Annotated[Path, typer.Option("--from", metavar="RUN_DIR", help="the folder to read")]
+From = Annotated[
+    Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read")
+]
 # Files that somebody else has brought here.
-FromDir = Annotated[Path | None, typer.Option("--from", metavar="DIR", help="the folder to read")]
+FromDir = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="DIR", file_okay=False, help="the folder to read"),
+]
 # A new run, or with --resume one that is there.
-Out = Annotated[Path, typer.Option("--out", metavar="RUN_DIR", help="where to write")]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="RUN_DIR", file_okay=False, help="where to write")
+]
 # For a command whose result is one file.
 OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write")]
 # For a command whose result is a folder, which has a name of its own if none is given.
-OutDir = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="where to write")]
+OutDir = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", file_okay=False, help="where to write")
+]
 # As load_tokenizer reads it: a folder stands for the tokenizer in it.
 Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", metavar="FILE|RUN_DIR", help="a tokenizer.json, or a run with one"),
 ]
 # A name of parallel.ENGINES.
-Engine = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or reference")]
+Engine = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, fused or reference")]
 # A name of config.PRESETS.
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="small, euler-10m, euler-116m or gpt2-124m")
@@ -60,7 +70,7 @@ Keep = Annotated[int, typer.Option(min=1, metavar="N", help="checkpoints to keep
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
 # As Tokenizer.train counts it; left out, VOCAB_SIZE.
 VocabSize = Annotated[
-    int | None, typer.Option(metavar="N", help="bytes, merges and special tokens")
+    int | None, typer.Option(metavar="N", help="how many ids: bytes, merges, special tokens")
 ]
 VOCAB_SIZE = 512  # the preset small's
 # To generate, or to plan for.
@@ -71,6 +81,29 @@ Temperature = Annotated[float, typer.Option(metavar="X", help="0: the most proba
 TopK = Annotated[int, typer.Option(metavar="N", help="of the N most probable tokens; 0: of all")]
 # The nucleus.
 TopP = Annotated[float, typer.Option(metavar="X", help="of the tokens that together have X")]
+
+
+# The files of prepared data that are written last: a folder with one of them is whole.
+PREPARED = ("prepared.json", "pairs.jsonl")
+
+
+def is_prepared(folder):
+    """Whether `folder` holds what nanoeuler data prepare makes: tokens of a text, or pairs."""
+    return any((folder / last).exists() for last in PREPARED)
+
+
+def not_prepared(out):
+    """`out`, if what is written there cannot spoil prepared data."""
+    if is_prepared(out):
+        raise UserError(f"{out} holds prepared data: name another folder with --out, or remove it")
+    return out
+
+
+def plain(path):
+    """`path`, if it is no compressed file, whose bytes are no text."""
+    if path.suffix == ".gz":
+        raise UserError(f"expected plain text, but {path} is compressed: gunzip -k {path} first")
+    return path
 
 
 def load_tokenizer(path):
@@ -89,7 +122,7 @@ def load_tokenizer(path):
 def engine_name(name):
     """`name`, if this version can train with it; asked before anything is written."""
     if name == "cuda":
-        raise UserError("engine cuda: this version trains on a CPU: choose auto, cpu or reference")
+        raise UserError("engine cuda: this version trains on a CPU: choose auto")
     from nanoeuler.parallel import engine_factory
 
     engine_factory(name)
@@ -129,6 +162,10 @@ __all__ = [
     "Temperature",
     "TopK",
     "TopP",
+    "PREPARED",
+    "is_prepared",
+    "not_prepared",
+    "plain",
     "load_tokenizer",
     "engine_name",
     "preset_config",

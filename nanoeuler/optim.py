@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:168
+# %% book/06d-cpu-training.md:177
 """AdamW on a model's flat buffers, the learning rate's schedule, and clipping by the global norm.
 
 Leaves out groups of parameters: matrices decay, vectors do not; nothing else tells them apart.
@@ -31,7 +31,7 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
         w[i] -= lr * (s + decay * w[i])                                  # (4)
 
 
-# %% book/06d-cpu-training.md:201
+# %% book/06d-cpu-training.md:210
 class AdamW:
     """The optimizer's state: two moments of each parameter's gradient, as `Weights`."""
 
@@ -58,7 +58,7 @@ class AdamW:
             _adamw(*(array.reshape(-1) for array in arrays), *map(number, scalars))
 
 
-# %% book/06d-cpu-training.md:305
+# %% book/06d-cpu-training.md:317
 @njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
 def _sum_of_squares(flat):
     total = 0.0

@@ -198,7 +198,8 @@ def summary(config, batch_size, steps, *, accumulate=1, threads=None, rate=None)
         f"memory  {total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
         f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python",
         f"time    about {_duration(flops / (CPU_SHARE * rate))}: matrix products run at "
-        f"{rate / 1e9:.0f} GFLOP/s on {threads} threads, and training at {CPU_SHARE:.0%} of that",
+        f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
+        f"{CPU_SHARE:.0%} of that",
     ])  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:455
+# %% book/06d-cpu-training.md:467
 """A training run between two steps: its settings, and all that decides what comes next.
 
 Leaves out how it gets to the disk and back (checkpoint.py) and how it takes a step (train.py).
@@ -11,10 +11,15 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import llvmlite.binding
+import numba
+import numpy as np
+
+from nanoeuler import __version__
 from nanoeuler.config import ModelConfig
 from nanoeuler.errors import UserError
 from nanoeuler.model import Weights, initialise
@@ -28,6 +33,9 @@ from nanoeuler.optim import (
 )
 from nanoeuler.parallel import SHARDS
 from nanoeuler.tokenizer import Tokenizer
+
+# What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,12 @@ class Settings:
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
             zero_is_fine = each.name in ("seed", "warmup", "weight_decay")
-            good = type(value) in (int, each.type) and math.isfinite(value)
-            if not good or value < 0 or (value == 0 and not zero_is_fine):
+            good = type(value) in (int, each.type) and 0 <= value <= LARGEST[each.type]
+            if not good or (value == 0 and not zero_is_fine):
                 wanted = "a whole number" if each.type is int else "a number"
                 wanted += " of at least 0" if zero_is_fine else " above 0"
+                if type(value) in (int, float) and value > LARGEST[each.type]:
+                    wanted += f" and at most {LARGEST[each.type]}"
                 raise UserError(f"training: expected {each.name} to be {wanted}, got {value!r}")
         if self.beta2 >= 1:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
@@ -63,7 +73,7 @@ class Settings:
             )
 
 
-# %% book/06d-cpu-training.md:522
+# %% book/06d-cpu-training.md:544
 @functools.cache
 def code_digest():
     """16 hex digits of the sha256 of this package's sources: the same digest, the same code."""
@@ -71,6 +81,14 @@ def code_digest():
     for path in sorted(Path(__file__).parent.glob("*.py")):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
+
+
+def program():
+    """What may change the last bits of a step besides the run: {what: its version or name}."""
+    return {
+        "nanoeuler": __version__, "code": code_digest(), "numpy": np.__version__,
+        "numba": numba.__version__, "processor": llvmlite.binding.get_host_cpu_name(),
+    }  # fmt: skip
 
 
 @dataclass
@@ -84,7 +102,7 @@ class Run:
     weights: Weights
     optimizer: AdamW
     step: int  # how many are done
-    code: str = field(default_factory=code_digest)  # of the program that took it this far
+    program: dict = field(default_factory=program)  # that took it this far; `fit` adds the engine
 
     @classmethod
     def begin(cls, config, settings, tokenizer, data, weights=None):
@@ -118,8 +136,10 @@ def identity(facts):
 
 
 __all__ = [
+    "LARGEST",
     "Settings",
     "code_digest",
+    "program",
     "Run",
     "FACTS",
     "identity",

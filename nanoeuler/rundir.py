@@ -1,17 +1,27 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:583
+# %% book/06d-cpu-training.md:613
 """What stands in a run directory under which name: its saves, its metrics; and a disk's refusals.
 
 Leaves out what is inside a save (checkpoint.py).
 """
 
+import errno
 import json
+import math
+import os
 from contextlib import contextmanager
 from pathlib import Path
 
 from nanoeuler.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a user's share, a file
 
 
 def save_name(step):
@@ -24,7 +34,7 @@ def saves(out):
     found = []
     for path in Path(out).glob("step-*"):
         digits = path.name.removeprefix("step-")
-        if digits.isdecimal() and path.name == save_name(int(digits)):
+        if digits.isdecimal() and path.name == save_name(int(digits)) and path.is_dir():
             found.append((int(digits), path))
     return sorted(found)
 
@@ -37,12 +47,41 @@ def writing(out, failure):
     except OSError as error:
         kept = saves(out)
         left = f"the save of step {kept[-1][0]} is whole" if kept else "nothing is saved there yet"
-        then = "then go on with --resume" if kept else "or choose another directory"
+        cure = "make room" if error.errno in FULL else "remove the cause"
+        cure += ", then go on with --resume" if kept else ", or choose another directory"
         reason = error.strerror or error
-        raise UserError(f"{failure} in {out} ({reason}): {left}; make room, {then}") from None
+        raise UserError(f"{failure} in {out} ({reason}): {left}; {cure}") from None
 
 
-# %% book/06d-cpu-training.md:627
+# %% book/06d-cpu-training.md:668
+@contextmanager
+def alone(out):
+    """Hold the directory `out`, made if need be: UserError if another program trains in it.
+
+    Without effect on Windows, and on network disks that have no locks.
+    """
+    with writing(out, "nothing could be written"):
+        Path(out).mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"expected to train alone in {out}, but another program trains there now: "
+                "wait until it ends, or choose another directory"
+            ) from None
+        except OSError:
+            pass  # no locks on this disk
+        yield
+    finally:
+        os.close(handle)
+
+
+# %% book/06d-cpu-training.md:699
 def add_metrics(out, line):
     """Append one line, a dict with its "step", to metrics.jsonl."""
     with writing(out, "metrics.jsonl could not be written"):
@@ -53,20 +92,24 @@ def add_metrics(out, line):
 def read_metrics(out):
     """The lines of metrics.jsonl as dicts, up to the first that a crash left incomplete."""
     path, lines = Path(out) / "metrics.jsonl", []
-    for text in path.read_bytes().splitlines() if path.exists() else ():
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
-            line["step"] + 1  # a dict with a number, or it is not ours
-        except (ValueError, TypeError, KeyError):
+            numbers = line["step"], line["loss"], line.get("bits_per_byte", 0)
+            if line["step"] < 1 or not all(map(math.isfinite, numbers)):
+                break
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             break
         lines.append(line)
     return lines
 
 
 __all__ = [
+    "FULL",
     "save_name",
     "saves",
     "writing",
+    "alone",
     "add_metrics",
     "read_metrics",
 ]

@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06d-cpu-training.md:1035
+# %% book/06d-cpu-training.md:1121
 """The training loop: batches, gradients, AdamW, and a run directory that survives a crash.
 
 Leaves out how gradients are computed (`parallel.Sharded`) and how text is generated (`sample`).
@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,10 @@ from nanoeuler.display import Display, plot
 from nanoeuler.errors import UserError
 from nanoeuler.model import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.optim import clip, learning_rate
-from nanoeuler.parallel import Sharded, engine_factory
+from nanoeuler.parallel import ENGINES, Sharded, engine_factory
 from nanoeuler.prepare import prepare_text
-from nanoeuler.run import Run, Settings, code_digest
-from nanoeuler.rundir import add_metrics, saves
+from nanoeuler.run import Run, Settings, program
+from nanoeuler.rundir import add_metrics, alone, saves
 from nanoeuler.tokenizer import Tokenizer
 
 VALIDATIONS = 20  # in a run: of 128 windows each, they take about 2 % of the small preset's time
@@ -62,7 +63,7 @@ class _Watched:
         return watched
 
 
-# %% book/06d-cpu-training.md:1099
+# %% book/06d-cpu-training.md:1186
 def first_bad_tensor(weights, gradients, tokens, targets):
     """Say in words which tensor is the first that is not finite.
 
@@ -84,7 +85,7 @@ def first_bad_tensor(weights, gradients, tokens, targets):
     return f"the gradient of {bad[-1]}" if bad else "the loss"  # backward begins at the last
 
 
-# %% book/06d-cpu-training.md:1144
+# %% book/06d-cpu-training.md:1231
 class _Signals:
     """Inside it the first SIGINT or SIGTERM only sets `caught`; a second acts as always."""
 
@@ -104,7 +105,7 @@ class _Signals:
             signal.signal(*self.before.popitem())
 
 
-# %% book/06d-cpu-training.md:1263
+# %% book/06d-cpu-training.md:1351
 def _step(run, compute, batches, gradients):
     """Take one step of `run` in place; return its line of metrics."""
     began, step, settings = time.perf_counter(), run.step + 1, run.settings
@@ -142,22 +143,11 @@ def _judged(run, compute, held_out, sample):
     return found
 
 
-# %% book/06d-cpu-training.md:1304
-def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=SAVE_EVERY,
-        keep=KEEP, sample=None, before=None):  # fmt: skip
-    """Take `run` to its last step, or to a signal, saving into `out`. Returns the `Run`.
-
-    `batches.batch(step)` gives tokens (B, T) and targets (B, T, K), a pass has `batches.windows`
-    of them; `held_out` has `bits_per_byte`, `bytes_per_token` and `landmarks` as `data.HeldOut`
-    has. `sample(config, tokenizer, weights)` gives a text: printed at the end, and its beginning
-    after each quarter of the run. `before(run)` is called before the first step.
-    """
-    compute = Sharded(engine_factory(engine), run.config, threads, pieces=run.settings.accumulate)
-    gradients, steps, stop = run.weights.zeros_like(), run.settings.steps, None
-    settle(out, run, keep, batches.windows)
-    if before:
-        before(run)
-    display, ahead = Display(steps, run.step), Ahead(batches)
+# %% book/06d-cpu-training.md:1392
+def _steps(out, run, compute, batches, held_out, display, save_every, keep, sample):
+    """Take the steps that `run` has before it; return the signal that ended them, or None."""
+    gradients, ahead = run.weights.zeros_like(), Ahead(batches)
+    steps, stop = run.settings.steps, None
     with _Signals() as signals, display.progress:
         while run.step < steps and not stop:
             line = _step(run, compute, ahead, gradients)
@@ -167,7 +157,55 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
             stop = signals.caught
             if stop or run.step == steps or run.step % save_every == 0:
                 save(out, run, keep, batches.windows)
-    plot(out, held_out)
+    return stop
+
+
+# %% book/06d-cpu-training.md:1412
+def _note_program(out, run, engine):
+    """Note in `run` what takes it on; if other things took it so far, say so on stderr."""
+    makers = {make: name for name, make in ENGINES.items()}  # "auto" stands for one of them
+    then, now = run.program, {**program(), "engine": makers[engine_factory(engine)]}
+    changed = [f"{at} {then.get(at)}, now {now[at]}" for at in now if then.get(at) != now[at]]
+    if run.step and changed:
+        print(f"step {run.step} of {out} was saved with {'; '.join(changed)}: the run goes on, but "
+              "its last bits may differ from those of a run that was never interrupted",
+              file=sys.stderr)  # fmt: skip
+    run.program = now
+
+
+def _check(out, run, save_every, threads):
+    """UserError for what would fail in the middle, and if the directory is not where `run` is."""
+    for name, value in (("save_every", save_every), ("threads", threads or 1)):
+        if type(value) is not int or value < 1:
+            raise UserError(f"expected {name} to be a whole number above 0, got {value!r}")
+    newest = saves(out)[-1][0] if saves(out) else run.step
+    if newest != run.step:
+        raise UserError(f"expected the newest save in {out} to be of step {run.step}, but another "
+                        f"program has written step {newest}: go on from that with --resume")
+
+
+# %% book/06d-cpu-training.md:1439
+def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=SAVE_EVERY,
+        keep=KEEP, sample=None, before=None, held=False):  # fmt: skip
+    """Take `run` to its last step, or to a signal, saving into `out`. Returns the `Run`.
+
+    `batches.batch(step)` gives tokens (B, T) and targets (B, T, K), a pass has `batches.windows`
+    of them; `held_out` has `bits_per_byte`, `bytes_per_token` and `landmarks` as `data.HeldOut`
+    has. `sample(config, tokenizer, weights)` gives a text: printed at the end, and its beginning
+    after each quarter of the run. `before(run)` is called before the first step. held: whether the
+    caller holds the directory already (`rundir.alone`).
+    """
+    with nullcontext() if held else alone(out):
+        _check(out, run, save_every, threads)
+        pieces = run.settings.accumulate
+        compute = Sharded(engine_factory(engine), run.config, threads, pieces=pieces)
+        _note_program(out, run, engine)
+        settle(out, run, keep, batches.windows)
+        if before:
+            before(run)
+        display, steps = Display(run.settings.steps, run.step), run.settings.steps
+        stop = _steps(out, run, compute, batches, held_out, display, save_every, keep, sample)
+        plot(out, held_out)
     if run.step < steps:
         display.say(f"{stop}: step {run.step} of {steps} is saved in {out}; go on with --resume")
     elif sample:
@@ -175,13 +213,13 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     return run
 
 
-# %% book/06d-cpu-training.md:1340
+# %% book/06d-cpu-training.md:1470
 def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None):
     """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
 
     A new one is `begin(given)`, and nothing is written yet. One that is there must have begun with
     what is `given` (a dict; None: whatever it is), with the data digest `data`, and with `config`
-    and `tokenizer` unless they are None. If other code saved it, a line on stderr says so.
+    and `tokenizer` unless they are None.
     """
     given = {name: value for name, value in given.items() if value is not None}
     if not resume:
@@ -192,24 +230,20 @@ def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None)
             )
         return begin(given)
     run = load(out)
-    then = {**dataclasses.asdict(run.settings), "data": run.data}
-    then |= {"tokenizer": run.tokenizer.hash, "model": run.config}
-    now = {**given, "data": data, "tokenizer": (tokenizer or run.tokenizer).hash}
-    now["model"] = config or run.config
+    model = dataclasses.asdict(run.config)
+    then = {**dataclasses.asdict(run.settings), **model, "data": run.data}
+    now = {**given, **(dataclasses.asdict(config) if config else model), "data": data}
+    then["tokenizer"], now["tokenizer"] = run.tokenizer.hash, (tokenizer or run.tokenizer).hash
     for name in now:
         if now[name] != then[name]:
             raise UserError(
                 f"{out} holds a run with {name} {then[name]}, but {now[name]} was asked for: "
                 "resume it with what it began with, or start another in another directory"
             )
-    if run.code != code_digest():
-        print(f"step {run.step} of {out} was saved by other code (then {run.code}, now "
-              f"{code_digest()}): the run goes on, but its last bits may differ from those of a "
-              "run that was never interrupted", file=sys.stderr)  # fmt: skip
     return run
 
 
-# %% book/06d-cpu-training.md:1377
+# %% book/06d-cpu-training.md:1503
 def train(config, data, out, *, steps=None, batch_size=None, accumulate=None, lr=None, seed=None,
           engine="auto", threads=None, save_every=SAVE_EVERY, keep=KEEP, resume=False,
           sample=None, tokenizer=None, before=None):  # fmt: skip
@@ -228,6 +262,8 @@ def train(config, data, out, *, steps=None, batch_size=None, accumulate=None, lr
     known = tokenizer or (prepared and prepared.tokenizer)
     if known and config:
         config = dataclasses.replace(config, vocab_size=known.vocab_size)
+    if resume and not saves(out):
+        load(out)  # raises, and says what is missing
 
     def begin(given):
         settings = Settings(**given)  # complains before a long preparation, and not after
@@ -236,19 +272,20 @@ def train(config, data, out, *, steps=None, batch_size=None, accumulate=None, lr
         known = tokenizer or Tokenizer.load(folder / "tokenizer.json")
         return Run.begin(config, settings, known, identity)
 
-    run = open_run(out, given, identity, begin, resume, config, tokenizer)
-    prepared = prepared or Prepared(folder)
-    if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
-        raise UserError(
-            f"expected {folder} to hold this run's text in tokens of {Path(out) / 'tokenizer.json'}"
-            ", but it holds others: prepare the text again, with that tokenizer"
-        )
-    shape = run.settings.batch_size, run.config.context, run.config.n_predict
-    return fit(
-        out, run, Batches(prepared.train, *shape, run.settings.seed),
-        HeldOut(prepared.held_out, run.tokenizer, *shape), engine=engine, threads=threads,
-        save_every=save_every, keep=keep, sample=sample, before=before,
-    )  # fmt: skip
+    with alone(out):
+        run = open_run(out, given, identity, begin, resume, config, tokenizer)
+        prepared = prepared or Prepared(folder)
+        if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
+            raise UserError(
+                f"expected {folder} to hold the text and the tokens of the run in {out}, but it "
+                f"holds others: prepare the text again, with {Path(out) / 'tokenizer.json'}"
+            )
+        shape = run.settings.batch_size, run.config.context, run.config.n_predict
+        return fit(
+            out, run, Batches(prepared.train, *shape, run.settings.seed),
+            HeldOut(prepared.held_out, run.tokenizer, *shape), engine=engine, threads=threads,
+            save_every=save_every, keep=keep, sample=sample, before=before, held=True,
+        )  # fmt: skip
 
 
 __all__ = [

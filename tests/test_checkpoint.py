@@ -20,7 +20,7 @@ from nanoeuler.checkpoint import load, load_model, save, settle, tidy
 from nanoeuler.config import ModelConfig
 from nanoeuler.errors import UserError
 from nanoeuler.run import Run, Settings, identity
-from nanoeuler.rundir import add_metrics, read_metrics, saves
+from nanoeuler.rundir import add_metrics, alone, read_metrics, saves
 from nanoeuler.tokenizer import Tokenizer
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
@@ -114,10 +114,44 @@ def test_what_is_no_save_is_no_save(saved, tmp_path):
     arabic = f"step-{8 * chr(0x663)}"  # 33333333 in digits that int() reads
     for name in ("step-5", "step-000000005", "step-x", "step-", arabic):
         (out / name).mkdir()
+    (out / "step-00000009").write_text("a file")
+    (out / "step-00000010").symlink_to(out / "nowhere")
     (out / ".step-00000007.part").mkdir()
     assert saves(out) == [(4, out / AT4)] and same(load(out), run_at(4))
     tidy(out)
     assert not (out / ".step-00000007.part").exists() and (out / "step-5").exists()
+
+
+def test_what_is_not_ours_is_not_removed(saved, tmp_path):
+    out = shutil.copytree(saved, tmp_path / "run")
+    elsewhere = shutil.copytree(saved / AT4, tmp_path / "elsewhere")
+    (out / "step-00000002").symlink_to(elsewhere)  # an old save on another disk: the link goes
+    (out / ".step-00000003.part").symlink_to(elsewhere)
+    (out / ".step-00000005.part").write_text("a file")
+    (out / ".config.json.77.part").write_text("{")
+    (out / ".mine.part").mkdir()
+    tidy(out, keep=1)
+    assert [path.name for path in out.glob(".*")] == [".mine.part"]
+    assert saves(out) == [(4, out / AT4)] and len(list(elsewhere.iterdir())) == 3
+    for keep in (0, -1, None, "2", 1.0, True):
+        with pytest.raises(UserError, match="at least 1 save"):
+            tidy(out, keep=keep)
+
+
+def test_one_program_at_a_time(tmp_path):
+    with alone(tmp_path / "run"):
+        with pytest.raises(UserError, match="another program trains there now"):
+            with alone(tmp_path / "run"):
+                pass
+        with alone(tmp_path / "other"):
+            pass
+    with alone(tmp_path / "run"):
+        pass
+    assert list((tmp_path / "run").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="File exists.*remove the cause"):
+        with alone(tmp_path / "file"):
+            pass
 
 
 def state_of(out, step=4):
@@ -130,8 +164,8 @@ def test_the_state_tells_people_where_the_run_stands(tmp_path):
     assert (state["step"], state["windows_read"]) == (4, 64)
     assert (state["pass"], state["window"]) == (6, 4)
     assert state["tokenizer"] == config["tokenizer"] == tokenizer().hash
-    assert state["code"] == config["code"] == run_at(4).code and len(state["code"]) == 16
-    assert state["nanoeuler"] == config["nanoeuler"]
+    assert state["program"] == config["program"] == run_at(4).program
+    assert len(state["program"]["code"]) == 16 and state["program"]["nanoeuler"]
 
 
 def test_the_order_in_which_the_disk_is_told(saved, tmp_path):
@@ -317,7 +351,7 @@ def test_a_damaged_save_names_the_one_before_it(saved, tmp_path):
         load_model(out)
     shutil.rmtree(out / AT5)
     assert same(load(out), run_at(4))
-    shutil.rmtree(out / AT4 )
+    shutil.rmtree(out / AT4)
     (out / AT4).mkdir()
     refused(out, f"{AT4} is damaged .*it is the only save there")
     (out / AT4).rmdir()
@@ -463,6 +497,7 @@ def test_another_tokenizer_is_refused(saved, tmp_path):
         (("model", "sur\nprise"), 1), (("training", "lr"), -1), (("training", "steps"), 1.5),
         (("training", "steps"), 3), (("training", "beta2"), 1), (("training", "seed"), -1),
         (("training", "lr"), float("nan")), (("training", "warmup"), None),
+        (("training", "steps"), 10**400), (("training", "lr"), 10**400),
         (("training", "accumulate"), 0), (("training", "accumulate"), 5),
     ],
 )  # fmt: skip
@@ -486,7 +521,9 @@ def test_hostile_records_are_refused_at_once(saved, tmp_path, where, value):
     ("name", "value"),
     [
         ("step", -1), ("step", "4"), ("step", 10), ("step", True), ("step", 4.0), ("step", None),
-        ("run", 7), ("run", "0" * 16), ("code", None), ("code", "\x1b[2J"), ("sha256", {}),
+        ("run", 7), ("run", "0" * 16), ("tokenizer", None),
+        ("program", None), ("program", {"code": "\x1b[2J"}), ("program", {"code": "0" * 1000}),
+        ("program", {"\n": "0"}), ("program", []), ("sha256", {}),
         ("sha256", []),
         ("sha256", {name: "" for name in LARGE}),
     ],
@@ -520,14 +557,33 @@ def test_metrics_lose_their_torn_end_and_the_steps_that_come_again(saved, tmp_pa
     assert (out / "metrics.jsonl").read_text().endswith("}\n")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000, "null", "[]", "{}", '{"step": 2}', '{"step": -1, "loss": 1}',
+        '{"step": "2", "loss": 1}', '{"step": 2, "loss": "x"}', '{"step": 2, "loss": NaN}',
+        '{"step": 2, "loss": 1, "bits_per_byte": []}', f'{{"step": 2, "loss": {"9" * 400}}}',
+        '{"step": 2, "loss": 1, "sample": "\udcff"}',
+    ],
+)  # fmt: skip
+def test_metrics_that_nobody_here_wrote_end_the_reading(line, tmp_path):
+    add_metrics(tmp_path, {"step": 1, "loss": 2.0})
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+
+
 def test_settings_say_what_they_expect():
     for name, value, words in (
         ("steps", 0, "a whole number above 0, got 0"),
         ("batch_size", 2.0, "a whole number above 0, got 2.0"),
-        ("lr", float("inf"), "a number above 0, got inf"),
+        ("lr", float("inf"), "a number above 0 and at most 1.79.*, got inf"),
         ("seed", -1, "a whole number of at least 0, got -1"),
         ("weight_decay", -0.1, "of at least 0"),
         ("beta2", 1.5, "below 1"),
+        ("lr", float("nan"), "a number above 0, got nan"),
+        ("seed", 2**63, "of at least 0 and at most 9223372036854775807, got"),
+        ("lr", 10**400, "a number above 0"),
     ):
         with pytest.raises(UserError, match=f"{name} to be .*{words}"):
             Settings(**{name: value})

@@ -21,12 +21,13 @@ import pytest
 from nanoeuler import cli, corpus, sources
 from nanoeuler.checkpoint import saves
 from nanoeuler.data import Prepared
+from nanoeuler.files import project_root
 from nanoeuler.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = (ROOT / "data" / "river.txt").read_text()
 HOST = "https://texts.invalid"  # a catalogue allows no http; the tests put their server there
-REAL = Path(os.environ.get("NANOEULER_DATA", "there is no such folder"))
+REAL = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
 SMALL = "--batch-size 4 --save-every 2"
 
 # Five books as Project Gutenberg wraps them, of which two are the same; a play; questions.
@@ -351,15 +352,22 @@ ERRORS = {  # a command line, and what its one line must say
     "data prepare": "NAME|FILE",
     "data prepare nowhere": "but there is no file nowhere",
     "data prepare 0.txt nowhere": "but there is no file nowhere",
+    "data prepare fetched": "fetched is a folder: name the files in it",
+    "data prepare packed.gz --out new": "packed.gz is compressed: gunzip",
+    "data prepare play": "prepared/play holds prepared data: name another folder",
+    "data prepare questions --out prepared/play": "prepared/play holds prepared data",
+    "data prepare play --out prepared/questions": "prepared/questions holds prepared data",
     "data prepare empty --out new": "empty has 0 bytes",
     "data prepare binary --out new": "expected UTF-8 text",
     "data prepare binary empty --out new": "expected UTF-8, but byte 0 of",
     "data prepare empty empty --out new": "at least 2 different documents",
     "data prepare play --vocab-size 3 --out new": "vocabulary size",
-    "data prepare play --vocab-size 300 --tokenizer prepared/play": "leave out one",
-    "data prepare play --tokenizer nowhere": "there is no nowhere",
-    "data prepare questions --vocab-size 300": "pairs have no vocabulary",
-    "data prepare play --out binary": "binary",
+    "data prepare play --vocab-size 0 --out new": "vocabulary size",
+    "data prepare play --vocab-size 300 --tokenizer prepared/play --out new": "leave out one",
+    "data prepare play --tokenizer nowhere --out new": "there is no nowhere",
+    "data prepare questions --vocab-size 300 --out new": "pairs have no vocabulary",
+    "data prepare play --out binary": "'binary' is a file",
+    "data show binary": "'binary' is a file",
     "data show nowhere": "prepare the data first",
     "data show prepared/books 5": "expected a document from 1 to 4, but 5",
     "data show prepared/books 0": "'N'",
@@ -368,13 +376,16 @@ ERRORS = {  # a command line, and what its one line must say
     "train --data fetched": "but fetched is none",
     "train --data broken --out new": "prepare it again",
     "sft --data prepared/books": "holds text, not pairs: nanoeuler train",
-    "train --data prepared/play --tokenizer prepared/books --out new": "tokenizer",
+    "train --data prepared/play --tokenizer prepared/books --out new": "another tokenizer",
+    "train --data prepared/play --out prepared/books": "prepared/books holds prepared data",
+    "train --resume --out prepared/books": "prepared/books holds prepared data",
 }
 
 
 @pytest.mark.parametrize("line", ERRORS)
 def test_an_error_is_one_line_and_exit_code_2(prepared, folder, line):
     (folder / "binary").write_bytes(b"\xff\xfe\x00")
+    (folder / "packed.gz").write_bytes(b"\x1f\x8b")
     (folder / "empty").write_bytes(b"")
     (folder / "0.txt").write_text(PARTS[0])
     shutil.copytree(folder / "prepared" / "play", folder / "broken", dirs_exist_ok=True)
@@ -405,7 +416,7 @@ def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
     assert "Traceback" not in err
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="NANOEULER_DATA names no folder with public texts")
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"no folder {REAL}: set NANOEULER_DATA to one")
 def test_real_books_become_a_model(nanoeuler, folder, monkeypatch):
     monkeypatch.undo()  # the real catalogue
     monkeypatch.chdir(folder)

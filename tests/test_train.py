@@ -31,7 +31,7 @@ from nanoeuler.model import initialise
 from nanoeuler.optim import AdamW
 from nanoeuler.parallel import Sharded
 from nanoeuler.prepare import prepare
-from nanoeuler.rundir import read_metrics, saves
+from nanoeuler.rundir import alone, read_metrics, saves
 from nanoeuler.tokenizer import Tokenizer
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
@@ -113,8 +113,9 @@ import os, sys, time
 mark = lambda letter: os.write(int(sys.argv[1]), letter.encode())
 mark("i")
 from pathlib import Path
-from nanoeuler import train
+from nanoeuler import run, train
 from nanoeuler.config import ModelConfig
+run.code_digest = lambda: "0" * 16  # the sources may be edited while these lives follow each other
 
 def marked(name, letter, wait=0.0):
     call = getattr(train, name)
@@ -321,14 +322,42 @@ def test_other_code_is_told_and_no_obstacle(straight, tmp_path, capsys):
     with pytest.raises(Died), dying_before(train, "_step", 6):
         go(tmp_path)
     capsys.readouterr()
-    with mock.patch.object(train, "code_digest", lambda: "0" * 16):
+    with mock.patch.object(train, "program", lambda: {**run.program(), "code": "0" * 16}):
         resume(tmp_path)
     told = capsys.readouterr().err.splitlines()[0]
     then = run.code_digest()
-    assert f"step 4 of {tmp_path} was saved by other code (then {then}, now 000" in told
-    assert_same_run(tmp_path, straight)
+    assert told.startswith(f"step 4 of {tmp_path} was saved with code {then}, now {'0' * 16}: the")
+    assert checkpoint.load(tmp_path).program["code"] == "0" * 16
+    weights = f"step-{STEPS:08d}/model.safetensors"
+    assert (tmp_path / weights).read_bytes() == (straight / weights).read_bytes()
     resume(straight)
-    assert "other code" not in capsys.readouterr().err
+    assert "was saved with" not in capsys.readouterr().err
+
+
+def test_another_engine_is_told(tmp_path, capsys):
+    with pytest.raises(Died), dying_before(train, "_step", 6):
+        go(tmp_path, engine="auto")
+    capsys.readouterr()
+    with pytest.raises(Died), dying_before(train, "_step", 1):
+        resume(tmp_path)
+    assert "step 4 of" in (told := capsys.readouterr().err) and "engine cpu, now reference" in told
+    with pytest.raises(Died), dying_before(train, "_step", 1):
+        train.train(None, RIVER, tmp_path, engine="cpu", resume=True)  # what "auto" stood for
+    assert "engine" not in capsys.readouterr().err
+
+
+def test_a_directory_is_trained_in_by_one_program_at_a_time(straight, tmp_path):
+    out = shutil.copytree(straight, tmp_path / "run")
+    before = contents(out)
+    with alone(out):
+        for call in (go, resume):
+            with pytest.raises(UserError, match="another program trains there now"):
+                call(out)
+    late = checkpoint.load(out)  # read before the lock was taken; then another went on
+    late.step = 8
+    with pytest.raises(UserError, match="to be of step 8, but another program has written step 12"):
+        train.fit(out, late, None, None)
+    assert contents(out) == before
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -423,6 +452,10 @@ def test_what_is_refused(straight, tmp_path):
         (lambda: train.train(None, other, straight, resume=True), "with data"),
         (lambda: resume(tmp_path / "nothing"), "no config.json"),
         (lambda: go(tmp_path / "e", keep=0), "at least 1 save"),
+        (lambda: go(tmp_path / "f", save_every=0), "save_every to be a whole number above 0"),
+        (lambda: go(tmp_path / "f", save_every=None), "save_every .* got None"),
+        (lambda: go(tmp_path / "f", threads=-1), "threads to be .* got -1"),
+        (lambda: go(tmp_path / "f", steps=10**400), "steps to be a whole number"),
         (lambda: go(tmp_path / "a", engine="abacus"), "abacus"),
         (lambda: go(tmp_path / "b", steps=0), "steps"),
         (lambda: train.train(CONFIG, brief, tmp_path / "c"), "more"),
@@ -432,7 +465,7 @@ def test_what_is_refused(straight, tmp_path):
             call()
         assert "\n" not in str(caught.value)
     larger = ModelConfig(**{**CONFIG.__dict__, "n_layers": 3})
-    with pytest.raises(UserError, match="n_layers=2.*n_layers=3"):
+    with pytest.raises(UserError, match="with n_layers 2, but 3 was asked for"):
         train.train(larger, RIVER, straight, resume=True)
 
 
@@ -481,7 +514,7 @@ def test_a_prepared_folder_serves_several_runs(straight, tmp_path):
     with pytest.raises(UserError, match="with data"):
         resume(tmp_path / "a")
     other = Tokenizer.train(RIVER.read_bytes()[:5000], 270)
-    with pytest.raises(UserError, match="prepare the text again, with that tokenizer"):
+    with pytest.raises(UserError, match="prepare the text again, with .*tokenizer.json"):
         train.train(CONFIG, folder, tmp_path / "d", tokenizer=other, **SHORT)
     assert not saves(tmp_path / "d")
 

@@ -24,11 +24,16 @@ SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
 SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a terminal
 
 
+class _Console(Console):
+    def on_broken_pipe(self):
+        self.quiet = True  # rich would end the program here; nobody reads, and the run goes on
+
+
 class Display:
     """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
 
     def __init__(self, steps, step):
-        self.console = Console(  # in a notebook rich would answer for itself, and say yes
+        self.console = _Console(  # in a notebook rich would answer for itself, and say yes
             stderr=True, highlight=False, force_jupyter=False, force_terminal=sys.stderr.isatty()
         )
         self.progress = Progress(
@@ -62,7 +67,7 @@ class Display:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 
 
-# %% book/06d-cpu-training.md:1318
+# %% book/06d-cpu-training.md:1323
 def draw(axes, lines, bytes_per_token, landmarks):
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]

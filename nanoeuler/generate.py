@@ -26,7 +26,7 @@ def distribution(logits, temperature=1.0, top_k=0, top_p=1.0):
     temperature 0 leaves the most probable token alone; top_k 0 and top_p 1 leave out nothing. With
     both, a token must pass both. Equation eq-generation-temperature. UserError for other values.
     """
-    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+    if not 0 <= temperature < np.inf or top_k < 0 or not 0 < top_p <= 1:
         raise UserError(
             "expected temperature >= 0, top-k >= 0 and 0 < top-p <= 1, got temperature "
             f"{temperature}, top-k {top_k}, top-p {top_p}"

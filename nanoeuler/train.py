@@ -105,7 +105,7 @@ class _Signals:
             signal.signal(*self.before.popitem())
 
 
-# %% book/06d-cpu-training.md:1351
+# %% book/06d-cpu-training.md:1356
 def _step(run, compute, batches, gradients):
     """Take one step of `run` in place; return its line of metrics."""
     began, step, settings = time.perf_counter(), run.step + 1, run.settings
@@ -143,7 +143,7 @@ def _judged(run, compute, held_out, sample):
     return found
 
 
-# %% book/06d-cpu-training.md:1392
+# %% book/06d-cpu-training.md:1397
 def _steps(out, run, compute, batches, held_out, display, save_every, keep, sample):
     """Take the steps that `run` has before it; return the signal that ended them, or None."""
     gradients, ahead = run.weights.zeros_like(), Ahead(batches)
@@ -160,7 +160,7 @@ def _steps(out, run, compute, batches, held_out, display, save_every, keep, samp
     return stop
 
 
-# %% book/06d-cpu-training.md:1412
+# %% book/06d-cpu-training.md:1417
 def _note_program(out, run, engine):
     """Note in `run` what takes it on; if other things took it so far, say so on stderr."""
     makers = {make: name for name, make in ENGINES.items()}  # "auto" stands for one of them
@@ -184,7 +184,7 @@ def _check(out, run, save_every, threads):
                         f"program has written step {newest}: go on from that with --resume")
 
 
-# %% book/06d-cpu-training.md:1439
+# %% book/06d-cpu-training.md:1444
 def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=SAVE_EVERY,
         keep=KEEP, sample=None, before=None, held=False):  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`. Returns the `Run`.
@@ -213,7 +213,7 @@ def fit(out, run, batches, held_out, *, engine="auto", threads=None, save_every=
     return run
 
 
-# %% book/06d-cpu-training.md:1470
+# %% book/06d-cpu-training.md:1475
 def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None):
     """The run to take further in the directory `out`: a new one or, with `resume`, the one there.
 
@@ -243,7 +243,7 @@ def open_run(out, given, data, begin, resume=False, config=None, tokenizer=None)
     return run
 
 
-# %% book/06d-cpu-training.md:1503
+# %% book/06d-cpu-training.md:1508
 def train(config, data, out, *, steps=None, batch_size=None, accumulate=None, lr=None, seed=None,
           engine="auto", threads=None, save_every=SAVE_EVERY, keep=KEEP, resume=False,
           sample=None, tokenizer=None, before=None):  # fmt: skip

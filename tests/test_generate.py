@@ -196,7 +196,9 @@ def test_it_ends_before_a_stop_token():
 
 
 @pytest.mark.parametrize(
-    "knob, value", [("temperature", -1), ("top_k", -1), ("top_p", 0), ("top_p", 1.1)]
+    "knob, value",
+    [("temperature", -1), ("temperature", np.nan), ("temperature", np.inf), ("top_k", -1),
+     ("top_p", 0), ("top_p", 1.1)],
 )
 def test_wrong_knobs_are_refused(knob, value):
     config, weights = model()

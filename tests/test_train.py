@@ -1,5 +1,6 @@
 """The trainer: exact resume after any death, signals, numbers that are not finite, what it says."""
 
+import contextlib
 import io
 import json
 import os
@@ -586,10 +587,25 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
     assert all(re.fullmatch(line, text) for text in lines), lines
 
 
+def test_a_reader_who_has_gone_does_not_end_the_run(tmp_path, monkeypatch):
+    """As with `nanoeuler train 2>&1 | head -1`: the steps go on, unseen."""
+    end, ours = os.pipe()
+    os.close(end)
+    gone = open(ours, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", gone)
+    try:
+        assert go(tmp_path).step == STEPS
+    finally:
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            gone.close()
+    assert checkpoint.load(tmp_path).step == STEPS
+
+
 def test_a_live_line_on_a_terminal(tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    with mock.patch.object(display, "Console", lambda **_: console):
+    with mock.patch.object(display, "_Console", lambda **_: console):
         go(tmp_path)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
     assert "step 12/12" in shown and "bits/byte" in shown and "tokens/s" in shown

@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:517
+# %% book/06a-cpu-engine.md:520
 """The CPU engine: the operations of `nanoeuler.reference` in float32, fast, on one thread.
 
 Drive it with `model.forward` and `model.backward`, one engine per thread. Leaves out threads
@@ -12,6 +12,7 @@ B batch, T positions, C channels, H query heads, G key/value heads, D head width
 
 from contextlib import contextmanager
 from math import prod
+from mmap import mmap
 
 import numpy as np
 
@@ -30,11 +31,17 @@ def aligned(*shape):
     return raw[start : start + 4 * prod(shape)].view(np.float32).reshape(shape)
 
 
+def mapped(*shape):
+    """As `aligned`, but straight from the operating system, and back to it when it is dropped."""
+    size = prod(shape)
+    return np.frombuffer(mmap(-1, max(1, 4 * size)), np.float32, size).reshape(shape)
+
+
 class Arena:
     """Memory handed out by moving an offset. The first pass measures, later ones replay.
 
-    Arrays stay valid until `begin`. What does not fit into the slab comes from NumPy, and the next
-    `begin` makes a slab that would have held it: passes like the first do not allocate again.
+    Arrays stay valid until `begin`. What does not fit into the slab is mapped, and the next `begin`
+    makes a slab that would have held it: passes like the first do not allocate again.
     """
 
     def __init__(self):
@@ -52,11 +59,11 @@ class Arena:
         self.used += -(-size // 16) * 16  # the next array starts on a cache line too
         self.needed = max(self.needed, self.used)
         if self.used > self.slab.size:
-            return aligned(*shape)
+            return mapped(*shape)
         return self.slab[start : start + size].reshape(shape)
 
 
-# %% book/06a-cpu-engine.md:591
+# %% book/06a-cpu-engine.md:601
 def _rows(x):
     assert x.dtype == np.float32, f"the CPU engine works in float32, got {x.dtype}"
     return x.reshape(-1, x.shape[-1])
@@ -231,7 +238,7 @@ class FusedEngine:
         return np.ascontiguousarray(reference.attention_backward(dy, heads, n_kv, p))
 
 
-# %% book/06a-cpu-engine.md:1474
+# %% book/06a-cpu-engine.md:1484
 def _split(heads, n_kv):
     # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
     x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
@@ -292,6 +299,7 @@ class CpuEngine(FusedEngine):
 __all__ = [
     "ALIGNMENT",
     "aligned",
+    "mapped",
     "Arena",
     "FusedEngine",
     "CpuEngine",

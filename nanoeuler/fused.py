@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:147
+# %% book/06a-cpu-engine.md:150
 """The operations of the model that are not matrix products, as float32 loops over memory.
 
 Every kernel runs on one thread without the GIL and writes into arrays that its caller gives; NaN
@@ -24,7 +24,7 @@ _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
 
 
-# %% book/06a-cpu-engine.md:185
+# %% book/06a-cpu-engine.md:188
 # log 2 in two parts, the first with few bits so that n times it is exact, and the coefficients of
 # the polynomial for (e^r - 1 - r) / r^2: Cephes, expf.c (Moshier, 1989).
 _LOG2_HIGH, _LOG2_LOW = F32(0.693359375), F32(-2.12194440e-4)
@@ -65,7 +65,7 @@ def highest(x):
     return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
-# %% book/06a-cpu-engine.md:251
+# %% book/06a-cpu-engine.md:254
 @njit(**_KERNEL)
 def rmsnorm(x, gain, eps, y, r):
     """y (N, C) and r (N,) of `layers.rmsnorm` from x (N, C), gain (C,). Two passes over a row."""
@@ -127,7 +127,7 @@ def layernorm_backward(dy, x, gain, stats, dx, dgain):
             dx[i, j] = (gain[j] * dy[i, j] - shift - x_hat * along) * inverse
 
 
-# %% book/06a-cpu-engine.md:324
+# %% book/06a-cpu-engine.md:327
 @njit(**_KERNEL)
 def swiglu(gate_up, h):
     """h (N, F) of `layers.swiglu` from gate_up (N, 2F)."""
@@ -178,7 +178,7 @@ def gelu_backward(dh, u, du):
             du[i, j] = dh[i, j] * (share + bend)
 
 
-# %% book/06a-cpu-engine.md:380
+# %% book/06a-cpu-engine.md:383
 @njit(**_KERNEL)
 def cross_entropy(logits, targets, scale, sums):
     """`backward.cross_entropy`, in place: logits (N K, V) becomes dlogits, sums (K,) is added to.
@@ -204,7 +204,7 @@ def cross_entropy(logits, targets, scale, sums):
         row[target] -= scale[k]                                         # (2)
 
 
-# %% book/06a-cpu-engine.md:411
+# %% book/06a-cpu-engine.md:414
 @njit(**_KERNEL)
 def causal_softmax(p, scale):
     """Scores p (B, H, T, T) become, in place, softmax(scale p) up to the diagonal, 0 after."""
@@ -254,7 +254,7 @@ def rope(heads, n, cos, sin, sign):
                     )
 
 
-# %% book/06a-cpu-engine.md:466
+# %% book/06a-cpu-engine.md:469
 @njit(**_KERNEL)
 def embed(tokens, table, x):
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""

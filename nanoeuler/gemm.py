@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:1064
+# %% book/06a-cpu-engine.md:1074
 """Matrix products in float32: a tile held in vector registers, and everything built on it.
 
 For any sizes, and for operands that are transposed views. Runs on one thread without the GIL.
@@ -40,7 +40,7 @@ DEPTH = 128
 WORK = (DEPTH + LANES) * VECTORS * LANES
 
 
-# %% book/06a-cpu-engine.md:1112
+# %% book/06a-cpu-engine.md:1122
 _i1, _i32, _i64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
 _zeros = ir.Constant(_vector, None)
@@ -99,7 +99,7 @@ def _prefetch(build, address, write):
     _call(build, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
 
 
-# %% book/06a-cpu-engine.md:1180
+# %% book/06a-cpu-engine.md:1190
 def _make_tile(vectors):
     @intrinsic
     def tile(typing, a, a_row, a_depth, b, c, c_row, rows, columns, depth, add):
@@ -167,7 +167,7 @@ def _make_tile(vectors):
 _tile1, _tile2, _tile3 = (_make_tile(vectors) for vectors in (1, 2, 3))
 
 
-# %% book/06a-cpu-engine.md:1261
+# %% book/06a-cpu-engine.md:1271
 @intrinsic
 def _move(typing, source, target, columns):
     # target[:LANES] = source[:columns], then zeros
@@ -231,7 +231,7 @@ def _pack(b, b_depth, b_column, depth, columns, width, strip):
                 _transpose(b + 4 * (n * b_column + k), b_column, to, width, columns - n, depth - k)
 
 
-# %% book/06a-cpu-engine.md:1330
+# %% book/06a-cpu-engine.md:1340
 # Where the operands of a product are zero, or where its result is not wanted (all T x T, causal):
 FULL = 0  # nowhere
 BELOW = 1  # the result is wanted on and below the diagonal: scores. Above, some of it is written
@@ -269,7 +269,7 @@ def _product(
             j += width
 
 
-# %% book/06a-cpu-engine.md:1371
+# %% book/06a-cpu-engine.md:1381
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 

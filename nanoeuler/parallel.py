@@ -1,7 +1,7 @@
 # Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06a-cpu-engine.md:902
+# %% book/06a-cpu-engine.md:912
 """A batch over the cores: a fixed number of shards on a pool of threads, one engine to a thread.
 
 Results depend on the number of shards, which is fixed, and never on the number of threads. Leaves

@@ -157,7 +157,7 @@ def cpu_memory(config, batch_size, accumulate=1, threads=None):
 # %% book/09-training-on-a-gpu.md:670
 # Measured, data/measurements/cpu.json: the peak of the process less its arrays, and the share of
 # the products' rate that a whole training step reaches.
-PROCESS_BYTES, CPU_SHARE = 200e6, 0.6
+PROCESS_BYTES, CPU_SHARE = 170e6, 0.6
 PRODUCT = 256  # rows = columns = depth of the products timed: three such matrices fit a cache
 
 

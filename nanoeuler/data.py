@@ -1,7 +1,7 @@
 # Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06c-batches.md:77
+# %% book/06c-batches.md:81
 """From a text or a prepared folder to batches: windows, targets of K heads, bits per byte.
 
 Leaves out how a folder is prepared (`prepare`). B batch, T positions (the context), K predicted
@@ -49,7 +49,7 @@ def split(text):
     return text[:cut], text[cut:]
 
 
-# %% book/06c-batches.md:136
+# %% book/06c-batches.md:140
 CHUNK = 1 << 20  # bytes of a text file that are read at a time
 
 
@@ -91,7 +91,7 @@ def digest(text):
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-# %% book/06c-batches.md:814
+# %% book/06c-batches.md:818
 VERIFY_BYTES = 1 << 28  # of shards, whose sha256 takes a fifth of a second to a second
 
 
@@ -140,7 +140,7 @@ class Prepared:
                                     "another: prepare it again")  # fmt: skip
 
 
-# %% book/06c-batches.md:1070
+# %% book/06c-batches.md:1074
 def _windows(tokens, starts, length):
     """Ids (n, length) int32 from each of `starts` of Tokens or a row of ids."""
     if isinstance(tokens, Tokens):
@@ -186,7 +186,7 @@ class Batches:
         return rows[:, : self.context].copy(), targets.copy()
 
 
-# %% book/06c-batches.md:1181
+# %% book/06c-batches.md:1185
 class Ahead:
     """The batches of `batches`, each prepared by a thread while the caller works on the one before.
 
@@ -215,7 +215,7 @@ class Ahead:
             ready.set_exception(error)
 
 
-# %% book/06c-batches.md:1254
+# %% book/06c-batches.md:1258
 def entropies(tokens, vocab_size):
     """Bits per token of two models that see no context: {"uniform": ..., "unigram": ...}."""
     counts = np.bincount(tokens)
@@ -223,7 +223,7 @@ def entropies(tokens, vocab_size):
     return {"uniform": math.log2(vocab_size), "unigram": float(-np.sum(share * np.log2(share)))}
 
 
-# %% book/06c-batches.md:1265
+# %% book/06c-batches.md:1269
 class HeldOut:
     """The held-out text in windows of `context`, every token but the first predicted once.
 

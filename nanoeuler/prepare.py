@@ -1,7 +1,7 @@
 # Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06c-batches.md:468
+# %% book/06c-batches.md:472
 """From documents to a prepared folder: a split by document, a tokenizer, shards, prepared.json.
 
 Leaves out where documents come from (`documents`) and how the folder is read (`data.Prepared`).
@@ -45,7 +45,7 @@ def hold_out(hashes, sizes):
     return keep, held_out
 
 
-# %% book/06c-batches.md:557
+# %% book/06c-batches.md:561
 def _hash(text):
     """The first 8 bytes of a text's sha256: among ten million, a clash in 3 of a million cases."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
@@ -91,7 +91,7 @@ class _Documents:
         )
 
 
-# %% book/06c-batches.md:606
+# %% book/06c-batches.md:610
 # A file of a prepared folder, or what was to become one when the program was killed.
 _OURS = re.compile(r"\.?((prepared|tokenizer)\.json|(train|held-out)-\d+\.safetensors)(.*\.part)?")
 
@@ -137,7 +137,7 @@ def _commit(out, tokenizer, writers, about):
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-# %% book/06c-batches.md:655
+# %% book/06c-batches.md:659
 def prepare(documents, out, *, vocab_size, source, tokenizer=None, report=None):
     """Prepare documents for training: the folder `out`, which `data.Prepared` opens.
 
@@ -166,7 +166,7 @@ def prepare(documents, out, *, vocab_size, source, tokenizer=None, report=None):
         _commit(out, tokenizer, writers, about)
 
 
-# %% book/06c-batches.md:687
+# %% book/06c-batches.md:691
 def prepare_text(path, out, *, vocab_size, tokenizer=None):
     """Prepare one text file, as two documents: what `data.split` trains on and what it holds out.
 

@@ -1,7 +1,7 @@
 # Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06c-batches.md:215
+# %% book/06c-batches.md:219
 """Token shards: the tokens of a text in files that are mapped into memory, not read into it.
 
 Leaves out the text itself, which a tokenizer gives back, and compression. A shard is a safetensors
@@ -38,7 +38,7 @@ def write_shard(path, tokens, documents, tokenizer):
         save_file(tensors, temporary, {"tokenizer": tokenizer.hash})
 
 
-# %% book/06c-batches.md:256
+# %% book/06c-batches.md:260
 _TYPES = {"U16": "<u2", "U32": "<u4", "I64": "<i8"}  # safetensors' names of the types and NumPy's
 
 
@@ -75,7 +75,7 @@ def _mapped(path):
     return arrays
 
 
-# %% book/06c-batches.md:296
+# %% book/06c-batches.md:300
 def open_shard(path, tokenizer):
     """(tokens, documents) of the shard `path`, mapped. UserError if it is not one of `tokenizer`.
 
@@ -92,7 +92,7 @@ def open_shard(path, tokenizer):
     return tokens, documents
 
 
-# %% book/06c-batches.md:325
+# %% book/06c-batches.md:329
 class Tokens:
     """The tokens of some shards as one row, which stays on the disk.
 
@@ -157,7 +157,7 @@ class Tokens:
         return ids[:-1] if ids[-1] == self._end else ids
 
 
-# %% book/06c-batches.md:393
+# %% book/06c-batches.md:397
 SIDES = ("train", "held-out")  # of a prepared folder
 SHARD_TOKENS = 1 << 25  # 64 MiB of two bytes; 10 billion tokens are 299 files
 
@@ -204,7 +204,7 @@ class ShardWriter:
                 "shards": self.shards}  # fmt: skip
 
 
-# %% book/06c-batches.md:782
+# %% book/06c-batches.md:786
 def read_record(folder):
     """prepared.json of `folder`, a dict whose counts and hashes are of the right types."""
     path = folder / "prepared.json"

@@ -1,7 +1,7 @@
 # Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/06c-batches.md:963
+# %% book/06c-batches.md:967
 """A shuffled order of any length as a function of a place in it: nothing is stored.
 
 Leaves out secrecy: a cipher is built like this, but with more rounds and another hash.

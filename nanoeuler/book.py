@@ -1,7 +1,7 @@
 # Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/00-how-this-book-works.md:277
+# %% sec-book-cells
 """The book's own tool: chapters become a package and notebooks, and neither can go stale unseen.
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
@@ -29,6 +29,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
 
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
+LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
 
 
 def code_cells(text):
@@ -44,40 +45,42 @@ def code_cells(text):
             at += len(source)
 
 
-# %% book/00-how-this-book-works.md:333
+# %% sec-book-export
 def exported_cells(text):
-    """Yield (file, line, source lines) for each exported cell; `line` is that of its first code."""
+    """Yield (file, section, line, source lines) for each exported cell.
+
+    `line` is that of the cell's first code, `section` the label of the section that it stands in.
+    """
+    lines = enumerate(text.split("\n"), 1)
+    labels = [(0, ""), *((n, line[1:-2]) for n, line in lines if LABEL.fullmatch(line))]
     for line, source in code_cells(text):
         if source[0].startswith(EXPORT):
-            yield source[0].removeprefix(EXPORT).strip(), line + 1, source[1:]
+            section = [label for n, label in labels if n < line][-1]
+            yield source[0].removeprefix(EXPORT).strip(), section, line + 1, source[1:]
 
 
-def public_names(tree):
-    """Yield (name, node) for what a module's syntax tree defines at its top level for others."""
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names = [node.name]
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            leaves = [leaf for target in targets for leaf in ast.walk(target)]
-            names = [leaf.id for leaf in leaves if isinstance(leaf, ast.Name)]
-        else:
-            continue
-        yield from ((name, node) for name in names if not name.startswith("_"))
+def module_lines(chapter, cells):
+    """Yield (line, its number in `chapter` or None) of the module that the chapter's cells make.
+
+    cells [(section, line, source lines)].
+    """
+    yield f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.", None
+    before = None
+    for section, first, source in cells:
+        yield from (("", None), ("", None))
+        if section != before:
+            yield f"# %% {section}", None
+        before = section
+        while not source[-1]:
+            source = source[:-1]
+        yield from zip(source, range(first, first + len(source)), strict=True)
 
 
-# %% book/00-how-this-book-works.md:356
 def module_text(chapter, cells):
-    """The text of a module: a header, `chapter`'s cells [(line, source lines)], `__all__`."""
-    text = f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.\n"
-    for line, source in cells:
-        text += f"\n\n# %% {chapter}:{line}\n" + "\n".join(source).strip("\n") + "\n"
-    names = dict.fromkeys(name for name, _ in public_names(ast.parse(text, chapter)))
-    listed = "".join(f"    {name!r},\n".replace("'", '"') for name in names)
-    return text + (f"\n\n__all__ = [\n{listed}]\n" if names else "")
+    """The text of a module: the lines of `module_lines`."""
+    return "".join(f"{line}\n" for line, _ in module_lines(chapter, cells))
 
 
-# %% book/00-how-this-book-works.md:379
 def chapters(root):
     """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
     files = re.findall(r"file: (book/\d\d\w?-[\w-]+)", (root / "_toc.yml").read_text())
@@ -97,51 +100,48 @@ def chosen(root, name):
 
 
 def package(root, last=None):
-    """What the chapters up to the path `last` export: a dict of file -> (chapter, text)."""
+    """What the chapters up to the path `last` export: a dict of file -> (chapter, its cells)."""
     files, order = {}, chapters(root)
     for chapter in order[: order.index(last) + 1] if last else order:
         name, mine = chapter.relative_to(root).as_posix(), {}
-        for file, line, source in exported_cells(chapter.read_text(encoding="utf-8")):
-            mine.setdefault(file, []).append((line, source))
+        for file, *cell in exported_cells(chapter.read_text(encoding="utf-8")):
+            mine.setdefault(file, []).append(cell)
         for file, cells in mine.items():
             if file in files:
                 raise UserError(f"{file} has owners {files[file][0]} and {name}: use two files")
-            files[file] = name, module_text(name, cells)
+            files[file] = name, cells
     return files
 
 
-# %% book/00-how-this-book-works.md:415
 def export(root, only=""):
     """Write the modules of the chapters that begin with `only`; return the files that changed."""
     wanted = {path.relative_to(root).as_posix() for path in chosen(root, only)}
     changed = []
-    for file, (chapter, text) in package(root).items():
-        path = root / file
+    for file, (chapter, cells) in package(root).items():
+        path, text = root / file, module_text(chapter, cells)
         if chapter in wanted and not (path.exists() and path.read_text(encoding="utf-8") == text):
             with replacing(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
             changed.append(file)
     if changed:
-        for compiled in (root / "nanoeuler" / "__pycache__").glob("*.nb[ic]"):
+        for compiled in (root / "nanoeuler").rglob("__pycache__/*.nb[ic]"):
             compiled.unlink()
     return changed
 
 
-# %% book/00-how-this-book-works.md:435
-def where(text, line):
-    """The place "book/NN-name.md:LINE" that line `line` of a module's `text` came from."""
-    origin = None
-    for number, content in enumerate(text.split("\n")[:line], 1):
-        if match := re.fullmatch(r"# %% (\S+):(\d+)", content):
-            origin = match[1], int(match[2]) - number - 1
-        elif content == "__all__ = [":
-            origin = None  # the list of names is the tool's own
-    if origin is None or not line <= text.count("\n"):
-        raise UserError(f"line {line} comes from no chapter: expected a line of a chapter's code")
-    return f"{origin[0]}:{origin[1] + line}"
+def where(root, file, line):
+    """The place "book/NN-name.md:LINE" that line `line` of the module `file` came from."""
+    chapter, cells = package(root).get(file, ("", []))
+    made = list(module_lines(chapter, cells)) if cells else []
+    path = root / file
+    if made and path.read_text(encoding="utf-8") != module_text(chapter, cells):
+        raise UserError(f"{file} is not what {chapter} says: run `python -m nanoeuler.book export`")
+    if not 1 <= line <= len(made) or made[line - 1][1] is None:
+        raise UserError(f"line {line} of {file} comes from no chapter: expected a line of its code")
+    return f"{chapter}:{made[line - 1][1]}"
 
 
-# %% book/00-how-this-book-works.md:467
+# %% sec-book-run
 def notebook(text):
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
     notebook = jupytext.reads(text, fmt="md:myst")
@@ -158,21 +158,20 @@ def notebook(text):
     return notebook
 
 
-# %% book/00-how-this-book-works.md:487
 def prefix(root, chapter):
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
     shutil.rmtree(folder, ignore_errors=True)
-    compiled = root / "nanoeuler" / "__pycache__"
-    compiled.mkdir(exist_ok=True)
-    (folder / "nanoeuler").mkdir(parents=True)
-    (folder / "nanoeuler" / "__pycache__").symlink_to(compiled)
     for file in package(root, last=chapter):
-        (folder / file).symlink_to(root / file)
+        link, compiled = folder / file, (root / file).parent / "__pycache__"
+        if not link.parent.exists():
+            link.parent.mkdir(parents=True)
+            compiled.mkdir(exist_ok=True)
+            (link.parent / "__pycache__").symlink_to(compiled)
+        link.symlink_to(root / file)
     return folder
 
 
-# %% book/00-how-this-book-works.md:502
 def environment(root, chapter):
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
     fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
@@ -205,7 +204,21 @@ def run(root, chapter):
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:557
+# %% sec-book-check
+def public_names(tree):
+    """Yield (name, node) for what a module's syntax tree defines at its top level for others."""
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names = [node.name]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            leaves = [leaf for target in targets for leaf in ast.walk(target)]
+            names = [leaf.id for leaf in leaves if isinstance(leaf, ast.Name)]
+        else:
+            continue
+        yield from ((name, node) for name in names if not name.startswith("_"))
+
+
 def undocumented(file, text):
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
@@ -221,20 +234,20 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-# %% book/00-how-this-book-works.md:574
 def problems(root, only=""):
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
     files = package(root)
-    for file, (chapter, text) in files.items():
+    for file, (chapter, cells) in files.items():
         if root / chapter in picked:
-            path = root / file
+            path, text = root / file, module_text(chapter, cells)
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 yield f"{file} is not what {chapter} says: run `python -m nanoeuler.book export`"
             yield from undocumented(file, text)
-    for path in sorted((root / "nanoeuler").glob("*.py")):
-        if path.relative_to(root).as_posix() not in files:
-            yield f"nanoeuler/{path.name} comes from no chapter: delete it or export it from one"
+    for path in sorted((root / "nanoeuler").rglob("*.py")):
+        file = path.relative_to(root).as_posix()
+        if file not in files:
+            yield f"{file} comes from no chapter: delete it or export it from one"
     for chapter in picked:
         path = chapter.with_suffix(".ipynb")
         made = notebook(chapter.read_text(encoding="utf-8"))
@@ -247,7 +260,7 @@ def content(notebook):
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
-# %% book/00-how-this-book-works.md:701
+# %% sec-book-commands
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 
@@ -275,14 +288,14 @@ def check_command(chapter: str = typer.Argument("", help="the first letters of a
     raise typer.Exit(1 if found else 0)
 
 
-# %% book/00-how-this-book-works.md:730
 @app.command("where")
 def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""
     file, _, line = place.rpartition(":")
-    if not line.isdecimal() or not Path(file).is_file():
+    root, path = project_root(), Path(file).resolve()
+    if not line.isdecimal() or not path.is_file() or not path.is_relative_to(root):
         raise UserError(f"expected FILE:LINE with a file of the package, got {place!r}")
-    print(where(Path(file).read_text(encoding="utf-8"), int(line)))
+    print(where(root, path.relative_to(root).as_posix(), int(line)))
 
 
 @app.command("html")
@@ -301,30 +314,3 @@ if __name__ == "__main__" and "__file__" in globals():  # run as a file, not as 
     except UserError as error:
         print(f"nanoeuler.book: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-__all__ = [
-    "EXPORT",
-    "code_cells",
-    "exported_cells",
-    "public_names",
-    "module_text",
-    "chapters",
-    "chosen",
-    "package",
-    "export",
-    "where",
-    "notebook",
-    "prefix",
-    "environment",
-    "run",
-    "undocumented",
-    "problems",
-    "content",
-    "app",
-    "export_command",
-    "run_command",
-    "check_command",
-    "where_command",
-    "html_command",
-]

@@ -1,7 +1,7 @@
 # Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/00-how-this-book-works.md:113
+# %% sec-book-files
 """Where the project is, how to write a file that is either whole or not there, and its digest.
 
 Leaves out locking: two programs that write the same file at once are the caller's concern.
@@ -51,7 +51,6 @@ def sha256_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# %% book/00-how-this-book-works.md:228
 def project_root(start="."):
     """The nearest folder at or above `start` that holds the book's `_toc.yml`."""
     start = Path(start).resolve()
@@ -62,11 +61,3 @@ def project_root(start="."):
         f"expected to be inside the project (a folder with _toc.yml), but {start} is not: "
         "change to the folder that holds book/ and data/"
     )
-
-
-__all__ = [
-    "replacing",
-    "confirm",
-    "sha256_of",
-    "project_root",
-]

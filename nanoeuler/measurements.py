@@ -1,7 +1,7 @@
 # Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% book/00-how-this-book-works.md:631
+# %% sec-book-measurements
 """Measured numbers as data: rows in data/measurements/NAME.json that chapters plot and quote.
 
 A row: what, case, engine, value, unit, peer, peer_value, device, versions, commit, date.
@@ -35,7 +35,6 @@ def save(name, rows):
         temporary.write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 
-# %% book/00-how-this-book-works.md:666
 def device():
     """The processor this runs on, in words, with the number of cores this process may use."""
     name = platform.machine()
@@ -62,11 +61,3 @@ def row(what, case, engine, value, unit, peer=None, peer_value=None, on=None):
         "peer": peer, "peer_value": peer_value, "device": on or device(), "versions": versions,
         "commit": commit, "date": datetime.date.today().isoformat(),
     }  # fmt: skip
-
-
-__all__ = [
-    "load",
-    "save",
-    "device",
-    "row",
-]

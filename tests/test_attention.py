@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import attention as module
-from nanoeuler.attention import attention, causal_softmax
-from nanoeuler.layers import rope, rope_tables
+from nanoeuler.model import attention as module
+from nanoeuler.model.attention import attention, causal_softmax
+from nanoeuler.model.layers import rope, rope_tables
 
 EPS = 2.0**-53  # unit roundoff of float64
 over_shapes = settings(max_examples=50, deadline=None, derandomize=True)

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import MUTANTS, Mutant, examples, load, worst_error
 
-from nanoeuler import gradcheck, reference
-from nanoeuler.backward import IGNORE
-from nanoeuler.config import CHOICES
-from nanoeuler.derivatives import central_difference, complex_step, relative_error
+from nanoeuler.checks import gradcheck
+from nanoeuler.checks.derivatives import central_difference, complex_step, relative_error
+from nanoeuler.engines import reference
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import CHOICES
 
 # Rounding: a few hundred operations of 1e-16 each, with room.
 ROUNDING = 1e-12

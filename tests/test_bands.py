@@ -2,7 +2,7 @@
 
 A run is judged by two numbers, the mean loss of its first and of its last 25 steps, each against
 the lowest and the highest of 99 runs under other seeds (data/measurements/bands.json, made by
-tests/bench_bands.py). A new run of an unchanged trainer falls outside one of them with a chance of
+tests/bench/bands.py). A new run of an unchanged trainer falls outside one of them with a chance of
 2 / (99 + 1), so outside either with at most 4 in 100 (chapter 6e). The seeds here are fixed: what
 is at risk is a change of the random numbers, which draws them anew.
 """
@@ -12,14 +12,14 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from bench_bands import TINY, TINY_SEEDS, TINY_SETTINGS, tiny_curve
+from bench.bands import TINY, TINY_SEEDS, TINY_SETTINGS, tiny_curve
 
 from nanoeuler import measurements
-from nanoeuler.data import Batches
+from nanoeuler.data.batches import Batches
+from nanoeuler.data.prepare import prepare_text
+from nanoeuler.engines.cpu.stepper import Sharded
 from nanoeuler.files import project_root
-from nanoeuler.optim import AdamW, learning_rate
-from nanoeuler.parallel import Sharded
-from nanoeuler.prepare import prepare_text
+from nanoeuler.training.optim import AdamW, learning_rate
 
 FRESH = 1000  # a seed that is not in the band
 update, batch, gradients = AdamW.update, Batches.batch, Sharded.loss_and_gradients
@@ -40,7 +40,7 @@ def band():
             if row["what"] == "loss" and case["model"] == "tiny"]  # fmt: skip
     assert [case.pop("seed") for _, case in rows] == list(range(1, TINY_SEEDS + 1))
     settings = {"model": "tiny", **TINY_SETTINGS}
-    assert all(case == settings for _, case in rows), "run tests/bench_bands.py again"
+    assert all(case == settings for _, case in rows), "run tests/bench/bands.py again"
     return np.array([(row["value"][0], row["value"][-1]) for row, _ in rows])
 
 

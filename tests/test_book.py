@@ -95,10 +95,10 @@ def test_a_prefix_hides_the_installed_package():
     root = project_root(Path(__file__).parent)
     first = book.chapters(root)[0]
     done = subprocess.run(
-        [sys.executable, "-c", "import nanoeuler.book, nanoeuler.layers"],
+        [sys.executable, "-c", "import nanoeuler.book, nanoeuler.model.layers"],
         env=book.environment(root, first), cwd=root / "book", capture_output=True, text=True,
     )  # fmt: skip
-    assert "No module named 'nanoeuler.layers'" in done.stderr
+    assert "No module named 'nanoeuler.model'" in done.stderr
 
 
 def test_check_finds_each_fault(small_book):
@@ -112,9 +112,10 @@ def test_check_finds_each_fault(small_book):
     package.write_text(whole.replace("2 * x", "3 * x"))
     assert "nanoeuler/one.py is not what book/00-a.md says" in found()
     package.write_text(whole)
-    stray = small_book / "nanoeuler" / "stray.py"
+    stray = small_book / "nanoeuler" / "room" / "stray.py"
+    stray.parent.mkdir()
     stray.write_text("")
-    assert "nanoeuler/stray.py comes from no chapter" in found()
+    assert "nanoeuler/room/stray.py comes from no chapter" in found()
     stray.unlink()
     chapter = small_book / "book" / "01-b.md"
     chapter.write_text(SECOND.replace("21", "22"))
@@ -145,24 +146,51 @@ def test_stderr_fails_a_run(small_book):
         book.run(small_book, small_book / "book" / "01-b.md")
 
 
-def test_where_finds_every_line_of_the_package():
+def test_every_line_of_the_package_has_its_line_of_a_chapter():
     root = project_root(Path(__file__).parent)
-    for file, (chapter, text) in book.package(root).items():
-        lines = (root / chapter).read_text().split("\n")
-        body = text.split("\n\n\n__all__")[0].split("\n")
-        start = next(n for n, line in enumerate(body, 1) if line.startswith("# %% "))
-        for number, line in enumerate(body, 1):
-            if number > start and line and not line.startswith("# %% "):
-                place, _, at = book.where(text, number).rpartition(":")
-                assert place == chapter and lines[int(at) - 1] == line, (file, number)
+    for file, (chapter, cells) in book.package(root).items():
+        lines, made = (root / chapter).read_text().split("\n"), book.module_lines(chapter, cells)
+        assert next(made)[0].startswith("# Made from")
+        for line, at in made:
+            if at is None:
+                assert not line or line.startswith("# %% "), (file, line)
+            else:
+                assert lines[at - 1] == line, (file, at)
 
 
-def test_where_refuses_what_comes_from_nowhere():
-    text = book.module_text("book/00-a.md", [(5, ["x = 1"])])
-    listed = text.split("\n").index("__all__ = [") + 1
-    for line in (0, 1, listed, listed + 1, 10**6):
+def test_where_finds_a_line(small_book):
+    book.export(small_book)
+    module = (small_book / "nanoeuler" / "one.py").read_text().split("\n")
+    place = book.where(small_book, "nanoeuler/one.py", module.index("    return 2 * x") + 1)
+    assert FIRST.split("\n")[int(place.removeprefix("book/00-a.md:")) - 1] == "    return 2 * x"
+
+
+def test_where_refuses_what_comes_from_nowhere(small_book):
+    book.export(small_book)
+    for line in (0, 1, 2, 10**6):
         with pytest.raises(UserError, match="comes from no chapter"):
-            book.where(text, line)
+            book.where(small_book, "nanoeuler/one.py", line)
+    with pytest.raises(UserError, match="comes from no chapter"):
+        book.where(small_book, "nanoeuler/two.py", 5)
+    stale = small_book / "nanoeuler" / "one.py"
+    stale.write_text("# edited by hand\n" + stale.read_text())
+    with pytest.raises(UserError, match="is not what book/00-a.md says"):
+        book.where(small_book, "nanoeuler/one.py", 5)
+
+
+def test_prose_changes_no_module(small_book):
+    """Sentences added, and a section moved, leave every byte of the package."""
+    chapter = small_book / "book" / "00-a.md"
+    parts = [
+        "(sec-a)=\n## A\n\n" + cell("#| export nanoeuler/a.py", "A = 1  # one"),
+        "(sec-b)=\n## B\n\n" + cell("#| export nanoeuler/room/b.py", "B = 2  # two"),
+    ]
+    chapter.write_text(FIRST + "".join(parts))
+    changed = book.export(small_book)
+    assert "nanoeuler/room/b.py" in changed
+    assert "# %% sec-b\n" in (small_book / "nanoeuler" / "room" / "b.py").read_text()
+    chapter.write_text(FIRST + "A sentence.\n\n" + "More.\n\n".join(reversed(parts)))
+    assert book.export(small_book) == []
 
 
 def test_commands_report_errors_in_one_line(tmp_path):

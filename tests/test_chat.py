@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import checkpoint
-from nanoeuler.backward import IGNORE
-from nanoeuler.chat import (
+from nanoeuler.errors import UserError
+from nanoeuler.inference.chat import (
     ASSISTANT,
     END,
     USER,
@@ -20,11 +19,12 @@ from nanoeuler.chat import (
     read_pairs,
     sft,
 )
-from nanoeuler.config import ModelConfig
-from nanoeuler.errors import UserError
-from nanoeuler.model import initialise
-from nanoeuler.tokenizer import Tokenizer
-from nanoeuler.train import train
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import initialise
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import saves as checkpoint
+from nanoeuler.training.loop import train
 
 TOKENIZER = Tokenizer(np.zeros((0, 2)))  # bytes and the special tokens
 MARKS = {name: TOKENIZER.special[name] for name in (USER, ASSISTANT, END)}
@@ -180,7 +180,7 @@ def test_earlier_turns_are_read_again(monkeypatch):
         asked.append((tokens, n))
         return iter(TOKENIZER.encode("ok").tolist())
 
-    monkeypatch.setattr("nanoeuler.chat.generate", fake)
+    monkeypatch.setattr("nanoeuler.inference.chat.generate", fake)
     chat = Chat(TINY, TOKENIZER, initialise(TINY, seed=0))
     assert "".join(chat.reply("one?")) == "ok"
     assert "".join(chat.reply("two?")) == "ok"

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler.checkpoint import load, load_model, save, settle, tidy
-from nanoeuler.config import ModelConfig
 from nanoeuler.errors import UserError
-from nanoeuler.run import Run, Settings, identity
-from nanoeuler.rundir import add_metrics, alone, read_metrics, saves
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.folder import add_metrics, alone, read_metrics, saves
+from nanoeuler.training.run import Run, Settings, identity
+from nanoeuler.training.saves import load, load_model, save, settle, tidy
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
 CONFIG = ModelConfig(

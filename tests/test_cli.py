@@ -17,9 +17,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from nanoeuler import cli, cli_tokenizer, corpus, doctor, gemm, gradcheck
-from nanoeuler.checkpoint import saves
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.checks import gradcheck
+from nanoeuler.cli import main as cli
+from nanoeuler.cli import tokenizer as cli_tokenizer
+from nanoeuler.data import docstrings
+from nanoeuler.engines.cpu import products
+from nanoeuler.planning import doctor
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.saves import saves
 
 STORY = Path(__file__).resolve().parents[1] / "data" / "river.txt"
 PAIRS = [{"question": f"What is {i}?", "answer": f"The number {i}."} for i in range(40)]
@@ -123,7 +128,7 @@ def test_a_terminated_run_is_saved_and_resumed_to_the_same_byte(nanoeuler, tmp_p
 def test_a_run_goes_on_with_its_own_text(nanoeuler, tmp_path, monkeypatch):
     docs = tmp_path / "docs.txt"
     docs.write_text(STORY.read_text())
-    monkeypatch.setattr(corpus, "text_path", lambda: docs)
+    monkeypatch.setattr(docstrings, "text_path", lambda: docs)
     line = f"train --out {tmp_path / 'run'}"
     assert nanoeuler(f"{line} {SMALL}")[0] == 0
     shutil.rmtree(saves(tmp_path / "run")[-1][1])  # as if it had been cut short
@@ -385,14 +390,14 @@ def test_a_tokenizer_that_knows_no_chat_is_told_of(nanoeuler, tmp_path):
 def checkout(tmp_path, monkeypatch):
     """A folder that looks like the project's, with two measurements, and a folder within it."""
     (tmp_path / "_toc.yml").touch()
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "bench_speed.py").write_text(
+    (tmp_path / "tests" / "bench").mkdir(parents=True)
+    (tmp_path / "tests" / "bench" / "speed.py").write_text(
         "import sys\n"
         "from nanoeuler import measurements\n"
         "if __name__ == '__main__':\n"
         "    measurements.save('speed', [{'arguments': sys.argv[1:]}])\n"
     )
-    (tmp_path / "tests" / "bench_peer.py").write_text("import a_peer_that_is_not_here\n")
+    (tmp_path / "tests" / "bench" / "peer.py").write_text("import a_peer_that_is_not_here\n")
     monkeypatch.chdir(tmp_path / "tests")
     return tmp_path
 
@@ -450,8 +455,8 @@ def test_the_doctor_tells_what_is_found_from_what_is_used(nanoeuler, monkeypatch
         ("", (4, 16), "plain in this processor"),
     ):
         monkeypatch.setattr(doctor.binding, "get_host_cpu_features", lambda f=features: Features(f))
-        monkeypatch.setattr(gemm, "LANES", used[0])
-        monkeypatch.setattr(gemm, "REGISTERS", used[1])
+        monkeypatch.setattr(products, "LANES", used[0])
+        monkeypatch.setattr(products, "REGISTERS", used[1])
         assert said in doctor.vector_units()
         assert ("holds numba back" in doctor.vector_units()) == ("something" in said)
     monkeypatch.undo()
@@ -620,7 +625,7 @@ def test_the_commands_are_those_of_the_book():
 def test_help_does_not_wait_for_numerical_libraries():
     program = (
         "import sys\n"
-        "from nanoeuler.cli import main\n"
+        "from nanoeuler.cli.main import main\n"
         "assert main(['--help']) == main(['tokenizer', 'encode', '--help']) == 0\n"
         "slow = {'numpy', 'numba', 'llvmlite', 'matplotlib', 'safetensors', 'rich'}\n"
         "sys.exit(str(slow & set(sys.modules)) if slow & set(sys.modules) else 0)\n"
@@ -632,8 +637,8 @@ def test_help_does_not_wait_for_numerical_libraries():
 def test_the_default_data_is_the_embedded_corpus(nanoeuler, tmp_path, monkeypatch):
     (tmp_path / "docs.txt").write_text(STORY.read_text())
     pairs = [(pair["question"], pair["answer"]) for pair in PAIRS]
-    monkeypatch.setattr(corpus, "text_path", lambda: tmp_path / "docs.txt")
-    monkeypatch.setattr(corpus, "pairs", lambda: pairs)
+    monkeypatch.setattr(docstrings, "text_path", lambda: tmp_path / "docs.txt")
+    monkeypatch.setattr(docstrings, "pairs", lambda: pairs)
     monkeypatch.chdir(tmp_path)
     assert cli.main("tokenizer train".split()) == 0
     assert Tokenizer.load("tokenizer.json").hash == Tokenizer.train(STORY.read_bytes(), 512).hash

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler import cli, corpus, sources
-from nanoeuler.checkpoint import saves
-from nanoeuler.data import Prepared
+from nanoeuler.cli import main as cli
+from nanoeuler.data import catalogue, docstrings
+from nanoeuler.data.batches import Prepared
 from nanoeuler.files import project_root
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.saves import saves
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = (ROOT / "data" / "river.txt").read_text()
@@ -100,15 +101,15 @@ def server():
 PROGRAM = """
 import dataclasses, os, signal, sys, time
 from pathlib import Path
-from nanoeuler import corpus, data, documents, sources
-from nanoeuler.cli import main
+from nanoeuler.data import batches as data, catalogue, docstrings, documents
+from nanoeuler.cli.main import main
 folder, url = Path(sys.argv[1]), sys.argv[2]
-corpus.data_folder = lambda name: folder / name
-read = sources.catalogue
+docstrings.data_folder = lambda name: folder / name
+read = catalogue.catalogue
 def at(source):
     files = tuple(dataclasses.replace(f, url=f.url.replace({host!r}, url)) for f in source.files)
     return dataclasses.replace(source, files=files)
-sources.catalogue = lambda path: dict((name, at(s)) for name, s in read(path).items())
+catalogue.catalogue = lambda path: dict((name, at(s)) for name, s in read(path).items())
 {more}
 sys.exit(main(sys.argv[3:]))
 """
@@ -134,15 +135,15 @@ def folder(tmp_path_factory):
 def nanoeuler(folder, server, monkeypatch, capfd):
     """Run a command line in that folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(folder)
-    read = sources.catalogue
+    read = catalogue.catalogue
 
     def at(source):
         files = (dataclasses.replace(f, url=f.url.replace(HOST, server.url)) for f in source.files)
         return dataclasses.replace(source, files=tuple(files))
 
-    monkeypatch.setattr(corpus, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(docstrings, "data_folder", lambda name: folder / name)
     monkeypatch.setattr(
-        sources, "catalogue", lambda path: {name: at(source) for name, source in read(path).items()}
+        catalogue, "catalogue", lambda path: {name: at(s) for name, s in read(path).items()}
     )
 
     def run(line):
@@ -171,7 +172,7 @@ def test_the_list_says_how_far_each_text_has_come(nanoeuler, folder, monkeypatch
     monkeypatch.setattr("socket.create_connection", None)  # no network is asked
     assert states() == [("books", "not here"), ("play", "not here"), ("questions", "not here")]
     monkeypatch.undo()
-    monkeypatch.setattr(corpus, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(docstrings, "data_folder", lambda name: folder / name)
     there = folder / "fetched" / "books"
     there.mkdir(parents=True)
     for name, data in FILES["books"][1].items():
@@ -184,7 +185,7 @@ def test_the_list_says_how_far_each_text_has_come(nanoeuler, folder, monkeypatch
 
 
 def test_a_list_without_a_checkout_says_what_is_missing(nanoeuler, monkeypatch, tmp_path):
-    monkeypatch.setattr(corpus, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(docstrings, "data_folder", lambda name: tmp_path / name)
     code, out, err = nanoeuler("data list")
     assert code == 2 and re.fullmatch(r"nanoeuler: expected a catalogue[^\n]*\n", err)
 
@@ -399,7 +400,7 @@ def test_an_error_is_one_line_and_exit_code_2(prepared, folder, line):
 
 def test_a_text_that_was_not_fetched_is_told_of(nanoeuler, folder, monkeypatch, tmp_path):
     (tmp_path / "sources.toml").write_text(toml())
-    monkeypatch.setattr(corpus, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(docstrings, "data_folder", lambda name: tmp_path / name)
     for name in FILES:
         code, _, err = nanoeuler(f"data prepare {name}")
         assert code == 2 and re.fullmatch(r"nanoeuler: expected [^\n]+data fetch[^\n]*\n", err)
@@ -409,8 +410,8 @@ def test_a_text_that_was_not_fetched_is_told_of(nanoeuler, folder, monkeypatch, 
 
 def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
     (tmp_path / "sources.toml").write_text(toml().replace(HOST, "https://127.0.0.1:1"))
-    monkeypatch.setattr(corpus, "data_folder", lambda name: tmp_path / name)
-    monkeypatch.setattr("nanoeuler.fetch.WAITS", ())  # one attempt
+    monkeypatch.setattr(docstrings, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr("nanoeuler.data.fetch.WAITS", ())  # one attempt
     code, out, err = nanoeuler("data fetch play")
     assert (code, out) == (2, "") and "--from DIR" in err.splitlines()[-1]
     assert "Traceback" not in err
@@ -420,11 +421,11 @@ def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
 def test_real_books_become_a_model(nanoeuler, folder, monkeypatch):
     monkeypatch.undo()  # the real catalogue
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(corpus, "data_folder", lambda name: folder / name)
-    books = sources.catalogue(ROOT / "data" / "sources.toml")["gutenberg"]
+    monkeypatch.setattr(docstrings, "data_folder", lambda name: folder / name)
+    books = catalogue.catalogue(ROOT / "data" / "sources.toml")["gutenberg"]
     few = tuple(sorted(books.files, key=lambda file: file.bytes)[:3])
     few = dataclasses.replace(books, files=few)
-    monkeypatch.setattr(sources, "catalogue", lambda path: {"gutenberg": few})
+    monkeypatch.setattr(catalogue, "catalogue", lambda path: {"gutenberg": few})
     code, out, err = nanoeuler(["data", "fetch", "gutenberg", "--from", str(REAL / "gutenberg")])
     assert code == 0 and err.count(": whole") == 3, err
     assert nanoeuler("data prepare gutenberg")[0] == 0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.errors import UserError
+from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
 
 SMALL = vars(PRESETS["small"])
 SIZES = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "hidden", "context", "n_predict")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from nanoeuler import corpus
+from nanoeuler.data import docstrings
 from nanoeuler.errors import UserError
 
 PACKAGE = '''
@@ -36,7 +36,7 @@ def doors(tmp_path):
 
 
 def test_a_module_is_read_and_not_run(doors):
-    text, pairs = corpus.harvest(doors)
+    text, pairs = docstrings.harvest(doors)
     assert text.splitlines() == [
         "Opening and closing of doors, for houses with some.",
         "A door, which can be open or closed but not both.",
@@ -60,19 +60,19 @@ def test_a_module_is_read_and_not_run(doors):
     "The café is closed on the first day of the week.",  # not ASCII
 ])  # fmt: skip
 def test_what_is_not_prose(text):
-    assert not corpus.is_prose(text)
+    assert not docstrings.is_prose(text)
 
 
 def test_markup_is_removed():
     doc = "Use :func:`~os.path.join` or ``open`` for *all* files, `Path` being **the** exception."
-    assert corpus.paragraphs(doc) == [
+    assert docstrings.paragraphs(doc) == [
         "Use os.path.join or open for all files, Path being the exception."
     ]
 
 
 def test_the_order_does_not_depend_on_the_order_of_the_files(doors):
     many = {f"m{i}": doors["doors"] for i in range(9)}
-    assert corpus.harvest(many) == corpus.harvest(dict(reversed(many.items())))
+    assert docstrings.harvest(many) == docstrings.harvest(dict(reversed(many.items())))
 
 
 def test_files_that_cannot_be_read_are_left_out(doors, tmp_path):
@@ -81,52 +81,52 @@ def test_files_that_cannot_be_read_are_left_out(doors, tmp_path):
     (tmp_path / "zero.py").write_bytes(b"x = 1\0")
     names = ("broken", "latin", "zero", "absent")
     more = {name: tmp_path / f"{name}.py" for name in names}
-    assert corpus.harvest({**doors, **more}) == corpus.harvest(doors)
+    assert docstrings.harvest({**doors, **more}) == docstrings.harvest(doors)
 
 
 def test_only_required_packages_are_read():
-    required = corpus.distributions()
+    required = docstrings.distributions()
     assert {"numpy", "numba", "llvmlite"} <= set(required)  # ours, and one that numba requires
     assert not {"pytest", "sphinx", "nanoeuler"} & set(required)  # extras, and ourselves
-    sources = corpus.sources()
+    sources = docstrings.sources()
     assert {"textwrap", "pydoc_data.topics", "numpy.linalg"} <= set(sources)
     assert not any("tests" in name.split(".") for name in sources)
 
 
 def test_it_is_kept_until_the_key_changes(doors, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "sources", lambda: doors)
+    monkeypatch.setattr(docstrings, "sources", lambda: doors)
     folder = tmp_path / "kept"
-    first = corpus.text_path(folder).read_text()
-    assert corpus.pairs(folder)[0][0] == "What is the module doors for?"
+    first = docstrings.text_path(folder).read_text()
+    assert docstrings.pairs(folder)[0][0] == "What is the module doors for?"
     (folder / "corpus.txt").write_text("kept")
-    assert corpus.text_path(folder).read_text() == "kept"  # the key holds: nothing is read again
+    assert docstrings.text_path(folder).read_text() == "kept"  # the key holds: nothing is read
     (folder / "key.txt").write_text("python 2.7\n")
-    assert corpus.text_path(folder).read_text() == first
+    assert docstrings.text_path(folder).read_text() == first
     assert sorted(path.name for path in folder.iterdir()) == ["corpus.txt", "key.txt", "pairs.json"]
 
 
 def test_a_harvest_cut_short_does_not_count(doors, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "sources", lambda: doors)
-    whole = corpus.text_path(tmp_path / "whole").read_text()
+    monkeypatch.setattr(docstrings, "sources", lambda: doors)
+    whole = docstrings.text_path(tmp_path / "whole").read_text()
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "corpus.txt").write_text("half")  # and no key beside it
-    assert corpus.text_path(tmp_path / "cut").read_text() == whole
+    assert docstrings.text_path(tmp_path / "cut").read_text() == whole
 
 
 def test_a_python_without_sources_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "sources", dict)
+    monkeypatch.setattr(docstrings, "sources", dict)
     with pytest.raises(UserError, match="--data FILE"):
-        corpus.text_path(tmp_path)
+        docstrings.text_path(tmp_path)
 
 
 def test_the_real_harvest_is_large_and_clean():
-    text = corpus.text_path().read_text(encoding="ascii")
-    pairs = corpus.pairs()
+    text = docstrings.text_path().read_text(encoding="ascii")
+    pairs = docstrings.pairs()
     assert len(text) > 2_000_000 and len(pairs) > 3_000  # the standard library alone gives as much
     lines = [line for line in text.splitlines() if line]
-    assert len(lines) == len(set(lines)) and all(map(corpus.is_prose, lines))
+    assert len(lines) == len(set(lines)) and all(map(docstrings.is_prose, lines))
     assert len({answer for _, answer in pairs}) == len(pairs)
-    assert all(len(answer) <= corpus.MAX_ANSWER for _, answer in pairs)
+    assert all(len(answer) <= docstrings.MAX_ANSWER for _, answer in pairs)
     questions = dict(pairs)
     assert "What does textwrap.fill do?" in questions
 
@@ -135,10 +135,10 @@ def test_reading_imports_nothing(doors, tmp_path):
     """In a fresh interpreter: the modules known before and after a harvest are the same."""
     program = """
 import sys
-from nanoeuler import corpus
-known = {name: path for name, path in corpus.sources().items() if name.startswith("html")}
+from nanoeuler.data import docstrings
+known = {name: path for name, path in docstrings.sources().items() if name.startswith("html")}
 before = set(sys.modules)
-assert corpus.harvest(known)[1]
+assert docstrings.harvest(known)[1]
 print([name for name in set(sys.modules) - before if name.startswith("html")])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.dispatcher import Dispatcher
 
-from nanoeuler import cpu, fused, gemm, reference
-from nanoeuler.config import CHOICES, PRESETS, ModelConfig
-from nanoeuler.cpu import Arena, CpuEngine, FusedEngine, aligned
-from nanoeuler.errors import UserError
-from nanoeuler.gemm import (
+from nanoeuler.engines import reference
+from nanoeuler.engines.cpu import engine as cpu
+from nanoeuler.engines.cpu import loops, products
+from nanoeuler.engines.cpu.engine import Arena, CpuEngine, FusedEngine, aligned
+from nanoeuler.engines.cpu.products import (
     BELOW,
     DEPTH,
     FULL,
@@ -31,8 +31,11 @@ from nanoeuler.gemm import (
     multiply_heads,
     vector_unit,
 )
-from nanoeuler.layers import GELU_CUBIC, GELU_SCALE
-from nanoeuler.model import (
+from nanoeuler.engines.cpu.stepper import SHARDS, Sharded, engine_factory
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
+from nanoeuler.model.transformer import (
     Weights,
     head_weights,
     initialise,
@@ -40,7 +43,6 @@ from nanoeuler.model import (
     loss_scale,
     loss_sums,
 )
-from nanoeuler.parallel import SHARDS, Sharded, engine_factory
 
 U = 2.0**-24  # the largest relative error of one float32 operation
 GUARD = 64  # floats around every array: more than a tile's width of AVX-512, 48
@@ -435,7 +437,7 @@ def test_exp():
     @njit
     def all_of(x, y):
         for i in range(x.size):
-            y[i] = fused.exp(x[i])
+            y[i] = loops.exp(x[i])
 
     x = np.concatenate([np.linspace(-87, 88, 1_000_001), [0, -0.0, 1e-30, -1e-30]]).astype("f4")
     y = np.empty_like(x)
@@ -451,7 +453,7 @@ def test_exp():
 def test_highest(numbers):
     x = np.float32(numbers)
     x[np.isnan(x)] = np.nan  # with the sign bit clear, as arithmetic makes it
-    assert np.array_equal(fused.highest(x), np.max(x), equal_nan=True)
+    assert np.array_equal(loops.highest(x), np.max(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -466,7 +468,7 @@ def test_what_is_not_finite_is_seen(bad, where):
 
 def test_no_kernel_may_assume_finite_numbers():
     """Today's LLVM may not use the permission; the next one could, and no other test would see."""
-    names = vars(fused) | vars(gemm)
+    names = vars(loops) | vars(products)
     kernels = [kernel for kernel in names.values() if isinstance(kernel, Dispatcher)]
     assert len(kernels) > 15
     for kernel in kernels:

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import data, shards
-from nanoeuler.backward import IGNORE
-from nanoeuler.data import (
+from nanoeuler.data import batches as data
+from nanoeuler.data import shards
+from nanoeuler.data.batches import (
     QUICK_WINDOWS,
     Ahead,
     Batches,
@@ -27,9 +27,10 @@ from nanoeuler.data import (
     read_text,
     split,
 )
+from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
+from nanoeuler.data.shuffle import ROUNDS, shuffled
 from nanoeuler.errors import UserError
-from nanoeuler.shards import ShardWriter, Tokens, shard_path
-from nanoeuler.shuffle import ROUNDS, shuffled
+from nanoeuler.model.backward import IGNORE
 
 
 class ThreeBytes:
@@ -322,7 +323,7 @@ def test_a_damaged_shard_is_named_through_ahead(tmp_path):
 def test_a_batch_that_never_comes_does_not_keep_a_program_from_ending(end, code):
     program = f"""
 import time
-from nanoeuler.data import Ahead
+from nanoeuler.data.batches import Ahead
 class Never:
     def batch(self, step):
         if step > 1:

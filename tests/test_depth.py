@@ -5,10 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nanoeuler import gradcheck, reference
-from nanoeuler.config import parameter_shapes
-from nanoeuler.cpu import CpuEngine
-from nanoeuler.depth import (
+from nanoeuler.checks import gradcheck
+from nanoeuler.checks.derivatives import complex_step, relative_error
+from nanoeuler.checks.gradcheck import TINY, tiny_problem
+from nanoeuler.engines import reference
+from nanoeuler.engines.cpu.engine import CpuEngine
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import parameter_shapes
+from nanoeuler.model.depth import (
     at_depths,
     drop_layers,
     moved,
@@ -18,11 +22,8 @@ from nanoeuler.depth import (
     walk,
     with_step,
 )
-from nanoeuler.derivatives import complex_step, relative_error
-from nanoeuler.errors import UserError
-from nanoeuler.gradcheck import TINY, tiny_problem
-from nanoeuler.model import Weights, forward
-from nanoeuler.sublayers import attention_sublayer, block_tensors, mlp_sublayer
+from nanoeuler.model.sublayers import attention_sublayer, block_tensors, mlp_sublayer
+from nanoeuler.model.transformer import Weights, forward
 
 FOUR = replace(TINY, n_layers=4)
 GPT2 = dict(norm="layer", position="learned", mlp="gelu", bias=True, tied=True, n_predict=1)

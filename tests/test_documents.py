@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler.documents import documents, pairs, row_groups, text_of, unwrapped
+from nanoeuler.data.catalogue import File, Source, catalogue
+from nanoeuler.data.documents import documents, pairs, row_groups, text_of, unwrapped
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
-from nanoeuler.sources import File, Source, catalogue
 
 DATA = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
 BOOKS = [file.name for file in catalogue()["gutenberg"].files]
@@ -317,7 +317,7 @@ def test_without_duckdb_it_says_what_to_install(folder, monkeypatch):
 
 GROWTH = """
 import resource, sys
-from nanoeuler.documents import row_groups
+from nanoeuler.data.documents import row_groups
 groups = row_groups(sys.argv[1])
 next(groups)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -21,11 +21,11 @@ from urllib.parse import urlparse
 import pytest
 from hostile_server import Hostile, hang_up, nonsense, reply
 
-import nanoeuler.fetch as module
+import nanoeuler.data.fetch as module
+from nanoeuler.data.catalogue import FORMATS, File, Source, catalogue
+from nanoeuler.data.fetch import WAITS, fetch
 from nanoeuler.errors import UserError
-from nanoeuler.fetch import WAITS, fetch
 from nanoeuler.files import project_root, sha256_of
-from nanoeuler.sources import FORMATS, File, Source, catalogue
 
 BODY = random.Random(0).randbytes(200_000)  # more than two chunks; no two parts look alike
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -333,8 +333,8 @@ def test_a_refused_connection_may_be_a_restart(client):
 
 def test_killed_in_the_middle_it_goes_on(client):
     program = (
-        "import sys; from pathlib import Path; from nanoeuler.fetch import fetch\n"
-        "from nanoeuler.sources import File, Source\n"
+        "import sys; from pathlib import Path; from nanoeuler.data.fetch import fetch\n"
+        "from nanoeuler.data.catalogue import File, Source\n"
         "url, folder, size, sha256 = sys.argv[1:]\n"
         "file = File('file.bin', url, int(size), sha256)\n"
         "fetch(Source('thing', 't', 'l', 'a', 'text', (file,)), Path(folder))\n"

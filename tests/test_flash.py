@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import Mutant, load
 
-from nanoeuler import flash
-from nanoeuler.attention import attention
-from nanoeuler.backward import attention_backward
-from nanoeuler.flash_tiles import attention_tiles, attention_tiles_backward
-from nanoeuler.gpu import SIMULATED, Counted, blocks
+from nanoeuler.engines.gpu import flash
+from nanoeuler.engines.gpu.door import SIMULATED, Counted, blocks
+from nanoeuler.engines.gpu.flash_tiles import attention_tiles, attention_tiles_backward
+from nanoeuler.model.attention import attention
+from nanoeuler.model.backward import attention_backward
 
 U = 2.0**-24
 simulated = pytest.mark.skipif(not SIMULATED, reason="only a simulated kernel can be counted")

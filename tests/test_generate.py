@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import reference
-from nanoeuler.config import CHOICES, ModelConfig
+from nanoeuler.engines import reference
 from nanoeuler.errors import UserError
-from nanoeuler.generate import Decoder, distribution, draw, generate, text_pieces
-from nanoeuler.model import Weights, forward, initialise
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.inference.decoder import Decoder, distribution, draw, generate, text_pieces
+from nanoeuler.model.config import CHOICES, ModelConfig
+from nanoeuler.model.transformer import Weights, forward, initialise
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 SHAPES = {"grouped": (4, 2), "one key head": (4, 1), "a key for each query": (4, 4), "one": (1, 1)}
 

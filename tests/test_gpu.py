@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanoeuler import gpu
-from nanoeuler.gpu import cuda
+from nanoeuler.engines.gpu import door
+from nanoeuler.engines.gpu.door import cuda
 
-PACKAGE = Path(gpu.__file__).parent
+PACKAGE = Path(door.__file__).parent
 
 
 class Driver:
@@ -45,12 +45,12 @@ def no_driver(name):
     ],
 )
 def test_reason_to_simulate(monkeypatch, asked, driver, compiler, reason):
-    monkeypatch.setattr(gpu.config, "ENABLE_CUDASIM", 0)
+    monkeypatch.setattr(door.config, "ENABLE_CUDASIM", 0)
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", asked)
     library = driver if callable(driver) else lambda name: driver
     monkeypatch.setattr(ctypes, "CDLL", library)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: compiler or None)
-    found = gpu.reason_to_simulate()
+    found = door.reason_to_simulate()
     assert reason in found and bool(reason) == bool(found)
 
 
@@ -67,9 +67,9 @@ def no_driver(name):
 before = njit(lambda x: x + 1)
 assert before(1) == 2
 asked, library, ctypes.CDLL = [], ctypes.CDLL, no_driver
-from nanoeuler import gpu
+from nanoeuler.engines.gpu import door
 ctypes.CDLL = library
-assert asked and gpu.SIMULATED == "there is no CUDA driver on this machine"
+assert asked and door.SIMULATED == "there is no CUDA driver on this machine"
 assert before(2) == 3 and before(2.5) == 3.5 and njit(lambda x: x * 2)(4) == 8
 """
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
@@ -89,17 +89,17 @@ def test_one_module_imports_the_cuda_target():
                 names = [node.value]
             if any(name.startswith("numba.cuda") for name in names):
                 importers.add(path.name)
-    assert importers == {"gpu.py"}
+    assert importers == {"door.py"}
 
 
 def test_blocks_cover_and_no_more():
     for n in range(1, 20):
         for size in range(1, 8):
-            assert (gpu.blocks(n, size) - 1) * size < n <= gpu.blocks(n, size) * size
+            assert (door.blocks(n, size) - 1) * size < n <= door.blocks(n, size) * size
 
 
 def test_counted_counts_elements_and_slices():
-    array = gpu.Counted(np.arange(12.0).reshape(3, 4))
+    array = door.Counted(np.arange(12.0).reshape(3, 4))
     assert array[1, 2] == 6 and array[2].sum() == 38 and array[:, 2].tolist() == [2, 6, 10]
     array[0, 0] = 5
     assert array.array[0, 0] == 5 and array.shape == (3, 4) and array.dtype == float
@@ -109,7 +109,7 @@ def test_counted_counts_elements_and_slices():
 
 @pytest.mark.parametrize("index", [(-1, 0), (0, -1), (3, 0), (0, 4)])
 def test_counted_refuses_what_lies_outside(index):
-    array = gpu.Counted(np.zeros((3, 4)))
+    array = door.Counted(np.zeros((3, 4)))
     with pytest.raises(IndexError, match="outside"):
         array[index]
     with pytest.raises(IndexError, match="outside"):
@@ -117,14 +117,14 @@ def test_counted_refuses_what_lies_outside(index):
     assert array.reads.sum() == array.writes.sum() == 0
 
 
-@pytest.mark.skipif(not gpu.SIMULATED, reason="only a simulated kernel can take a Counted array")
+@pytest.mark.skipif(not door.SIMULATED, reason="only a simulated kernel can take a Counted array")
 def test_no_count_is_lost_between_threads():
     @cuda.jit
     def everybody_reads(x, out):
         for _ in range(50):
             out[cuda.threadIdx.x] += x[0]
 
-    x, out = gpu.Counted(np.ones(1)), gpu.Counted(np.zeros(8))
+    x, out = door.Counted(np.ones(1)), door.Counted(np.zeros(8))
     everybody_reads[3, 8](x, out)
     assert x.reads.sum() == out.reads.sum() == out.writes.sum() == 3 * 8 * 50
     assert (out.array == 150).all()

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from llvmlite import binding
 
+from nanoeuler.engines.cpu import loops, products
+
 # Unit -> NUMBA_CPU_NAME and NUMBA_CPU_FEATURES (none: this processor itself), lanes of float32, and
 # what its machine code must not name: other units' registers, and a prefix of other instructions.
 UNITS = {
@@ -56,8 +58,9 @@ def whole_steps():
     """Compare loss and gradients with the reference's, for every architecture; train a step."""
     from test_cpu import MODELS, RAGGED, SETTINGS, compare, problem
 
-    from nanoeuler import optim, parallel
-    from nanoeuler.cpu import CpuEngine
+    from nanoeuler.engines.cpu import stepper
+    from nanoeuler.engines.cpu.engine import CpuEngine
+    from nanoeuler.training import optim
 
     engine = CpuEngine()
     for config, batch, positions in MODELS.values():
@@ -68,7 +71,7 @@ def whole_steps():
         shared = replace(RAGGED, n_layers=4, repeat=2, integrator=integrator, step_size=h)
         compare(shared, 2, 37, engine)
     w, *batch = problem(RAGGED, 3, 37)
-    sharded, dw = parallel.Sharded(CpuEngine, RAGGED, threads=2), w.zeros_like()
+    sharded, dw = stepper.Sharded(CpuEngine, RAGGED, threads=2), w.zeros_like()
     sums = sharded.loss_and_gradients(w, *batch, dw)
     optim.clip(dw)
     optim.AdamW(w).update(w, dw, lr=1e-3, step=1)
@@ -79,15 +82,15 @@ def machine_code():
     """Name -> assembly of every kernel that has been compiled, all its signatures together."""
     from numba.core.dispatcher import Dispatcher
 
-    from nanoeuler import fused, gemm, optim
+    from nanoeuler.training import optim
 
-    named = vars(fused) | vars(gemm) | vars(optim)
+    named = vars(loops) | vars(products) | vars(optim)
     kernels = {name: x for name, x in named.items() if isinstance(x, Dispatcher) and x.signatures}
     return {name: "\n".join(x.inspect_asm().values()) for name, x in kernels.items()}
 
 
 if __name__ == "__main__":
-    from nanoeuler.gemm import LANES
+    from nanoeuler.engines.cpu.products import LANES
 
     whole_steps()
     print(json.dumps([LANES, machine_code()]))

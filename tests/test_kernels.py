@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from mutants import Mutant, load
 
-from nanoeuler import kernels, layers
-from nanoeuler.gpu import SIMULATED, Counted, blocks
+from nanoeuler.engines.gpu import ladder
+from nanoeuler.engines.gpu.door import SIMULATED, Counted, blocks
+from nanoeuler.model import layers
 
 U = 2.0**-24
 simulated = pytest.mark.skipif(not SIMULATED, reason="only a simulated kernel can be counted")
@@ -59,45 +60,45 @@ def softmax_error(module, x, threads):
 @pytest.mark.parametrize("tile", [1, 4, 5])
 @pytest.mark.parametrize("M, K, N", [(1, 1, 1), (1, 9, 1), (5, 1, 3), (4, 4, 4), (6, 10, 7)])
 def test_matmul(M, K, N, tile):
-    assert product_error(kernels, random(0, M, K), random(1, K, N), tile) < 1
+    assert product_error(ladder, random(0, M, K), random(1, K, N), tile) < 1
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e18])  # products of 1e36: float32 ends at 3e38
 def test_matmul_of_large_and_small_numbers(scale):
-    assert product_error(kernels, random(0, 5, 6, scale=scale), random(1, 6, 3, scale=scale), 4) < 1
+    assert product_error(ladder, random(0, 5, 6, scale=scale), random(1, 6, 3, scale=scale), 4) < 1
 
 
 def test_matmul_refuses_what_does_not_fit():
     a, b = random(0, 3, 4), random(1, 4, 5)
     for wrong in [(a, b.T, unwritten(3, 5)), (a, b, unwritten(5, 3)), (a, b.astype(float), a)]:
         with pytest.raises(AssertionError):
-            kernels.matmul(*wrong, tile=4)
+            ladder.matmul(*wrong, tile=4)
     with pytest.raises(AssertionError):
-        kernels.matmul(a, b, unwritten(3, 5), tile=33)
+        ladder.matmul(a, b, unwritten(3, 5), tile=33)
 
 
 @pytest.mark.parametrize("threads", [1, 4, 16])
 @pytest.mark.parametrize("rows, columns", [(1, 1), (3, 4), (2, 17)])
 def test_rows(rows, columns, threads):
     x = random(0, rows, columns)
-    assert rmsnorm_error(kernels, x, random(1, columns), threads) < 1
-    assert softmax_error(kernels, x, threads) < 1
+    assert rmsnorm_error(ladder, x, random(1, columns), threads) < 1
+    assert softmax_error(ladder, x, threads) < 1
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e3, 1e18])  # 1e18 squared is 1e36: float32 ends at 3e38
 def test_rows_of_large_and_small_numbers(scale):
     x = random(0, 2, 9, scale=scale)
-    assert rmsnorm_error(kernels, x, random(1, 9), 4) < 1
-    assert softmax_error(kernels, x, 4) < 1
+    assert rmsnorm_error(ladder, x, random(1, 9), 4) < 1
+    assert softmax_error(ladder, x, 4) < 1
 
 
 def test_rows_of_zeros_and_masked_rows():
     y, r = unwritten(2, 3), unwritten(2, 1)
-    kernels.rmsnorm(np.zeros((2, 3), np.float32), random(0, 3), y, r, threads=4)
+    ladder.rmsnorm(np.zeros((2, 3), np.float32), random(0, 3), y, r, threads=4)
     assert (y == 0).all() and np.allclose(r, np.sqrt(layers.RMSNORM_EPS), rtol=4 * U)
     x = np.array([[-np.inf, 0, 0], [-np.inf] * 3, [-np.inf, -np.inf, -3e38]], np.float32)
     y = unwritten(3, 3)
-    kernels.softmax(x, y, threads=4)
+    ladder.softmax(x, y, threads=4)
     assert y.tolist() == [[0, 0.5, 0.5], [0, 0, 0], [0, 0, 1]]
 
 
@@ -105,13 +106,13 @@ def test_rows_refuse_what_does_not_fit():
     x, y, r = random(0, 2, 3), unwritten(2, 3), unwritten(2, 1)
     for threads in 3, 6, 0:
         with pytest.raises(AssertionError, match="power of two"):
-            kernels.rmsnorm(x, random(1, 3), y, r, threads=threads)
+            ladder.rmsnorm(x, random(1, 3), y, r, threads=threads)
         with pytest.raises(AssertionError, match="power of two"):
-            kernels.softmax(x, y, threads=threads)
+            ladder.softmax(x, y, threads=threads)
     with pytest.raises(AssertionError):
-        kernels.rmsnorm(x, random(1, 2), y, r)
+        ladder.rmsnorm(x, random(1, 2), y, r)
     with pytest.raises(AssertionError):
-        kernels.softmax(x, unwritten(3, 2))
+        ladder.softmax(x, unwritten(3, 2))
 
 
 @pytest.mark.parametrize("kernel", ["matmul", "rmsnorm", "softmax"])
@@ -120,11 +121,11 @@ def test_two_runs_agree_to_the_last_bit(kernel):
     for _ in range(2):
         y, r = unwritten(4, 13), unwritten(4, 1)
         if kernel == "matmul":
-            kernels.matmul(x, random(1, 13, 13), y, tile=4)
+            ladder.matmul(x, random(1, 13, 13), y, tile=4)
         elif kernel == "rmsnorm":
-            kernels.rmsnorm(x, random(1, 13), y, r, threads=8)
+            ladder.rmsnorm(x, random(1, 13), y, r, threads=8)
         else:
-            kernels.softmax(x, y, threads=8)
+            ladder.softmax(x, y, threads=8)
         outputs.append(y.tobytes())
     assert outputs[0] == outputs[1]
 
@@ -134,7 +135,7 @@ def test_two_runs_agree_to_the_last_bit(kernel):
 def test_matmul_reads_what_its_budget_says(tile):
     M, K, N = 5, 6, 7
     a, b, c = Counted(random(0, M, K)), Counted(random(1, K, N)), Counted(unwritten(M, N))
-    kernels.matmul(a, b, c, tile)
+    ladder.matmul(a, b, c, tile)
     assert (a.reads == blocks(N, tile)).all() and (b.reads == blocks(M, tile)).all()
     assert (c.writes == 1).all() and (c.reads == 0).all()
 
@@ -143,10 +144,10 @@ def test_matmul_reads_what_its_budget_says(tile):
 def test_rows_read_what_their_budgets_say():
     x, y, r, gain = (Counted(unwritten(*s)) for s in [(3, 10), (3, 10), (3, 1), (10,)])
     x.array[...], gain.array[...] = random(0, 3, 10), random(1, 10)
-    kernels.rmsnorm(x, gain, y, r, threads=4)
+    ladder.rmsnorm(x, gain, y, r, threads=4)
     assert (x.reads == 2).all() and (gain.reads == 3).all()
     assert (y.writes == 1).all() and (r.writes == 1).all()
-    kernels.softmax(x, y, threads=4)
+    ladder.softmax(x, y, threads=4)
     assert (x.reads == 2 + 3).all() and (y.writes == 2).all() and (y.reads == 0).all()
 
 
@@ -195,5 +196,5 @@ def test_the_tree_is_right_for_every_number_of_threads_and_columns():
     for threads, columns in itertools.product((1, 2, 8), (1, 7, 9)):
         ones = np.ones((1, columns), np.float32)
         y, r = unwritten(1, columns), unwritten(1, 1)
-        kernels.rmsnorm(ones, ones[0], y, r, eps=0.0, threads=threads)
+        ladder.rmsnorm(ones, ones[0], y, r, eps=0.0, threads=threads)
         assert r[0, 0] == 1, (threads, columns)  # a mean of ones is exact

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import layers
+from nanoeuler.model import layers
 
 EPS = 2.0**-53  # unit roundoff of float64
 over_shapes = settings(max_examples=50, deadline=None, derandomize=True)

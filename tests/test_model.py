@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import reference
-from nanoeuler.backward import IGNORE
-from nanoeuler.config import CHOICES, ModelConfig, count_parameters, parameter_shapes
-from nanoeuler.derivatives import complex_step, relative_error
-from nanoeuler.euler import INTEGRATORS, Tableau
-from nanoeuler.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
-from nanoeuler.model import (
+from nanoeuler.checks.derivatives import complex_step, relative_error
+from nanoeuler.checks.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
+from nanoeuler.engines import reference
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import CHOICES, ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.model.euler import INTEGRATORS, Tableau
+from nanoeuler.model.sublayers import block_tensors
+from nanoeuler.model.transformer import (
     EXTRA_HEAD_WEIGHT,
     PADDING,
     Weights,
@@ -29,7 +30,6 @@ from nanoeuler.model import (
     step_backward,
     stream,
 )
-from nanoeuler.sublayers import block_tensors
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 

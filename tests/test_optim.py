@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler.config import ModelConfig
-from nanoeuler.model import initialise
-from nanoeuler.optim import BETA1, BETA2, EPS, AdamW, clip, learning_rate
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import initialise
+from nanoeuler.training.optim import BETA1, BETA2, EPS, AdamW, clip, learning_rate
 
 CONFIG = ModelConfig(
     vocab_size=10, dim=4, n_layers=1, n_heads=1, n_kv_heads=1, hidden=6, context=4, n_predict=1

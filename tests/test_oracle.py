@@ -12,10 +12,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from nanoeuler import reference
-from nanoeuler.config import CHOICES, PRESETS, ModelConfig
-from nanoeuler.derivatives import relative_error
-from nanoeuler.model import Weights, head_weights, loss_and_gradients, loss_scale
+from nanoeuler.checks.derivatives import relative_error
+from nanoeuler.engines import reference
+from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
+from nanoeuler.model.transformer import Weights, head_weights, loss_and_gradients, loss_scale
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[oracle]'")
 F = torch.nn.functional

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import model, reference
-from nanoeuler.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
-from nanoeuler.counts import ELEMENTWISE, flops_per_token, memory, operations
-from nanoeuler.cpu import CpuEngine
+from nanoeuler.engines import reference
+from nanoeuler.engines.cpu.engine import CpuEngine
+from nanoeuler.engines.cpu.stepper import SHARDS, Sharded
 from nanoeuler.errors import UserError
-from nanoeuler.optim import AdamW
-from nanoeuler.parallel import SHARDS, Sharded
-from nanoeuler.plan import (
+from nanoeuler.model import transformer as model
+from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.planning.counts import ELEMENTWISE, flops_per_token, memory, operations
+from nanoeuler.planning.plan import (
     CPU_SHARE,
     DEVICES,
     PROCESS_BYTES,
@@ -29,6 +29,7 @@ from nanoeuler.plan import (
     report,
     summary,
 )
+from nanoeuler.training.optim import AdamW
 
 SMALL, LARGE = PRESETS["small"], PRESETS["euler-116m"]
 

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import data, shards
-from nanoeuler.data import HELD_OUT_BYTES, Prepared, digest, held_out_bytes, split
+from nanoeuler.data import batches as data
+from nanoeuler.data import shards
+from nanoeuler.data.batches import HELD_OUT_BYTES, Prepared, digest, held_out_bytes, split
+from nanoeuler.data.prepare import hold_out, prepare, prepare_text
+from nanoeuler.data.shards import Tokens, shard_path
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
-from nanoeuler.prepare import hold_out, prepare, prepare_text
-from nanoeuler.shards import Tokens, shard_path
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(b"the river, the river, the sea", 264)
 reused_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -214,8 +215,8 @@ def test_a_full_disk_leaves_nothing_that_opens_and_says_so(tmp_path, monkeypatch
 
 KILLED = """
 import os, signal, sys
-from nanoeuler import shards
-from nanoeuler.prepare import prepare
+from nanoeuler.data import shards
+from nanoeuler.data.prepare import prepare
 shards.SHARD_TOKENS, rename, left = 60, os.replace, [int(sys.argv[2])]
 def replace(source, target):
     if left[0] == 0:
@@ -281,9 +282,9 @@ def test_a_folder_with_files_of_others_is_refused_and_loses_none(tmp_path, name)
 PEAK = """
 import sys
 from pathlib import Path
-from nanoeuler import shards
-from nanoeuler.prepare import prepare
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.data import shards
+from nanoeuler.data.prepare import prepare
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 shards.SHARD_TOKENS = 1 << 16
 tokenizer = Tokenizer.train(b"the river, the river, the sea", 264)
 documents = lambda: (f"{i} " * 2000 for i in range(int(sys.argv[2])))

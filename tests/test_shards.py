@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from nanoeuler import shards
-from nanoeuler.errors import UserError
-from nanoeuler.shards import (
+from nanoeuler.data import shards
+from nanoeuler.data.shards import (
     END_OF_TEXT,
     ShardWriter,
     Tokens,
@@ -22,7 +21,8 @@ from nanoeuler.shards import (
     token_dtype,
     write_shard,
 )
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.errors import UserError
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.train(b"the river, the river, the sea", 264)
 END = TOKENIZER.special[END_OF_TEXT]

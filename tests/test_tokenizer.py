@@ -18,12 +18,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler import bpe, pretokenizer, tokenizer
-from nanoeuler.bpe_train import LENGTH, START, TIMES, count_words, learn_merges
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
-from nanoeuler.tokenizer import SPECIAL_TOKENS, Tokenizer
-from nanoeuler.tokenizer_imports import import_gpt2, import_tiktoken
+from nanoeuler.tokenizer import encode as bpe
+from nanoeuler.tokenizer import tokenizer
+from nanoeuler.tokenizer import words as pretokenizer
+from nanoeuler.tokenizer.imports import import_gpt2, import_tiktoken
+from nanoeuler.tokenizer.learn import LENGTH, START, TIMES, count_words, learn_merges
+from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 ODD_SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2003\u2028\u202f\u205f\u3000\u200b"
@@ -384,7 +386,7 @@ def test_a_word_over_the_limit_is_refused(monkeypatch):
 
 STREAMED = """
 import sys
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 def peak():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))

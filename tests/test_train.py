@@ -23,17 +23,19 @@ import pytest
 from deaths import Died, dying_before, full_disk
 from rich.console import Console
 
-from nanoeuler import checkpoint, display, run, train
-from nanoeuler.backward import IGNORE
-from nanoeuler.config import ModelConfig
-from nanoeuler.data import Batches, Prepared
+from nanoeuler.data.batches import Batches, Prepared
+from nanoeuler.data.prepare import prepare
+from nanoeuler.engines.cpu.stepper import Sharded
 from nanoeuler.errors import UserError
-from nanoeuler.model import initialise
-from nanoeuler.optim import AdamW
-from nanoeuler.parallel import Sharded
-from nanoeuler.prepare import prepare
-from nanoeuler.rundir import alone, read_metrics, saves
-from nanoeuler.tokenizer import Tokenizer
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import initialise
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import display, run
+from nanoeuler.training import loop as train
+from nanoeuler.training import saves as checkpoint
+from nanoeuler.training.folder import alone, read_metrics, saves
+from nanoeuler.training.optim import AdamW
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
 CONFIG = ModelConfig(
@@ -114,8 +116,8 @@ import os, sys, time
 mark = lambda letter: os.write(int(sys.argv[1]), letter.encode())
 mark("i")
 from pathlib import Path
-from nanoeuler import run, train
-from nanoeuler.config import ModelConfig
+from nanoeuler.training import loop as train, run
+from nanoeuler.model.config import ModelConfig
 run.code_digest = lambda: "0" * 16  # the sources may be edited while these lives follow each other
 
 def marked(name, letter, wait=0.0):

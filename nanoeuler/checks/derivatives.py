@@ -1,0 +1,48 @@
+# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-backprop-complex-step
+"""Derivatives by trying: the complex step and central differences, and how two gradients compare.
+
+They are slow (one or two runs of the function for each number) and need no derivation: what a
+derived gradient is checked with. Left out: functions of several arrays (close over the others).
+"""
+
+import numpy as np
+
+# So small that terms of order h^2 vanish beside 1e-16; any value from 1e-20 to 1e-200 would do.
+COMPLEX_STEP = 1e-30
+# Where the two errors of a float64 central difference meet: the cube root of 2.2e-16.
+CENTRAL_STEP = 6e-6
+
+
+def complex_step(f, x, h=COMPLEX_STEP):
+    """The gradient of `f` at `x`, each element exact to rounding. Equation eq-backprop-complex.
+
+    `f` takes a complex128 array of the shape of x and returns a scalar. It must be analytic: no
+    `abs`, no `conj`, no comparison but of real parts. x float64; the gradient is float64.
+    """
+    z, gradient = x.astype(np.complex128), np.empty(x.shape)
+    for at in np.ndindex(x.shape):
+        z[at] += 1j * h
+        gradient[at] = f(z).imag / h
+        z[at] = x[at]
+    return gradient
+
+
+def central_difference(f, x, h=CENTRAL_STEP):
+    """The gradient of `f` at `x` float64 by two runs an element. Equation eq-backprop-central."""
+    z, gradient = x.copy(), np.empty(x.shape)
+    for at in np.ndindex(x.shape):
+        z[at] = x[at] + h
+        above = f(z)
+        z[at] = x[at] - h
+        gradient[at] = (above - f(z)) / (2 * h)
+        z[at] = x[at]
+    return gradient
+
+
+def relative_error(gradient, exact):
+    """The largest difference of two arrays, in units of the largest element of `exact`: a float."""
+    assert gradient.shape == exact.shape, f"{gradient.shape} against {exact.shape}"
+    return float(np.max(np.abs(gradient - exact)) / np.max(np.abs(exact)))

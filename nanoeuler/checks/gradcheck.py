@@ -1,0 +1,176 @@
+# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-backprop-gradcheck
+"""The gradient check: every element of every tensor of tiny models against its complex step.
+
+It proves the reference engine, in float64; other engines are compared with that one. Central
+differences stand beside it, to show how much less they see.
+"""
+
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler.checks.derivatives import central_difference, complex_step, relative_error
+from nanoeuler.engines import reference
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import CHOICES, ModelConfig
+from nanoeuler.model.transformer import (
+    Weights,
+    head_weights,
+    loss_and_gradients,
+    loss_scale,
+    loss_sums,
+)
+
+# The largest relative error that passes. Rounding gives less than 1e-12; of the mistakes made on
+# purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5.
+BOUND = 1e-10
+# Two layers, two groups of two query heads, two RoPE angles, two predicted tokens; repeated tokens.
+TINY = ModelConfig(
+    vocab_size=7, dim=16, n_layers=2, n_heads=4, n_kv_heads=2, hidden=10, context=5, n_predict=2
+)
+
+
+class Problem(NamedTuple):
+    """A model and a batch: all that a gradient depends on."""
+
+    config: ModelConfig
+    w: Weights              # float64
+    tokens: np.ndarray      # (B, T) int
+    targets: np.ndarray     # (B, T, K) int
+    scale: np.ndarray       # (K,)
+
+
+def tiny_problem(config=TINY, seed=0):
+    """A random `Problem` of three texts that hides nothing: no gain is 1, some targets ignored."""
+    rng, w = np.random.default_rng(seed), Weights(config, np.float64)
+    for name, tensor in w.items():
+        tensor[...] = 0.5 * rng.standard_normal(tensor.shape)
+        if tensor.ndim == 1 and not name.endswith("_bias"):
+            tensor += 1  # a gain
+    tokens = rng.integers(config.vocab_size, size=(3, config.context))
+    targets = rng.integers(config.vocab_size, size=(*tokens.shape, config.n_predict))
+    targets[rng.random(targets.shape) < 0.2] = IGNORE
+    return Problem(config, w, tokens, targets, loss_scale(targets, head_weights(config.n_predict)))
+
+
+def derived_gradient(problem, engine=reference):
+    """The gradient (Weights) by backward passes of `engine`: text 0's, then the others' added."""
+    dw = problem.w.zeros_like()
+    for part in (slice(0, 1), slice(1, None)):
+        loss_and_gradients(
+            engine, problem.config, problem.w, problem.tokens[part], problem.targets[part],
+            problem.scale, dw,
+        )  # fmt: skip
+    return dw
+
+
+def numerical_gradient(problem, method, dtype):
+    """The gradient (Weights) by `method`, one of `checks.derivatives`, stepping in `dtype`."""
+    trial, gradient = Weights(problem.config, dtype), problem.w.zeros_like()
+    trial.flat[...] = problem.w.flat
+    for name, tensor in trial.items():
+        gradient[name][...] = method(_loss_of(problem, trial, tensor), problem.w[name])
+        tensor[...] = problem.w[name]
+    return gradient
+
+
+def _loss_of(problem, trial, tensor):
+    """The loss as a function of one tensor of `trial`, the others fixed."""
+
+    def loss(value):
+        tensor[...] = value
+        sums = loss_sums(reference, problem.config, trial, problem.tokens, problem.targets)
+        return np.sum(problem.scale * sums)
+
+    return loss
+
+
+class Row(NamedTuple):
+    """A line of the check: the relative errors of a tensor, or those of a model's worst tensor."""
+
+    name: str               # of the tensor, or of the model's architecture
+    shape: tuple            # of the tensor, or the model's number of parameters
+    derived: float          # the error of the backward pass against the complex step
+    central: float | None = None  # the error of central differences, where it was asked for
+
+
+def check_tensors(problem, prefix=""):
+    """Check every element of every tensor of `problem`: a list of Row, one for each tensor."""
+    derived = derived_gradient(problem)
+    exact = numerical_gradient(problem, complex_step, np.complex128)
+    central = numerical_gradient(problem, central_difference, np.float64)
+    return [
+        Row(
+            prefix + name,
+            tensor.shape,
+            relative_error(derived[name], tensor),
+            relative_error(central[name], tensor),
+        )
+        for name, tensor in exact.items()
+    ]
+
+
+# %% sec-backprop-architectures
+# GPT-2's choices at the size of TINY. Tied weights predict one token.
+TINY_GPT2 = replace(
+    TINY, norm="layer", position="learned", mlp="gelu", bias=True, tied=True, n_predict=1
+)
+# For many architectures: two blocks, two query heads that share a key, repeated tokens.
+TINIEST = ModelConfig(
+    vocab_size=5, dim=4, n_layers=2, n_heads=2, n_kv_heads=1, hidden=3, context=4, n_predict=2
+)
+
+
+def architectures():
+    """Name -> a tiny ModelConfig, a dict: all switches combined, then all ways to take a step."""
+    found, switches = {}, ("norm", "position", "mlp", "bias", "tied")
+    for values in product(*(CHOICES[switch] for switch in switches)):
+        chosen = dict(zip(switches, values, strict=True))
+        words = [switch if value is True else value for switch, value in chosen.items() if value]
+        n_predict = 1 if chosen["tied"] else TINIEST.n_predict
+        found[" ".join(words)] = replace(TINIEST, n_predict=n_predict, **chosen)
+    for integrator, h, repeat in product(CHOICES["integrator"], (1.0, 0.7), (1, 2)):
+        found[f"{integrator}, step {h}, repeat {repeat}"] = replace(
+            TINIEST, n_layers=2 * repeat, integrator=integrator, step_size=h, repeat=repeat
+        )
+    return found
+
+
+def check_architecture(name, config):
+    """Check every element of every tensor of a model of `config`: one Row, its worst tensor's."""
+    problem = tiny_problem(config)
+    exact = numerical_gradient(problem, complex_step, np.complex128)
+    derived = derived_gradient(problem)
+    worst = np.max([relative_error(derived[name], tensor) for name, tensor in exact.items()])
+    return Row(name, (sum(tensor.size for tensor in exact.values()),), float(worst))
+
+
+def check():
+    """The whole check, a list of Row: two architectures by tensor, and each one in a line."""
+    return [
+        *check_tensors(tiny_problem(TINY)),
+        *check_tensors(tiny_problem(TINY_GPT2), "GPT-2's "),
+        *(check_architecture(name, config) for name, config in architectures().items()),
+    ]
+
+
+def passed(rows):
+    """Whether the backward pass agrees with the complex step to BOUND in every row."""
+    return all(row.derived <= BOUND for row in rows)
+
+
+def table(rows):
+    """The check as text: a line for each row, then the verdict."""
+    lines = [f"{'tensor or model':28} {'shape':>7} {'backward':>9} {'central differences':>20}"]
+    for row in rows:
+        shape = "x".join(map(str, row.shape))
+        central = "" if row.central is None else f"{row.central:20.1e}"
+        lines.append(f"{row.name:28} {shape:>7} {row.derived:9.1e} {central}".rstrip())
+    worst = np.max([row.derived for row in rows])
+    verdict = "passed" if passed(rows) else "FAILED"
+    return "\n".join([*lines, f"worst {worst:.1e}, bound {BOUND:.0e}: {verdict}"])

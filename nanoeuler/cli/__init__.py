@@ -1,0 +1,8 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli
+"""The command line: main, train, data, tokenizer, flags. A thin skin over the package.
+
+May import: everything.
+"""

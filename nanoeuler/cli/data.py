@@ -1,0 +1,272 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-data
+"""`nanoeuler data`: which texts there are; fetch one, prepare it as tokens, look at what was made.
+
+Leaves out how that is done: chapters 6b and 6c. Imports inside, as main.py does.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.cli.tokenizer import bars
+from nanoeuler.errors import UserError
+
+# The group of commands that main.py adds to the program.
+data_app = typer.Typer(help="Texts to train on: list, fetch, prepare, show.")
+
+
+def _catalogue():
+    """{name: Source}: the texts of data/sources.toml of the checkout."""
+    from nanoeuler.data.catalogue import catalogue
+    from nanoeuler.data.docstrings import data_folder
+
+    return catalogue(data_folder("sources.toml"))
+
+
+def _here(path):
+    """`path` as one would type it in this folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _say(progress, text):
+    """Print a line on stderr, above the bars if there are any."""
+    progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _state(source):
+    """How far a source has come on this machine, in words."""
+    from nanoeuler.data.docstrings import data_folder
+
+    prepared, fetched = (data_folder(kind) / source.name for kind in ("prepared", "fetched"))
+    if flags.is_prepared(prepared):
+        return "prepared"
+    found = [(fetched / file.name, file.bytes) for file in source.files]
+    here = sum(path.exists() and size in (None, path.stat().st_size) for path, size in found)
+    if here == len(found):
+        return "fetched"
+    return f"{here} of {len(found)} files" if here else "not here"
+
+
+@data_app.command("list")
+def data_list():
+    """The texts that can be fetched, and how far each has come. Needs no network.
+
+    Example: nanoeuler data list
+    """
+    from urllib.parse import urlsplit
+
+    from rich.filesize import decimal
+
+    for source in _catalogue().values():
+        size = decimal(source.bytes) if source.bytes else "size unknown"
+        hosts = sorted({urlsplit(file.url).hostname for file in source.files})
+        print(f"{source.name:16} {size:>12}  {source.format:10} {_state(source)}")
+        print(f"    {source.title}: {source.about}")
+        print(f"    {source.licence}; from {', '.join(hosts)}")
+
+
+def _bar_of_files(progress):
+    """A function for `fetch` to report to: a bar for each file on its way, a line for its news."""
+    from rich.filesize import decimal
+
+    tasks = {}
+
+    def report(name, have, size, note):
+        if name not in tasks:
+            tasks[name] = progress.add_task("", visible=False)
+        text = f"{name}: {decimal(have)}" + (f" of {decimal(size)}" if size else "")
+        on_its_way = not note or have != size
+        progress.update(tasks[name], completed=have, total=size, description=text,
+                        visible=on_its_way)  # fmt: skip
+        if note:
+            _say(progress, f"{name}: {note}")
+
+    return report
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of nanoeuler data list")],
+    copy_from: flags.FromDir = None,
+):
+    """Fetch the files of a text; what was cut off goes on.
+
+    With --from, take them from a folder that has them already.
+
+    Example: nanoeuler data fetch tinyshakespeare
+    """
+    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.data.fetch import fetch
+
+    known, folder = _catalogue(), data_folder("fetched")
+    if name not in known:
+        raise UserError(f"no text is named {name!r}: choose one of {', '.join(known)}")
+    try:
+        with bars(sys.stderr.isatty()) as progress:
+            fetch(known[name], folder, copy_from, _bar_of_files(progress))
+    except KeyboardInterrupt:
+        raise UserError(
+            f"interrupted: what has come is kept in {_here(folder / name)}; the same command goes "
+            "on from there"
+        ) from None
+    print(f"fetched into {_here(folder / name)}; next: nanoeuler data prepare {name}")
+
+
+def _named(what):
+    """The `Source` that the words `what` mean: one of the catalogue, or one made of these files."""
+    from nanoeuler.data.catalogue import File, Source
+
+    source = _catalogue().get(what[0]) if len(what) == 1 else None
+    if source:
+        return source
+    for word in what:
+        if not Path(word).is_file():
+            folder = f"{word} is a folder: name the files in it"
+            found = folder if Path(word).is_dir() else f"there is no file {word}"
+            raise UserError(f"expected a name of nanoeuler data list, or files, but {found}")
+    files = tuple(File(str(Path(word).resolve()), "") for word in what)
+    title = ", ".join(Path(word).name for word in what)
+    return Source(Path(what[0]).stem, title, "", "", "text", files)
+
+
+def _write_pairs(source, fetched, out):
+    """Write the question-answer pairs of a source to out/pairs.jsonl; return how many."""
+    import json
+
+    from nanoeuler.data.documents import pairs
+    from nanoeuler.files import replacing
+
+    found = [{"question": asked, "answer": said} for asked, said in pairs(source, fetched)]
+    with replacing(out / "pairs.jsonl") as temporary:
+        text = "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in found)
+        temporary.write_text(text, encoding="utf-8")
+    return len(found)
+
+
+def _count_of_documents(progress, name):
+    """A function for `prepare` to report to: a running count, a line for each pass that is over."""
+    from rich.filesize import decimal
+
+    task, stages = progress.add_task(f"preparing {name}", total=None), {}
+
+    def report(stage, documents, size):
+        if stage not in stages:
+            for text in stages.values():
+                _say(progress, text)
+            stages.clear()
+        stages[stage] = f"{stage}: {documents:,} documents, {decimal(size)}"
+        progress.update(task, description=stages[stage])
+
+    return report
+
+
+def _write_tokens(source, fetched, out, vocab_size, tokenizer):
+    """Prepare the text of a source in the folder `out`; return the number of tokens."""
+    from nanoeuler.data.batches import Prepared
+    from nanoeuler.data.documents import documents
+    from nanoeuler.data.prepare import prepare, prepare_text
+
+    path = fetched / source.name / source.files[0].name  # of files of one's own: just that file
+    with bars(sys.stderr.isatty()) as progress:
+        report = _count_of_documents(progress, source.name)
+        if source.format == "text" and len(source.files) == 1:
+            if not path.is_file():
+                known = f"run nanoeuler data fetch {source.name}"
+                raise UserError(f"expected {path}, but there is no such file: {known}")
+            prepare_text(flags.plain(path), out, vocab_size=vocab_size, tokenizer=tokenizer)
+        else:
+            prepare(lambda: documents(source, fetched), out, vocab_size=vocab_size,
+                    source=source.title, tokenizer=tokenizer, report=report)  # fmt: skip
+    prepared = Prepared(out)
+    return len(prepared.train) + len(prepared.held_out)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    what: Annotated[
+        list[str], typer.Argument(metavar="NAME|FILE...", help="a name of data list, or files")
+    ],
+    vocab_size: flags.VocabSize = None, tokenizer: flags.Tokenizer = None,
+    out: flags.OutDir = None,
+):  # fmt: skip
+    """Make tokens of a text, or a file of pairs, for training.
+
+    The vocabulary is learned, of 512 ids unless --vocab-size says otherwise, or that of
+    --tokenizer. Without --out it all goes into data/prepared/NAME of the checkout.
+
+    Example: nanoeuler data prepare tinyshakespeare --vocab-size 1024
+    """
+    from nanoeuler.data.docstrings import data_folder
+
+    source, fetched = _named(what), data_folder("fetched")
+    out = flags.not_prepared(out or data_folder("prepared") / source.name)
+    if source.format == "pairs" and (vocab_size is not None or tokenizer):
+        raise UserError("pairs have no vocabulary: leave out --vocab-size and --tokenizer")
+    if vocab_size is not None and tokenizer:
+        raise UserError("expected --vocab-size or --tokenizer, but both are given: leave out one")
+    known = tokenizer and flags.load_tokenizer(tokenizer)
+    try:
+        if source.format == "pairs":
+            count, then = f"{_write_pairs(source, fetched, out):,} pairs", "sft"
+        else:
+            size = flags.VOCAB_SIZE if vocab_size is None else vocab_size
+            count = _write_tokens(source, fetched, out, size, known)
+            count, then = f"{count:,} tokens", "train"
+    except KeyboardInterrupt:
+        raise UserError(
+            f"interrupted: nothing is left in {_here(out)}, what was fetched is kept; the same "
+            "command begins anew"
+        ) from None
+    print(f"prepared {count} in {_here(out)}; next: nanoeuler {then} --data {_here(out)}")
+
+
+def _document(prepared, number):
+    """The text of document `number`, counted from 1: of the training side, then of the held-out."""
+    train, held_out = prepared.train, prepared.held_out
+    total, at = train.n_documents + held_out.n_documents, number - 1
+    if at >= total:
+        raise UserError(f"expected a document from 1 to {total}, but {number} was asked for")
+    first = at < train.n_documents
+    ids = train.document(at) if first else held_out.document(at - train.n_documents)
+    return prepared.tokenizer.decode_text(ids)
+
+
+@data_app.command("show")
+def data_show(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", file_okay=False, help="what data prepare has made")
+    ],
+    number: Annotated[int | None, typer.Argument(metavar="N", min=1, help="a document")] = None,
+):
+    """What is in prepared data: the counts, or the text of document N.
+
+    Example: nanoeuler data show data/prepared/tinyshakespeare
+    """
+    from rich.filesize import decimal
+
+    from nanoeuler.data.batches import SIDES, Prepared
+    from nanoeuler.inference.chat import read_pairs
+
+    if (folder / "pairs.jsonl").exists():
+        pairs = read_pairs(folder / "pairs.jsonl")
+        if number and number > len(pairs):
+            raise UserError(f"expected a pair from 1 to {len(pairs)}, but {number} was asked for")
+        print("\n\n".join(pairs[number - 1]) if number else f"pairs       {len(pairs):,}")
+        return
+    prepared = Prepared(folder)
+    if number:
+        print(_document(prepared, number))
+        return
+    print(f"source      {prepared.record['source']}")
+    print(f"vocabulary  {prepared.vocab_size:,} ids")
+    for side in SIDES:
+        counts = prepared.record[side]
+        documents, size, tokens = counts["documents"], counts["bytes"], counts["tokens"]
+        print(f"{side:11} {documents:,} documents, {decimal(size)}, {tokens:,} tokens of "
+              f"{size / tokens:.2f} bytes")  # fmt: skip

@@ -1,0 +1,217 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-tokenizer
+"""`nanoeuler tokenizer`: learn a vocabulary, and turn text into ids and back, a chunk at a time.
+
+Leaves out how text is cut and merged: chapter 1's modules. Imports inside, as main.py does.
+"""
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.errors import UserError
+
+CHUNK = 1 << 20  # bytes read at a time: little memory, and few calls
+LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has seven
+
+# The group of commands that main.py adds to the program.
+tokenizer_app = typer.Typer(help="Learn a vocabulary; turn text into ids and back.")
+_Text = Annotated[str | None, typer.Argument(metavar="TEXT")]
+
+
+def _chunks(read, see):
+    """Yield the bytes that `read(CHUNK)` gives until it gives none; `see(chunk)` before each."""
+    while chunk := read(CHUNK):
+        see(chunk)
+        yield chunk
+
+
+def bars(shown):
+    """Bars on stderr, which are gone when all is done; none unless `shown`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
+    terminal = Console(stderr=True, force_jupyter=False, force_terminal=shown)
+    return Progress(*columns, console=terminal, disable=not shown, transient=True,
+                    redirect_stdout=False, redirect_stderr=False)  # fmt: skip
+
+
+def bar_of_bytes(progress, total):
+    """Add a bar to `progress`; return a function of a chunk that has been read, which moves it.
+
+    total: the bytes that are to come, or 0 if that is not known.
+    """
+    from rich.filesize import decimal
+
+    task, done = progress.add_task("", total=total or None), 0
+    of = f" of {decimal(total)}" if total else ""
+
+    def read(chunk):
+        nonlocal done
+        done += len(chunk)
+        progress.update(task, completed=done, description=f"read {decimal(done)}{of}")
+
+    return read
+
+
+def _size(path):
+    """The bytes in the file `path` (0 for a pipe); UserError if it cannot be read."""
+    try:
+        if path.is_fifo():  # opening it to look would take it from whoever writes into it
+            return 0
+        with open(path, "rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"expected a readable file, but {path}: {error.strerror}") from None
+
+
+def _check_out(out, files):
+    """UserError if the file `out` cannot be written, or is one of `files`."""
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    if out.is_dir():
+        problem = f"is a directory: name a file, such as {out / 'tokenizer.json'}"
+    elif not (folder.is_dir() and os.access(folder, os.W_OK)):
+        problem = f"cannot be written in {folder}: name a file elsewhere"
+    elif out.resolve() in [path.resolve() for path in files]:
+        problem = "is a text to learn from: name another file"
+    else:
+        return
+    raise UserError(f"--out {out} {problem}")
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
+    ] = None,
+    vocab_size: flags.VocabSize = flags.VOCAB_SIZE, out: flags.OutFile = Path("tokenizer.json"),
+):  # fmt: skip
+    """Learn a vocabulary from files.
+
+    They may be larger than memory, and need not be UTF-8.
+
+    Example: nanoeuler tokenizer train story.txt --vocab-size 1024
+    """
+    from rich.filesize import decimal
+
+    from nanoeuler.data import docstrings
+    from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
+    from nanoeuler.tokenizer.words import whole_words
+
+    _check_out(out, files or [])
+    files = files or [docstrings.text_path()]
+    began, total, first = time.perf_counter(), sum(map(_size, files)), bytearray()
+    with bars(sys.stderr.isatty()) as progress:
+        move, merges = bar_of_bytes(progress, total), vocab_size - 256 - len(SPECIAL_TOKENS)
+        task = progress.add_task("", total=merges, visible=False)
+
+        def see(chunk):
+            first.extend(chunk[: CHUNK - len(first)])
+            move(chunk)
+
+        def pieces():
+            for path in files:
+                with open(path, "rb") as file:
+                    yield from whole_words(_chunks(file.read, see))
+            if not first:
+                raise UserError(f"expected text to learn from, but {files[0]} is empty")
+            learned(0)
+
+        def learned(made):
+            said = f"{made} of {merges} merges"
+            progress.update(task, completed=made, description=said, visible=True)
+
+        tokenizer = Tokenizer.train(pieces(), vocab_size, progress=learned)
+    tokenizer.save(out)
+    ratio, seconds = len(first) / len(tokenizer.encode(bytes(first))), time.perf_counter() - began
+    print(f"saved {out}: {vocab_size} ids, {ratio:.2f} bytes per token in the first "
+          f"{decimal(len(first))} of the text, {seconds:.1f} s")  # fmt: skip
+
+
+@tokenizer_app.command("encode")
+def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")):
+    """The ids of a text.
+
+    Without TEXT, of the bytes on stdin.
+
+    Example: nanoeuler tokenizer encode "The river" --tokenizer runs/base
+    """
+    tokenizer = flags.load_tokenizer(path)
+    if text is not None:
+        print(*tokenizer.encode(os.fsencode(text)).tolist())
+        return
+    shown, total, between = sys.stderr.isatty() and not sys.stdout.isatty(), 0, ""
+    if shown:  # and the end of stdin is known
+        status = os.fstat(sys.stdin.fileno())
+        shown, total = stat.S_ISREG(status.st_mode), status.st_size
+    with bars(shown) as progress:
+        chunks = _chunks(sys.stdin.buffer.read1, bar_of_bytes(progress, total))
+        for ids in tokenizer.encode_stream(chunks):
+            if len(ids):
+                sys.stdout.write(between + " ".join(map(str, ids.tolist())))
+                between = " "
+    print()
+
+
+def _ids(chunks):
+    """Yield lists of ids from `chunks` of bytes, in which they are numbers with spaces between."""
+    rest = b""
+    for chunk in chunks:
+        words = (rest + chunk).split()
+        rest = b"" if chunk[-1:].isspace() else words.pop()
+        yield [_id(word) for word in words]
+        _id(rest or b"0")  # a number too long is told now, before it has filled the memory
+    yield [_id(rest)] if rest else []
+
+
+def _id(word):
+    """The number that the bytes `word` spell."""
+    if not (word.isdigit() and len(word) <= LONGEST_ID):
+        raise UserError(
+            f"expected ids, numbers of at most {LONGEST_ID} digits with spaces between them, but "
+            f"one begins with {repr(word[:LONGEST_ID])[1:]}"
+        )
+    return int(word)
+
+
+@tokenizer_app.command("decode")
+def tokenizer_decode(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...")] = None,
+    path: flags.Tokenizer = Path("tokenizer.json"),
+):
+    """The text of ids.
+
+    Without ID, of those on stdin: then their exact bytes are written, and no end of a line.
+
+    Example: nanoeuler tokenizer decode 84 104 101 --tokenizer runs/base
+    """
+    tokenizer = flags.load_tokenizer(path)
+    if ids:
+        print(tokenizer.decode_text([_id(os.fsencode(word)) for word in ids]))
+        return
+    for part in _ids(_chunks(sys.stdin.buffer.read1, lambda chunk: None)):
+        sys.stdout.buffer.write(tokenizer.decode(part))
+
+
+@tokenizer_app.command("show")
+def tokenizer_show(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")):
+    """The tokens of a text, an id and its bytes a line.
+
+    Without TEXT, the whole vocabulary.
+
+    Example: nanoeuler tokenizer show "The river" --tokenizer runs/base
+    """
+    tokenizer = flags.load_tokenizer(path)
+    every = range(tokenizer.vocab_size)
+    for token in every if text is None else tokenizer.encode(os.fsencode(text)).tolist():
+        print(token, repr(tokenizer.decode([token]))[1:])

@@ -1,0 +1,249 @@
+# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-corpus
+"""The embedded corpus: English that every machine with Python on it already has.
+
+Documentation of the standard library and of nanoeuler's own dependencies, taken from their source
+files with `ast`: string literals and comments that read as prose, and question-answer pairs from
+qualified names and the first sentence of their docstrings. Nothing is imported, nothing fetched.
+It leaves out code, tables, test suites, and whatever was compiled without its source.
+"""
+
+import ast
+import inspect
+import itertools
+import json
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+import nanoeuler
+from nanoeuler.errors import UserError
+from nanoeuler.files import replacing
+
+# The commonest words of English prose; code and tables lack them.
+FUNCTION_WORDS = frozenset(
+    "a an and are as at be but by can do for from has have if in is it its may must no not of on or"
+    " should so such than that the their them then there these they this to used was when where"
+    " which will with would you".split()
+)
+FUNCTION_WORD_SHARE = 0.2  # running English has about 0.4, lists of names under 0.1
+LETTER_SHARE = 0.92  # of letters, spaces, commas, full stops: expressions are below
+MIN_WORDS = 5  # fewer is seldom a sentence
+MAX_ANSWER = 160  # bytes: question and answer then fit a context of 128 tokens
+
+
+def is_prose(text):
+    """Whether `text` reads as English sentences rather than code, a table or a list of names."""
+    if not (text.isascii() and text[:1].isupper() and text[-1:] in ".!?:"):
+        return False
+    words = re.findall(r"[a-z']+", text.lower())
+    letters = sum(c.isalpha() or c in " ,." for c in text)
+    return (
+        len(words) >= MIN_WORDS
+        and letters >= LETTER_SHARE * len(text)
+        and sum(word in FUNCTION_WORDS for word in words) >= FUNCTION_WORD_SHARE * len(words)
+    )
+
+
+_ITEM = re.compile(r"^ *([-*+]|\d+[.)]) +", re.MULTILINE)
+_MARKUP = (  # reStructuredText and NumPy inline markup -> its plain text
+    (re.compile(r":[a-zA-Z:+.-]+:`[~!]?([^`<]*?)(?:\s*<[^>]*>)?`"), r"\1"),  # :func:`open`
+    (re.compile(r"``([^`]*)``"), r"\1"),
+    (re.compile(r"`[~.]?([^`]*)`_{0,2}"), r"\1"),
+    (re.compile(r"(?<!\w)(\*{1,2})(?=\S)([^*]+?)(?<=\S)\1(?!\w)"), r"\2"),  # *emphasis*, **strong**
+    (re.compile(r"\s+"), " "),
+)
+
+
+def plain(lines):
+    """Join the lines of one paragraph and remove inline markup."""
+    text = " ".join(lines)
+    for pattern, replacement in _MARKUP:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def paragraphs(text):
+    """The prose paragraphs of a docstring or comment, each on one line."""
+    text = _ITEM.sub(lambda marker: "\n" + " " * len(marker.group()), inspect.cleandoc(text))
+    runs = itertools.groupby(text.split("\n"), key=_indentation)
+    candidates = (plain(lines) for indentation, lines in runs if indentation is not None)
+    return [text for text in candidates if is_prose(text)]
+
+
+def _indentation(line):
+    """Spaces before the text of a line; None for a line without any (empty, or a ruled one)."""
+    return re.match(" *", line).end() if re.search(r"\w", line) else None
+
+
+def strings_and_comments(source, tree):
+    """Every string literal and every block of whole-line comments, in the order of the file."""
+    found, inside = [], set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno > node.lineno:
+            inside.update(range(node.lineno, node.end_lineno + 1))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append((node.lineno, node.value))
+    block, start = [], 0
+    for number, line in enumerate([*source.splitlines(), ""], start=1):
+        line = line.strip()
+        if line.startswith("#") and number not in inside:
+            start = start if block else number
+            block.append(line.lstrip("#"))
+        elif block:
+            found.append((start, "\n".join(block)))
+            block = []
+    return [text for _, text in sorted(found, key=lambda item: item[0])]
+
+
+# %% sec-corpus-pairs
+# What is asked about each kind of definition.
+QUESTIONS = {
+    "module": "What is the module {} for?",
+    "class": "What is {}?",
+    "function": "What does {} do?",
+}
+
+
+def definitions(tree, module):
+    """Yield (kind, qualified name, docstring) of a module and of its classes and functions."""
+    kinds = {ast.Module: "module", ast.ClassDef: "class"}
+    waiting = [(tree, module)]
+    while waiting:
+        node, name = waiting.pop(0)
+        if docstring := ast.get_docstring(node):
+            yield kinds.get(type(node), "function"), name, docstring
+        if type(node) in kinds:
+            waiting += [(child, f"{name}.{child.name}") for child in node.body
+                        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def question_and_answer(kind, name, docstring):
+    """The pair that a docstring gives, or None where its first sentence is not prose."""
+    first = plain(itertools.takewhile(str.strip, docstring.split("\n")))
+    sentence = re.match(r".+?[.!?](?= [A-Z]|$)", first)
+    answer = sentence.group() if sentence else first + "."
+    if any(part.startswith("_") for part in name.split(".")) or len(answer) > MAX_ANSWER:
+        return None
+    return (QUESTIONS[kind].format(name), answer) if is_prose(answer) else None
+
+
+# Test suites hold code, not English; the rest are other people's packages in the library's folder.
+SKIPPED_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages"))
+
+
+def distributions():
+    """The packages that nanoeuler requires, and that they require: {name: distribution}."""
+    found, waiting = {}, ["nanoeuler"]
+    while waiting:
+        try:
+            package = metadata.distribution(waiting.pop())
+        except metadata.PackageNotFoundError:  # for another system, by its marker
+            continue
+        name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
+        if name not in found:
+            found[name] = package
+            required = [line for line in package.requires or [] if "extra" not in line]
+            waiting += [re.match(r"[\w.-]+", line).group() for line in required]
+    del found["nanoeuler"]
+    return dict(sorted(found.items()))
+
+
+def sources():
+    """The Python source files that the corpus is taken from: {module name: path}."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    files = [(path.relative_to(library), path) for path in library.rglob("*.py")]
+    for package in distributions().values():
+        files += [(path, package.locate_file(path)) for path in package.files or []]
+    return {
+        ".".join(name.with_suffix("").parts).removesuffix(".__init__"): path
+        for name, path in files
+        if name.suffix == ".py" and not SKIPPED_FOLDERS.intersection(name.parts)
+    }
+
+
+def harvest(modules):
+    """Read source files {module name: path}; return (text, pairs).
+
+    text: paragraphs, one a line, with an empty line between modules. pairs: (question, answer).
+    Nothing occurs twice. Files that are not Python of this version, or not UTF-8, are left out.
+    """
+    text, pairs, seen = [], [], set()
+
+    def is_new(sentence):
+        letters = re.sub(r"\W+", "", sentence.lower())
+        return not (letters in seen or seen.add(letters))
+
+    terminal = Console(stderr=True)
+    order = sorted(modules, key=lambda name: sha256(name.encode()).digest())
+    for name in track(order, "reading documentation", console=terminal, transient=True,
+                      disable=not terminal.is_terminal):
+        try:
+            source = Path(modules[name]).read_text(encoding="utf-8")
+            with warnings.catch_warnings(action="ignore"):  # of the parser, on code not ours
+                tree = ast.parse(source)
+        except (SyntaxError, ValueError, OSError):
+            continue
+        found = [p for part in strings_and_comments(source, tree) for p in paragraphs(part)]
+        text.append("\n".join(filter(is_new, found)))
+        asked = (question_and_answer(*item) for item in definitions(tree, name))
+        pairs += [pair for pair in asked if pair and is_new("answer " + pair[1])]
+    return "\n\n".join(filter(None, text)) + "\n", pairs
+
+
+def data_folder(name):
+    """Where data of the kind `name` are kept: data/`name` of the checkout, else of the cache."""
+    root = Path(nanoeuler.__file__).resolve().parents[1]
+    if (root / "pyproject.toml").exists():
+        return root / "data" / name
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "nanoeuler" / name
+
+
+def key():
+    """What a harvest depends on, a line each: versions, and a hash of this module."""
+    rules = sha256(Path(nanoeuler.__file__).with_name("docstrings.py").read_bytes()).hexdigest()
+    versions = [f"{name} {found.version}" for name, found in distributions().items()]
+    return "\n".join([f"python {platform.python_version()}", f"rules {rules}", *versions]) + "\n"
+
+
+def _harvested(folder):
+    """The folder that holds a harvest with today's key; harvests if it does not."""
+    folder = Path(folder or data_folder("embedded"))
+    try:
+        if (folder / "key.txt").read_text(encoding="utf-8") == key():
+            return folder
+    except FileNotFoundError:
+        pass
+    text, pairs = harvest(sources())
+    if not pairs:
+        raise UserError(
+            f"expected documented Python source files under {sysconfig.get_paths()['stdlib']}, "
+            "found none: give a text of your own with --data FILE"
+        )
+    for name, content in (("corpus.txt", text), ("pairs.json", json.dumps(pairs, indent=0)),
+                          ("key.txt", key())):
+        with replacing(folder / name) as temporary:
+            temporary.write_text(content, encoding="utf-8")
+    return folder
+
+
+def text_path(folder=None):
+    """The file with the embedded corpus; harvested on the first call, in about 15 seconds."""
+    return _harvested(folder) / "corpus.txt"
+
+
+def pairs(folder=None):
+    """The embedded question-answer pairs, [(question, answer)]; harvested on the first call."""
+    stored = (_harvested(folder) / "pairs.json").read_text(encoding="utf-8")
+    return [tuple(pair) for pair in json.loads(stored)]

@@ -1,0 +1,183 @@
+# Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-sources-gutenberg
+"""From fetched files to documents: books without their wrapping, texts, pages, questions.
+
+Leaves out judging what a text is worth: no filter, no language detection.
+"""
+
+import gzip
+import json
+import re
+import zlib
+from pathlib import Path
+
+from nanoeuler.errors import UserError
+
+# The marks' variants are those of the books in data/sources.toml; each is in tests/test_documents.
+_START = re.compile(
+    r"^\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK\b.{0,300}?\*\*\*[ \t]*$", re.M | re.S
+)
+_END = re.compile(r"^\*\*\* ?END OF TH(?:E|IS) PROJECT GUTENBERG EBOOK\b", re.M)
+_THANKS = re.compile(
+    r"\s*(?:Produced by|E-text prepared by|Transcribed from|Special thanks are due"
+    r"|An Anonymous Volunteer)\b.*?\n[ \t]*\n",
+    re.S,
+)
+_CLOSING = re.compile(
+    r"\n[ \t]*End of (?:the )?Project Gutenberg[^\n]*(?:\n[^\n]+){0,2}\s*\Z", re.I
+)
+
+
+def unwrapped(text, where="the text"):
+    """The book in a text of Project Gutenberg: what lies between its marks, without credits.
+
+    Lines end in a line feed. UserError: there are no such marks; `where` names the text in it.
+    """
+    start = _START.search(text)
+    end = _END.search(text, start.end()) if start else None
+    if not end:
+        missing = "END" if start else "START"
+        raise UserError(
+            f"expected a line '*** {missing} OF THE PROJECT GUTENBERG EBOOK' in {where}, but there "
+            "is none: prepare it as a plain text, if it is one"
+        )
+    book = text[start.end() : end.start()]
+    if thanks := _THANKS.match(book):
+        book = book[thanks.end() :]
+    return _CLOSING.sub("", book).strip("\n") + "\n"
+
+
+_DECLARED = re.compile(
+    rb"Character set encoding:[ \t]*((?i:iso-8859-\d+|latin-?1|(?:cp|windows-)125\d))\b"
+)
+
+
+def text_of(data, where="the text"):
+    """Bytes as characters, without a byte order mark, lines ended by a line feed alone.
+
+    UserError: neither UTF-8 nor what a header of Project Gutenberg declares them to be.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        declared = _DECLARED.search(data)
+        try:
+            text = data.decode(declared[1].decode() if declared else "utf-8")
+        except (UnicodeDecodeError, LookupError):
+            raise UserError(
+                f"expected UTF-8, but byte {error.start} of {where} is not: "
+                "convert the file, for example with iconv -f latin1 -t utf-8"
+            ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _paths(source, folder):
+    """Where the files of `source` lie under `folder`, each plain or as NAME.gz."""
+    paths = []
+    for file in source.files:
+        plain = Path(folder) / source.name / file.name
+        found = [path for path in (plain, plain.with_name(plain.name + ".gz")) if path.is_file()]
+        if not found:
+            raise UserError(f"expected {plain}, but there is no such file: "
+                            f"run nanoeuler data fetch {source.name}")  # fmt: skip
+        paths.append(found[0])
+    return paths
+
+
+def _read(path):
+    """The characters of a text file, plain or compressed."""
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            return text_of(file.read(), path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"expected a readable file, but {path}: {error}") from None
+
+
+# %% sec-sources-parquet
+_GROUPS = """SELECT any_value(row_group_num_rows) FROM parquet_metadata(?)
+             GROUP BY row_group_id ORDER BY row_group_id"""
+_ROWS = """SELECT text FROM read_parquet(?, file_row_number = true)
+           WHERE file_row_number BETWEEN ? AND ?"""
+
+
+def row_groups(path):
+    """The texts of a parquet file's column `text`, a list for each row group, in order."""
+    try:
+        import duckdb  # here, because only those who read parquet have it: the extra `data`
+    except ModuleNotFoundError:
+        raise UserError(
+            f"expected DuckDB, to read {path}, but it is not installed: pip install -e '.[data]'"
+        ) from None
+    path, first = str(path), 0
+    with duckdb.connect(config={"threads": 1}) as database:
+        try:
+            for (rows,) in database.execute(_GROUPS, [path]).fetchall():
+                found = database.execute(_ROWS, [path, first, first + rows - 1]).fetchall()
+                texts = [text for (text,) in found if text is not None]
+                if not all(isinstance(text, str) for text in texts):
+                    raise UserError(f"expected strings in the column text of {path}, but found "
+                                    f"{texts[0]!r:.40}: choose another file")  # fmt: skip
+                yield texts
+                first += rows
+        except duckdb.Error as error:
+            said = str(error).split("\n")[0]
+            raise UserError(
+                f"expected a parquet file with a column text, but {path}: {said}"
+            ) from None
+
+
+def documents(source, folder):
+    """Yield the documents of a fetched `Source` as str, one after another; none is empty.
+
+    `folder` is the one that `fetch` was given: the files lie in folder/NAME. UserError: a file
+    that is not there or not of the source's format.
+    """
+    if source.format == "pairs":
+        raise UserError(
+            f"expected a source of documents, but {source.name} holds questions and answers: "
+            "fine-tune on it (nanoeuler sft), do not pretrain"
+        )
+    for path in _paths(source, folder):
+        if source.format == "parquet":
+            texts = (text for group in row_groups(path) for text in group)
+        elif source.format == "gutenberg":
+            texts = [unwrapped(_read(path), path)]
+        else:
+            texts = [_read(path)]
+        yield from (text for text in texts if text.strip())
+
+
+# %% sec-sources-pairs
+NO_OUTPUT = "<nooutput>"  # Alpaca's mark for an instruction that its model could not follow
+
+
+def pairs(source, folder):
+    """Yield (question, answer) of a fetched `Source` of format pairs: Alpaca's list in JSON.
+
+    `folder` is the one that `fetch` was given. UserError: a file that is not there, not JSON, or
+    an entry without instruction, input and output.
+    """
+    if source.format != "pairs":
+        raise UserError(f"expected a source of questions and answers, but {source.name} is "
+                        f"{source.format}: its documents are for pretraining")  # fmt: skip
+    for path in _paths(source, folder):
+        try:
+            entries = json.loads(_read(path))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"expected JSON in {path}, but {error}: fetch it again") from None
+        if not isinstance(entries, list):
+            raise UserError(f"expected a list in {path}, but it is a {type(entries).__name__}")
+        for number, entry in enumerate(entries, start=1):
+            try:
+                task, given, answer = (
+                    entry[name].strip() for name in ("instruction", "input", "output")
+                )
+                (task + given + answer).encode()  # JSON can spell half a character: "\ud800"
+            except (TypeError, KeyError, AttributeError, UnicodeEncodeError):
+                raise UserError(
+                    f"entry {number} of {path}: expected texts as instruction, input and output"
+                ) from None
+            if task and answer and not answer.startswith(NO_OUTPUT):
+                yield (f"{task}\n{given}" if given else task), answer

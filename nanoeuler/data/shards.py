@@ -1,0 +1,229 @@
+# Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-batches-shards
+"""Token shards: the tokens of a text in files that are mapped into memory, not read into it.
+
+Leaves out the text itself, which a tokenizer gives back, and compression. A shard is a safetensors
+file: `tokens` (N,) U16 or U32, and `documents` (D,) I64, where among them documents begin.
+"""
+
+import json
+import re
+from array import array
+from bisect import bisect_right
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from nanoeuler.errors import UserError
+from nanoeuler.files import replacing, sha256_of
+
+END_OF_TEXT = "<|endoftext|>"  # chapter 1's special token for the end of a document
+
+
+def token_dtype(vocab_size):
+    """The smallest unsigned type, two bytes or four, that holds ids below `vocab_size`."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def write_shard(path, tokens, documents, tokenizer):
+    """Write tokens (N,) and where documents begin (D,) to the file `path`, whole or not at all."""
+    tensors = {
+        "tokens": np.asarray(tokens, token_dtype(tokenizer.vocab_size)),
+        "documents": np.asarray(documents, "<i8"),
+    }
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, {"tokenizer": tokenizer.hash})
+
+
+_TYPES = {"U16": "<u2", "U32": "<u4", "I64": "<i8"}  # safetensors' names of the types and NumPy's
+
+
+def _header(path, tokenizer):
+    """Raise a UserError unless the header of `path` is that of a shard of `tokenizer`."""
+    kind = "U16" if token_dtype(tokenizer.vocab_size) == _TYPES["U16"] else "U32"
+    expected = {"documents": ("I64", 1), "tokens": (kind, 1)}  # type, number of axes
+    try:
+        with safe_open(path, framework="numpy") as file:  # sizes that do not add up are an error
+            parts = ((name, file.get_slice(name)) for name in file.keys())
+            found = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
+            owner = (file.metadata() or {}).get("tokenizer")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"expected a whole shard, but {path}: {error}: prepare it again") from None
+    if found != expected:
+        raise UserError(
+            f"expected a shard to have {expected}, but {path} has {found}: prepare it again"
+        )
+    if owner != tokenizer.hash:
+        raise UserError(
+            f"expected tokens of the tokenizer {tokenizer.hash:.16}, but {path} has those of "
+            f"{owner or 'an unknown one':.16}: prepare it again"
+        )
+
+
+def _mapped(path):
+    """(tokens, documents) of a shard with a good header: arrays whose bytes stay in the file."""
+    raw = np.asarray(np.memmap(path, np.uint8, "r"))
+    begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")  # of the data, after the header
+    header, arrays = json.loads(raw[8:begin].tobytes()), []
+    for name in ("tokens", "documents"):
+        first, last = (begin + offset for offset in header[name]["data_offsets"])
+        arrays.append(raw[first:last].view(_TYPES[header[name]["dtype"]]))
+    return arrays
+
+
+def open_shard(path, tokenizer):
+    """(tokens, documents) of the shard `path`, mapped. UserError if it is not one of `tokenizer`.
+
+    Reads the header and the documents; ids are checked when they are used.
+    """
+    _header(path, tokenizer)
+    tokens, documents = _mapped(path)
+    bounds = np.concatenate([[-1], documents, [len(tokens)]])
+    if len(tokens) == 0 or (np.diff(bounds) <= 0).any():
+        raise UserError(
+            f"expected documents that begin one after the other within {len(tokens)} tokens, but "
+            f"those of {path} do not: prepare it again"
+        )
+    return tokens, documents
+
+
+class Tokens:
+    """The tokens of some shards as one row, which stays on the disk.
+
+    `len` counts tokens, `n_documents` documents. A document may go on in the next shard.
+    """
+
+    def __init__(self, paths, tokenizer):
+        self.paths, self.vocab_size = list(paths), tokenizer.vocab_size
+        self._end = tokenizer.special.get(END_OF_TEXT)
+        self._firsts, self._counts, self._parts = [0], [0], []  # tokens, documents before a shard
+        for path in self.paths:
+            tokens, documents = open_shard(path, tokenizer)
+            if not self._parts and (len(documents) == 0 or documents[0] != 0):
+                raise UserError(f"expected {path} to begin with a document: prepare it again")
+            self._parts.append((tokens, documents))
+            self._firsts.append(self._firsts[-1] + len(tokens))
+            self._counts.append(self._counts[-1] + len(documents))
+
+    def __len__(self):
+        return self._firsts[-1]
+
+    @property
+    def n_documents(self):
+        """The number of documents that begin in these shards."""
+        return self._counts[-1]
+
+    def window(self, starts, length):
+        """Ids (n, length) int32: `length` tokens from each of `starts` (n,), across shards."""
+        found = np.empty((len(starts), length), np.int32)
+        for row, start in zip(found, starts, strict=True):
+            assert 0 <= start <= len(self) - length, (start, length, len(self))
+            shard, done = bisect_right(self._firsts, start) - 1, 0
+            while done < length:
+                at = start + done - self._firsts[shard]
+                part = self._parts[shard][0][at : at + length - done]
+                row[done : done + len(part)] = part
+                shard, done = shard + 1, done + len(part)
+        self._check(found)
+        return found
+
+    def _check(self, found):
+        """Refuse ids outside the vocabulary: an engine would read beyond its embedding."""
+        largest = found.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
+        if largest >= self.vocab_size:
+            raise UserError(
+                f"expected ids below {self.vocab_size}, but {self.paths[0].parent} holds "
+                f"{largest}: a shard is damaged; prepare it again"
+            )
+
+    def _begin(self, i):
+        """Where document i begins, among all tokens; for i = n_documents, where the last ends."""
+        if i == self.n_documents:
+            return len(self)
+        shard = bisect_right(self._counts, i) - 1
+        return self._firsts[shard] + int(self._parts[shard][1][i - self._counts[shard]])
+
+    def document(self, i):
+        """The ids, int32, of document i, without the token that ends it."""
+        assert 0 <= i < self.n_documents, (i, self.n_documents)
+        first, last = self._begin(i), self._begin(i + 1)
+        ids = self.window([first], last - first)[0]
+        return ids[:-1] if ids[-1] == self._end else ids
+
+
+SIDES = ("train", "held-out")  # of a prepared folder
+SHARD_TOKENS = 1 << 25  # 64 MiB of two bytes; 10 billion tokens are 299 files
+
+
+def shard_path(folder, side, i):
+    """The path of shard i of a side of a prepared folder."""
+    return folder / f"{side}-{i:05}.safetensors"
+
+
+class ShardWriter:
+    """Writes the shards of a side into a folder, holding one shard at a time."""
+
+    def __init__(self, folder, side, tokenizer):
+        self._place, self._tokenizer = (folder, side), tokenizer
+        self._tokens = np.empty(SHARD_TOKENS, token_dtype(tokenizer.vocab_size))
+        self._filled, self._documents = 0, array("q")
+        self.shards, self.documents, self.bytes = [], 0, 0
+
+    def document(self, size, parts):
+        """A document of `size` bytes, whose ids come in `parts`, an iterable of rows."""
+        self._documents.append(self._filled)
+        self.documents, self.bytes = self.documents + 1, self.bytes + size
+        for ids in parts:
+            while len(ids):
+                part = ids[: len(self._tokens) - self._filled]
+                self._tokens[self._filled : self._filled + len(part)] = part
+                self._filled, ids = self._filled + len(part), ids[len(part) :]
+                if self._filled == len(self._tokens):
+                    self._write()
+
+    def _write(self):
+        path = shard_path(*self._place, len(self.shards))
+        write_shard(path, self._tokens[: self._filled], self._documents, self._tokenizer)
+        self.shards.append({"tokens": self._filled, "bytes": path.stat().st_size,
+                            "sha256": sha256_of(path)})  # fmt: skip
+        self._filled, self._documents = 0, array("q")
+
+    def close(self):
+        """Write what is left; what prepared.json says of this side."""
+        if self._filled:
+            self._write()
+        tokens = sum(shard["tokens"] for shard in self.shards)
+        return {"documents": self.documents, "bytes": self.bytes, "tokens": tokens,
+                "shards": self.shards}  # fmt: skip
+
+
+# %% sec-batches-opening
+def read_record(folder):
+    """prepared.json of `folder`, a dict whose counts and hashes are of the right types."""
+    path = folder / "prepared.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        hashes, counts = [record["digest"], record["tokenizer"]], []
+        for side in SIDES:
+            counts += [record[side][name] for name in ("documents", "tokens", "bytes")]
+            for shard in record[side]["shards"]:
+                hashes.append(shard["sha256"])
+                counts += [shard["tokens"], shard["bytes"]]
+        if not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError("a count is not a whole number above 0")
+        if not all(type(name) is str and re.fullmatch("[0-9a-f]+", name) for name in hashes):
+            raise ValueError("a digest is not a text of hexadecimal digits")
+    except FileNotFoundError:
+        raise UserError(
+            f"expected a prepared folder, but {folder} has no prepared.json: prepare the data "
+            "first, or again if that was interrupted"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"expected {path} as preparing writes it, but {reason}: prepare it again"
+        ) from None
+    return record

@@ -1,0 +1,10 @@
+# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-backprop-engine
+"""Who does the work: interface (what an engine is), reference (in NumPy), and faster ones.
+
+`cpu` is for processors, `gpu` for graphics cards. Engines know nothing of training or of text.
+
+May import: model.
+"""

@@ -1,0 +1,289 @@
+# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cpu-fused
+"""The operations of the model that are not matrix products, as float32 loops over memory.
+
+Every kernel runs on one thread without the GIL and writes into arrays that its caller gives; NaN
+and infinity go through as IEEE 754 says. Leaves out shapes and memory: engine.py.
+
+N rows (positions of all sequences), C channels, D head width, F MLP width, H heads, V vocabulary.
+"""
+
+import numpy as np
+from numba import njit
+
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
+
+F32 = np.float32  # a bare 1.0 in a kernel would be a float64, and drag its whole line along
+# What LLVM may do: reorder a sum (into vector lanes), contract a product and a sum into one FMA,
+# multiply by a reciprocal, ignore the sign of zero. Not nnan, not ninf, by which it could assume
+# that there is no NaN and no infinity: a loss that diverges must be seen to.
+_FAST = {"reassoc", "contract", "arcp", "nsz"}
+_KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
+
+
+# log 2 in two parts, the first with few bits so that n times it is exact, and the coefficients of
+# the polynomial for (e^r - 1 - r) / r^2: Cephes, expf.c (Moshier, 1989).
+_LOG2_HIGH, _LOG2_LOW = F32(0.693359375), F32(-2.12194440e-4)
+_EXP = [F32(x) for x in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3,
+                         4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)]  # fmt: skip
+_E0, _E1, _E2, _E3, _E4, _E5 = _EXP
+_TO_INTEGER = F32(1.5 * 2**23)  # adding it leaves no bits after the point: the sum is rounded
+_LOWEST, _HIGHEST = F32(-87), F32(88)  # e^x stays a normal float32: 1.6e-38 to 1.7e38
+
+
+@njit(error_model="numpy", fastmath={"contract"})  # reassoc would cancel _TO_INTEGER
+def exp(x):
+    """e^x of a float32, with a relative error below 2^-23. Equation eq-cpu-exp.
+
+    Below -87 and above 88 it is the value there; NaN stays NaN.
+    """
+    x = _LOWEST if x < _LOWEST else x
+    x = _HIGHEST if x > _HIGHEST else x
+    shifted = x * F32(1 / np.log(2)) + _TO_INTEGER
+    n = shifted - _TO_INTEGER
+    r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
+    p = ((((_E0 * r + _E1) * r + _E2) * r + _E3) * r + _E4) * r + _E5
+    power = np.int32((F32(shifted).view(np.int32) + 127) << 23)  # n + 127 is 2^n's exponent field
+    return (p * r * r + r + F32(1)) * power.view(np.float32)
+
+
+@njit(error_model="numpy")
+def highest(x):
+    """The largest of x (n,) float32; NaN if there is one with its sign bit clear.
+
+    Compared as integers: floats order like the integers of their bits once those of negative
+    numbers are mirrored, and a maximum of integers may be taken in any order, so in vector lanes.
+    """
+    top = np.int32(-(2**31))
+    for i in range(x.size):
+        bits = F32(x[i]).view(np.int32)
+        top = max(top, np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF)))
+    return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
+
+
+@njit(**_KERNEL)
+def rmsnorm(x, gain, eps, y, r):
+    """y (N, C) and r (N,) of `layers.rmsnorm` from x (N, C), gain (C,). Two passes over a row."""
+    N, C = x.shape
+    for i in range(N):
+        squares = F32(0)
+        for j in range(C):
+            squares += x[i, j] * x[i, j]
+        r[i] = np.sqrt(squares / F32(C) + F32(eps))
+        for j in range(C):
+            y[i, j] = gain[j] * (x[i, j] / r[i])
+
+
+@njit(**_KERNEL)
+def rmsnorm_backward(dy, x, gain, r, dx, dgain):
+    """dx (N, C) of `backward.rmsnorm_backward`, whose numbers these are; adds to dgain (C,)."""
+    N, C = x.shape
+    for i in range(N):
+        inverse, along = F32(1) / r[i], F32(0)
+        for j in range(C):
+            along += gain[j] * dy[i, j] * x[i, j]                       # (2)
+        along *= inverse / F32(C)
+        for j in range(C):
+            x_hat = x[i, j] * inverse
+            dgain[j] += dy[i, j] * x_hat                                # (3)
+            dx[i, j] = (gain[j] * dy[i, j] - along * x_hat) * inverse   # (1)
+
+
+@njit(**_KERNEL)
+def layernorm(x, gain, eps, y, stats):
+    """y (N, C), stats (N, 2) of `layers.layernorm` without bias from x (N, C), gain (C,)."""
+    N, C = x.shape
+    for i in range(N):
+        mean, squares = F32(0), F32(0)
+        for j in range(C):
+            mean += x[i, j]
+        mean /= F32(C)
+        for j in range(C):
+            squares += (x[i, j] - mean) * (x[i, j] - mean)
+        deviation = np.sqrt(squares / F32(C) + F32(eps))
+        stats[i, 0], stats[i, 1] = mean, deviation
+        for j in range(C):
+            y[i, j] = gain[j] * ((x[i, j] - mean) / deviation)
+
+
+@njit(**_KERNEL)
+def layernorm_backward(dy, x, gain, stats, dx, dgain):
+    """dx (N, C) of `backward.layernorm_backward`, whose numbers these are; adds to dgain (C,)."""
+    N, C = x.shape
+    for i in range(N):
+        mean, inverse, shift, along = stats[i, 0], F32(1) / stats[i, 1], F32(0), F32(0)
+        for j in range(C):
+            shift += gain[j] * dy[i, j]                                 # (2)
+            along += gain[j] * dy[i, j] * ((x[i, j] - mean) * inverse)  # (3)
+        shift, along = shift / F32(C), along / F32(C)
+        for j in range(C):
+            x_hat = (x[i, j] - mean) * inverse
+            dgain[j] += dy[i, j] * x_hat                                # (4)
+            dx[i, j] = (gain[j] * dy[i, j] - shift - x_hat * along) * inverse
+
+
+@njit(**_KERNEL)
+def swiglu(gate_up, h):
+    """h (N, F) of `layers.swiglu` from gate_up (N, 2F)."""
+    N, F = h.shape
+    for i in range(N):
+        for j in range(F):
+            gate = gate_up[i, j]
+            h[i, j] = gate / (F32(1) + exp(-gate)) * gate_up[i, F + j]
+
+
+@njit(**_KERNEL)
+def swiglu_backward(dh, gate_up, dgate_up):
+    """dgate_up (N, 2F) of `backward.swiglu_backward` from dh (N, F). The sigmoid is made again."""
+    N, F = dh.shape
+    for i in range(N):
+        for j in range(F):
+            gate, up = gate_up[i, j], gate_up[i, F + j]
+            sigma = F32(1) / (F32(1) + exp(-gate))
+            dgate_up[i, j] = dh[i, j] * up * sigma * (F32(1) + gate * (F32(1) - sigma))  # (1)
+            dgate_up[i, F + j] = dh[i, j] * gate * sigma                                 # (2)
+
+
+@njit(error_model="numpy", fastmath=_FAST)
+def _share(u):
+    """The share of u that GELU lets through. Equation eq-cpu-gelu."""
+    z = F32(GELU_SCALE) * (u + F32(GELU_CUBIC) * u * u * u)
+    return F32(1) / (F32(1) + exp(F32(-2) * z))
+
+
+@njit(**_KERNEL)
+def gelu(u, h):
+    """h (N, F) of `layers.gelu` from u (N, F)."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            h[i, j] = u[i, j] * _share(u[i, j])
+
+
+@njit(**_KERNEL)
+def gelu_backward(dh, u, du):
+    """du (N, F) of `backward.gelu_backward` from dh (N, F). The gate is made again."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            x, share = u[i, j], _share(u[i, j])                                     # (1)
+            dz = F32(GELU_SCALE) * (F32(1) + F32(3 * GELU_CUBIC) * x * x)
+            bend = x * F32(2) * share * (F32(1) - share) * dz                       # (2)
+            du[i, j] = dh[i, j] * (share + bend)
+
+
+@njit(**_KERNEL)
+def cross_entropy(logits, targets, scale, sums):
+    """`backward.cross_entropy`, in place: logits (N K, V) becomes dlogits, sums (K,) is added to.
+
+    targets (N K,), scale (K,) float32, sums (K,) float64.
+    """
+    K, V = scale.size, logits.shape[1]
+    for i in range(targets.size):
+        k, target, row = i % K, targets[i], logits[i]
+        if target == IGNORE:
+            row[:] = F32(0)
+            continue
+        assert 0 <= target < V, "a target outside the vocabulary"
+        top, z = highest(row), F32(0)
+        hit = row[target] - top
+        for j in range(V):
+            row[j] = exp(row[j] - top)
+            z += row[j]
+        sums[k] += np.log(np.float64(z)) - hit
+        weight = scale[k] / z
+        for j in range(V):
+            row[j] *= weight                                            # (1), (3)
+        row[target] -= scale[k]                                         # (2)
+
+
+@njit(**_KERNEL)
+def causal_softmax(p, scale):
+    """Scores p (B, H, T, T) become, in place, softmax(scale p) up to the diagonal, 0 after."""
+    B, H, T, _ = p.shape
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                x, n, z = p[b, h, t], t + 1, F32(0)
+                top = highest(x[:n])
+                for j in range(n):
+                    x[j] = exp((x[j] - top) * F32(scale))
+                    z += x[j]
+                for j in range(n):
+                    x[j] /= z
+                x[n:] = F32(0)
+
+
+@njit(**_KERNEL)
+def causal_softmax_backward(p, ds, scale):
+    """Gradients ds (B, H, T, T) of the probabilities p become, in place, those of the scores."""
+    B, H, T, _ = p.shape
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                x, dx, n, along = p[b, h, t], ds[b, h, t], t + 1, F32(0)
+                for j in range(n):
+                    along += x[j] * dx[j]
+                for j in range(n):
+                    dx[j] = x[j] * (dx[j] - along) * F32(scale)
+                dx[n:] = F32(0)
+
+
+@njit(**_KERNEL)
+def rope(heads, n, cos, sin, sign):
+    """Turn the first n heads of (B, T, N, D) in place by the tables' angles, back if sign is -1."""
+    B, T, _, D = heads.shape
+    half = D // 2
+    for b in range(B):
+        for t in range(T):
+            for h in range(n):
+                x = heads[b, t, h]
+                for j in range(half):
+                    turn = F32(sign) * sin[t, j]
+                    x[j], x[half + j] = (
+                        x[j] * cos[t, j] - x[half + j] * turn,
+                        x[j] * turn + x[half + j] * cos[t, j],
+                    )
+
+
+@njit(**_KERNEL)
+def embed(tokens, table, x):
+    """x (N, C) = the rows of table (V, C) that tokens (N,) name."""
+    for i in range(tokens.size):
+        assert 0 <= tokens[i] < table.shape[0], "a token outside the vocabulary"
+        x[i] = table[tokens[i]]
+
+
+@njit(**_KERNEL)
+def embed_backward(dx, tokens, dtable):
+    """Add each dx (N, C) to its token's row of dtable (V, C), in the order of the positions."""
+    for i in range(tokens.size):
+        assert 0 <= tokens[i] < dtable.shape[0], "a token outside the vocabulary"
+        for j in range(dtable.shape[1]):
+            dtable[tokens[i], j] += dx[i, j]
+
+
+@njit(**_KERNEL)
+def add(x, y, h, out):
+    """out = x + h y, flat arrays (n,) and a float32; `out` may be x."""
+    for i in range(x.size):
+        out[i] = x[i] + h * y[i]
+
+
+@njit(**_KERNEL)
+def add_rows(x, rows):
+    """Add rows (n, C) to x (N, C) in place: row i mod n to row i."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            x[i, j] += rows[i % rows.shape[0], j]
+
+
+@njit(**_KERNEL)
+def add_rows_backward(dx, drows):
+    """Add each row i of dx (N, C) to row i mod n of drows (n, C), in order."""
+    for i in range(dx.shape[0]):
+        for j in range(dx.shape[1]):
+            drows[i % drows.shape[0], j] += dx[i, j]

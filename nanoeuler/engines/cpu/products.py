@@ -1,0 +1,313 @@
+# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cpu-tile
+"""Matrix products in float32: a tile held in vector registers, and everything built on it.
+
+For any sizes, and for operands that are transposed views. Runs on one thread without the GIL.
+Leaves out other types, and blocking for the last-level cache.
+
+M rows and N columns of the result, P depth: the length of its sums. Addresses are integers in
+bytes; strides count float32 elements. Numba's cache knows one file: kernels stay beside the tile.
+"""
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+
+def vector_unit(features):
+    """(lanes of float32 in a vector register, number of registers), from LLVM's list of features.
+
+    `features` is a string like "+avx2,+fma,-avx512f". x86-64 promises 16 registers of 4 lanes.
+    """
+    on = features.split(",")
+    if "+avx512f" in on:
+        return 16, 32
+    if "+avx2" in on and "+fma" in on:
+        return 8, 16
+    return (4, 32) if "+neon" in on else (4, 16)
+
+
+# What numba compiles for: this processor, or the one that NUMBA_CPU_FEATURES names.
+LANES, REGISTERS = vector_unit(cpu_target.target_context.codegen().magic_tuple()[2])
+# A tile is ROWS x VECTORS registers of sums: 3/4 of all; a strip of b and one of a need the rest.
+VECTORS, ROWS = 3, REGISTERS // 4
+# Rows of b packed at a time: 128 x 48 x 4 bytes = 24 KiB, so that a strip fits any level 1 cache.
+DEPTH = 128
+# Float32 elements of work space: a packed strip, whose rows are written LANES at a time.
+WORK = (DEPTH + LANES) * VECTORS * LANES
+
+
+_i1, _i32, _i64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_vector = ir.VectorType(_f32, LANES)
+_zeros = ir.Constant(_vector, None)
+_all, _none = (ir.Constant(ir.VectorType(_i1, LANES), [on] * LANES) for on in (1, 0))
+_PREFETCH_ROWS = 32  # of a, ahead of their use: about 100 ns, the way from the last-level cache
+
+
+def _number(n):
+    return ir.Constant(_i64, n)
+
+
+def _at(build, base, stride, n):
+    # The address of element n * stride after `base`.
+    return build.add(base, build.mul(stride, _number(4 * n)))
+
+
+def _shuffle(build, x, y, lanes):
+    return build.shuffle_vector(x, y, ir.Constant(ir.VectorType(_i32, LANES), lanes))
+
+
+def _spread(build, scalar):
+    # A vector with `scalar` in every lane.
+    empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
+    one = build.insert_element(empty, scalar, ir.Constant(_i32, 0))
+    return _shuffle(build, one, one, [0] * LANES)
+
+
+def _below(build, count):
+    # The mask of the lanes 0 .. count - 1; all of them if count is large, none if it is negative.
+    lanes = ir.Constant(ir.VectorType(_i32, LANES), list(range(LANES)))
+    return build.icmp_signed("<", lanes, _spread(build, build.trunc(count, _i32)))
+
+
+def _call(build, name, result, *arguments):
+    kind = ir.FunctionType(result, [x.type for x in arguments])
+    function = build.module.globals.get(name) or ir.Function(build.module, kind, name)
+    return build.call(function, arguments)
+
+
+def _load(build, address, mask):
+    # LANES floats from `address`; lanes outside the mask are zero and their memory is not touched.
+    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_i32, 4)
+    name = f"llvm.masked.load.v{LANES}f32.p0"
+    return _call(build, name, _vector, pointer, alignment, mask, _zeros)
+
+
+def _store(build, value, address, mask):
+    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_i32, 4)
+    name = f"llvm.masked.store.v{LANES}f32.p0"
+    _call(build, name, ir.VoidType(), value, pointer, alignment, mask)
+
+
+def _prefetch(build, address, write):
+    pointer = build.inttoptr(address, _f32.as_pointer())
+    hints = [ir.Constant(_i32, n) for n in (write, 3, 1)]  # 3: keep it close; 1: data, not code
+    _call(build, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
+
+
+def _make_tile(vectors):
+    @intrinsic
+    def tile(typing, a, a_row, a_depth, b, c, c_row, rows, columns, depth, add):
+        # c[:rows, :columns] (+)= a[:rows, :depth] b[:depth], b a packed strip, `vectors` wide.
+        def generate(context, build, signature, arguments):
+            a, a_row, a_depth, b, c, c_row, rows, columns, depth, add = arguments
+            # Where the tile's vectors go. A row that does not exist reads row 0 of a, which does,
+            # and writes nothing.
+            inside = [build.icmp_signed("<", _number(r), rows) for r in range(ROWS)]
+            a_offsets, places = [], []
+            for r in range(ROWS):
+                offset = build.mul(a_row, _number(4 * r))
+                a_offsets.append(build.select(inside[r], offset, _number(0)))
+                for v in range(vectors):
+                    places.append(build.add(_at(build, c, c_row, r), _number(4 * LANES * v)))
+                    _prefetch(build, places[-1], write=1)
+
+            # The loop over the depth. LLVM IR has no variables: a phi is what a value is on
+            # entering the loop's body, `first` from before it and `after` from its last round.
+            before, loop = build.block, build.append_basic_block("depth")
+            done = build.append_basic_block("store")
+            build.branch(loop)
+            build.position_at_end(loop)
+            k, at_a, at_b = build.phi(_i64), build.phi(_i64), build.phi(_i64)
+            sums = [build.phi(_vector) for _ in places]
+            strip = [build.add(at_b, _number(4 * LANES * v)) for v in range(vectors)]
+            strip = [_load(build, address, _all) for address in strip]
+            _prefetch(build, _at(build, at_a, a_depth, _PREFETCH_ROWS), write=0)
+            added = []
+            for r in range(ROWS):
+                address = build.inttoptr(build.add(at_a, a_offsets[r]), _f32.as_pointer())
+                x = _spread(build, build.load(address))
+                for v in range(vectors):
+                    product = build.fmul(x, strip[v], flags=("contract",))  # one FMA with fadd
+                    total = build.fadd(product, sums[r * vectors + v], flags=("contract",))
+                    added.append(total)
+            firsts = [_number(0), a, b, *[_zeros] * len(sums)]
+            next_b = build.add(at_b, _number(4 * LANES * vectors))
+            afters = [build.add(k, _number(1)), _at(build, at_a, a_depth, 1), next_b, *added]
+            for phi, first, after in zip([k, at_a, at_b, *sums], firsts, afters, strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(after, loop)
+            build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
+
+            build.position_at_end(done)
+            wide = build.icmp_signed(">=", columns, _number(LANES * vectors))
+            whole = build.and_(wide, inside[-1])
+            with build.if_else(build.and_(whole, build.not_(add))) as (plain, careful):
+                with plain:
+                    for total, place in zip(added, places, strict=True):
+                        _store(build, total, place, _all)
+                with careful:
+                    for n, (total, place) in enumerate(zip(added, places, strict=True)):
+                        left = build.sub(columns, _number(LANES * (n % vectors)))
+                        mask = _below(build, build.select(inside[n // vectors], left, _number(0)))
+                        old = _load(build, place, build.select(add, mask, _none))
+                        _store(build, build.fadd(total, old), place, mask)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 9, types.boolean), generate
+
+    return tile
+
+
+_tile1, _tile2, _tile3 = (_make_tile(vectors) for vectors in (1, 2, 3))
+
+
+@intrinsic
+def _move(typing, source, target, columns):
+    # target[:LANES] = source[:columns], then zeros
+    def generate(context, build, signature, arguments):
+        source, target, columns = arguments
+        _store(build, _load(build, source, _below(build, columns)), target, _all)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+@intrinsic
+def _transpose(typing, source, source_row, target, target_row, rows, columns):
+    # target[j, i] = source[i, j], LANES x LANES; outside (rows, columns) the source reads as zero
+    def generate(context, build, signature, arguments):
+        source, source_row, target, target_row, rows, columns = arguments
+        x = []
+        for r in range(LANES):
+            exists = build.icmp_signed("<", _number(r), rows)
+            mask = _below(build, build.select(exists, columns, _number(0)))
+            x.append(_load(build, _at(build, source, source_row, r), mask))
+        for step in [1 << s for s in range(LANES.bit_length() - 1)]:
+            # Swap the two off-diagonal squares of `step` in every square of 2 * step.
+            low = [n + LANES - step if n & step else n for n in range(LANES)]
+            high = [n + LANES if n & step else n + step for n in range(LANES)]
+            for r in range(LANES):
+                if not r & step:
+                    upper, lower = x[r], x[r + step]
+                    x[r] = _shuffle(build, upper, lower, low)
+                    x[r + step] = _shuffle(build, upper, lower, high)
+        for r in range(LANES):
+            _store(build, x[r], _at(build, target, target_row, r), _all)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 6), generate
+
+
+@intrinsic
+def _ask(typing, source, source_row):
+    # Prefetch source[:ROWS, :VECTORS * LANES], or what lies there: it is only a hint.
+    def generate(context, build, signature, arguments):
+        source, source_row = arguments
+        for r in range(ROWS):
+            for v in range(VECTORS):
+                place = build.add(_at(build, source, source_row, r), _number(4 * LANES * v))
+                _prefetch(build, place, write=0)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 2), generate
+
+
+@njit(error_model="numpy")
+def _pack(b, b_depth, b_column, depth, columns, width, strip):
+    # strip (depth, width) contiguous = b[:depth, :columns], padded with zeros to `width`
+    for k in range(0, depth, 1 if b_column == 1 else LANES):
+        for n in range(0, width, LANES):
+            to = strip + 4 * (k * width + n)
+            if b_column == 1:
+                _move(b + 4 * (k * b_depth + n), to, columns - n)
+            else:
+                _transpose(b + 4 * (n * b_column + k), b_column, to, width, columns - n, depth - k)
+
+
+# Where the operands of a product are zero, or where its result is not wanted (all T x T, causal):
+FULL = 0  # nowhere
+BELOW = 1  # the result is wanted on and below the diagonal: scores. Above, some of it is written
+LOWER = 2  # a is zero above the diagonal: probabilities times values
+UPPER = 3  # a is zero below the diagonal: transposed probabilities times gradients
+
+
+@njit(error_model="numpy")
+def _product(
+    a, a_row, a_depth, b, b_depth, b_column, c, c_row, rows, columns, depth, shape, add, strip
+):
+    # c (+)= a b, by pieces k of the depth, strips j of b, row tiles i of a
+    for k in range(0, depth, DEPTH):
+        end, j = min(k + DEPTH, depth), 0
+        while j < columns:
+            vectors, n = (columns - j + LANES - 1) // LANES, columns - j
+            width = LANES * (2 if vectors == 4 else min(vectors, VECTORS))  # 2 + 2 beats 3 + 1
+            from_b = b + 4 * (k * b_depth + j * b_column)
+            _pack(from_b, b_depth, b_column, end - k, n, width, strip)
+            for i in range(j // ROWS * ROWS if shape == BELOW else 0, rows, ROWS):
+                begin = i if shape == UPPER else 0
+                low, high = max(k, begin), min(end, i + ROWS) if shape == LOWER else end
+                if low >= high:
+                    continue
+                if b_column == 1 and n > width and i < end - k:
+                    _ask(from_b + 4 * (i * b_depth + width), b_depth)
+                x, y = a + 4 * (i * a_row + low * a_depth), strip + 4 * (low - k) * width
+                to, height, more = c + 4 * (i * c_row + j), rows - i, add or low > begin
+                if width == LANES:
+                    _tile1(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
+                elif width == 2 * LANES:
+                    _tile2(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
+                else:
+                    _tile3(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
+            j += width
+
+
+_KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+
+@njit("void(f4[:,:], f4[:,:], f4[:,:], b1, f4[::1])", **_KERNEL)
+def multiply(a, b, c, add, work):
+    """c (M, N) = a (M, P) b (P, N), or c += a b if `add`. Float32 views, transposed or not.
+
+    The elements of a row or of a column of b, and of a row of c, lie side by side. work (WORK,).
+    Every sum runs over P in order, in pieces of DEPTH, whatever the other sizes.
+    """
+    (rows, depth), columns = a.shape, b.shape[1]
+    assert b.shape[0] == depth and c.shape == (rows, columns) and work.size >= WORK
+    assert c.strides[1] == 4 and (b.strides[0] == 4 or b.strides[1] == 4)
+    _product(
+        a.ctypes.data, a.strides[0] // 4, a.strides[1] // 4,
+        b.ctypes.data, b.strides[0] // 4, b.strides[1] // 4, c.ctypes.data, c.strides[0] // 4,
+        rows, columns, depth, FULL, add, work.ctypes.data,
+    )  # fmt: skip
+
+
+@njit("void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], i8, f4[::1])", **_KERNEL)
+def multiply_heads(a, b, c, shape, work):
+    """c[i, h] = a[i, h] b[i, h] for every sequence i and head h; `shape` says where to save work.
+
+    a (B, Ha, M, P), b (B, Hb, P, N), c (B, Hc, M, N), float32 views as for `multiply`. With H the
+    largest of Ha, Hb, Hc, head h of fewer is the one its group shares: h // (H / Ha), and so on;
+    a group that shares a head of c adds up in it. `shape` is FULL, BELOW, LOWER or UPPER.
+    """
+    (B, _, rows, depth), columns = a.shape, b.shape[3]
+    H = max(a.shape[1], b.shape[1])
+    assert b.shape[0] == B and b.shape[2] == depth and c.shape[0] == B
+    assert c.shape[2] == rows and c.shape[3] == columns
+    assert H % a.shape[1] == 0 and H % b.shape[1] == 0 and H % c.shape[1] == 0
+    assert c.strides[3] == 4 and (b.strides[2] == 4 or b.strides[3] == 4) and work.size >= WORK
+    for i in range(B):
+        for h in range(H):
+            ha, hb, hc = h * a.shape[1] // H, h * b.shape[1] // H, h * c.shape[1] // H
+            add = h * c.shape[1] % H > 0  # not the first of its group
+            _product(
+                a.ctypes.data + i * a.strides[0] + ha * a.strides[1],
+                a.strides[2] // 4, a.strides[3] // 4,
+                b.ctypes.data + i * b.strides[0] + hb * b.strides[1],
+                b.strides[2] // 4, b.strides[3] // 4,
+                c.ctypes.data + i * c.strides[0] + hc * c.strides[1], c.strides[2] // 4,
+                rows, columns, depth, shape, add, work.ctypes.data,
+            )  # fmt: skip

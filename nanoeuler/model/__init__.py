@@ -1,0 +1,11 @@
+# Made from book/02-euler.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-euler-step
+"""What the model is: euler, layers, attention, config, backward, and transformer, which joins them.
+
+Everything here is NumPy and mathematics. How fast a step is, and on what, is the engines' affair:
+the model is written over the operations of `engines.interface`, and knows nothing else of them.
+
+May import: errors.
+"""

@@ -1,0 +1,167 @@
+# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-backprop-linear
+"""The backward of every operation of the model, in NumPy, exactly as the chapter derives it.
+
+Each function takes the gradient of its output first, then what the forward used and saved, last the
+buffers of its parameters' gradients, to which it adds; it returns the gradient of its input. `dx`
+stands for dL/dx. Left out: speed (the CPU engine's business) and the attention that saves no p.
+
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens, F MLP width; R = H / G query heads share a key/value head.
+"""
+
+import numpy as np
+
+from nanoeuler.model.attention import split_heads
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope, sigmoid
+
+# The target of a position that nothing is to be learned from; never a token, since ids start at 0.
+IGNORE = -1
+
+
+def linear_backward(dy, x, w, dw, dbias=None):
+    """Gradients of y = x w + bias. Equation eq-backprop-linear.
+
+    dy (..., O), x (..., I), w (I, O). Adds to dw (I, O) and dbias (O,), returns dx (..., I).
+    """
+    assert dy.shape == x.shape[:-1] + w.shape[1:] and x.shape[-1:] == w.shape[:1]
+    assert dw.shape == w.shape
+    rows_x, rows_dy = x.reshape(-1, w.shape[0]), dy.reshape(-1, w.shape[1])
+    dw += rows_x.T @ rows_dy                                            # (1)
+    if dbias is not None:
+        dbias += np.sum(rows_dy, axis=0)                                # (3)
+    return (rows_dy @ w.T).reshape(x.shape)                             # (2)
+
+
+# %% sec-backprop-embed
+def embed_backward(dx, tokens, dtable, dpositions=None):
+    """Gradient of x = table[tokens] + positions. Equation eq-backprop-embed.
+
+    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). Tokens have no
+    gradient to return.
+    """
+    assert dx.shape == tokens.shape + dtable.shape[1:]
+    np.add.at(dtable, tokens, dx)                                       # (1) repeated tokens too
+    if dpositions is not None:
+        assert dpositions.shape == dx.shape[1:]
+        dpositions += np.sum(dx, axis=0)                                # (2)
+
+
+# %% sec-backprop-rmsnorm
+def rmsnorm_backward(dy, x, gain, r, dgain):
+    """Gradients of y = gain * x / r, where r is the root mean square. Equation eq-backprop-rmsnorm.
+
+    dy, x (..., C), gain (C,), r (..., 1). Adds to dgain (C,), returns dx (..., C).
+    """
+    assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
+    assert r.shape == x.shape[:-1] + (1,)
+    x_hat = x / r
+    dx_hat = gain * dy                                                  # (1)
+    along = np.mean(dx_hat * x_hat, axis=-1, keepdims=True)             # (2)
+    dgain += np.sum((dy * x_hat).reshape(-1, gain.size), axis=0)        # (3)
+    return (dx_hat - x_hat * along) / r
+
+
+# %% sec-backprop-layernorm
+def layernorm_backward(dy, x, gain, stats, dgain, dbias=None):
+    """Gradients of y = gain * (x - mean) / deviation + bias. Equation eq-backprop-layernorm.
+
+    dy, x (..., C), gain (C,), stats (..., 2) as saved by `layernorm`. Adds to dgain and dbias (C,),
+    returns dx (..., C).
+    """
+    assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
+    assert stats.shape == x.shape[:-1] + (2,)
+    mean, deviation = stats[..., :1], stats[..., 1:]
+    x_hat = (x - mean) / deviation
+    dx_hat = gain * dy                                                  # (1)
+    shift = np.mean(dx_hat, axis=-1, keepdims=True)                     # (2)
+    along = np.mean(dx_hat * x_hat, axis=-1, keepdims=True)             # (3)
+    dgain += np.sum((dy * x_hat).reshape(-1, gain.size), axis=0)        # (4)
+    if dbias is not None:
+        dbias += np.sum(dy.reshape(-1, gain.size), axis=0)              # (5)
+    return (dx_hat - shift - x_hat * along) / deviation
+
+
+# %% sec-backprop-rope
+def rope_backward(dheads, n, cos, sin):
+    """Gradient of `rope`: the first n heads turned by the opposite angle.
+
+    dheads (B, T, N, D), cos and sin (T, D // 2). Returns (B, T, N, D). Equation eq-backprop-rope.
+    Like `rope`, an engine may reuse the memory of its argument.
+    """
+    return rope(dheads, n, cos, -sin)
+
+
+# %% sec-backprop-attention
+def attention_backward(dy, heads, n_kv, p):
+    """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
+
+    dy (B, T, H*D); heads (B, T, H+2G, D) as given to `attention`, n_kv = G; p (B, H, T, T) as saved
+    by it. Returns dheads (B, T, H+2G, D).
+    """
+    q, k, v = split_heads(heads, n_kv)
+    B, G, R, T, D = q.shape
+    assert dy.shape == (B, T, G * R * D) and p.shape == (B, G * R, T, T)
+    dy = dy.reshape(B, T, G, R, D).transpose(0, 2, 3, 1, 4)             # (B, G, R, T, D), as q
+    p = p.reshape(B, G, R, T, T)
+
+    dv = np.sum(p.swapaxes(-2, -1) @ dy, axis=2)                        # (1) the group's sum
+    dp = dy @ v.swapaxes(-2, -1)                                        # (2)
+    dS = p * (dp - np.sum(p * dp, axis=-1, keepdims=True))              # (3) 0 where p is masked
+    dqk = dS / D**0.5                                                   # (4)
+    dq = dqk @ k                                                        # (5)
+    dk = np.sum(dqk.swapaxes(-2, -1) @ q, axis=2)                       # (6) the group's sum
+    return np.concatenate([dq.reshape(B, G * R, T, D), dk, dv], axis=1).swapaxes(1, 2)
+
+
+# %% sec-backprop-swiglu
+def swiglu_backward(dh, gate_up):
+    """Gradient of h = silu(gate) * up. Equation eq-backprop-swiglu.
+
+    dh (..., F), gate_up (..., 2F), the gate first. Returns dgate_up (..., 2F).
+    """
+    F = dh.shape[-1]
+    assert gate_up.shape == dh.shape[:-1] + (2 * F,)
+    gate, up = gate_up[..., :F], gate_up[..., F:]
+    sigma = sigmoid(gate)
+    dgate = dh * up * sigma * (1 + gate * (1 - sigma))                  # (1)
+    dup = dh * gate * sigma                                             # (2)
+    return np.concatenate([dgate, dup], axis=-1)
+
+
+# %% sec-backprop-gelu
+def gelu_backward(dh, u):
+    """Gradient of h = gelu(u), both of any one shape. Equation eq-backprop-gelu."""
+    assert dh.shape == u.shape
+    tanh = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
+    dz = GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u)
+    share = 0.5 * (1 + tanh)                                            # (1)
+    bend = 0.5 * u * (1 - tanh * tanh) * dz                             # (2)
+    return dh * (share + bend)
+
+
+# %% sec-backprop-cross-entropy
+def cross_entropy(logits, targets, scale):
+    """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
+
+    logits (B, T, K, V); targets (B, T, K) int in 0..V-1, or IGNORE; scale (K,), the weight of one
+    counted target of each head. Returns sums (K,), of -log p over the counted targets (in nats,
+    unscaled, float64 for real logits), and dlogits (B, T, K, V) in the dtype of the logits.
+    An engine may write dlogits over logits.
+    """
+    assert targets.shape == logits.shape[:-1] and scale.shape == targets.shape[2:]
+    assert targets.min() >= IGNORE and targets.max() < logits.shape[-1], "a target is no token"
+    counted = targets != IGNORE
+    at = np.where(counted, targets, 0)[..., None]  # any token would do for those not counted
+    z = logits - np.max(logits.real, axis=-1, keepdims=True)  # the same softmax, and exp <= 1
+    dlogits = np.exp(z)
+    total = np.sum(dlogits, axis=-1, keepdims=True)
+    losses = (np.log(total) - np.take_along_axis(z, at, axis=-1))[..., 0]
+    sums = np.sum(losses * counted, axis=(0, 1), dtype=np.result_type(losses, np.float64))
+
+    dlogits /= total                                                    # (1)
+    np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, axis=-1) - 1, axis=-1)  # (2)
+    dlogits *= (counted * scale)[..., None]                             # (3)
+    return sums, dlogits

@@ -1,0 +1,156 @@
+# Made from book/04-attention.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-attention-config
+"""The architecture of a model: its sizes and switches, the presets, every parameter's shape.
+
+Leaves out how it is trained (loop.py) and where its numbers live (model.Weights).
+Letters: V vocabulary, C channels, L layers, H query heads, G key/value heads, D head width, F MLP
+width, T positions, K predicted tokens.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+from nanoeuler.errors import UserError
+from nanoeuler.model.euler import INTEGRATORS
+
+# What a switch can be set to, the default first.
+CHOICES = {
+    "norm": ("rms", "layer"),
+    "position": ("rope", "learned"),
+    "mlp": ("swiglu", "gelu"),
+    "bias": (False, True),
+    "tied": (False, True),
+    "integrator": tuple(INTEGRATORS),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture of a model. UserError where the values do not fit together."""
+
+    vocab_size: int  # V
+    dim: int  # C
+    n_layers: int  # L
+    n_heads: int  # H
+    n_kv_heads: int  # G
+    hidden: int  # F
+    context: int  # T, the most positions the model is used with
+    n_predict: int  # K: head k predicts the token 1 + k places ahead
+    norm: str = "rms"  # or layer
+    position: str = "rope"  # or learned
+    mlp: str = "swiglu"  # or gelu
+    bias: bool = False  # whether linear maps and LayerNorm add one
+    tied: bool = False  # whether the output matrix is the embedding, transposed
+    integrator: str = "euler"  # how a layer's f becomes a step of the stream: INTEGRATORS
+    step_size: float = 1.0  # h of that step
+    repeat: int = 1  # how many layers in a row share the weights of one block
+
+    def __post_init__(self):
+        _check_values(self)
+        _check_fit(self)
+
+    @property
+    def head_dim(self):
+        """D, the width of one head."""
+        return self.dim // self.n_heads
+
+    @property
+    def n_blocks(self):
+        """How many blocks have weights of their own: L / repeat."""
+        return self.n_layers // self.repeat
+
+
+def _check_values(config):
+    """UserError for a value that no model has."""
+    for field in fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if name in CHOICES:
+            wanted = " or ".join(map(str, CHOICES[name]))
+            good = type(value) is field.type and value in CHOICES[name]
+        elif field.type is float:
+            wanted = "a finite number above 0"
+            good = type(value) in (int, float) and 0 < value < math.inf
+        else:
+            wanted = "a whole number of at least 1"
+            good = type(value) is int and value >= 1
+        if not good:
+            raise UserError(f"{name} must be {wanted}, got {value!r}")
+
+
+def _check_fit(config):
+    """UserError for values that do not fit together."""
+    for large, small in (("dim", "n_heads"), ("n_heads", "n_kv_heads"), ("n_layers", "repeat")):
+        if getattr(config, large) % getattr(config, small):
+            raise UserError(
+                f"{large} ({getattr(config, large)}) must be a multiple of {small} "
+                f"({getattr(config, small)}): change one of them"
+            )
+    if config.position == "rope" and config.head_dim % 2:
+        raise UserError(
+            f"heads are {config.head_dim} channels wide (dim / n_heads), and rotary positions "
+            "turn pairs: choose dim and n_heads so that the width is even"
+        )
+    if config.tied and config.n_predict > 1:
+        raise UserError(
+            f"n_predict is {config.n_predict}, and each predicted token needs its own output "
+            "matrix: tied has only the embedding; set n_predict to 1 or tied to False"
+        )
+
+
+PRESETS = {  # hidden: 4 dim for gelu; 8/3 dim for swiglu, rounded up to a multiple of 8
+    "small": ModelConfig(  # trains on two CPU cores in minutes
+        vocab_size=512, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, hidden=344, context=128,
+        n_predict=4,
+    ),
+    "euler-10m": ModelConfig(  # trains on two CPU cores in a night; weights larger than a cache
+        vocab_size=2048, dim=256, n_layers=10, n_heads=8, n_kv_heads=4, hidden=688, context=256,
+        n_predict=4,
+    ),
+    "euler-116m": ModelConfig(  # GPT-2's width and more layers, for a GPU
+        vocab_size=4096, dim=768, n_layers=16, n_heads=12, n_kv_heads=4, hidden=2048, context=512,
+        n_predict=4,
+    ),
+    "gpt2-124m": ModelConfig(  # Radford and others, 2019, the smallest of their four
+        vocab_size=50257, dim=768, n_layers=12, n_heads=12, n_kv_heads=12, hidden=3072,
+        context=1024, n_predict=1, norm="layer", position="learned", mlp="gelu", bias=True,
+        tied=True,
+    ),
+}  # fmt: skip
+
+
+def parameter_shapes(config):
+    """Name -> shape of every parameter tensor, in the order of their use: a dict."""
+    V, C, D, F = config.vocab_size, config.dim, config.head_dim, config.hidden
+    H, G = config.n_heads, config.n_kv_heads
+    heads, up = (H + 2 * G) * D, 2 * F if config.mlp == "swiglu" else F
+    block = {
+        "norm1": (C,), "norm1_bias": (C,),
+        "wqkv": (C, heads), "wqkv_bias": (heads,),
+        "wo": (H * D, C), "wo_bias": (C,),
+        "norm2": (C,), "norm2_bias": (C,),
+        "w_up": (C, up), "w_up_bias": (up,),
+        "w_down": (F, C), "w_down_bias": (C,),
+    }  # fmt: skip
+    shapes = {"embedding": (V, C), "positions": (config.context, C)}
+    for i in range(config.n_blocks):
+        shapes |= {f"block.{i}.{name}": shape for name, shape in block.items()}
+    shapes |= {"norm": (C,), "norm_bias": (C,), "output": (C, config.n_predict * V)}
+    return {name: shape for name, shape in shapes.items() if _exists(config, name)}
+
+
+def _exists(config, name):
+    """Whether a model of this architecture has the tensor of this name."""
+    if name == "positions":
+        return config.position == "learned"
+    if name == "output":
+        return not config.tied
+    if name.endswith("_bias"):
+        return config.bias and ("norm" not in name or config.norm == "layer")
+    return True
+
+
+def count_parameters(config):
+    """How many numbers the model learns."""
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())

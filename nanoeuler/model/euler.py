@@ -1,0 +1,67 @@
+# Made from book/02-euler.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-euler-step
+"""One-step integrators of dx/dt = f(x, t), and the walk that repeats them.
+
+x is anything that can be added and multiplied: a float, a Fraction, a NumPy array of any shape and
+dtype. f takes (x, t) and returns a velocity like x. Steps are of fixed size: no error control here.
+Letters: x state, t time (in a network, depth), h step size, n number of steps.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+def integrate(step, f, x0, t0, t1, n):
+    """Walk from t0 to t1 in n equal steps of step(f, x, t, h); return the n + 1 states."""
+    assert n >= 1, f"a walk needs at least one step, got n = {n}"
+    h = (t1 - t0) / n
+    states = [x0]
+    for i in range(n):
+        x = step(f, states[-1], t0 + i * h, h)  # t from i, not summed up: n roundings would add up
+        assert np.shape(x) == np.shape(x0), f"f turned shape {np.shape(x0)} into {np.shape(x)}"
+        states.append(x)
+    return states
+
+
+# %% sec-euler-table
+class Tableau(NamedTuple):
+    """An explicit Runge-Kutta method: for question i the weights a[i][j < i], for the step b[i]."""
+
+    a: tuple
+    b: tuple
+
+    def step(self, f, x, t, h):
+        """x at t + h, by as many evaluations of f as b has weights. Equation eq-euler-table."""
+        velocities = []
+        for row in self.a:
+            velocities.append(f(_moved(x, h, row, velocities), t + h * sum(row)))
+        return _moved(x, h, self.b, velocities)
+
+
+def _moved(x, h, weights, velocities):
+    """x + h * the weighted sum of the velocities."""
+    for weight, k in zip(weights, velocities, strict=True):
+        if weight:
+            x = x + h * weight * k
+    return x
+
+
+# Equations eq-euler-step, eq-euler-heun and eq-euler-rk4.
+INTEGRATORS = {
+    "euler": Tableau(((),), (1.0,)),
+    "heun": Tableau(((), (1.0,)), (1 / 2, 1 / 2)),
+    "rk4": Tableau(((), (1 / 2,), (0.0, 1 / 2), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+}
+
+
+# %% sec-euler-stream
+def relative_step(x, fx, h=1.0):
+    """How far a step moves the stream against its length: h |f(x)| / |x|. Equation eq-euler-rho.
+
+    x, fx (..., C): the stream and what a layer adds to it. Returns (...), one number per vector.
+    """
+    assert np.shape(x) == np.shape(fx), f"the stream is {np.shape(x)} and the step {np.shape(fx)}"
+    return h * np.linalg.norm(fx, axis=-1) / np.linalg.norm(x, axis=-1)

@@ -1,0 +1,142 @@
+# Made from book/03-layers.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-layers-embedding
+"""The layers of the model except attention, in NumPy, exactly as chapter 3 derives them.
+
+For float32, float64 and complex128: the type that goes in comes out, and every function is
+analytic, so that complex-step derivatives hold. Leaves out gradients and speed.
+Letters: B batch, T positions, C channels, D head width, F MLP width, V vocabulary.
+"""
+
+import numpy as np
+
+RMSNORM_EPS = 1e-5  # Llama 2's value; takes 1 % off a fresh embedding, mean square 4e-4
+ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
+
+
+def embed(tokens, table, positions=None):
+    """The rows of `table` (V, C) that `tokens` (B, T) int name: (B, T, C). Eq. eq-layers-embed.
+
+    positions (T, C), if given, are added: row t to position t. Equation eq-layers-positions.
+    """
+    assert np.issubdtype(tokens.dtype, np.integer), f"token ids are integers, got {tokens.dtype}"
+    assert tokens.size == 0 or 0 <= tokens.min() <= tokens.max() < len(table), (
+        f"token ids must be in [0, {len(table)}), got {tokens.min()} to {tokens.max()}"
+    )
+    if positions is None:
+        return table[tokens]
+    T, C = tokens.shape[1], table.shape[1]
+    assert positions.shape == (T, C), f"positions {positions.shape} for {T} tokens of {C} channels"
+    return table[tokens] + positions
+
+
+# %% sec-layers-linear
+def linear(x, w, bias=None):
+    """Multiply each row of `x` (..., I) by `w` (I, O) and add `bias` (O,): (..., O).
+
+    Equation eq-layers-linear.
+    """
+    assert x.shape[-1] == w.shape[0], f"weights {w.shape} do not fit rows of {x.shape[-1]}"
+    if bias is None:
+        return x @ w
+    assert bias.shape == w.shape[1:], f"bias {bias.shape} does not fit columns of {w.shape[1]}"
+    return x @ w + bias
+
+
+# %% sec-layers-rmsnorm
+def rmsnorm(x, gain, eps=RMSNORM_EPS):
+    """Divide each vector by its root mean square, then scale by `gain`. Equation eq-layers-rmsnorm.
+
+    x (..., C), gain (C,). Returns y (..., C) and the root mean square r (..., 1), which the
+    backward pass needs. Zhang and Sennrich, 2019.
+    """
+    assert gain.shape == x.shape[-1:], f"gain {gain.shape} does not fit vectors of {x.shape[-1]}"
+    r = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return gain * (x / r), r
+
+
+# %% sec-layers-layernorm
+LAYERNORM_EPS = 1e-5  # GPT-2's
+
+
+def layernorm(x, gain, bias=None, eps=LAYERNORM_EPS):
+    """Take off each vector's mean, divide by its deviation, scale by `gain`, add `bias`.
+
+    x (..., C), gain and bias (C,). Returns y (..., C) and stats (..., 2), the mean and the
+    deviation. Equation eq-layers-layernorm; Ba, Kiros and Hinton, 2016.
+    """
+    assert gain.shape == x.shape[-1:], f"gain {gain.shape} does not fit vectors of {x.shape[-1]}"
+    assert bias is None or bias.shape == gain.shape, f"bias {bias.shape} for gain {gain.shape}"
+    mean = np.mean(x, axis=-1, keepdims=True)
+    centred = x - mean
+    deviation = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = gain * (centred / deviation)
+    if bias is not None:
+        y = y + bias
+    return y, np.concatenate([mean, deviation], axis=-1)
+
+
+# %% sec-layers-swiglu
+def sigmoid(z):
+    """1 / (1 + exp(-z)) without overflow; z of any shape."""
+    return 0.5 * (1 + np.tanh(0.5 * z))
+
+
+def swiglu(gate_up):
+    """silu(gate) * up, where `gate_up` (..., 2F) holds gate, then up: (..., F).
+
+    Equations eq-layers-silu and eq-layers-swiglu; Shazeer, 2020.
+    """
+    assert gate_up.shape[-1] % 2 == 0, f"expected gate and up of equal width, got {gate_up.shape}"
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return gate * sigmoid(gate) * up
+
+
+# %% sec-layers-gelu
+# GPT-2's GELU: sqrt(2/pi) gives the two steps of eq-layers-gelu one slope at 0; the cubic
+# coefficient makes their largest difference smallest (Hendrycks and Gimpel, 2016, section 2).
+GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
+
+
+def gelu(u):
+    """u times about the probability that a standard normal number is below u; u of any shape.
+
+    Equation eq-layers-gelu; Hendrycks and Gimpel, 2016, in the tanh form that GPT-2 uses.
+    """
+    return 0.5 * u * (1 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
+
+
+# %% sec-layers-rope
+def rope_tables(T, D, base=ROPE_BASE):
+    """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
+    assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
+    theta = base ** (-2 * np.arange(D // 2) / D)
+    angle = np.arange(T)[:, None] * theta
+    return np.cos(angle), np.sin(angle)
+
+
+def rope(heads, n, cos, sin):
+    """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
+
+    heads (B, T, N, D); cos, sin (T, D/2) from `rope_tables`, the rows of the T positions. Returns
+    an array like `heads`. An engine may reuse its memory: do not use `heads` afterwards.
+    Equation eq-layers-rope.
+    """
+    B, T, N, D = heads.shape
+    assert cos.shape == sin.shape == (T, D // 2), f"tables {cos.shape} for heads {heads.shape}"
+    assert 0 <= n <= N, f"cannot turn {n} of {N} heads"
+    # One angle for all heads of a position; the tables take the precision of what they turn.
+    cos, sin = (table[:, None, :].astype(heads.real.dtype) for table in (cos, sin))
+    a, b = heads[:, :, :n, : D // 2], heads[:, :, :n, D // 2 :]
+    turned = heads.copy()
+    turned[:, :, :n, : D // 2] = a * cos - b * sin
+    turned[:, :, :n, D // 2 :] = a * sin + b * cos
+    return turned
+
+
+# %% sec-layers-add
+def add(x, y, h=1.0):
+    """x + h y, the residual sum: one Euler step of size h. x, y (..., C) of one shape."""
+    assert x.shape == y.shape, f"the stream {x.shape} and what is added to it {y.shape} differ"
+    return x + h * y

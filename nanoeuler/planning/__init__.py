@@ -1,0 +1,8 @@
+# Made from book/09-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-plan-flops
+"""Before a run: counts (FLOPs and bytes), plan (hours), doctor (this machine).
+
+May import: errors, measurements, model, engines.
+"""

@@ -1,0 +1,76 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-doctor
+"""What this machine offers to training, and what may slow it down. Changes nothing."""
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+from llvmlite import binding
+from rich.filesize import decimal
+
+from nanoeuler.engines.cpu import products
+from nanoeuler.engines.cpu.stepper import SHARDS, cores
+from nanoeuler.engines.gpu.door import SIMULATED
+from nanoeuler.measurements import device
+from nanoeuler.planning.plan import product_rate
+
+# Environment variables that make NumPy's BLAS or numba slow, or pin them to a part of the machine.
+PINNING = (
+    "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "MKL_DEBUG_CPU_TYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_DISABLE_JIT", "NUMBA_CPU_NAME",
+    "NUMBA_CPU_FEATURES", "NUMBA_OPT",
+)  # fmt: skip
+# What products.vector_unit tells apart: (float32 lanes, registers) -> name.
+UNITS = {(16, 32): "AVX-512", (8, 16): "AVX2", (4, 32): "NEON", (4, 16): "plain"}
+
+
+def vector_units():
+    """The vector unit that LLVM finds in this processor, and what our kernels are compiled for."""
+    features = binding.get_host_cpu_features().flatten()
+    found, used = products.vector_unit(features), (products.LANES, products.REGISTERS)
+    text = f"{UNITS[found]} in this processor; the kernels are compiled for {UNITS[used]}"
+    text += f", {used[1]} registers of {used[0]} float32"
+    return text if used == found else f"{text}: something holds numba back"
+
+
+def memory():
+    """What is known of the memory of this machine, in words."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return "not known"
+    table = Path("/proc/meminfo")  # Linux alone
+    free = re.search(r"MemAvailable: *(\d+) kB", table.read_text()) if table.exists() else None
+    return (f"{decimal(int(free[1]) * 1024)} free of " if free else "") + decimal(total)
+
+
+def report():
+    """The findings, as lines of text."""
+    packages = ("nanoeuler", "numpy", "numba", "llvmlite")
+    pinned = [f"{name}={os.environ[name]}" for name in PINNING if name in os.environ]
+    duckdb, threads = importlib.util.find_spec("duckdb"), min(cores(), SHARDS)
+    one, all_of_them = (product_rate(n) / 1e9 for n in (1, threads))
+    lines = [
+        f"system     Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        f"packages   {', '.join(f'{name} {metadata.version(name)}' for name in packages)}",
+        f"processor  {device()}",
+        f"vectors    {vector_units()}",
+        f"products   {one:.0f} GFLOP/s on one core, {all_of_them:.0f} on {threads} threads",
+        f"training   on {threads} threads",
+        f"memory     {memory()}",
+        f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",
+        f"parquet    {'duckdb is here' if duckdb else 'no duckdb: pip install -e .[data]'}",
+        f"GPU        {SIMULATED or 'found; this version trains on the CPU all the same'}",
+        f"variables  {', '.join(pinned) or 'none that slows anything down'}",
+    ]
+    if pinned:
+        names = " ".join(pair.split("=")[0] for pair in pinned)
+        lines.append(f"           if training is slow: unset {names}")
+    return "\n".join(lines)

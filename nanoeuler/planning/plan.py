@@ -1,0 +1,200 @@
+# Made from book/09-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-plan-roofline
+"""Before training: hours and memory, on a device by its datasheet, or on this processor.
+
+Left out: the time to launch kernels, to move data between devices, and to load the text. Letters
+as in counts.py, which counts what is timed here.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from typing import NamedTuple
+
+from nanoeuler.engines.cpu.engine import aligned
+from nanoeuler.engines.cpu.products import WORK, multiply
+from nanoeuler.engines.cpu.stepper import SHARDS, cores
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import count_parameters
+from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.planning.counts import MASTER_BYTES, flops_per_token, memory, operations, stages
+
+
+class Device(NamedTuple):
+    """A processor as its datasheet has it: peaks that a program approaches and never reaches."""
+
+    flops_per_s: float   # dense matrix products in the format of value_bytes, summed in float32
+    bytes_per_s: float   # between the processor and its memory
+    memory_bytes: float
+    value_bytes: int     # 2: bfloat16 on tensor cores, 4: float32
+
+
+# Sources beside the figures; where a datasheet's footnote says "with sparsity", half of its figure.
+DEVICES = {
+    # Two cores, 3 GHz, two 8-wide fused multiply-adds a cycle (AVX2); two channels of DDR4-3200.
+    "laptop": Device(2 * 3e9 * 2 * 8 * 2, 2 * 8 * 3.2e9, 16e9, 4),
+    # NVIDIA L4 Tensor Core GPU datasheet: 242 TFLOPS with sparsity, 300 GB/s, 24 GB.
+    "l4": Device(121e12, 300e9, 24e9, 2),
+    # NVIDIA Ada GPU Architecture whitepaper, table of the GeForce RTX 4090: 165.2 dense, 1008 GB/s.
+    "rtx-4090": Device(165.2e12, 1008e9, 24e9, 2),
+    # NVIDIA A100 Tensor Core GPU datasheet, 80GB SXM: 312 TFLOPS dense, 2039 GB/s.
+    "a100": Device(312e12, 2039e9, 80e9, 2),
+    # NVIDIA H100 Tensor Core GPU datasheet, SXM: 1979 TFLOPS with sparsity, 3.35 TB/s, 80 GB.
+    "h100": Device(989.5e12, 3.35e12, 80e9, 2),
+    # NVIDIA H200 Tensor Core GPU datasheet, SXM: 1979 TFLOPS with sparsity, 4.8 TB/s, 141 GB.
+    "h200": Device(989.5e12, 4.8e12, 141e9, 2),
+}
+
+
+def floor_seconds(operation, device):
+    """The least time (s) the datasheet allows for an operation. Equation eq-plan-roofline."""
+    return max(operation.flops / device.flops_per_s, operation.bytes / device.bytes_per_s)
+
+
+# %% sec-plan-hours
+# Training tokens per parameter: near the optimum found by Hoffmann and others (2022, table 3).
+TOKENS_PER_PARAMETER = 20
+# Assumed until an engine is measured: Llama 3 405B reached 38 to 43 % (Llama Team, 2024, table 4).
+UTILISATION = 0.4
+
+
+class Estimate(NamedTuple):
+    """What training a configuration on a device takes, by `estimate`."""
+
+    memory_bytes: float
+    fits: bool
+    floor_s: float        # the least time of a step: every operation at its roofline, none fused
+    step_s: float         # predicted, at the given utilisation
+    tokens_per_s: float
+    hours: float          # for all the tokens
+
+
+def estimate(config, device, batch_size=16, tokens=None, utilisation=UTILISATION):
+    """Predict training on DEVICES[device]: an `Estimate`.
+
+    `tokens` defaults to 20 per parameter. `utilisation` is the share of the peak that the matrix
+    products are expected to reach; a step is never predicted to be faster than its floor.
+    """
+    if device not in DEVICES:
+        raise UserError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
+    if not 0 < utilisation <= 1:
+        raise UserError(f"expected a utilisation above 0 and at most 1, got {utilisation}")
+    if batch_size < 1 or (tokens is not None and tokens < 1):
+        raise UserError(f"expected at least 1 sequence and 1 token, got {batch_size} and {tokens}")
+    tokens = TOKENS_PER_PARAMETER * count_parameters(config) if tokens is None else tokens
+    d, step_tokens = DEVICES[device], batch_size * config.context
+    needed = sum(memory(config, batch_size, d.value_bytes).values())
+    floor_s = sum(floor_seconds(op, d) for op in operations(config, batch_size, d.value_bytes))
+    products_s = step_tokens * flops_per_token(config) / d.flops_per_s
+    step_s = max(floor_s, products_s / utilisation)
+    speed = step_tokens / step_s
+    return Estimate(needed, needed <= d.memory_bytes, floor_s, step_s, speed, tokens / speed / 3600)
+
+
+def report(config, batch_size=16, tokens=None, utilisation=UTILISATION):
+    """The plan of a configuration as text: FLOPs, memory, and a line for each device."""
+    rows = [(name, estimate(config, name, batch_size, tokens, utilisation)) for name in DEVICES]
+    n, step_tokens = count_parameters(config), batch_size * config.context
+    tokens = TOKENS_PER_PARAMETER * n if tokens is None else tokens
+    per_token = flops_per_token(config)
+    lines = [
+        f"parameters      {n:,}",
+        f"a step          {batch_size} x {config.context} tokens, "
+        f"{step_tokens * per_token / 1e12:,.3f} TFLOP ({per_token / 1e6:,.1f} MFLOP a token)",
+        f"training        {tokens:,} tokens, {tokens * per_token:.2e} FLOPs",
+        "",
+        f"{'memory of a step, GB':30} {'bfloat16':>10} {'float32':>10}",
+    ]
+    sizes = [memory(config, batch_size, value_bytes) for value_bytes in (2, 4)]
+    for name in sizes[0]:
+        lines.append(f"  {name:24} {sizes[0][name] / 1e9:14.3f} {sizes[1][name] / 1e9:10.3f}")
+    title = f"at {utilisation:.0%} ms"
+    lines += ["", f"device      fits   floor ms {title:>12}    tokens/s        in all"]
+    for name, e in rows:
+        fits = "yes" if e.fits else "no"
+        lines.append(f"{name:10} {fits:>5} {e.floor_s * 1e3:10,.2f} {e.step_s * 1e3:12,.2f} "
+                     f"{e.tokens_per_s:11,.0f} {_duration(3600 * e.hours):>13}")
+    return "\n".join(lines)
+
+
+def _duration(seconds):
+    """A time in the largest unit of which there is one: "3.7 hours"."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"
+
+
+# %% sec-plan-here
+def cpu_memory(config, batch_size, accumulate=1, threads=None):
+    """Bytes that a training step holds on the cpu engine, by name; `Sharded` has the arguments.
+
+    `activations` is the arenas' size up to the padding of arrays to cache lines.
+    """
+    threads = min(threads or cores(), SHARDS, batch_size)
+    sequences = ceil(ceil(batch_size / SHARDS) / accumulate)  # of the largest piece
+    sizes, s = memory(config, sequences, MASTER_BYTES, flash=False), stages(config)
+    C, D, H, G = config.dim, config.head_dim, config.n_heads, config.n_kv_heads
+    u = 2 * config.hidden if config.mlp == "swiglu" else config.hidden
+    a, b = INTEGRATORS[config.integrator]
+    sums = sum(x != 0 for row in (*a, b) for x in row) - s  # those that `memory` does not count
+    more = 2 * config.n_layers * C * (s + sums)                         # (1)
+    more += 2 * C + config.n_predict * config.vocab_size                # (2)
+    more += s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)       # (3)
+    more += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * config.context - 2 * C
+    arena = sizes["activations"] + MASTER_BYTES * sequences * config.context * more
+    return {
+        "weights": sizes["weights"],
+        "gradients": min(SHARDS, batch_size) * sizes["gradients"],
+        "moments": sizes["moments"],
+        "activations": threads * arena,
+    }
+
+
+# Measured, data/measurements/cpu.json: the peak of the process less its arrays, and the share of
+# the products' rate that a whole training step reaches.
+PROCESS_BYTES, CPU_SHARE = 170e6, 0.6
+PRODUCT = 256  # rows = columns = depth of the products timed: three such matrices fit a cache
+
+
+def product_rate(threads, seconds=0.1):
+    """FLOPs a second of matrix products on `threads` threads at once, timed for so long."""
+
+    def until(end):
+        a, b, c, work = (aligned(*shape) for shape in [(PRODUCT, PRODUCT)] * 3 + [(WORK,)])
+        a[...] = b[...] = 1
+        multiply(a, b, c, False, work)  # the first call loads the kernel, or compiles it
+        n, start = 0, time.perf_counter()
+        while time.perf_counter() < max(end, start + seconds):
+            multiply(a, b, c, False, work)
+            n += 1
+        return 2 * PRODUCT**3 * n / (time.perf_counter() - start)
+
+    until(0)  # so that all threads begin with a loaded kernel, at the same time
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(until, [time.perf_counter() + seconds] * threads))
+
+
+def summary(config, batch_size, steps, *, accumulate=1, threads=None, rate=None):
+    """What `steps` training steps on this processor will take, as text: FLOPs, memory, time.
+
+    `rate` is that of `product_rate`, which is measured if it is not given.
+    """
+    threads = min(threads or cores(), SHARDS, batch_size)
+    rate = product_rate(threads) if rate is None else rate
+    tokens = steps * batch_size * config.context
+    flops = tokens * flops_per_token(config)
+    sizes = cpu_memory(config, batch_size, accumulate, threads)
+    total = PROCESS_BYTES + sum(sizes.values())
+    state = sum(sizes.values()) - sizes["activations"]
+    return "\n".join([
+        f"{count_parameters(config):,} parameters; {steps:,} steps of {batch_size} x "
+        f"{config.context} tokens are {flops:.2e} FLOPs",
+        f"memory  {total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
+        f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python",
+        f"time    about {_duration(flops / (CPU_SHARE * rate))}: matrix products run at "
+        f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
+        f"{CPU_SHARE:.0%} of that",
+    ])  # fmt: skip

@@ -1,0 +1,8 @@
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tokenizer-unicode
+"""Text to ids and back: words, encode, learn, tokenizer, imports.
+
+May import: errors, files.
+"""

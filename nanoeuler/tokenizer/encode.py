@@ -1,0 +1,266 @@
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tokenizer-numba
+"""Byte-pair encoding in numba: what training and encoding share, and encoding.
+
+Leaves out training (learn.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
+ids: 0 to 255 are the bytes in GPT-2's order, 256 + m is what merge m makes. A pair (left, right) of
+ids is one int64 key, left << 32 | right.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from nanoeuler.tokenizer.words import CHARACTER_CLASSES, word_end
+
+# Bytes that are one visible character in Latin-1: GPT-2 numbers these first, then the others.
+VISIBLE_BYTES = (*range(33, 127), *range(161, 173), *range(174, 256))
+# The byte of each id below 256.
+BYTE_FROM_ID = np.array([*VISIBLE_BYTES, *sorted(set(range(256)) - set(VISIBLE_BYTES))], np.uint8)
+ID_FROM_BYTE = np.argsort(BYTE_FROM_ID).astype(np.int32)  # and the id of each byte
+
+SPREAD = 5700357409661599241  # an odd number near 2**63 / golden ratio: it spreads a key's bits
+FREE = -1  # what an empty slot of a hash table holds, and an empty row of symbols
+
+
+@njit(cache=True, nogil=True)
+def first_slot(key, slots):
+    """Where the search for `key` (int64) begins in a table of `slots`, a power of two."""
+    h = key * SPREAD
+    return (h ^ h >> 32) & (slots - 1)
+
+
+@njit(cache=True, nogil=True)
+def free_slots(slots):
+    """An empty table, int64 (slots,). A loop, because np.full takes seconds to compile."""
+    table = np.empty(slots, np.int64)
+    for slot in range(slots):
+        table[slot] = FREE
+    return table
+
+
+def padded(text):
+    """`text` (bytes) as a uint8 array whose memory goes on for 8 bytes after its end."""
+    return np.frombuffer(text + bytes(8), np.uint8)[: len(text)]
+
+
+@intrinsic
+def _load(typing, text, at):
+    # The 8 bytes of `text` from `at` on as one int64, whatever the alignment.
+    def codegen(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(place, align=1)
+
+    return types.int64(text, types.int64), codegen
+
+
+@njit(cache=True, nogil=True, inline="always")
+def eight_bytes(text, at, end):
+    """The bytes of text[at:end], the first eight of them, as one int64 with zeros for the rest."""
+    ones = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(max(64 - 8 * (end - at), 0))
+    return _load(text, at) & np.int64(ones)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def hash_bytes(text, start, end):
+    """A hash (int64) of text[start:end]; `text` must be `padded`."""
+    h = end - start
+    while start < end:
+        h = (h ^ eight_bytes(text, start, end)) * SPREAD
+        h ^= h >> 32
+        start += 8
+    return h
+
+
+@njit(cache=True, nogil=True, inline="always")
+def same_bytes(left, a, right, b, length):
+    """Whether `length` bytes of `left` from `a` on are those of `right` from `b` on."""
+    a_end, b_end = a + length, b + length
+    while a < a_end:
+        if eight_bytes(left, a, a_end) != eight_bytes(right, b, b_end):
+            return False
+        a, b = a + 8, b + 8
+    return True
+
+
+@njit(cache=True, nogil=True)
+def push(heap, size, first, second):
+    """Add (first, second) to `heap` (2, capacity), of `size` entries; return the new size."""
+    i = size
+    while i > 0:
+        above = (i - 1) >> 1
+        if heap[0, above] < first or (heap[0, above] == first and heap[1, above] <= second):
+            break
+        heap[0, i], heap[1, i] = heap[0, above], heap[1, above]
+        i = above
+    heap[0, i], heap[1, i] = first, second
+    return size + 1
+
+
+@njit(cache=True, nogil=True)
+def pop(heap, size):
+    """Remove the smallest entry, which is heap[:, 0]; return the new size."""
+    size -= 1
+    first, second = heap[0, size], heap[1, size]
+    i = 0
+    while 2 * i + 1 < size:
+        below, other = 2 * i + 1, 2 * i + 2
+        if other < size and (
+            heap[0, other] < heap[0, below]
+            or (heap[0, other] == heap[0, below] and heap[1, other] < heap[1, below])
+        ):
+            below = other
+        if first < heap[0, below] or (first == heap[0, below] and second <= heap[1, below]):
+            break
+        heap[0, i], heap[1, i] = heap[0, below], heap[1, below]
+        i = below
+    heap[0, i], heap[1, i] = first, second
+    return size
+
+
+# %% sec-tokenizer-encode
+NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
+
+
+@njit(cache=True, nogil=True)
+def merge_table(merges):
+    """From the key of each pair of `merges` (M, 2) to the id it makes: int64 (slots, 2)."""
+    slots = 1024
+    while slots < 4 * merges.shape[0]:
+        slots *= 2
+    table = free_slots(2 * slots).reshape(slots, 2)
+    for m in range(merges.shape[0]):
+        key = np.int64(merges[m, 0]) << 32 | merges[m, 1]
+        slot = first_slot(key, slots)
+        while table[slot, 0] != FREE:
+            slot = (slot + 1) & (slots - 1)
+        table[slot, 0], table[slot, 1] = key, 256 + m
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _made_of(a, b, table):
+    """The id that the pair (a, b) makes, or NEVER."""
+    key = np.int64(a) << 32 | b
+    slot = first_slot(key, table.shape[0])
+    while table[slot, 0] != key:
+        if table[slot, 0] == FREE:
+            return NEVER
+        slot = (slot + 1) & (table.shape[0] - 1)
+    return table[slot, 1]
+
+
+@njit(cache=True, nogil=True)
+def _merge_short(ids, n, table, made):
+    """Merge ids[:n] in place, n * n steps; return how many are left. `made` (n,) is scratch."""
+    for i in range(n - 1):
+        made[i] = _made_of(ids[i], ids[i + 1], table)
+    while n > 1:
+        at = 0
+        for i in range(1, n - 1):
+            if made[i] < made[at]:
+                at = i
+        new = made[at]
+        if new == NEVER:
+            break
+        ids[at] = new
+        n -= 1
+        for i in range(at + 1, n):
+            ids[i], made[i] = ids[i + 1], made[i + 1]
+        if at > 0:
+            made[at - 1] = _made_of(ids[at - 1], new, table)
+        if at < n - 1:
+            made[at] = _made_of(new, ids[at + 1], table)
+    return n
+
+
+@njit(cache=True, nogil=True)
+def _merge_long(ids, n, table):
+    """What `_merge_short` does, in n log n steps."""
+    left, right = np.arange(-1, n - 1), np.arange(1, n + 1)
+    heap, waiting = np.empty((2, 3 * n), np.int64), 0
+    for i in range(n - 1):
+        new = _made_of(ids[i], ids[i + 1], table)
+        if new != NEVER:
+            waiting = push(heap, waiting, new, i)
+    while waiting > 0:
+        new, at = heap[0, 0], heap[1, 0]
+        waiting = pop(heap, waiting)
+        gone = right[at]
+        if ids[at] == FREE or gone == n or _made_of(ids[at], ids[gone], table) != new:
+            continue
+        before, after = left[at], right[gone]
+        ids[at], ids[gone], right[at] = new, FREE, after
+        if before >= 0:
+            made = _made_of(ids[before], new, table)
+            if made != NEVER:
+                waiting = push(heap, waiting, made, before)
+        if after < n:
+            left[after] = at
+            made = _made_of(new, ids[after], table)
+            if made != NEVER:
+                waiting = push(heap, waiting, made, at)
+    kept = 0
+    for i in range(n):
+        if ids[i] != FREE:
+            ids[kept] = ids[i]
+            kept += 1
+    return kept
+
+
+LONG_WORD = 48  # bytes; near where n * n steps of `_merge_short` and the heap cost the same
+REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
+TRIES = 8  # slots that are looked at before a word counts as not remembered
+
+
+@njit(cache=True, nogil=True)
+def _encode(text, classes, id_from_byte, table):
+    """The ids, int32, of the words of `text` (padded)."""
+    out, made = np.empty(text.size, np.int32), np.empty(LONG_WORD, np.int64)
+    slots = 256
+    while slots < text.size and slots < REMEMBERED:
+        slots *= 2
+    # rows: first eight bytes, length, start; its id if it has only one, else their place; number
+    seen = free_slots(5 * slots).reshape(slots, 5)
+    at, n = 0, 0
+    while at < text.size:
+        end = word_end(text, at, classes)
+        length, eight = end - at, eight_bytes(text, at, end)
+        slot = hash_bytes(text, at, end) & (slots - 1)
+        tries, known = 0, False
+        while tries < TRIES and seen[slot, 1] != FREE:
+            if seen[slot, 0] == eight and seen[slot, 1] == length:
+                known = length <= 8 or same_bytes(text, seen[slot, 2], text, at, length)
+            if known:
+                break
+            slot = (slot + 1) & (slots - 1)
+            tries += 1
+        if known:
+            first, count = seen[slot, 3], seen[slot, 4]
+            if count == 1:
+                out[n] = first
+            else:
+                for i in range(count):
+                    out[n + i] = out[first + i]
+        else:
+            for i in range(length):
+                out[n + i] = id_from_byte[text[at + i]]
+            if length <= LONG_WORD:
+                count = _merge_short(out[n:], length, table, made)
+            else:
+                count = _merge_long(out[n:], length, table)
+            if tries < TRIES:
+                seen[slot, 0], seen[slot, 1], seen[slot, 2] = eight, length, at
+                seen[slot, 3], seen[slot, 4] = out[n] if count == 1 else n, count
+        at, n = end, n + count
+    return out[:n]
+
+
+def encode_words(text, table):
+    """The ids, int32 (n,), of the words of `text` (bytes). `table` is what `merge_table` makes."""
+    ids = _encode(padded(text), CHARACTER_CLASSES, ID_FROM_BYTE, table)
+    return ids.copy()  # because `ids` keeps 4 bytes for each byte of the text

@@ -1,0 +1,282 @@
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tokenizer-numba
+"""Training byte-pair encoding: from texts to merges, touching only what each merge changes.
+
+Leaves out the choice of vocabulary size and most errors for people (tokenizer.py). Merges are those
+of Hugging Face's `tokenizers`: most frequent pair first, of equals the smaller pair of ids.
+"""
+
+import numpy as np
+from numba import njit
+
+from nanoeuler.errors import UserError
+from nanoeuler.tokenizer.encode import (
+    FREE,
+    ID_FROM_BYTE,
+    eight_bytes,
+    first_slot,
+    free_slots,
+    hash_bytes,
+    padded,
+    pop,
+    push,
+    same_bytes,
+)
+from nanoeuler.tokenizer.words import CHARACTER_CLASSES, word_end
+
+# Columns of the four tables that are used below, and the sizes of the growing ones.
+EIGHT, START, LENGTH, TIMES = 0, 1, 2, 3  # words: START is a place in the store
+SYMBOL, WORD = 0, 1  # symbols: a row for each byte of the distinct words
+KEY, COUNT, FIRST, MANY = 0, 1, 2, 3  # pairs: MANY places, from FIRST on
+PAIRS, PLACES, NOTES, WAITING, MADE = 0, 1, 2, 3, 4  # sizes: WAITING in the heap, MADE merges
+
+
+@njit(cache=True, nogil=True)
+def _count(text, at, classes, table, words, store, used):
+    """Count the words of `text` (padded) from `at` until `words` is full; where that happened.
+
+    used = (words, bytes of the store), brought up to date.
+    """
+    while at < text.size:
+        end = word_end(text, at, classes)
+        length, eight = end - at, eight_bytes(text, at, end)
+        # find its row, or the free slot for it
+        slot = hash_bytes(text, at, end) & (table.size - 1)
+        w = table[slot]
+        while w != FREE and not (
+            words[w, EIGHT] == eight
+            and words[w, LENGTH] == length
+            and (length <= 8 or same_bytes(store, words[w, START], text, at, length))
+        ):
+            slot = (slot + 1) & (table.size - 1)
+            w = table[slot]
+        # a new word
+        if w == FREE:
+            w, start = used[0], used[1]
+            if w == words.shape[0]:
+                break
+            table[slot] = w
+            words[w, EIGHT], words[w, START] = eight, start
+            words[w, LENGTH], words[w, TIMES] = length, 0
+            for i in range(length):
+                store[start + i] = text[at + i]
+            used[0], used[1] = w + 1, start + length
+        words[w, TIMES] += 1
+        at = end
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _table_of(words, store, slots):
+    """The hash table, of `slots`, from the bytes of each of `words` to its row."""
+    table = free_slots(slots)
+    for w in range(words.shape[0]):
+        start = words[w, START]
+        slot = hash_bytes(store, start, start + words[w, LENGTH]) & (slots - 1)
+        while table[slot] != FREE:
+            slot = (slot + 1) & (slots - 1)
+        table[slot] = w
+    return table
+
+
+def _grown(array, rows):
+    """A copy of `array` with room for `rows` rows."""
+    longer = np.empty((rows, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+def count_words(texts):
+    """The distinct words of `texts` (bytes) in order of appearance.
+
+    Returns words int64 (n, 4), whose columns are EIGHT, START, LENGTH, TIMES, and the store, uint8.
+    """
+    table, words = free_slots(1 << 12), np.empty((1 << 11, 4), np.int64)
+    store, used = np.empty(0, np.uint8), np.zeros(2, np.int64)
+    for text in texts:
+        text, at = padded(text), 0
+        if used[1] + text.size + 8 > store.size:  # 8 more, as `padded` has
+            store = _grown(store[: used[1]], 2 * (used[1] + text.size + 8))
+        while at < text.size:
+            at = _count(text, at, CHARACTER_CLASSES, table, words, store, used)
+            if at < text.size:
+                words = _grown(words, 2 * len(words))
+                table = _table_of(words[: used[0]], store, 2 * len(words))
+    return words[: used[0]], store
+
+
+@njit(cache=True, nogil=True)
+def _find(key, table, pairs):
+    """The slot of `table` that holds the row of `key` in `pairs`, or the free slot for it."""
+    slot = first_slot(key, table.size)
+    while table[slot] != FREE and pairs[table[slot], KEY] != key:
+        slot = (slot + 1) & (table.size - 1)
+    return slot
+
+
+@njit(cache=True, nogil=True)
+def _new_pair(key, table, pairs, sizes):
+    """Give `key` the next row of `pairs`, with no places yet; return the table.
+
+    The table is a new one when half of its slots are taken.
+    """
+    row = sizes[PAIRS]
+    sizes[PAIRS] += 1
+    table[_find(key, table, pairs)] = row
+    pairs[row, KEY], pairs[row, COUNT], pairs[row, FIRST], pairs[row, MANY] = key, 0, 0, 0
+    if 2 * sizes[PAIRS] > table.size:
+        table = free_slots(4 * table.size)
+        for row in range(sizes[PAIRS]):
+            table[_find(pairs[row, KEY], table, pairs)] = row
+    return table
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _note(row, at, weight, pairs, notes, sizes):
+    """Note that pair `row` now stands at row `at` of `symbols`, in a word of that weight."""
+    pairs[row, COUNT] += weight
+    pairs[row, MANY] += 1
+    note = sizes[NOTES]
+    notes[note, 0], notes[note, 1] = row, at
+    sizes[NOTES] += 1
+
+
+@njit(cache=True, nogil=True)
+def _settle(since, pairs, places, notes, heap, sizes):
+    """Lay the noted places of the pairs from row `since` on side by side, and queue the pairs."""
+    for row in range(since, sizes[PAIRS]):
+        pairs[row, FIRST], sizes[PLACES] = sizes[PLACES], sizes[PLACES] + pairs[row, MANY]
+        pairs[row, MANY] = 0  # counted again as the notes are gone through
+        if pairs[row, COUNT] > 0:  # in a run such as a a a a some are born and lost at once
+            sizes[WAITING] = push(heap, sizes[WAITING], -pairs[row, COUNT], pairs[row, KEY])
+    for note in range(sizes[NOTES]):
+        row = notes[note, 0]
+        places[pairs[row, FIRST] + pairs[row, MANY]] = notes[note, 1]
+        pairs[row, MANY] += 1
+    sizes[NOTES] = 0
+
+
+@njit(cache=True, nogil=True)
+def _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes):
+    """Enter every pair of neighbours in `symbols`, before the first merge; return the table."""
+    for at in range(1, symbols.shape[0] - 1):
+        a, b = symbols[at, SYMBOL], symbols[at + 1, SYMBOL]
+        if a != FREE and b != FREE:
+            key = np.int64(a) << 32 | b
+            row = table[_find(key, table, pairs)]
+            if row == FREE:
+                row = sizes[PAIRS]
+                table = _new_pair(key, table, pairs, sizes)
+            _note(row, at, times[symbols[at, WORD]], pairs, notes, sizes)
+    _settle(0, pairs, places, notes, heap, sizes)
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _most_frequent(table, pairs, heap, sizes):
+    """Take the most frequent pair out of the heap; its row, or FREE if there is none."""
+    while sizes[WAITING] > 0:
+        count, key = -heap[0, 0], heap[1, 0]
+        sizes[WAITING] = pop(heap, sizes[WAITING])
+        row = table[_find(key, table, pairs)]
+        if pairs[row, COUNT] == count:
+            return row
+        if pairs[row, COUNT] > 0:  # the entry overstates: back with the true count
+            sizes[WAITING] = push(heap, sizes[WAITING], -pairs[row, COUNT], key)
+    return FREE
+
+
+@njit(cache=True, nogil=True)
+def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes, merges, until):
+    """Go on until `until` merges are made or no pair is left; return the table.
+
+    spans: the bytes of each id. Equation eq-tokenizer-update.
+    """
+    while sizes[MADE] < until:
+        best = _most_frequent(table, pairs, heap, sizes)
+        if best == FREE:
+            break
+        a, b, new = pairs[best, KEY] >> 32, pairs[best, KEY] & 0xFFFFFFFF, 256 + sizes[MADE]
+        merges[sizes[MADE], 0], merges[sizes[MADE], 1] = a, b
+        spans[new] = spans[a] + spans[b]
+        sizes[MADE] += 1
+        since, first = sizes[PAIRS], pairs[best, FIRST]
+        # (1) merge it wherever it still stands, from left to right: x a b y becomes x new y
+        for place in range(first, first + pairs[best, MANY]):
+            at = np.int64(places[place])
+            right, after = at + spans[a], at + spans[new]
+            if symbols[at, SYMBOL] != a or symbols[right, SYMBOL] != b:
+                continue
+            symbols[right, SYMBOL] = FREE
+            symbols[at, SYMBOL] = symbols[after - 1, SYMBOL] = new
+            x, y = symbols[at - 1, SYMBOL], symbols[after, SYMBOL]
+            weight = times[symbols[at, WORD]]
+            if x != FREE:
+                if born[0, x] == FREE:
+                    born[0, x] = sizes[PAIRS]
+                    table = _new_pair(np.int64(x) << 32 | new, table, pairs, sizes)
+                _note(born[0, x], at - spans[x], weight, pairs, notes, sizes)
+            if y != FREE:
+                if born[1, y] == FREE:
+                    born[1, y] = sizes[PAIRS]
+                    table = _new_pair(np.int64(new) << 32 | y, table, pairs, sizes)
+                _note(born[1, y], at, weight, pairs, notes, sizes)
+        # (2) what (x, new) has gained (x, a) has lost, and what (new, y) has gained (b, y) has lost
+        for row in range(since, sizes[PAIRS]):
+            x, y = pairs[row, KEY] >> 32, pairs[row, KEY] & 0xFFFFFFFF
+            if y == new:
+                born[0, x], lost = FREE, x << 32 | a
+            else:
+                born[1, y], lost = FREE, b << 32 | y
+            pairs[table[_find(lost, table, pairs)], COUNT] -= pairs[row, COUNT]
+        _settle(since, pairs, places, notes, heap, sizes)
+    return table
+
+
+MOST_BYTES = (2**31 - 1) // 3  # of the distinct words: so that numbers of places fit an int32
+TELL_EVERY = 100  # merges between two calls of `progress`
+
+
+def _laid_out(words, store):
+    """The symbols, int32 (rows, 2), of the distinct words before any merge.
+
+    A row for each byte, and an empty one before, between and after the words.
+    """
+    starts, lengths = words[:, START], words[:, LENGTH]
+    if lengths.sum() > MOST_BYTES:
+        raise UserError(
+            f"expected at most {MOST_BYTES} bytes in distinct words, got {lengths.sum()}: train on "
+            "a part of the text"
+        )
+    firsts = np.cumsum(lengths + 1) - lengths  # the first row of each word
+    symbols = np.full((lengths.sum() + len(words) + 1, 2), FREE, np.int32)
+    byte = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows = np.repeat(firsts, lengths) + byte
+    symbols[rows, SYMBOL] = ID_FROM_BYTE[store[np.repeat(starts, lengths) + byte]]
+    symbols[rows, WORD] = np.repeat(np.arange(len(words)), lengths)
+    return symbols
+
+
+def learn_merges(texts, wanted, progress=None):
+    """The first `wanted` merges of `texts`, int32 (M, 2); M < wanted if pairs run out.
+
+    texts: bytes objects, each cut into words by itself. progress(M) is called now and then.
+    """
+    words, store = count_words(texts)
+    symbols, times = _laid_out(words, store), words[:, TIMES].copy()
+    most = 3 * len(symbols)
+    pairs, heap = np.empty((most, 4), np.int64), np.empty((2, most), np.int64)
+    places, notes = np.empty(most, np.int32), np.empty((most, 2), np.int32)
+    merges, born = np.empty((wanted, 2), np.int32), np.full((2, 256 + wanted), FREE)
+    spans, sizes = np.ones(256 + wanted, np.int64), np.zeros(5, np.int64)
+    table = free_slots(1 << 12)
+    table = _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes)
+    for until in [*range(TELL_EVERY, wanted, TELL_EVERY), wanted]:
+        table = _learn(
+            symbols, times, table, pairs, places, notes, heap, born, spans, sizes, merges, until
+        )
+        if progress:
+            progress(int(sizes[MADE]))
+    return merges[: sizes[MADE]]

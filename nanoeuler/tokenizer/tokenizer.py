@@ -1,0 +1,292 @@
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tokenizer-class
+"""The tokenizer: text to ids and back by byte-level BPE, its file, its hash.
+
+Leaves out normalisation: every byte of a text is kept. Ids are the 256 bytes in GPT-2's order, the
+merges, and last the special tokens, which a program can place in a sequence and a text cannot.
+"""
+
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+import numpy as np
+
+from nanoeuler.errors import UserError
+from nanoeuler.files import replacing
+from nanoeuler.tokenizer.encode import BYTE_FROM_ID, VISIBLE_BYTES, encode_words, merge_table
+from nanoeuler.tokenizer.learn import learn_merges
+from nanoeuler.tokenizer.words import MAX_WORD, whole_words
+
+# The end of a document; the two who speak in a chat; the end of what one of them says.
+SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
+MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error is more likely
+MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what MAX_VOCAB ids need
+_TEXT = (str, bytes, bytearray, memoryview)
+
+
+def utf8(text):
+    """The bytes of `text`: UTF-8 if it is a str; bytes are taken as they are, valid or not."""
+    if isinstance(text, str):
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"character {error.start} of the text is half of a surrogate pair, which UTF-8 "
+                "cannot hold: read the text again with encoding='utf-8', or pass its bytes"
+            ) from None
+    if isinstance(text, _TEXT):
+        return bytes(text)
+    raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
+
+
+# GPT-2's visible character for each byte, in the order of the ids.
+VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
+_ID_FROM_VISIBLE = {character: i for i, character in enumerate(VISIBLE)}
+
+
+def tokenizer_json(merges, special):
+    """The text of a tokenizer.json: merges [(id, id)], special {name: id}."""
+    names = list(VISIBLE)
+    for a, b in merges:
+        names.append(names[a] + names[b])
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = True
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": name, **flags, "special": True} for name, i in special.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {name: i for i, name in enumerate(names)},
+            "merges": [[names[a], names[b]] for a, b in merges],
+        },
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+def merges_from_names(names, source):
+    """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
+    ids, merges = dict(_ID_FROM_VISIBLE), []
+    for m, (left, right) in enumerate(names):
+        if left not in ids or right not in ids or left + right in ids:
+            raise UserError(
+                f"{source}: merge {m} joins {left!r:.40} and {right!r:.40}; expected two that "
+                "exist by then and make a new one: the file is damaged or not made by training"
+            )
+        merges.append((ids[left], ids[right]))
+        ids[left + right] = len(ids)
+    return merges
+
+
+def parse_tokenizer_json(text, source):
+    """Merges and names of the special tokens from the bytes of a tokenizer.json of our kind."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError(f"{source} is not JSON from end to end: copy or train it again") from None
+    try:
+        model, words = content["model"], content["pre_tokenizer"]
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        names = [(str(left), str(right)) for left, right in pairs]
+        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        vocab = dict(model["vocab"])
+        kind = [model["type"], content["normalizer"], words["type"], words["add_prefix_space"]]
+        kind.append(words.get("use_regex", True))  # files older than this key mean yes
+        marks = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
+        changes = [*marks, model.get("dropout"), model.get("ignore_merges")]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{source} lacks a part of a BPE tokenizer.json: train it again") from None
+    if kind != ["BPE", None, "ByteLevel", False, True] or any(changes):
+        raise UserError(
+            f"{source} is another kind of tokenizer: expected byte-level BPE with GPT-2's words"
+        )
+    merges = merges_from_names(names, source)
+    ours = json.loads(tokenizer_json(merges, {}))["model"]["vocab"]
+    last = list(range(len(ours), len(ours) + len(content["added_tokens"])))
+    if list(special.values()) != last or {**vocab, **special} != {**ours, **special}:
+        raise UserError(
+            f"{source}: its ids are not the bytes, the merges and the special tokens in this "
+            "order: the file was changed by hand or by a program that numbers otherwise"
+        )
+    return merges, tuple(special)
+
+
+def _bytes_of(name):
+    """The bytes that a token of this name would have in a tokenizer.json; None for no such name."""
+    if not isinstance(name, str):
+        raise UserError(f"expected special tokens as str, got {type(name).__name__}")
+    if not all(character in _ID_FROM_VISIBLE for character in name):
+        return None
+    return bytes(BYTE_FROM_ID[_ID_FROM_VISIBLE[character]] for character in name)
+
+
+class Tokenizer:
+    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
+
+    merges int32 (M, 2): merge m makes id 256 + m of two smaller ids. `tokens` lists the bytes of
+    each id, `special` maps special tokens to the last ids.
+    """
+
+    def __init__(self, merges, special_tokens=SPECIAL_TOKENS):
+        self.merges = np.array(merges, np.int32).reshape(-1, 2)
+        self.tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
+        for m, (a, b) in enumerate(self.merges.tolist()):
+            assert 0 <= a < 256 + m and 0 <= b < 256 + m, f"merge {m} joins {a} and {b}"
+            self.tokens.append(self.tokens[a] + self.tokens[b])
+        if len(set(self.tokens)) < len(self.tokens):
+            raise UserError("two merges make the same bytes: they were not made by training")
+        names = list(special_tokens)
+        ordinary, marks = set(self.tokens), [_bytes_of(name) for name in names]
+        self.special = {name: len(self.tokens) + i for i, name in enumerate(names)}
+        self.tokens += [utf8(name) for name in names]
+        if len(set(self.tokens)) < len(self.tokens) or b"" in self.tokens or ordinary & {*marks}:
+            raise UserError(
+                "expected special tokens that differ from each other and from all that text is "
+                f"made of or a file calls it, and none of them empty; got {str(names)[1:-1]:.200}"
+            )
+        if self.vocab_size > MAX_VOCAB:
+            raise UserError(f"expected at most {MAX_VOCAB} ids, got {self.vocab_size}")
+        self._table = merge_table(self.merges)
+
+    @property
+    def vocab_size(self):
+        """The number of ids: 256 bytes, the merges, the special tokens."""
+        return len(self.tokens)
+
+    @cached_property
+    def json(self):
+        """The text of this tokenizer's file."""
+        return tokenizer_json(self.merges.tolist(), self.special)
+
+    @cached_property
+    def hash(self):
+        """The SHA-256 of the file, in hexadecimal: one content, one hash."""
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+    @classmethod
+    def train(cls, texts, vocab_size, special_tokens=SPECIAL_TOKENS, progress=None):
+        """Learn merges from `texts` until there are `vocab_size` ids in all.
+
+        texts: one text (str or bytes) or any number of them, which are gone through once and not
+        kept; no word goes on from one into the next. progress(merges made) is called now and then.
+        """
+        special_tokens = tuple(special_tokens)  # gone through twice, and may be a generator
+        least = cls((), special_tokens).vocab_size  # also refuses what is wrong with them
+        if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
+            raise UserError(
+                f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
+                f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
+            )
+        if isinstance(texts, _TEXT) or not isinstance(texts, Iterable):
+            texts = [texts]
+        pieces = (piece for text in texts for piece in whole_words([utf8(text)]))
+        merges = learn_merges(pieces, vocab_size - least, progress)
+        if len(merges) < vocab_size - least:
+            raise UserError(
+                f"expected text with {vocab_size - least} pairs to merge, but this one has "
+                f"{len(merges)}: use more text, or a vocabulary size of at most "
+                f"{least + len(merges)}"
+            )
+        return cls(merges, special_tokens)
+
+    def save(self, path):
+        """Write a tokenizer.json to `path`, whole or not at all."""
+        with replacing(path) as temporary:
+            temporary.write_bytes(self.json.encode())
+
+    @classmethod
+    def load(cls, path):
+        """Read a tokenizer.json that `save`, or another program in the same form, has written."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(MAX_FILE + 1)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; check the path") from None
+        except ValueError as error:  # a zero byte in the path
+            raise UserError(f"cannot read {path!r}: {error}") from None
+        if len(text) > MAX_FILE:
+            raise UserError(f"{path}: expected at most {MAX_FILE} bytes: it is no tokenizer.json")
+        return cls(*parse_tokenizer_json(text, path))
+
+    def encode(self, text):
+        """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
+        text = utf8(text)
+        if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
+            return np.concatenate(list(self.encode_stream([text])))
+        return encode_words(text, self._table)
+
+    def encode_batch(self, texts, threads=None):
+        """The ids of each of `texts`, a list of arrays, by as many threads as there are cores."""
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+            return list(pool.map(self.encode, texts))
+
+    def encode_stream(self, chunks):
+        """Yield the ids of a text that comes in `chunks` of bytes, holding a chunk and a word.
+
+        The arrays put together are what `encode` gives for the whole text.
+        """
+        for piece in whole_words(chunks):
+            yield encode_words(piece, self._table)
+
+    def decode(self, ids):
+        """The bytes of `ids`, a row of integers; special tokens as they are written."""
+        try:
+            ids = np.asarray(ids)
+        except ValueError:  # rows of different lengths
+            raise UserError("expected a row of integer ids, got rows of several lengths") from None
+        if ids.size == 0:
+            return b""
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise UserError(f"expected a row of integer ids, got {ids.dtype} of shape {ids.shape}")
+        for i in (int(ids.min()), int(ids.max())):
+            if not 0 <= i < self.vocab_size:
+                raise UserError(
+                    f"id {i} is not in this vocabulary of {self.vocab_size}: "
+                    "the ids come from another tokenizer"
+                )
+        return b"".join([self.tokens[i] for i in ids.tolist()])
+
+    def decode_text(self, ids):
+        """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
+        return self.decode(ids).decode("utf-8", errors="replace")
+
+    def stream(self):
+        """A decoder for ids that come one at a time: `Stream`."""
+        return Stream(self)
+
+
+class Stream:
+    """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, i):
+        """The characters that id `i` completes, possibly none."""
+        return self._decoder.decode(self._tokenizer.decode([i]))
+
+    def flush(self):
+        """What is held back, as U+FFFD; the stream starts afresh."""
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,8 @@
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-train-adamw
+"""Training: optim, run (what a run is), folder and saves (on disk), display, loop.
+
+May import: errors, files, tokenizer, data, model, engines.
+"""

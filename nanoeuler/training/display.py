@@ -1,0 +1,94 @@
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-train-loop
+"""What a run shows: a live line or plain lines while it goes on, a picture of its losses after.
+
+Leaves out what is measured and when: those are lines of metrics, and `train` makes them.
+"""
+
+import math
+import statistics
+import sys
+from collections import deque
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from nanoeuler.files import replacing
+from nanoeuler.training.folder import read_metrics, writing
+
+SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
+SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a terminal
+
+
+class _Console(Console):
+    def on_broken_pipe(self):
+        self.quiet = True  # rich would end the program here; nobody reads, and the run goes on
+
+
+class Display:
+    """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
+
+    def __init__(self, steps, step):
+        self.console = _Console(  # in a notebook rich would answer for itself, and say yes
+            stderr=True, highlight=False, force_jupyter=False, force_terminal=sys.stderr.isatty()
+        )
+        self.progress = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self.task = self.progress.add_task("", total=steps, completed=step)
+        self.bits, self.seconds = "", deque(maxlen=SPEED_WINDOW)
+
+    def say(self, text):
+        """Print lines that stay, above the live one."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def show(self, run, line):
+        """Show a step's metrics `line`."""
+        self.seconds.append(line["seconds"])
+        typical, steps = statistics.median(self.seconds), run.settings.steps
+        typical = max(typical, 1e-9)  # a clock may tick more slowly than we step
+        if "bits_per_byte" in line:
+            self.bits = f"  {line['bits_per_byte']:.3f} bits/byte"
+        text = f"loss {line['loss']:.3f}{self.bits}  {line['tokens'] / typical:,.0f} tokens/s"
+        self.progress.update(self.task, completed=run.step, description=text)
+        if self.progress.disable and "bits_per_byte" in line:
+            left = typical * (steps - run.step)
+            self.say(f"step {run.step}/{steps}  {text}  {left:.0f} s left")
+        if "sample" in line:
+            self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
+
+
+def draw(axes, lines, bytes_per_token, landmarks):
+    """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
+    judged = [line for line in lines if "bits_per_byte" in line]
+    bits = [line["loss"] / math.log(2) / bytes_per_token for line in lines]
+    axes.plot([line["step"] for line in lines], bits,
+              color="C0", alpha=0.5, lw=0.8, label="training, each batch")  # fmt: skip
+    axes.plot([line["step"] for line in judged], [line["bits_per_byte"] for line in judged],
+              color="C1", marker="o", ms=3, label="held-out text")  # fmt: skip
+    for name, height in landmarks.items():
+        axes.axhline(height, color="0.5", lw=0.8, ls="--")
+        axes.annotate(name, (1, height), (-4, 2), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", ha="right", color="0.4", fontsize=8)  # fmt: skip
+    axes.set(xlabel="step", ylabel="bits per byte")
+    if judged:
+        axes.set_title(f"{judged[-1]['bits_per_byte']:.2f} bits per byte of held-out text")
+    axes.legend()
+
+
+def plot(out, held_out):
+    """Write loss.png of the run directory `out` from its metrics; `held_out` is its HeldOut."""
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    draw(figure.subplots(), read_metrics(out), held_out.bytes_per_token, held_out.landmarks)
+    with writing(out, "loss.png could not be written"):
+        with replacing(Path(out) / "loss.png") as temporary:
+            figure.savefig(temporary, format="png", dpi=150)

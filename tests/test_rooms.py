@@ -1,0 +1,80 @@
+"""The plan of the house: each room imports what its docstring says, and no arrow runs back up."""
+
+import ast
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    path.relative_to(ROOT).with_suffix("").parts for path in (ROOT / "nanoeuler").rglob("*.py")
+)
+ROOMS = [parts[1:-1] for parts in MODULES if parts[-1] == "__init__" and len(parts) > 2]
+
+
+def imports(parts):
+    """The modules of the package that a module imports anywhere in it, each as its parts."""
+    tree = ast.parse((ROOT.joinpath(*parts).with_suffix(".py")).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{parts}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            name = tuple(name.split("."))
+            if name[0] == "nanoeuler":
+                while name not in MODULES and (*name, "__init__") not in MODULES:
+                    name = name[:-1]
+                yield name if name in MODULES else (*name, "__init__")
+
+
+def allowed(room):
+    """What the docstring of a room says that it may import: names of rooms and of modules."""
+    path = ROOT.joinpath("nanoeuler", *room, "__init__.py")
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    said = re.search(r"^May import: (.+?)\.$", text, re.M | re.S)
+    assert said, f"{path} does not say what it may import"
+    return said[1].split(", ") if said[1] != "nothing" else []
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=".".join)
+def test_a_room_imports_what_it_says(room):
+    said, used = allowed(room), set()
+    for parts in MODULES:
+        if parts[1:-1] != room:
+            continue
+        for target in imports(parts):
+            if target[1:-1] == room or target == ("nanoeuler", "__init__"):
+                continue
+            ways = {".".join(target[1:n]) for n in range(2, len(target) + 1)} | {"everything"}
+            ways &= {*said}
+            assert ways, f"{'.'.join(parts)} imports {'.'.join(target)}; its room may import {said}"
+            used |= ways
+    assert used == {*said}, f"{'.'.join(room)} may import more than it does: {set(said) - used}"
+
+
+def test_no_arrow_runs_back_up():
+    graph = {parts: set(imports(parts)) - {parts} for parts in MODULES}
+    list(TopologicalSorter(graph).static_order())  # raises, and names the circle
+
+
+def test_only_the_door_imports_cuda():
+    for parts in MODULES:
+        text = ROOT.joinpath(*parts).with_suffix(".py").read_text()
+        cuda = r"^ *(?:from|import) (numba.cuda|numba_cuda|cupy|cuda|nvmath)"
+        names = re.findall(cuda, text, re.M)
+        assert not names or parts[1:] == ("engines", "gpu", "door"), (parts, names)
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = "numpy", "numba", "matplotlib", "rich", "typer"
+    code = f"import sys, nanoeuler; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

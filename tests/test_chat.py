@@ -6,25 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.errors import UserError
-from nanoeuler.inference.chat import (
-    ASSISTANT,
-    END,
-    USER,
-    Chat,
-    Conversations,
-    HeldOutAnswers,
-    conversation,
-    converse,
-    prompt,
-    read_pairs,
-    sft,
-)
+from nanoeuler.inference.chat import Chat, converse
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import initialise
+from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training import saves as checkpoint
+from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import train
+from nanoeuler.training.run import Settings
+from nanoeuler.training.saves import load
+from nanoeuler.training.sft import (
+    FINETUNING,
+    STEP_TOKENS,
+    Conversations,
+    HeldOutAnswers,
+    finetune,
+    read_pairs,
+)
 
 TOKENIZER = Tokenizer(np.zeros((0, 2)))  # bytes and the special tokens
 MARKS = {name: TOKENIZER.special[name] for name in (USER, ASSISTANT, END)}
@@ -108,19 +107,36 @@ def base(tmp_path_factory):
     return folder / "run", run
 
 
+def settings_of(steps, **changed):
+    return Settings(steps=steps, batch_size=2, **changed)
+
+
 def test_fine_tuning_begins_with_the_base_model(base, tmp_path):
     folder, run = base
-    small = {"batch_size": 2, "engine": "reference"}
-    tuned = sft(folder, PAIRS, tmp_path / "chat", steps=1, lr=1e-12, **small)
+    tuned = finetune(folder, PAIRS, tmp_path / "chat", settings=settings_of(1, lr=1e-12),
+                     engine="reference")  # fmt: skip
     # A step of Adam is at most about the learning rate: 1e-12 is below any weight's rounding.
     assert np.allclose(tuned.weights.flat, run.weights.flat, rtol=0, atol=1e-7)
     assert tuned.tokenizer.hash == run.tokenizer.hash
 
 
+def test_fine_tuning_has_settings_of_its_own(base, tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def fit(out, run, *rest, **how):
+        assert run.settings == FINETUNING and run.step == 0
+        raise Stop
+
+    monkeypatch.setattr("nanoeuler.training.sft.fit", fit)
+    with pytest.raises(Stop):
+        finetune(base[0], PAIRS, tmp_path / "chat")
+
+
 def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
     folder, _ = base
-    small = {"batch_size": 2, "engine": "reference", "save_every": 2}
-    sft(folder, PAIRS, tmp_path / "straight", steps=5, **small)
+    how = {"settings": settings_of(5), "save_every": 2, "engine": "reference"}
+    finetune(folder, PAIRS, tmp_path / "straight", **how)
 
     class Stop(Exception):
         pass
@@ -133,27 +149,37 @@ def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
             return batch(self, step)
 
         patch.setattr(Conversations, "batch", dies)
-        sft(folder, PAIRS, tmp_path / "broken", steps=5, **small)
-    assert checkpoint.load(tmp_path / "broken").step == 2
-    sft("not read", PAIRS, tmp_path / "broken", resume=True, engine="reference")
+        finetune(folder, PAIRS, tmp_path / "broken", **how)
+    assert load(tmp_path / "broken").step == 2
+    finetune("not read", PAIRS, tmp_path / "broken", resume=True, engine="reference")
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
-        straight, broken = (
-            checkpoint.saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken")
-        )
+        straight, broken = (saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken"))
         assert straight.read_bytes() == broken.read_bytes()
 
 
 def test_fine_tuning_refuses_what_train_refuses(base, tmp_path):
     folder, _ = base
-    small = {"batch_size": 2, "engine": "reference"}
+    how = {"settings": settings_of(1), "engine": "reference"}
     with pytest.raises(UserError, match="no config.json"):
-        sft(tmp_path / "nowhere", PAIRS, tmp_path / "chat", **small)
+        finetune(tmp_path / "nowhere", PAIRS, tmp_path / "chat", **how)
     assert not (tmp_path / "chat").exists()
     with pytest.raises(UserError, match="--resume"):
-        sft(folder, PAIRS, folder, **small)
-    sft(folder, PAIRS, tmp_path / "chat", steps=1, **small)
+        finetune(folder, PAIRS, folder, **how)
+    finetune(folder, PAIRS, tmp_path / "chat", **how)
     with pytest.raises(UserError, match="data"):
-        sft(folder, PAIRS[1:], tmp_path / "chat", resume=True)
+        finetune(folder, PAIRS[1:], tmp_path / "chat", resume=True)
+    with pytest.raises(UserError, match="steps 1, but 2 was asked for"):
+        finetune(folder, PAIRS, tmp_path / "chat", settings=settings_of(2), resume=True)
+
+
+def test_a_batch_that_no_machine_holds_is_refused_at_once(base, tmp_path):
+    """It hung: a batch of a thousand million rows is made of as many passes over a few rows."""
+    for size in (STEP_TOKENS // TINY.context + 1, 10**9, 2**63 - 1):
+        with pytest.raises(UserError, match=f"at most {STEP_TOKENS // TINY.context} .* got {size}"):
+            finetune(base[0], PAIRS, tmp_path / "chat", settings=Settings(batch_size=size))
+        assert not (tmp_path / "chat").exists()  # nothing stands in the way of the next try
+    largest = Conversations(TOKENIZER, PAIRS, STEP_TOKENS // 64, context=64, n_predict=1)
+    assert largest.batch_size * 64 == STEP_TOKENS
 
 
 def test_a_chat_drops_whole_turns_and_never_overfills_the_context():

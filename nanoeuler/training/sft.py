@@ -1,0 +1,158 @@
+# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-chat-batches
+"""Supervised fine-tuning: question-answer pairs, their batches, and the run that learns from them.
+
+Leaves out everything that learns from preferences, and how a run takes its steps (loop.py).
+
+B batch, T positions (the context), K predicted tokens.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler.data.batches import TRAIN_SHARE, HeldOut, digest
+from nanoeuler.errors import UserError
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.tokenizer.template import END, conversation
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.loop import fit, open_run
+from nanoeuler.training.run import Run, Settings
+from nanoeuler.training.saves import load_model
+
+Pair = tuple[str, str]  # a question and its answer
+STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
+
+
+class Conversations:
+    """Question-answer pairs as batches for `loop.fit`; a row holds whole conversations.
+
+    `tokens` (rows, T + K) int32 and `counted`, bool, of the same shape. Pairs that are longer than
+    the context are left out, `left_out` of them. UserError if none is left, or for a batch_size
+    that makes a step of more than STEP_TOKENS.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int,
+                 n_predict: int, seed: int = 0):  # fmt: skip
+        if batch_size * context > STEP_TOKENS:
+            raise UserError(
+                f"expected a batch_size of at most {STEP_TOKENS // context} for a context of "
+                f"{context}, got {batch_size}: choose a smaller one"
+            )
+        self.batch_size, self.context, self.seed = batch_size, context, seed
+        self.ahead = 1 + np.arange(n_predict)
+        rows, self.left_out = [], 0
+        for ids, counted in (conversation(tokenizer, *pair) for pair in pairs):
+            if len(ids) <= context:
+                if not rows or len(rows[-1]) + len(ids) > context + 1:  # the last is only predicted
+                    rows.append([])
+                rows[-1] += zip(ids, counted, strict=True)
+            else:
+                self.left_out += 1
+        if not rows:
+            raise UserError(
+                f"expected question-answer pairs of at most {context} tokens, got none: "
+                "give shorter ones, or more"
+            )
+        shape = len(rows), context + n_predict
+        self.tokens = np.full(shape, tokenizer.special[END], np.int32)
+        self.counted = np.zeros(shape, bool)
+        for row, tokens, counted in zip(rows, self.tokens, self.counted, strict=True):
+            tokens[: len(row)], counted[: len(row)] = zip(*row, strict=True)
+
+    @property
+    def windows(self) -> int:
+        """How many rows a pass over the pairs has, as `batches.Batches` has windows."""
+        return len(self.tokens)
+
+    def rows(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """tokens (B, T) and targets (B, T, K), int32, of the chosen rows (B,)."""
+        at = np.arange(self.context)[:, None] + self.ahead
+        tokens, counted = self.tokens[chosen], self.counted[chosen]
+        return tokens[:, : self.context], np.where(counted[:, at], tokens[:, at], IGNORE)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """tokens and targets of step 1, 2, ...: each pass visits all rows in a new random order."""
+        n, first = self.windows, (step - 1) * self.batch_size
+        passes = range(first // n, (first + self.batch_size - 1) // n + 1)
+        order = [np.random.default_rng((self.seed, p)).permutation(n) for p in passes]
+        start = first - n * passes[0]
+        return self.rows(np.concatenate(order)[start : start + self.batch_size])
+
+
+# %% sec-chat-sft
+class HeldOutAnswers(HeldOut):
+    """The held-out text of `loop.fit` for question-answer pairs: the bytes of their answers."""
+
+    def __init__(self, tokenizer, pairs, batch_size, context, n_predict):
+        every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
+        self.inputs, targets = every.rows(np.arange(len(every.tokens)))
+        answers = targets[:, :, 0] != tokenizer.special[END]  # which spells nothing
+        self.targets = np.where(answers, targets[:, :, 0], IGNORE)
+        if (self.targets == IGNORE).all():
+            raise UserError(
+                f"expected answers to judge the model by, but the last {len(pairs)} pairs, which "
+                "are held out, have empty ones: give more pairs, or others"
+            )
+        self.batch_size, self.n_predict, self.tokenizer = batch_size, n_predict, tokenizer
+        self._describe()
+
+
+def _pair(line):
+    """The pair of a line of JSON, bytes; None if it is none."""
+    try:
+        record = json.loads(line)
+        pair = record["question"], record["answer"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return pair if all(isinstance(text, str) for text in pair) else None
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
+    lines = path.read_bytes().splitlines()
+    pairs = [_pair(line) for line in lines]
+    if None in pairs:
+        at = pairs.index(None)
+        raise UserError(
+            f'line {at + 1} of {path}: expected {{"question": TEXT, "answer": TEXT}}, but it '
+            f"begins with {lines[at][:40].decode(errors='replace')!r}"
+        )
+    return pairs
+
+
+# About two passes over the embedded pairs, half a minute on two cores; and a quarter of the rate of
+# training from nothing, `optim.LEARNING_RATE`.
+FINETUNING = Settings(steps=600, lr=1e-3)
+
+
+def finetune(base: Path | str, pairs: Sequence[Pair], out: Path | str, *,
+             settings: Settings | None = None, resume: bool = False, **how) -> Run:  # fmt: skip
+    """Fine-tune the model of the run directory `base` on `pairs` into the directory `out`.
+
+    The last tenth of the pairs is held out. settings None: FINETUNING; with `resume`, the run's,
+    and `base` is not read. `how` goes to `loop.fit`. UserError as `loop.train` raises it.
+    """
+    if len(pairs) < 2:
+        raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")
+    data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
+
+    def begin(_):
+        config, tokenizer, weights = load_model(base)
+        return Run.begin(config, settings or FINETUNING, tokenizer, data, weights)
+
+    given = dataclasses.asdict(settings) if settings else {}
+    run = open_run(out, given, data, begin, resume)
+    shape = run.settings.batch_size, run.config.context, run.config.n_predict
+    batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
+    held_out = HeldOutAnswers(run.tokenizer, pairs[cut:], *shape)
+    if batches.left_out:
+        print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
+              f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
+    return fit(out, run, batches, held_out, **how)

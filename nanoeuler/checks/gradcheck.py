@@ -8,6 +8,7 @@ It proves the reference engine, in float64; other engines are compared with that
 differences stand beside it, to show how much less they see.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -15,17 +16,19 @@ from typing import NamedTuple
 import numpy as np
 
 from nanoeuler.checks.derivatives import central_difference, complex_step, relative_error
-from nanoeuler.engines import reference
+from nanoeuler.engines.interface import Engine
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import CHOICES, ModelConfig
 from nanoeuler.model.transformer import (
-    Weights,
     head_weights,
     loss_and_gradients,
     loss_scale,
     loss_sums,
 )
+from nanoeuler.model.weights import Weights
 
+reference = ReferenceEngine()
 # The largest relative error that passes. Rounding gives less than 1e-12; of the mistakes made on
 # purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5.
 BOUND = 1e-10
@@ -45,7 +48,7 @@ class Problem(NamedTuple):
     scale: np.ndarray       # (K,)
 
 
-def tiny_problem(config=TINY, seed=0):
+def tiny_problem(config: ModelConfig = TINY, seed: int = 0) -> Problem:
     """A random `Problem` of three texts that hides nothing: no gain is 1, some targets ignored."""
     rng, w = np.random.default_rng(seed), Weights(config, np.float64)
     for name, tensor in w.items():
@@ -58,8 +61,8 @@ def tiny_problem(config=TINY, seed=0):
     return Problem(config, w, tokens, targets, loss_scale(targets, head_weights(config.n_predict)))
 
 
-def derived_gradient(problem, engine=reference):
-    """The gradient (Weights) by backward passes of `engine`: text 0's, then the others' added."""
+def derived_gradient(problem: Problem, engine: Engine = reference) -> Weights:
+    """The gradient by backward passes of `engine`: text 0's, then the others' added."""
     dw = problem.w.zeros_like()
     for part in (slice(0, 1), slice(1, None)):
         loss_and_gradients(
@@ -69,8 +72,8 @@ def derived_gradient(problem, engine=reference):
     return dw
 
 
-def numerical_gradient(problem, method, dtype):
-    """The gradient (Weights) by `method`, one of `checks.derivatives`, stepping in `dtype`."""
+def numerical_gradient(problem: Problem, method: Callable, dtype: np.typing.DTypeLike) -> Weights:
+    """The gradient by `method`, one of `checks.derivatives`, stepping in `dtype`."""
     trial, gradient = Weights(problem.config, dtype), problem.w.zeros_like()
     trial.flat[...] = problem.w.flat
     for name, tensor in trial.items():
@@ -79,7 +82,7 @@ def numerical_gradient(problem, method, dtype):
     return gradient
 
 
-def _loss_of(problem, trial, tensor):
+def _loss_of(problem: Problem, trial: Weights, tensor: np.ndarray) -> Callable:
     """The loss as a function of one tensor of `trial`, the others fixed."""
 
     def loss(value):
@@ -99,8 +102,8 @@ class Row(NamedTuple):
     central: float | None = None  # the error of central differences, where it was asked for
 
 
-def check_tensors(problem, prefix=""):
-    """Check every element of every tensor of `problem`: a list of Row, one for each tensor."""
+def check_tensors(problem: Problem, prefix: str = "") -> list[Row]:
+    """Check every element of every tensor of `problem`: one Row for each tensor."""
     derived = derived_gradient(problem)
     exact = numerical_gradient(problem, complex_step, np.complex128)
     central = numerical_gradient(problem, central_difference, np.float64)
@@ -126,22 +129,22 @@ TINIEST = ModelConfig(
 )
 
 
-def architectures():
-    """Name -> a tiny ModelConfig, a dict: all switches combined, then all ways to take a step."""
-    found, switches = {}, ("norm", "position", "mlp", "bias", "tied")
+def architectures() -> dict[str, ModelConfig]:
+    """Name -> a tiny config: all switches combined, then all ways to take a step."""
+    configs, switches = {}, ("norm", "position", "mlp", "bias", "tied")
     for values in product(*(CHOICES[switch] for switch in switches)):
         chosen = dict(zip(switches, values, strict=True))
         words = [switch if value is True else value for switch, value in chosen.items() if value]
         n_predict = 1 if chosen["tied"] else TINIEST.n_predict
-        found[" ".join(words)] = replace(TINIEST, n_predict=n_predict, **chosen)
+        configs[" ".join(words)] = replace(TINIEST, n_predict=n_predict, **chosen)
     for integrator, h, repeat in product(CHOICES["integrator"], (1.0, 0.7), (1, 2)):
-        found[f"{integrator}, step {h}, repeat {repeat}"] = replace(
+        configs[f"{integrator}, step {h}, repeat {repeat}"] = replace(
             TINIEST, n_layers=2 * repeat, integrator=integrator, step_size=h, repeat=repeat
         )
-    return found
+    return configs
 
 
-def check_architecture(name, config):
+def check_architecture(name: str, config: ModelConfig) -> Row:
     """Check every element of every tensor of a model of `config`: one Row, its worst tensor's."""
     problem = tiny_problem(config)
     exact = numerical_gradient(problem, complex_step, np.complex128)
@@ -150,8 +153,8 @@ def check_architecture(name, config):
     return Row(name, (sum(tensor.size for tensor in exact.values()),), float(worst))
 
 
-def check():
-    """The whole check, a list of Row: two architectures by tensor, and each one in a line."""
+def check() -> list[Row]:
+    """The whole check: two architectures by tensor, and each one in a line."""
     return [
         *check_tensors(tiny_problem(TINY)),
         *check_tensors(tiny_problem(TINY_GPT2), "GPT-2's "),
@@ -159,12 +162,12 @@ def check():
     ]
 
 
-def passed(rows):
+def passed(rows: list[Row]) -> bool:
     """Whether the backward pass agrees with the complex step to BOUND in every row."""
     return all(row.derived <= BOUND for row in rows)
 
 
-def table(rows):
+def table(rows: list[Row]) -> str:
     """The check as text: a line for each row, then the verdict."""
     lines = [f"{'tensor or model':28} {'shape':>7} {'backward':>9} {'central differences':>20}"]
     for row in rows:

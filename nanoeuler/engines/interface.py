@@ -2,25 +2,284 @@
 
 
 # %% sec-backprop-engine
-"""What the package asks of those who do the work, as typed protocols.
+"""What the package asks of those who do the work: an engine, a cache, a stepper.
 
-Leaves out all arithmetic. A stepper owns the state of training, wherever it lives.
+An engine has three levels: `Primitives` are single operations, which it must have; `Sublayers` and
+`Engine` add what the model calls, with bodies made of primitives, which it may override. Left out:
+all arithmetic.
 
-B batch, T positions, H query heads, G key/value heads, D head width, K predicted tokens.
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
 """
 
-from typing import NamedTuple, Protocol
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import Block, Weights
 
+Array = np.ndarray  # or the engine's own kind, where it works in other memory
+
+
+class Primitives(Protocol):
+    """Single operations, as the NumPy functions of these names in `nanoeuler.model` compute them.
+
+    Gradients of parameters are added to the buffers that are passed; what is passed is not changed
+    otherwise, but for `rope` and `cross_entropy`, which may write over their first argument.
+    """
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Say that a pass starts: all memory that was handed out before may be used again."""
+
+    @abstractmethod
+    def scratch(self) -> AbstractContextManager:
+        """A context: the memory that is handed out inside may be used again after it."""
+
+    @abstractmethod
+    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
+        """tokens (B, T), table (V, C), positions (T, C) -> (B, T, C)."""
+
+    @abstractmethod
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
+    ) -> None:
+        """dx (B, T, C); adds to dtable (V, C) and dpositions (T, C)."""
+
+    @abstractmethod
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """x (..., I), w (I, O), bias (O,) -> (..., O). w may be a transposed view."""
+
+    @abstractmethod
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """dy (..., O) -> dx (..., I); adds to dw (I, O) and dbias (O,)."""
+
+    @abstractmethod
+    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+        """x (..., C), gain (C,) -> y (..., C), stats (..., 1)."""
+
+    @abstractmethod
+    def rmsnorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
+    ) -> Array:
+        """dy (..., C) -> dx (..., C); adds to dgain (C,)."""
+
+    @abstractmethod
+    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
+        """x (..., C), gain and bias (C,) -> y (..., C), stats (..., 2)."""
+
+    @abstractmethod
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """dy (..., C) -> dx (..., C); adds to dgain and dbias (C,)."""
+
+    @abstractmethod
+    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+        """cos, sin (T, D/2) of the positions 0 .. T - 1."""
+
+    @abstractmethod
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """heads (B, T, N, D), the first n turned by cos, sin (T, D/2)."""
+
+    @abstractmethod
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """dheads (B, T, N, D), the first n turned back."""
+
+    @abstractmethod
+    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
+        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward wants of it."""
+
+    @abstractmethod
+    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
+        """dy (B, T, H*D) -> dheads (B, T, H+2G, D)."""
+
+    @abstractmethod
+    def swiglu(self, gate_up: Array) -> Array:
+        """gate_up (..., 2F) -> (..., F)."""
+
+    @abstractmethod
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """dh (..., F) -> dgate_up (..., 2F)."""
+
+    @abstractmethod
+    def gelu(self, u: Array) -> Array:
+        """u of any shape -> the same shape."""
+
+    @abstractmethod
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """dh of any shape -> du."""
+
+    @abstractmethod
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """x + h y in a new array, all of one shape."""
+
+    @abstractmethod
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """x += h y, both of one shape."""
+
+    @abstractmethod
+    def scale(self, x: Array, h: float) -> Array:
+        """h x in a new array."""
+
+    @abstractmethod
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,), dlogits."""
+
+
+# %% sec-backprop-sublayers
 class Cache(Protocol):
     """The keys and values of one attention, at one place of the model, for the positions read."""
 
-    def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
+    def attention(self, heads: Array, n_kv: int, start: int) -> Array:
         """Keep the keys and values of `heads` (B, T, H + 2G, D) at positions start, start + 1, ...
 
         Returns y (B, T, H * D): each of the T queries over all positions up to its own.
+        """
+
+
+class SavedAttention(NamedTuple):
+    """What `Sublayers.attend` keeps for its backward."""
+
+    n: Array                # (B, T, C) the input of wqkv
+    heads: Array            # (B, T, H+2G, D) queries and keys after RoPE, and values
+    p: Any                  # what the engine's attention saved; the reference's is (B, H, T, T)
+    y: Array                # (B, T, H*D) the input of wo
+
+
+class SavedMlp(NamedTuple):
+    """What `Sublayers.mlp` keeps for its backward."""
+
+    n: Array                # (B, T, C) the input of w_up
+    u: Array                # (B, T, 2F) gate and up, or (B, T, F) for GELU
+    h: Array                # (B, T, F) the input of w_down
+
+
+class Sublayers(Primitives, Protocol):
+    """The halves of a block: from the normalised stream n to what is added to the stream.
+
+    b and db are a `Block` and its gradients. What a forward saves is its engine's own affair;
+    `again()` returns n anew, for an engine that did not keep it.
+    """
+
+    def attend(
+        self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None
+    ) -> tuple[Array, Any]:
+        """Attention's addition (B, T, C) for n (B, T, C) at the positions from start on; saved."""
+        B, T, _ = n.shape
+        H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
+        heads = self.linear(n, b.wqkv, b.wqkv_bias).reshape(B, T, H + 2 * G, D)
+        if config.position == "rope":  # queries and keys are turned, values are not
+            cos, sin = self.rope_tables(config.context, D)
+            heads = self.rope(heads, H + G, cos[start : start + T], sin[start : start + T])
+        if cache is None:
+            y, p = self.attention(heads, G)
+        else:
+            y, p = cache.attention(heads, G, start), None
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(n, heads, p, y)
+
+    def attend_backward(
+        self, config: ModelConfig, b: Block, db: Block, s: Any, dout: Array,
+        again: Callable[[], Array],
+    ) -> Array:  # fmt: skip
+        """From dout (B, T, C) to dn (B, T, C), of an `attend` at position 0; adds to db."""
+        (B, T, _), H, G = dout.shape, config.n_heads, config.n_kv_heads
+        dy = self.linear_backward(dout, s.y, b.wo, db.wo, db.wo_bias)
+        dheads = self.attention_backward(dy, s.heads, G, s.p)
+        if config.position == "rope":
+            cos, sin = self.rope_tables(config.context, config.head_dim)
+            dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
+        dheads = dheads.reshape(B, T, -1)
+        return self.linear_backward(dheads, s.n, b.wqkv, db.wqkv, db.wqkv_bias)
+
+    def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
+        """The MLP's addition (B, T, C) for n (B, T, C); saved."""
+        u = self.linear(n, b.w_up, b.w_up_bias)
+        h = self.swiglu(u) if config.mlp == "swiglu" else self.gelu(u)
+        return self.linear(h, b.w_down, b.w_down_bias), SavedMlp(n, u, h)
+
+    def mlp_backward(
+        self, config: ModelConfig, b: Block, db: Block, s: Any, dout: Array,
+        again: Callable[[], Array],
+    ) -> Array:  # fmt: skip
+        """From dout (B, T, C) to dn (B, T, C); adds to db."""
+        dh = self.linear_backward(dout, s.h, b.w_down, db.w_down, db.w_down_bias)
+        backward = self.swiglu_backward if config.mlp == "swiglu" else self.gelu_backward
+        return self.linear_backward(backward(dh, s.u), s.n, b.w_up, db.w_up, db.w_up_bias)
+
+
+# %% sec-backprop-levels
+class Engine(Sublayers, Protocol):
+    """All that the model asks for. To make one: inherit, and define the primitives."""
+
+    def enter(self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0) -> Array:
+        """The stream (B, T, C) of tokens (B, T) at the positions from start on."""
+        learned = config.position == "learned"
+        positions = w["positions"][start : start + tokens.shape[1]] if learned else None
+        return self.embed(tokens, w["embedding"], positions)
+
+    def enter_backward(self, config: ModelConfig, dw: Weights, tokens: Array, dx: Array) -> None:
+        """Add to dw the gradients of what `enter` read at position 0, given dx (B, T, C)."""
+        learned = config.position == "learned"
+        dpositions = dw["positions"][: tokens.shape[1]] if learned else None
+        self.embed_backward(dx, tokens, dw["embedding"], dpositions)
+
+    def move_norm(
+        self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
+        bias: Array | None,
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        """x + the sum of weight * k over terms (weight, k); its norm n; what the backward wants.
+
+        All of them (B, T, C), but for the last. x is not changed; without terms it is returned.
+        """
+        for weight, k in terms:
+            x = self.add(x, k, weight)
+        if config.norm == "rms":
+            return x, *self.rmsnorm(x, gain)
+        return x, *self.layernorm(x, gain, bias)
+
+    def move_norm_backward(
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None, dx: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """dx, to which the norm's gradient is added, or that alone where no dx is given.
+
+        x is the stream that `move_norm` returned. Adds to dgain and dbias.
+        """
+        if config.norm == "rms":
+            du = self.rmsnorm_backward(dn, x, gain, stats, dgain)
+        else:
+            du = self.layernorm_backward(dn, x, gain, stats, dgain, dbias)
+        if dx is None:
+            return du
+        self.add_into(dx, du)
+        return dx
+
+    def loss(
+        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """The sums (K,) of `cross_entropy` for n (B, T, C), W (C, K V), targets (B, T, K); and dn.
+
+        Adds to dW (C, K V). Where that is None the gradient is not wanted, and dn is None.
+        """
+        logits = self.linear(n, W).reshape(*targets.shape, -1)
+        sums, dlogits = self.cross_entropy(logits, targets, scale)
+        if dW is None:
+            return sums, None
+        return sums, self.linear_backward(dlogits.reshape(*n.shape[:-1], -1), n, W, dW)
+
+    def ready(self, i: int) -> None:
+        """Hear that the gradients from block i to the end of the flat buffer are complete.
+
+        i is n_blocks, then n_blocks - 1, down to 0: `dw.flat[dw.block_starts[i] :]` is final in
+        this pass. What stands before block 0 follows with the end of the backward pass.
         """
 
 

@@ -1,7 +1,7 @@
 # Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-backprop-engine
+# %% sec-backprop-reference
 """The reference engine: the operations that the model is written over, in NumPy.
 
 For float32, float64 and complex128. It is the truth that other engines are compared with. It leaves
@@ -10,10 +10,11 @@ do nothing here.
 """
 
 from contextlib import nullcontext
+from functools import cache
 
-# Imported in order to be found here: these are the engine's operations.
-from nanoeuler.model.attention import attention  # noqa: F401
-from nanoeuler.model.backward import (  # noqa: F401
+from nanoeuler.engines.interface import Array, Engine
+from nanoeuler.model.attention import attention
+from nanoeuler.model.backward import (
     attention_backward,
     cross_entropy,
     embed_backward,
@@ -24,7 +25,7 @@ from nanoeuler.model.backward import (  # noqa: F401
     rope_backward,
     swiglu_backward,
 )
-from nanoeuler.model.layers import (  # noqa: F401
+from nanoeuler.model.layers import (
     add,
     embed,
     gelu,
@@ -37,21 +38,32 @@ from nanoeuler.model.layers import (  # noqa: F401
 )
 
 
-def add_into(x, y, h=1.0):
-    """Add h y to x in place, both of one shape. Equation eq-backprop-residual, term (2)."""
-    assert x.shape == y.shape
-    x += h * y
+class ReferenceEngine(Engine):
+    """The operations exactly as chapters 3 to 5 derive them."""
 
+    embed, embed_backward = staticmethod(embed), staticmethod(embed_backward)
+    linear, linear_backward = staticmethod(linear), staticmethod(linear_backward)
+    rmsnorm, rmsnorm_backward = staticmethod(rmsnorm), staticmethod(rmsnorm_backward)
+    layernorm, layernorm_backward = staticmethod(layernorm), staticmethod(layernorm_backward)
+    rope, rope_backward = staticmethod(rope), staticmethod(rope_backward)
+    attention, attention_backward = staticmethod(attention), staticmethod(attention_backward)
+    swiglu, swiglu_backward = staticmethod(swiglu), staticmethod(swiglu_backward)
+    gelu, gelu_backward = staticmethod(gelu), staticmethod(gelu_backward)
+    add, cross_entropy = staticmethod(add), staticmethod(cross_entropy)
+    rope_tables = staticmethod(cache(rope_tables))
 
-def scale(x, h):
-    """A new array h x."""
-    return h * x
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """Add h y to x in place, both of one shape. Equation eq-backprop-residual, term (2)."""
+        assert x.shape == y.shape
+        x += h * y
 
+    def scale(self, x: Array, h: float) -> Array:
+        """A new array h x."""
+        return h * x
 
-def begin():
-    """Say that a pass starts: an engine may use all the memory again that it handed out before."""
+    def begin(self) -> None:
+        """Nothing: NumPy frees what nobody holds."""
 
-
-def scratch():
-    """A context: an engine may use again, after it, the memory that it handed out inside."""
-    return nullcontext()
+    def scratch(self) -> nullcontext:
+        """Nothing: NumPy frees what nobody holds."""
+        return nullcontext()

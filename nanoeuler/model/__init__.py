@@ -2,10 +2,11 @@
 
 
 # %% sec-euler-step
-"""What the model is: euler, layers, attention, config, backward, and transformer, which joins them.
+"""What the model is: config, weights, the operations (euler, layers, attention, backward), and
+transformer, which joins them.
 
 Everything here is NumPy and mathematics. How fast a step is, and on what, is the engines' affair:
 the model is written over the operations of `engines.interface`, and knows nothing else of them.
 
-May import: errors.
+May import: errors, engines.interface.
 """

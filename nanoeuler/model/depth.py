@@ -10,24 +10,29 @@ number of the one it is given. Leaves out training: what comes out trains like a
 B batch, T positions, C channels, L layers.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
+from nanoeuler.engines.interface import Engine
 from nanoeuler.errors import UserError
+from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import relative_step
-from nanoeuler.model.sublayers import attention_sublayer, block_tensors, mlp_sublayer
-from nanoeuler.model.transformer import Weights, stream
+from nanoeuler.model.transformer import stream
+from nanoeuler.model.weights import Block, Weights
+
+Model = tuple[ModelConfig, Weights]
 
 
-def with_step(config, w, **changes):
+def with_step(config: ModelConfig, w: Weights, **changes: float | str) -> Model:
     """The same layers, walked with another `step_size` or `integrator`; the weights are shared."""
     config = replace(config, **changes)
     return config, Weights(config, w.flat.dtype, w.flat)
 
 
-def at_depths(config, w, depths, step_size):
+def at_depths(config: ModelConfig, w: Weights, depths: Sequence[float], step_size: float) -> Model:
     """The model whose layer i has the weights that the given one has at depth depths[i].
 
     Depth l is layer l's, between two layers the weights are mixed in proportion, and past the last
@@ -45,13 +50,13 @@ def at_depths(config, w, depths, step_size):
         for layer, share in ((below, 1 - (depth - below)), (below + 1, depth - below)):
             if share:
                 block = min(layer, config.n_layers - 1) // config.repeat
-                for name, tensor in vars(block_tensors(w, block)).items():
+                for mixed, tensor in zip(new.blocks[i], w.blocks[block], strict=True):
                     if tensor is not None:
-                        new[f"block.{i}.{name}"][...] += share * tensor
+                        mixed += share * tensor
     return new_config, new
 
 
-def refine_depth(config, w, how="split"):
+def refine_depth(config: ModelConfig, w: Weights, how: str = "split") -> Model:
     """A model of 2 L layers and half the step: each layer twice, or the mean of two between them.
 
     how: "split" does every layer twice; "insert" puts after each layer the mean of it and the next.
@@ -63,7 +68,7 @@ def refine_depth(config, w, how="split"):
     return at_depths(config, w, depths.tolist(), config.step_size / 2)
 
 
-def drop_layers(config, w):
+def drop_layers(config: ModelConfig, w: Weights) -> Model:
     """A model of every second layer, the first included, and twice the step."""
     if config.n_layers % 2:
         raise UserError(
@@ -73,7 +78,7 @@ def drop_layers(config, w):
 
 
 # %% sec-depth-measures
-def walk(engine, config, w, tokens):
+def walk(engine: Engine, config: ModelConfig, w: Weights, tokens: np.ndarray) -> list[np.ndarray]:
     """The stream (B, T, C) before each sublayer and after the last: a list of 2 L + 1 arrays."""
     engine.begin()
     _, saved = stream(engine, config, w, tokens)
@@ -81,7 +86,7 @@ def walk(engine, config, w, tokens):
     return [np.array(x) for x in (*states, saved.x)]  # copies: engines use their memory again
 
 
-def moved(engine, model, other, tokens):
+def moved(engine: Engine, model: Model, other: Model, tokens: np.ndarray) -> float:
     """How far from `model`'s end `other` ends, as a part of the way from its start to its end.
 
     Both are taken at length 1, as the norm in front of the output reads them.
@@ -93,13 +98,15 @@ def moved(engine, model, other, tokens):
     return float(np.linalg.norm(there - end) / np.linalg.norm(end - start))
 
 
-def relative_steps(engine, config, w, tokens):
+def relative_steps(
+    engine: Engine, config: ModelConfig, w: Weights, tokens: np.ndarray
+) -> np.ndarray:
     """rho (L, 2) of each attention and MLP, the mean over positions. Equation eq-euler-rho."""
     steps = pairwise(walk(engine, config, w, tokens))
     return np.reshape([np.mean(relative_step(x, after - x)) for x, after in steps], (-1, 2))
 
 
-def neighbours(engine, config, w, tokens):
+def neighbours(engine: Engine, config: ModelConfig, w: Weights, tokens: np.ndarray) -> np.ndarray:
     """The change of f from a layer to the next, (L - 1, 2) for attention and MLP.
 
     |f_next(x) - f(x)| over the root mean square of |f(x)| and |f_next(x)|, at the place x where the
@@ -107,13 +114,15 @@ def neighbours(engine, config, w, tokens):
     """
     engine.begin()
     _, saved = stream(engine, config, w, tokens)
-    blocks = [block_tensors(w, i // config.repeat) for i in range(config.n_layers)]
+    blocks = [w.blocks[i // config.repeat] for i in range(config.n_layers)]
 
-    def attention(b, x):
-        return attention_sublayer(engine, config, b, saved.angles, x)[0]
+    def attention(b: Block, x: np.ndarray) -> np.ndarray:
+        n = engine.move_norm(config, x, [], b.norm1, b.norm1_bias)[1]
+        return engine.attend(config, b, n)[0]
 
-    def mlp(b, x):
-        return mlp_sublayer(engine, config, b, x)[0]
+    def mlp(b: Block, x: np.ndarray) -> np.ndarray:
+        n = engine.move_norm(config, x, [], b.norm2, b.norm2_bias)[1]
+        return engine.mlp(config, b, n)[0]
 
     changes = []
     for (b, after), layer in zip(pairwise(blocks), saved.layers[:-1], strict=True):

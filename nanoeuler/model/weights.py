@@ -1,0 +1,125 @@
+# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-backprop-weights
+"""The parameters of a model in one flat buffer, with a name and a shape for each tensor.
+
+Gradients and the moments of an optimizer are kept in the same way. Left out: what is done with
+them.
+
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens, F MLP width, L layers.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler.model.config import ModelConfig, parameter_shapes
+
+# Bytes: a cache line, and the widest vector register (AVX-512).
+ALIGNMENT = 64
+# Elements: every tensor starts at a multiple of this, which is 64 bytes of float32.
+PADDING = 16
+# Standard deviation of the initial matrices: GPT-2's.
+INITIAL_DEVIATION = 0.02
+
+
+class Block(NamedTuple):
+    """The tensors of one block, or their gradients; None for one that the architecture lacks."""
+
+    norm1: np.ndarray               # (C,) the gain of the norm before attention
+    norm1_bias: np.ndarray | None   # (C,)
+    wqkv: np.ndarray                # (C, (H+2G) D) to queries, keys and values
+    wqkv_bias: np.ndarray | None    # ((H+2G) D,)
+    wo: np.ndarray                  # (H D, C) from attention to the stream
+    wo_bias: np.ndarray | None      # (C,)
+    norm2: np.ndarray               # (C,) the gain of the norm before the MLP
+    norm2_bias: np.ndarray | None   # (C,)
+    w_up: np.ndarray                # (C, 2F) gate and up, or (C, F) for GELU
+    w_up_bias: np.ndarray | None    # (2F,) or (F,)
+    w_down: np.ndarray              # (F, C) from the MLP to the stream
+    w_down_bias: np.ndarray | None  # (C,)
+
+
+class Weights(Mapping):
+    """The tensors of a model, or their gradients: named views into one flat, aligned buffer.
+
+    `weights["block.0.wqkv"]` is a view; names, shapes and order are `parameter_shapes(config)`.
+    `weights.flat` (N,) holds all of them, each padded with zeros to a multiple of 16 elements.
+    `weights.blocks[i]` is the `Block` i, and `flat[block_starts[i] :]` begins with it; the last of
+    the `block_starts` is where the blocks end. Give `flat` to lay the names over memory that
+    exists, of the right size and dtype.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: np.typing.DTypeLike = np.float32,
+        flat: np.ndarray | None = None,
+    ):  # fmt: skip
+        shapes = parameter_shapes(config)
+        size = sum(_padded(shape) for shape in shapes.values())
+        self.config = config
+        self.flat = _aligned_zeros(size, dtype) if flat is None else flat
+        assert self.flat.shape == (size,) and self.flat.dtype == dtype
+        self._views, starts, start = {}, {}, 0
+        for name, shape in shapes.items():
+            self._views[name] = self.flat[start : start + math.prod(shape)].reshape(shape)
+            starts[name] = start
+            start += _padded(shape)
+        self.blocks = [
+            Block(*(self.get(f"block.{i}.{name}") for name in Block._fields))
+            for i in range(config.n_blocks)
+        ]
+        first = [f"block.{i}.norm1" for i in range(config.n_blocks)]
+        self.block_starts = [starts[name] for name in (*first, "norm")]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def zeros_like(self) -> "Weights":
+        """New weights of the same configuration and dtype, all zero: a gradient, or a moment."""
+        return Weights(self.config, self.flat.dtype)
+
+
+def _padded(shape: tuple) -> int:
+    """The number of elements that a tensor occupies in the flat buffer."""
+    return -(-math.prod(shape) // PADDING) * PADDING
+
+
+def _aligned_zeros(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
+    """A zeroed array (size,) whose first element lies at a multiple of ALIGNMENT bytes."""
+    n_bytes = size * np.dtype(dtype).itemsize
+    raw = np.zeros(n_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + n_bytes].view(dtype)
+
+
+def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.float32) -> Weights:
+    """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02, or less in two.
+
+    wo and w_down, which write to the stream 2L times, are divided by sqrt(2L). The same seed gives
+    the same weights in every dtype, up to its rounding.
+    """
+    rng, weights = np.random.default_rng(seed), Weights(config, dtype)
+    for name, tensor in weights.items():
+        if tensor.ndim == 1:
+            tensor[...] = 0 if name.endswith("_bias") else 1
+        else:
+            tensor[...] = INITIAL_DEVIATION * rng.standard_normal(tensor.shape)
+        if name.endswith((".wo", ".w_down")):
+            tensor /= math.sqrt(2 * config.n_layers)
+    return weights
+
+
+# %% sec-backprop-model
+def output_matrix(config: ModelConfig, w: Weights) -> np.ndarray:
+    """The matrix (C, K V) from the last stream to the logits; of `Weights`, or of gradients."""
+    return w["embedding"].T if config.tied else w["output"]

@@ -27,6 +27,27 @@ from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load_model
 
 Pair = tuple[str, str]  # a question and its answer
+
+
+def pack(
+    conversations: Iterable[tuple[list[int], list[bool]]], context: int
+) -> tuple[list[list[tuple[int, bool]]], int]:
+    """Put whole conversations, (ids, counted) each, into rows of at most `context` + 1 tokens.
+
+    Returns the rows, [(id, counted)] each, and how many conversations are longer than the context
+    and left out.
+    """
+    rows, left_out = [], 0
+    for ids, counted in conversations:
+        if len(ids) > context:
+            left_out += 1
+            continue
+        if not rows or len(rows[-1]) + len(ids) > context + 1:
+            rows.append([])
+        rows[-1] += zip(ids, counted, strict=True)
+    return rows, left_out
+
+
 STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
 
 
@@ -47,14 +68,7 @@ class Conversations:
             )
         self.batch_size, self.context, self.seed = batch_size, context, seed
         self.ahead = 1 + np.arange(n_predict)
-        rows, self.left_out = [], 0
-        for ids, counted in (conversation(tokenizer, *pair) for pair in pairs):
-            if len(ids) <= context:
-                if not rows or len(rows[-1]) + len(ids) > context + 1:  # the last is only predicted
-                    rows.append([])
-                rows[-1] += zip(ids, counted, strict=True)
-            else:
-                self.left_out += 1
+        rows, self.left_out = pack((conversation(tokenizer, *pair) for pair in pairs), context)
         if not rows:
             raise UserError(
                 f"expected question-answer pairs of at most {context} tokens, got none: "
@@ -127,8 +141,8 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
-# About two passes over the embedded pairs, half a minute on two cores; and a quarter of the rate of
-# training from nothing, `optim.LEARNING_RATE`.
+# One and a half passes over the embedded pairs, half a minute on two cores; and a quarter of the
+# rate of training from nothing, `optim.LEARNING_RATE`.
 FINETUNING = Settings(steps=600, lr=1e-3)
 
 

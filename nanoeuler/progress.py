@@ -1,7 +1,7 @@
-# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-face-model
+# %% sec-book-progress
 """Progress, written once: bars on stderr while something goes on, and lines above them that stay.
 
 Leaves out what there is to say, which those know who do the work, and stdout, where results go.

@@ -102,8 +102,10 @@ def _widths(config):
     }
 
 
-def operations(config, batch_size, value_bytes, causal=True):
-    """The operations of one training step on `batch_size` sequences: a list of `Operation`.
+def operations(
+    config: ModelConfig, batch_size: int, value_bytes: int, causal: bool = True
+) -> list[Operation]:
+    """The operations of one training step on `batch_size` sequences.
 
     `value_bytes` is the size of an activation or of a weight as read by a product: 2 for bfloat16,
     4 for float32.

@@ -20,8 +20,8 @@ from nanoeuler.training.sft import (
     FINETUNING,
     STEP_TOKENS,
     Conversations,
-    HeldOutAnswers,
     finetune,
+    held_out_answers,
     read_pairs,
 )
 
@@ -92,7 +92,7 @@ def test_pairs_that_never_fit_are_an_error():
 
 
 def test_held_out_bytes_are_those_of_the_answers():
-    judged = HeldOutAnswers(TOKENIZER, PAIRS, 4, context=64, n_predict=2)
+    judged = held_out_answers(TOKENIZER, PAIRS, 4, context=64, n_predict=2)
     spelled = sum(len(answer) for _, answer in PAIRS)  # a byte is a token here, <|end|> is none
     assert np.count_nonzero(judged.targets != IGNORE) == spelled
     assert judged.bytes_per_token == 1
@@ -124,7 +124,7 @@ def test_fine_tuning_has_settings_of_its_own(base, tmp_path, monkeypatch):
     class Stop(Exception):
         pass
 
-    def fit(out, run, *rest, **how):
+    def fit(out, run, *rest):
         assert run.settings == FINETUNING and run.step == 0
         raise Stop
 

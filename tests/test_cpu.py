@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.dispatcher import Dispatcher
 
-from nanoeuler.engines import reference
 from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
 from nanoeuler.engines.cpu import engine as cpu
 from nanoeuler.engines.cpu import loops, products
@@ -33,6 +32,7 @@ from nanoeuler.engines.cpu.products import (
     vector_unit,
 )
 from nanoeuler.engines.cpu.stepper import SHARDS, shards
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
@@ -45,6 +45,7 @@ from nanoeuler.model.transformer import (
     loss_sums,
 )
 
+reference = ReferenceEngine()
 U = 2.0**-24  # the largest relative error of one float32 operation
 GUARD = 64  # floats around every array: more than a tile's width of AVX-512, 48
 SENTINEL = np.float32(-1.2345e30)  # no operation on numbers of size 1 comes near it
@@ -542,7 +543,7 @@ def test_other_types_are_refused():
 
 def test_engine_names():
     assert engine_factory("auto") is engine_factory("cpu") is CpuEngine
-    assert engine_factory("reference")() is reference
+    assert engine_factory("reference") is ReferenceEngine
     assert [engine_name(x) for x in ("auto", "cpu", "fused")] == ["cpu", "cpu", "fused"]
     with pytest.raises(UserError, match="'gpu'.*reference"):
         engine_factory("gpu")

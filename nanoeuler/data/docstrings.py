@@ -28,9 +28,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-import nanoeuler
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
+from nanoeuler.paths import data_folder
 
 # The commonest words of English prose; code and tables lack them.
 FUNCTION_WORDS = frozenset(
@@ -204,15 +204,6 @@ def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
 
 
 RULES = 1  # raised whenever the same source files would give another harvest
-
-
-def data_folder(name):
-    """Where data of the kind `name` are kept: data/`name` of the checkout, else of the cache."""
-    root = Path(nanoeuler.__file__).resolve().parents[1]
-    if (root / "pyproject.toml").exists():
-        return root / "data" / name
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "nanoeuler" / name
 
 
 def key() -> str:

@@ -32,9 +32,9 @@ def engine_factory(name: str) -> Callable[[], Any]:
     """The function that makes engines of this name; UserError if there is none."""
     name = engine_name(name)
     if name == "reference":
-        from nanoeuler.engines import reference
+        from nanoeuler.engines.reference import ReferenceEngine
 
-        return lambda: reference
+        return ReferenceEngine
     from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
 
     return {"cpu": CpuEngine, "fused": FusedEngine}[name]

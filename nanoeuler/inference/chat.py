@@ -16,7 +16,7 @@ import numpy as np
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Decoder, distribution, generate, text_pieces
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import Weights
+from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 

@@ -9,7 +9,6 @@ Leaves out everything that learns from preferences, and how a run takes its step
 B batch, T positions (the context), K predicted tokens.
 """
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler.data.batches import TRAIN_SHARE, HeldOut, digest
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.text import TRAIN_SHARE, digest
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.loop import fit, open_run
@@ -101,21 +103,20 @@ class Conversations:
 
 
 # %% sec-chat-sft
-class HeldOutAnswers(HeldOut):
-    """The held-out text of `loop.fit` for question-answer pairs: the bytes of their answers."""
-
-    def __init__(self, tokenizer, pairs, batch_size, context, n_predict):
-        every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
-        self.inputs, targets = every.rows(np.arange(len(every.tokens)))
-        answers = targets[:, :, 0] != tokenizer.special[END]  # which spells nothing
-        self.targets = np.where(answers, targets[:, :, 0], IGNORE)
-        if (self.targets == IGNORE).all():
-            raise UserError(
-                f"expected answers to judge the model by, but the last {len(pairs)} pairs, which "
-                "are held out, have empty ones: give more pairs, or others"
-            )
-        self.batch_size, self.n_predict, self.tokenizer = batch_size, n_predict, tokenizer
-        self._describe()
+def held_out_answers(
+    tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int, n_predict: int
+) -> HeldOut:
+    """What a fine-tuned model is judged by: the bytes of the answers of `pairs`, in their rows."""
+    every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
+    inputs, targets = every.rows(np.arange(every.windows))
+    answers = targets[:, :, 0]
+    judged = np.where(answers == tokenizer.special[END], IGNORE, answers)
+    if (judged == IGNORE).all():
+        raise UserError(
+            "expected answers to judge the model by, but the last tenth of the pairs, which is "
+            "held out, has empty ones: give more pairs, or others"
+        )
+    return HeldOut(inputs, judged, tokenizer, batch_size, n_predict)
 
 
 def _pair(line):
@@ -146,27 +147,31 @@ def read_pairs(path: Path) -> list[Pair]:
 FINETUNING = Settings(steps=600, lr=1e-3)
 
 
-def finetune(base: Path | str, pairs: Sequence[Pair], out: Path | str, *,
-             settings: Settings | None = None, resume: bool = False, **how) -> Run:  # fmt: skip
-    """Fine-tune the model of the run directory `base` on `pairs` into the directory `out`.
+def finetune(
+    base: Path | str | tuple[ModelConfig, Tokenizer, Weights], pairs: Sequence[Pair],
+    out: Path | str, *, settings: Settings | None = None, resume: bool = False, **how,
+) -> Run:  # fmt: skip
+    """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 
-    The last tenth of the pairs is held out. settings None: FINETUNING; with `resume`, the run's,
-    and `base` is not read. `how` goes to `loop.fit`. UserError as `loop.train` raises it.
+    base: a run directory, or a model in its parts. The last tenth of the pairs is held out.
+    settings None: FINETUNING; with `resume`, the run's, and `base` is not read. `how` goes to
+    `loop.fit`. UserError as `loop.train` raises it.
     """
     if len(pairs) < 2:
         raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
 
-    def begin(_):
-        config, tokenizer, weights = load_model(base)
-        return Run.begin(config, settings or FINETUNING, tokenizer, data, weights)
+    def begin() -> Run:
+        config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
+        run = Run.begin(config, settings or FINETUNING, tokenizer, data)
+        run.weights.flat[...] = weights.flat
+        return run
 
-    given = dataclasses.asdict(settings) if settings else {}
-    run = open_run(out, given, data, begin, resume)
-    shape = run.settings.batch_size, run.config.context, run.config.n_predict
-    batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
-    held_out = HeldOutAnswers(run.tokenizer, pairs[cut:], *shape)
-    if batches.left_out:
-        print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
-              f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
-    return fit(out, run, batches, held_out, **how)
+    with open_run(out, begin, data=data, settings=settings, resume=resume) as run:
+        shape = run.settings.batch_size, run.config.context, run.config.n_predict
+        batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
+        held_out = held_out_answers(run.tokenizer, pairs[cut:], *shape)
+        if batches.left_out:
+            print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
+                  f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
+        return fit(out, run, batches, held_out, **how)

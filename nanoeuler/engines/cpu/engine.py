@@ -16,9 +16,11 @@ from mmap import mmap
 
 import numpy as np
 
-from nanoeuler.engines import reference
-from nanoeuler.engines.cpu import loops as fused
+from nanoeuler.engines.cpu import loops
 from nanoeuler.engines.cpu.products import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
+from nanoeuler.engines.interface import Engine
+from nanoeuler.model.attention import attention
+from nanoeuler.model.backward import attention_backward
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, rope_tables
 
 # Bytes of a cache line and of the widest vector register: an aligned vector lies in one line.
@@ -76,17 +78,17 @@ def _ids(x):
 def _plus(y, rows):
     # y, with a bias or the rows of positions added in place, if there are any.
     if rows is not None:
-        fused.add_rows(_rows(y), rows.reshape(-1, y.shape[-1]))
+        loops.add_rows(_rows(y), rows.reshape(-1, y.shape[-1]))
     return y
 
 
 def _plus_backward(dy, drows):
     # Adds to drows, the gradient of what `_plus` added, if there is any.
     if drows is not None:
-        fused.add_rows_backward(_rows(dy), drows.reshape(-1, dy.shape[-1]))
+        loops.add_rows_backward(_rows(dy), drows.reshape(-1, dy.shape[-1]))
 
 
-class FusedEngine:
+class FusedEngine(Engine):
     """The operations as fused loops in an arena; matrix products and attention are NumPy's."""
 
     def __init__(self):
@@ -113,93 +115,93 @@ class FusedEngine:
     def embed(self, tokens, table, positions=None):
         """As `layers.embed`."""
         x = self.arena.take(*tokens.shape, table.shape[1])
-        fused.embed(_ids(tokens), table, _rows(x))
+        loops.embed(_ids(tokens), table, _rows(x))
         return _plus(x, positions)
 
     def embed_backward(self, dx, tokens, dtable, dpositions=None):
         """As `backward.embed_backward`."""
         assert dx.shape == tokens.shape + dtable.shape[1:]
-        fused.embed_backward(_rows(dx), _ids(tokens), dtable)
+        loops.embed_backward(_rows(dx), _ids(tokens), dtable)
         _plus_backward(dx, dpositions)
 
     def rmsnorm(self, x, gain, eps=RMSNORM_EPS):
         """As `layers.rmsnorm`."""
         assert gain.shape == x.shape[-1:]
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
-        fused.rmsnorm(_rows(x), gain, eps, _rows(y), r.reshape(-1))
+        loops.rmsnorm(_rows(x), gain, eps, _rows(y), r.reshape(-1))
         return y, r
 
     def rmsnorm_backward(self, dy, x, gain, r, dgain):
         """As `backward.rmsnorm_backward`."""
         assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
         dx = self.arena.take(*x.shape)
-        fused.rmsnorm_backward(_rows(dy), _rows(x), gain, r.reshape(-1), _rows(dx), dgain)
+        loops.rmsnorm_backward(_rows(dy), _rows(x), gain, r.reshape(-1), _rows(dx), dgain)
         return dx
 
     def layernorm(self, x, gain, bias=None, eps=LAYERNORM_EPS):
         """As `layers.layernorm`."""
         assert gain.shape == x.shape[-1:]
         y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
-        fused.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
+        loops.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
         return _plus(y, bias), stats
 
     def layernorm_backward(self, dy, x, gain, stats, dgain, dbias=None):
         """As `backward.layernorm_backward`."""
         assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
         dx = self.arena.take(*x.shape)
-        fused.layernorm_backward(_rows(dy), _rows(x), gain, _rows(stats), _rows(dx), dgain)
+        loops.layernorm_backward(_rows(dy), _rows(x), gain, _rows(stats), _rows(dx), dgain)
         _plus_backward(dy, dbias)                                       # (5)
         return dx
 
     def rope(self, heads, n, cos, sin):
         """As `layers.rope`, in place; heads must be contiguous."""
         assert heads.flags.c_contiguous and cos.shape == (heads.shape[1], heads.shape[3] // 2)
-        fused.rope(heads, n, cos, sin, 1)
+        loops.rope(heads, n, cos, sin, 1)
         return heads
 
     def rope_backward(self, dheads, n, cos, sin):
         """As `backward.rope_backward`, in place; dheads must be contiguous."""
         assert dheads.flags.c_contiguous
-        fused.rope(dheads, n, cos, sin, -1)
+        loops.rope(dheads, n, cos, sin, -1)
         return dheads
 
     def swiglu(self, gate_up):
         """As `layers.swiglu`."""
         h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        fused.swiglu(_rows(gate_up), _rows(h))
+        loops.swiglu(_rows(gate_up), _rows(h))
         return h
 
     def swiglu_backward(self, dh, gate_up):
         """As `backward.swiglu_backward`."""
         assert gate_up.shape == dh.shape[:-1] + (2 * dh.shape[-1],)
         dgate_up = self.arena.take(*gate_up.shape)
-        fused.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
+        loops.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
         return dgate_up
 
     def gelu(self, u):
         """As `layers.gelu`."""
         h = self.arena.take(*u.shape)
-        fused.gelu(_rows(u), _rows(h))
+        loops.gelu(_rows(u), _rows(h))
         return h
 
     def gelu_backward(self, dh, u):
         """As `backward.gelu_backward`."""
         assert dh.shape == u.shape
         du = self.arena.take(*u.shape)
-        fused.gelu_backward(_rows(dh), _rows(u), _rows(du))
+        loops.gelu_backward(_rows(dh), _rows(u), _rows(du))
         return du
 
     def add(self, x, y, h=1.0):
         """As `layers.add`."""
         assert x.shape == y.shape
         out = self.arena.take(*x.shape)
-        fused.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
     def add_into(self, x, y, h=1.0):
         """As `reference.add_into`."""
         assert x.shape == y.shape and x.flags.c_contiguous
-        fused.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
 
     def scale(self, x, h):
         """As `reference.scale`."""
@@ -209,7 +211,7 @@ class FusedEngine:
         """As `backward.cross_entropy`; dlogits is written over logits."""
         assert targets.shape == logits.shape[:-1] and scale.shape == targets.shape[2:]
         sums = np.zeros(scale.shape)
-        fused.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
+        loops.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
         return sums, logits
 
     def linear(self, x, w, bias=None):
@@ -231,11 +233,11 @@ class FusedEngine:
 
     def attention(self, heads, n_kv):
         """As `attention.attention`, by it."""
-        return reference.attention(heads, n_kv)
+        return attention(heads, n_kv)
 
     def attention_backward(self, dy, heads, n_kv, p):
         """As `backward.attention_backward`, by it."""
-        return np.ascontiguousarray(reference.attention_backward(dy, heads, n_kv, p))
+        return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))
 
 
 # %% sec-cpu-tile
@@ -275,7 +277,7 @@ class CpuEngine(FusedEngine):
         H = N - 2 * n_kv
         y, p = self.arena.take(B, T, H, D), self.arena.take(B, H, T, T)
         multiply_heads(q, k.swapaxes(2, 3), p, BELOW, self.work)
-        fused.causal_softmax(p, D**-0.5)
+        loops.causal_softmax(p, D**-0.5)
         multiply_heads(p, v, y.swapaxes(1, 2), LOWER, self.work)
         return y.reshape(B, T, H * D), p
 
@@ -290,7 +292,7 @@ class CpuEngine(FusedEngine):
             ds = self.arena.take(*p.shape)
             multiply_heads(p.swapaxes(2, 3), dy, dv, UPPER, self.work)  # (1)
             multiply_heads(dy, v.swapaxes(2, 3), ds, BELOW, self.work)  # (2)
-            fused.causal_softmax_backward(p, ds, D**-0.5)               # (3), (4)
+            loops.causal_softmax_backward(p, ds, D**-0.5)               # (3), (4)
             multiply_heads(ds, k, dq, LOWER, self.work)                 # (5)
             multiply_heads(ds.swapaxes(2, 3), q, dk, UPPER, self.work)  # (6)
         return dheads

@@ -20,7 +20,8 @@ from nanoeuler.planning.counts import stages
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training import loop, sft
+from nanoeuler.training import sft
+from nanoeuler.training import train as training
 from nanoeuler.training.loop import SAVE_EVERY
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import KEEP, load_model
@@ -101,7 +102,7 @@ def _fits(config: ModelConfig, settings: Settings, threads: int | None) -> None:
 
 def _model(run: Run) -> Model:
     """The model of a run at its last step; KeyboardInterrupt if a signal has cut it short."""
-    if run.step < run.settings.steps:
+    if run.settings.steps is None or run.step < run.settings.steps:
         raise KeyboardInterrupt
     return Model(run.config, run.tokenizer, run.weights)
 
@@ -138,8 +139,8 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     text = own_text(out) if resume and data is None else text_of("docs" if data is None else data)
     how = _hooks(sample, before=before, engine=engine, threads=threads, save_every=save_every,
                  keep=keep)  # fmt: skip
-    return _model(loop.train(config, text, out, settings=settings, tokenizer=tokenizer,
-                             resume=resume, **how))  # fmt: skip
+    return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,
+                                 resume=resume, **how))  # fmt: skip
 
 
 def finetune(model: Model | Path | str, pairs: Sequence[Pair] | Path | str, *, out: Path | str,
@@ -158,16 +159,14 @@ def finetune(model: Model | Path | str, pairs: Sequence[Pair] | Path | str, *, o
     >>> chatty = ne.finetune(model, pairs, out=folder / "chatty", settings=settings)
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
-    model = load(model) if isinstance(model, str | Path) else model
     if not resume:
+        model = load(model) if isinstance(model, str | Path) else model
         settings = settings or FINETUNING
         _fits(model.config, settings, threads)
-    weights = model.weights.zeros_like()
-    weights.flat[...] = model.weights.flat  # a copy, which training changes
+    parts = (model.config, model.tokenizer, model.weights) if isinstance(model, Model) else model
     how = _hooks(sample, before=before, engine=engine, threads=threads, save_every=save_every,
                  keep=keep)  # fmt: skip
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
-    parts = model.config, model.tokenizer, weights
     return _model(sft.finetune(parts, pairs, out, settings=settings, resume=resume, **how))
 
 

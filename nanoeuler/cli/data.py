@@ -20,20 +20,6 @@ from nanoeuler.errors import UserError
 data_app = typer.Typer(help="Texts to train on: list, fetch, prepare, show.")
 
 
-def _catalogue():
-    """{name: Source}: the texts of data/sources.toml of the checkout."""
-    from nanoeuler.data.catalogue import catalogue
-    from nanoeuler.data.docstrings import data_folder
-
-    path = data_folder("sources.toml")
-    if not path.exists():
-        raise UserError(
-            f"expected a catalogue of texts in a checkout of nanoeuler, but there is no {path}: "
-            "prepare files of your own, nanoeuler data prepare FILE, or use a checkout"
-        )
-    return catalogue(path)
-
-
 def _here(path):
     """`path` as one would type it in this folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
@@ -41,7 +27,7 @@ def _here(path):
 
 def _state(source):
     """How far a source has come on this machine, in words."""
-    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.paths import data_folder
 
     prepared, fetched = (data_folder(kind) / source.name for kind in ("prepared", "fetched"))
     if flags.is_prepared(prepared):
@@ -63,7 +49,9 @@ def data_list():
 
     from rich.filesize import decimal
 
-    for source in _catalogue().values():
+    from nanoeuler.data.catalogue import catalogue
+
+    for source in catalogue().values():
         size = decimal(source.bytes) if source.bytes else "size unknown"
         hosts = sorted({urlsplit(file.url).hostname for file in source.files})
         print(f"{source.name:16} {size:>12}  {source.format:10} {_state(source)}")
@@ -103,11 +91,12 @@ def data_fetch(
 
     Example: nanoeuler data fetch tinyshakespeare
     """
-    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.data.catalogue import catalogue
     from nanoeuler.data.fetch import fetch
+    from nanoeuler.paths import data_folder
     from nanoeuler.progress import bars
 
-    known, folder = _catalogue(), data_folder("fetched")
+    known, folder = catalogue(), data_folder("fetched")
     if name not in known:
         raise UserError(f"no text is named {name!r}: choose one of {', '.join(known)}")
     try:
@@ -123,13 +112,13 @@ def data_fetch(
 
 def _named(what):
     """The `Source` that the words `what` mean: one made of these files, or one of the catalogue."""
-    from nanoeuler.data.catalogue import File, Source
+    from nanoeuler.data.catalogue import File, Source, catalogue
 
     lacks = [word for word in what if not Path(word).is_file()]
     if lacks:
         folder = f"{lacks[0]} is a folder: name the files in it"
         problem = folder if Path(lacks[0]).is_dir() else f"there is no file {lacks[0]}"
-        source = _catalogue().get(what[0]) if len(what) == 1 else None
+        source = catalogue().get(what[0]) if len(what) == 1 else None
         if source is None:
             raise UserError(f"expected a name of nanoeuler data list, or files, but {problem}")
         return source
@@ -173,9 +162,9 @@ def _count_of_documents(progress, name):
 
 def _write_tokens(source, fetched, out, vocab_size, tokenizer):
     """Prepare the text of a source in the folder `out`; return the number of tokens."""
-    from nanoeuler.data.batches import Prepared
     from nanoeuler.data.documents import documents
     from nanoeuler.data.prepare import prepare, prepare_text
+    from nanoeuler.data.prepared import Prepared
     from nanoeuler.face import plain
     from nanoeuler.progress import bars
 
@@ -209,7 +198,7 @@ def data_prepare(
 
     Example: nanoeuler data prepare tinyshakespeare --vocab-size 1024
     """
-    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.paths import data_folder
 
     source, fetched = _named(what), data_folder("fetched")
     out = flags.folder_out(out or data_folder("prepared") / source.name)
@@ -257,7 +246,8 @@ def data_show(
     """
     from rich.filesize import decimal
 
-    from nanoeuler.data.batches import SIDES, Prepared
+    from nanoeuler.data.prepared import Prepared
+    from nanoeuler.data.shards import SIDES
     from nanoeuler.training.sft import read_pairs
 
     if (folder / "pairs.jsonl").exists():

@@ -216,16 +216,6 @@ def load_tokenizer(path):
     return Tokenizer.load(path)
 
 
-def engine_name(name):
-    """`name`, if this version can train with it; asked before anything is written."""
-    if name == "cuda":
-        raise UserError("engine cuda: this version trains on a CPU: choose auto")
-    from nanoeuler.engines.cpu.stepper import engine_factory
-
-    engine_factory(name)
-    return name
-
-
 def preset_config(name):
     """The configuration of that name, or the usual one for None."""
     from nanoeuler.face import PRESET
@@ -252,23 +242,9 @@ def config_of(preset, sizes, run=None):
     if run and preset is None:
         if not sizes:
             return None
-        from nanoeuler.training.saves import load_model
+        from nanoeuler.training.saves import read_record
 
-        config = load_model(run)[0]
+        config = read_record(run).config
     else:
         config = preset_config(preset)
     return resized(config, **{FIELDS.get(name, name): size for name, size in sizes.items()})
-
-
-def settings_of(values, usual, run=None):
-    """The settings that the flags describe, None if there are none; `run`: one to go on with.
-
-    values {field: value} change `usual`, the settings of a new run, or those of the run.
-    """
-    if not values:
-        return None
-    import dataclasses
-
-    from nanoeuler.training.saves import load
-
-    return dataclasses.replace(load(run).settings if run else usual, **values)

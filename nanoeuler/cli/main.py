@@ -146,7 +146,7 @@ def evaluate(
     Example: nanoeuler eval runs/base --data story.txt
     """
     from nanoeuler import face
-    from nanoeuler.data.batches import read_text, split
+    from nanoeuler.data.text import read_text, split
 
     model = face.load(run)
     text = face.own_text(run) if data is None else face.text_of(data)

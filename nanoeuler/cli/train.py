@@ -52,15 +52,15 @@ def train(
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
     from nanoeuler import face
-    from nanoeuler.training.run import Settings
+    from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.train import settings_for
 
-    run = flags.folder_out(out) if resume else None
-    engine, tokenizer = flags.engine_name(engine), tokenizer and flags.load_tokenizer(tokenizer)
+    tokenizer, out = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
     _learned_vocabulary(sizes, tokenizer, data)
     face.train(
-        data, out=flags.folder_out(out), config=flags.config_of(preset, sizes, run),
-        settings=flags.settings_of(settings, Settings(), run), tokenizer=tokenizer, engine=engine,
-        resume=resume, before=_say_plan, **how,
+        data, out=out, config=flags.config_of(preset, sizes, out if resume else None),
+        settings=settings_for(out, resume, **settings), tokenizer=tokenizer,
+        engine=engine_name(engine), resume=resume, before=_say_plan, **how,
         sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
     )  # fmt: skip
     tell(f"saved in {out}; next: nanoeuler sft --from {out}")
@@ -78,17 +78,18 @@ def sft(
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
     from nanoeuler import face
+    from nanoeuler.engines.choice import engine_name
     from nanoeuler.training.sft import FINETUNING
+    from nanoeuler.training.train import settings_for
 
-    engine, pairs = flags.engine_name(engine), face.pairs_of(data)
+    pairs, out = face.pairs_of(data), flags.folder_out(out)
 
     def answers(model):
         asked = [question for question, _ in pairs[-ASKED:]]
         return "".join(f"\n{each}\n  {''.join(model.chat().reply(each))}\n" for each in asked)
 
-    run = flags.folder_out(out) if resume else None
     face.finetune(
-        base, pairs, out=flags.folder_out(out), engine=engine, resume=resume, sample=answers,
-        settings=flags.settings_of(settings, FINETUNING, run), before=_say_plan, **how,
+        base, pairs, out=out, engine=engine_name(engine), resume=resume, sample=answers,
+        settings=settings_for(out, resume, FINETUNING, **settings), before=_say_plan, **how,
     )  # fmt: skip
     tell(f"saved in {out}; next: nanoeuler chat --from {out}")

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.data.batches import HeldOut
-from nanoeuler.engines import reference
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import Weights, forward
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights
 
 # Logits that are computed at a time: 64 MB of them in float32.
 LOGITS = 1 << 24
@@ -39,9 +40,9 @@ def windows_at_once(config: ModelConfig) -> int:
 
 def evaluate(config: ModelConfig, weights: Weights, held_out: HeldOut) -> Evaluation:
     """The numbers of equation eq-face-evaluate over all windows of `held_out`, in float64 sums."""
-    nats, right, judged = 0.0, 0, 0
+    engine, nats, right, judged = ReferenceEngine(), 0.0, 0, 0
     for tokens, targets in held_out.batches(np.arange(len(held_out.inputs))):
-        logits, _ = forward(reference, config, weights, tokens)
+        logits, _ = forward(engine, config, weights, tokens)
         counted = targets[:, :, 0] != IGNORE
         scores, wanted = logits[:, :, 0][counted].astype(np.float64), targets[:, :, 0][counted]
         highest = scores.max(axis=-1)

@@ -14,18 +14,21 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from nanoeuler.data.batches import HeldOut, Prepared, read_text
-from nanoeuler.engines import reference
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.text import read_text
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat
 from nanoeuler.inference.decoder import Decoder, generate, text_pieces
 from nanoeuler.inference.evaluate import Evaluation, evaluate, windows_at_once
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import Weights, forward
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.run import check_sizes
 
 TOKENS = 200  # that are written if nobody says how many: about a paragraph
-CHAT_TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the likely
 
 
 class Knobs(TypedDict, total=False):
@@ -54,11 +57,7 @@ class Model:
     weights: Weights
 
     def __post_init__(self) -> None:
-        if self.tokenizer.vocab_size != self.config.vocab_size:
-            raise UserError(
-                f"expected a tokenizer of {self.config.vocab_size} ids, as the model has outputs, "
-                f"but this one has {self.tokenizer.vocab_size}: take the one it was trained with"
-            )
+        check_sizes(self.config, self.tokenizer)
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
                  **knobs: Unpack[Knobs]) -> str:  # fmt: skip
@@ -106,7 +105,7 @@ class Model:
                 f"expected a text of 1 to {self.config.context} tokens, got {len(ids)}: "
                 "give another piece of it"
             )
-        logits, _ = forward(reference, self.config, self.weights, ids[None])
+        logits, _ = forward(ReferenceEngine(), self.config, self.weights, ids[None])
         return logits[0, :, 0]
 
     def evaluate(self, text: str | bytes | Path) -> Evaluation:
@@ -129,7 +128,8 @@ class Model:
         else:
             tokens = self.tokenizer.encode(read_text(text) if isinstance(text, Path) else text)
         shape = windows_at_once(self.config), self.config.context, self.config.n_predict
-        return evaluate(self.config, self.weights, HeldOut(tokens, self.tokenizer, *shape))
+        held_out = HeldOut.from_tokens(tokens, self.tokenizer, *shape)
+        return evaluate(self.config, self.weights, held_out)
 
     def bits_per_byte(self, text: str | bytes | Path) -> float:
         """The first number of `evaluate`: what the text would take, were it coded by the model.
@@ -146,5 +146,4 @@ class Model:
         >>> talk = model.chat(seed=1)
         >>> answer = "".join(talk.reply("Where does the river begin?"))
         """
-        temperature: Knobs = {"temperature": CHAT_TEMPERATURE}
-        return Chat(self.config, self.tokenizer, self.weights, **(temperature | knobs))
+        return Chat(self.config, self.tokenizer, self.weights, **knobs)

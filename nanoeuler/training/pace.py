@@ -18,7 +18,7 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.run import Run
 
-VALIDATIONS = 20  # at most in a run: of 128 windows each, they take about 2 % of the small preset's
+VALIDATIONS = 20  # at most in a run: points enough to see a curve
 LONG_ENOUGH = 1.0  # seconds of measuring: the small preset takes some fifteen steps in it
 MOST = 30  # steps that are measured, where one takes milliseconds
 

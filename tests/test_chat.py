@@ -13,17 +13,16 @@ from nanoeuler.model.transformer import initialise
 from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import saves
-from nanoeuler.training.loop import train
-from nanoeuler.training.run import Settings
+from nanoeuler.training.run import STEP_TOKENS, Settings
 from nanoeuler.training.saves import load
 from nanoeuler.training.sft import (
     FINETUNING,
-    STEP_TOKENS,
     Conversations,
     finetune,
     held_out_answers,
     read_pairs,
 )
+from nanoeuler.training.train import train
 
 TOKENIZER = Tokenizer(np.zeros((0, 2)))  # bytes and the special tokens
 MARKS = {name: TOKENIZER.special[name] for name in (USER, ASSISTANT, END)}
@@ -98,17 +97,16 @@ def test_held_out_bytes_are_those_of_the_answers():
     assert judged.bytes_per_token == 1
 
 
+def settings_of(steps, **changed):
+    return Settings(steps=steps, batch_size=2, **changed)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     (folder / "text.txt").write_text("the number of the beast is a number. " * 30)
-    small = {"steps": 2, "batch_size": 2, "engine": "reference"}
-    run = train(TINY, folder / "text.txt", folder / "run", **small)
-    return folder / "run", run
-
-
-def settings_of(steps, **changed):
-    return Settings(steps=steps, batch_size=2, **changed)
+    return folder / "run", train(folder / "text.txt", folder / "run", config=TINY,
+                                 settings=settings_of(2), engine="reference")  # fmt: skip
 
 
 def test_fine_tuning_begins_with_the_base_model(base, tmp_path):
@@ -178,8 +176,6 @@ def test_a_batch_that_no_machine_holds_is_refused_at_once(base, tmp_path):
         with pytest.raises(UserError, match=f"at most {STEP_TOKENS // TINY.context} .* got {size}"):
             finetune(base[0], PAIRS, tmp_path / "chat", settings=Settings(batch_size=size))
         assert not (tmp_path / "chat").exists()  # nothing stands in the way of the next try
-    largest = Conversations(TOKENIZER, PAIRS, STEP_TOKENS // 64, context=64, n_predict=1)
-    assert largest.batch_size * 64 == STEP_TOKENS
 
 
 def test_a_chat_drops_whole_turns_and_never_overfills_the_context():

@@ -24,9 +24,10 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.loop import fit, open_run
+from nanoeuler.training.loop import fit
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load_model
+from nanoeuler.training.train import open_run
 
 Pair = tuple[str, str]  # a question and its answer
 
@@ -50,24 +51,15 @@ def pack(
     return rows, left_out
 
 
-STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
-
-
 class Conversations:
     """Question-answer pairs as batches for `loop.fit`; a row holds whole conversations.
 
     `tokens` (rows, T + K) int32 and `counted`, bool, of the same shape. Pairs that are longer than
-    the context are left out, `left_out` of them. UserError if none is left, or for a batch_size
-    that makes a step of more than STEP_TOKENS.
+    the context are left out, `left_out` of them. UserError if none is left.
     """
 
     def __init__(self, tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int,
                  n_predict: int, seed: int = 0):  # fmt: skip
-        if batch_size * context > STEP_TOKENS:
-            raise UserError(
-                f"expected a batch_size of at most {STEP_TOKENS // context} for a context of "
-                f"{context}, got {batch_size}: choose a smaller one"
-            )
         self.batch_size, self.context, self.seed = batch_size, context, seed
         self.ahead = 1 + np.arange(n_predict)
         rows, self.left_out = pack((conversation(tokenizer, *pair) for pair in pairs), context)
@@ -155,7 +147,7 @@ def finetune(
 
     base: a run directory, or a model in its parts. The last tenth of the pairs is held out.
     settings None: FINETUNING; with `resume`, the run's, and `base` is not read. `how` goes to
-    `loop.fit`. UserError as `loop.train` raises it.
+    `loop.fit`. UserError as `train.train` raises it.
     """
     if len(pairs) < 2:
         raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")

@@ -180,8 +180,8 @@ def cpu_memory(
     }
 
 
-# Measured, data/measurements/cpu.json: the peak of the process less its arrays, and the share of
-# the products' rate that a whole training step reaches.
+# Measured: the peak of a process that trains less its arrays (tests/test_plan.py measures it anew),
+# and the share of the products' rate that a training step reaches (data/measurements/cpu.json).
 PROCESS_BYTES, CPU_SHARE = 170e6, 0.6
 PRODUCT = 256  # rows = columns = depth of the products timed: three such matrices fit a cache
 

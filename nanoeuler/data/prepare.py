@@ -167,7 +167,8 @@ def _folder(out):
 def _commit(out, tokenizer, writers, source, **about):
     """Write the last shards and then, last of all, prepared.json, without which nothing opens."""
     sides = {side: writer.close() for side, writer in zip(SIDES, writers, strict=True)}
-    record = {"nanoeuler": __version__, "source": quoted(source), **about, "tokenizer": tokenizer.hash, **sides}
+    record = {"nanoeuler": __version__, "source": quoted(source), **about,
+              "tokenizer": tokenizer.hash, **sides}  # fmt: skip
     with replacing(out / "prepared.json") as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (out / _UNFINISHED).unlink()

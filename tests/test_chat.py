@@ -1,10 +1,13 @@
 """The template, the loss mask, batches of conversations, fine-tuning, and the chat."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nanoeuler
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat, converse
 from nanoeuler.model.backward import IGNORE
@@ -30,6 +33,14 @@ PAIRS = [(f"What is {i}?", f"The number {i}.") for i in range(30)]
 TINY = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads=2, n_kv_heads=1,
                    hidden=24, context=64, n_predict=2)
 texts = st.text() | st.sampled_from(["<|end|>", "a<|assistant|>b", "<|user|>", " ", "\n"])
+
+
+def test_the_marks_are_spelled_once():
+    package = Path(nanoeuler.__file__).parent
+    texts = {path.name: path.read_text() for path in package.rglob("*.py")}
+    assert [name for name, text in texts.items() if any(mark in text for mark in MARKS)] == [
+        "tokenizer.py"
+    ]
 
 
 @given(texts, texts)

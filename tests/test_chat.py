@@ -12,7 +12,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat, converse
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import initialise
+from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import saves
@@ -240,8 +240,9 @@ def test_pairs_from_a_file(tmp_path):
     lines = '{"question": "Caf\\u00e9?", "answer": "Yes."}', '{"question": "b", "answer": "c"}'
     path.write_text("\n".join(lines))
     assert read_pairs(path) == [("Café?", "Yes."), ("b", "c")]
-    for wrong in ("no json", "[1]", '{"question": "a"}', "1",
-                  '{"question": "a", "answer": null}'):
+    for wrong in ("no json", "[1]", '{"question": "a"}', "1", "", "[" * 100_000,
+                  '{"question": "a", "answer": null}', '{"question": "a", "answer": 1}',
+                  '{"question": "a", "answer": "\\ud800"}'):
         path.write_text('{"question": "b", "answer": "c"}\n' + wrong)
         with pytest.raises(UserError, match="line 2 of"):
             read_pairs(path)

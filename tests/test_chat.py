@@ -1,15 +1,18 @@
 """The template, the loss mask, batches of conversations, fine-tuning, and the chat."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nanoeuler
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat, converse
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import initialise
+from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import saves
@@ -30,6 +33,14 @@ PAIRS = [(f"What is {i}?", f"The number {i}.") for i in range(30)]
 TINY = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads=2, n_kv_heads=1,
                    hidden=24, context=64, n_predict=2)
 texts = st.text() | st.sampled_from(["<|end|>", "a<|assistant|>b", "<|user|>", " ", "\n"])
+
+
+def test_the_marks_are_spelled_once():
+    package = Path(nanoeuler.__file__).parent
+    texts = {path.name: path.read_text() for path in package.rglob("*.py")}
+    assert [name for name, text in texts.items() if any(mark in text for mark in MARKS)] == [
+        "tokenizer.py"
+    ]
 
 
 @given(texts, texts)
@@ -229,8 +240,9 @@ def test_pairs_from_a_file(tmp_path):
     lines = '{"question": "Caf\\u00e9?", "answer": "Yes."}', '{"question": "b", "answer": "c"}'
     path.write_text("\n".join(lines))
     assert read_pairs(path) == [("Café?", "Yes."), ("b", "c")]
-    for wrong in ("no json", "[1]", '{"question": "a"}', "1",
-                  '{"question": "a", "answer": null}'):
+    for wrong in ("no json", "[1]", '{"question": "a"}', "1", "", "[" * 100_000,
+                  '{"question": "a", "answer": null}', '{"question": "a", "answer": 1}',
+                  '{"question": "a", "answer": "\\ud800"}'):
         path.write_text('{"question": "b", "answer": "c"}\n' + wrong)
         with pytest.raises(UserError, match="line 2 of"):
             read_pairs(path)

@@ -66,7 +66,7 @@ def _noting(ids, noted):
         yield token
 
 
-def converse(chat: Chat, questions: Iterable[str], show: Callable[[str], object]):
+def converse(chat: Chat, questions: Iterable[str], show: Callable[[str], object]) -> None:
     """Answer each of `questions` (lines) with `chat`; `show(text)` shows pieces."""
     for question in filter(None, map(str.strip, questions)):
         try:

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,9 +117,10 @@ def _pair(line):
     try:
         record = json.loads(line)
         pair = record["question"], record["answer"]
+        "".join(pair).encode()  # fails where one is no text, or half of a surrogate pair
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return pair if all(isinstance(text, str) for text in pair) else None
+    return pair
 
 
 def read_pairs(path: Path) -> list[Pair]:
@@ -141,7 +143,7 @@ FINETUNING = Settings(steps=600, lr=1e-3)
 
 def finetune(
     base: Path | str | tuple[ModelConfig, Tokenizer, Weights], pairs: Sequence[Pair],
-    out: Path | str, *, settings: Settings | None = None, resume: bool = False, **how,
+    out: Path | str, *, settings: Settings | None = None, resume: bool = False, **how: Any,
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 

@@ -15,9 +15,9 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
-from nanoeuler.engines.cpu import engine as cpu
-from nanoeuler.engines.cpu import loops, products
-from nanoeuler.engines.cpu.engine import Arena, CpuEngine, FusedEngine, aligned
+from nanoeuler.engines.cpu import loops, memory, products
+from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
+from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.products import (
     BELOW,
     DEPTH,
@@ -463,7 +463,7 @@ def test_arena_stops_growing(monkeypatch):
     step(3)
     slab = engine.arena.slab
     for name in ("aligned", "mapped"):
-        monkeypatch.setattr(cpu, name, lambda *shape: pytest.fail("memory taken after pass one"))
+        monkeypatch.setattr(memory, name, lambda *shape: pytest.fail("memory taken after pass one"))
     for sequences in (3, 1, 3, 2):  # shorter ones fit into the same slab
         step(sequences)
     loss_sums(engine, RAGGED, w, tokens, targets)
@@ -476,7 +476,7 @@ def test_arena_aligns_and_separates():
     for _ in range(2):
         arena.begin()
         arrays = [arena.take(3), arena.take(2, 5), arena.take(1)]
-        assert all(x.ctypes.data % cpu.ALIGNMENT == 0 for x in arrays)
+        assert all(x.ctypes.data % memory.ALIGNMENT == 0 for x in arrays)
         for i, x in enumerate(arrays):
             x[...] = i
         assert [x.max() for x in arrays] == [0, 1, 2]

@@ -23,7 +23,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
 from nanoeuler.training.loop import SAVE_EVERY
-from nanoeuler.training.run import Run, Settings
+from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load_model
 from nanoeuler.training.sft import FINETUNING, Pair, read_pairs
 
@@ -95,6 +95,7 @@ def pairs_of(data: Path | str) -> list[Pair]:
 
 def _fits(config: ModelConfig, settings: Settings, threads: int | None) -> None:
     """UserError if a training step could not fit into the memory of this machine."""
+    check_batch(config, settings)
     size = sum(cpu_memory(config, settings.batch_size, settings.accumulate, threads).values())
     need(size, f"a step of {settings.batch_size} x {config.context} tokens",
          "choose a smaller batch_size or model, or more pieces to accumulate")  # fmt: skip

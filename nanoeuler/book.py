@@ -211,13 +211,19 @@ def run(root: Path, chapter: Path) -> None:
 
 # %% sec-book-check
 def imports(text: str) -> set[str]:
-    """The names "nanoeuler.room.module" and "nanoeuler.room.module.name" that a module imports."""
-    names = set()
-    for node in ast.walk(ast.parse(text)):
+    """The names "nanoeuler.room.module" and "nanoeuler.room.module.name" that a module imports.
+
+    Not those under `if TYPE_CHECKING`, which nothing runs.
+    """
+    names, left = set(), [ast.parse(text)]
+    while left:
+        node = left.pop()
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        unread = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        left += node.orelse if unread else ast.iter_child_nodes(node)
     return {name for name in names if name.startswith("nanoeuler.")}
 
 

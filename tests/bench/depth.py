@@ -26,7 +26,8 @@ from nanoeuler.model.depth import (
     with_step,
 )
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.transformer import head_weights, initialise, loss_scale
+from nanoeuler.model.transformer import head_weights, loss_scale
+from nanoeuler.model.weights import initialise
 from nanoeuler.training import saves as checkpoint
 from nanoeuler.training.optim import AdamW, clip, learning_rate
 from nanoeuler.training.saves import Settings

@@ -2,10 +2,12 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.dispatcher import Dispatcher
 
+from nanoeuler import compiler
 from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
 from nanoeuler.engines.cpu import loops, memory, products
 from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
@@ -524,21 +527,112 @@ def test_no_kernel_may_assume_finite_numbers():
         assert allowed <= {"reassoc", "contract", "arcp", "nsz"}, kernel.__name__
 
 
-def test_ids_outside_the_vocabulary_are_refused():
-    engine, x = CpuEngine(), np.zeros((1, 2, 3), np.float32)
-    for token in (-1, 4):
-        with pytest.raises(AssertionError, match="vocabulary"):
-            engine.embed(np.array([[0, token]]), np.zeros((4, 3), np.float32))
-        with pytest.raises(AssertionError, match="vocabulary"):
-            engine.embed_backward(x, np.array([[0, token]]), np.zeros((4, 3), np.float32))
-    for target in (-2, 3):
-        with pytest.raises(AssertionError, match="vocabulary"):
-            engine.cross_entropy(x[:, :, None], np.array([[[0], [target]]]), np.ones(1))
+IDS = """
+import numpy as np
+from nanoeuler.engines.cpu.engine import CpuEngine
+
+def refused(function, *arguments):
+    try:
+        function(*arguments)
+    except IndexError as error:
+        return "vocabulary" in str(error)
+
+engine, x, table = CpuEngine(), np.zeros((1, 2, 3), np.float32), np.zeros((4, 3), np.float32)
+for bad in (-2, 4, 2**31 - 1, -(2**31)):
+    ids = np.array([[0, bad]])
+    print(refused(engine.embed, ids, table), refused(engine.embed_backward, x, ids, table),
+          refused(engine.cross_entropy, x[:, :, None], ids[:, :, None], np.ones(1)))
+"""
+
+SHAPES = """
+import numpy as np
+from nanoeuler.engines.cpu.engine import CpuEngine
+from nanoeuler.engines.cpu.products import FULL, WORK, multiply, multiply_heads
+
+def f(*shape):
+    return np.zeros(shape, np.float32)
+
+engine, x, c, work = CpuEngine(), f(2, 3, 4), f(4), f(WORK)
+angles, short = f(3, 2), f(2, 2)
+wrong = {
+    "multiply": [(f(3, 4), f(5, 6), f(3, 6), False, work), (f(3, 4), f(4, 6), f(3, 5), False, work),
+                 (f(3, 4), f(4, 6), f(2, 6), False, work), (f(3, 4), f(4, 6), f(3, 6), False, f(9)),
+                 (f(3, 4), f(4, 6), f(3, 12)[:, ::2], False, work),
+                 (f(3, 4), f(8, 12)[::2, ::2], f(3, 6), False, work)],
+    "multiply_heads": [(f(1, 2, 3, 4), f(1, 2, 5, 6), f(1, 2, 3, 6), FULL, work),
+                       (f(2, 2, 3, 4), f(1, 2, 4, 6), f(2, 2, 3, 6), FULL, work),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 2, 3, 5), FULL, work),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 3, 3, 6), FULL, work),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 2, 3, 6), FULL, f(9)),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 2, 3, 12)[..., ::2], FULL, work)],
+    "embed_backward": [(x, np.zeros((2, 2), int), f(5, 4)), (x, np.zeros((2, 3), int), f(5, 3))],
+    "rmsnorm": [(x, f(3))], "layernorm": [(x, f(3))],
+    "rmsnorm_backward": [(x, x, c, f(2, 3, 1), f(3)), (x, x, c, f(2, 2, 1), c),
+                         (f(2, 2, 4), x, c, f(2, 3, 1), c), (x, x, f(3), f(2, 3, 1), c)],
+    "layernorm_backward": [(x, x, c, f(2, 3, 1), c)],
+    "rope": [(f(2, 3, 2, 4), 2, short, angles), (f(2, 3, 2, 4), 2, angles, short),
+             (f(2, 3, 2, 4), 3, angles, angles)],
+    "rope_backward": [(f(2, 3, 2, 4), 2, short, angles)],
+    "swiglu_backward": [(x, x)], "gelu_backward": [(x, f(2, 3, 5))],
+    "add": [(x, f(2, 3, 3))], "add_into": [(x, f(2, 3, 3))],
+    "cross_entropy": [(f(1, 2, 3, 4), np.zeros((1, 3, 3), int), np.ones(3)),
+                      (f(1, 2, 3, 4), np.zeros((1, 2, 3), int), np.ones(2))],
+    "linear": [(x, f(5, 2))], "linear_backward": [(f(2, 3, 6), x, f(4, 5), f(4, 5))],
+    "attention_backward": [(f(2, 3, 4), f(2, 3, 4, 2), 1, f(2, 2, 3, 2))],
+}
+for name, cases in wrong.items():
+    for arguments in cases:
+        try:
+            (globals().get(name) or getattr(engine, name))(*arguments)
+        except ValueError:
+            continue
+        print(name, [np.shape(x) for x in arguments])
+"""
+
+
+def child(code, *options, cwd=None, **environment):
+    """What a new Python prints."""
+    command, environment = [sys.executable, *options, "-c", code], os.environ | environment
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["-O"]], ids=["plain", "-O"])
+def test_ids_outside_the_vocabulary_are_refused(options):
+    """With assertions or without: compiled code would read and write memory that is not ours."""
+    assert set(child(IDS, *options).split()) == {"True"}
+
+
+def test_shapes_that_do_not_agree_are_refused():
+    assert child(SHAPES, "-O") == ""
 
 
 def test_other_types_are_refused():
-    with pytest.raises(AssertionError, match="float32"):
+    with pytest.raises(TypeError, match="float32"):
         CpuEngine().linear(np.zeros((1, 2, 3)), np.zeros((3, 4), np.float32))
+
+
+def test_kernels_compile_where_nothing_can_be_written(tmp_path):
+    """A read-only install and no home: a file where a folder would be stops root as well."""
+    package = Path(compiler.__file__).parent
+    shutil.copytree(package, tmp_path / "nanoeuler", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [tmp_path / "nanoeuler", *(tmp_path / "nanoeuler").rglob("*/")]:
+        (folder / "__pycache__").write_text("in the way")
+    code = "from nanoeuler.engines.cpu import loops; import numpy as np, os; "
+    code += "from nanoeuler.compiler import config; print(loops.__file__, config.CACHE_DIR); "
+    code += "print(loops.highest(np.ones(3, 'f4')), os.path.isdir(config.CACHE_DIR))"
+    nowhere = str(tmp_path / "nanoeuler" / "__init__.py")  # no folder either
+    clean = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "PYTHONDONTWRITEBYTECODE": "1"}
+    said = child(code, cwd=tmp_path, PYTHONPATH="", NUMBA_CACHE_DIR="", **clean).split()
+    assert said[0].startswith(str(tmp_path)) and said[2:] == ["1.0", "True"]
+    assert "nanoeuler-numba-" in said[1] and not Path(said[1]).exists()
+
+
+def test_numba_told_not_to_compile():
+    code = "from nanoeuler.errors import UserError\ntry: import nanoeuler.engines.cpu.loops\n"
+    code += "except UserError as error: print(error)"
+    assert "unset it" in child(code, NUMBA_DISABLE_JIT="1")
 
 
 def test_engine_names():

@@ -30,8 +30,16 @@ LOSS_ROWS = 256
 
 
 def _rows(x):
-    assert x.dtype == np.float32, f"the CPU engine works in float32, got {x.dtype}"
+    if x.dtype != np.float32:
+        raise TypeError(f"the CPU engine works in float32, got {x.dtype}")
     return x.reshape(-1, x.shape[-1])
+
+
+def _agree(*pairs):
+    # The kernels do not look where they write: shapes must be what they take them for.
+    for shape, expected in pairs:
+        if shape != expected:
+            raise ValueError(f"expected the shape {expected}, got {shape}")
 
 
 def _ids(x):
@@ -83,13 +91,13 @@ class FusedPrimitives(Primitives):
 
     def embed_backward(self, dx, tokens, dtable, dpositions=None):
         """As `backward.embed_backward`."""
-        assert dx.shape == tokens.shape + dtable.shape[1:]
+        _agree((dx.shape, tokens.shape + dtable.shape[1:]))
         loops.embed_backward(_rows(dx), _ids(tokens), dtable)
         _plus_backward(dx, dpositions)
 
     def rmsnorm(self, x, gain, eps=RMSNORM_EPS):
         """As `layers.rmsnorm`."""
-        assert gain.shape == x.shape[-1:]
+        _agree((gain.shape, x.shape[-1:]))
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
         loops.rmsnorm(_rows(x), gain, eps, _rows(y), _rows(r))
         return y, r
@@ -100,7 +108,7 @@ class FusedPrimitives(Primitives):
 
     def layernorm(self, x, gain, bias=None, eps=LAYERNORM_EPS):
         """As `layers.layernorm`."""
-        assert gain.shape == x.shape[-1:]
+        _agree((gain.shape, x.shape[-1:]))
         y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
         loops.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
         return _plus(y, bias), stats
@@ -111,23 +119,29 @@ class FusedPrimitives(Primitives):
         return self._norm_backward(loops.layernorm_backward, dy, x, gain, stats, dgain, None)
 
     def _norm_backward(self, kernel, dy, x, gain, stats, dgain, dx):
-        assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
-        out = self.arena.take(*x.shape) if dx is None else dx
-        assert out.shape == x.shape and out.flags.c_contiguous
+        C, out = x.shape[-1:], self.arena.take(*x.shape) if dx is None else dx
+        _agree((dy.shape, x.shape), (gain.shape, C), (dgain.shape, C), (out.shape, x.shape))
+        _agree((stats.shape, x.shape[:-1] + (1 if kernel is loops.rmsnorm_backward else 2,)))
+        assert out.flags.c_contiguous  # or reshape would write into a copy
         kernel(_rows(dy), _rows(x), gain, _rows(stats), _rows(out), dx is not None, dgain)
         return out
 
     def rope(self, heads, n, cos, sin):
         """As `layers.rope`, in place; heads must be contiguous."""
-        assert heads.flags.c_contiguous and cos.shape == (heads.shape[1], heads.shape[3] // 2)
-        loops.rope(heads, n, cos, sin, 1)
-        return heads
+        return self._turn(heads, n, cos, sin, 1)
 
     def rope_backward(self, dheads, n, cos, sin):
         """As `backward.rope_backward`, in place; dheads must be contiguous."""
-        assert dheads.flags.c_contiguous
-        loops.rope(dheads, n, cos, sin, -1)
-        return dheads
+        return self._turn(dheads, n, cos, sin, -1)
+
+    def _turn(self, heads, n, cos, sin, sign):
+        angles = heads.shape[1], heads.shape[3] // 2
+        _agree((cos.shape, angles), (sin.shape, angles))
+        if n > heads.shape[2]:
+            raise ValueError(f"expected at most {heads.shape[2]} heads to turn, got {n}")
+        assert heads.flags.c_contiguous  # the kernel is compiled for that
+        loops.rope(heads, n, cos, sin, sign)
+        return heads
 
     def swiglu(self, gate_up):
         """As `layers.swiglu`."""
@@ -137,7 +151,7 @@ class FusedPrimitives(Primitives):
 
     def swiglu_backward(self, dh, gate_up):
         """As `backward.swiglu_backward`."""
-        assert gate_up.shape == dh.shape[:-1] + (2 * dh.shape[-1],)
+        _agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
         dgate_up = self.arena.take(*gate_up.shape)
         loops.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
         return dgate_up
@@ -150,21 +164,22 @@ class FusedPrimitives(Primitives):
 
     def gelu_backward(self, dh, u):
         """As `backward.gelu_backward`."""
-        assert dh.shape == u.shape
+        _agree((dh.shape, u.shape))
         du = self.arena.take(*u.shape)
         loops.gelu_backward(_rows(dh), _rows(u), _rows(du))
         return du
 
     def add(self, x, y, h=1.0):
         """As `layers.add`."""
-        assert x.shape == y.shape
+        _agree((x.shape, y.shape))
         out = self.arena.take(*x.shape)
         loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
     def add_into(self, x, y, h=1.0):
         """As `reference.add_into`."""
-        assert x.shape == y.shape and x.flags.c_contiguous
+        _agree((x.shape, y.shape))
+        assert x.flags.c_contiguous  # or reshape would write into a copy
         loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
 
     def scale(self, x, h):
@@ -173,7 +188,7 @@ class FusedPrimitives(Primitives):
 
     def cross_entropy(self, logits, targets, scale):
         """As `backward.cross_entropy`; dlogits is written over logits."""
-        assert targets.shape == logits.shape[:-1] and scale.shape == targets.shape[2:]
+        _agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
         sums = np.zeros(scale.shape)
         loops.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
         return sums, logits
@@ -217,7 +232,7 @@ class FusedEngine(FusedPrimitives, Engine):
         *others, (weight, k) = terms
         for each, velocity in others:
             x = self.add(x, velocity, each)
-        assert k.shape == x.shape and gain.shape == x.shape[-1:]
+        _agree((k.shape, x.shape), (gain.shape, x.shape[-1:]))
         moved, n = self.arena.take(*x.shape), self.arena.take(*x.shape)
         is_rms = config.norm == "rms"
         stats = self.arena.take(*x.shape[:-1], 1 if is_rms else 2)
@@ -242,7 +257,7 @@ class FusedEngine(FusedPrimitives, Engine):
     ) -> tuple[Array, Array | None]:
         """As `Engine.loss`: the logits of LOSS_ROWS positions at a time."""
         rows, aims = _rows(n), targets.reshape(-1, targets.shape[-1])
-        assert len(rows) == len(aims)
+        _agree((targets.shape[:-1], n.shape[:-1]))
         sums, dn = np.zeros(scale.shape), None if dW is None else self.arena.take(*n.shape)
         for first in range(0, len(rows), LOSS_ROWS):
             part = slice(first, first + LOSS_ROWS)
@@ -298,7 +313,7 @@ class CpuEngine(FusedEngine):
     def attention_backward(self, dy, heads, n_kv, p):
         """As `backward.attention_backward`."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
-        assert dy.shape == (B, T, (N - 2 * n_kv) * D) and p.shape == (B, N - 2 * n_kv, T, T)
+        _agree((dy.shape, (B, T, (N - 2 * n_kv) * D)), (p.shape, (B, N - 2 * n_kv, T, T)))
         dheads = self.arena.take(B, T, N, D)
         dq, dk, dv = _split(dheads, n_kv)
         dy = dy.reshape(B, T, -1, D).swapaxes(1, 2)

@@ -11,8 +11,8 @@ N rows (positions of all sequences), C channels, D head width, F MLP width, H he
 """
 
 import numpy as np
-from numba import njit
 
+from nanoeuler.compiler import njit
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
 
@@ -236,7 +236,8 @@ def cross_entropy(logits, targets, scale, sums):
         if target == IGNORE:
             row[:] = F32(0)
             continue
-        assert 0 <= target < V, "a target outside the vocabulary"
+        if not 0 <= target < V:
+            raise IndexError("a target outside the vocabulary")
         top, z = highest(row), F32(0)
         hit = row[target] - top
         for j in range(V):
@@ -302,7 +303,8 @@ def rope(heads, n, cos, sin, sign):
 def embed(tokens, table, x):
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""
     for i in range(tokens.size):
-        assert 0 <= tokens[i] < table.shape[0], "a token outside the vocabulary"
+        if not 0 <= tokens[i] < table.shape[0]:
+            raise IndexError("a token outside the vocabulary")
         x[i] = table[tokens[i]]
 
 
@@ -310,7 +312,8 @@ def embed(tokens, table, x):
 def embed_backward(dx, tokens, dtable):
     """Add each dx (N, C) to its token's row of dtable (V, C), in the order of the positions."""
     for i in range(tokens.size):
-        assert 0 <= tokens[i] < dtable.shape[0], "a token outside the vocabulary"
+        if not 0 <= tokens[i] < dtable.shape[0]:
+            raise IndexError("a token outside the vocabulary")
         for j in range(dtable.shape[1]):
             dtable[tokens[i], j] += dx[i, j]
 

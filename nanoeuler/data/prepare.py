@@ -81,8 +81,8 @@ class _Documents:
         """Yield (bytes, whether held out) of the documents to keep."""
         left = zip(self._hashes, self._keep, self._held_out, strict=True)
         for text in self._texts(stage):
-            known, keep, held_out = next(left, (None, False, False))
-            if _hash(text) != known:
+            before, keep, held_out = next(left, (None, False, False))
+            if _hash(text) != before:
                 break
             if keep:
                 yield text, held_out

@@ -131,9 +131,9 @@ class Damage(Exception):
     """What is wrong with a file that was read, in words."""
 
 
-def _brief(error):
+def _brief(thing):
     """What an error says on one short line, whatever a hostile file made it say."""
-    return "".join(c if c.isprintable() else "?" for c in str(error)[:200])
+    return "".join(c if c.isprintable() else "?" for c in str(thing)[:200])
 
 
 def _read_json(path):
@@ -199,12 +199,12 @@ def read_record(out: str | Path) -> Record:
             raise UserError(f"expected a run in {out}, but found no config.json there")
         try:
             record = _read_json(path)
-            version = record.get("format", 1)
-            if type(version) is int and version > FORMAT:
-                raise UserError(f"{out} holds a run of format {version}, and this nanoeuler knows "
-                                f"formats up to {FORMAT}: use a newer one")  # fmt: skip
-            if version not in (1, FORMAT):
-                raise Damage("format is no number of a format")
+            version = _field({"format": 1} | record, "format", int)
+            if version > FORMAT:
+                raise UserError(f"{out} holds a run of format {_brief(version)}, and this nanoeuler"
+                                f" knows formats up to {FORMAT}: use a newer one")  # fmt: skip
+            if version < 1:
+                raise Damage(f"there is no format {version}")
             config, settings, data, name = _parse(record)
         except Damage as error:
             reason = _brief(error)
@@ -223,7 +223,7 @@ def _read_state(folder, step, record):
     """state.json of the save in `folder`, which must be of `step` and of the run of `record`."""
     state = _read_json(folder / "state.json")
     if _field(state, "step", int) != step or step > record.settings.steps:
-        raise Damage(f"state.json has step {state['step']:.12g}")
+        raise Damage(f"state.json has step {state['step']}")
     for text in [each for pair in _field(state, "program", dict).items() for each in pair]:
         if type(text) is not str or not text.isprintable() or len(text) > 100:  # it may be printed
             raise Damage("program in state.json is not what a save holds")
@@ -253,7 +253,7 @@ def _check_tensors(path, file, config, kinds):
         part = file.get_slice(name)
         tensors[name] = part.get_dtype(), tuple(part.get_shape())
     if config.n_layers > config.repeat * len(tensors):  # or a huge number makes a huge dict
-        raise Damage(f"{len(tensors)} tensors for {config.n_layers:.12g} layers")
+        raise Damage(f"{len(tensors)} tensors for {config.n_layers} layers")
     shapes = parameter_shapes(config).items()
     wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes}
     for name in sorted(tensors | wanted):

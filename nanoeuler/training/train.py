@@ -10,6 +10,7 @@ Leaves out how the steps are taken (loop.py) and what a directory holds (saves.p
 import dataclasses
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,6 +84,8 @@ def open_run(
                 run = load(out)
                 _compare(out, run, settings, config, tokenizer, data)
             else:
+                if resume:
+                    print(f"nothing was saved in {out}: the run begins", file=sys.stderr)
                 clear(out, spared=("data", LOCK))
                 run = begin()
             yield run

@@ -443,7 +443,7 @@ BAD = {
     "a half": (edited(lambda r: r["train"].update(tokens=0.5)), "not a whole number above 0"),
     "more tokens": (edited(lambda r: r["train"].update(tokens=9)), "expected 9 tokens in .*train"),
     "more documents": (edited(lambda r: r["held-out"].update(documents=99)), "expected 99 docum"),
-    "no shards": (edited(lambda r: r["train"].update(shards=[])), "tokens in .*found 0"),
+    "no shards": (edited(lambda r: r["train"].update(shards=[])), "tokens in .*got 0"),
     "a shard less": (edited(lambda r: r["train"]["shards"].pop()), "tokens in .*train"),
     "a sha256": (
         edited(lambda r: r["train"]["shards"][0].update(sha256="ab" * 32)),

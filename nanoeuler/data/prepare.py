@@ -81,8 +81,8 @@ class _Documents:
         """Yield (bytes, whether held out) of the documents to keep."""
         left = zip(self._hashes, self._keep, self._held_out, strict=True)
         for text in self._texts(stage):
-            known, keep, held_out = next(left, (None, False, False))
-            if _hash(text) != known:
+            before, keep, held_out = next(left, (None, False, False))
+            if _hash(text) != before:
                 break
             if keep:
                 yield text, held_out
@@ -167,7 +167,8 @@ def _folder(out):
 def _commit(out, tokenizer, writers, source, **about):
     """Write the last shards and then, last of all, prepared.json, without which nothing opens."""
     sides = {side: writer.close() for side, writer in zip(SIDES, writers, strict=True)}
-    record = {"nanoeuler": __version__, "source": quoted(source), **about, "tokenizer": tokenizer.hash, **sides}
+    record = {"nanoeuler": __version__, "source": quoted(source), **about,
+              "tokenizer": tokenizer.hash, **sides}  # fmt: skip
     with replacing(out / "prepared.json") as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     (out / _UNFINISHED).unlink()

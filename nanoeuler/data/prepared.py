@@ -81,10 +81,10 @@ class Prepared:
         expected = self.record[side]
         numbers = range(len(expected["shards"]))
         tokens = Tokens([shard_path(self.folder, side, i) for i in numbers], self.tokenizer)
-        for name, found in (("tokens", len(tokens)), ("documents", tokens.n_documents)):
-            if found != expected[name]:
+        for name, count in (("tokens", len(tokens)), ("documents", tokens.n_documents)):
+            if count != expected[name]:
                 raise UserError(f"expected {expected[name]} {name} in {self.folder / side}-*"
-                                f".safetensors, found {found}: prepare it again")  # fmt: skip
+                                f".safetensors, got {count}: prepare it again")  # fmt: skip
         return tokens
 
     def verify(self) -> None:

@@ -51,20 +51,19 @@ def _header(path, tokenizer):
     try:
         with safe_open(path, framework="numpy") as file:  # sizes that do not add up are an error
             parts = ((name, file.get_slice(name)) for name in file.keys())
-            found = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
+            layout = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
             owner = (file.metadata() or {}).get("tokenizer")
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"expected a whole shard, but {path}: {quoted(error)}: prepare it again"
         ) from None
-    if found != expected:
-        raise UserError(
-            f"expected a shard to have {expected}, but {path} has {quoted(found)}: prepare it again"
-        )
+    if layout != expected:
+        raise UserError(f"expected a shard to have {expected}, but {path} has {quoted(layout)}: "
+                        "prepare it again")  # fmt: skip
     if owner != tokenizer.hash:
         raise UserError(
             f"expected tokens of the tokenizer {tokenizer.hash:.16}, but {path} has those of "
-            f"{quoted(owner or 'an unknown one', 16)}: prepare it again"
+            f"{quoted(owner or 'an unknown one')[:16]}: prepare it again"
         )
 
 
@@ -123,8 +122,8 @@ class Tokens:
 
     def window(self, starts: Sequence, length: int) -> np.ndarray:
         """Ids (n, length) int32: `length` tokens from each of `starts` (n,), across shards."""
-        found = np.empty((len(starts), length), np.int32)
-        for row, start in zip(found, starts, strict=True):
+        ids = np.empty((len(starts), length), np.int32)
+        for row, start in zip(ids, starts, strict=True):
             assert 0 <= start <= len(self) - length, (start, length, len(self))
             shard, done = bisect_right(self._firsts, start) - 1, 0
             while done < length:
@@ -132,12 +131,12 @@ class Tokens:
                 part = self._parts[shard][0][at : at + length - done]
                 row[done : done + len(part)] = part
                 shard, done = shard + 1, done + len(part)
-        self._check(found)
-        return found
+        self._check(ids)
+        return ids
 
-    def _check(self, found):
+    def _check(self, ids):
         """Refuse ids outside the vocabulary: an engine would read beyond its embedding."""
-        largest = found.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
+        largest = ids.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
         if largest >= self.vocab_size:
             raise UserError(
                 f"expected ids below {self.vocab_size}, but {self.paths[0].parent} holds "

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import nanoeuler
 from nanoeuler.errors import UserError
-from nanoeuler.inference.chat import Chat, converse
+from nanoeuler.inference.chat import TEMPERATURE, Chat, converse
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
@@ -206,11 +206,22 @@ def test_a_chat_drops_whole_turns_and_never_overfills_the_context():
     assert again.turns == chat.turns  # the same seed, the same conversation
 
 
+def test_a_chat_that_cannot_be_is_refused_before_the_first_question():
+    weights = initialise(TINY, seed=0)
+    for knob in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}):
+        with pytest.raises(UserError, match="expected temperature >= 0"):
+            Chat(TINY, TOKENIZER, weights, **knob)
+    gpt2 = Tokenizer(np.zeros((0, 2)), ("<|endoftext|>",))
+    with pytest.raises(UserError, match=r"has no <\|user\|>"):
+        Chat(TINY, gpt2, weights)
+
+
 def test_earlier_turns_are_read_again(monkeypatch):
     asked = []
 
     def fake(decoder, tokens, n, **knobs):
         asked.append((tokens, n))
+        assert knobs["temperature"] == TEMPERATURE  # where nobody says another
         return iter(TOKENIZER.encode("ok").tolist())
 
     monkeypatch.setattr("nanoeuler.inference.chat.generate", fake)
@@ -240,7 +251,7 @@ def test_pairs_from_a_file(tmp_path):
     lines = '{"question": "Caf\\u00e9?", "answer": "Yes."}', '{"question": "b", "answer": "c"}'
     path.write_text("\n".join(lines))
     assert read_pairs(path) == [("Café?", "Yes."), ("b", "c")]
-    for wrong in ("no json", "[1]", '{"question": "a"}', "1", "", "[" * 100_000,
+    for wrong in ("no json", "[1]", '{"question": "a"}', "1", "[" * 100_000,
                   '{"question": "a", "answer": null}', '{"question": "a", "answer": 1}',
                   '{"question": "a", "answer": "\\ud800"}'):
         path.write_text('{"question": "b", "answer": "c"}\n' + wrong)

@@ -25,12 +25,10 @@ from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.paths import data_folder
+from nanoeuler.progress import bars
 
 # The commonest words of English prose; code and tables lack them.
 FUNCTION_WORDS = frozenset(
@@ -174,6 +172,16 @@ def sources() -> dict[str, Path]:
     }
 
 
+def _parsed(path):
+    """The source of a file and its tree; None for what is not UTF-8 or not Python as we know it."""
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+        with warnings.catch_warnings(action="ignore"):  # of the parser, on code not ours
+            return source, ast.parse(source)
+    except (SyntaxError, ValueError, OSError):
+        return None
+
+
 def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
     """Read source files {module name: path}; return (text, pairs).
 
@@ -186,20 +194,16 @@ def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
         letters = re.sub(r"\W+", "", sentence.lower())
         return not (letters in seen or seen.add(letters))
 
-    terminal = Console(stderr=True)
     order = sorted(modules, key=lambda name: sha256(name.encode()).digest())
-    for name in track(order, "reading documentation", console=terminal, transient=True,
-                      disable=not terminal.is_terminal):
-        try:
-            source = Path(modules[name]).read_text(encoding="utf-8")
-            with warnings.catch_warnings(action="ignore"):  # of the parser, on code not ours
-                tree = ast.parse(source)
-        except (SyntaxError, ValueError, OSError):
-            continue
-        prose = [p for part in strings_and_comments(source, tree) for p in paragraphs(part)]
-        text.append("\n".join(filter(is_new, prose)))
-        candidates = (question_and_answer(*item) for item in definitions(tree, name))
-        pairs += [pair for pair in candidates if pair and is_new("answer " + pair[1])]
+    with bars() as progress:
+        for name in progress.track(order, description="reading documentation"):
+            if parsed := _parsed(modules[name]):
+                source, tree = parsed
+                parts = strings_and_comments(source, tree)
+                prose = [each for part in parts for each in paragraphs(part)]
+                text.append("\n".join(filter(is_new, prose)))
+                candidates = (question_and_answer(*item) for item in definitions(tree, name))
+                pairs += [pair for pair in candidates if pair and is_new("answer " + pair[1])]
     return "\n\n".join(filter(None, text)) + "\n", pairs
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from nanoeuler.errors import UserError
-from nanoeuler.inference.decoder import Decoder, distribution, generate, text_pieces
+from nanoeuler.inference.decoder import Decoder, generate, text_pieces
+from nanoeuler.inference.sampling import distribution
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, prompt

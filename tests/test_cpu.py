@@ -2,10 +2,12 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.dispatcher import Dispatcher
 
-from nanoeuler.engines import reference
-from nanoeuler.engines.cpu import engine as cpu
-from nanoeuler.engines.cpu import loops, products
-from nanoeuler.engines.cpu.engine import Arena, CpuEngine, FusedEngine, aligned
+from nanoeuler import compiler
+from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
+from nanoeuler.engines.cpu import loops, memory, products
+from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
+from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.products import (
     BELOW,
     DEPTH,
@@ -31,7 +34,8 @@ from nanoeuler.engines.cpu.products import (
     multiply_heads,
     vector_unit,
 )
-from nanoeuler.engines.cpu.stepper import SHARDS, Sharded, engine_factory
+from nanoeuler.engines.cpu.stepper import SHARDS, shards
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
@@ -44,6 +48,7 @@ from nanoeuler.model.transformer import (
     loss_sums,
 )
 
+reference = ReferenceEngine()
 U = 2.0**-24  # the largest relative error of one float32 operation
 GUARD = 64  # floats around every array: more than a tile's width of AVX-512, 48
 SENTINEL = np.float32(-1.2345e30)  # no operation on numbers of size 1 comes near it
@@ -348,58 +353,105 @@ def test_shared_blocks():
     compare(replace(RAGGED, n_layers=4, repeat=2, step_size=0.5), 2, 37, CpuEngine())
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4, 7])
+class Descent:
+    """The smallest optimizer: clips at `limit`, and walks down the gradient."""
+
+    def __init__(self, limit=np.inf):
+        self.limit, self.updates = limit, []
+
+    def clip(self, gradients):
+        norm = float(np.linalg.norm(np.float64(gradients.flat)))
+        if self.limit < norm < np.inf:
+            gradients.flat *= self.limit / norm
+        return norm
+
+    def update(self, weights, gradients, lr, number):
+        self.updates.append((lr, number))
+        weights.flat -= np.float32(lr) * gradients.flat
+
+
+@pytest.mark.parametrize("batch", [1, 7, 30])
 @pytest.mark.parametrize("name", ["fused", "cpu"])
 @pytest.mark.parametrize("config", [RAGGED, GPT2], ids=["default", "like GPT-2"])
 def test_threads_change_no_byte(config, name, batch):
     w, tokens, targets, scale = problem(config, batch, 37)
     seen = set()
-    for threads in (1, 2, 3):
-        sharded, dw = Sharded(engine_factory(name), config, threads), w.zeros_like()
-        dw.flat[...] = np.nan  # overwritten, not added to
-        for _ in range(4):
-            sums = sharded.loss_and_gradients(w, tokens, targets, scale, dw)
-            losses = sharded.loss(w, tokens, targets, scale)
-            seen.add((sums.tobytes(), dw.flat.tobytes(), losses.tobytes()))
+    for threads in (1, 2, 3, 8):
+        stepper = make_stepper(name, w, Descent(), threads=threads)
+        for _ in range(2):
+            stepper.gradients.flat[...] = np.nan  # overwritten, not added to
+            sums = stepper.loss_and_gradients(tokens, targets, scale)
+            seen.add((sums.tobytes(), stepper.gradients.flat.tobytes()))
+            assert np.array_equal(stepper.sums(tokens, targets), sums)
+        assert len(stepper.buffers) <= min(threads, shards(batch, 37) - 1)
     assert len(seen) == 1
-    assert np.isfinite(dw.flat).all() and np.array_equal(sums, losses)
+    assert np.isfinite(stepper.gradients.flat).all()
 
 
-def test_shards_sum_to_the_whole():
-    w, tokens, targets, scale = problem(RAGGED, 7, 37)
+@pytest.mark.parametrize("pieces", [1, 2, 3, 100])
+def test_shards_sum_to_the_whole(pieces):
+    """Thirty sequences of 37 tokens are five shards; 100 pieces are one sequence each."""
+    w, tokens, targets, scale = problem(RAGGED, 30, 37)
     wide = Weights(RAGGED, np.float64, np.float64(w.flat))
-    whole, parts = wide.zeros_like(), wide.zeros_like()
+    whole = wide.zeros_like()
     sums = loss_and_gradients(reference, RAGGED, wide, tokens, targets, scale, whole)
-    sharded = Sharded(engine_factory("reference"), RAGGED, 2)
-    got = sharded.loss_and_gradients(wide, tokens, targets, scale, parts)
-    # float64: SHARDS sums instead of one, and a backward pass behind each
-    assert np.abs(parts.flat - whole.flat).max() <= 1e-13 * np.abs(whole.flat).max()
-    assert np.allclose(got, sums, rtol=SHARDS * 2.0**-50, atol=0)
+    stepper = make_stepper("reference", wide, Descent(), threads=2, pieces=pieces)
+    got = stepper.loss_and_gradients(tokens, targets, scale)
+    # float64: at most one sum for each sequence instead of one, and a backward pass behind each
+    assert np.abs(stepper.gradients.flat - whole.flat).max() <= 1e-13 * np.abs(whole.flat).max()
+    assert np.allclose(got, sums, rtol=30 * 2.0**-50, atol=0)
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 100])
-def test_pieces_sum_to_the_whole_in_less_memory(pieces):
-    """Gradient accumulation: 13 sequences are shards of 3, 3, 3, 4; 100 pieces are one each."""
-    w, tokens, targets, scale = problem(RAGGED, 13, 37)
-    wide = Weights(RAGGED, np.float64, np.float64(w.flat))
-    whole, parts = wide.zeros_like(), wide.zeros_like()
-    sums = loss_and_gradients(reference, RAGGED, wide, tokens, targets, scale, whole)
-    sharded = Sharded(engine_factory("reference"), RAGGED, 2, pieces)
-    got = sharded.loss_and_gradients(wide, tokens, targets, scale, parts)
-    # float64: at most one sum for each sequence instead of one, and a backward pass behind each
-    assert np.abs(parts.flat - whole.flat).max() <= 1e-13 * np.abs(whole.flat).max()
-    assert np.allclose(got, sums, rtol=13 * 2.0**-50, atol=0)
-
+def test_pieces_take_less_memory(pieces):
+    w, tokens, targets, scale = problem(RAGGED, 30, 37)
     seen, arenas = set(), {}
     for threads, count in ((1, pieces), (3, pieces), (1, 1)):
-        sharded, dw = Sharded(engine_factory("cpu"), RAGGED, threads, count), w.zeros_like()
-        sharded.loss_and_gradients(w, tokens, targets, scale, dw)
+        stepper = make_stepper("cpu", w, Descent(), threads=threads, pieces=count)
+        stepper.loss_and_gradients(tokens, targets, scale)
         if count == pieces:
-            seen.add(dw.flat.tobytes())
-        arenas[count] = sharded.engines.get().arena.needed
+            seen.add(stepper.gradients.flat.tobytes())
+        arenas[count] = stepper.engines[0].arena.needed
     assert len(seen) == 1
-    largest = -(-4 // pieces)  # sequences in a piece of the largest shard
-    assert arenas[pieces] < (largest + 0.5) / 4 * arenas[1]
+    largest = -(-6 // pieces)  # of the six sequences of a shard
+    assert arenas[pieces] < (largest + 0.5) / 6 * arenas[1]
+
+
+def test_shards():
+    assert [shards(16, 128), shards(64, 128), shards(8, 512), shards(30, 37)] == [8, 32, 8, 5]
+    assert shards(1, 10**6) == shards(300, 1) - 1 == 1
+    assert shards(10**6, 512) == SHARDS
+
+
+def test_step():
+    w, tokens, targets, scale = problem(RAGGED, 9, 37)
+    old, optimizer = w.flat.copy(), Descent(limit=0.01)
+    stepper = make_stepper("cpu", w, optimizer, threads=2)
+    sums = stepper.loss_and_gradients(tokens, targets, scale)
+    whole = stepper.gradients.flat.copy()
+    (taken,) = stepper.step(tokens, targets, lr=0.1, number=7)
+    assert taken.number == 7 and np.array_equal(taken.sums, sums) and taken.finite
+    assert np.isclose(taken.norm, np.linalg.norm(whole)) and taken.norm > 0.01
+    assert optimizer.updates == [(0.1, 7)]
+    # one rounding of the factor and two each way
+    moved = (old - w.flat) - 0.1 * 0.01 / taken.norm * whole
+    assert np.abs(moved).max() <= gamma(5) * np.abs(old).max()
+    stepper.pull()
+    stepper.push()
+    assert stepper.finish() == []
+
+
+@pytest.mark.parametrize("norm", [1.0, np.nan, np.inf])
+def test_a_step_that_is_not_finite_changes_nothing(norm):
+    w, tokens, targets, _ = problem(RAGGED, 9, 37)
+    optimizer = Descent()
+    optimizer.clip = lambda gradients: norm
+    if norm == 1:  # then it is the loss that is not
+        w["output"][3, 5] = np.nan
+    before = w.flat.tobytes()
+    (taken,) = make_stepper("cpu", w, optimizer).step(tokens, targets, 0.1, 1)
+    assert not taken.finite and np.isfinite(taken.sums).all() == (norm != 1)
+    assert w.flat.tobytes() == before and optimizer.updates == []
 
 
 def test_arena_stops_growing(monkeypatch):
@@ -414,7 +466,7 @@ def test_arena_stops_growing(monkeypatch):
     step(3)
     slab = engine.arena.slab
     for name in ("aligned", "mapped"):
-        monkeypatch.setattr(cpu, name, lambda *shape: pytest.fail("memory taken after pass one"))
+        monkeypatch.setattr(memory, name, lambda *shape: pytest.fail("memory taken after pass one"))
     for sequences in (3, 1, 3, 2):  # shorter ones fit into the same slab
         step(sequences)
     loss_sums(engine, RAGGED, w, tokens, targets)
@@ -427,7 +479,7 @@ def test_arena_aligns_and_separates():
     for _ in range(2):
         arena.begin()
         arrays = [arena.take(3), arena.take(2, 5), arena.take(1)]
-        assert all(x.ctypes.data % cpu.ALIGNMENT == 0 for x in arrays)
+        assert all(x.ctypes.data % memory.ALIGNMENT == 0 for x in arrays)
         for i, x in enumerate(arrays):
             x[...] = i
         assert [x.max() for x in arrays] == [0, 1, 2]
@@ -459,11 +511,10 @@ def test_highest(numbers):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["embedding", "block.0.wqkv", "block.1.w_up", "output"])
 def test_what_is_not_finite_is_seen(bad, where):
-    w, tokens, targets, scale = problem(RAGGED, 4, 37)
+    w, tokens, targets, _ = problem(RAGGED, 4, 37)
     w[where].reshape(-1)[int(tokens[0, 0]) * RAGGED.dim if where == "embedding" else 5] = bad
-    dw = w.zeros_like()
-    sums = Sharded(engine_factory("cpu"), RAGGED).loss_and_gradients(w, tokens, targets, scale, dw)
-    assert not np.isfinite(sums).all()
+    (taken,) = make_stepper("cpu", w, Descent()).step(tokens, targets, 0.1, 1)
+    assert not np.isfinite(taken.sums).all() and not taken.finite
 
 
 def test_no_kernel_may_assume_finite_numbers():
@@ -476,28 +527,129 @@ def test_no_kernel_may_assume_finite_numbers():
         assert allowed <= {"reassoc", "contract", "arcp", "nsz"}, kernel.__name__
 
 
-def test_ids_outside_the_vocabulary_are_refused():
-    engine, x = CpuEngine(), np.zeros((1, 2, 3), np.float32)
-    for token in (-1, 4):
-        with pytest.raises(AssertionError, match="vocabulary"):
-            engine.embed(np.array([[0, token]]), np.zeros((4, 3), np.float32))
-        with pytest.raises(AssertionError, match="vocabulary"):
-            engine.embed_backward(x, np.array([[0, token]]), np.zeros((4, 3), np.float32))
-    for target in (-2, 3):
-        with pytest.raises(AssertionError, match="vocabulary"):
-            engine.cross_entropy(x[:, :, None], np.array([[[0], [target]]]), np.ones(1))
+IDS = """
+import numpy as np
+from nanoeuler.engines.cpu.engine import CpuEngine
+
+def refused(function, *arguments):
+    try:
+        function(*arguments)
+    except IndexError as error:
+        return "vocabulary" in str(error)
+
+engine, x, table = CpuEngine(), np.zeros((1, 2, 3), np.float32), np.zeros((4, 3), np.float32)
+for bad in (-2, 4, 2**31 - 1, -(2**31)):
+    ids = np.array([[0, bad]])
+    print(refused(engine.embed, ids, table), refused(engine.embed_backward, x, ids, table),
+          refused(engine.cross_entropy, x[:, :, None], ids[:, :, None], np.ones(1)))
+"""
+
+SHAPES = """
+import numpy as np
+from nanoeuler.engines.cpu.engine import CpuEngine
+from nanoeuler.engines.cpu.products import FULL, WORK, multiply, multiply_heads
+
+def f(*shape):
+    return np.zeros(shape, np.float32)
+
+engine, x, c, work = CpuEngine(), f(2, 3, 4), f(4), f(WORK)
+angles, short = f(3, 2), f(2, 2)
+wrong = {
+    "multiply": [(f(3, 4), f(5, 6), f(3, 6), False, work), (f(3, 4), f(4, 6), f(3, 5), False, work),
+                 (f(3, 4), f(4, 6), f(2, 6), False, work), (f(3, 4), f(4, 6), f(3, 6), False, f(9)),
+                 (f(3, 4), f(4, 6), f(3, 12)[:, ::2], False, work),
+                 (f(3, 4), f(8, 12)[::2, ::2], f(3, 6), False, work)],
+    "multiply_heads": [(f(1, 2, 3, 4), f(1, 2, 5, 6), f(1, 2, 3, 6), FULL, work),
+                       (f(2, 2, 3, 4), f(1, 2, 4, 6), f(2, 2, 3, 6), FULL, work),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 2, 3, 5), FULL, work),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 3, 3, 6), FULL, work),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 2, 3, 6), FULL, f(9)),
+                       (f(1, 2, 3, 4), f(1, 2, 4, 6), f(1, 2, 3, 12)[..., ::2], FULL, work)],
+    "embed_backward": [(x, np.zeros((2, 2), int), f(5, 4)), (x, np.zeros((2, 3), int), f(5, 3))],
+    "rmsnorm": [(x, f(3))], "layernorm": [(x, f(3))],
+    "rmsnorm_backward": [(x, x, c, f(2, 3, 1), f(3)), (x, x, c, f(2, 2, 1), c),
+                         (f(2, 2, 4), x, c, f(2, 3, 1), c), (x, x, f(3), f(2, 3, 1), c)],
+    "layernorm_backward": [(x, x, c, f(2, 3, 1), c)],
+    "rope": [(f(2, 3, 2, 4), 2, short, angles), (f(2, 3, 2, 4), 2, angles, short),
+             (f(2, 3, 2, 4), 3, angles, angles)],
+    "rope_backward": [(f(2, 3, 2, 4), 2, short, angles)],
+    "swiglu_backward": [(x, x)], "gelu_backward": [(x, f(2, 3, 5))],
+    "add": [(x, f(2, 3, 3))], "add_into": [(x, f(2, 3, 3))],
+    "cross_entropy": [(f(1, 2, 3, 4), np.zeros((1, 3, 3), int), np.ones(3)),
+                      (f(1, 2, 3, 4), np.zeros((1, 2, 3), int), np.ones(2))],
+    "linear": [(x, f(5, 2))], "linear_backward": [(f(2, 3, 6), x, f(4, 5), f(4, 5))],
+    "attention_backward": [(f(2, 3, 4), f(2, 3, 4, 2), 1, f(2, 2, 3, 2))],
+}
+for name, cases in wrong.items():
+    for arguments in cases:
+        try:
+            (globals().get(name) or getattr(engine, name))(*arguments)
+        except ValueError:
+            continue
+        print(name, [np.shape(x) for x in arguments])
+"""
+
+
+def child(code, *options, cwd=None, **environment):
+    """What a new Python prints."""
+    command, environment = [sys.executable, *options, "-c", code], os.environ | environment
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["-O"]], ids=["plain", "-O"])
+def test_ids_outside_the_vocabulary_are_refused(options):
+    """With assertions or without: compiled code would read and write memory that is not ours."""
+    assert set(child(IDS, *options).split()) == {"True"}
+
+
+def test_shapes_that_do_not_agree_are_refused():
+    assert child(SHAPES, "-O") == ""
 
 
 def test_other_types_are_refused():
-    with pytest.raises(AssertionError, match="float32"):
+    with pytest.raises(TypeError, match="float32"):
         CpuEngine().linear(np.zeros((1, 2, 3)), np.zeros((3, 4), np.float32))
+
+
+def test_kernels_compile_where_nothing_can_be_written(tmp_path):
+    """A read-only install and no home: a file where a folder would be stops root as well."""
+    package = Path(compiler.__file__).parent
+    shutil.copytree(package, tmp_path / "nanoeuler", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [tmp_path / "nanoeuler", *(tmp_path / "nanoeuler").rglob("*/")]:
+        (folder / "__pycache__").write_text("in the way")
+    code = "from nanoeuler.engines.cpu import loops; import numpy as np, os; "
+    code += "from nanoeuler.compiler import config; print(loops.__file__, config.CACHE_DIR); "
+    code += "print(loops.highest(np.ones(3, 'f4')), os.path.isdir(config.CACHE_DIR))"
+    nowhere = str(tmp_path / "nanoeuler" / "__init__.py")  # no folder either
+    clean = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "PYTHONDONTWRITEBYTECODE": "1"}
+    said = child(code, cwd=tmp_path, PYTHONPATH="", NUMBA_CACHE_DIR="", **clean).split()
+    assert said[0].startswith(str(tmp_path)) and said[2:] == ["1.0", "True"]
+    assert "nanoeuler-numba-" in said[1] and not Path(said[1]).exists()
+
+
+def test_numba_told_not_to_compile():
+    code = "from nanoeuler.errors import UserError\ntry: import nanoeuler.engines.cpu.loops\n"
+    code += "except UserError as error: print(error)"
+    assert "unset it" in child(code, NUMBA_DISABLE_JIT="1")
 
 
 def test_engine_names():
     assert engine_factory("auto") is engine_factory("cpu") is CpuEngine
-    assert engine_factory("reference")() is reference
+    assert engine_factory("reference") is ReferenceEngine
+    assert [engine_name(x) for x in ("auto", "cpu", "fused")] == ["cpu", "cpu", "fused"]
     with pytest.raises(UserError, match="'gpu'.*reference"):
         engine_factory("gpu")
+    with pytest.raises(UserError, match="trains on a CPU"):
+        make_stepper("cuda", None, None)
+
+
+def test_choosing_imports_no_compiler():
+    code = "import sys, nanoeuler.engines.choice as c; c.engine_factory('reference'); "
+    code += "c.engine_name('auto'); print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_vector_unit():

@@ -58,7 +58,7 @@ def whole_steps():
     """Compare loss and gradients with the reference's, for every architecture; train a step."""
     from test_cpu import MODELS, RAGGED, SETTINGS, compare, problem
 
-    from nanoeuler.engines.cpu import stepper
+    from nanoeuler.engines.choice import make_stepper
     from nanoeuler.engines.cpu.engine import CpuEngine
     from nanoeuler.training import optim
 
@@ -70,12 +70,12 @@ def whole_steps():
     for integrator, h in (("heun", 0.7), ("rk4", 1.5)):
         shared = replace(RAGGED, n_layers=4, repeat=2, integrator=integrator, step_size=h)
         compare(shared, 2, 37, engine)
-    w, *batch = problem(RAGGED, 3, 37)
-    sharded, dw = stepper.Sharded(CpuEngine, RAGGED, threads=2), w.zeros_like()
-    sums = sharded.loss_and_gradients(w, *batch, dw)
-    optim.clip(dw)
-    optim.AdamW(w).update(w, dw, lr=1e-3, step=1)
-    assert sharded.loss(w, *batch)[0] < sums[0]  # the step went downhill
+    w, tokens, targets, _ = problem(RAGGED, 30, 37)
+    optimizer = optim.AdamW(w)
+    optimizer.clip = optim.clip
+    stepper = make_stepper("cpu", w, optimizer, threads=2)
+    (taken,) = stepper.step(tokens, targets, lr=1e-3, number=1)
+    assert stepper.sums(tokens, targets)[0] < taken.sums[0]  # the step went downhill
 
 
 def machine_code():

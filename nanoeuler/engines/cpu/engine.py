@@ -2,91 +2,64 @@
 
 
 # %% sec-cpu-arena
-"""The CPU engine: the operations of `nanoeuler.engines.reference` in float32, fast, on one thread.
+"""The CPU engine: the operations of `nanoeuler.engines.interface` in float32, fast, on one thread.
 
-Drive it with `model.forward` and `model.backward`, one engine per thread. Leaves out threads
-(stepper.py) and other types: gradient checks need float64, and the reference has it.
+One engine per thread. Leaves out threads (stepper.py) and other types: gradient checks need
+float64, and the reference has it. Methods mean what the interface says of them.
 
-B batch, T positions, C channels, H query heads, G key/value heads, D head width.
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import prod
-from mmap import mmap
 
 import numpy as np
 
-from nanoeuler.engines import reference
-from nanoeuler.engines.cpu import loops as fused
+from nanoeuler.engines.cpu import loops
+from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.products import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
+from nanoeuler.engines.interface import Array, Engine, Primitives
+from nanoeuler.model.attention import attention
+from nanoeuler.model.backward import attention_backward
+from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, rope_tables
 
-# Bytes of a cache line and of the widest vector register: an aligned vector lies in one line.
-ALIGNMENT = 64
-
-
-def aligned(*shape):
-    """A float32 array of unspecified contents, whose address is a multiple of ALIGNMENT."""
-    raw = np.empty(4 * prod(shape) + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + 4 * prod(shape)].view(np.float32).reshape(shape)
-
-
-def mapped(*shape):
-    """As `aligned`, but straight from the operating system, and back to it when it is dropped."""
-    size = prod(shape)
-    return np.frombuffer(mmap(-1, max(1, 4 * size)), np.float32, size).reshape(shape)
-
-
-class Arena:
-    """Memory handed out by moving an offset. The first pass measures, later ones replay.
-
-    Arrays stay valid until `begin`. What does not fit into the slab is mapped, and the next `begin`
-    makes a slab that would have held it: passes like the first do not allocate again.
-    """
-
-    def __init__(self):
-        self.slab, self.used, self.needed = aligned(0), 0, 0
-
-    def begin(self):
-        """Take back all memory."""
-        if self.needed > self.slab.size:
-            self.slab = aligned(self.needed)
-        self.used = 0
-
-    def take(self, *shape):
-        """A float32 array of unspecified contents."""
-        start, size = self.used, prod(shape)
-        self.used += -(-size // 16) * 16  # the next array starts on a cache line too
-        self.needed = max(self.needed, self.used)
-        if self.used > self.slab.size:
-            return mapped(*shape)
-        return self.slab[start : start + size].reshape(shape)
+# Positions whose logits are held at a time: those of a shard of short sequences, see stepper.py.
+LOSS_ROWS = 256
 
 
 def _rows(x):
-    assert x.dtype == np.float32, f"the CPU engine works in float32, got {x.dtype}"
+    if x.dtype != np.float32:
+        raise TypeError(f"the CPU engine works in float32, got {x.dtype}")
     return x.reshape(-1, x.shape[-1])
+
+
+def _agree(*pairs):
+    # The kernels do not look where they write: shapes must be what they take them for.
+    for shape, expected in pairs:
+        if shape != expected:
+            raise ValueError(f"expected the shape {expected}, got {shape}")
 
 
 def _ids(x):
     return np.ascontiguousarray(x, np.int32).reshape(-1)
 
 
-def _plus(y, rows):
-    # y, with a bias or the rows of positions added in place, if there are any.
-    if rows is not None:
-        fused.add_rows(_rows(y), rows.reshape(-1, y.shape[-1]))
+def _plus(y, row):
+    # y (..., C), with a bias (C,) or rows of positions (T, C) added in place, if there are any.
+    if row is not None:
+        loops.add_row(y.reshape(-1, row.size), row.reshape(-1))
     return y
 
 
-def _plus_backward(dy, drows):
-    # Adds to drows, the gradient of what `_plus` added, if there is any.
-    if drows is not None:
-        fused.add_rows_backward(_rows(dy), drows.reshape(-1, dy.shape[-1]))
+def _plus_backward(dy, drow):
+    # Adds to drow, the gradient of what `_plus` added, if there is any.
+    if drow is not None:
+        loops.add_row_backward(dy.reshape(-1, drow.size), drow.reshape(-1))
 
 
-class FusedEngine:
+class FusedPrimitives(Primitives):
     """The operations as fused loops in an arena; matrix products and attention are NumPy's."""
 
     def __init__(self):
@@ -113,93 +86,101 @@ class FusedEngine:
     def embed(self, tokens, table, positions=None):
         """As `layers.embed`."""
         x = self.arena.take(*tokens.shape, table.shape[1])
-        fused.embed(_ids(tokens), table, _rows(x))
+        loops.embed(_ids(tokens), table, _rows(x))
         return _plus(x, positions)
 
     def embed_backward(self, dx, tokens, dtable, dpositions=None):
         """As `backward.embed_backward`."""
-        assert dx.shape == tokens.shape + dtable.shape[1:]
-        fused.embed_backward(_rows(dx), _ids(tokens), dtable)
+        _agree((dx.shape, tokens.shape + dtable.shape[1:]))
+        loops.embed_backward(_rows(dx), _ids(tokens), dtable)
         _plus_backward(dx, dpositions)
 
     def rmsnorm(self, x, gain, eps=RMSNORM_EPS):
         """As `layers.rmsnorm`."""
-        assert gain.shape == x.shape[-1:]
+        _agree((gain.shape, x.shape[-1:]))
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
-        fused.rmsnorm(_rows(x), gain, eps, _rows(y), r.reshape(-1))
+        loops.rmsnorm(_rows(x), gain, eps, _rows(y), _rows(r))
         return y, r
 
     def rmsnorm_backward(self, dy, x, gain, r, dgain):
         """As `backward.rmsnorm_backward`."""
-        assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
-        dx = self.arena.take(*x.shape)
-        fused.rmsnorm_backward(_rows(dy), _rows(x), gain, r.reshape(-1), _rows(dx), dgain)
-        return dx
+        return self._norm_backward(loops.rmsnorm_backward, dy, x, gain, r, dgain, None)
 
     def layernorm(self, x, gain, bias=None, eps=LAYERNORM_EPS):
         """As `layers.layernorm`."""
-        assert gain.shape == x.shape[-1:]
+        _agree((gain.shape, x.shape[-1:]))
         y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
-        fused.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
+        loops.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
         return _plus(y, bias), stats
 
     def layernorm_backward(self, dy, x, gain, stats, dgain, dbias=None):
         """As `backward.layernorm_backward`."""
-        assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
-        dx = self.arena.take(*x.shape)
-        fused.layernorm_backward(_rows(dy), _rows(x), gain, _rows(stats), _rows(dx), dgain)
         _plus_backward(dy, dbias)                                       # (5)
-        return dx
+        return self._norm_backward(loops.layernorm_backward, dy, x, gain, stats, dgain, None)
+
+    def _norm_backward(self, kernel, dy, x, gain, stats, dgain, dx):
+        C, out = x.shape[-1:], self.arena.take(*x.shape) if dx is None else dx
+        _agree((dy.shape, x.shape), (gain.shape, C), (dgain.shape, C), (out.shape, x.shape))
+        _agree((stats.shape, x.shape[:-1] + (1 if kernel is loops.rmsnorm_backward else 2,)))
+        assert out.flags.c_contiguous  # or reshape would write into a copy
+        kernel(_rows(dy), _rows(x), gain, _rows(stats), _rows(out), dx is not None, dgain)
+        return out
 
     def rope(self, heads, n, cos, sin):
         """As `layers.rope`, in place; heads must be contiguous."""
-        assert heads.flags.c_contiguous and cos.shape == (heads.shape[1], heads.shape[3] // 2)
-        fused.rope(heads, n, cos, sin, 1)
-        return heads
+        return self._turn(heads, n, cos, sin, 1)
 
     def rope_backward(self, dheads, n, cos, sin):
         """As `backward.rope_backward`, in place; dheads must be contiguous."""
-        assert dheads.flags.c_contiguous
-        fused.rope(dheads, n, cos, sin, -1)
-        return dheads
+        return self._turn(dheads, n, cos, sin, -1)
+
+    def _turn(self, heads, n, cos, sin, sign):
+        angles = heads.shape[1], heads.shape[3] // 2
+        _agree((cos.shape, angles), (sin.shape, angles))
+        if n > heads.shape[2]:
+            raise ValueError(f"expected at most {heads.shape[2]} heads to turn, got {n}")
+        assert heads.flags.c_contiguous  # the kernel is compiled for that
+        loops.rope(heads, n, cos, sin, sign)
+        return heads
 
     def swiglu(self, gate_up):
         """As `layers.swiglu`."""
         h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        fused.swiglu(_rows(gate_up), _rows(h))
+        loops.swiglu(_rows(gate_up), _rows(h))
         return h
 
     def swiglu_backward(self, dh, gate_up):
         """As `backward.swiglu_backward`."""
-        assert gate_up.shape == dh.shape[:-1] + (2 * dh.shape[-1],)
+        _agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
         dgate_up = self.arena.take(*gate_up.shape)
-        fused.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
+        loops.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
         return dgate_up
 
     def gelu(self, u):
         """As `layers.gelu`."""
         h = self.arena.take(*u.shape)
-        fused.gelu(_rows(u), _rows(h))
+        loops.gelu(_rows(u), _rows(h))
         return h
 
     def gelu_backward(self, dh, u):
         """As `backward.gelu_backward`."""
-        assert dh.shape == u.shape
+        _agree((dh.shape, u.shape))
         du = self.arena.take(*u.shape)
-        fused.gelu_backward(_rows(dh), _rows(u), _rows(du))
+        loops.gelu_backward(_rows(dh), _rows(u), _rows(du))
         return du
 
     def add(self, x, y, h=1.0):
         """As `layers.add`."""
-        assert x.shape == y.shape
+        _agree((x.shape, y.shape))
         out = self.arena.take(*x.shape)
-        fused.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
     def add_into(self, x, y, h=1.0):
         """As `reference.add_into`."""
-        assert x.shape == y.shape and x.flags.c_contiguous
-        fused.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+        _agree((x.shape, y.shape))
+        assert x.flags.c_contiguous  # or reshape would write into a copy
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
 
     def scale(self, x, h):
         """As `reference.scale`."""
@@ -207,9 +188,9 @@ class FusedEngine:
 
     def cross_entropy(self, logits, targets, scale):
         """As `backward.cross_entropy`; dlogits is written over logits."""
-        assert targets.shape == logits.shape[:-1] and scale.shape == targets.shape[2:]
+        _agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
         sums = np.zeros(scale.shape)
-        fused.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
+        loops.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
         return sums, logits
 
     def linear(self, x, w, bias=None):
@@ -231,11 +212,61 @@ class FusedEngine:
 
     def attention(self, heads, n_kv):
         """As `attention.attention`, by it."""
-        return reference.attention(heads, n_kv)
+        return attention(heads, n_kv)
 
     def attention_backward(self, dy, heads, n_kv, p):
         """As `backward.attention_backward`, by it."""
-        return np.ascontiguousarray(reference.attention_backward(dy, heads, n_kv, p))
+        return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))
+
+
+class FusedEngine(FusedPrimitives, Engine):
+    """The engine over fused loops, with what it does better than operation by operation."""
+
+    def move_norm(
+        self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
+        bias: Array | None,
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        """As `Engine.move_norm`: the last term is added where the sum is normed."""
+        if not terms:
+            return super().move_norm(config, x, terms, gain, bias)
+        *others, (weight, k) = terms
+        for each, velocity in others:
+            x = self.add(x, velocity, each)
+        _agree((k.shape, x.shape), (gain.shape, x.shape[-1:]))
+        moved, n = self.arena.take(*x.shape), self.arena.take(*x.shape)
+        is_rms = config.norm == "rms"
+        stats = self.arena.take(*x.shape[:-1], 1 if is_rms else 2)
+        kernel = loops.move_rmsnorm if is_rms else loops.move_layernorm
+        eps = RMSNORM_EPS if is_rms else LAYERNORM_EPS
+        arrays = _rows(moved), _rows(n), _rows(stats)
+        kernel(_rows(x), _rows(k), np.float32(weight), gain, eps, *arrays)
+        return moved, _plus(n, bias), stats
+
+    def move_norm_backward(
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None, dx: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `Engine.move_norm_backward`: added where it is computed."""
+        _plus_backward(dn, dbias)
+        is_rms = config.norm == "rms"
+        kernel = loops.rmsnorm_backward if is_rms else loops.layernorm_backward
+        return self._norm_backward(kernel, dn, x, gain, stats, dgain, dx)
+
+    def loss(
+        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """As `Engine.loss`: the logits of LOSS_ROWS positions at a time."""
+        rows, aims = _rows(n), targets.reshape(-1, targets.shape[-1])
+        _agree((targets.shape[:-1], n.shape[:-1]))
+        sums, dn = np.zeros(scale.shape), None if dW is None else self.arena.take(*n.shape)
+        for first in range(0, len(rows), LOSS_ROWS):
+            part = slice(first, first + LOSS_ROWS)
+            with self.scratch():
+                more, dpart = super().loss(rows[None, part], W, aims[None, part], scale, dW)
+                sums += more
+                if dn is not None:
+                    _rows(dn)[part] = dpart[0]
+        return sums, dn
 
 
 # %% sec-cpu-tile
@@ -275,14 +306,14 @@ class CpuEngine(FusedEngine):
         H = N - 2 * n_kv
         y, p = self.arena.take(B, T, H, D), self.arena.take(B, H, T, T)
         multiply_heads(q, k.swapaxes(2, 3), p, BELOW, self.work)
-        fused.causal_softmax(p, D**-0.5)
+        loops.causal_softmax(p, D**-0.5)
         multiply_heads(p, v, y.swapaxes(1, 2), LOWER, self.work)
         return y.reshape(B, T, H * D), p
 
     def attention_backward(self, dy, heads, n_kv, p):
         """As `backward.attention_backward`."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
-        assert dy.shape == (B, T, (N - 2 * n_kv) * D) and p.shape == (B, N - 2 * n_kv, T, T)
+        _agree((dy.shape, (B, T, (N - 2 * n_kv) * D)), (p.shape, (B, N - 2 * n_kv, T, T)))
         dheads = self.arena.take(B, T, N, D)
         dq, dk, dv = _split(dheads, n_kv)
         dy = dy.reshape(B, T, -1, D).swapaxes(1, 2)
@@ -290,7 +321,7 @@ class CpuEngine(FusedEngine):
             ds = self.arena.take(*p.shape)
             multiply_heads(p.swapaxes(2, 3), dy, dv, UPPER, self.work)  # (1)
             multiply_heads(dy, v.swapaxes(2, 3), ds, BELOW, self.work)  # (2)
-            fused.causal_softmax_backward(p, ds, D**-0.5)               # (3), (4)
+            loops.causal_softmax_backward(p, ds, D**-0.5)               # (3), (4)
             multiply_heads(ds, k, dq, LOWER, self.work)                 # (5)
             multiply_heads(ds.swapaxes(2, 3), q, dk, UPPER, self.work)  # (6)
         return dheads

@@ -11,8 +11,8 @@ N rows (positions of all sequences), C channels, D head width, F MLP width, H he
 """
 
 import numpy as np
-from numba import njit
 
+from nanoeuler.compiler import njit
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
 
@@ -22,6 +22,9 @@ F32 = np.float32  # a bare 1.0 in a kernel would be a float64, and drag its whol
 # that there is no NaN and no infinity: a loss that diverges must be seen to.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
+# Rows that are added up from zero before they join a sum of n rows: BLOCK + n / BLOCK roundings,
+# which is least at the root of n, and n is the number of tokens in a shard, 256 or more.
+BLOCK = 16
 
 
 # log 2 in two parts, the first with few bits so that n times it is exact, and the coefficients of
@@ -64,55 +67,99 @@ def highest(x):
     return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
+@njit(error_model="numpy", fastmath=_FAST)
+def _rms_row(x, gain, eps, y, stats):
+    # y (C,) and the root mean square (1,) of a row x (C,), in two passes over it.
+    squares = F32(0)
+    for j in range(x.size):
+        squares += x[j] * x[j]
+    stats[0] = np.sqrt(squares / F32(x.size) + F32(eps))
+    for j in range(x.size):
+        y[j] = gain[j] * (x[j] / stats[0])
+
+
 @njit(**_KERNEL)
 def rmsnorm(x, gain, eps, y, r):
-    """y (N, C) and r (N,) of `layers.rmsnorm` from x (N, C), gain (C,). Two passes over a row."""
-    N, C = x.shape
-    for i in range(N):
-        squares = F32(0)
-        for j in range(C):
-            squares += x[i, j] * x[i, j]
-        r[i] = np.sqrt(squares / F32(C) + F32(eps))
-        for j in range(C):
-            y[i, j] = gain[j] * (x[i, j] / r[i])
+    """y (N, C) and r (N, 1) of `layers.rmsnorm` from x (N, C), gain (C,)."""
+    for i in range(x.shape[0]):
+        _rms_row(x[i], gain, eps, y[i], r[i])
 
 
 @njit(**_KERNEL)
-def rmsnorm_backward(dy, x, gain, r, dx, dgain):
-    """dx (N, C) of `backward.rmsnorm_backward`, whose numbers these are; adds to dgain (C,)."""
-    N, C = x.shape
+def move_rmsnorm(x, k, h, gain, eps, u, y, r):
+    """u (N, C) = x + h k, all (N, C), and y and r of u as `rmsnorm` writes them."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            u[i, j] = x[i, j] + h * k[i, j]
+        _rms_row(u[i], gain, eps, y[i], r[i])
+
+
+@njit(error_model="numpy", fastmath=_FAST)
+def _join(block, total):
+    # Add the sum of a block of rows to that of all, and begin another.
+    for j in range(total.size):
+        total[j] += block[j]
+        block[j] = F32(0)
+
+
+@njit(**_KERNEL)
+def rmsnorm_backward(dy, x, gain, r, dx, add, dgain):
+    """dx (N, C) of `backward.rmsnorm_backward`, whose numbers these are; adds to dgain (C,).
+
+    With `add`, a bool, adds to dx instead of writing it.
+    """
+    (N, C), block = x.shape, np.zeros(x.shape[1], F32)
     for i in range(N):
-        inverse, along = F32(1) / r[i], F32(0)
+        inverse, along = F32(1) / r[i, 0], F32(0)
         for j in range(C):
             along += gain[j] * dy[i, j] * x[i, j]                       # (2)
         along *= inverse / F32(C)
         for j in range(C):
-            x_hat = x[i, j] * inverse
-            dgain[j] += dy[i, j] * x_hat                                # (3)
-            dx[i, j] = (gain[j] * dy[i, j] - along * x_hat) * inverse   # (1)
+            x_hat, before = x[i, j] * inverse, dx[i, j] if add else F32(0)
+            block[j] += dy[i, j] * x_hat                                # (3)
+            dx[i, j] = before + (gain[j] * dy[i, j] - along * x_hat) * inverse  # (1)
+        if (i + 1) % BLOCK == 0 or i == N - 1:
+            _join(block, dgain)
+
+
+@njit(error_model="numpy", fastmath=_FAST)
+def _layer_row(x, gain, eps, y, stats):
+    # y (C,), mean and deviation (2,) of a row x (C,), in three passes over it.
+    mean, squares = F32(0), F32(0)
+    for j in range(x.size):
+        mean += x[j]
+    mean /= F32(x.size)
+    for j in range(x.size):
+        squares += (x[j] - mean) * (x[j] - mean)
+    deviation = np.sqrt(squares / F32(x.size) + F32(eps))
+    stats[0], stats[1] = mean, deviation
+    for j in range(x.size):
+        y[j] = gain[j] * ((x[j] - mean) / deviation)
 
 
 @njit(**_KERNEL)
 def layernorm(x, gain, eps, y, stats):
     """y (N, C), stats (N, 2) of `layers.layernorm` without bias from x (N, C), gain (C,)."""
-    N, C = x.shape
-    for i in range(N):
-        mean, squares = F32(0), F32(0)
-        for j in range(C):
-            mean += x[i, j]
-        mean /= F32(C)
-        for j in range(C):
-            squares += (x[i, j] - mean) * (x[i, j] - mean)
-        deviation = np.sqrt(squares / F32(C) + F32(eps))
-        stats[i, 0], stats[i, 1] = mean, deviation
-        for j in range(C):
-            y[i, j] = gain[j] * ((x[i, j] - mean) / deviation)
+    for i in range(x.shape[0]):
+        _layer_row(x[i], gain, eps, y[i], stats[i])
 
 
 @njit(**_KERNEL)
-def layernorm_backward(dy, x, gain, stats, dx, dgain):
-    """dx (N, C) of `backward.layernorm_backward`, whose numbers these are; adds to dgain (C,)."""
-    N, C = x.shape
+def move_layernorm(x, k, h, gain, eps, u, y, stats):
+    """u (N, C) = x + h k, all (N, C), and y and stats of u as `layernorm` writes them."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            u[i, j] = x[i, j] + h * k[i, j]
+        _layer_row(u[i], gain, eps, y[i], stats[i])
+
+
+@njit(**_KERNEL)
+def layernorm_backward(dy, x, gain, stats, dx, add, dgain):
+    """dx (N, C) of `backward.layernorm_backward`, whose numbers these are; adds to dgain (C,).
+
+    With `add`, a bool, adds to dx instead of writing it.
+    """
+    (N, C), block = x.shape, np.zeros(x.shape[1], F32)
     for i in range(N):
         mean, inverse, shift, along = stats[i, 0], F32(1) / stats[i, 1], F32(0), F32(0)
         for j in range(C):
@@ -120,9 +167,11 @@ def layernorm_backward(dy, x, gain, stats, dx, dgain):
             along += gain[j] * dy[i, j] * ((x[i, j] - mean) * inverse)  # (3)
         shift, along = shift / F32(C), along / F32(C)
         for j in range(C):
-            x_hat = (x[i, j] - mean) * inverse
-            dgain[j] += dy[i, j] * x_hat                                # (4)
-            dx[i, j] = (gain[j] * dy[i, j] - shift - x_hat * along) * inverse
+            x_hat, before = (x[i, j] - mean) * inverse, dx[i, j] if add else F32(0)
+            block[j] += dy[i, j] * x_hat                                # (4)
+            dx[i, j] = before + (gain[j] * dy[i, j] - shift - x_hat * along) * inverse
+        if (i + 1) % BLOCK == 0 or i == N - 1:
+            _join(block, dgain)
 
 
 @njit(**_KERNEL)
@@ -187,7 +236,8 @@ def cross_entropy(logits, targets, scale, sums):
         if target == IGNORE:
             row[:] = F32(0)
             continue
-        assert 0 <= target < V, "a target outside the vocabulary"
+        if not 0 <= target < V:
+            raise IndexError("a target outside the vocabulary")
         top, z = highest(row), F32(0)
         hit = row[target] - top
         for j in range(V):
@@ -253,7 +303,8 @@ def rope(heads, n, cos, sin, sign):
 def embed(tokens, table, x):
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""
     for i in range(tokens.size):
-        assert 0 <= tokens[i] < table.shape[0], "a token outside the vocabulary"
+        if not 0 <= tokens[i] < table.shape[0]:
+            raise IndexError("a token outside the vocabulary")
         x[i] = table[tokens[i]]
 
 
@@ -261,7 +312,8 @@ def embed(tokens, table, x):
 def embed_backward(dx, tokens, dtable):
     """Add each dx (N, C) to its token's row of dtable (V, C), in the order of the positions."""
     for i in range(tokens.size):
-        assert 0 <= tokens[i] < dtable.shape[0], "a token outside the vocabulary"
+        if not 0 <= tokens[i] < dtable.shape[0]:
+            raise IndexError("a token outside the vocabulary")
         for j in range(dtable.shape[1]):
             dtable[tokens[i], j] += dx[i, j]
 
@@ -274,16 +326,19 @@ def add(x, y, h, out):
 
 
 @njit(**_KERNEL)
-def add_rows(x, rows):
-    """Add rows (n, C) to x (N, C) in place: row i mod n to row i."""
+def add_row(x, row):
+    """Add row (C,) to each row of x (N, C), in place."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            x[i, j] += rows[i % rows.shape[0], j]
+            x[i, j] += row[j]
 
 
 @njit(**_KERNEL)
-def add_rows_backward(dx, drows):
-    """Add each row i of dx (N, C) to row i mod n of drows (n, C), in order."""
+def add_row_backward(dx, drow):
+    """Add the sum of the rows of dx (N, C) to drow (C,)."""
+    block = np.zeros(drow.size, F32)
     for i in range(dx.shape[0]):
         for j in range(dx.shape[1]):
-            drows[i % drows.shape[0], j] += dx[i, j]
+            block[j] += dx[i, j]
+        if (i + 1) % BLOCK == 0 or i == dx.shape[0] - 1:
+            _join(block, drow)

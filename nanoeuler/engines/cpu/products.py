@@ -12,9 +12,11 @@ bytes; strides count float32 elements. Numba's cache knows one file: kernels sta
 """
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from nanoeuler.compiler import njit
 
 
 def vector_unit(features):
@@ -276,8 +278,10 @@ def multiply(a, b, c, add, work):
     Every sum runs over P in order, in pieces of DEPTH, whatever the other sizes.
     """
     (rows, depth), columns = a.shape, b.shape[1]
-    assert b.shape[0] == depth and c.shape == (rows, columns) and work.size >= WORK
-    assert c.strides[1] == 4 and (b.strides[0] == 4 or b.strides[1] == 4)
+    if not (b.shape[0] == depth and c.shape == (rows, columns) and work.size >= WORK):
+        raise ValueError("shapes that cannot be multiplied, or a work space too small")
+    if not (c.strides[1] == 4 and (b.strides[0] == 4 or b.strides[1] == 4)):
+        raise ValueError("expected a contiguous row of c, and a row or column of b")
     _product(
         a.ctypes.data, a.strides[0] // 4, a.strides[1] // 4,
         b.ctypes.data, b.strides[0] // 4, b.strides[1] // 4, c.ctypes.data, c.strides[0] // 4,
@@ -295,10 +299,14 @@ def multiply_heads(a, b, c, shape, work):
     """
     (B, _, rows, depth), columns = a.shape, b.shape[3]
     H = max(a.shape[1], b.shape[1])
-    assert b.shape[0] == B and b.shape[2] == depth and c.shape[0] == B
-    assert c.shape[2] == rows and c.shape[3] == columns
-    assert H % a.shape[1] == 0 and H % b.shape[1] == 0 and H % c.shape[1] == 0
-    assert c.strides[3] == 4 and (b.strides[2] == 4 or b.strides[3] == 4) and work.size >= WORK
+    if not (b.shape[0] == B and b.shape[2] == depth and c.shape[0] == B and work.size >= WORK):
+        raise ValueError("shapes that cannot be multiplied, or a work space too small")
+    if not (c.shape[2] == rows and c.shape[3] == columns):
+        raise ValueError("expected c to have the rows of a and the columns of b")
+    if H % a.shape[1] or H % b.shape[1] or H % c.shape[1]:
+        raise ValueError("expected equal groups of heads")
+    if not (c.strides[3] == 4 and (b.strides[2] == 4 or b.strides[3] == 4)):
+        raise ValueError("expected a contiguous row of c, and a row or column of b")
     for i in range(B):
         for h in range(H):
             ha, hb, hc = h * a.shape[1] // H, h * b.shape[1] // H, h * c.shape[1] // H

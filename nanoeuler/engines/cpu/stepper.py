@@ -2,106 +2,163 @@
 
 
 # %% sec-cpu-shards
-"""A batch over the cores: a fixed number of shards on a pool of threads, one engine to a thread.
+"""A training step on the cores: a batch in shards on a pool of threads, one engine to a thread.
 
-Results depend on the number of shards, which is fixed, and never on the number of threads. Leaves
-out more than one process: the kernels hold no GIL, so threads are enough.
+Results depend on the number of shards, which the size of the batch decides, and never on the number
+of threads. Leaves out more than one process: the kernels hold no GIL, so threads are enough; and
+the optimizer, which is handed in.
+
+B batch, T positions, K predicted tokens.
 """
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from typing import Any, Protocol
 
 import numpy as np
 
-from nanoeuler.engines import reference
-from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
-from nanoeuler.errors import UserError
-from nanoeuler.model.transformer import forward, loss_and_gradients
+from nanoeuler.engines.interface import Stepper, Taken
+from nanoeuler.model.transformer import (
+    Weights,
+    head_weights,
+    loss_and_gradients,
+    loss_scale,
+    loss_sums,
+)
 
-# Shards of a batch, on any machine: a float sum knows its order, so the order must not change.
-SHARDS = 4
+# The most shards of a batch, so the most threads that find something to do.
+SHARDS = 64
+# The fewest tokens of a shard, if the batch has so many: fewer are not worth adding up.
+SHARD_TOKENS = 256
 # Elements of a gradient that a thread adds up at a time: 256 KiB, a part of any level 2 cache.
 SLICE = 1 << 16
-# The engines by name: each entry makes one.
-ENGINES = {"reference": lambda: reference, "fused": FusedEngine, "cpu": CpuEngine}
 
 
-def engine_factory(name):
-    """The function that makes engines of this name; "auto" is the fastest that runs everywhere."""
-    name = "cpu" if name == "auto" else name
-    if name not in ENGINES:
-        raise UserError(f"unknown engine {name!r}: choose auto, {', '.join(ENGINES)}")
-    return ENGINES[name]
-
-
-def cores():
+def cores() -> int:
     """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _cut(rows, parts):
+def shards(batch: int, context: int) -> int:
+    """The number of shards of `batch` sequences of `context` tokens, on any machine.
+
+    A float sum knows its order: this number decides the last bits of a gradient, and nothing about
+    the machine may decide this number.
+    """
+    return min(SHARDS, -(-batch // -(-SHARD_TOKENS // context)))
+
+
+def _cut(rows: range, parts: int) -> list[range]:
     # A range in at most `parts` ranges of nearly equal length, none of them empty.
     parts = min(parts, len(rows))
     return [rows[len(rows) * i // parts : len(rows) * (i + 1) // parts] for i in range(parts)]
 
 
-class Sharded:
-    """Loss and gradients of batches of one `config`, by engines of one kind on `threads` threads.
+class Optimizer(Protocol):
+    """What turns gradients into a change of the weights."""
 
-    `make_engine` as from `engine_factory`; `threads` by default one per core, at most SHARDS. Each
-    shard goes through an engine's memory in `pieces` parts, if it has so many sequences.
+    def clip(self, gradients: Weights) -> float:
+        """Bound the gradients' global norm, in place; the norm before, finite if they all are."""
+
+    def update(self, weights: Weights, gradients: Weights, lr: float, number: int) -> None:
+        """Change the weights in place, in step `number` (from 1), at the learning rate lr."""
+
+
+class CpuStepper(Stepper):
+    """Training steps of one model on this machine's cores: see `interface.Stepper`.
+
+    `make_engine` makes an engine, `weights` are changed in place by `optimizer`; `threads` is by
+    default one per core, at most SHARDS. Each shard goes through an engine's memory in `pieces`
+    parts, if it has so many sequences. `gradients` are those of the last step, clipped.
     """
 
-    def __init__(self, make_engine, config, threads=None, pieces=1):
-        self.config, self.pieces = config, pieces
-        self.threads = threads or min(cores(), SHARDS)
-        self.pool = ThreadPoolExecutor(self.threads)
-        self.engines, self.parts = SimpleQueue(), []
-        for _ in range(self.threads):
-            self.engines.put(make_engine())
+    def __init__(
+        self,
+        make_engine: Callable[[], Any],
+        weights: Weights,
+        optimizer: Optimizer,
+        threads: int | None = None,
+        pieces: int = 1,
+    ):
+        self.weights, self.gradients = weights, weights.zeros_like()
+        self.optimizer, self.pieces = optimizer, pieces
+        self.threads = min(threads or cores(), SHARDS)
+        self.engines = [make_engine() for _ in range(self.threads)]
+        self.pool, self.buffers = ThreadPoolExecutor(self.threads), []
 
-    def _over_shards(self, batch, work):
-        # work(engine, rows, shard) for each piece of each shard of `batch` sequences; the sum.
-        def run(shard, rows):
-            engine = self.engines.get()
-            try:
-                pieces = _cut(rows, self.pieces)
-                return sum(work(engine, slice(x.start, x.stop), shard) for x in pieces)
-            finally:
-                self.engines.put(engine)
+    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+        """As `Stepper.step`: scale, gradients, clipping and update; returns this very step."""
+        scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
+        sums = self.loss_and_gradients(tokens, targets, scale)
+        taken = Taken(number, sums, self.optimizer.clip(self.gradients))
+        if taken.finite:
+            self.optimizer.update(self.weights, self.gradients, lr, number)
+        return [taken]
 
-        return sum(self.pool.map(run, range(SHARDS), _cut(range(batch), SHARDS)))
+    def finish(self) -> list[Taken]:
+        """As `Stepper.finish`: nothing, since `step` returns what it has done."""
+        return []
 
-    def loss_and_gradients(self, w, tokens, targets, scale, dw):
-        """As `model.loss_and_gradients`, but dw (Weights) is overwritten. Returns sums (K,)."""
-        used = min(SHARDS, len(tokens)) - 1
-        while len(self.parts) < used:
-            self.parts.append(dw.zeros_like())
-        parts = [dw, *self.parts[:used]]
-        for part in parts:
+    def pull(self) -> None:
+        """As `Stepper.pull`: nothing to do, the weights of the run are the stepper's own."""
+
+    def push(self) -> None:
+        """As `Stepper.push`: nothing to do, the weights of the run are the stepper's own."""
+
+    def loss_and_gradients(
+        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """Write `gradients` anew; returns sums (K,). As `transformer.loss_and_gradients`.
+
+        tokens (B, T) and targets (B, T, K) int, scale (K,).
+        """
+        config, sums = self.weights.config, []
+        while len(self.buffers) < min(self.threads, shards(*tokens.shape) - 1):
+            self.buffers.append(self.weights.zeros_like())
+
+        def run(engine, rows, part):
             part.flat[...] = 0
-
-        def run(engine, rows, shard):
-            return loss_and_gradients(
-                engine, self.config, w, tokens[rows], targets[rows], scale, parts[shard]
+            return sum(
+                loss_and_gradients(engine, config, self.weights, tokens[x], targets[x], scale, part)
+                for x in self._pieces(rows)
             )
 
-        def add_up(start):
+        own = [self.gradients]  # the first shard of all writes where the sum will be
+        for rows in self._rounds(tokens):
+            parts = own + self.buffers[: len(rows) - len(own)]
+            sums += self.pool.map(run, self.engines, rows, parts)
+            self._add_up(parts[len(own) :])
+            own = []
+        return sum(sums)
+
+    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """As `Stepper.sums`: (K,) in nats, of tokens (B, T) and targets (B, T, K)."""
+
+        def run(engine, rows):
+            return sum(
+                loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x])
+                for x in self._pieces(rows)
+            )
+
+        rounds = self._rounds(tokens)
+        return sum(x for each in rounds for x in self.pool.map(run, self.engines, each))
+
+    def _rounds(self, tokens):
+        # The shards of a batch, each the range of its sequences, as many at a time as threads.
+        cut = _cut(range(len(tokens)), shards(*tokens.shape))
+        return [cut[i : i + self.threads] for i in range(0, len(cut), self.threads)]
+
+    def _pieces(self, rows):
+        return [slice(x.start, x.stop) for x in _cut(rows, self.pieces)]
+
+    def _add_up(self, parts):
+        # Add the gradients of shards to the sum of those before them, in their order.
+        total = self.gradients.flat
+
+        def add(start):
             piece = slice(start, start + SLICE)
-            for part in parts[1:]:  # in this order, whoever computed them
-                np.add(dw.flat[piece], part.flat[piece], out=dw.flat[piece])
+            for part in parts:
+                np.add(total[piece], part.flat[piece], out=total[piece])
 
-        sums = self._over_shards(len(tokens), run)
-        list(self.pool.map(add_up, range(0, dw.flat.size, SLICE)))
-        return sums
-
-    def loss(self, w, tokens, targets, scale):
-        """The sums (K,) of `loss_and_gradients`, by a forward pass alone."""
-
-        def run(engine, rows, shard):
-            engine.begin()
-            logits, _ = forward(engine, self.config, w, tokens[rows])
-            return engine.cross_entropy(logits, targets[rows], scale)[0]
-
-        return self._over_shards(len(tokens), run)
+        list(self.pool.map(add, range(0, total.size, SLICE)))

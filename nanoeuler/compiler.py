@@ -1,0 +1,27 @@
+# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cpu-fused
+"""Numba's compiler, ready for use: whoever compiles imports `njit` from here."""
+
+import tempfile
+
+from numba import config, njit
+
+from nanoeuler.errors import UserError
+
+if config.DISABLE_JIT:
+    raise UserError(
+        "expected numba to compile, but NUMBA_DISABLE_JIT is set in the environment: unset it"
+    )
+
+
+def _probe():
+    """Asks for a place beside this module, or in the user's home, and is never called."""
+
+
+try:
+    njit(_probe, cache=True)
+except RuntimeError:  # "no locator available": neither can be written
+    _folder = tempfile.TemporaryDirectory(prefix="nanoeuler-numba-")  # removed when Python ends
+    config.CACHE_DIR = _folder.name

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import initialise
-from nanoeuler.training.optim import BETA1, BETA2, EPS, AdamW, clip, learning_rate
+from nanoeuler.model.weights import initialise
+from nanoeuler.training.optim import BETA1, BETA2, EPS, AdamW, learning_rate
 
 CONFIG = ModelConfig(
     vocab_size=10, dim=4, n_layers=1, n_heads=1, n_kv_heads=1, hidden=6, context=4, n_predict=1
@@ -93,8 +93,9 @@ def test_matrices_decay_and_gains_and_biases_do_not(changes):
 def test_the_padding_of_the_flat_buffer_stays_zero():
     weights = initialise(CONFIG, 0)
     gradients = random_like(weights, 1)
-    AdamW(weights).update(weights, gradients, 0.1, 1)
-    clip(gradients)
+    optimizer = AdamW(weights, clip_norm=0.1)
+    optimizer.update(weights, gradients, 0.1, 1)
+    optimizer.clip(gradients)
     for buffer in (weights, gradients):
         used = buffer.zeros_like()
         for tensor in used.values():
@@ -105,9 +106,10 @@ def test_the_padding_of_the_flat_buffer_stays_zero():
 @given(seed=st.integers(0, 1000), exponent=st.integers(-30, 60), limit=st.floats(1e-3, 1e3))
 @settings(max_examples=50, deadline=None)
 def test_clip_limits_the_norm_and_keeps_the_direction(seed, exponent, limit):
-    gradients = random_like(initialise(CONFIG, 0), seed, 2.0**exponent)
+    weights = initialise(CONFIG, 0)
+    gradients = random_like(weights, seed, 2.0**exponent)
     before = gradients.flat.astype(np.float64)
-    norm = clip(gradients, limit)
+    norm = AdamW(weights, clip_norm=limit).clip(gradients)
     # sums of a few hundred float64 squares, added in any order
     assert abs(norm - np.sqrt(np.sum(before**2))) < 1e-13 * norm
     # one float32 rounding of each element
@@ -116,11 +118,12 @@ def test_clip_limits_the_norm_and_keeps_the_direction(seed, exponent, limit):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_the_norm_is_finite_only_if_every_gradient_is(value):
-    gradients = random_like(initialise(CONFIG, 0), 0, 1e38)
-    assert math.isfinite(clip(gradients, 1e300))
+    weights = initialise(CONFIG, 0)
+    gradients = random_like(weights, 0, 1e38)
+    assert math.isfinite(AdamW(weights, clip_norm=1e300).clip(gradients))
     gradients["norm"][2] = value
     before = gradients.flat.copy()
-    assert not math.isfinite(clip(gradients))
+    assert not math.isfinite(AdamW(weights).clip(gradients))
     assert np.array_equal(gradients.flat, before, equal_nan=True)
 
 

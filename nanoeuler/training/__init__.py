@@ -2,7 +2,8 @@
 
 
 # %% sec-train-adamw
-"""Training: optim, run (what a run is), folder and saves (on disk), display, loop.
+"""Training: optim, run (what a run is), folder and saves (on disk), blame, display, pace, loop,
+train.
 
 May import: errors, files, tokenizer, data, model, engines.
 """

@@ -4,7 +4,7 @@
 # %% sec-train-loop
 """What a run shows: a live line or plain lines while it goes on, a picture of its losses after.
 
-Leaves out what is measured and when: those are lines of metrics, and `train` makes them.
+Leaves out what is measured and when: those are lines of metrics, and loop.py makes them.
 """
 
 import math
@@ -13,12 +13,15 @@ import sys
 from collections import deque
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from nanoeuler.data.batches import HeldOut
 from nanoeuler.files import replacing
 from nanoeuler.training.folder import read_metrics, writing
+from nanoeuler.training.run import Run
 
 SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
 SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a terminal
@@ -32,7 +35,7 @@ class _Console(Console):
 class Display:
     """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
 
-    def __init__(self, steps, step):
+    def __init__(self, steps: int, step: int) -> None:
         self.console = _Console(  # in a notebook rich would answer for itself, and say yes
             stderr=True, highlight=False, force_jupyter=False, force_terminal=sys.stderr.isatty()
         )
@@ -47,11 +50,11 @@ class Display:
         self.task = self.progress.add_task("", total=steps, completed=step)
         self.bits, self.seconds = "", deque(maxlen=SPEED_WINDOW)
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         """Print lines that stay, above the live one."""
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def show(self, run, line):
+    def show(self, run: Run, line: dict) -> None:
         """Show a step's metrics `line`."""
         self.seconds.append(line["seconds"])
         typical, steps = statistics.median(self.seconds), run.settings.steps
@@ -59,15 +62,15 @@ class Display:
         if "bits_per_byte" in line:
             self.bits = f"  {line['bits_per_byte']:.3f} bits/byte"
         text = f"loss {line['loss']:.3f}{self.bits}  {line['tokens'] / typical:,.0f} tokens/s"
-        self.progress.update(self.task, completed=run.step, description=text)
+        self.progress.update(self.task, completed=line["step"], description=text)
         if self.progress.disable and "bits_per_byte" in line:
-            left = typical * (steps - run.step)
-            self.say(f"step {run.step}/{steps}  {text}  {left:.0f} s left")
+            left = typical * (steps - line["step"])
+            self.say(f"step {line['step']}/{steps}  {text}  {left:.0f} s left")
         if "sample" in line:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 
 
-def draw(axes, lines, bytes_per_token, landmarks):
+def draw(axes: Axes, lines: list[dict], bytes_per_token: float, landmarks: dict) -> None:
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]
     bits = [line["loss"] / math.log(2) / bytes_per_token for line in lines]
@@ -85,8 +88,8 @@ def draw(axes, lines, bytes_per_token, landmarks):
     axes.legend()
 
 
-def plot(out, held_out):
-    """Write loss.png of the run directory `out` from its metrics; `held_out` is its HeldOut."""
+def plot(out: str | Path, held_out: HeldOut) -> None:
+    """Write loss.png of the run directory `out` from its metrics."""
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     draw(figure.subplots(), read_metrics(out), held_out.bytes_per_token, held_out.landmarks)
     with writing(out, "loss.png could not be written"):

@@ -10,37 +10,36 @@ Leaves out what is inside a save (saves.py).
 import errno
 import json
 import math
-import os
+import re
+import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nanoeuler.errors import UserError
+from filelock import FileLock, Timeout
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from nanoeuler.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a user's share, a file
 
 
-def save_name(step):
+def save_name(step: int) -> str:
     """The name of the folder of a save: in the order of names, the newest is the last."""
     return f"step-{step:08d}"
 
 
-def saves(out):
+def saves(out: str | Path) -> list[tuple[int, Path]]:
     """The saves in a run directory, oldest first: [(step, folder)]. Without one there is no run."""
-    found = []
+    steps = []
     for path in Path(out).glob("step-*"):
         digits = path.name.removeprefix("step-")
         if digits.isdecimal() and path.name == save_name(int(digits)) and path.is_dir():
-            found.append((int(digits), path))
-    return sorted(found)
+            steps.append((int(digits), path))
+    return sorted(steps)
 
 
 @contextmanager
-def writing(out, failure):
+def writing(out: str | Path, failure: str) -> Iterator[None]:
     """Turn what a full or forbidden disk raises into a line for the user; `failure` begins it."""
     try:
         yield
@@ -54,43 +53,97 @@ def writing(out, failure):
 
 
 @contextmanager
-def alone(out):
+def reading(path: str | Path) -> Iterator[None]:
+    """Turn a disk's refusal to read `path` into a line for the user; it may well be whole."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read ({error.strerror or error}): "
+                        "remove the cause, and try again") from None  # fmt: skip
+
+
+LOCK = ".lock"  # in a run directory; it is made only where nothing else was, or where a run is
+
+
+@contextmanager
+def alone(out: str | Path) -> Iterator[None]:
     """Hold the directory `out`, made if need be: UserError if another program trains in it.
 
-    Without effect on Windows, and on network disks that have no locks.
+    Without effect on disks that have no locks, as some network disks.
     """
     with writing(out, "nothing could be written"):
         Path(out).mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(out, os.O_RDONLY)
+        (Path(out) / LOCK).touch()
+    lock = FileLock(Path(out) / LOCK, blocking=False, fallback_to_soft=False)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"expected to train alone in {out}, but another program trains there now: "
-                "wait until it ends, or choose another directory"
-            ) from None
-        except OSError:
-            pass  # no locks on this disk
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"expected to train alone in {out}, but another program trains there now: "
+            "wait until it ends, or choose another directory"
+        ) from None
+    except OSError:
+        pass  # no locks on this disk
+    try:
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
-def add_metrics(out, line):
+NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", LOCK)
+# What a death leaves of a save or a file of the run directory; no other name is ours to remove.
+LEFTOVER = re.compile(
+    r"\.(step-\d{8,}|((config|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"
+)
+
+
+def is_begun(out: str | Path) -> bool:
+    """Whether a run has begun in `out`, with a save or without."""
+    return (Path(out) / LOCK).is_file() or bool(saves(out))
+
+
+def check_free(out: str | Path) -> None:
+    """UserError unless `out` is new, empty, or what a run left that died before its first save."""
+    with reading(out):
+        names = sorted(path.name for path in Path(out).iterdir()) if Path(out).exists() else []
+    if LOCK in names:
+        names = [name for name in names if name not in NAMES and not LEFTOVER.fullmatch(name)]
+    if names:
+        raise UserError(
+            f"expected {out} to be new or empty, but it holds {names[0]}, which no run of ours has "
+            "left there: choose another directory with --out"
+        )
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file; of a link only the link, and nothing of where it leads."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path)
+
+
+def clear(out: str | Path, spared: tuple[str, ...] = ()) -> None:
+    """Remove what a run without a save left in `out`, but for the names in `spared`."""
+    with writing(out, "what an earlier run has left could not be removed"):
+        for path in Path(out).iterdir():
+            if path.name not in spared and (path.name in NAMES or LEFTOVER.fullmatch(path.name)):
+                remove(path)
+
+
+def add_metrics(out: str | Path, line: dict) -> None:
     """Append one line, a dict with its "step", to metrics.jsonl."""
     with writing(out, "metrics.jsonl could not be written"):
         with open(Path(out) / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def read_metrics(out):
+def read_metrics(out: str | Path) -> list[dict]:
     """The lines of metrics.jsonl as dicts, up to the first that a crash left incomplete."""
     path, lines = Path(out) / "metrics.jsonl", []
-    for text in path.read_bytes().splitlines() if path.is_file() else ():
+    with reading(path):
+        texts = path.read_bytes().splitlines() if path.is_file() else []
+    for text in texts:
         try:
             line = json.loads(text)
             numbers = line["step"], line["loss"], line.get("bits_per_byte", 0)

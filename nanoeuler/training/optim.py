@@ -2,7 +2,7 @@
 
 
 # %% sec-train-adamw
-"""AdamW on a model's flat buffers, the learning rate's schedule, and clipping by the global norm.
+"""AdamW on a model's flat buffers, its limit on the gradient, and the learning rate's schedule.
 
 Leaves out groups of parameters: matrices decay, vectors do not; nothing else tells them apart.
 """
@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 from numba import njit
+
+from nanoeuler.model.weights import Weights
 
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
 BETA2 = 0.98  # Vaswani et al. 2017, section 5.3: the second moment remembers about fifty
@@ -32,32 +34,49 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
 
 
 class AdamW:
-    """The optimizer's state: two moments of each parameter's gradient, as `Weights`."""
+    """The optimizer's state, two moments of each parameter's gradient as `Weights`, and its rules.
 
-    def __init__(self, weights, beta1=BETA1, beta2=BETA2, eps=EPS, weight_decay=WEIGHT_DECAY):
-        self.beta1, self.beta2, self.eps, self.weight_decay = beta1, beta2, eps, weight_decay
+    A stepper calls `clip`, and `update` if the norm is finite.
+    """
+
+    def __init__(
+        self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
+        weight_decay: float = WEIGHT_DECAY, clip_norm: float = CLIP_NORM,
+    ) -> None:  # fmt: skip
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.weight_decay, self.clip_norm = weight_decay, clip_norm
         self.m, self.v = weights.zeros_like(), weights.zeros_like()
 
-    def update(self, weights, gradients, lr, step):
-        """Change `weights` in place, given `gradients` (both Weights); `step` counts from 1.
+    def clip(self, gradients: Weights) -> float:
+        """Scale `gradients` in place so that their global norm is at most `clip_norm`.
+
+        Returns the norm before, which is finite if and only if every gradient is: a sum in float64
+        of squares of float32 cannot overflow. Equation eq-train-clip.
+        """
+        norm = math.sqrt(_sum_of_squares(gradients.flat))
+        if self.clip_norm < norm < math.inf:
+            gradients.flat *= self.clip_norm / norm
+        return norm
+
+    def update(self, weights: Weights, gradients: Weights, lr: float, number: int) -> None:
+        """Change `weights` in place by training step `number`, counted from 1.
 
         Matrices decay, the embedding and learned positions among them, as in nanoGPT; vectors (the
         gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019,
         algorithm 2.
         """
-        assert step >= 1
-        number = weights.flat.dtype.type  # all arithmetic in the weights' own precision
+        assert number >= 1
+        rounded = weights.flat.dtype.type  # all arithmetic in the weights' own precision
         for name, w in weights.items():
             decay = self.weight_decay if w.ndim > 1 else 0.0
             scalars = (
                 self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2,
-                1 / (1 - self.beta1**step), 1 / (1 - self.beta2**step), self.eps, lr, decay,
+                1 / (1 - self.beta1**number), 1 / (1 - self.beta2**number), self.eps, lr, decay,
             )  # fmt: skip
             arrays = w, gradients[name], self.m[name], self.v[name]
-            _adamw(*(array.reshape(-1) for array in arrays), *map(number, scalars))
+            _adamw(*(array.reshape(-1) for array in arrays), *map(rounded, scalars))
 
 
-# %% sec-train-schedule
 @njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
 def _sum_of_squares(flat):
     total = 0.0
@@ -66,25 +85,14 @@ def _sum_of_squares(flat):
     return total
 
 
-def clip(gradients, limit=CLIP_NORM):
-    """Scale `gradients` (Weights) in place so that their global norm is at most `limit`.
-
-    Returns the norm before, which is finite if and only if every gradient is: a sum in float64 of
-    squares of float32 cannot overflow. Equation eq-train-clip.
-    """
-    norm = math.sqrt(_sum_of_squares(gradients.flat))
-    if limit < norm < math.inf:
-        gradients.flat *= limit / norm
-    return norm
-
-
-def learning_rate(step, steps, peak, warmup=WARMUP_STEPS):
+# %% sec-train-schedule
+def learning_rate(number: int, steps: int, peak: float, warmup: int = WARMUP_STEPS) -> float:
     """The learning rate of step 1, 2, ... `steps`: a line up to `peak`, then half a cosine down.
 
     The line takes `warmup` steps, but no more than a tenth of the run. Equation eq-train-schedule.
     """
-    assert 1 <= step <= steps
+    assert 1 <= number <= steps
     warmup = min(warmup, steps // 10)
-    if step <= warmup:
-        return peak * step / warmup
-    return peak / 2 * (1 + math.cos(math.pi * (step - warmup) / (steps + 1 - warmup)))
+    if number <= warmup:
+        return peak * number / warmup
+    return peak / 2 * (1 + math.cos(math.pi * (number - warmup) / (steps + 1 - warmup)))

@@ -4,26 +4,23 @@
 # %% sec-train-cursor
 """A training run between two steps: its settings, and all that decides what comes next.
 
-Leaves out how it gets to the disk and back (saves.py) and how it takes a step (loop.py).
+Leaves out how it gets to the disk and back (saves.py) and how it takes its steps (loop.py).
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import llvmlite.binding
 import numba
 import numpy as np
 
 from nanoeuler import __version__
-from nanoeuler.engines.cpu.stepper import SHARDS
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import Weights, initialise
+from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.optim import (
     BETA2,
@@ -36,13 +33,16 @@ from nanoeuler.training.optim import (
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
+STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
+MAY_BE_ZERO = ("seed", "warmup", "weight_decay")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the course of a run besides the model and the data."""
+    """What decides the course of a run besides the model and the data. UserError for bad values."""
 
-    steps: int = 3000
+    steps: int | None = None  # None: as many as fit into `minutes`
+    minutes: float = 5.0  # of training, validations among it; a first model before one gives up
     batch_size: int = 16
     accumulate: int = 1  # pieces in which each shard of a batch goes through memory
     lr: float = LEARNING_RATE
@@ -52,42 +52,55 @@ class Settings:
     beta2: float = BETA2
     clip: float = CLIP_NORM
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            zero_is_fine = each.name in ("seed", "warmup", "weight_decay")
-            good = type(value) in (int, each.type) and 0 <= value <= LARGEST[each.type]
-            if not good or (value == 0 and not zero_is_fine):
-                wanted = "a whole number" if each.type is int else "a number"
-                wanted += " of at least 0" if zero_is_fine else " above 0"
-                if type(value) in (int, float) and value > LARGEST[each.type]:
-                    wanted += f" and at most {LARGEST[each.type]}"
-                raise UserError(f"training: expected {each.name} to be {wanted}, got {value!r}")
+            if each.name != "steps" or self.steps is not None:
+                _check(each.name, getattr(self, each.name), float if each.type is float else int)
         if self.beta2 >= 1:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
-        if self.accumulate > 1 and self.batch_size < SHARDS * self.accumulate:
+        if self.accumulate > self.batch_size:
             raise UserError(
-                f"training: expected batch_size to be at least {SHARDS * self.accumulate} "
-                f"({SHARDS} shards of {self.accumulate} pieces), got {self.batch_size}: "
-                "choose a larger batch_size or a smaller accumulate"
+                f"training: expected accumulate to be at most batch_size {self.batch_size}, got "
+                f"{self.accumulate}: a piece has at least one window"
             )
 
 
-@functools.cache
-def code_digest():
-    """16 hex digits of the sha256 of this package's sources: the same digest, the same code."""
-    found = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
+def _check(name, value, kind):
+    """UserError unless the setting `name` may have this value; kind is int or float."""
+    good = type(value) in (int, kind) and 0 <= value <= LARGEST[kind]
+    if good and (value > 0 or name in MAY_BE_ZERO):
+        return
+    wanted = "a whole number" if kind is int else "a number"
+    wanted += " of at least 0" if name in MAY_BE_ZERO else " above 0"
+    if type(value) in (int, float) and value > LARGEST[kind]:
+        wanted += f" and at most {LARGEST[kind]}"
+    raise UserError(f"training: expected {name} to be {wanted}, got {value!r}")
 
 
-def program():
+def program() -> dict[str, str]:
     """What may change the last bits of a step besides the run: {what: its version or name}."""
     return {
-        "nanoeuler": __version__, "code": code_digest(), "numpy": np.__version__,
-        "numba": numba.__version__, "processor": llvmlite.binding.get_host_cpu_name(),
+        "nanoeuler": __version__, "numpy": np.__version__, "numba": numba.__version__,
+        "processor": llvmlite.binding.get_host_cpu_name(),
     }  # fmt: skip
+
+
+def check_sizes(config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """UserError unless the model has a row for each id of the tokenizer, and no others."""
+    if config.vocab_size != tokenizer.vocab_size:
+        raise UserError(
+            f"expected a tokenizer of {config.vocab_size} ids, as many as the model has, but it "
+            f"has {tokenizer.vocab_size}: use the tokenizer that belongs to the model"
+        )
+
+
+def check_batch(config: ModelConfig, settings: Settings) -> None:
+    """UserError for a step of more than STEP_TOKENS tokens."""
+    if settings.batch_size * config.context > STEP_TOKENS:
+        raise UserError(
+            f"expected a batch_size of at most {STEP_TOKENS // config.context} for a context of "
+            f"{config.context}, got {settings.batch_size}: choose a smaller one"
+        )
 
 
 @dataclass
@@ -101,24 +114,29 @@ class Run:
     weights: Weights
     optimizer: AdamW
     step: int  # how many are done
-    program: dict = field(default_factory=program)  # that took it this far; `fit` adds the engine
+    program: dict[str, str] = field(default_factory=program)  # `fit` adds the engine
 
     @classmethod
-    def begin(cls, config, settings, tokenizer, data, weights=None):
+    def begin(
+        cls, config: ModelConfig, settings: Settings, tokenizer: Tokenizer, data: str,
+        weights: Weights | None = None,
+    ) -> "Run":  # fmt: skip
         """A run before its first step, its weights (None) from the settings' seed."""
+        check_sizes(config, tokenizer)
+        check_batch(config, settings)
         weights = weights or initialise(config, settings.seed)
-        beta2, decay = settings.beta2, settings.weight_decay
-        optimizer = AdamW(weights, beta2=beta2, weight_decay=decay)
+        optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                          clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property
-    def moments(self):
+    def moments(self) -> dict[str, np.ndarray]:
         """The optimizer's arrays under the names that they have in its file: m.NAME and v.NAME."""
         kinds = (("m", self.optimizer.m), ("v", self.optimizer.v))
         return {f"{kind}.{name}": each for kind, tensors in kinds for name, each in tensors.items()}
 
     @property
-    def facts(self):
+    def facts(self) -> dict[str, object]:
         """What it began with, for config.json: FACTS."""
         values = dataclasses.asdict(self.config), dataclasses.asdict(self.settings)
         return dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
@@ -128,7 +146,11 @@ class Run:
 FACTS = ("model", "training", "data", "tokenizer")
 
 
-def identity(facts):
-    """16 hex digits that are the same for the same FACTS, whatever else the dict holds."""
-    text = json.dumps({name: facts[name] for name in FACTS}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def identity(facts: dict) -> str:
+    """16 hex digits that are the same for the same FACTS, whatever else the dict holds.
+
+    Without `minutes`, which decide nothing once the number of steps is known.
+    """
+    training = {name: value for name, value in facts["training"].items() if name != "minutes"}
+    known = {name: facts[name] for name in FACTS} | {"training": training}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]

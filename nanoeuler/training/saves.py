@@ -10,15 +10,16 @@
     step-00000500/   a save, written aside and renamed as a whole; the newest counts:
         model.safetensors  optimizer.safetensors  state.json
 
-Leaves out locking: `rundir.alone`, which `train` holds.
+Leaves out locking: `folder.alone`, which `open_run` holds.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -27,18 +28,21 @@ from safetensors.numpy import save as serialised
 from nanoeuler.errors import UserError
 from nanoeuler.files import confirm, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
-from nanoeuler.model.transformer import Weights
+from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.folder import read_metrics, save_name, saves, writing
-from nanoeuler.training.run import Run, Settings, identity, program
+from nanoeuler.training.folder import (
+    LEFTOVER,
+    read_metrics,
+    reading,
+    remove,
+    save_name,
+    saves,
+    writing,
+)
+from nanoeuler.training.run import Run, Settings, check_sizes, identity, program
 
 KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
-
-
-# What a death leaves of a save or a file of the run directory; no other name is ours to remove.
-LEFTOVER = re.compile(
-    r"\.(step-\d{8,}|((config|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"
-)
+FORMAT = 2  # of config.json; the one before did not say so, and its settings had no `minutes`
 
 
 def _state(run, windows):
@@ -53,7 +57,7 @@ def _json(record):
     return (json.dumps(record, indent=2) + "\n").encode()
 
 
-def _written(path, content):
+def _write(path, content):
     """Write bytes to a new file and wait until the disk has them; return their sha256."""
     with open(path, "xb") as file:
         file.write(content)
@@ -75,9 +79,9 @@ def _write_folder(folder, tensors, state):
     try:
         aside.mkdir(parents=True)
         digests = {
-            name: _written(aside / name, serialised(arrays)) for name, arrays in tensors.items()
+            name: _write(aside / name, serialised(arrays)) for name, arrays in tensors.items()
         }
-        _written(aside / "state.json", _json({**state, "sha256": digests}))
+        _write(aside / "state.json", _json({**state, "sha256": digests}))
         _sync(aside)
         os.rename(aside, folder)  # the commitment
     except BaseException:
@@ -86,7 +90,7 @@ def _write_folder(folder, tensors, state):
     _sync(folder.parent)
 
 
-def save(out, run, keep=KEEP, windows=None):
+def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
     """Write `run` into the directory `out` as its newest save; the last `keep` saves stay.
 
     A crash at any moment leaves the saves before it whole, and this one whole or absent. windows:
@@ -100,7 +104,8 @@ def save(out, run, keep=KEEP, windows=None):
         if not saves(out):
             run.tokenizer.save(out / "tokenizer.json")
             with replacing(out / "config.json") as temporary:
-                temporary.write_bytes(_json({"program": program(), **run.facts}))
+                record = {"format": FORMAT, "program": program(), **run.facts}
+                temporary.write_bytes(_json(record))
         if (out / "metrics.jsonl").exists():
             confirm(out / "metrics.jsonl")
         tensors = {"model.safetensors": weights, "optimizer.safetensors": moments}
@@ -108,95 +113,167 @@ def save(out, run, keep=KEEP, windows=None):
     tidy(out, keep)
 
 
-def _remove(path):
-    """Remove a folder or a file; of a link only the link, and nothing of where it leads."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-
-
-def tidy(out, keep=KEEP):
+def tidy(out: str | Path, keep: int = KEEP) -> None:
     """Remove from `out` the saves before the last `keep`, and what a death left half done."""
     if type(keep) is not int or keep < 1:
         raise UserError(f"expected to keep at least 1 save, got {keep!r}")
     with writing(out, "older saves could not be removed"):
         for path in Path(out).glob(".*.part"):
             if LEFTOVER.fullmatch(path.name):
-                _remove(path)
+                remove(path)
         for _, folder in saves(out)[:-keep]:
             aside = folder.with_name(f".{folder.name}.part")
             os.rename(folder, aside)  # what has the name of a save is whole
-            _remove(aside)
+            remove(aside)
 
 
-# What reading a file can raise that was cut short, edited, or made to do harm.
-DAMAGE = (
-    OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError
-)  # fmt: skip
+class Damage(Exception):
+    """What is wrong with a file that was read, in words."""
 
 
-def _brief(error):
-    """An error on one short line, whatever a hostile file made it say."""
-    text = f"{type(error).__name__}: {error}"[:200]
-    return "".join(c if c.isprintable() else "?" for c in text)
+def _brief(thing):
+    """What an error says on one short line, whatever a hostile file made it say."""
+    return "".join(c if c.isprintable() else "?" for c in str(thing)[:200])
 
 
-def _record(out):
-    """What the run began with, checked: (record, config, settings, tokenizer)."""
-    path = out / "config.json"
+def _read_json(path):
+    """The JSON object in a file, a dict; Damage if it is none."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        config, settings = ModelConfig(**record["model"]), Settings(**record["training"])
-        if not (record["data"].isprintable() and record["tokenizer"].isprintable()):
-            raise ValueError("data or tokenizer is not a digest")
+        record = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"expected a run in {out}, but found no config.json there") from None
-    except (*DAMAGE, UserError) as error:
-        reason = _brief(error)
-        raise UserError(f"{path} is not what a run writes ({reason}): restore it") from None
-    tokenizer = Tokenizer.load(out / "tokenizer.json")
-    if tokenizer.hash != record["tokenizer"]:
+        raise Damage(f"{path.name} is missing") from None
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number's length
+        raise Damage(f"{path.name} is no JSON: {error}") from None
+    if type(record) is not dict:
+        raise Damage(f"{path.name} is no JSON object")
+    return record
+
+
+def _field(record, name, kind):
+    """record[name], which must be of exactly this type."""
+    value = record.get(name)
+    if type(value) is not kind:
+        raise Damage(f"{name} is no {kind.__name__}")
+    return value
+
+
+def _checked(cls, values):
+    """The dataclass `cls` of the JSON object that its `asdict` became; it checks the values."""
+    fields = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(cls)}
+    wrong = [name for name in values if name not in fields]
+    wrong += [name for name, needed in fields.items() if needed and name not in values]
+    if wrong:
+        raise Damage(f"{cls.__name__} does not fit with {wrong[0]}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise Damage(str(error)) from None
+
+
+class Record(NamedTuple):
+    """What a run began with, as config.json and tokenizer.json have it."""
+
+    config: ModelConfig
+    settings: Settings
+    tokenizer: Tokenizer
+    data: str  # the digest of the training text
+    identity: str
+
+
+def _parse(record):
+    """The config, settings and the two digests, of the data and the tokenizer, of config.json."""
+    config = _checked(ModelConfig, _field(record, "model", dict))
+    settings = _checked(Settings, _field(record, "training", dict))
+    digests = [_field(record, name, str) for name in ("data", "tokenizer")]
+    if settings.steps is None or not all(map(str.isprintable, digests)):
+        raise Damage("the number of steps or a digest is none")
+    return config, settings, *digests
+
+
+def read_record(out: str | Path) -> Record:
+    """What the run in the directory `out` began with, checked. UserError, as for `load`."""
+    out = Path(out)
+    path = out / "config.json"
+    with reading(path):
+        if not path.exists():
+            raise UserError(f"expected a run in {out}, but found no config.json there")
+        try:
+            record = _read_json(path)
+            version = _field({"format": 1} | record, "format", int)
+            if version > FORMAT:
+                raise UserError(f"{out} holds a run of format {_brief(version)}, and this nanoeuler"
+                                f" knows formats up to {FORMAT}: use a newer one")  # fmt: skip
+            if version < 1:
+                raise Damage(f"there is no format {version}")
+            config, settings, data, name = _parse(record)
+        except Damage as error:
+            reason = _brief(error)
+            raise UserError(f"{path} is not what a run writes ({reason}): restore it") from None
+        tokenizer = Tokenizer.load(out / "tokenizer.json")
+    if tokenizer.hash != name:
         raise UserError(
-            f"{out / 'tokenizer.json'}: expected the tokenizer {record['tokenizer'][:12]!r} that "
-            f"this run was trained with, found {tokenizer.hash[:12]!r}: restore the file"
+            f"{out / 'tokenizer.json'}: expected the tokenizer {name[:12]!r} that this run was "
+            f"trained with, found {tokenizer.hash[:12]!r}: restore the file"
         )
-    return record, config, settings, tokenizer
+    check_sizes(config, tokenizer)
+    return Record(config, settings, tokenizer, data, identity(record))
 
 
-def _checked_state(folder, step, settings, names):
-    """state.json of the save in `folder`, which must be of `step`, with the digests of `names`."""
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    if state["step"] != step or type(state["step"]) is not int or step > settings.steps:
-        raise ValueError(f"state.json has step {state['step']!r}")
-    for told in (*state["program"], *state["program"].values()):
-        if not told.isprintable() or len(told) > 100:  # they may be printed
-            raise ValueError("program in state.json is not what a save holds")
-    for name in names:
-        if sha256_of(folder / name) != state["sha256"][name]:
-            raise ValueError(f"{name} is not the file that was saved")
+def _read_state(folder, step, record):
+    """state.json of the save in `folder`, which must be of `step` and of the run of `record`."""
+    state = _read_json(folder / "state.json")
+    if _field(state, "step", int) != step or step > record.settings.steps:
+        raise Damage(f"state.json has step {state['step']}")
+    for text in [each for pair in _field(state, "program", dict).items() for each in pair]:
+        if type(text) is not str or not text.isprintable() or len(text) > 100:  # it may be printed
+            raise Damage("program in state.json is not what a save holds")
+    names = _field(state, "run", str), _field(state, "tokenizer", str)
+    if names != (record.identity, record.tokenizer.hash):
+        raise UserError(
+            f"{folder} and {folder.with_name('config.json')} are of different runs: "
+            "put back the one that belongs here"
+        )
     return state
 
 
-def _tensors(path, config, kinds):
-    """The tensors of `path`, finite float32: for each kind, a prefix, those of the model."""
-    with safe_open(path, framework="numpy") as file:
-        found = {}
-        for name in file.keys():
-            part = file.get_slice(name)
-            found[name] = part.get_dtype(), tuple(part.get_shape())
-        if config.n_layers > config.repeat * len(found):  # or a huge number makes a huge dict
-            raise ValueError(f"{len(found)} tensors for {config.n_layers} layers")
-        shapes = parameter_shapes(config).items()
-        expected = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes}
-        for name in sorted(found | expected):
-            if found.get(name) != expected.get(name):
-                told = [each.get(name, "nothing") for each in (expected, found)]
-                raise ValueError(f"{path.name}: expected {name} to be {told[0]}, found {told[1]}")
-        tensors = {name: file.get_tensor(name) for name in expected}
+def _check_digest(path, state):
+    """Damage unless the file at `path` is the one that was saved."""
+    try:
+        digest = sha256_of(path)
+    except FileNotFoundError:
+        raise Damage(f"{path.name} is missing") from None
+    if digest != _field(state, "sha256", dict).get(path.name):
+        raise Damage(f"{path.name} is not the file that was saved")
+
+
+def _check_tensors(path, file, config, kinds):
+    """The names of the tensors in the open `file`: for each kind, a prefix, those of the model."""
+    tensors = {}
+    for name in file.keys():
+        part = file.get_slice(name)
+        tensors[name] = part.get_dtype(), tuple(part.get_shape())
+    if config.n_layers > config.repeat * len(tensors):  # or a huge number makes a huge dict
+        raise Damage(f"{len(tensors)} tensors for {config.n_layers} layers")
+    shapes = parameter_shapes(config).items()
+    wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes}
+    for name in sorted(tensors | wanted):
+        if tensors.get(name) != wanted.get(name):
+            pair = [each.get(name, "nothing") for each in (wanted, tensors)]
+            raise Damage(f"{path.name}: expected {name} to be {pair[0]}, found {pair[1]}")
+    return list(wanted)
+
+
+def _read_tensors(path, config, kinds):
+    """The tensors of a file, finite float32: for each kind, a prefix, those of the model."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = _check_tensors(path, file, config, kinds)
+            tensors = {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise Damage(f"{path.name}: {error}") from None
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all() or (name.startswith("v.") and (tensor < 0).any()):
-            raise ValueError(f"{path.name}: {name} is not finite, or a mean of squares below 0")
+            raise Damage(f"{path.name}: {name} is not finite, or a mean of squares below 0")
     return tensors
 
 
@@ -204,51 +281,53 @@ FILES = {"model.safetensors": ("",), "optimizer.safetensors": ("m.", "v.")}  # a
 
 
 def _read(out, names):
-    """The newest save, of its large files those in `names`, checked, and what the run began with.
+    """The newest save, of its large files those in `names`, all checked.
 
-    Returns (record, config, settings, tokenizer, state, {tensor's name: array}).
+    Returns (record, state, {tensor's name: array}).
     """
-    record, config, settings, tokenizer = _record(out)
+    record = read_record(out)
     *earlier, (step, folder) = saves(out) or [(None, None)]
     if folder is None:
         raise UserError(f"expected a save in {out}, but found none: start the run anew")
+    tensors = {}
     try:
-        state, tensors = _checked_state(folder, step, settings, names), {}
-        if (state["run"], state["tokenizer"]) != (identity(record), record["tokenizer"]):
-            raise UserError(
-                f"{folder} and {out / 'config.json'} are of different runs: "
-                "put back the one that belongs here"
-            )
-        for name in names:
-            tensors |= _tensors(folder / name, config, FILES[name])
-    except DAMAGE as error:
+        with reading(folder):
+            state = _read_state(folder, step, record)
+            for name in names:
+                _check_digest(folder / name, state)
+            for name in names:
+                tensors |= _read_tensors(folder / name, record.config, FILES[name])
+    except Damage as error:
         cure = "it is the only save there: restore it, or start anew in another directory"
         if earlier:
             cure = f"delete that folder to go on from step {earlier[-1][0]}"
         raise UserError(f"{folder} is damaged ({_brief(error)}): {cure}") from None
-    return record, config, settings, tokenizer, state, tensors
+    return record, state, tensors
 
 
-def load_model(out):
-    """The newest model of a run directory, to use it: (config, tokenizer, weights)."""
-    _, config, _, tokenizer, _, tensors = _read(Path(out), ["model.safetensors"])
-    weights = Weights(config)
+def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
+    """The newest model of a run directory, to use it: its config, tokenizer and weights."""
+    record, _, tensors = _read(Path(out), ["model.safetensors"])
+    weights = Weights(record.config)
     for name, tensor in weights.items():
         tensor[...] = tensors[name]
-    return config, tokenizer, weights
+    return record.config, record.tokenizer, weights
 
 
-def load(out):
-    """The `Run` of a run directory at its newest save, to continue it."""
-    record, config, settings, tokenizer, state, tensors = _read(Path(out), FILES)
-    run = Run.begin(config, settings, tokenizer, record["data"], Weights(config))
+def load(out: str | Path) -> Run:
+    """The `Run` of a run directory at its newest save, to continue it.
+
+    UserError, in one line, for what is damaged, missing, of another run or not to be read.
+    """
+    record, state, tensors = _read(Path(out), FILES)
+    run = Run.begin(*record[:4], Weights(record.config))
     for name, tensor in {**run.weights, **run.moments}.items():
         tensor[...] = tensors[name]
     run.step, run.program = state["step"], state["program"]
     return run
 
 
-def settle(out, run, keep=KEEP, windows=None):
+def settle(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
     """Make `out` the directory of `run` at its step: saved once, and without what came after."""
     tidy(out, keep)
     kept = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]

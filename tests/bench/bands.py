@@ -22,7 +22,8 @@ from nanoeuler.data.prepare import prepare_text
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.training.folder import read_metrics
-from nanoeuler.training.loop import train
+from nanoeuler.training.run import Settings
+from nanoeuler.training.train import train
 
 STRETCH = 25  # steps whose mean is one number: short beside a run, long beside a batch's noise
 TINY = ModelConfig(
@@ -37,7 +38,8 @@ SMALL_SEEDS = 19  # 2 in 20
 def curve(config, prepared, seed, threads=None, **settings):
     """Train on the folder `prepared`: the mean losses of each STRETCH steps, and bits per byte."""
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stderr(io.StringIO()):
-        train(config, prepared, out, seed=seed, engine="cpu", threads=threads, **settings)
+        train(prepared, out, config=config, settings=Settings(seed=seed, **settings), engine="cpu",
+              threads=threads)  # fmt: skip
         lines = read_metrics(out)
     losses = np.array([line["loss"] for line in lines])
     return losses.reshape(-1, STRETCH).mean(axis=1), lines[-1]["bits_per_byte"]

@@ -1,0 +1,71 @@
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-train-loop
+"""Which tensor is the first that is not finite, in a step that went wrong.
+
+Leaves out everything that is fast: the pass is taken again with the reference engine.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from nanoeuler.engines.interface import Primitives
+from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
+from nanoeuler.model.weights import Weights
+
+# The operations that make numbers; the others do not.
+SILENT = ("begin", "scratch", "rope_tables")
+WATCHED = [name for name in vars(Primitives) if not name.startswith("_") and name not in SILENT]
+
+
+class _NotFinite(Exception):
+    """Raised by `_Watched`; its text names the operation."""
+
+
+class _Watched(ReferenceEngine):
+    """The reference engine, stopped by the first operation that makes nan or infinity."""
+
+    def __init__(self, *weights: Weights) -> None:
+        tensors = [pair for each in weights for pair in each.items()]
+        self.names = {tensor.ctypes.data: name for name, tensor in tensors}
+        self.last = "embedding"
+        for name in WATCHED:
+            setattr(self, name, partial(self._watch, name, getattr(self, name)))
+
+    def _watch(self, name: str, operation: Callable, *arguments):
+        result = operation(*arguments)
+        results = result if isinstance(result, tuple) else (result,)
+        arrays = [a for a in (*results, *arguments) if isinstance(a, np.ndarray)]
+        named = [self.names[a.ctypes.data] for a in arrays if a.ctypes.data in self.names]
+        self.last = named[0] if named else self.last
+        if not all(np.isfinite(array).all() for array in arrays):
+            place = "with" if named else "after"
+            raise _NotFinite(f"what {name} makes {place} {self.last}")
+        return result
+
+
+def first_bad_tensor(weights: Weights, tokens: np.ndarray, targets: np.ndarray) -> str:
+    """Say in words which tensor is the first that is not finite.
+
+    tokens (B, T), targets (B, T, K) int: those of the bad step; weights: those before it.
+    """
+    for name, tensor in weights.items():
+        if not np.isfinite(tensor).all():
+            return f"the weight {name}"
+    config, gradients = weights.config, weights.zeros_like()
+    scale = loss_scale(targets, head_weights(config.n_predict))
+    engine = _Watched(weights, gradients)
+    for at in range(len(tokens)):
+        row = slice(at, at + 1)
+        try:
+            with np.errstate(all="ignore"):
+                loss_and_gradients(
+                    engine, config, weights, tokens[row], targets[row], scale, gradients
+                )
+        except _NotFinite as error:
+            return f"{error}, in sequence {at + 1} of the batch"
+    return "none that the reference engine makes: compare the engine with it"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoeuler.data import docstrings
+from nanoeuler.data.prepared import Prepared
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model
 from nanoeuler.model.config import PRESETS, ModelConfig
@@ -138,6 +139,11 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
         config, settings = config or PRESETS[PRESET], settings or Settings()
         _fits(config, settings, threads)
     text = own_text(out) if resume and data is None else text_of("docs" if data is None else data)
+    if tokenizer and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
+        raise UserError(
+            f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "
+            "text again with it (nanoeuler data prepare --tokenizer)"
+        )
     how = _hooks(sample, before=before, engine=engine, threads=threads, save_every=save_every,
                  keep=keep)  # fmt: skip
     return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,

@@ -14,6 +14,7 @@ from nanoeuler.checks.derivatives import relative_error
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2, architectures, tiny_problem
 from nanoeuler.engines.interface import Engine, Primitives
 from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.transformer import backward, forward, loss_and_gradients, loss_sums, stream
@@ -226,6 +227,15 @@ def test_what_did_not_begin_at_the_start_has_no_backward():
     n, saved = stream(reference, config, w, tokens[:, 1:], start=1)
     with pytest.raises(AssertionError, match="position 0, got one from 1"):
         backward(reference, config, w, saved, n, Weights(config, np.float64))
+
+
+@pytest.mark.parametrize("tiny", [TINY, TINY_GPT2], ids=["ours", "gpt2"])
+def test_a_text_beyond_the_context_is_refused(tiny):
+    config, w, tokens, *_ = tiny_problem(tiny)
+    for start, longer in ((0, np.tile(tokens, 2)), (1, tokens)):
+        n = start + longer.shape[1]
+        with pytest.raises(UserError, match=f"at most 5 tokens, the context, got {n}:"):
+            forward(reference, config, w, longer, start)
 
 
 def test_a_move_changes_nothing_that_it_was_given():

@@ -44,7 +44,8 @@ def one_round(config, w, dw, tokens, targets, scale):
         return n, saved, engine.linear(n, w["output"])
 
     def back(n, saved, dlogits):
-        dn = engine.linear_backward(dlogits.reshape(*tokens.shape, -1), n, w["output"], dw["output"])
+        dlogits = dlogits.reshape(*tokens.shape, -1)
+        dn = engine.linear_backward(dlogits, n, w["output"], dw["output"])
         backward(engine, config, w, saved, dn, dw)
 
     n, saved, logits = timed(forward, "forward", seconds)()

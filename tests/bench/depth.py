@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.batches import Batches, HeldOut, read_text, split
-from nanoeuler.engines.cpu.stepper import Sharded, engine_factory
+from nanoeuler.data.batches import Batches
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.text import read_text, split
+from nanoeuler.engines.choice import engine_factory, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.depth import (
     at_depths,
@@ -26,11 +28,10 @@ from nanoeuler.model.depth import (
     with_step,
 )
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.transformer import head_weights, loss_scale
 from nanoeuler.model.weights import initialise
 from nanoeuler.training import saves as checkpoint
-from nanoeuler.training.optim import AdamW, clip, learning_rate
-from nanoeuler.training.saves import Settings
+from nanoeuler.training.optim import AdamW, learning_rate
+from nanoeuler.training.run import Settings
 
 ENGINE = "cpu"
 SCALES = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)  # of h
@@ -65,7 +66,7 @@ class Judge:
     def __init__(self, config, tokenizer):
         text, held_out = split(read_text(docstrings.text_path()))
         self.tokens = tokenizer.encode(text)
-        self.held_out = HeldOut(
+        self.held_out = HeldOut.from_tokens(
             tokenizer.encode(held_out), tokenizer, 16, config.context, config.n_predict
         )
         self.batch = next(self.held_out.batches(range(16)))[0]
@@ -73,10 +74,7 @@ class Judge:
 
     def bits(self, config, w):
         """Bits per byte of 128 windows, spread over the held-out text."""
-        compute, scale = Sharded(engine_factory(ENGINE), config), head_weights(config.n_predict)
-        return self.held_out.bits_per_byte(
-            lambda x, y: compute.loss(w, x, y, scale), quick=True
-        )
+        return self.held_out.bits_per_byte(make_stepper(ENGINE, w, AdamW(w)).sums, quick=True)
 
     def answers(self, name, seed, asked):
         """Rows for `asked`, {question: model}: bits of each, how far from the first it ends."""
@@ -164,20 +162,17 @@ def fitted(tokens, config, seed, refined, start):
     settings = Settings(steps=STEPS, batch_size=BATCH, seed=seed)
     batches = Batches(tokens, BATCH, config.context, config.n_predict, seed)
     w = start(config, seed)
-    optimizer = AdamW(w, beta2=settings.beta2, weight_decay=settings.weight_decay)
-    compute, dw = Sharded(engine_factory(ENGINE), config), w.zeros_like()
+    optimizer = AdamW(w, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                      clip_norm=settings.clip)  # fmt: skip
+    stepper = make_stepper(ENGINE, w, optimizer)
     for step in range(1, STEPS + 1):
         if refined and step == STEPS // 2 + 1:
             _, optimizer.m = refine_depth(config, optimizer.m)
             _, optimizer.v = refine_depth(config, optimizer.v)
             config, w = refine_depth(config, w)
-            compute, dw = Sharded(engine_factory(ENGINE), config), w.zeros_like()
+            stepper = make_stepper(ENGINE, w, optimizer)
         x, y = batches.batch(step)
-        scale = loss_scale(y, head_weights(config.n_predict))
-        compute.loss_and_gradients(w, x, y, scale, dw)
-        clip(dw, settings.clip)
-        lr = learning_rate(step, STEPS, settings.lr, settings.warmup)
-        optimizer.update(w, dw, lr, step)
+        stepper.step(x, y, learning_rate(step, STEPS, settings.lr, settings.warmup), step)
     return config, w
 
 

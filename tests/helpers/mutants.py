@@ -239,15 +239,19 @@ SCALE = [
     ("without h", "return h * x", "return x.copy()"),
 ]
 ATTENTION_HALF = [
-    ("wo with the input of wqkv", "(dout, s.y, b.wo", "(dout, s.n, b.wo"),
-    ("wqkv with the input of wo", "(dheads, s.n, b.wqkv", "(dheads, s.y, b.wqkv"),
+    ("wo with the input of wqkv", "(dout, saved.y, b.wo", "(dout, saved.n, b.wo"),
+    ("wqkv with the input of wo", "(dheads, saved.n, b.wqkv", "(dheads, saved.y, b.wqkv"),
     ("keys not turned back", "_backward(dheads, H + G", "_backward(dheads, H"),
     ("nothing turned back", "_backward(dheads, H + G", "_backward(dheads, 0"),
     ("wqkv's bias forgotten", "db.wqkv, db.wqkv_bias", "db.wqkv"),
     ("wo's bias in w_down's", "db.wo_bias", "db.w_down_bias"),
 ]
 MLP_HALF = [
-    ("w_down with the gate alone", "s.h, b.w_down", "s.u[..., : s.h.shape[-1]], b.w_down"),
+    (
+        "w_down with the gate alone",
+        "saved.h, b.w_down",
+        "saved.u[..., : saved.h.shape[-1]], b.w_down",
+    ),
     ("w_down's bias in wo's", "db.w_down_bias", "db.wo_bias"),
     ("w_up's bias forgotten", "db.w_up, db.w_up_bias", "db.w_up"),
 ]

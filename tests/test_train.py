@@ -151,7 +151,7 @@ AIMS = [
     ("m", 3, 0.003), ("s", 3, 0.04), ("s", 5, 0.04), ("e", 1, 0.2),
 ]  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["lives"])  # what is slow is imported once
+FORKS.set_forkserver_preload(["lives", "pytest"])  # what is slow is imported once
 
 
 def life(out, aim=None, rng=None):

@@ -5,14 +5,21 @@ that say where it is: text, first save, steps, metrics, saves, end. The disk is 
 slower, so that a save takes longer than the parent needs to kill.
 """
 
+import io
 import os
 import sys
 import time
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import initialise
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import loop
+from nanoeuler.training.display import draw
 from nanoeuler.training.folder import is_begun
+from nanoeuler.training.optim import AdamW
 from nanoeuler.training.run import Settings
 from nanoeuler.training.train import train
 
@@ -60,3 +67,18 @@ def live(out, marks, said):
     mark("p")
     train(RIVER, out, config=CONFIG, settings=Settings(steps=STEPS, batch_size=8, seed=5),
           engine="reference", threads=1, save_every=SAVE_EVERY, resume=is_begun(out))  # fmt: skip
+
+
+def _warm():
+    """Do before the forks what a process does once and slowly: load code, draw a picture."""
+    weights = initialise(CONFIG, 0)
+    optimizer = AdamW(weights)
+    optimizer.clip(weights.zeros_like())
+    optimizer.update(weights, weights.zeros_like(), 0.0, 1)
+    Tokenizer.train(RIVER.read_bytes(), CONFIG.vocab_size).encode(RIVER.read_bytes())
+    figure = Figure()
+    draw(figure.subplots(), [{"step": 1, "loss": 1.0}], 1.0, {"unigram": 1.0})
+    figure.savefig(io.BytesIO(), format="png")
+
+
+_warm()

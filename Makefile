@@ -1,10 +1,12 @@
 # make train   train the small model on this machine, from an empty directory
-# make test    prove every chapter and run the tests
+# make test    prove every chapter and run the tests, on WORKERS processes
+# make html    build the pages of the book
 # Each makes .venv first. Only Python 3.11+ and make are assumed.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+WORKERS ?= 2
 
 .PHONY: train test book html clean
 
@@ -14,7 +16,7 @@ train: .venv/installed-train
 test: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m nanoeuler.book check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 book: .venv/installed-test
 	$(BIN)/python -m nanoeuler.book run

@@ -4,7 +4,45 @@
 # %% sec-book-errors
 """nanoeuler: a GPT-2-scale language model, explained line by line in the book it is made from.
 
-Importing the package imports nothing else: `from nanoeuler.model.layers import rmsnorm` as needed.
+    import nanoeuler as ne
+
+    model = ne.train("text.txt", out="runs/mine", settings=ne.Settings(steps=500))
+    model = ne.load("runs/mine")
+    print(model.generate("The river", tokens=100, seed=3))
+
+Importing the package imports nothing else: each name is fetched when it is first used.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+# The public names, and the modules that they come from.
+HOMES = {
+    "train": "face", "finetune": "face", "load": "face", "Model": "inference.model",
+    "Tokenizer": "tokenizer.tokenizer", "ModelConfig": "model.config", "PRESETS": "model.config",
+    "Settings": "training.run", "UserError": "errors",
+}  # fmt: skip
+
+if TYPE_CHECKING:
+    from nanoeuler.errors import UserError as UserError
+    from nanoeuler.face import finetune as finetune
+    from nanoeuler.face import load as load
+    from nanoeuler.face import train as train
+    from nanoeuler.inference.model import Model as Model
+    from nanoeuler.model.config import PRESETS as PRESETS
+    from nanoeuler.model.config import ModelConfig as ModelConfig
+    from nanoeuler.tokenizer.tokenizer import Tokenizer as Tokenizer
+    from nanoeuler.training.run import Settings as Settings
+else:
+
+    def __getattr__(name):
+        """The public name `name`, imported now; AttributeError for any other."""
+        if name not in HOMES:
+            raise AttributeError(f"module 'nanoeuler' has no attribute {name!r}")
+        return getattr(import_module(f"nanoeuler.{HOMES[name]}"), name)
+
+    def __dir__():
+        """What `dir(nanoeuler)` lists: the public names too."""
+        return sorted({*globals(), *HOMES})

@@ -17,7 +17,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import jupytext
 import nbformat
@@ -31,8 +33,11 @@ from nanoeuler.files import project_root, replacing
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
 LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
 
+Cell = tuple[str, int, list[str]]  # an exported cell: its section, its first line, its source lines
+Package = dict[str, tuple[str, list[Cell]]]  # file -> (the chapter that it comes from, its cells)
 
-def code_cells(text):
+
+def code_cells(text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (line, source lines) for each code cell of a chapter's text; lines count from 1."""
     lines, at = text.split("\n"), 0
     for cell in jupytext.reads(text, fmt="md:myst").cells:
@@ -46,7 +51,7 @@ def code_cells(text):
 
 
 # %% sec-book-export
-def exported_cells(text):
+def exported_cells(text: str) -> Iterator[tuple[str, *Cell]]:
     """Yield (file, section, line, source lines) for each exported cell.
 
     `line` is that of the cell's first code, `section` the label of the section that it stands in.
@@ -59,11 +64,8 @@ def exported_cells(text):
             yield source[0].removeprefix(EXPORT).strip(), section, line + 1, source[1:]
 
 
-def module_lines(chapter, cells):
-    """Yield (line, its number in `chapter` or None) of the module that the chapter's cells make.
-
-    cells [(section, line, source lines)].
-    """
+def module_lines(chapter: str, cells: Iterable[Cell]) -> Iterator[tuple[str, int | None]]:
+    """Yield (line, its number in `chapter` or None) of the module that the chapter's cells make."""
     yield f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.", None
     before = None
     for section, first, source in cells:
@@ -76,12 +78,12 @@ def module_lines(chapter, cells):
         yield from zip(source, range(first, first + len(source)), strict=True)
 
 
-def module_text(chapter, cells):
+def module_text(chapter: str, cells: Iterable[Cell]) -> str:
     """The text of a module: the lines of `module_lines`."""
     return "".join(f"{line}\n" for line, _ in module_lines(chapter, cells))
 
 
-def chapters(root):
+def chapters(root: Path) -> list[Path]:
     """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
     files = re.findall(r"file: (book/\d\d\w?-[\w-]+)", (root / "_toc.yml").read_text())
     for file in files:
@@ -90,22 +92,25 @@ def chapters(root):
     return [root / f"{file}.md" for file in files]
 
 
-def chosen(root, name):
+def chosen(root: Path, name: str) -> list[Path]:
     """The chapters whose file name begins with `name`; all of them where it is empty."""
-    found = [path for path in chapters(root) if path.name.startswith(name)]
-    if not found:
-        known = ", ".join(path.stem for path in chapters(root))
-        raise UserError(f"no chapter begins with {name!r}: choose one of {known}")
-    return found
+    everyone = chapters(root)
+    paths = [path for path in everyone if path.name.startswith(name)]
+    if not paths:
+        names = ", ".join(path.stem for path in everyone)
+        raise UserError(f"no chapter begins with {name!r}: choose one of {names}")
+    return paths
 
 
-def package(root, last=None):
+def package(root: Path, last: Path | None = None) -> Package:
     """What the chapters up to the path `last` export: a dict of file -> (chapter, its cells)."""
-    files, order = {}, chapters(root)
+    files: Package = {}
+    order = chapters(root)
     for chapter in order[: order.index(last) + 1] if last else order:
-        name, mine = chapter.relative_to(root).as_posix(), {}
-        for file, *cell in exported_cells(chapter.read_text(encoding="utf-8")):
-            mine.setdefault(file, []).append(cell)
+        name = chapter.relative_to(root).as_posix()
+        mine: dict[str, list[Cell]] = {}
+        for file, section, line, source in exported_cells(chapter.read_text(encoding="utf-8")):
+            mine.setdefault(file, []).append((section, line, source))
         for file, cells in mine.items():
             if file in files:
                 raise UserError(f"{file} has owners {files[file][0]} and {name}: use two files")
@@ -113,7 +118,7 @@ def package(root, last=None):
     return files
 
 
-def export(root, only=""):
+def export(root: Path, only: str = "") -> list[str]:
     """Write the modules of the chapters that begin with `only`; return the files that changed."""
     wanted = {path.relative_to(root).as_posix() for path in chosen(root, only)}
     changed = []
@@ -129,7 +134,7 @@ def export(root, only=""):
     return changed
 
 
-def where(root, file, line):
+def where(root: Path, file: str, line: int) -> str:
     """The place "book/NN-name.md:LINE" that line `line` of the module `file` came from."""
     chapter, cells = package(root).get(file, ("", []))
     made = list(module_lines(chapter, cells)) if cells else []
@@ -142,23 +147,23 @@ def where(root, file, line):
 
 
 # %% sec-book-run
-def notebook(text):
+def notebook(text: str) -> nbformat.NotebookNode:
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
-    notebook = jupytext.reads(text, fmt="md:myst")
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
-    notebook.metadata = {
+    made = jupytext.reads(text, fmt="md:myst")
+    made.nbformat, made.nbformat_minor = 4, 5
+    made.metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},
     }
-    seen = {}
-    for cell in notebook.cells:
+    seen: dict[str, int] = {}
+    for cell in made.cells:
         digest = hashlib.sha256((cell.cell_type + cell.source).encode()).hexdigest()[:12]
         seen[digest] = seen.get(digest, -1) + 1
         cell.id = f"{digest}-{seen[digest]}" if seen[digest] else digest
-    return notebook
+    return made
 
 
-def prefix(root, chapter):
+def prefix(root: Path, chapter: Path) -> Path:
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
     shutil.rmtree(folder, ignore_errors=True)
@@ -172,14 +177,14 @@ def prefix(root, chapter):
     return folder
 
 
-def environment(root, chapter):
+def environment(root: Path, chapter: Path) -> dict[str, str]:
     """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
     fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
     fixed["OPENBLAS_NUM_THREADS"] = "1"  # two chapters at once must not fight over the cores
     return {**os.environ, **fixed}
 
 
-def run(root, chapter):
+def run(root: Path, chapter: Path) -> None:
     """Export `chapter`, execute it against its prefix of the package, and write its notebook."""
     export(root, chapter.stem)
     made = notebook(chapter.read_text(encoding="utf-8"))
@@ -205,7 +210,24 @@ def run(root, chapter):
 
 
 # %% sec-book-check
-def public_names(tree):
+def imports(text: str) -> set[str]:
+    """The names "nanoeuler.room.module" and "nanoeuler.room.module.name" that a module imports.
+
+    Not those under `if TYPE_CHECKING`, which nothing runs.
+    """
+    names, left = set(), [ast.parse(text)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        unread = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        left += node.orelse if unread else ast.iter_child_nodes(node)
+    return {name for name in names if name.startswith("nanoeuler.")}
+
+
+def public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
     """Yield (name, node) for what a module's syntax tree defines at its top level for others."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -219,7 +241,7 @@ def public_names(tree):
         yield from ((name, node) for name in names if not name.startswith("_"))
 
 
-def undocumented(file, text):
+def undocumented(file: str, text: str) -> Iterator[str]:
     """Yield a line for each public def or class without a docstring, each bare constant."""
     lines = text.split("\n")
     for name, node in public_names(ast.parse(text, file)):
@@ -234,7 +256,7 @@ def undocumented(file, text):
                     yield f"{file}: {item.name} has no docstring"
 
 
-def problems(root, only=""):
+def problems(root: Path, only: str = "") -> Iterator[str]:
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
     files = package(root)
@@ -248,14 +270,13 @@ def problems(root, only=""):
         file = path.relative_to(root).as_posix()
         if file not in files:
             yield f"{file} comes from no chapter: delete it or export it from one"
-    for chapter in picked:
-        path = chapter.with_suffix(".ipynb")
-        made = notebook(chapter.read_text(encoding="utf-8"))
+    for source in picked:
+        path, made = source.with_suffix(".ipynb"), notebook(source.read_text(encoding="utf-8"))
         if not path.exists() or content(nbformat.read(path, as_version=4)) != content(made):
-            yield f"{path.name} is not {chapter.name}'s cells: run `python -m nanoeuler.book run`"
+            yield f"{path.name} is not {source.name}'s cells: run `python -m nanoeuler.book run`"
 
 
-def content(notebook):
+def content(notebook: nbformat.NotebookNode) -> list[tuple[str, str, list[str]]]:
     """What a notebook says, without what it printed: [(type, source, tags)] of its cells."""
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
@@ -263,17 +284,19 @@ def content(notebook):
 # %% sec-book-commands
 # The five commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
+_Chapter = Annotated[str, typer.Argument(help="the first letters of a file in book/")]
+_Place = Annotated[str, typer.Argument(help="FILE:LINE, as a traceback has it")]
 
 
 @app.command("export")
-def export_command(chapter: str = typer.Argument("", help="the first letters of a file in book/")):
+def export_command(chapter: _Chapter = "") -> None:
     """Write the package from the chapters. Example: python -m nanoeuler.book export"""
     for file in export(project_root(), chapter):
         print("wrote", file)
 
 
 @app.command("run")
-def run_command(chapter: str = typer.Argument("", help="the first letters of a file in book/")):
+def run_command(chapter: _Chapter = "") -> None:
     """Execute chapters into their notebooks. Example: python -m nanoeuler.book run 03"""
     for path in chosen(project_root(), chapter):
         run(project_root(), path)
@@ -281,15 +304,15 @@ def run_command(chapter: str = typer.Argument("", help="the first letters of a f
 
 
 @app.command("check")
-def check_command(chapter: str = typer.Argument("", help="the first letters of a file in book/")):
+def check_command(chapter: _Chapter = "") -> None:
     """Say what is stale; exit 1 if anything is. Example: python -m nanoeuler.book check"""
-    found = list(problems(project_root(), chapter))
-    print("\n".join(found) or "chapters, package and notebooks agree")
-    raise typer.Exit(1 if found else 0)
+    faults = list(problems(project_root(), chapter))
+    print("\n".join(faults) or "chapters, package and notebooks agree")
+    raise typer.Exit(1 if faults else 0)
 
 
 @app.command("where")
-def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback has it")):
+def where_command(place: _Place) -> None:
     """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""
     file, _, line = place.rpartition(":")
     root, path = project_root(), Path(file).resolve()
@@ -299,7 +322,7 @@ def where_command(place: str = typer.Argument(help="FILE:LINE, as a traceback ha
 
 
 @app.command("html")
-def html_command():
+def html_command() -> None:
     """Build the web pages into build/html. Example: python -m nanoeuler.book html"""
     root = project_root()
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]  # a warning is an error

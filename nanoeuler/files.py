@@ -9,6 +9,7 @@ Leaves out locking: two programs that write the same file at once are the caller
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from nanoeuler.errors import UserError
 
 
 @contextmanager
-def replacing(path):
+def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it over `path` if the block succeeds.
 
     On any error, Ctrl-C included, the temporary file is removed and `path` is left as it was.
     Missing folders are made. The block must have closed the temporary file when it ends.
+    UserError where something stands at `path` that is no file: a folder, a device, a pipe.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is not a file, and would be lost: choose a name that is free")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -36,7 +40,7 @@ def replacing(path):
         confirm(path.parent)
 
 
-def confirm(path):
+def confirm(path: str | Path) -> None:
     """Return when the disk has what was written to `path`, a file or a folder."""
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
@@ -45,13 +49,13 @@ def confirm(path):
         os.close(handle)
 
 
-def sha256_of(path):
+def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits: other bytes have another."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def project_root(start="."):
+def project_root(start: str | Path = ".") -> Path:
     """The nearest folder at or above `start` that holds the book's `_toc.yml`."""
     start = Path(start).resolve()
     for folder in (start, *start.parents):

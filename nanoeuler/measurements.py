@@ -12,14 +12,18 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
 
+Row = dict[str, Any]  # a measurement, its keys as above
 
-def load(name):
+
+def load(name: str) -> list[Row]:
     """The rows of data/measurements/NAME.json, a list of dicts."""
     path = project_root() / "data" / "measurements" / f"{name}.json"
     if not path.exists():
@@ -27,7 +31,7 @@ def load(name):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def save(name, rows):
+def save(name: str, rows: Iterable[Row]) -> None:
     """Write `rows` as data/measurements/NAME.json, one row a line, replacing what was there."""
     path = project_root() / "data" / "measurements" / f"{name}.json"
     with replacing(path) as temporary:
@@ -35,18 +39,31 @@ def save(name, rows):
         temporary.write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 
-def device():
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device() -> str:
     """The processor this runs on, in words, with the number of cores this process may use."""
     name = platform.machine()
     cpuinfo = Path("/proc/cpuinfo")  # the one place on Linux with the name on the box
     if cpuinfo.exists():
         lines = [line for line in cpuinfo.read_text().split("\n") if line.startswith("model name")]
         name = lines[0].split(":")[1].strip() if lines else name
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return f"{name}, {cores()} cores"
 
 
-def row(what, case, engine, value, unit, peer=None, peer_value=None, on=None):
+def row(
+    what: str,
+    case: str,
+    engine: str,
+    value: float,
+    unit: str,
+    peer: str | None = None,
+    peer_value: float | None = None,
+    on: str | None = None,
+) -> Row:
     """One measurement with its circumstances; `on` names the device if it is not this machine."""
     versions = {"python": platform.python_version()}
     for name in ("numpy", "numba", *([peer] if peer else [])):

@@ -1,6 +1,18 @@
-"""What all tests share: hypothesis draws the same examples every time, and does not time them."""
+"""What all tests share: the same drawn examples every time, and an order that keeps workers busy."""
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
+
+
+def pytest_collection_modifyitems(items):
+    """For --dist loadgroup: each chapter by itself, each other file in one piece; long ones first.
+
+    A file in one piece makes its fixtures once. Chapters compile what the others then find compiled.
+    """
+    items.sort(key=lambda item: (item.path.stem != "test_chapters", -item.path.stat().st_size))
+    for item in items:
+        if item.path.stem != "test_chapters":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -1,14 +1,16 @@
 """The book's tool on small books of its own: what it refuses, and that running changes no byte."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from nanoeuler import book
+from nanoeuler import book, measurements
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
+from nanoeuler.progress import bars, say
 
 HEADER = """---
 kernelspec:
@@ -104,26 +106,26 @@ def test_a_prefix_hides_the_installed_package():
 def test_check_finds_each_fault(small_book):
     run_all(small_book)
 
-    def found():
+    def faults():
         return "\n".join(book.problems(small_book))
 
     package = small_book / "nanoeuler" / "one.py"
     whole = package.read_text()
     package.write_text(whole.replace("2 * x", "3 * x"))
-    assert "nanoeuler/one.py is not what book/00-a.md says" in found()
+    assert "nanoeuler/one.py is not what book/00-a.md says" in faults()
     package.write_text(whole)
     stray = small_book / "nanoeuler" / "room" / "stray.py"
     stray.parent.mkdir()
     stray.write_text("")
-    assert "nanoeuler/room/stray.py comes from no chapter" in found()
+    assert "nanoeuler/room/stray.py comes from no chapter" in faults()
     stray.unlink()
     chapter = small_book / "book" / "01-b.md"
     chapter.write_text(SECOND.replace("21", "22"))
-    assert "01-b.ipynb is not 01-b.md's cells" in found()
+    assert "01-b.ipynb is not 01-b.md's cells" in faults()
     chapter.write_text(SECOND)
     bare = FIRST.replace('    """Twice x."""\n', "").replace("  # as many as fingers we use", "")
     (small_book / "book" / "00-a.md").write_text(bare)
-    assert "double has no docstring" in found() and "LIMIT has no comment" in found()
+    assert "double has no docstring" in faults() and "LIMIT has no comment" in faults()
 
 
 def test_a_missing_chapter_is_named(small_book):
@@ -193,14 +195,17 @@ def test_prose_changes_no_module(small_book):
     assert book.export(small_book) == []
 
 
-def test_commands_report_errors_in_one_line(tmp_path):
-    for arguments in (["check"], ["where", "nonsense"], ["run", "zz"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "nanoeuler.book", *arguments],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        assert done.stderr.startswith("nanoeuler.book: ") and done.stderr.count("\n") == 1
+def test_commands_report_errors_in_one_line(small_book, monkeypatch):
+    done = subprocess.run(
+        [sys.executable, "-m", "nanoeuler.book", "run", "zz"],
+        cwd=small_book, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("nanoeuler.book: no chapter begins with 'zz'")
+    monkeypatch.chdir(small_book.parent)
+    for arguments in (["check"], ["export"], ["where", "nonsense"]):
+        with pytest.raises(UserError, match="expected to be inside the project"):
+            book.app(arguments, standalone_mode=False)
 
 
 def test_replacing_keeps_the_old_file_on_any_error(tmp_path):
@@ -211,3 +216,42 @@ def test_replacing_keeps_the_old_file_on_any_error(tmp_path):
         temporary.write_text("half a ne")
         raise KeyboardInterrupt
     assert path.read_text() == "old" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_replacing_refuses_what_is_no_file(tmp_path):
+    """A rename puts a file over a device as gladly as over a file, where the user may do that."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "folder", "link"):
+        with pytest.raises(UserError, match="is not a file"), replacing(tmp_path / name) as part:
+            part.write_text("lost")
+    assert (tmp_path / "pipe").is_fifo() and len(list(tmp_path.iterdir())) == 3
+    assert not list((tmp_path / "folder").iterdir())
+
+
+def test_imports_are_found_wherever_they_stand():
+    text = "import os\nimport nanoeuler.a.b as c\ndef f():\n    from nanoeuler.d import e, g\n"
+    assert book.imports(text) == {"nanoeuler.a.b", "nanoeuler.d.e", "nanoeuler.d.g"}
+
+
+def test_what_is_said_stays_and_bars_are_for_terminals(capsys):
+    for shown in (None, True):
+        with bars(shown) as progress:
+            for _ in progress.track(range(2), description="work"):
+                say(progress, "[1/2] news, longer than a line of a terminal " * 3)
+        printed = capsys.readouterr()
+        assert printed.out == "" and ("\x1b[" in printed.err) == bool(shown)
+        assert printed.err.count("[1/2] news, longer than a line of a terminal " * 3) == 2
+
+
+def test_cores_are_those_that_this_process_may_use():
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("only Linux can give a process fewer cores")
+    all_of_them = os.sched_getaffinity(0)
+    assert measurements.cores() == len(all_of_them)
+    try:
+        os.sched_setaffinity(0, {min(all_of_them)})
+        assert measurements.cores() == 1 and measurements.device().endswith(", 1 cores")
+    finally:
+        os.sched_setaffinity(0, all_of_them)

@@ -1,30 +1,31 @@
 """The template, the loss mask, batches of conversations, fine-tuning, and the chat."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import nanoeuler
 from nanoeuler.errors import UserError
-from nanoeuler.inference.chat import (
-    ASSISTANT,
-    END,
-    USER,
-    Chat,
-    Conversations,
-    HeldOutAnswers,
-    conversation,
-    converse,
-    prompt,
-    read_pairs,
-    sft,
-)
+from nanoeuler.inference.chat import TEMPERATURE, Chat, converse
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import initialise
+from nanoeuler.model.weights import initialise
+from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training import saves as checkpoint
-from nanoeuler.training.loop import train
+from nanoeuler.training.folder import saves
+from nanoeuler.training.run import STEP_TOKENS, Settings
+from nanoeuler.training.saves import load
+from nanoeuler.training.sft import (
+    FINETUNING,
+    Conversations,
+    finetune,
+    held_out_answers,
+    read_pairs,
+)
+from nanoeuler.training.train import train
 
 TOKENIZER = Tokenizer(np.zeros((0, 2)))  # bytes and the special tokens
 MARKS = {name: TOKENIZER.special[name] for name in (USER, ASSISTANT, END)}
@@ -32,6 +33,14 @@ PAIRS = [(f"What is {i}?", f"The number {i}.") for i in range(30)]
 TINY = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads=2, n_kv_heads=1,
                    hidden=24, context=64, n_predict=2)
 texts = st.text() | st.sampled_from(["<|end|>", "a<|assistant|>b", "<|user|>", " ", "\n"])
+
+
+def test_the_marks_are_spelled_once():
+    package = Path(nanoeuler.__file__).parent
+    texts = {path.name: path.read_text() for path in package.rglob("*.py")}
+    assert [name for name, text in texts.items() if any(mark in text for mark in MARKS)] == [
+        "tokenizer.py"
+    ]
 
 
 @given(texts, texts)
@@ -93,34 +102,50 @@ def test_pairs_that_never_fit_are_an_error():
 
 
 def test_held_out_bytes_are_those_of_the_answers():
-    judged = HeldOutAnswers(TOKENIZER, PAIRS, 4, context=64, n_predict=2)
+    judged = held_out_answers(TOKENIZER, PAIRS, 4, context=64, n_predict=2)
     spelled = sum(len(answer) for _, answer in PAIRS)  # a byte is a token here, <|end|> is none
     assert np.count_nonzero(judged.targets != IGNORE) == spelled
     assert judged.bytes_per_token == 1
+
+
+def settings_of(steps, **changed):
+    return Settings(steps=steps, batch_size=2, **changed)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     (folder / "text.txt").write_text("the number of the beast is a number. " * 30)
-    small = {"steps": 2, "batch_size": 2, "engine": "reference"}
-    run = train(TINY, folder / "text.txt", folder / "run", **small)
-    return folder / "run", run
+    return folder / "run", train(folder / "text.txt", folder / "run", config=TINY,
+                                 settings=settings_of(2), engine="reference")  # fmt: skip
 
 
 def test_fine_tuning_begins_with_the_base_model(base, tmp_path):
     folder, run = base
-    small = {"batch_size": 2, "engine": "reference"}
-    tuned = sft(folder, PAIRS, tmp_path / "chat", steps=1, lr=1e-12, **small)
+    tuned = finetune(folder, PAIRS, tmp_path / "chat", settings=settings_of(1, lr=1e-12),
+                     engine="reference")  # fmt: skip
     # A step of Adam is at most about the learning rate: 1e-12 is below any weight's rounding.
     assert np.allclose(tuned.weights.flat, run.weights.flat, rtol=0, atol=1e-7)
     assert tuned.tokenizer.hash == run.tokenizer.hash
 
 
+def test_fine_tuning_has_settings_of_its_own(base, tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def fit(out, run, *rest):
+        assert run.settings == FINETUNING and run.step == 0
+        raise Stop
+
+    monkeypatch.setattr("nanoeuler.training.sft.fit", fit)
+    with pytest.raises(Stop):
+        finetune(base[0], PAIRS, tmp_path / "chat")
+
+
 def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
     folder, _ = base
-    small = {"batch_size": 2, "engine": "reference", "save_every": 2}
-    sft(folder, PAIRS, tmp_path / "straight", steps=5, **small)
+    how = {"settings": settings_of(5), "save_every": 2, "engine": "reference"}
+    finetune(folder, PAIRS, tmp_path / "straight", **how)
 
     class Stop(Exception):
         pass
@@ -133,27 +158,35 @@ def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
             return batch(self, step)
 
         patch.setattr(Conversations, "batch", dies)
-        sft(folder, PAIRS, tmp_path / "broken", steps=5, **small)
-    assert checkpoint.load(tmp_path / "broken").step == 2
-    sft("not read", PAIRS, tmp_path / "broken", resume=True, engine="reference")
+        finetune(folder, PAIRS, tmp_path / "broken", **how)
+    assert load(tmp_path / "broken").step == 2
+    finetune("not read", PAIRS, tmp_path / "broken", resume=True, engine="reference")
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
-        straight, broken = (
-            checkpoint.saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken")
-        )
+        straight, broken = (saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken"))
         assert straight.read_bytes() == broken.read_bytes()
 
 
 def test_fine_tuning_refuses_what_train_refuses(base, tmp_path):
     folder, _ = base
-    small = {"batch_size": 2, "engine": "reference"}
+    how = {"settings": settings_of(1), "engine": "reference"}
     with pytest.raises(UserError, match="no config.json"):
-        sft(tmp_path / "nowhere", PAIRS, tmp_path / "chat", **small)
+        finetune(tmp_path / "nowhere", PAIRS, tmp_path / "chat", **how)
     assert not (tmp_path / "chat").exists()
     with pytest.raises(UserError, match="--resume"):
-        sft(folder, PAIRS, folder, **small)
-    sft(folder, PAIRS, tmp_path / "chat", steps=1, **small)
+        finetune(folder, PAIRS, folder, **how)
+    finetune(folder, PAIRS, tmp_path / "chat", **how)
     with pytest.raises(UserError, match="data"):
-        sft(folder, PAIRS[1:], tmp_path / "chat", resume=True)
+        finetune(folder, PAIRS[1:], tmp_path / "chat", resume=True)
+    with pytest.raises(UserError, match="steps 1, but 2 was asked for"):
+        finetune(folder, PAIRS, tmp_path / "chat", settings=settings_of(2), resume=True)
+
+
+def test_a_batch_that_no_machine_holds_is_refused_at_once(base, tmp_path):
+    """It hung: a batch of a thousand million rows is made of as many passes over a few rows."""
+    for size in (STEP_TOKENS // TINY.context + 1, 10**9, 2**63 - 1):
+        with pytest.raises(UserError, match=f"at most {STEP_TOKENS // TINY.context} .* got {size}"):
+            finetune(base[0], PAIRS, tmp_path / "chat", settings=Settings(batch_size=size))
+        assert not (tmp_path / "chat").exists()  # nothing stands in the way of the next try
 
 
 def test_a_chat_drops_whole_turns_and_never_overfills_the_context():
@@ -173,11 +206,22 @@ def test_a_chat_drops_whole_turns_and_never_overfills_the_context():
     assert again.turns == chat.turns  # the same seed, the same conversation
 
 
+def test_a_chat_that_cannot_be_is_refused_before_the_first_question():
+    weights = initialise(TINY, seed=0)
+    for knob in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}):
+        with pytest.raises(UserError, match="expected temperature >= 0"):
+            Chat(TINY, TOKENIZER, weights, **knob)
+    gpt2 = Tokenizer(np.zeros((0, 2)), ("<|endoftext|>",))
+    with pytest.raises(UserError, match=r"has no <\|user\|>"):
+        Chat(TINY, gpt2, weights)
+
+
 def test_earlier_turns_are_read_again(monkeypatch):
     asked = []
 
     def fake(decoder, tokens, n, **knobs):
         asked.append((tokens, n))
+        assert knobs["temperature"] == TEMPERATURE  # where nobody says another
         return iter(TOKENIZER.encode("ok").tolist())
 
     monkeypatch.setattr("nanoeuler.inference.chat.generate", fake)
@@ -207,8 +251,9 @@ def test_pairs_from_a_file(tmp_path):
     lines = '{"question": "Caf\\u00e9?", "answer": "Yes."}', '{"question": "b", "answer": "c"}'
     path.write_text("\n".join(lines))
     assert read_pairs(path) == [("Café?", "Yes."), ("b", "c")]
-    for wrong in ("no json", "[1]", '{"question": "a"}', "1",
-                  '{"question": "a", "answer": null}'):
+    for wrong in ("no json", "[1]", '{"question": "a"}', "1", "[" * 100_000,
+                  '{"question": "a", "answer": null}', '{"question": "a", "answer": 1}',
+                  '{"question": "a", "answer": "\\ud800"}'):
         path.write_text('{"question": "b", "answer": "c"}\n' + wrong)
         with pytest.raises(UserError, match="line 2 of"):
             read_pairs(path)

@@ -1,7 +1,10 @@
 """The embedded corpus: it is made by reading alone, is clean, and is kept until its key changes."""
 
+import hashlib
+import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -84,33 +87,163 @@ def test_files_that_cannot_be_read_are_left_out(doors, tmp_path):
     assert docstrings.harvest({**doors, **more}) == docstrings.harvest(doors)
 
 
-def test_only_required_packages_are_read():
+@pytest.fixture(scope="module")
+def sources():
+    """The real ones, of this Python."""
+    return docstrings.sources()
+
+
+def test_only_required_packages_are_read(sources):
     required = docstrings.distributions()
     assert {"numpy", "numba", "llvmlite"} <= set(required)  # ours, and one that numba requires
     assert not {"pytest", "sphinx", "nanoeuler"} & set(required)  # extras, and ourselves
-    sources = docstrings.sources()
     assert {"textwrap", "pydoc_data.topics", "numpy.linalg"} <= set(sources)
     assert not any("tests" in name.split(".") for name in sources)
 
 
+# A file in which each rule has something to decide.
+RULED = '''"""Rules and the cases that they decide, one after another.
+
+A paragraph with :func:`~os.path.join`, ``__init__``, *one* word and **two words** of markup in it.
+
+a paragraph that begins with a small letter is none of ours.
+
+A paragraph that has no end at all is none of ours
+
+It is five words long.
+
+It has only four.
+
+Alpha, beta, gamma, delta, epsilon, zeta are the names.
+
+Alpha, beta, gamma, delta are names.
+
+Four (signs) of (this kind) are too few, so this one stays.
+
+Six (of) those (of this kind) are one too many.
+
+The café is not one that we know how to write.
+
+- An item of a list is a paragraph, and its
+  second line belongs to it.
+1. A numbered item is one as well, and so it is kept.
+
+A run of lines that ends where the indentation of the next is
+    another one is not a whole sentence, and is not kept.
+"""
+
+# A comment of whole lines, and the second of
+# them is joined to the first.
+x = 1  # A comment behind code is not one of those that we take.
+
+## A comment with two signs is as good as one that has one.
+
+text = f"""A string that has {x} in it, and it covers these lines.
+# A line of a string is no comment, whatever it may begin with.
+"""
+
+
+class Rule:
+    """A rule is what decides; a second sentence is not. It is left out of the answer."""
+
+    def method(self):
+        """Decide whether a paragraph is to be kept in the corpus"""
+
+    async def wait(self):
+        """Wait until there is something to decide for this rule."""
+
+    def _own(self):
+        """Do what is of no interest to anyone who is outside of this class."""
+
+    def fits(self):
+        """Say so much that the answer is nearly as long as what would fit into the context of a
+        small model together with its question, which is 160 bytes, and then end."""
+
+    def long(self):
+        """Say so much that the answer is longer than what would fit into the context of a small
+        model together with its question, which is 160 bytes, and then go on a while."""
+
+
+def outer():
+    """Hold a function that nobody can call from the outside of this one."""
+
+    def inner():
+        """Be called by nobody but the function that is around this one."""
+
+
+def again():
+    """Wait until there is something to decide for this rule!"""
+'''
+# sha256 of what RULED gives, with the number of the rules that gave it.
+DIGEST = {1: "bde95ce87bafa860"}
+
+
+def test_other_rules_have_another_number(tmp_path):
+    """Prose and comments may change in docstrings.py; what it finds may not, or RULES is raised."""
+    for name in ("rules", "other"):
+        (tmp_path / f"{name}.py").write_text(RULED)
+    found = docstrings.harvest({path.stem: path for path in tmp_path.iterdir()})
+    digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+    assert DIGEST == {docstrings.RULES: digest}, "raise RULES, and write the new digest here"
+
+
 def test_it_is_kept_until_the_key_changes(doors, tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "sources", lambda: doors)
-    folder = tmp_path / "kept"
-    first = docstrings.text_path(folder).read_text()
-    assert docstrings.pairs(folder)[0][0] == "What is the module doors for?"
-    (folder / "corpus.txt").write_text("kept")
-    assert docstrings.text_path(folder).read_text() == "kept"  # the key holds: nothing is read
-    (folder / "key.txt").write_text("python 2.7\n")
-    assert docstrings.text_path(folder).read_text() == first
-    assert sorted(path.name for path in folder.iterdir()) == ["corpus.txt", "key.txt", "pairs.json"]
+    kept = tmp_path / "kept"
+    path = docstrings.text_path(kept)
+    assert docstrings.pairs(kept)[0][0] == "What is the module doors for?"
+    text = path.read_text()
+    path.write_text("kept")
+    assert docstrings.text_path(kept).read_text() == "kept"  # the key holds: nothing is read
+    monkeypatch.setattr(docstrings, "RULES", docstrings.RULES + 1)
+    assert docstrings.text_path(kept).read_text() == text
+    folders = [sorted(path.name for path in folder.iterdir()) for folder in kept.iterdir()]
+    assert folders == 2 * [["corpus.txt", "key.txt", "pairs.json"]]
+
+
+def test_the_key_is_not_of_the_prose(monkeypatch):
+    """It was: a hash of the module's bytes, so that a better comment changed the corpus."""
+    lines = docstrings.key().splitlines()
+    assert lines[1] == f"rules {docstrings.RULES}"
+    assert {line.split()[0] for line in lines} == {"python", "rules", *docstrings.distributions()}
 
 
 def test_a_harvest_cut_short_does_not_count(doors, tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "sources", lambda: doors)
     whole = docstrings.text_path(tmp_path / "whole").read_text()
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut" / "corpus.txt").write_text("half")  # and no key beside it
+
+    def die(*paths):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("nanoeuler.data.docstrings.os.rename", die)
+        docstrings.text_path(tmp_path / "cut")
+    assert not [*(tmp_path / "cut").iterdir()]
     assert docstrings.text_path(tmp_path / "cut").read_text() == whole
+
+
+def test_two_programs_may_harvest_at_once(doors, tmp_path, monkeypatch):
+    """Both find nothing there, both harvest; the slower one takes what the faster one has made."""
+    kept, paths = tmp_path / "kept", []
+    meeting = threading.Barrier(2, timeout=60)
+
+    def sources():
+        meeting.wait()
+        return doors
+
+    monkeypatch.setattr(docstrings, "sources", sources)
+
+    def work():
+        paths.append(docstrings.text_path(kept))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(paths) == 2 and paths[0] == paths[1]
+    assert [path.name for path in kept.iterdir()] == [paths[0].parent.name]
+    assert paths[0].read_text() == docstrings.harvest(doors)[0]
 
 
 def test_a_python_without_sources_is_an_error(tmp_path, monkeypatch):
@@ -119,16 +252,16 @@ def test_a_python_without_sources_is_an_error(tmp_path, monkeypatch):
         docstrings.text_path(tmp_path)
 
 
-def test_the_real_harvest_is_large_and_clean():
-    text = docstrings.text_path().read_text(encoding="ascii")
-    pairs = docstrings.pairs()
-    assert len(text) > 2_000_000 and len(pairs) > 3_000  # the standard library alone gives as much
+def test_the_real_harvest_is_large_and_clean(sources):
+    """Of every twentieth file, since all take 15 seconds: a twentieth of 2 MB and of 3000 pairs."""
+    part = {name: sources[name] for name in {*sorted(sources)[::20], "textwrap"}}
+    text, pairs = docstrings.harvest(part)
+    assert len(text) > 2_000_000 / 20 and len(pairs) > 3_000 / 20
     lines = [line for line in text.splitlines() if line]
     assert len(lines) == len(set(lines)) and all(map(docstrings.is_prose, lines))
     assert len({answer for _, answer in pairs}) == len(pairs)
     assert all(len(answer) <= docstrings.MAX_ANSWER for _, answer in pairs)
-    questions = dict(pairs)
-    assert "What does textwrap.fill do?" in questions
+    assert "What does textwrap.fill do?" in dict(pairs)
 
 
 def test_reading_imports_nothing(doors, tmp_path):

@@ -1,7 +1,9 @@
-"""The CPU engine against the reference: every operation on odd sizes, memory, threads, AVX2."""
+"""The CPU engine against the reference: every operation on odd sizes, memory, threads.
+
+Compiled for this processor; test_instructions.py has the same tests compiled for older ones.
+"""
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -19,13 +21,13 @@ from numba.core.dispatcher import Dispatcher
 from nanoeuler import compiler
 from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
 from nanoeuler.engines.cpu import loops, memory, products
-from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
+from nanoeuler.engines.cpu.engine import LOSS_ROWS, CpuEngine, FusedEngine
+from nanoeuler.engines.cpu.loops import BLOCK
 from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.products import (
     BELOW,
     DEPTH,
     FULL,
-    LANES,
     LOWER,
     ROWS,
     UPPER,
@@ -35,6 +37,7 @@ from nanoeuler.engines.cpu.products import (
     vector_unit,
 )
 from nanoeuler.engines.cpu.stepper import SHARDS, shards
+from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
@@ -224,6 +227,92 @@ def test_operations(engine, sizes):
         assert engine.arena.untouched(), case
 
 
+ENGINES = pytest.mark.parametrize("make", [FusedEngine, CpuEngine])
+NORMS = pytest.mark.parametrize("norm", ["rms", "layer"])
+
+
+@ENGINES
+@NORMS
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_move_norm(make, norm, count):
+    """The sum within its roundings; then the norm of just that sum within its own."""
+    rng, engine = np.random.default_rng(count), guarded(make)
+    (x, *terms), (gain, bias) = (rng.standard_normal((n, 2, 19, 33), "f4") for n in (count + 1, 2))
+    gain, bias = gain[0, 0], bias[0, 0] if norm == "layer" else None
+    terms = [(0.3 * (i + 1), k) for i, k in enumerate(terms)]
+    before = x.copy()
+    moved, n, stats = engine.move_norm(replace(RAGGED, norm=norm), x, terms, gain, bias)
+    assert np.array_equal(x, before) and (moved is x) == (not terms)
+    wide = np.float64(x) + sum(h * np.float64(k) for h, k in terms)
+    size = np.abs(x) + sum(np.abs(h * k) for h, k in terms)
+    # a term is a product and a sum, and its factor was rounded
+    assert np.all(np.abs(moved - wide) <= gamma(3 * count) * size)
+    name, arguments = f"{norm}norm", (moved, gain) if norm == "rms" else (moved, gain, bias)
+    arguments = [x if x is None else np.float64(x) for x in arguments]
+    exact = run(reference, name, arguments)
+    sizes = TERMS[name](*arguments) if name in TERMS else [np.abs(x).max() for x in exact]
+    for a, b, size in zip((n, stats), exact, sizes, strict=True):
+        assert np.all(np.abs(a - b) <= gamma(2 * 33 + 30) * size)
+    assert engine.arena.untouched()
+
+
+@ENGINES
+@NORMS
+@pytest.mark.parametrize("add", [False, True])
+def test_move_norm_backward(make, norm, add):
+    rng, engine, config = np.random.default_rng(1), guarded(make), replace(RAGGED, norm=norm)
+    dn, x, before = rng.standard_normal((3, 2, 19, 33), "f4")
+    gain, *added = rng.standard_normal((3 if norm == "layer" else 2, 33), "f4")
+    stats = getattr(reference, f"{norm}norm")(x, gain)[1]
+    wide = [np.float64(each) for each in (dn, x, gain, stats, *added)]
+    exact = run(reference, f"{norm}norm_backward", wide)
+    dx, sums = before.copy() if add else None, [*(each.copy() for each in added), None][:2]
+    out = engine.move_norm_backward(config, dn, x, gain, stats, *sums, dx)
+    assert (out is dx) == add
+    exact[0] = exact[0] + (before if add else 0)
+    sizes = layernorm_backward(*wide) if norm == "layer" else [np.abs(x).max() for x in exact]
+    sizes[0] = sizes[0] + add * np.abs(before)
+    for a, b, size in zip((out, *sums[: len(added)]), exact, sizes, strict=True):
+        assert np.all(np.abs(a - b) <= gamma(38 + 30) * size)
+    assert engine.arena.untouched()
+
+
+def test_loss_in_parts():
+    """Logits of 256 positions at a time: the same bytes as at once, in less memory."""
+    rng, (B, T, C, K, V) = np.random.default_rng(0), (3, 2 * LOSS_ROWS // 3 + 50, 24, 2, 61)
+    n, W = rng.standard_normal((B, T, C), "f4"), rng.standard_normal((C, K * V), "f4")
+    targets, scale = rng.integers(-1, V, size=(B, T, K)), np.array([0.7, 0.2])
+    engine, dW, other = CpuEngine(), np.ones_like(W), np.ones_like(W)
+    sums, dn = engine.loss(n, W, targets, scale, dW)
+    parts = engine.arena.needed
+    alone, nothing = engine.loss(n, W, targets, scale)
+    assert nothing is None and np.array_equal(alone, sums)
+    engine = CpuEngine()
+    whole, dwhole = Engine.loss(engine, n, W, targets, scale, other)
+    assert np.array_equal(dn, dwhole) and np.array_equal(dW, other)
+    assert np.allclose(sums, whole, rtol=B * T * 2.0**-52, atol=0)  # float64 in another order
+    assert parts < LOSS_ROWS * K * V + 2 * B * T * C + LOSS_ROWS * C + 64 < engine.arena.needed
+
+
+@pytest.mark.parametrize("operation", ["linear_backward", "rmsnorm_backward", "layernorm_backward"])
+def test_sums_over_positions_in_blocks(operation):
+    """Rows of 1.5 u on a sum of 1: one after the other, each is rounded up to 2 u."""
+    engine, N = CpuEngine(), 4096
+    x = np.ones((1, N, 2), np.float32)
+    dy, total, gain = 1.5 * U * x, np.zeros(2, np.float32), np.ones(2, np.float32)
+    dy[0, 0] = 1
+    if operation == "linear_backward":
+        w = np.zeros((2, 2), np.float32)
+        engine.linear_backward(dy, x, w, w.copy(), total)
+    elif operation == "rmsnorm_backward":
+        engine.rmsnorm_backward(dy, x, gain, x[..., :1], total)
+    else:  # mean 0, deviation 1
+        engine.layernorm_backward(dy, x, gain, np.stack([0 * x[..., 0], x[..., 0]], -1), total)
+    exact = np.float64(dy[0]).sum(0)
+    # BLOCK rows, N / BLOCK blocks, and the steps to a row: a number in it has so many roundings
+    assert np.all(np.abs(total - exact) <= gamma(BLOCK + N // BLOCK + 4) * exact)
+
+
 def views(rng, rows, columns, transposed, *around):
     """A float32 view (*around, rows, columns), itself a transpose or not, in a larger field."""
     shape = (columns, rows) if transposed else (rows, columns)
@@ -306,7 +395,7 @@ MODELS = {
     "one position": (RAGGED, 2, 1),
     "one key for six": (ModelConfig(29, 60, 1, 6, 1, 11, 64, 2), 2, 50),
     "every head its own": (ModelConfig(100, 42, 3, 3, 3, 50, 20, 1), 1, 20),
-    "small": (PRESETS["small"], 2, 128),
+    "small": (PRESETS["small"], 3, 128),
 }
 
 
@@ -315,6 +404,7 @@ def compare(config, B, T, engine):
     w, tokens, targets, scale = problem(config, B, T)
     wide = Weights(config, np.float64, np.float64(w.flat))
     exact, yardstick = wide.zeros_like(), w.zeros_like()
+    longest = min(B * T, BLOCK + B * T / BLOCK)
     sums = loss_and_gradients(reference, config, wide, tokens, targets, scale, exact)
     loss_and_gradients(reference, config, w, tokens, targets, scale.astype(np.float32), yardstick)
     for _ in range(2):  # memory from NumPy, then from the slab
@@ -325,8 +415,11 @@ def compare(config, B, T, engine):
         for name in dw:
             size = np.linalg.norm(exact[name])
             allowed = np.linalg.norm(yardstick[name] - exact[name])
-            # Twice NumPy's own error in float32; 4 u where that is (nearly) none.
-            assert np.linalg.norm(dw[name] - exact[name]) <= 2 * allowed + 4 * U * size, name
+            # Twice NumPy's own error in float32, since two sequences of roundings are not alike;
+            # and the tensor's own sum over positions, whose longest chain of independent roundings
+            # amounts to its root in u (Higham and Mary 2019), for NumPy may be lucky there.
+            allowed = 2 * allowed + longest**0.5 * U * size
+            assert np.linalg.norm(dw[name] - exact[name]) <= allowed, name
 
 
 @pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
@@ -657,30 +750,3 @@ def test_vector_unit():
     assert vector_unit("+avx2,+fma,-avx512f") == (8, 16)
     assert vector_unit("+avx2,-fma") == vector_unit("") == (4, 16)
     assert vector_unit("+fp-armv8,+neon") == (4, 32)
-
-
-NARROWER = {8: ("haswell", "+avx,+avx2,+fma"), 4: ("x86-64", "+sse2")}
-
-
-@pytest.mark.parametrize("lanes", NARROWER)
-def test_narrower_vectors(lanes, tmp_path):
-    """The products and the engine again, compiled for an older processor of this family."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("needs an x86-64 processor: the features named are its own")
-    if LANES < lanes:
-        pytest.skip(f"this processor has vectors of {LANES} lanes, not {lanes}")
-    if LANES == lanes:
-        return  # every other test of this file has just tested them
-    name, features = NARROWER[lanes]
-    environment = os.environ | {
-        "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
-        "EXPECTED_LANES": str(lanes),
-    }  # fmt: skip
-    chosen = "test_products or test_triangles or test_expected_lanes or test_operations and odd"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", chosen]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
-def test_expected_lanes():
-    assert LANES == int(os.environ.get("EXPECTED_LANES", LANES))

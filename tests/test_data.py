@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,19 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nanoeuler.data import batches as data
-from nanoeuler.data import shards
-from nanoeuler.data.batches import (
-    QUICK_WINDOWS,
-    Ahead,
-    Batches,
-    HeldOut,
-    entropies,
-    read_text,
-    split,
-)
+from nanoeuler.data import shards, text
+from nanoeuler.data.batches import MOST_TOKENS, Ahead, Batches
+from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut, entropies
 from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
-from nanoeuler.data.shuffle import ROUNDS, shuffled
+from nanoeuler.data.text import digest, digest_of, read_text, split
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 
@@ -118,42 +111,56 @@ def test_batches_from_shards_are_those_from_an_array(tmp_path, sizes, shard_toke
         assert a.flags.c_contiguous and a.flags.writeable
 
 
-def test_an_early_step_and_a_late_one_cost_the_same():
-    """The order is no list: a pass over 2^40 windows, for which no machine has the memory."""
-    batches = Batches(np.zeros(1000), 8, 16, 1, seed=0)
-    batches.windows = 1 << 40
-    for step in (1, 1 << 36, 1 << 38):
-        starts = batches.starts(step)
-        assert len(set(starts)) == 8 and (0 <= starts).all() and starts.max() < 16 << 40
+class Many:
+    """Stands for more tokens than four bytes can number."""
+
+    def __len__(self):
+        return 3 << 32
 
 
-@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
-def test_a_shuffle_is_a_bijection(n, key):
-    keys = np.random.default_rng(key).integers(1 << 64, size=ROUNDS, dtype=np.uint64)
-    order = shuffled(np.arange(n), n, keys)
-    assert order.dtype == np.int64 and np.array_equal(np.sort(order), np.arange(n))
-    some = np.random.default_rng(n).integers(0, n, 5)
-    assert np.array_equal(shuffled(some, n, keys), order[some])
+def test_places_beyond_four_bytes_are_counted_right():
+    batches = Batches(Many(), 1024, 1 << 16, 1, seed=0)
+    assert batches.windows == (3 << 16) - 1  # the last has no room to begin at another offset
+    starts = np.concatenate([batches.starts(step + 1) for step in range(batches.windows // 1024)])
+    assert starts.dtype == np.int64 and starts.min() >= 0 and starts.max() > 1 << 33
+    assert (np.diff(np.sort(starts)) % (1 << 16) == 0).all() and len(set(starts)) == len(starts)
 
 
-@pytest.mark.parametrize("n", [(1 << 40) + 1, (1 << 62) - 1])
-def test_a_shuffle_of_more_than_fits_any_memory_stays_within_bounds(n):
-    keys = np.random.default_rng(0).integers(1 << 64, size=ROUNDS, dtype=np.uint64)
-    order = shuffled(np.arange(10_000) * (n // 10_000), n, keys)
-    assert len(set(order.tolist())) == 10_000 and order.min() >= 0 and order.max() < n
-    assert abs(order.mean() / n - 0.5) < 0.02  # the mean of 10,000 scatters by 0.003
+@given(st.integers(0, 2**63), st.integers(1, 10**18))
+@settings(max_examples=25)
+def test_a_step_of_any_number_has_a_batch(seed, step):
+    batches = Batches(np.arange(50), 7, 8, 2, seed)
+    starts = batches.starts(step)
+    assert len(starts) == 7 and 0 <= starts.min() and starts.max() <= 50 - 8 - 2
+
+
+def test_the_order_of_a_pass_is_made_once(monkeypatch):
+    batches, made = Batches(np.arange(2000), 4, 8, 1, seed=0), []
+    make = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda key: (made.append(key), make(key))[1])
+    for step in range(1, 1 + batches.windows // 4):
+        batches.batch(step)
+    assert made == [(0, 0)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_order_of_a_few_windows_is_equally_likely(n):
     orders = dict.fromkeys(itertools.permutations(range(n)), 0)
+    tokens = np.arange(8 * (n + 1))
     for seed in range(3000):
-        keys = np.random.default_rng((1, seed)).integers(1 << 64, size=ROUNDS, dtype=np.uint64)
-        orders[tuple(shuffled(np.arange(n), n, keys).tolist())] += 1
+        batches = Batches(tokens, n, 8, 1, seed)
+        assert batches.windows == n
+        orders[tuple((batches.starts(1) // 8).tolist())] += 1
     counts = np.array(list(orders.values()))
     free = len(counts) - 1
     chi_squared = np.sum((counts - counts.mean()) ** 2) / counts.mean()
     assert chi_squared < free + 5 * math.sqrt(2 * free)  # five standard deviations
+
+
+@pytest.mark.parametrize("batch_size", [MOST_TOKENS // 32 + 1, 10**9, 2**63 - 1, 10**400])
+def test_a_batch_that_no_machine_could_hold_is_refused_at_once(batch_size):
+    with pytest.raises(UserError, match=f"at most {MOST_TOKENS // 32:,} windows of 32 tokens"):
+        Batches(np.zeros(67), batch_size, 32, 4, 0)
 
 
 def test_other_seeds_and_passes_give_other_orders():
@@ -171,14 +178,14 @@ def test_a_text_that_is_too_short_is_refused_with_the_length_it_needs():
         Batches(np.zeros(66), 4, 32, 4, 0)
     assert Batches(np.zeros(67), 4, 32, 4, 0).batch(1)[1].shape == (4, 32, 4)
     with pytest.raises(UserError, match="held-out"):
-        HeldOut(np.zeros(1, int), ThreeBytes(), 4, 32, 4)
+        HeldOut.from_tokens(np.zeros(1, int), ThreeBytes(), 4, 32, 4)
 
 
 @given(st.integers(2, 300), st.integers(1, 17), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
 def test_every_held_out_token_but_the_first_is_judged_once(n, context, batch_size):
     tokens = np.random.default_rng(n).integers(0, 49, n).astype(np.int32)
-    held_out, judged = HeldOut(tokens, ThreeBytes(), batch_size, context, 3), []
+    held_out, judged = HeldOut.from_tokens(tokens, ThreeBytes(), batch_size, context, 3), []
 
     def loss(x, y):
         assert x.shape == (batch_size, context) and y.shape == (batch_size, context, 3)
@@ -196,14 +203,14 @@ def test_every_held_out_token_but_the_first_is_judged_once(n, context, batch_siz
 
 def test_inputs_are_what_comes_before_the_targets():
     tokens = np.arange(40, dtype=np.int32)
-    for x, y in HeldOut(tokens, ThreeBytes(), 2, 8, 1).batches(np.arange(5)):
+    for x, y in HeldOut.from_tokens(tokens, ThreeBytes(), 2, 8, 1).batches(np.arange(5)):
         counted = y[:, :, 0] != IGNORE
         assert (x[counted] + 1 == y[:, :, 0][counted]).all()
 
 
 def test_a_quick_look_judges_its_share_from_beginning_to_end():
     tokens = np.arange(10 * QUICK_WINDOWS * 4 + 1, dtype=np.int32)
-    held_out, windows = HeldOut(tokens, ThreeBytes(), 16, 4, 1), []
+    held_out, windows = HeldOut.from_tokens(tokens, ThreeBytes(), 16, 4, 1), []
 
     def loss(x, y):
         windows.extend(x[:, 0])
@@ -229,7 +236,7 @@ def test_files_that_are_no_text_are_refused(tmp_path):
 
 def test_ends_of_documents_are_not_judged_and_spell_nothing():
     tokens = np.array([1, 2, 49, 4, 49, 49, 5])
-    held_out, judged = HeldOut(tokens, ThreeBytes(), 1, 3, 1), []
+    held_out, judged = HeldOut.from_tokens(tokens, ThreeBytes(), 1, 3, 1), []
 
     def loss(x, y):
         judged.extend(y[y != IGNORE])
@@ -245,13 +252,13 @@ def test_ends_of_documents_are_not_judged_and_spell_nothing():
 @pytest.mark.parametrize("tokens", [[], [1], [49, 49, 49], [1, 49]])
 def test_a_held_out_text_with_nothing_to_judge_is_refused(tokens):
     with pytest.raises(UserError, match="expected held-out tokens to judge"):
-        HeldOut(np.array(tokens, np.int32), ThreeBytes(), 1, 3, 1)
+        HeldOut.from_tokens(np.array(tokens, np.int32), ThreeBytes(), 1, 3, 1)
 
 
 def test_held_out_text_from_shards_is_that_from_an_array(tmp_path):
     ids = np.random.default_rng(2).integers(0, 50, 100)
-    a = HeldOut(in_shards(tmp_path, ids, 9), ThreeBytes(), 4, 8, 2)
-    b = HeldOut(ids, ThreeBytes(), 4, 8, 2)
+    a = HeldOut.from_tokens(in_shards(tmp_path, ids, 9), ThreeBytes(), 4, 8, 2)
+    b = HeldOut.from_tokens(ids, ThreeBytes(), 4, 8, 2)
     assert np.array_equal(a.inputs, b.inputs) and np.array_equal(a.targets, b.targets)
     assert a.landmarks == b.landmarks
 
@@ -348,14 +355,44 @@ def test_threads_end_with_their_batches():
 
 
 @given(st.text(max_size=60), st.integers(0, 80), st.integers(1, 9))
-def test_the_place_of_a_bad_byte_does_not_depend_on_how_a_file_is_read(text, at, chunk):
-    raw = text.encode("utf-8", "ignore")
+def test_the_place_of_a_bad_byte_does_not_depend_on_how_a_file_is_read(words, at, chunk):
+    raw = words.encode("utf-8", "ignore")
     raw = raw[: at % (len(raw) + 1)] + b"\xe9" + raw[at % (len(raw) + 1) :]
     with pytest.raises(UnicodeDecodeError) as expected:
         raw.decode()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "CHUNK", chunk)
+        patch.setattr(text, "CHUNK", chunk)
         path = Path(folder, "text")
         path.write_bytes(raw)
         with pytest.raises(UserError, match=rf"byte {expected.value.start} of "):
             read_text(path)
+
+
+@given(st.text(max_size=60), st.integers(1, 9))
+def test_the_digest_of_a_file_is_that_of_its_bytes(words, chunk):
+    raw = words.encode("utf-8", "ignore")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text, "CHUNK", chunk)
+        Path(folder, "text").write_bytes(raw)
+        assert digest_of(Path(folder, "text")) == digest(raw)
+
+
+def test_a_digest_holds_a_few_chunks_of_the_file_and_no_more(tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(b"a river \n" * 4_000_000)  # 36 MB
+    tracemalloc.start()
+    digest_of(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * text.CHUNK  # a chunk as bytes, as characters, and the one before it
+
+
+def test_held_out_windows_may_come_from_anywhere():
+    inputs = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+    targets = np.array([[IGNORE, 4, 5], [IGNORE, IGNORE, 6]], np.int32)
+    held_out = HeldOut(inputs, targets, ThreeBytes(), batch_size=4, n_predict=2)
+    ((x, y),) = held_out.batches(np.arange(2))
+    assert np.array_equal(x[:2], inputs) and np.array_equal(y[:2, :, 0], targets)
+    assert held_out.bytes_per_token == len(ThreeBytes().decode([4, 5, 6])) / 3
+    with pytest.raises(UserError, match="expected held-out tokens to judge"):
+        HeldOut(inputs, np.full((2, 3), IGNORE), ThreeBytes(), batch_size=4, n_predict=2)

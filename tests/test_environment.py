@@ -1,9 +1,18 @@
-"""environment.yml (conda) and pyproject.toml must ask for the same versions."""
+"""What a newcomer meets: versions for conda and pip, a wheel with all of the package, the README."""
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import yaml
+
+import nanoeuler
+from nanoeuler import book
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,3 +28,51 @@ def test_environment_asks_for_what_pyproject_does():
     assert "python" + project["requires-python"] in listed
     assert "-e ." in by_pip
     assert conda | by_pip - {"-e ."} == wanted
+
+
+def test_a_wheel_holds_every_room_and_runs_from_an_empty_folder(tmp_path):
+    source, empty, installed = (tmp_path / name for name in ("source", "empty", "installed"))
+    source.mkdir(), empty.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("nanoeuler", "data"):
+        rubbish = shutil.ignore_patterns("__pycache__", "fetched", "prepared", "embedded")
+        shutil.copytree(ROOT / name, source / name, ignore=rubbish)
+    build = "from setuptools import build_meta; build_meta.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        modules = {name for name in archive.namelist() if name.startswith("nanoeuler/")}
+        archive.extractall(installed)
+    assert modules == set(book.package(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-m", "nanoeuler", "--help"], cwd=empty, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    assert done.returncode == 0 and "train" in done.stdout, done.stderr
+
+
+def row_of(chapter):
+    """The line of the README's table for a chapter: its title, and the modules that it exports."""
+    title = re.search(r"^# (\w+)\. (.+)$", chapter.read_text(encoding="utf-8"), re.M)
+    name = chapter.relative_to(ROOT).as_posix()
+    files = [file for file, (owner, _) in book.package(ROOT).items() if owner == name]
+    modules = [file[len("nanoeuler/") : -len(".py")].replace("/", ".") for file in files]
+    listed = " ".join(f"`{module}`" for module in modules if "__" not in module)
+    return f"| [{title[1]} {title[2]}]({name[:-3]}.ipynb) | {listed} |"
+
+
+def test_the_readme_lists_the_chapters_and_what_each_exports():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
+    table = [line for line in lines if line.startswith("| [")]
+    expected = [row_of(chapter) for chapter in book.chapters(ROOT)]
+    assert table == expected, "the table should be\n" + "\n".join(expected)
+
+
+def test_the_readmes_names_exist():
+    """Files that it links to, and what `import nanoeuler as ne` is said to have."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+    names = set(re.findall(r"\bne\.(\w+)", text))
+    assert names and [name for name in names if not hasattr(nanoeuler, name)] == []

@@ -11,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import types
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -20,16 +22,19 @@ from urllib.parse import urlparse
 
 import pytest
 from hostile_server import Hostile, hang_up, nonsense, reply
+from urllib3 import HTTPResponse
 
-import nanoeuler.data.fetch as module
+from nanoeuler.data import resuming
 from nanoeuler.data.catalogue import FORMATS, File, Source, catalogue
-from nanoeuler.data.fetch import WAITS, fetch
+from nanoeuler.data.fetch import fetch
+from nanoeuler.data.resuming import CHUNK, RETRIES
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, sha256_of
 
 BODY = random.Random(0).randbytes(200_000)  # more than two chunks; no two parts look alike
 SHA256 = hashlib.sha256(BODY).hexdigest()
 OTHER = bytes(reversed(BODY))
+WAITS = [0, 1, 2, 4, 8, 16]  # seconds before each further attempt
 DATA = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
 
 
@@ -66,9 +71,18 @@ def client(tmp_path):
     return Client(tmp_path)
 
 
+def files(client):
+    """The names of the files in the client's folder, but for the lock, which stays."""
+    return [path.name for path in client.path.parent.iterdir() if path.suffix != ".lock"]
+
+
 def assert_only_the_file(client):
-    assert client.path.read_bytes() == BODY
-    assert [path.name for path in client.path.parent.iterdir()] == ["file.bin"]
+    assert client.path.read_bytes() == BODY and files(client) == ["file.bin"]
+    assert client.path.stat().st_mode & 0o777 == 0o666 & ~UMASK
+
+
+UMASK = os.umask(0o022)
+os.umask(UMASK)
 
 
 # Each: what the server does, request by request, and the ranges that must have been asked for.
@@ -87,12 +101,9 @@ CURED = {
     "announces less than it sends": ([reply(length=1000), reply()], [None, 1000]),
     "announces more than it has": ([reply(length=10 * len(BODY))], [None]),
     "announces more, and drops": ([reply(cut=9, length=10**15), reply()], [None, 9]),
-    "announces nothing": ([reply(length=None)], [None]),
-    "announces nothing and drops": ([reply(cut=70_000, length=None), reply()], [None, 70_000]),
-    "announces no number": ([reply(length="many")], [None]),
     "sends more than the file": ([reply(body=BODY + OTHER)], [None]),
     "never stops": ([reply(length=None, endless=True)], [None]),
-    "chunked": ([reply(chunked=True)], [None]),
+    "announces nothing and drops": ([reply(cut=70_000, length=None), reply()], [None, 70_000]),
     "chunked and dropped": ([reply(chunked=True, cut=70_000), reply()], [None, "some"]),
     "resets": ([reply(cut=70_000, reset=True), reply()], [None, "some"]),
     "ignores ranges": ([reply(cut=70_000), reply(ranges=False)], [None, 70_000]),
@@ -106,10 +117,6 @@ CURED = {
     "a range in nonsense": (
         [reply(cut=70_000), reply(content_range="bytes \x1b[2J"), reply()], [None, 70_000, None],
     ),
-    "206 without a range": (
-        [reply(cut=70_000), reply(206, ranges=False), reply()], [None, 70_000, None],
-    ),
-    "206 that was not asked for": ([reply(206), reply()], [None, None]),
     "416": ([reply(cut=70_000), reply(416), reply()], [None, 70_000, None]),
     "hangs up": ([hang_up, reply()], [None, None]),
     "not HTTP": ([nonsense, reply()], [None, None]),
@@ -117,8 +124,6 @@ CURED = {
     "502, 503, 504 then fine": (
         [reply(502), reply(503), reply(504), reply()], [None, None, None, None],
     ),
-    "429 without a time": ([reply(429), reply()], [None, None]),
-    "408 in the middle": ([reply(cut=70_000), reply(408), reply()], [None, 70_000, 70_000]),
     "changed in between": ([reply(cut=70_000, body=OTHER), reply()], [None, 70_000, None]),
     "changed, and dropped again": (
         [reply(cut=70_000, body=OTHER), reply(), reply(cut=60_000), reply()],
@@ -147,40 +152,35 @@ def test_a_bad_server_costs_time_and_no_byte(name, client):
 # Each: what the server always does, what the message says, how many requests that may take.
 REFUSED = {
     "404": ([reply(404)], "404 Not Found: look for the file's new address", 1),
-    "403": ([reply(403)], "403 Forbidden", 1),
-    "401": ([reply(401)], "401 Unauthorized", 1),
-    "418, in no table": ([reply(499)], "answers 499", 1),
+    "499, in no table": ([reply(499)], "answers 499: look", 1),
+    "204": ([reply(204)], "answers 204 No Content", 1),
     "404 in the middle": ([reply(cut=70_000), reply(404)], "404 Not Found", 2),
-    "another file": ([reply(body=OTHER)], f"sha256 {SHA256}, but .* gave 200,000 bytes", 1),
+    "another file": ([reply(body=OTHER)], f"a file with sha256 {SHA256} from http", 1),
     "a wrong byte": ([reply(body=BODY[:-1] + b"x")], "another version or damaged", 1),
-    "always 500": ([reply(500)], "answers 500 Internal Server Error", 6),
+    "always 500": ([reply(500)], "answers 500 Internal Server Error", 7),
     "always drops at one place": (
-        [reply(cut=70_000, ranges=False)], "at byte 70,000 of 200,000.*70,000 bytes are kept", 6,
+        [reply(cut=70_000, ranges=False)], "at byte 70,000 of 200,000.*70,000 bytes are kept", 7,
     ),
-    "always hangs up": ([hang_up], "Remote end closed", 6),
-    "a shorter file": (
-        [reply(body=BODY[:100]), reply(416)], "answers 416 .* try again later, or", 6,
-    ),
-    "a page": ([reply(body=b"<html>log in</html>", ranges=False)], "the server says 19", 6),
+    "always hangs up": ([hang_up], "Remote end closed", 7),
+    "a shorter file": ([reply(body=BODY[:100]), reply(416)], "answers 416 .* try again later", 7),
+    "a page": ([reply(body=b"<html>log in</html>", ranges=False)], "at byte 19 of 200,000", 7),
     "always another range": (
         [reply(cut=70_000), *[reply(cut=70_000), reply(content_range="bytes 0-1/2")] * 5],
-        "with range 'bytes 0-1/2'", 8,
+        "at byte 70,000 of 200,000|with range 'bytes 0-1/2'", 9,
     ),
     "an hour": ([reply(429, headers=[("Retry-After", "3600")])], "asks for 3600 s: run", 1),
     "never the same": (
         [reply(cut=70_000, body=OTHER), reply(), reply(cut=70_000, body=OTHER), reply()],
         "another version or damaged", 4,
     ),
-    "redirects in a circle": ([reply(302, headers=[("Location", "/file")])], "302 Found", 11),
+    "redirects in a circle": ([reply(302, headers=[("Location", "/file")])], "30 redirects", 31),
     "redirects to a file": (
-        [reply(302, headers=[("Location", "file:///etc/hostname")])], "302 Found", 1,
+        [reply(302, headers=[("Location", "file:///etc/hostname")])], "lead to a file, but No", 1,
     ),
     "redirects to no address": (
-        [reply(302, headers=[("Location", "http://[::1/file")])], "lead to an address, but: Inv", 1,
+        [reply(302, headers=[("Location", "http://[::1/file")])], "lead to a file, but", 1,
     ),
-    "redirects to no port": (
-        [reply(302, headers=[("Location", "http://127.0.0.1:port/")])], "nonnumeric port", 1,
-    ),
+    "redirects nowhere": ([reply(302)], "the server answers 302", 1),
 }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_what_cannot_be_had_is_said_in_one_line(name, client):
     answers, message, requests = REFUSED[name]
     with Hostile(BODY, *answers) as server, pytest.raises(UserError, match=message) as error:
         client(server)
-    assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
     assert len(server.ranges) <= requests
     assert not client.path.exists()
     assert sum(client.waits) <= 2 * sum(WAITS)
@@ -198,15 +198,15 @@ def test_what_cannot_be_had_is_said_in_one_line(name, client):
 def test_waits_double_and_add_up_to_what_the_chapter_says(client):
     with Hostile(BODY, reply(503)) as server, pytest.raises(UserError):
         client(server)
-    assert client.waits == [1, 2, 4, 8, 16] and sum(client.waits) == 2**5 - 1
-    assert len(server.ranges) == 6
+    assert client.waits == WAITS and sum(client.waits) == 2**5 - 1
+    assert len(server.ranges) == 7 == RETRIES.total + 1
 
 
 def test_progress_starts_the_waits_anew_and_lack_of_it_does_not(client):
     answers = [reply(503), reply(503), reply(cut=1000), reply(503), reply(cut=1000), reply()]
     with Hostile(BODY, *answers) as server:
         client(server)
-    assert client.waits == [1, 2, 1, 2, 1]
+    assert client.waits == [0, 1, 0, 1, 0]
 
 
 def test_the_same_half_again_is_no_progress(client):
@@ -214,10 +214,12 @@ def test_the_same_half_again_is_no_progress(client):
     answers = [reply(cut=70_000 - i, ranges=False) for i in range(50)]
     with Hostile(BODY, *answers) as server, pytest.raises(UserError):
         client(server)
-    assert len(server.ranges) == 6
+    assert len(server.ranges) == 7
 
 
-@pytest.mark.parametrize("asked, wait", [("7", 7), ("120", 120), ("0", 1), ("soon", 1), ("", 1)])
+@pytest.mark.parametrize(
+    "asked, wait", [("7", 7), ("120", 120), ("0", 0), ("soon", 0), ("", 0), ("9" * 5000, 0)]
+)
 def test_retry_after_in_seconds(asked, wait, client):
     answers = reply(429, headers=[("Retry-After", asked)]), reply()
     with Hostile(BODY, *answers) as server:
@@ -234,7 +236,7 @@ def test_retry_after_as_a_date(client):
     client.path.unlink()
     with Hostile(BODY, reply(503, headers=[("Retry-After", past)]), reply()) as server:
         client(server)
-    assert client.waits[1:] == [1]
+    assert client.waits[1:] == [0]
 
 
 def test_a_redirect_keeps_the_range(client):
@@ -254,34 +256,21 @@ def test_the_bytes_asked_for_are_those_of_the_file(client):
 
 
 def test_silence_is_a_dropped_connection(client, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT", 0.3)
+    monkeypatch.setattr(resuming, "TIMEOUT", 0.2)
     with Hostile(BODY, reply(cut=70_000, stall=30.0), reply()) as server:
         client(server)
     assert server.ranges == [None, "bytes=70000-"]
-    assert "timed out" in client.notes[0]
+    assert "ended at byte 70,000" in client.notes[0]
     assert_only_the_file(client)
 
 
-def test_slow_is_not_silent(client, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT", 5.0)
-    with Hostile(BODY, reply(cut=70_000, stall=0.3)) as server:
+def test_memory_stays_at_a_chunk(client, monkeypatch):
+    asked, read = [], HTTPResponse.read1
+    monkeypatch.setattr(HTTPResponse, "read1",
+                        lambda self, n: (asked.append(n), read(self, n))[1])  # fmt: skip
+    with Hostile(BODY) as server:
         client(server)
-    assert server.ranges == [None]
-
-
-def test_memory_stays_at_a_chunk(client):
-    largest = []
-    receive = module._receive
-
-    def measured(response, n):
-        chunk = receive(response, n)
-        largest.append(max(n, len(chunk)))
-        return chunk
-
-    with pytest.MonkeyPatch.context() as patch, Hostile(BODY) as server:
-        patch.setattr(module, "_receive", measured)
-        client(server)
-    assert max(largest) <= module.CHUNK < len(BODY)
+    assert max(asked) <= CHUNK < len(BODY)
 
 
 # ------------------------------------------------------------------ without a network
@@ -298,7 +287,7 @@ def test_without_a_network_one_clear_line_at_once(error, client, monkeypatch):
     def fails(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(socket, "create_connection", fails)
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
     with pytest.raises(UserError, match="no connection .* --from DIR") as raised:
         client(size=5, sha256=SHA256)
     assert error.strerror in str(raised.value) and "nowhere.invalid" in str(raised.value)
@@ -306,42 +295,37 @@ def test_without_a_network_one_clear_line_at_once(error, client, monkeypatch):
 
 
 def test_a_network_that_goes_away_in_the_middle_is_waited_for(client, monkeypatch):
-    connect, calls = socket.create_connection, []
+    look_up, calls = socket.getaddrinfo, []
 
     def sometimes(*args, **kwargs):
         calls.append(args)
         if len(calls) in (2, 3):
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return connect(*args, **kwargs)
+        return look_up(*args, **kwargs)
 
-    monkeypatch.setattr(socket, "create_connection", sometimes)
+    monkeypatch.setattr(socket, "getaddrinfo", sometimes)
     with Hostile(BODY, reply(cut=70_000), reply()) as server:
         client(server)
-    assert client.waits == [1, 2, 4] and server.ranges == [None, "bytes=70000-"]
+    assert client.waits == [0, 1, 2] and server.ranges == [None, "bytes=70000-"]
 
 
-def test_a_refused_connection_may_be_a_restart(client):
+def test_a_server_that_is_not_there_is_said_at_once_and_what_came_is_kept(client):
+    client.part.parent.mkdir()
+    client.part.write_bytes(BODY[:9])
     with Hostile(BODY) as server:
         pass  # and its port is closed again
-    with pytest.raises(UserError, match="no connection"):
+    refused = "no connection .Connection refused.: try again later .9 bytes are kept"
+    with pytest.raises(UserError, match=refused):
         client(server)
-    assert client.waits == list(WAITS)
+    assert client.waits == [] and client.part.read_bytes() == BODY[:9]
 
 
 # ------------------------------------------------------------------ stopped and gone on with
 
 
 def test_killed_in_the_middle_it_goes_on(client):
-    program = (
-        "import sys; from pathlib import Path; from nanoeuler.data.fetch import fetch\n"
-        "from nanoeuler.data.catalogue import File, Source\n"
-        "url, folder, size, sha256 = sys.argv[1:]\n"
-        "file = File('file.bin', url, int(size), sha256)\n"
-        "fetch(Source('thing', 't', 'l', 'a', 'text', (file,)), Path(folder))\n"
-    )
     with Hostile(BODY, reply(cut=150_000, stall=60.0), reply()) as server:
-        arguments = [server.url, str(client.folder), str(len(BODY)), SHA256]
-        child = subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=project_root())
+        child = fetching(server, client.folder)
         end = time.monotonic() + 60
         while not (client.part.exists() and client.part.stat().st_size > 100_000):
             assert child.poll() is None and time.monotonic() < end, "the fetch did not begin"
@@ -352,7 +336,7 @@ def test_killed_in_the_middle_it_goes_on(client):
         kept = client.part.stat().st_size
         client(server)
     assert server.ranges == [None, f"bytes={kept}-"] and 100_000 < kept <= 150_000
-    assert_only_the_file(client)
+    assert client.path.read_bytes() == BODY and not client.part.exists()
 
 
 def test_interrupted_while_the_disk_writes_nothing_is_fetched_again(client, monkeypatch):
@@ -420,14 +404,14 @@ def test_a_spoilt_file_stays_until_the_right_one_is_there(client):
 # ------------------------------------------------------------------ unknown size or digest
 
 
-def test_without_a_size_the_servers_is_used(client):
+def test_without_a_size_what_the_server_announces_is_the_measure(client):
     with Hostile(BODY, reply(cut=70_000), reply()) as server:
         client(server, size=None)
     assert server.ranges == [None, "bytes=70000-"]
     assert_only_the_file(client)
 
 
-def test_without_a_size_and_with_no_announced_one_the_digest_decides(client):
+def test_without_any_size_the_digest_decides(client):
     with Hostile(BODY, reply(length=None)) as server:
         client(server, size=None)
     assert_only_the_file(client)
@@ -435,38 +419,6 @@ def test_without_a_size_and_with_no_announced_one_the_digest_decides(client):
     with Hostile(BODY, reply(length=None, cut=70_000)) as server, pytest.raises(UserError):
         client(server, size=None)
     assert not client.path.exists()
-
-
-def test_without_a_digest_it_never_glues_and_records_what_it_found(client):
-    with Hostile(BODY, reply(cut=70_000), reply()) as server:
-        client(server, sha256=None)
-        assert server.ranges == [None, None]
-        assert client.path.read_bytes() == BODY
-        assert SHA256 in client.notes[-1]
-        record = client.path.with_name("file.bin.sha256")
-        assert record.read_text() == f"{SHA256}  file.bin\n"
-        client(server, sha256=None)
-        assert len(server.ranges) == 2 and client.notes[-1] == "already there"
-        client.path.write_bytes(OTHER)
-        client(server, sha256=None)
-    assert len(server.ranges) == 3 and client.path.read_bytes() == BODY
-
-
-def test_without_a_digest_an_old_part_is_not_trusted(client):
-    client.part.parent.mkdir()
-    client.part.write_bytes(OTHER)
-    with Hostile(BODY) as server:
-        client(server, sha256=None)
-    assert server.ranges == [None] and client.path.read_bytes() == BODY
-
-
-def test_a_damaged_record_of_a_digest_is_no_record(client):
-    with Hostile(BODY) as server:
-        client(server, sha256=None)
-        record = client.path.with_name("file.bin.sha256")
-        record.write_bytes(b"\xff\xfe" * 50)
-        client(server, sha256=None)
-    assert record.read_text() == f"{SHA256}  file.bin\n" and len(server.ranges) == 2
 
 
 # ------------------------------------------------------------------ the disk
@@ -485,7 +437,7 @@ class Full(io.FileIO):
 def test_a_full_disk_is_said_and_what_came_is_kept(client, monkeypatch):
     with Hostile(BODY) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(module, "open", Full, raising=False)
+            patch.setattr(resuming, "open", Full, raising=False)
             with pytest.raises(UserError, match="No space left on device: make room") as error:
                 client(server)
             assert "\n" not in str(error.value) and client.waits == []
@@ -509,7 +461,7 @@ def offline(monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("--from must ask no server")
 
-    monkeypatch.setattr(module, "urlopen", never)
+    monkeypatch.setattr(resuming.requests, "get", never)
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -527,15 +479,15 @@ def test_from_takes_files_plain_or_packed(place, end, client, tmp_path, offline)
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("file.bin", OTHER, "gave 200,000 bytes with sha256"),
-        ("file.bin", BODY[:-1], "gave 199,999 bytes"),
-        ("file.bin", BODY + b"x", "gave more bytes than that"),
-        ("file.bin", b"", "gave 0 bytes"),
+        ("file.bin", OTHER, "from .*from, but file.bin there has another"),
+        ("file.bin", BODY[:-1], "has another"),
+        ("file.bin", BODY + b"x", "has another"),
+        ("file.bin", b"", "has another"),
         ("file.bin.gz", gzip.compress(BODY, mtime=0)[:-20], "expected a gzip file"),
         ("file.bin.gz", b"not gzip at all", "expected a gzip file"),
         ("file.bin.gz", gzip.compress(BODY, mtime=0)[:50] + bytes(50), "expected a gzip file"),
         ("file.bin.gz", gzip.compress(BODY, mtime=0)[:10] + b"\xff" * 50, "expected a gzip file"),
-        ("file.bin.gz", gzip.compress(bytes(50_000_000), mtime=0), "gave more bytes than that"),
+        ("file.bin.gz", gzip.compress(bytes(50_000_000), mtime=0), "has another"),
         ("other.bin", BODY, "expected file.bin or file.bin.gz in .* neither is there"),
     ],
 )
@@ -548,23 +500,113 @@ def test_from_refuses_what_is_not_the_file(name, content, message, client, tmp_p
         client(copy_from=tmp_path / "from")
     assert "\n" not in str(error.value)
     assert client.path.read_bytes() == b"what was there"
-    assert [path.name for path in client.path.parent.iterdir()] == ["file.bin"]
+    assert files(client) == ["file.bin"]
 
 
 def test_from_unpacks_no_further_than_it_must(client, tmp_path, offline, monkeypatch):
     (tmp_path / "file.bin.gz").write_bytes(gzip.compress(bytes(50_000_000)))
-    sizes = []
-    real = module.sha256_of
-    monkeypatch.setattr(module, "sha256_of", lambda p: (sizes.append(p.stat().st_size), real(p))[1])
+    read, sizes = gzip.GzipFile.read, []
+    monkeypatch.setattr(
+        gzip.GzipFile, "read", lambda self, n: (sizes.append(n), read(self, n))[1]
+    )
     with pytest.raises(UserError):
         client(copy_from=tmp_path)
-    assert sizes[0] <= len(BODY) + module.CHUNK
+    assert len(BODY) < sum(sizes) <= len(BODY) + CHUNK
 
 
-def test_from_records_an_unknown_digest(client, tmp_path, offline):
-    (tmp_path / "file.bin").write_bytes(BODY)
-    client(copy_from=tmp_path, sha256=None)
-    assert client.path.with_name("file.bin.sha256").read_text().startswith(SHA256)
+# ------------------------------------------------------------------ two at once
+
+
+def test_two_programs_at_once_bring_one_file_once(tmp_path):
+    with Hostile(BODY, reply(cut=150_000, stall=60.0), reply()) as server:
+        both = [fetching(server, tmp_path) for _ in range(2)]
+        waits = [said_by(child) for child in both]
+        while not any("waiting" in "".join(lines) for lines in waits):
+            assert all(child.poll() is None for child in both)
+            time.sleep(0.01)
+        server.ended.set()  # and the first one goes on
+        assert [child.wait(60) for child in both] == [0, 0]
+    assert (tmp_path / "thing" / "file.bin").read_bytes() == BODY
+    assert server.ranges == [None]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from nanoeuler.data.catalogue import File, Source
+from nanoeuler.data.fetch import fetch
+url, folder, size, sha256 = sys.argv[1:]
+file = File("file.bin", url, int(size), sha256)
+say = lambda name, have, size, note: note and print(note, flush=True)
+fetch(Source("thing", "t", "l", "a", "text", (file,)), Path(folder), report=say)
+"""
+
+
+def fetching(server, folder):
+    """A process that fetches BODY into `folder`."""
+    words = [sys.executable, "-c", PROGRAM, server.url, str(folder), str(len(BODY)), SHA256]
+    return subprocess.Popen(words, cwd=project_root(), stdout=subprocess.PIPE, text=True)
+
+
+def said_by(child):
+    """A list that grows with the lines that a process says."""
+    lines = []
+    read = threading.Thread(target=lambda: lines.extend(iter(child.stdout.readline, "")))
+    read.start()
+    return lines
+
+
+# ------------------------------------------------------------------ Hugging Face
+
+HUB = "https://huggingface.co/datasets/some/pages/resolve/0123abcd/sample/000.parquet"
+
+
+def hub(monkeypatch, download):
+    """Put a huggingface_hub of one function in the place of the real one."""
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=download)
+    )
+
+
+def test_files_of_the_hub_are_fetched_by_its_own_library(client, monkeypatch):
+    def download(repository, name, *, repo_type, revision, local_dir, tqdm_class):
+        asked = repository, name, repo_type, revision
+        assert asked == ("some/pages", "sample/000.parquet", "dataset", "0123abcd")
+        (local_dir / "sample").mkdir(parents=True)
+        (local_dir / "sample" / "000.parquet").write_bytes(BODY)
+        bar = tqdm_class(total=len(BODY), initial=1000, desc="a bar")
+        bar.update(500)
+        told.append(bar.have)
+        return str(local_dir / "sample" / "000.parquet")
+
+    told = []
+    hub(monkeypatch, download)
+    file = File("file.bin", HUB, len(BODY), SHA256)
+    fetch(Source("thing", "t", "l", "a", "parquet", (file,)), client.folder, report=client.report)
+    assert_only_the_file(client)
+    assert told == [1500] and client.notes == ["whole"]
+
+
+def test_what_the_hub_had_brought_stays_when_it_fails(client, monkeypatch):
+    def download(*args, local_dir, **how):
+        (local_dir / "cache").mkdir(parents=True, exist_ok=True)
+        (local_dir / "cache" / "incomplete").write_bytes(BODY[:9])
+        raise RuntimeError("the network\nis\x1b[2J gone")
+
+    hub(monkeypatch, download)
+    file = File("file.bin", HUB, len(BODY), SHA256)
+    with pytest.raises(UserError, match="but the network is .2J gone: run the same") as error:
+        fetch(Source("thing", "t", "l", "a", "parquet", (file,)), client.folder)
+    assert str(error.value).isprintable() and not client.path.exists()
+    kept = client.path.with_name(".file.bin.hub") / "cache" / "incomplete"
+    assert kept.read_bytes() == BODY[:9]
+
+
+def test_without_the_hubs_library_it_says_what_to_install(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # what Python does without a module
+    file = File("file.bin", HUB, len(BODY), SHA256)
+    with pytest.raises(UserError, match=re.escape("pip install -e '.[data]', or give a copy")):
+        fetch(Source("thing", "t", "l", "a", "parquet", (file,)), client.folder)
 
 
 def test_sha256_of_is_that_of_the_standard(tmp_path):
@@ -583,8 +625,7 @@ def test_the_books_own_catalogue():
     for source_ in sources.values():
         assert source_.licence and source_.about and source_.files
         for file in source_.files:
-            assert urlparse(file.url).scheme == "https"
-            assert file.sha256 or file.bytes, f"{file.name}: nothing could be checked"
+            assert urlparse(file.url).scheme == "https" and len(file.sha256) == 64
 
 
 def test_the_size_of_a_source():
@@ -595,11 +636,11 @@ def test_the_size_of_a_source():
 
 
 HEAD = '[x]\ntitle = "t"\nlicence = "l"\nabout = "a"\nformat = "text"\n'
-FILE = '[[x.files]]\nname = "a.txt"\nurl = "https://a.b/c"\n'
+FILE = f'[[x.files]]\nname = "a.txt"\nurl = "https://a.b/c"\nsha256 = "{SHA256}"\n'
 
 
 def test_a_small_catalogue(tmp_path):
-    (tmp_path / "c.toml").write_text(HEAD + FILE + f'bytes = 3\nsha256 = "{SHA256}"\n')
+    (tmp_path / "c.toml").write_text(HEAD + FILE + "bytes = 3\n")
     file = File("a.txt", "https://a.b/c", 3, SHA256)
     assert catalogue(tmp_path / "c.toml") == {"x": Source("x", "t", "l", "a", "text", (file,))}
 
@@ -618,8 +659,9 @@ def test_a_small_catalogue(tmp_path):
         (HEAD + FILE + "bytes = -3", "a size above 0"),
         (HEAD + FILE + 'bytes = "3"', "a size above 0"),
         (HEAD + FILE + "bytes = true", "a size above 0"),
-        (HEAD + FILE + f'sha256 = "{SHA256[:-1]}"', "64 hexadecimal digits"),
-        (HEAD + FILE + f'sha256 = "{SHA256.upper()}"', "64 hexadecimal digits"),
+        (HEAD + FILE.replace(SHA256, SHA256[:-1]), "64 hexadecimal digits"),
+        (HEAD + FILE.replace(SHA256, SHA256.upper()), "64 hexadecimal digits"),
+        (HEAD + FILE.replace("sha256", "bytes").replace(f'"{SHA256}"', "3"), "a field 'sha256'"),
         (HEAD + FILE + 'sha1 = "x"', "there is 'sha1': remove it"),
         (HEAD + FILE + FILE.replace("a.txt", "A.TXT"), "each file's name once"),
         (HEAD + "files = []", "expected a list of tables|a list"),
@@ -628,7 +670,12 @@ def test_a_small_catalogue(tmp_path):
         (HEAD, "a field 'files'"),
         (HEAD.replace('"text"', '"html"') + FILE, "one of gutenberg, text, parquet, pairs"),
         (HEAD.replace('licence = "l"\n', "") + FILE, "a field 'licence'"),
-        (HEAD.replace('title = "t"', 'title = " "') + FILE, "a text as title"),
+        (HEAD.replace('title = "t"', 'title = " "') + FILE, "text as title"),
+        (HEAD.replace('title = "t"', 'title = "\\u001b[2J"') + FILE, "printable text as title"),
+        (HEAD.replace('title = "t"', f'title = {["y" * 40_000]}') + FILE, "printable text as ti"),
+        ("x = " + "[" * 100_000, "expected TOML"),
+        ("x = 1\n" + "y" * 100_000, "expected TOML"),
+        (f"{'y' * 100_000} = 1", "expected"),
         (HEAD.replace("[x]", '["../x"]') + FILE.replace("x.", '"../x".'), "a plain name for a"),
         ("x = 3", "expected a table"),
         ("x = ", "expected TOML"),
@@ -639,7 +686,7 @@ def test_a_wrong_catalogue_is_refused_in_one_line(text, message, tmp_path):
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError, match=message) as error:
         catalogue(tmp_path / "c.toml")
-    assert "\n" not in str(error.value)
+    assert str(error.value).isprintable() and len(str(error.value)) < 400
 
 
 def test_no_catalogue(tmp_path):

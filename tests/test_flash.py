@@ -205,59 +205,45 @@ def test_tiles_move_what_the_equation_says(T, w):
         assert heads.reads.sum() == 2 * T * D + T * T * D // w  # eq-flash-bytes without y and L
 
 
-# What is wrong, the source's text, what it becomes, and which of its places (they are alike in the
-# three kernels: 0 forward, 1 dq, 2 dkv).
 FULL, OVER = "no thread reads the tile before all have", "no thread fills the next tile while"
+KERNELS = FORWARD, DQ, DKV = "forward_kernel", "dq_kernel", "dkv_kernel"
+# In which function of `flash`, what is wrong, the source's text and what it becomes.
 MUTANTS = [
-    *[(f"a tile read before it is full, {k}", f"cuda.syncthreads()  # {FULL}", "pass #", k)
-      for k in range(3)],
-    *[(f"a tile overwritten while read, {k}", f"cuda.syncthreads()  # {OVER}", "pass #", k)
-      for k in range(3)],
-    ("the output not rescaled", "o[d] *= alpha", "pass", 0),
-    ("the total not rescaled", "total *= alpha", "pass", 0),
-    ("the maximum not carried", "larger = m\n", "larger = np.float32(-3e38)\n", 0),
-    ("no maximum subtracted", "math.exp(s[j] - larger)", "math.exp(s[j])", 0),
-    ("sees one key too many", "if first + j <= t else", "if first + j <= t + 1 else", 0),
-    ("sees one key too few", "if first + j <= t else", "if first + j < max(t, 1) else", 0),
-    ("the wrong group", "g = H + h // (H // n_kv)", "g = H + h % n_kv", 0),
-    ("the wrong group, dq", "g = H + h // (H // n_kv)", "g = H + h % n_kv", 1),
-    ("the last tile forgotten", "range(0, end, columns)", "range(0, end - columns, columns)", 0),
-    ("lse without the maximum", "m + np.float32(math.log(total))", "math.log(total)", 0),
-    ("delta forgotten", "p * (dp - delta_t) * scale", "p * dp * scale", 0),
-    ("the scale forgotten", "p * (dp - delta_t) * scale", "p * (dp - delta_t)", 0),
-    ("delta of the first channel", "delta_t += dy_row[d]", "delta_t = dy_row[d]", 0),
-    ("the gradient of a later key", "if first + j <= t:", "if first + j <= t + 1:", 0),
-    ("one head of the group", "(group + 1) * sharing", "group * sharing + 1", 0),
-    ("queries that do not see the key", "key <= first + i < T", "first + i < T", 0),
-    ("a query too few", "key <= first + i < T", "key < first + i < T", 0),
-    ("starts a query late", "range(tile * rows, T,", "range(tile * rows + 1, T,", 0),
-    ("dk from dy", "dk[d] += ds * q_tile[i, d]", "dk[d] += ds * dy_tile[i, d]", 0),
-    ("dv from q", "dv[d] += p * dy_tile[i, d]", "dv[d] += p * q_tile[i, d]", 0),
-    ("dk and dv exchanged", "dheads[b, key, g, d] = dk[d]", "dheads[b, key, g, d] = dv[d]", 0),
+    *[(k, "a tile read before it is full", f"cuda.syncthreads()  # {FULL}", "pass #")
+      for k in KERNELS],
+    *[(k, "a tile overwritten while read", f"cuda.syncthreads()  # {OVER}", "pass #")
+      for k in KERNELS],
+    (FORWARD, "the output not rescaled", "o[d] *= alpha", "pass"),
+    (FORWARD, "the total not rescaled", "total *= alpha", "pass"),
+    (FORWARD, "the maximum not carried", "larger = m\n", "larger = np.float32(-3e38)\n"),
+    (FORWARD, "no maximum subtracted", "math.exp(s[j] - larger)", "math.exp(s[j])"),
+    (FORWARD, "sees one key too many", "if first + j <= t else", "if first + j <= t + 1 else"),
+    (FORWARD, "sees one key too few", "if first + j <= t else", "if first + j < max(t, 1) else"),
+    (FORWARD, "the wrong group", "g = H + h // (H // n_kv)", "g = H + h % n_kv"),
+    (DQ, "the wrong group", "g = H + h // (H // n_kv)", "g = H + h % n_kv"),
+    (FORWARD, "the last tile forgotten", "range(0, end,", "range(0, end - columns,"),
+    (FORWARD, "lse without the maximum", "m + np.float32(math.log(total))", "math.log(total)"),
+    (DQ, "delta forgotten", "p * (dp - delta_t) * scale", "p * dp * scale"),
+    (DQ, "the scale forgotten", "p * (dp - delta_t) * scale", "p * (dp - delta_t)"),
+    (DQ, "delta of the first channel", "delta_t += dy_row[d]", "delta_t = dy_row[d]"),
+    (DQ, "the gradient of a later key", "if first + j <= t:", "if first + j <= t + 1:"),
+    (DKV, "one head of the group", "(group + 1) * sharing", "group * sharing + 1"),
+    (DKV, "queries that do not see the key", "key <= first + i < T", "first + i < T"),
+    (DKV, "a query too few", "key <= first + i < T", "key < first + i < T"),
+    (DKV, "starts a query late", "range(tile * rows, T,", "range(tile * rows + 1, T,"),
+    (DKV, "dk from dy", "dk[d] += ds * q_tile[i, d]", "dk[d] += ds * dy_tile[i, d]"),
+    (DKV, "dv from q", "dv[d] += p * dy_tile[i, d]", "dv[d] += p * q_tile[i, d]"),
+    (DKV, "dk and dv exchanged", "dheads[b, key, g, d] = dk[d]", "dheads[b, key, g, d] = dv[d]"),
 ]
 
 
 @pytest.mark.skipif(not SIMULATED, reason="on hardware a warp may hide a missing barrier")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what a wrong kernel does with garbage
-@pytest.mark.parametrize("what, old, new, place", MUTANTS)
-def test_mutants_are_seen(what, old, new, place):
-    module = mutant(what, old, new, place)
+@pytest.mark.parametrize("function, what, old, new", MUTANTS)
+def test_mutants_are_seen(function, what, old, new):
+    module = load(Mutant("engines.gpu.flash", function, what, old, new))
     try:  # at scale 300 scores reach 1e5, so that a missing maximum overflows
         errors = [worst(module, (1, 11, 4, 2, 4), 4, 4, scale) for scale in (3.0, 300.0)]
     except (IndexError, ArithmeticError, ValueError):
         return  # an index outside, or garbage that Python's math refuses
     assert not np.max(errors) < 1, what
-
-
-def mutant(what, old, new, place):
-    """`load` wants a text that occurs once: extend `old` by what surrounds its chosen place."""
-    with open(flash.__file__, encoding="utf-8") as file:
-        source = file.read()
-    at = -1
-    for _ in range(place + 1):
-        at = source.index(old, at + 1)
-    start = at
-    while source.count(source[start : at + len(old)]) > 1:
-        start -= 1
-    before = source[start:at]
-    return load(Mutant("flash", None, what, before + old, before + new))

@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.decoder import Decoder, distribution, draw, generate, text_pieces
+from nanoeuler.inference.decoder import Decoder, KeyValues, generate, text_pieces
+from nanoeuler.inference.sampling import distribution, draw
 from nanoeuler.model.config import CHOICES, ModelConfig
-from nanoeuler.model.transformer import Weights, forward, initialise
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
+reference = ReferenceEngine()
 SHAPES = {"grouped": (4, 2), "one key head": (4, 1), "a key for each query": (4, 4), "one": (1, 1)}
 
 
@@ -126,11 +129,41 @@ def test_float32_is_as_near_to_the_truth_as_forward_is(switches):
         assert np.abs(logits - wanted).max() <= 2 * own_error
 
 
-def test_decoders_share_nothing():
+def test_decoders_in_turns_do_not_disturb_each_other():
+    """Two texts by one engine, a token of one after a token of the other."""
+    config, weights = model(integrator="heun")
+    texts = np.random.default_rng(0).integers(23, size=(2, config.context))
+    exact = forward(reference, config, weights, texts)[0][:, :, 0]
+    decoders = [Decoder(config, weights, reference) for _ in texts]
+    for t in range(config.context):
+        for decoder, text, rows in zip(decoders, texts, exact, strict=True):
+            assert close(decoder.read([text[t]]), rows[t])
+
+
+@pytest.mark.parametrize("switches", [{}, {"integrator": "rk4"}, {"n_layers": 4, "repeat": 2}])
+def test_a_call_of_attention_has_a_cache_of_its_own(switches):
+    config, weights = model(**switches)
+    caches = sum(Decoder(config, weights).caches, [])
+    stages = 4 if "integrator" in switches else 1
+    assert len(caches) == len({id(cache.keys) for cache in caches}) == config.n_layers * stages
+    assert caches[0].keys.shape == caches[0].values.shape == (2, config.context, 4)
+
+
+def test_what_stands_behind_the_newest_position_means_nothing():
     config, weights = model()
-    first, second = Decoder(config, weights), Decoder(config, weights)
-    first.read([1, 2, 3])
-    assert np.array_equal(second.read([4]), Decoder(config, weights).read([4]))
+    text, decoder = [3, 1, 4, 1, 5], Decoder(config, weights)
+    decoder.read(text)
+    decoder.read([9, 2])
+    del decoder.tokens[-2:]  # two tokens are taken back, and others come
+    expected = forward(reference, config, weights, np.array([[*text, 6]]))[0][0, -1, 0]
+    assert close(decoder.read([6]), expected)
+
+
+def test_a_cache_refuses_what_it_has_no_room_for():
+    config, _ = model()
+    for shape, start in (((1, 2, 8, 4), 11), ((2, 1, 8, 4), 0)):
+        with pytest.raises(AssertionError, match="no room"):
+            KeyValues(config, np.float64).attention(np.zeros(shape), 2, start)
 
 
 logits = st.lists(st.floats(-30, 30), min_size=1, max_size=40).map(np.array)
@@ -158,9 +191,20 @@ def test_temperature_zero_takes_the_first_of_the_largest():
     assert distribution(np.array([1.0, 3.0, 3.0]), temperature=0).tolist() == [0, 1, 0]
 
 
-def test_a_tiny_temperature_and_huge_logits_are_finite():
-    p = distribution(np.array([1e300, -1e300, 0.0]), temperature=1e-3)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [1e-3, 1e-320])
+def test_a_tiny_temperature_and_huge_logits_are_finite(temperature):
+    p = distribution(np.array([1e300, -1e300, 0.0]), temperature)
     assert p.tolist() == [1, 0, 0]
+    p = distribution(np.array([0.0, 1.0, 1.0]), temperature)  # exp(-1000) is 0
+    assert p.tolist() == [0, 0.5, 0.5]
+
+
+def test_top_p_of_one_drops_nothing():
+    # GPT-2's vocabulary: the sum of fifty thousand rounded numbers reaches 1 before its last terms.
+    for seed in range(20):
+        p = distribution(4 * np.random.default_rng(seed).standard_normal(50257), top_p=1.0)
+        assert np.all(p > 0)
 
 
 @given(logits, st.floats(0, 1, exclude_max=True))

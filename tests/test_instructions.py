@@ -1,6 +1,7 @@
 """The kernels compiled for AVX-512, for AVX2 and for plain x86-64: right, and with its registers.
 
 Each in a process of its own, because numba reads its processor once: this file, run as a script.
+The older two run test_cpu.py's tests of products, operations and whole models again.
 """
 
 import json
@@ -43,8 +44,8 @@ def test_instructions(unit, tmp_path):
     command = [sys.executable, __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found, kernels = json.loads(done.stdout)
-    assert found == lanes
+    compiled_for, kernels = json.loads(done.stdout)
+    assert compiled_for == lanes
     assert {"multiply", "multiply_heads", "rmsnorm", "cross_entropy", "_adamw"} <= kernels.keys()
     for name, code in kernels.items():
         # The products fill the widest registers there are; of other loops the compiler decides.
@@ -54,13 +55,20 @@ def test_instructions(unit, tmp_path):
             assert not line, f"{name}: {line}"
 
 
-def whole_steps():
-    """Compare loss and gradients with the reference's, for every architecture; train a step."""
-    from test_cpu import MODELS, RAGGED, SETTINGS, compare, problem
+def parts():
+    """Products of drawn sizes and every operation on odd ones: they end within a vector."""
+    import test_cpu
 
-    from nanoeuler.engines.choice import make_stepper
+    test_cpu.test_products()
+    test_cpu.test_triangles()
+    test_cpu.test_operations(test_cpu.CpuEngine, test_cpu.SIZES["odd"])
+
+
+def whole_steps():
+    """Compare loss and gradients with the reference's, for every architecture."""
+    from test_cpu import MODELS, RAGGED, SETTINGS, compare
+
     from nanoeuler.engines.cpu.engine import CpuEngine
-    from nanoeuler.training import optim
 
     engine = CpuEngine()
     for config, batch, positions in MODELS.values():
@@ -70,12 +78,21 @@ def whole_steps():
     for integrator, h in (("heun", 0.7), ("rk4", 1.5)):
         shared = replace(RAGGED, n_layers=4, repeat=2, integrator=integrator, step_size=h)
         compare(shared, 2, 37, engine)
-    w, tokens, targets, _ = problem(RAGGED, 30, 37)
-    optimizer = optim.AdamW(w)
-    optimizer.clip = optim.clip
-    stepper = make_stepper("cpu", w, optimizer, threads=2)
-    (taken,) = stepper.step(tokens, targets, lr=1e-3, number=1)
-    assert stepper.sums(tokens, targets)[0] < taken.sums[0]  # the step went downhill
+
+
+def training_steps():
+    """A step downhill of two models, which between them use every kernel."""
+    from test_cpu import GPT2, RAGGED, Descent, problem
+
+    from nanoeuler.engines.choice import make_stepper
+    from nanoeuler.training import optim
+
+    for config in (RAGGED, GPT2):
+        w, tokens, targets, _ = problem(config, 30, 37)
+        stepper = make_stepper("cpu", w, Descent(limit=1), threads=2)
+        (taken,) = stepper.step(tokens, targets, lr=0.1, number=1)
+        assert stepper.sums(tokens, targets)[0] < taken.sums[0]
+        optim.AdamW(w).update(w, stepper.gradients, 1e-3, 1)  # compiles it, to be looked at
 
 
 def machine_code():
@@ -92,5 +109,8 @@ def machine_code():
 if __name__ == "__main__":
     from nanoeuler.engines.cpu.products import LANES
 
-    whole_steps()
+    training_steps()
+    if "NUMBA_CPU_NAME" in os.environ:  # this processor itself is what test_cpu.py is about
+        parts()
+        whole_steps()
     print(json.dumps([LANES, machine_code()]))

@@ -10,26 +10,24 @@ from hypothesis import strategies as st
 
 from nanoeuler.checks.derivatives import complex_step, relative_error
 from nanoeuler.checks.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import CHOICES, ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.model.euler import INTEGRATORS, Tableau
-from nanoeuler.model.sublayers import block_tensors
 from nanoeuler.model.transformer import (
     EXTRA_HEAD_WEIGHT,
-    PADDING,
-    Weights,
     forward,
     head_weights,
-    initialise,
     loss_and_gradients,
     loss_scale,
     loss_sums,
-    output_matrix,
     step,
     step_backward,
     stream,
 )
+from nanoeuler.model.weights import PADDING, Weights, initialise, output_matrix
+
+reference = ReferenceEngine()
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -221,7 +219,8 @@ def test_float32_is_float64_rounded(config):
     _, saved = forward(reference, config, Weights(config), problem.tokens)
     stages = [stage for layer in saved.layers for half in layer for stage in half]
     assert len(stages) == 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
-    arrays = [array for stage in stages for array in stage] + [saved.x, saved.stats, saved.n]
+    arrays = [array for stage in stages for array in (stage.x, stage.stats, *stage.saved)]
+    arrays += [saved.x, saved.stats]
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
 
 
@@ -241,12 +240,14 @@ def test_a_pass_begins_once_and_gives_back_each_blocks_memory():
         def __exit__(self, *error):
             events.append("out")
 
-    engine = SimpleNamespace(
-        **{**vars(reference), "begin": lambda: events.append("begin"), "scratch": Scratch}
-    )
-    problem = tiny_problem()
-    dw = problem.w.zeros_like()
-    loss_and_gradients(engine, TINY, problem.w, problem.tokens, problem.targets, problem.scale, dw)
+    class Engine(ReferenceEngine):
+        scratch = Scratch
+
+        def begin(self):
+            events.append("begin")
+
+    p, dw = tiny_problem(), Weights(TINY, np.float64)
+    loss_and_gradients(Engine(), TINY, p.w, p.tokens, p.targets, p.scale, dw)
     assert events == ["begin"] + ["in", "out"] * TINY.n_layers
     assert np.any(dw.flat)
 
@@ -260,65 +261,105 @@ def drawn(seed, stages):
     return Tableau(tuple(a), tuple(rng.uniform(-1, 1, stages)))
 
 
+def stepped(config, f, x, gain):
+    """The stream after a step with velocity f(n, i), and the stages; f reads through an RMSNorm."""
+    x, pending, stages = step(reference, config, f, (gain, None), x, [])
+    return reference.move_norm(config, x, pending, gain, None)[0], stages
+
+
 @pytest.mark.parametrize("h", [1.0, 0.3])
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_the_backward_of_a_step_of_any_table(stages, h, monkeypatch):
     monkeypatch.setitem(INTEGRATORS, "drawn", drawn(stages, stages))
-    config = SimpleNamespace(integrator="drawn", step_size=h)
+    config = SimpleNamespace(integrator="drawn", step_size=h, norm="rms")
     rng = np.random.default_rng(stages)
-    x, dy, matrix = (
-        rng.standard_normal((2, 3)),
-        rng.standard_normal((2, 3)),
-        rng.standard_normal((3, 3)),
-    )
+    x, dy, matrix = (rng.standard_normal(shape) for shape in [(2, 3), (2, 3), (3, 3)])
+    gain = rng.standard_normal(3)
 
-    def f(u, matrix=matrix):
-        k = np.tanh(u @ matrix)
-        return k, (u, k)
+    def f(n, i, matrix=matrix):
+        k = np.tanh(n @ matrix)
+        return k, (n, k)
 
-    def f_backward(saved, dk):
-        u, k = saved
-        return reference.linear_backward(dk * (1 - k * k), u, matrix, dmatrix)
+    def f_backward(saved, dk, again):
+        n, k = saved
+        np.testing.assert_array_equal(again(), n)
+        return reference.linear_backward(dk * (1 - k * k), n, matrix, dmatrix)
 
-    dx, dmatrix = dy.copy(), np.zeros((3, 3))
-    step_backward(reference, config, f_backward, step(reference, config, f, x)[1], dx)
-    exact = complex_step(lambda z: np.sum(dy * step(reference, config, f, z)[0]), x)
+    dx, dmatrix, dgain = dy.copy(), np.zeros((3, 3)), np.zeros(3)
+    kept = stepped(config, f, x, gain)[1]
+    step_backward(reference, config, f_backward, (gain, None), (dgain, None), kept, dx)
+    exact = complex_step(lambda z: np.sum(dy * stepped(config, f, z, gain)[0]), x)
     assert relative_error(dx, exact) < 1e-13  # rounding, some hundred operations
     exact = complex_step(
-        lambda z: np.sum(dy * step(reference, config, lambda u: f(u, z), x)[0]), matrix
+        lambda z: np.sum(dy * stepped(config, lambda n, i: f(n, i, z), x, gain)[0]), matrix
     )
     assert relative_error(dmatrix, exact) < 1e-13
+    exact = complex_step(lambda z: np.sum(dy * stepped(config, f, x, z)[0]), gain)
+    assert relative_error(dgain, exact) < 1e-13
+
+
+class NoNorm(ReferenceEngine):
+    """An engine whose norm leaves everything as it is, to see the step alone."""
+
+    rmsnorm = staticmethod(lambda x, gain: (x, None))
+    rmsnorm_backward = staticmethod(lambda dy, x, gain, stats, dgain: dy.copy())
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_a_step_is_that_of_chapter_two(integrator):
-    config = SimpleNamespace(integrator=integrator, step_size=0.5)
-    x = np.random.default_rng(0).standard_normal((2, 3))
-    y, saved = step(reference, config, lambda u: (np.sin(u), u), x)
-    expected = INTEGRATORS[integrator].step(lambda u, t: np.sin(u), x, 0.0, 0.5)
+    config = SimpleNamespace(integrator=integrator, step_size=0.5, norm="rms")
+    x, k = np.random.default_rng(0).standard_normal((2, 2, 3))
+    f, none = (lambda n, i: (np.sin(n), i)), (None, None)
+    # Terms that are pending are the first thing that a step adds.
+    y, pending, stages = step(NoNorm(), config, f, none, x, [(2.0, k)])
+    start, y = x + 2.0 * k, y + sum(weight * velocity for weight, velocity in pending)
+    expected = INTEGRATORS[integrator].step(lambda u, t: np.sin(u), start, 0.0, 0.5)
     np.testing.assert_allclose(y, expected, rtol=1e-14)
-    assert len(saved) == len(INTEGRATORS[integrator].b) and saved[0] is x
+    assert [stage.saved for stage in stages] == list(range(len(INTEGRATORS[integrator].b)))
+    np.testing.assert_array_equal(stages[0].x, start)
 
 
 def test_a_step_leaves_what_it_was_given():
-    x, seen = np.ones((1, 2)), []
-    config = SimpleNamespace(integrator="heun", step_size=2.0)  # the first stage's weight is 1
-    _, saved = step(reference, config, lambda u: (u, None), x)
-    assert np.all(x == 1)
+    x, seen, none = np.ones((1, 2)), [], (None, None)
+    # With h = 2 the weight of each stage is 1.
+    config = SimpleNamespace(integrator="heun", step_size=2.0, norm="rms")
+    _, _, stages = step(NoNorm(), config, lambda n, i: (n, None), none, x, [])
+    assert np.all(x == 1) and stages[0].x is x
     dx = np.ones((1, 2))
-    step_backward(reference, config, lambda _, dk: seen.append(dk[0, 0]) or dk.copy(), saved, dx)
+
+    def f_backward(saved, dk, again):
+        seen.append(dk[0, 0])
+        return dk.copy()
+
+    step_backward(NoNorm(), config, f_backward, none, none, stages, dx)
     assert seen == [1, 3]  # dk_1 = h/2 dy, dk_0 = h/2 dy + h du_1
     assert np.all(dx == 1 + 3 + 1)
 
 
 @pytest.mark.parametrize("config", [TINY, TINY_GPT2])
-def test_block_tensors_are_views_and_none_for_what_is_not_there(config):
+def test_blocks_are_views_and_none_for_what_is_not_there(config):
     w = initialise(config, 0)
-    b = block_tensors(w, 1)
+    b = w.blocks[1]
+    assert len(w.blocks) == config.n_blocks
     assert b.wqkv is w["block.1.wqkv"] and b.norm2 is w["block.1.norm2"]
     assert (b.w_up_bias is None) == (config is TINY)
-    named = {name for name, tensor in vars(b).items() if tensor is not None}
+    named = {name for name, tensor in b._asdict().items() if tensor is not None}
     assert named == {name[8:] for name in w if name.startswith("block.1.")}
+
+
+@few
+@given(config=configs())
+def test_a_block_starts_where_its_first_tensor_does(config):
+    w = Weights(config)
+    for i, start in enumerate(w.block_starts):
+        w.flat[...] = 0
+        w.flat[start:] = 1
+        behind = {name for name, tensor in w.items() if np.all(tensor == 1)}
+        assert all(np.all(tensor == tensor.flat[0]) for tensor in w.values())  # no cut within
+        last = [name for name in w if name in ("norm", "norm_bias", "output")]
+        blocks = [name for name in w if name.startswith("block.") and int(name.split(".")[1]) >= i]
+        assert behind == {*blocks, *last}
+    assert len(w.block_starts) == config.n_blocks + 1
 
 
 def test_the_output_matrix_of_a_tied_model_is_a_view_of_the_embedding():
@@ -372,7 +413,8 @@ def test_a_stream_may_start_later(position):
     _, late = stream(reference, config, problem.w, problem.tokens[:, 2:], start=2)
     (attention,), _ = whole.layers[0]
     (piece,), _ = late.layers[0]
-    np.testing.assert_allclose(piece.heads, attention.heads[:, 2:], rtol=1e-13, atol=1e-13)
+    heads, later = attention.saved.heads, piece.saved.heads
+    np.testing.assert_allclose(later, heads[:, 2:], rtol=1e-13, atol=1e-13)
 
 
 def test_every_layer_of_a_shared_block_keeps_its_own():

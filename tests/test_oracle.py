@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from nanoeuler.checks.derivatives import relative_error
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
-from nanoeuler.model.transformer import Weights, head_weights, loss_and_gradients, loss_scale
+from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
+from nanoeuler.model.weights import Weights
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[oracle]'")
 F = torch.nn.functional
+reference = ReferenceEngine()
 
 # Float64 rounds by 1.1e-16. A few dozen sums, one after the other, each of at most some hundred
 # terms of mixed sign and in another order, come to 1e-14; four thousand roundings are allowed, and

@@ -28,7 +28,7 @@ from nanoeuler.model.transformer import (
 )
 from nanoeuler.model.weights import Weights
 
-reference = ReferenceEngine()
+reference = ReferenceEngine()  # the engine that is proved
 # The largest relative error that passes. Rounding gives less than 1e-12; of the mistakes made on
 # purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5.
 BOUND = 1e-10

@@ -7,26 +7,17 @@
 Leaves out how that is done: chapters 6b and 6c. Imports inside, as main.py does.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nanoeuler.cli import flags
-from nanoeuler.cli.tokenizer import bars
+from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
 
 # The group of commands that main.py adds to the program.
 data_app = typer.Typer(help="Texts to train on: list, fetch, prepare, show.")
-
-
-def _catalogue():
-    """{name: Source}: the texts of data/sources.toml of the checkout."""
-    from nanoeuler.data.catalogue import catalogue
-    from nanoeuler.data.docstrings import data_folder
-
-    return catalogue(data_folder("sources.toml"))
 
 
 def _here(path):
@@ -34,14 +25,9 @@ def _here(path):
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _say(progress, text):
-    """Print a line on stderr, above the bars if there are any."""
-    progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _state(source):
     """How far a source has come on this machine, in words."""
-    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.paths import data_folder
 
     prepared, fetched = (data_folder(kind) / source.name for kind in ("prepared", "fetched"))
     if flags.is_prepared(prepared):
@@ -63,7 +49,9 @@ def data_list():
 
     from rich.filesize import decimal
 
-    for source in _catalogue().values():
+    from nanoeuler.data.catalogue import catalogue
+
+    for source in catalogue().values():
         size = decimal(source.bytes) if source.bytes else "size unknown"
         hosts = sorted({urlsplit(file.url).hostname for file in source.files})
         print(f"{source.name:16} {size:>12}  {source.format:10} {_state(source)}")
@@ -75,6 +63,8 @@ def _bar_of_files(progress):
     """A function for `fetch` to report to: a bar for each file on its way, a line for its news."""
     from rich.filesize import decimal
 
+    from nanoeuler.progress import say
+
     tasks = {}
 
     def report(name, have, size, note):
@@ -85,7 +75,7 @@ def _bar_of_files(progress):
         progress.update(tasks[name], completed=have, total=size, description=text,
                         visible=on_its_way)  # fmt: skip
         if note:
-            _say(progress, f"{name}: {note}")
+            say(progress, f"{name}: {note}")
 
     return report
 
@@ -101,35 +91,37 @@ def data_fetch(
 
     Example: nanoeuler data fetch tinyshakespeare
     """
-    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.data.catalogue import catalogue
     from nanoeuler.data.fetch import fetch
+    from nanoeuler.paths import data_folder
+    from nanoeuler.progress import bars
 
-    known, folder = _catalogue(), data_folder("fetched")
+    known, folder = catalogue(), data_folder("fetched")
     if name not in known:
         raise UserError(f"no text is named {name!r}: choose one of {', '.join(known)}")
     try:
-        with bars(sys.stderr.isatty()) as progress:
+        with bars() as progress:
             fetch(known[name], folder, copy_from, _bar_of_files(progress))
     except KeyboardInterrupt:
         raise UserError(
             f"interrupted: what has come is kept in {_here(folder / name)}; the same command goes "
             "on from there"
         ) from None
-    print(f"fetched into {_here(folder / name)}; next: nanoeuler data prepare {name}")
+    tell(f"fetched into {_here(folder / name)}; next: nanoeuler data prepare {name}")
 
 
 def _named(what):
-    """The `Source` that the words `what` mean: one of the catalogue, or one made of these files."""
-    from nanoeuler.data.catalogue import File, Source
+    """The `Source` that the words `what` mean: one made of these files, or one of the catalogue."""
+    from nanoeuler.data.catalogue import File, Source, catalogue
 
-    source = _catalogue().get(what[0]) if len(what) == 1 else None
-    if source:
+    lacks = [word for word in what if not Path(word).is_file()]
+    if lacks:
+        folder = f"{lacks[0]} is a folder: name the files in it"
+        problem = folder if Path(lacks[0]).is_dir() else f"there is no file {lacks[0]}"
+        source = catalogue().get(what[0]) if len(what) == 1 else None
+        if source is None:
+            raise UserError(f"expected a name of nanoeuler data list, or files, but {problem}")
         return source
-    for word in what:
-        if not Path(word).is_file():
-            folder = f"{word} is a folder: name the files in it"
-            found = folder if Path(word).is_dir() else f"there is no file {word}"
-            raise UserError(f"expected a name of nanoeuler data list, or files, but {found}")
     files = tuple(File(str(Path(word).resolve()), "") for word in what)
     title = ", ".join(Path(word).name for word in what)
     return Source(Path(what[0]).stem, title, "", "", "text", files)
@@ -153,12 +145,14 @@ def _count_of_documents(progress, name):
     """A function for `prepare` to report to: a running count, a line for each pass that is over."""
     from rich.filesize import decimal
 
+    from nanoeuler.progress import say
+
     task, stages = progress.add_task(f"preparing {name}", total=None), {}
 
     def report(stage, documents, size):
         if stage not in stages:
             for text in stages.values():
-                _say(progress, text)
+                say(progress, text)
             stages.clear()
         stages[stage] = f"{stage}: {documents:,} documents, {decimal(size)}"
         progress.update(task, description=stages[stage])
@@ -168,18 +162,20 @@ def _count_of_documents(progress, name):
 
 def _write_tokens(source, fetched, out, vocab_size, tokenizer):
     """Prepare the text of a source in the folder `out`; return the number of tokens."""
-    from nanoeuler.data.batches import Prepared
     from nanoeuler.data.documents import documents
     from nanoeuler.data.prepare import prepare, prepare_text
+    from nanoeuler.data.prepared import Prepared
+    from nanoeuler.face import plain
+    from nanoeuler.progress import bars
 
     path = fetched / source.name / source.files[0].name  # of files of one's own: just that file
-    with bars(sys.stderr.isatty()) as progress:
+    with bars() as progress:
         report = _count_of_documents(progress, source.name)
         if source.format == "text" and len(source.files) == 1:
             if not path.is_file():
                 known = f"run nanoeuler data fetch {source.name}"
                 raise UserError(f"expected {path}, but there is no such file: {known}")
-            prepare_text(flags.plain(path), out, vocab_size=vocab_size, tokenizer=tokenizer)
+            prepare_text(plain(path), out, vocab_size=vocab_size, tokenizer=tokenizer)
         else:
             prepare(lambda: documents(source, fetched), out, vocab_size=vocab_size,
                     source=source.title, tokenizer=tokenizer, report=report)  # fmt: skip
@@ -197,15 +193,15 @@ def data_prepare(
 ):  # fmt: skip
     """Make tokens of a text, or a file of pairs, for training.
 
-    The vocabulary is learned, of 512 ids unless --vocab-size says otherwise, or that of
-    --tokenizer. Without --out it all goes into data/prepared/NAME of the checkout.
+    The vocabulary is learned, of as many ids as the usual preset has, or that of --tokenizer.
+    Without --out it all goes into data/prepared/NAME of the checkout.
 
     Example: nanoeuler data prepare tinyshakespeare --vocab-size 1024
     """
-    from nanoeuler.data.docstrings import data_folder
+    from nanoeuler.paths import data_folder
 
     source, fetched = _named(what), data_folder("fetched")
-    out = flags.not_prepared(out or data_folder("prepared") / source.name)
+    out = flags.folder_out(out or data_folder("prepared") / source.name)
     if source.format == "pairs" and (vocab_size is not None or tokenizer):
         raise UserError("pairs have no vocabulary: leave out --vocab-size and --tokenizer")
     if vocab_size is not None and tokenizer:
@@ -215,7 +211,7 @@ def data_prepare(
         if source.format == "pairs":
             count, then = f"{_write_pairs(source, fetched, out):,} pairs", "sft"
         else:
-            size = flags.VOCAB_SIZE if vocab_size is None else vocab_size
+            size = flags.learned_size(vocab_size)
             count = _write_tokens(source, fetched, out, size, known)
             count, then = f"{count:,} tokens", "train"
     except KeyboardInterrupt:
@@ -223,7 +219,7 @@ def data_prepare(
             f"interrupted: nothing is left in {_here(out)}, what was fetched is kept; the same "
             "command begins anew"
         ) from None
-    print(f"prepared {count} in {_here(out)}; next: nanoeuler {then} --data {_here(out)}")
+    tell(f"prepared {count} in {_here(out)}; next: nanoeuler {then} --data {_here(out)}")
 
 
 def _document(prepared, number):
@@ -250,8 +246,9 @@ def data_show(
     """
     from rich.filesize import decimal
 
-    from nanoeuler.data.batches import SIDES, Prepared
-    from nanoeuler.inference.chat import read_pairs
+    from nanoeuler.data.prepared import Prepared
+    from nanoeuler.data.shards import SIDES
+    from nanoeuler.training.sft import read_pairs
 
     if (folder / "pairs.jsonl").exists():
         pairs = read_pairs(folder / "pairs.jsonl")

@@ -1,19 +1,36 @@
 # Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cli
+# %% sec-cli-flags
 """What each flag of the command line means, written once: the type of a command's parameter.
 
 And what the name behind a flag stands for, where that is not the flag itself. Imports inside
 functions, as main.py does.
 """
 
+import functools
+import inspect
+import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nanoeuler.errors import UserError
+
+LARGEST = 2**63 - 1  # that 64 bits hold: a larger number is a slip of the finger
+
+
+def _whole(meaning, least=1):
+    """The type of a flag for a whole number; left out, it is None."""
+    return Annotated[int | None, typer.Option(min=least, max=LARGEST, metavar="N", help=meaning)]
+
+
+def _number(meaning):
+    """The type of a flag for a number; its range is checked by whoever takes it."""
+    return Annotated[float | None, typer.Option(metavar="X", help=meaning)]
+
 
 # The text, or the pairs, to learn from; docs is the embedded corpus.
 Data = Annotated[
@@ -44,43 +61,137 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", metavar="FILE|RUN_DIR", help="a tokenizer.json, or a run with one"),
 ]
-# A name of parallel.ENGINES.
+# A name that engines.choice knows.
 Engine = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, fused or reference")]
 # A name of config.PRESETS.
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="small, euler-10m, euler-116m or gpt2-124m")
 ]
-# These five are settings of the run: left out, the run's own or the default.
-Steps = Annotated[int | None, typer.Option(min=1, metavar="N", help="steps of the whole run")]
-# Sequences of a whole context each.
-BatchSize = Annotated[int | None, typer.Option(min=1, metavar="N", help="sequences in a step")]
-# As parallel.Sharded reads its pieces: less memory, the same step but for rounding.
-Accumulate = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="parts in which a step goes through memory")
-]
-# The peak of the schedule in optim.py.
-Lr = Annotated[float | None, typer.Option(metavar="X", help="the highest learning rate")]
-# Of initial weights, of the order of batches, of what is drawn.
-Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="decides all that is random")]
-# A crash costs at most so many steps.
-SaveEvery = Annotated[int, typer.Option(min=1, metavar="N", help="steps between checkpoints")]
-# Newer ones push out older ones.
-Keep = Annotated[int, typer.Option(min=1, metavar="N", help="checkpoints to keep")]
 # Without it, a directory that holds a run is refused.
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
-# As Tokenizer.train counts it; left out, VOCAB_SIZE.
+# As Tokenizer.train counts it.
 VocabSize = Annotated[
     int | None, typer.Option(metavar="N", help="how many ids: bytes, merges, special tokens")
 ]
-VOCAB_SIZE = 512  # the preset small's
-# To generate, or to plan for.
-Tokens = Annotated[int | None, typer.Option(min=1, metavar="N", help="how many tokens")]
-# This and the next two are the knobs of generate.distribution.
-Temperature = Annotated[float, typer.Option(metavar="X", help="0: the most probable token")]
-# Checked there, like all three.
-TopK = Annotated[int, typer.Option(metavar="N", help="of the N most probable tokens; 0: of all")]
-# The nucleus.
-TopP = Annotated[float, typer.Option(metavar="X", help="of the tokens that together have X")]
+BatchSize = _whole("sequences in a step")  # of a whole context each
+Tokens = _whole("how many tokens")  # to generate, or to plan for
+
+# Where the road without flags goes: what train writes sft reads, and so on.
+BASE, CHAT = Path("runs/base"), Path("runs/chat")
+
+# The fields of Settings: left out, a new run has its defaults, a resumed one its own.
+SETTINGS = {
+    "steps": _whole("steps of the whole run"),
+    "minutes": _number("how long to train, where --steps does not say how far"),
+    "batch_size": BatchSize,
+    "accumulate": _whole("parts in which a step goes through memory"),
+    "lr": _number("the highest learning rate"),
+    "seed": _whole("decides all that is random", least=0),
+    "warmup": _whole("steps in which the learning rate rises", least=0),
+    "weight_decay": _number("how fast weights that nothing holds shrink"),
+    "beta2": _number("how long squares of gradients are remembered, below 1"),
+    "clip": _number("the longest gradient that is followed as it is"),
+}
+# How a run goes on: parameters of face.train and face.finetune.
+HOW = {
+    "threads": _whole("cores to use; the result is the same"),
+    "save_every": _whole("steps between checkpoints"),  # a crash costs at most so many
+    "keep": _whole("checkpoints to keep"),  # newer ones push out older ones
+}
+# The sizes of a model: fields of ModelConfig by the names of their flags.
+SIZES = {
+    "dim": _whole("width of the model"),
+    "layers": _whole("how many layers"),
+    "heads": _whole("heads of attention"),
+    "kv_heads": _whole("heads for keys and values"),
+    "hidden": _whole("width inside the MLP; left out, it follows --dim"),
+    "context": _whole("tokens that the model sees at once"),
+    "vocab_size": VocabSize,
+}
+FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
+# The parameters of decoder.generate, which also checks them.
+KNOBS = {
+    "seed": SETTINGS["seed"],
+    "temperature": _number("0: the most probable token"),
+    "top_k": Annotated[
+        int | None, typer.Option(metavar="N", help="of the N most probable tokens; 0: of all")
+    ],
+    "top_p": _number("of the tokens that together have X"),
+}
+
+
+def grouped(**groups):
+    """A decorator: the command has the flags of these groups, {flag: type} by a parameter's name.
+
+    It is called with a dict for each group, of the flags that were given.
+    """
+
+    def decorate(command):
+        own = [
+            p for name, p in inspect.signature(command).parameters.items() if name not in groups
+        ]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        more = [
+            inspect.Parameter(flag, kind, default=None, annotation=meaning)
+            for group in groups.values() for flag, meaning in group.items()
+        ]  # fmt: skip
+
+        @functools.wraps(command)
+        def run(**values):
+            typed = {name: value for name, value in values.items() if value is not None}
+            for name, group in groups.items():
+                values[name] = {flag: typed[flag] for flag in group if flag in typed}
+            wanted = inspect.signature(command).parameters
+            return command(**{name: values[name] for name in wanted})
+
+        run.__signature__ = inspect.Signature([*own, *more])
+        run.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
+        return run
+
+    return decorate
+
+
+def not_empty(args):
+    """UserError if a flag among the words `args` has an empty value."""
+    for word, value in pairwise([*args, None]):
+        flag, equals, own = word.partition("=")
+        if flag.startswith("--") and flag != "--" and (value == "" if not equals else own == ""):
+            raise UserError(
+                f"expected a value for {flag}, but it is empty: is a variable of the shell not set?"
+            )
+
+
+def _writable(out):
+    """UserError if nothing can be written where `out` is to be."""
+    try:
+        out.resolve(strict=False)
+        above = next(folder for folder in out.absolute().parents if folder.exists())
+    except (OSError, RuntimeError, StopIteration):  # a link that leads to itself; the root
+        raise UserError(f"--out {out} is no place to write: name another") from None
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise UserError(f"--out {out} cannot be written in {above}: name a place elsewhere")
+
+
+def file_out(out):
+    """`out`, if a file can be written there that replaces at most a file."""
+    _writable(out)
+    if out.is_dir():
+        raise UserError(f"--out {out} is a directory: name a file, such as {out / 'result'}")
+    if os.path.lexists(out) and not out.is_file():
+        raise UserError(f"--out {out} is no regular file: name a file, or a place for a new one")
+    return out
+
+
+def folder_out(out):
+    """`out`, if a folder can be written there, and none of prepared data would be spoiled."""
+    _writable(out)
+    if os.path.lexists(out) and not out.is_dir():
+        raise UserError(f"--out {out} is no folder: name a folder, or a place for a new one")
+    if out.is_dir() and not os.access(out, os.W_OK):
+        raise UserError(f"--out {out} cannot be written: name a folder elsewhere")
+    if is_prepared(out):
+        raise UserError(f"{out} holds prepared data: name another folder with --out, or remove it")
+    return out
 
 
 # The files of prepared data that are written last: a folder with one of them is whole.
@@ -90,20 +201,6 @@ PREPARED = ("prepared.json", "pairs.jsonl")
 def is_prepared(folder):
     """Whether `folder` holds what nanoeuler data prepare makes: tokens of a text, or pairs."""
     return any((folder / last).exists() for last in PREPARED)
-
-
-def not_prepared(out):
-    """`out`, if what is written there cannot spoil prepared data."""
-    if is_prepared(out):
-        raise UserError(f"{out} holds prepared data: name another folder with --out, or remove it")
-    return out
-
-
-def plain(path):
-    """`path`, if it is no compressed file, whose bytes are no text."""
-    if path.suffix == ".gz":
-        raise UserError(f"expected plain text, but {path} is compressed: gunzip -k {path} first")
-    return path
 
 
 def load_tokenizer(path):
@@ -119,20 +216,35 @@ def load_tokenizer(path):
     return Tokenizer.load(path)
 
 
-def engine_name(name):
-    """`name`, if this version can train with it; asked before anything is written."""
-    if name == "cuda":
-        raise UserError("engine cuda: this version trains on a CPU: choose auto")
-    from nanoeuler.engines.cpu.stepper import engine_factory
-
-    engine_factory(name)
-    return name
-
-
 def preset_config(name):
-    """The configuration of that name."""
+    """The configuration of that name, or the usual one for None."""
+    from nanoeuler.face import PRESET
     from nanoeuler.model.config import PRESETS
 
+    name = PRESET if name is None else name
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}: choose {' or '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def learned_size(vocab_size):
+    """`vocab_size`, or for None that of the usual preset."""
+    return preset_config(None).vocab_size if vocab_size is None else vocab_size
+
+
+def config_of(preset, sizes, run=None):
+    """The configuration that the flags describe, None if there are none; `run`: one to go on with.
+
+    The sizes change those of the preset or, without a preset, those of the run.
+    """
+    from nanoeuler.face import resized
+
+    if run and preset is None:
+        if not sizes:
+            return None
+        from nanoeuler.training.saves import read_record
+
+        config = read_record(run).config
+    else:
+        config = preset_config(preset)
+    return resized(config, **{FIELDS.get(name, name): size for name, size in sizes.items()})

@@ -1,14 +1,15 @@
 # Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cli
+# %% sec-cli-main
 """The command line. Each command parses its flags, calls the package, and prints.
 
-Leaves out defaults of training: those are where they are explained, in saves.py and chat.py.
-Commands import what they need inside, and only in the modules of the command line is that
-allowed: `nanoeuler --help` must not wait for numba and matplotlib.
+Leaves out defaults: those are where they are explained. Commands import what they need inside, and
+only in the modules of the command line is that allowed: `nanoeuler --help` must not wait for numba
+and matplotlib.
 """
 
+import contextlib
 import os
 import runpy
 import sys
@@ -19,9 +20,12 @@ import typer
 
 from nanoeuler.cli import flags
 from nanoeuler.cli.data import data_app
+from nanoeuler.cli.streams import Messages, drop
 from nanoeuler.cli.tokenizer import tokenizer_app
-from nanoeuler.cli.train import CHAT_TEMPERATURE, INTERRUPTED, sft, train
+from nanoeuler.cli.train import sft, train
 from nanoeuler.errors import UserError
+
+INTERRUPTED = 130  # what typer returns after Ctrl-C: 128 and the number of the signal, 2
 
 # Plain help: importing rich for its markup would take longer than all the rest.
 app = typer.Typer(
@@ -45,31 +49,44 @@ def main(args=None):
     for stream in (sys.stdin, sys.stdout):
         if hasattr(stream, "reconfigure"):  # a character the terminal lacks is no reason to stop
             stream.reconfigure(errors="replace")
+    with contextlib.redirect_stderr(Messages(sys.stderr)):
+        code, problem = _run(sys.argv[1:] if args is None else args)
+        if problem:
+            print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
+    return code
+
+
+def _run(args):
+    """Run the command line on `args`: (exit code, what is wrong, in words, or "")."""
     try:
+        flags.not_empty(args)
         code = app(args, prog_name="nanoeuler", standalone_mode=False) or 0
         sys.stdout.flush()  # here, where a closed pipe can still be caught
-        if code != INTERRUPTED:
-            return code
-        problem = "interrupted"
+        return (2, "interrupted") if code == INTERRUPTED else (code, "")
     except typer.TyperException as error:
         problem = f"{error.format_message()} (see --help)"
     except UserError as error:
         problem = str(error)
     except (BrokenPipeError, SystemExit):  # typer makes the second of the first
-        # Whoever read our output has gone, with `head` for example: nobody to tell, nothing to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
-        return 2
+        drop(sys.__stdout__)  # with `head` for example: nobody to tell, nothing to say
+        problem = ""
+    except MemoryError:
+        problem = "this needs more memory than there is: take a smaller model, batch or context"
     except OSError as error:
         problem = f"{error.filename or 'input or output'}: {error.strerror}"
-    print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
-    return 2
+    except NotImplementedError:
+        if not os.environ.get("NUMBA_DISABLE_JIT"):
+            raise
+        problem = "NUMBA_DISABLE_JIT is set, and nothing here runs uncompiled: unset it"
+    return 2, problem
 
 
 @app.command()
+@flags.grouped(knobs=flags.KNOBS)
 def generate(
+    knobs,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
-    base: flags.From = Path("runs/base"), tokens: flags.Tokens = 200, seed: flags.Seed = 0,
-    temperature: flags.Temperature = 0.8, top_k: flags.TopK = 0, top_p: flags.TopP = 0.95,
+    base: flags.From = flags.BASE, tokens: flags.Tokens = None,
 ):  # fmt: skip
     """Continue a text.
 
@@ -77,34 +94,31 @@ def generate(
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """
-    from nanoeuler.inference import decoder as generation
-    from nanoeuler.training.saves import load_model
+    from nanoeuler import face
 
-    config, tokenizer, weights = load_model(base)
-    knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    decoder, prompt = generation.Decoder(config, weights), tokenizer.encode(os.fsencode(text))
-    ids = generation.generate(decoder, prompt, tokens, **knobs)
-    pieces = generation.text_pieces(tokenizer, ids)
+    pieces = face.load(base).stream(os.fsencode(text), **knobs, **_given(tokens=tokens))
     print(text + next(pieces), end="", flush=True)  # at once: a wrong knob is told before anything
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
 
 
+def _given(**values):
+    """Those of `values` that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @app.command()
-def chat(
-    base: flags.From = Path("runs/chat"), seed: flags.Seed = 0,
-    temperature: flags.Temperature = CHAT_TEMPERATURE, top_k: flags.TopK = 0,
-    top_p: flags.TopP = 0.95,
-):  # fmt: skip
+@flags.grouped(knobs=flags.KNOBS)
+def chat(knobs, base: flags.From = flags.CHAT):
     """Ask a fine-tuned model.
 
     A question a line, until the input ends (Ctrl-D).
 
     Example: nanoeuler chat --from runs/chat
     """
-    from nanoeuler.inference.chat import Chat, converse
-    from nanoeuler.training.saves import load_model
+    from nanoeuler import face
+    from nanoeuler.inference.chat import converse
 
     def questions():
         while sys.stdin.isatty():
@@ -115,8 +129,32 @@ def chat(
                 return
         yield from sys.stdin
 
-    talk = Chat(*load_model(base), seed, temperature=temperature, top_k=top_k, top_p=top_p)
+    talk = face.load(base).chat(**knobs)
     converse(talk, questions(), lambda text: print(text, end="", flush=True))
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a run")],
+    data: flags.Data = None,
+):
+    """How good a model is on a text: bits per byte, perplexity, accuracy.
+
+    Without --data, and of docs and prepared data, the held-out part is judged; a file is judged
+    whole.
+
+    Example: nanoeuler eval runs/base --data story.txt
+    """
+    from nanoeuler import face
+    from nanoeuler.data.text import read_text, split
+
+    model = face.load(run)
+    text = face.own_text(run) if data is None else face.text_of(data)
+    judged = model.evaluate(split(read_text(text))[1] if data == "docs" else text)
+    print(f"bits per byte   {judged.bits_per_byte:.4f}")
+    print(f"perplexity      {judged.perplexity:.2f}")
+    print(f"accuracy        {judged.accuracy:.1%} of {judged.tokens:,} tokens")
+    print(f"judged          {judged.bytes:,} bytes of {text}")
 
 
 # %% sec-cli-tokenizer
@@ -137,18 +175,21 @@ def check():
 
 
 @app.command()
+@flags.grouped(sizes=flags.SIZES)
 def plan(
-    preset: flags.Preset = "small", batch_size: flags.BatchSize = 16, tokens: flags.Tokens = None,
+    sizes, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
+    tokens: flags.Tokens = None,
 ):  # fmt: skip
     """What training takes: FLOPs, memory, and hours on several devices.
 
-    Without --tokens, a model is trained on 20 tokens for each of its parameters.
+    The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
+    tokens for each of its parameters.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
     from nanoeuler.planning.plan import report
 
-    print(report(flags.preset_config(preset), batch_size, tokens))
+    print(report(flags.config_of(preset, sizes), **_given(batch_size=batch_size, tokens=tokens)))
 
 
 @app.command()
@@ -169,6 +210,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
     if name not in names:
         raise UserError(f"no measurement is named {name!r}: choose one of {', '.join(names)}")
     sys.argv = [str(tests / "bench" / f"{name}.py")]  # the script's own: it has no arguments
+    sys.path[:0] = [str(tests), str(tests / "helpers")]  # where the tests find their helpers, too
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from nanoeuler.cli import flags
+from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
 
 CHUNK = 1 << 20  # bytes read at a time: little memory, and few calls
@@ -32,17 +33,6 @@ def _chunks(read, see):
     while chunk := read(CHUNK):
         see(chunk)
         yield chunk
-
-
-def bars(shown):
-    """Bars on stderr, which are gone when all is done; none unless `shown`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
-    terminal = Console(stderr=True, force_jupyter=False, force_terminal=shown)
-    return Progress(*columns, console=terminal, disable=not shown, transient=True,
-                    redirect_stdout=False, redirect_stderr=False)  # fmt: skip
 
 
 def bar_of_bytes(progress, total):
@@ -76,16 +66,8 @@ def _size(path):
 
 def _check_out(out, files):
     """UserError if the file `out` cannot be written, or is one of `files`."""
-    folder = next(folder for folder in out.absolute().parents if folder.exists())
-    if out.is_dir():
-        problem = f"is a directory: name a file, such as {out / 'tokenizer.json'}"
-    elif not (folder.is_dir() and os.access(folder, os.W_OK)):
-        problem = f"cannot be written in {folder}: name a file elsewhere"
-    elif out.resolve() in [path.resolve() for path in files]:
-        problem = "is a text to learn from: name another file"
-    else:
-        return
-    raise UserError(f"--out {out} {problem}")
+    if flags.file_out(out).resolve() in [path.resolve() for path in files]:
+        raise UserError(f"--out {out} is a text to learn from: name another file")
 
 
 @tokenizer_app.command("train")
@@ -94,7 +76,7 @@ def tokenizer_train(
         list[Path] | None,
         typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
     ] = None,
-    vocab_size: flags.VocabSize = flags.VOCAB_SIZE, out: flags.OutFile = Path("tokenizer.json"),
+    vocab_size: flags.VocabSize = None, out: flags.OutFile = Path("tokenizer.json"),
 ):  # fmt: skip
     """Learn a vocabulary from files.
 
@@ -105,13 +87,15 @@ def tokenizer_train(
     from rich.filesize import decimal
 
     from nanoeuler.data import docstrings
+    from nanoeuler.progress import bars
     from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
     from nanoeuler.tokenizer.words import whole_words
 
+    vocab_size = flags.learned_size(vocab_size)
     _check_out(out, files or [])
     files = files or [docstrings.text_path()]
     began, total, first = time.perf_counter(), sum(map(_size, files)), bytearray()
-    with bars(sys.stderr.isatty()) as progress:
+    with bars() as progress:
         move, merges = bar_of_bytes(progress, total), vocab_size - 256 - len(SPECIAL_TOKENS)
         task = progress.add_task("", total=merges, visible=False)
 
@@ -134,8 +118,8 @@ def tokenizer_train(
         tokenizer = Tokenizer.train(pieces(), vocab_size, progress=learned)
     tokenizer.save(out)
     ratio, seconds = len(first) / len(tokenizer.encode(bytes(first))), time.perf_counter() - began
-    print(f"saved {out}: {vocab_size} ids, {ratio:.2f} bytes per token in the first "
-          f"{decimal(len(first))} of the text, {seconds:.1f} s")  # fmt: skip
+    tell(f"saved {out}: {vocab_size} ids, {ratio:.2f} bytes per token in the first "
+         f"{decimal(len(first))} of the text, {seconds:.1f} s")  # fmt: skip
 
 
 @tokenizer_app.command("encode")
@@ -146,6 +130,8 @@ def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer
 
     Example: nanoeuler tokenizer encode "The river" --tokenizer runs/base
     """
+    from nanoeuler.progress import bars
+
     tokenizer = flags.load_tokenizer(path)
     if text is not None:
         print(*tokenizer.encode(os.fsencode(text)).tolist())

@@ -1,8 +1,8 @@
 # Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-sources-digest
-"""From texts to batches: catalogue, fetch, documents, docstrings, prepare, shards, batches.
+# %% sec-sources-paths
+"""From texts to batches: catalogue, fetch, documents, text, prepare, prepared, shards, batches.
 
-May import: errors, files, model, tokenizer.
+May import: errors, files, model, paths, tokenizer.
 """

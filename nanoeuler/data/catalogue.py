@@ -1,7 +1,7 @@
 # Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-sources-digest
+# %% sec-sources-paths
 """The catalogue of texts: what each is, its licence, where it lies, and the digest of its bytes.
 
 Leaves out texts of your own: those need no address and no catalogue.
@@ -12,15 +12,19 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanoeuler import paths
+from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
-from nanoeuler.files import project_root
 
 FORMATS = ("gutenberg", "text", "parquet", "pairs")  # what documents.py can read
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a source: `bytes` (its size) and `sha256` are None where nobody knows them."""
+    """One file of a source; `bytes` (its size) is None where nobody knows it.
+
+    A file of one's own, which is never fetched, has no address and no sha256.
+    """
 
     name: str
     url: str
@@ -37,16 +41,16 @@ class Source:
     licence: str
     about: str
     format: str
-    files: tuple
+    files: tuple[File, ...]
 
     @property
-    def bytes(self):
+    def bytes(self) -> int | None:
         """The size of all files, None if one of them is not known."""
         sizes = [file.bytes for file in self.files]
         return None if None in sizes else sum(sizes)
 
 
-_TEXT = (str, r".*\S.*", "a text")
+_TEXT = (str, r".*\S.*", "a line of printable text")
 _PLAIN = r"[A-Za-z0-9_][A-Za-z0-9._-]*"  # no separators, no leading dot: it stays in its folder
 _SOURCE_FIELDS = {
     "title": _TEXT,
@@ -61,37 +65,43 @@ _FILE_FIELDS = {
     "bytes": (int, r"[1-9]\d*", "a size above 0"),
     "sha256": (str, r"[0-9a-f]{64}", "64 hexadecimal digits in lower case"),
 }
-_MAY_LACK = {"bytes", "sha256"}
+_MAY_LACK = {"bytes"}
 
 
 def _check(entry, fields, where):
     """Raise UserError unless `entry` is a table of the given fields, each as it must be."""
     if not isinstance(entry, dict):
-        raise UserError(f"{where}: expected a table, but it is {entry!r}")
+        raise UserError(f"{where}: expected a table, but it is {quoted(repr(entry))}")
     for key in entry.keys() - fields.keys():
-        raise UserError(f"{where}: expected {', '.join(fields)}, but there is {key!r}: remove it")
+        raise UserError(
+            f"{where}: expected {', '.join(fields)}, but there is {quoted(repr(key))}: remove it"
+        )
     for key, (kind, pattern, wanted) in fields.items():
         if key not in entry and key not in _MAY_LACK:
             raise UserError(f"{where}: expected a field {key!r}, but there is none: add it")
         value = entry.get(key)
         fits = isinstance(value, kind) and re.fullmatch(pattern, str(value), re.S)
-        if key in entry and not fits:
-            raise UserError(f"{where}: expected {wanted} as {key}, but it is {value!r}")
+        if key in entry and not (fits and str(value).isprintable()):
+            raise UserError(
+                f"{where}: expected {wanted} as {key}, but it is {quoted(repr(value))}"
+            )
 
 
-def catalogue(path=None):
-    """{name: Source} from the TOML file `path`, by default data/sources.toml of the checkout.
+def catalogue(path: str | Path | None = None) -> dict[str, Source]:
+    """{name: Source} from the TOML file `path`, by default the one that is shipped.
 
     UserError: what is wrong with the file, and where.
     """
-    path = Path(path or project_root() / "data" / "sources.toml")
+    path = Path(path or paths.shipped("sources.toml"))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"expected a catalogue, but {path}: {error.strerror}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise UserError(f"expected TOML in {path}, but {error}: correct the file") from None
-    return {name: _source(name, table, f"{path.name}, {name}") for name, table in tables.items()}
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or lists in lists in lists
+        raise UserError(f"expected TOML in {path}, but {quoted(error)}: correct the file") from None
+    return {
+        name: _source(name, table, f"{path.name}, {quoted(name)}") for name, table in tables.items()
+    }
 
 
 def _source(name, table, where):

@@ -18,17 +18,17 @@ import os
 import platform
 import re
 import sysconfig
+import tempfile
 import warnings
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import track
-
-import nanoeuler
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
+from nanoeuler.paths import data_folder
+from nanoeuler.progress import bars
 
 # The commonest words of English prose; code and tables lack them.
 FUNCTION_WORDS = frozenset(
@@ -42,7 +42,7 @@ MIN_WORDS = 5  # fewer is seldom a sentence
 MAX_ANSWER = 160  # bytes: question and answer then fit a context of 128 tokens
 
 
-def is_prose(text):
+def is_prose(text: str) -> bool:
     """Whether `text` reads as English sentences rather than code, a table or a list of names."""
     if not (text.isascii() and text[:1].isupper() and text[-1:] in ".!?:"):
         return False
@@ -65,7 +65,7 @@ _MARKUP = (  # reStructuredText and NumPy inline markup -> its plain text
 )
 
 
-def plain(lines):
+def plain(lines: Iterable[str]) -> str:
     """Join the lines of one paragraph and remove inline markup."""
     text = " ".join(lines)
     for pattern, replacement in _MARKUP:
@@ -73,7 +73,7 @@ def plain(lines):
     return text.strip()
 
 
-def paragraphs(text):
+def paragraphs(text: str) -> list[str]:
     """The prose paragraphs of a docstring or comment, each on one line."""
     text = _ITEM.sub(lambda marker: "\n" + " " * len(marker.group()), inspect.cleandoc(text))
     runs = itertools.groupby(text.split("\n"), key=_indentation)
@@ -86,14 +86,14 @@ def _indentation(line):
     return re.match(" *", line).end() if re.search(r"\w", line) else None
 
 
-def strings_and_comments(source, tree):
+def strings_and_comments(source: str, tree: ast.Module) -> list[str]:
     """Every string literal and every block of whole-line comments, in the order of the file."""
-    found, inside = [], set()
+    texts, inside = [], set()  # (first line, text); the lines that strings cover
     for node in ast.walk(tree):
         if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno > node.lineno:
             inside.update(range(node.lineno, node.end_lineno + 1))
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append((node.lineno, node.value))
+            texts.append((node.lineno, node.value))
     block, start = [], 0
     for number, line in enumerate([*source.splitlines(), ""], start=1):
         line = line.strip()
@@ -101,9 +101,9 @@ def strings_and_comments(source, tree):
             start = start if block else number
             block.append(line.lstrip("#"))
         elif block:
-            found.append((start, "\n".join(block)))
+            texts.append((start, "\n".join(block)))
             block = []
-    return [text for _, text in sorted(found, key=lambda item: item[0])]
+    return [text for _, text in sorted(texts, key=lambda item: item[0])]
 
 
 # %% sec-corpus-pairs
@@ -115,7 +115,7 @@ QUESTIONS = {
 }
 
 
-def definitions(tree, module):
+def definitions(tree: ast.Module, module: str) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, qualified name, docstring) of a module and of its classes and functions."""
     kinds = {ast.Module: "module", ast.ClassDef: "class"}
     waiting = [(tree, module)]
@@ -128,7 +128,7 @@ def definitions(tree, module):
                         if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
-def question_and_answer(kind, name, docstring):
+def question_and_answer(kind: str, name: str, docstring: str) -> tuple[str, str] | None:
     """The pair that a docstring gives, or None where its first sentence is not prose."""
     first = plain(itertools.takewhile(str.strip, docstring.split("\n")))
     sentence = re.match(r".+?[.!?](?= [A-Z]|$)", first)
@@ -142,25 +142,25 @@ def question_and_answer(kind, name, docstring):
 SKIPPED_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages"))
 
 
-def distributions():
-    """The packages that nanoeuler requires, and that they require: {name: distribution}."""
-    found, waiting = {}, ["nanoeuler"]
+def distributions() -> dict[str, metadata.Distribution]:
+    """The packages that nanoeuler requires, and that they require, by name."""
+    packages, waiting = {}, ["nanoeuler"]
     while waiting:
         try:
             package = metadata.distribution(waiting.pop())
         except metadata.PackageNotFoundError:  # for another system, by its marker
             continue
         name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
-        if name not in found:
-            found[name] = package
+        if name not in packages:
+            packages[name] = package
             required = [line for line in package.requires or [] if "extra" not in line]
             waiting += [re.match(r"[\w.-]+", line).group() for line in required]
-    del found["nanoeuler"]
-    return dict(sorted(found.items()))
+    del packages["nanoeuler"]
+    return dict(sorted(packages.items()))
 
 
-def sources():
-    """The Python source files that the corpus is taken from: {module name: path}."""
+def sources() -> dict[str, Path]:
+    """The Python source files that the corpus is taken from, by the names of their modules."""
     library = Path(sysconfig.get_paths()["stdlib"])
     files = [(path.relative_to(library), path) for path in library.rglob("*.py")]
     for package in distributions().values():
@@ -172,7 +172,17 @@ def sources():
     }
 
 
-def harvest(modules):
+def _parsed(path):
+    """The source of a file and its tree; None for what is not UTF-8 or not Python as we know it."""
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+        with warnings.catch_warnings(action="ignore"):  # of the parser, on code not ours
+            return source, ast.parse(source)
+    except (SyntaxError, ValueError, OSError):
+        return None
+
+
+def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
     """Read source files {module name: path}; return (text, pairs).
 
     text: paragraphs, one a line, with an empty line between modules. pairs: (question, answer).
@@ -184,66 +194,64 @@ def harvest(modules):
         letters = re.sub(r"\W+", "", sentence.lower())
         return not (letters in seen or seen.add(letters))
 
-    terminal = Console(stderr=True)
     order = sorted(modules, key=lambda name: sha256(name.encode()).digest())
-    for name in track(order, "reading documentation", console=terminal, transient=True,
-                      disable=not terminal.is_terminal):
-        try:
-            source = Path(modules[name]).read_text(encoding="utf-8")
-            with warnings.catch_warnings(action="ignore"):  # of the parser, on code not ours
-                tree = ast.parse(source)
-        except (SyntaxError, ValueError, OSError):
-            continue
-        found = [p for part in strings_and_comments(source, tree) for p in paragraphs(part)]
-        text.append("\n".join(filter(is_new, found)))
-        asked = (question_and_answer(*item) for item in definitions(tree, name))
-        pairs += [pair for pair in asked if pair and is_new("answer " + pair[1])]
+    with bars() as progress:
+        for name in progress.track(order, description="reading documentation"):
+            if parsed := _parsed(modules[name]):
+                source, tree = parsed
+                parts = strings_and_comments(source, tree)
+                prose = [each for part in parts for each in paragraphs(part)]
+                text.append("\n".join(filter(is_new, prose)))
+                candidates = (question_and_answer(*item) for item in definitions(tree, name))
+                pairs += [pair for pair in candidates if pair and is_new("answer " + pair[1])]
     return "\n\n".join(filter(None, text)) + "\n", pairs
 
 
-def data_folder(name):
-    """Where data of the kind `name` are kept: data/`name` of the checkout, else of the cache."""
-    root = Path(nanoeuler.__file__).resolve().parents[1]
-    if (root / "pyproject.toml").exists():
-        return root / "data" / name
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "nanoeuler" / name
+RULES = 1  # raised whenever the same source files would give another harvest
 
 
-def key():
-    """What a harvest depends on, a line each: versions, and a hash of this module."""
-    rules = sha256(Path(nanoeuler.__file__).with_name("docstrings.py").read_bytes()).hexdigest()
-    versions = [f"{name} {found.version}" for name, found in distributions().items()]
-    return "\n".join([f"python {platform.python_version()}", f"rules {rules}", *versions]) + "\n"
+def key() -> str:
+    """What a harvest depends on, a line each: Python, the rules, and the packages."""
+    versions = [f"{name} {package.version}" for name, package in distributions().items()]
+    return "\n".join([f"python {platform.python_version()}", f"rules {RULES}", *versions]) + "\n"
 
 
-def _harvested(folder):
-    """The folder that holds a harvest with today's key; harvests if it does not."""
-    folder = Path(folder or data_folder("embedded"))
-    try:
-        if (folder / "key.txt").read_text(encoding="utf-8") == key():
-            return folder
-    except FileNotFoundError:
-        pass
-    text, pairs = harvest(sources())
-    if not pairs:
-        raise UserError(
-            f"expected documented Python source files under {sysconfig.get_paths()['stdlib']}, "
-            "found none: give a text of your own with --data FILE"
-        )
-    for name, content in (("corpus.txt", text), ("pairs.json", json.dumps(pairs, indent=0)),
-                          ("key.txt", key())):
-        with replacing(folder / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+def _write(folder, text, pairs):
+    """Write a harvest as `folder`: all of it or nothing, and nothing where it is already."""
+    files = {"corpus.txt": text, "pairs.json": json.dumps(pairs, indent=0), "key.txt": key()}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".harvest-", dir=folder.parent) as place:
+        for name, content in files.items():
+            with replacing(Path(place, folder.name, name)) as temporary:
+                temporary.write_text(content, encoding="utf-8")
+        try:
+            os.rename(Path(place, folder.name), folder)
+        except OSError:
+            if not folder.exists():  # else another program was faster
+                raise
+
+
+def _folder(parent):
+    """The folder in `parent` (None: data/embedded) with the harvest of today's key."""
+    folder = Path(parent or data_folder("embedded")) / sha256(key().encode()).hexdigest()[:16]
+    if not folder.exists():
+        text, pairs = harvest(sources())
+        if not pairs:
+            raise UserError(
+                "expected documented Python source files under "
+                f"{sysconfig.get_paths()['stdlib']}, found none: give a text of your own with "
+                "--data FILE"
+            )
+        _write(folder, text, pairs)
     return folder
 
 
-def text_path(folder=None):
+def text_path(parent: Path | None = None) -> Path:
     """The file with the embedded corpus; harvested on the first call, in about 15 seconds."""
-    return _harvested(folder) / "corpus.txt"
+    return _folder(parent) / "corpus.txt"
 
 
-def pairs(folder=None):
-    """The embedded question-answer pairs, [(question, answer)]; harvested on the first call."""
-    stored = (_harvested(folder) / "pairs.json").read_text(encoding="utf-8")
+def pairs(parent: Path | None = None) -> list[tuple[str, str]]:
+    """The embedded question-answer pairs; harvested on the first call."""
+    stored = (_folder(parent) / "pairs.json").read_text(encoding="utf-8")
     return [tuple(pair) for pair in json.loads(stored)]

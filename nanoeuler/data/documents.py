@@ -11,8 +11,11 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
+from nanoeuler.data.catalogue import Source
+from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
 
 # The marks' variants are those of the books in data/sources.toml; each is in tests/test_documents.
@@ -30,7 +33,7 @@ _CLOSING = re.compile(
 )
 
 
-def unwrapped(text, where="the text"):
+def unwrapped(text: str, where: str | Path = "the text") -> str:
     """The book in a text of Project Gutenberg: what lies between its marks, without credits.
 
     Lines end in a line feed. UserError: there are no such marks; `where` names the text in it.
@@ -54,7 +57,7 @@ _DECLARED = re.compile(
 )
 
 
-def text_of(data, where="the text"):
+def text_of(data: bytes, where: str | Path = "the text") -> str:
     """Bytes as characters, without a byte order mark, lines ended by a line feed alone.
 
     UserError: neither UTF-8 nor what a header of Project Gutenberg declares them to be.
@@ -78,11 +81,11 @@ def _paths(source, folder):
     paths = []
     for file in source.files:
         plain = Path(folder) / source.name / file.name
-        found = [path for path in (plain, plain.with_name(plain.name + ".gz")) if path.is_file()]
-        if not found:
+        path = plain if plain.is_file() else plain.with_name(plain.name + ".gz")
+        if not path.is_file():
             raise UserError(f"expected {plain}, but there is no such file: "
                             f"run nanoeuler data fetch {source.name}")  # fmt: skip
-        paths.append(found[0])
+        paths.append(path)
     return paths
 
 
@@ -92,7 +95,7 @@ def _read(path):
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             return text_of(file.read(), path)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"expected a readable file, but {path}: {error}") from None
+        raise UserError(f"expected a readable file, but {path}: {quoted(error)}") from None
 
 
 # %% sec-sources-parquet
@@ -102,7 +105,7 @@ _ROWS = """SELECT text FROM read_parquet(?, file_row_number = true)
            WHERE file_row_number BETWEEN ? AND ?"""
 
 
-def row_groups(path):
+def row_groups(path: str | Path) -> Iterator[list[str]]:
     """The texts of a parquet file's column `text`, a list for each row group, in order."""
     try:
         import duckdb  # here, because only those who read parquet have it: the extra `data`
@@ -114,21 +117,20 @@ def row_groups(path):
     with duckdb.connect(config={"threads": 1}) as database:
         try:
             for (rows,) in database.execute(_GROUPS, [path]).fetchall():
-                found = database.execute(_ROWS, [path, first, first + rows - 1]).fetchall()
-                texts = [text for (text,) in found if text is not None]
+                column = database.execute(_ROWS, [path, first, first + rows - 1]).fetchall()
+                texts = [text for (text,) in column if text is not None]
                 if not all(isinstance(text, str) for text in texts):
-                    raise UserError(f"expected strings in the column text of {path}, but found "
-                                    f"{texts[0]!r:.40}: choose another file")  # fmt: skip
+                    raise UserError(f"expected strings in the column text of {path}, but got "
+                                    f"{quoted(repr(texts[0]))}: choose another file")  # fmt: skip
                 yield texts
                 first += rows
         except duckdb.Error as error:
-            said = str(error).split("\n")[0]
             raise UserError(
-                f"expected a parquet file with a column text, but {path}: {said}"
+                f"expected a parquet file with a column text, but {path}: {quoted(error)}"
             ) from None
 
 
-def documents(source, folder):
+def documents(source: Source, folder: str | Path) -> Iterator[str]:
     """Yield the documents of a fetched `Source` as str, one after another; none is empty.
 
     `folder` is the one that `fetch` was given: the files lie in folder/NAME. UserError: a file
@@ -153,7 +155,7 @@ def documents(source, folder):
 NO_OUTPUT = "<nooutput>"  # Alpaca's mark for an instruction that its model could not follow
 
 
-def pairs(source, folder):
+def pairs(source: Source, folder: str | Path) -> Iterator[tuple[str, str]]:
     """Yield (question, answer) of a fetched `Source` of format pairs: Alpaca's list in JSON.
 
     `folder` is the one that `fetch` was given. UserError: a file that is not there, not JSON, or
@@ -166,18 +168,20 @@ def pairs(source, folder):
         try:
             entries = json.loads(_read(path))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"expected JSON in {path}, but {error}: fetch it again") from None
+            raise UserError(
+                f"expected JSON in {path}, but {quoted(error)}: fetch it again"
+            ) from None
         if not isinstance(entries, list):
             raise UserError(f"expected a list in {path}, but it is a {type(entries).__name__}")
         for number, entry in enumerate(entries, start=1):
             try:
-                task, given, answer = (
+                task, detail, answer = (
                     entry[name].strip() for name in ("instruction", "input", "output")
                 )
-                (task + given + answer).encode()  # JSON can spell half a character: "\ud800"
+                (task + detail + answer).encode()  # JSON can spell half a character: "\ud800"
             except (TypeError, KeyError, AttributeError, UnicodeEncodeError):
                 raise UserError(
                     f"entry {number} of {path}: expected texts as instruction, input and output"
                 ) from None
             if task and answer and not answer.startswith(NO_OUTPUT):
-                yield (f"{task}\n{given}" if given else task), answer
+                yield (f"{task}\n{detail}" if detail else task), answer

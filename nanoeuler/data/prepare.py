@@ -4,13 +4,15 @@
 # %% sec-batches-split
 """From documents to a prepared folder: a split by document, a tokenizer, shards, prepared.json.
 
-Leaves out where documents come from (`documents`) and how the folder is read (`data.Prepared`).
+Leaves out where documents come from (`documents`) and how the folder is read (`prepared`).
 """
 
 import hashlib
 import json
+import os
 import re
 from array import array
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +20,17 @@ import numpy as np
 from safetensors import SafetensorError
 
 from nanoeuler import __version__
-from nanoeuler.data.batches import checked_text, digest, held_out_bytes, split_at, text_chunks
+from nanoeuler.data.prepared import read_record
+from nanoeuler.data.quote import quoted
 from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter
+from nanoeuler.data.text import chunks, digest, digest_of, held_out_bytes, split_at
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.tokenizer.tokenizer import Tokenizer, utf8
 from nanoeuler.tokenizer.words import whole_words
 
 
-def hold_out(hashes, sizes):
+def hold_out(hashes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which documents to keep, and which of them to hold out: two arrays of bools (n,).
 
     hashes (n,) and sizes (n,) in bytes, of all documents. Of equal hashes the first is kept; the
@@ -77,8 +81,8 @@ class _Documents:
         """Yield (bytes, whether held out) of the documents to keep."""
         left = zip(self._hashes, self._keep, self._held_out, strict=True)
         for text in self._texts(stage):
-            known, keep, held_out = next(left, (None, False, False))
-            if _hash(text) != known:
+            before, keep, held_out = next(left, (None, False, False))
+            if _hash(text) != before:
                 break
             if keep:
                 yield text, held_out
@@ -91,16 +95,52 @@ class _Documents:
         )
 
 
-# A file of a prepared folder, or what was to become one when the program was killed.
-_OURS = re.compile(r"\.?((prepared|tokenizer)\.json|(train|held-out)-\d+\.safetensors)(.*\.part)?")
+# In a folder while it is prepared: the hashes of its tokenizers, a line each.
+_UNFINISHED = "unfinished.txt"
+# A file of a preparation, or what was to become one when the program was killed.
+_OURS = re.compile(
+    r"\.?((prepared|tokenizer)\.json|(train|held-out)-\d+\.safetensors|unfinished\.txt)(.*\.part)?"
+)
+
+
+def _tokenizers(out):
+    """The hashes of the tokenizers that preparations have written, or meant to write, in `out`."""
+    hashes, unfinished = set(), out / _UNFINISHED
+    if unfinished.exists():
+        hashes.update(unfinished.read_text(encoding="utf-8").split())
+    if (out / "prepared.json").exists():
+        hashes.add(read_record(out)["tokenizer"])
+    return hashes
+
+
+def _check(out):
+    """Raise UserError unless all that the folder `out` holds was left there by preparations."""
+    names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    hashes = _tokenizers(out)
+    for name in names:
+        whose = Tokenizer.load(out / name).hash if name == "tokenizer.json" else None
+        if not _OURS.fullmatch(name) or not hashes or (whose and whose not in hashes):
+            raise UserError(
+                f"expected {out} to be empty or prepared before, but it holds {name}, which no "
+                "preparation has left there: choose another folder"
+            )
 
 
 def _clear(out):
-    """Remove what an earlier or interrupted preparation left in `out`; prepared.json goes first."""
+    """Remove what preparations have left in `out`, prepared.json first; unfinished.txt stays."""
     (out / "prepared.json").unlink(missing_ok=True)
     for path in out.iterdir():
-        if _OURS.fullmatch(path.name):
+        if _OURS.fullmatch(path.name) and path.name != _UNFINISHED:
             path.unlink()
+
+
+def _begin(out, tokenizer):
+    """Make room in `out` for a new preparation, and write its tokenizer there."""
+    hashes = _tokenizers(out) | {tokenizer.hash}
+    with replacing(out / _UNFINISHED) as temporary:
+        temporary.write_text("\n".join(sorted(hashes)) + "\n", encoding="utf-8")
+    _clear(out)
+    tokenizer.save(out / "tokenizer.json")
 
 
 @contextmanager
@@ -109,17 +149,13 @@ def _folder(out):
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for path in out.iterdir():
-            if not _OURS.fullmatch(path.name) and not path.name.startswith("."):
-                raise UserError(
-                    f"expected {out} to be empty or prepared before, but it holds {path.name}: "
-                    "choose another folder"
-                )
+        _check(out)
         try:
             yield out
         except BaseException:
             if not (out / "prepared.json").exists():
                 _clear(out)
+            (out / _UNFINISHED).unlink(missing_ok=True)
             raise
     except (OSError, SafetensorError) as error:
         raise UserError(
@@ -128,21 +164,26 @@ def _folder(out):
         ) from None
 
 
-def _commit(out, tokenizer, writers, about):
+def _commit(out, tokenizer, writers, source, **about):
     """Write the last shards and then, last of all, prepared.json, without which nothing opens."""
     sides = {side: writer.close() for side, writer in zip(SIDES, writers, strict=True)}
-    record = {"nanoeuler": __version__, **about, "tokenizer": tokenizer.hash, **sides}
+    record = {"nanoeuler": __version__, "source": quoted(source), **about,
+              "tokenizer": tokenizer.hash, **sides}  # fmt: skip
     with replacing(out / "prepared.json") as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    (out / _UNFINISHED).unlink()
 
 
-def prepare(documents, out, *, vocab_size, source, tokenizer=None, report=None):
-    """Prepare documents for training: the folder `out`, which `data.Prepared` opens.
+def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: int, source: str,
+            tokenizer: Tokenizer | None = None,
+            report: Callable | None = None) -> None:  # fmt: skip
+    """Prepare documents for training: the folder `out`, which `Prepared` opens.
 
     documents() gives a fresh iterator of texts (str or bytes), the same each time; it is called
     twice, or three times if the tokenizer is to be learned. vocab_size is that of the tokenizer
     learned from the training documents, if `tokenizer` is None. source: what prepared.json says of
-    their origin. report(stage, documents, bytes) is called after each document.
+    their origin. report(stage, documents, bytes) is called after each document. UserError: a bad
+    text or setting, or a folder that holds anything but a preparation, of which nothing is touched.
     """
     with _folder(out) as out:
         texts = _Documents(documents, report)
@@ -154,34 +195,33 @@ def prepare(documents, out, *, vocab_size, source, tokenizer=None, report=None):
                 f"expected a tokenizer with the special token {END_OF_TEXT}, but this one has "
                 "none: use one that nanoeuler has trained"
             )
-        _clear(out)
-        tokenizer.save(out / "tokenizer.json")
+        _begin(out, tokenizer)
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
         for text, held_out in texts.again("encoding"):
             ids = tokenizer.encode(text)
             writers[int(held_out)].document(len(text), (ids, [tokenizer.special[END_OF_TEXT]]))
-        about = {"source": source, "digest": texts.digest, "repeated": texts.repeated}
-        _commit(out, tokenizer, writers, about)
+        _commit(out, tokenizer, writers, source, digest=texts.digest, repeated=texts.repeated)
 
 
-def prepare_text(path, out, *, vocab_size, tokenizer=None):
-    """Prepare one text file, as two documents: what `data.split` trains on and what it holds out.
+def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
+                 tokenizer: Tokenizer | None = None) -> None:  # fmt: skip
+    """Prepare one text file, as two documents: what `text.split` trains on and what it holds out.
 
-    As `prepare`; the digest is the one that `data.digest` gives for the text.
+    As `prepare`; the digest is the one that `text.digest` gives for the text.
     """
-    path, whole, size = Path(path), hashlib.sha256(), 0
-    for chunk in checked_text(path):
-        whole.update(chunk)
-        size += len(chunk)
+    path, identity = Path(path), digest_of(path)
+    size = path.stat().st_size
     cut = split_at(np.memmap(path, np.uint8, "r")) if size else 0
     if not 0 < cut < size:
         raise UserError(f"expected a text with two parts, but {path} has {size} bytes: use more")
+    if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
+        raise UserError(f"expected {path} to lie outside of {out}, whose files are replaced: "
+                        "choose another folder")  # fmt: skip
     with _folder(out) as out:
         if tokenizer is None:
-            tokenizer = Tokenizer.train(whole_words(text_chunks(path, 0, cut)), vocab_size)
-        _clear(out)
-        tokenizer.save(out / "tokenizer.json")
+            tokenizer = Tokenizer.train(whole_words(chunks(path, 0, cut)), vocab_size)
+        _begin(out, tokenizer)
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
         for writer, first, last in zip(writers, (0, cut), (cut, size), strict=True):
-            writer.document(last - first, tokenizer.encode_stream(text_chunks(path, first, last)))
-        _commit(out, tokenizer, writers, {"source": path.name, "digest": whole.hexdigest()[:16]})
+            writer.document(last - first, tokenizer.encode_stream(chunks(path, first, last)))
+        _commit(out, tokenizer, writers, path.name, digest=identity)

@@ -9,26 +9,29 @@ file: `tokens` (N,) U16 or U32, and `documents` (D,) I64, where among them docum
 """
 
 import json
-import re
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing, sha256_of
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"  # chapter 1's special token for the end of a document
 
 
-def token_dtype(vocab_size):
+def token_dtype(vocab_size: int) -> np.dtype:
     """The smallest unsigned type, two bytes or four, that holds ids below `vocab_size`."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def write_shard(path, tokens, documents, tokenizer):
+def write_shard(path: Path, tokens: Sequence, documents: Sequence, tokenizer: Tokenizer) -> None:
     """Write tokens (N,) and where documents begin (D,) to the file `path`, whole or not at all."""
     tensors = {
         "tokens": np.asarray(tokens, token_dtype(tokenizer.vocab_size)),
@@ -48,18 +51,19 @@ def _header(path, tokenizer):
     try:
         with safe_open(path, framework="numpy") as file:  # sizes that do not add up are an error
             parts = ((name, file.get_slice(name)) for name in file.keys())
-            found = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
+            layout = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
             owner = (file.metadata() or {}).get("tokenizer")
     except (OSError, SafetensorError) as error:
-        raise UserError(f"expected a whole shard, but {path}: {error}: prepare it again") from None
-    if found != expected:
         raise UserError(
-            f"expected a shard to have {expected}, but {path} has {found}: prepare it again"
-        )
+            f"expected a whole shard, but {path}: {quoted(error)}: prepare it again"
+        ) from None
+    if layout != expected:
+        raise UserError(f"expected a shard to have {expected}, but {path} has {quoted(layout)}: "
+                        "prepare it again")  # fmt: skip
     if owner != tokenizer.hash:
         raise UserError(
             f"expected tokens of the tokenizer {tokenizer.hash:.16}, but {path} has those of "
-            f"{owner or 'an unknown one':.16}: prepare it again"
+            f"{quoted(owner or 'an unknown one')[:16]}: prepare it again"
         )
 
 
@@ -74,7 +78,7 @@ def _mapped(path):
     return arrays
 
 
-def open_shard(path, tokenizer):
+def open_shard(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, documents) of the shard `path`, mapped. UserError if it is not one of `tokenizer`.
 
     Reads the header and the documents; ids are checked when they are used.
@@ -96,7 +100,7 @@ class Tokens:
     `len` counts tokens, `n_documents` documents. A document may go on in the next shard.
     """
 
-    def __init__(self, paths, tokenizer):
+    def __init__(self, paths: Iterable[Path], tokenizer: Tokenizer):
         self.paths, self.vocab_size = list(paths), tokenizer.vocab_size
         self._end = tokenizer.special.get(END_OF_TEXT)
         self._firsts, self._counts, self._parts = [0], [0], []  # tokens, documents before a shard
@@ -108,18 +112,18 @@ class Tokens:
             self._firsts.append(self._firsts[-1] + len(tokens))
             self._counts.append(self._counts[-1] + len(documents))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._firsts[-1]
 
     @property
-    def n_documents(self):
+    def n_documents(self) -> int:
         """The number of documents that begin in these shards."""
         return self._counts[-1]
 
-    def window(self, starts, length):
+    def window(self, starts: Sequence, length: int) -> np.ndarray:
         """Ids (n, length) int32: `length` tokens from each of `starts` (n,), across shards."""
-        found = np.empty((len(starts), length), np.int32)
-        for row, start in zip(found, starts, strict=True):
+        ids = np.empty((len(starts), length), np.int32)
+        for row, start in zip(ids, starts, strict=True):
             assert 0 <= start <= len(self) - length, (start, length, len(self))
             shard, done = bisect_right(self._firsts, start) - 1, 0
             while done < length:
@@ -127,12 +131,12 @@ class Tokens:
                 part = self._parts[shard][0][at : at + length - done]
                 row[done : done + len(part)] = part
                 shard, done = shard + 1, done + len(part)
-        self._check(found)
-        return found
+        self._check(ids)
+        return ids
 
-    def _check(self, found):
+    def _check(self, ids):
         """Refuse ids outside the vocabulary: an engine would read beyond its embedding."""
-        largest = found.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
+        largest = ids.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
         if largest >= self.vocab_size:
             raise UserError(
                 f"expected ids below {self.vocab_size}, but {self.paths[0].parent} holds "
@@ -146,7 +150,7 @@ class Tokens:
         shard = bisect_right(self._counts, i) - 1
         return self._firsts[shard] + int(self._parts[shard][1][i - self._counts[shard]])
 
-    def document(self, i):
+    def document(self, i: int) -> np.ndarray:
         """The ids, int32, of document i, without the token that ends it."""
         assert 0 <= i < self.n_documents, (i, self.n_documents)
         first, last = self._begin(i), self._begin(i + 1)
@@ -154,11 +158,18 @@ class Tokens:
         return ids[:-1] if ids[-1] == self._end else ids
 
 
+def windows(tokens: Tokens | np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
+    """Ids (n, length) int32 from each of `starts` (n,) of Tokens, or of a row of ids in memory."""
+    if isinstance(tokens, Tokens):
+        return tokens.window(starts, length)
+    return np.asarray(tokens)[starts[:, None] + np.arange(length)].astype(np.int32)
+
+
 SIDES = ("train", "held-out")  # of a prepared folder
 SHARD_TOKENS = 1 << 25  # 64 MiB of two bytes; 10 billion tokens are 299 files
 
 
-def shard_path(folder, side, i):
+def shard_path(folder: Path, side: str, i: int) -> Path:
     """The path of shard i of a side of a prepared folder."""
     return folder / f"{side}-{i:05}.safetensors"
 
@@ -166,13 +177,13 @@ def shard_path(folder, side, i):
 class ShardWriter:
     """Writes the shards of a side into a folder, holding one shard at a time."""
 
-    def __init__(self, folder, side, tokenizer):
+    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer):
         self._place, self._tokenizer = (folder, side), tokenizer
         self._tokens = np.empty(SHARD_TOKENS, token_dtype(tokenizer.vocab_size))
         self._filled, self._documents = 0, array("q")
         self.shards, self.documents, self.bytes = [], 0, 0
 
-    def document(self, size, parts):
+    def document(self, size: int, parts: Iterable) -> None:
         """A document of `size` bytes, whose ids come in `parts`, an iterable of rows."""
         self._documents.append(self._filled)
         self.documents, self.bytes = self.documents + 1, self.bytes + size
@@ -191,39 +202,10 @@ class ShardWriter:
                             "sha256": sha256_of(path)})  # fmt: skip
         self._filled, self._documents = 0, array("q")
 
-    def close(self):
+    def close(self) -> dict:
         """Write what is left; what prepared.json says of this side."""
         if self._filled:
             self._write()
         tokens = sum(shard["tokens"] for shard in self.shards)
         return {"documents": self.documents, "bytes": self.bytes, "tokens": tokens,
                 "shards": self.shards}  # fmt: skip
-
-
-# %% sec-batches-opening
-def read_record(folder):
-    """prepared.json of `folder`, a dict whose counts and hashes are of the right types."""
-    path = folder / "prepared.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        hashes, counts = [record["digest"], record["tokenizer"]], []
-        for side in SIDES:
-            counts += [record[side][name] for name in ("documents", "tokens", "bytes")]
-            for shard in record[side]["shards"]:
-                hashes.append(shard["sha256"])
-                counts += [shard["tokens"], shard["bytes"]]
-        if not all(type(count) is int and count > 0 for count in counts):
-            raise ValueError("a count is not a whole number above 0")
-        if not all(type(name) is str and re.fullmatch("[0-9a-f]+", name) for name in hashes):
-            raise ValueError("a digest is not a text of hexadecimal digits")
-    except FileNotFoundError:
-        raise UserError(
-            f"expected a prepared folder, but {folder} has no prepared.json: prepare the data "
-            "first, or again if that was interrupted"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(
-            f"expected {path} as preparing writes it, but {reason}: prepare it again"
-        ) from None
-    return record

@@ -186,18 +186,18 @@ class Sublayers(Primitives, Protocol):
         return self.linear(y, b.wo, b.wo_bias), SavedAttention(n, heads, p, y)
 
     def attend_backward(
-        self, config: ModelConfig, b: Block, db: Block, s: Any, dout: Array,
+        self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
         """From dout (B, T, C) to dn (B, T, C), of an `attend` at position 0; adds to db."""
         (B, T, _), H, G = dout.shape, config.n_heads, config.n_kv_heads
-        dy = self.linear_backward(dout, s.y, b.wo, db.wo, db.wo_bias)
-        dheads = self.attention_backward(dy, s.heads, G, s.p)
+        dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p)
         if config.position == "rope":
             cos, sin = self.rope_tables(config.context, config.head_dim)
             dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
         dheads = dheads.reshape(B, T, -1)
-        return self.linear_backward(dheads, s.n, b.wqkv, db.wqkv, db.wqkv_bias)
+        return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""
@@ -206,13 +206,14 @@ class Sublayers(Primitives, Protocol):
         return self.linear(h, b.w_down, b.w_down_bias), SavedMlp(n, u, h)
 
     def mlp_backward(
-        self, config: ModelConfig, b: Block, db: Block, s: Any, dout: Array,
+        self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
         """From dout (B, T, C) to dn (B, T, C); adds to db."""
-        dh = self.linear_backward(dout, s.h, b.w_down, db.w_down, db.w_down_bias)
+        dh = self.linear_backward(dout, saved.h, b.w_down, db.w_down, db.w_down_bias)
         backward = self.swiglu_backward if config.mlp == "swiglu" else self.gelu_backward
-        return self.linear_backward(backward(dh, s.u), s.n, b.w_up, db.w_up, db.w_up_bias)
+        du = backward(dh, saved.u)
+        return self.linear_backward(du, saved.n, b.w_up, db.w_up, db.w_up_bias)
 
 
 # %% sec-backprop-levels

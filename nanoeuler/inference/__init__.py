@@ -2,7 +2,7 @@
 
 
 # %% sec-generation-distribution
-"""A trained model at work: decoder, chat.
+"""A trained model at work: sampling (which token comes next), decoder, chat.
 
-May import: errors, data, model, engines, training.
+May import: errors, data, tokenizer, model, engines, training.
 """

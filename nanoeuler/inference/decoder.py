@@ -1,64 +1,38 @@
 # Made from book/10-generation.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-generation-distribution
-"""Generating text: a decoder that reads each token once, and the rules to draw the next one.
+# %% sec-generation-cache
+"""Generating text: a decoder that keeps what it needs of the tokens read, and the loop around it.
 
-NumPy, one text at a time, every architecture that `ModelConfig` describes. Leaves out batches of
-texts, and the prediction heads k >= 1, which training uses and generation does not need.
+One text at a time, every architecture that `ModelConfig` describes. Leaves out batches of texts,
+and guessing ahead with the prediction heads k >= 1: head 0 alone speaks.
 
-Letters: n positions being read, T positions in all, H query heads, G key/value heads, D head width,
-V vocabulary, L layers.
+n positions being read, t positions in all, H query heads, G key/value heads, D head width,
+V vocabulary.
 """
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from nanoeuler.engines import reference
+from nanoeuler.engines.interface import Engine
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
+from nanoeuler.inference.sampling import distribution, draw
+from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.layers import linear, rope_tables
-from nanoeuler.model.transformer import output_matrix, stream
+from nanoeuler.model.layers import linear
+from nanoeuler.model.transformer import stream
+from nanoeuler.model.weights import Weights, output_matrix
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 
-def distribution(logits, temperature=1.0, top_k=0, top_p=1.0):
-    """The probabilities (V,) float64 to draw a token from, given its logits (V,).
-
-    temperature 0 leaves the most probable token alone; top_k 0 and top_p 1 leave out nothing. With
-    both, a token must pass both. Equation eq-generation-temperature. UserError for other values.
-    """
-    if not 0 <= temperature < np.inf or top_k < 0 or not 0 < top_p <= 1:
-        raise UserError(
-            "expected temperature >= 0, top-k >= 0 and 0 < top-p <= 1, got temperature "
-            f"{temperature}, top-k {top_k}, top-p {top_p}"
-        )
-    z = np.asarray(logits, dtype=np.float64)
-    if temperature == 0:
-        return np.eye(1, z.size, np.argmax(z))[0]
-    p = np.exp((z - z.max()) / temperature)
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")  # of two that are equal, the smaller id comes first
-    before = np.cumsum(p[order]) - p[order]  # the probability of all that are more probable
-    dropped = before >= top_p
-    if top_k:
-        dropped[top_k:] = True
-    p[order[dropped]] = 0
-    return p / p.sum()
-
-
-def draw(probabilities, u):
-    """The token in whose stretch of the interval the number 0 <= u < 1 falls; (V,) -> int."""
-    possible = np.flatnonzero(probabilities)
-    ends = np.cumsum(probabilities[possible])
-    return int(possible[np.searchsorted(ends[:-1], u, side="right")])
-
-
-# %% sec-generation-cache
-def hidden_keys(n, t):
+def hidden_keys(n: int, t: int) -> np.ndarray:
     """Which of t keys come after each of the newest n positions: (n, t) bool."""
     return np.arange(t) > np.arange(t - n, t)[:, None]
 
 
-def attend(queries, keys, values):
+def newest_attention(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Causal grouped-query attention of the newest n of t positions over all of them.
 
     queries (n, H, D); keys, values (G, t, D). Query head h reads key/value head h // (H/G).
@@ -74,51 +48,42 @@ def attend(queries, keys, values):
     return (weights @ values[:, None]).transpose(2, 0, 1, 3).reshape(n, H * D)
 
 
-class _Remembering:
-    """The reference engine with an attention that keeps keys and values: the KV cache.
+class KeyValues:
+    """The KV cache of one call of attention, for one text: an `engines.interface.Cache`.
 
-    `keys` and `values` (calls of attention in a pass, G, context, D). Before a pass, set `start` to
-    the number of positions held and `call` to 0.
+    `keys` and `values` (G, context, D); those from the newest position read on mean nothing.
     """
 
-    def __init__(self, config, dtype):
-        calls = config.n_layers * len(INTEGRATORS[config.integrator].b)
-        shape = (calls, config.n_kv_heads, config.context, config.head_dim)
+    def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
+        shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        self.start, self.call, self._tables = 0, 0, None
 
-    def __getattr__(self, operation):
-        return getattr(reference, operation)
-
-    def rope_tables(self, T, D):
-        """As `layers.rope_tables`; made once, for the whole context."""
-        if self._tables is None:
-            self._tables = rope_tables(self.keys.shape[2], D)
-        return tuple(table[:T] for table in self._tables)
-
-    def attention(self, heads, n_kv):
-        """As `attention.attention`, for (1, n, H + 2G, D) after the `start` positions held."""
-        _, n, N, _ = heads.shape
-        keys, values = self.keys[self.call], self.values[self.call]
-        H, new = N - 2 * n_kv, slice(self.start, self.start + n)
-        keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
-        values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
-        self.call += 1
-        return attend(heads[0, :, :H], keys[:, : new.stop], values[:, : new.stop])[None], None
+    def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
+        """As `Cache.attention`, for heads (1, n, H + 2G, D); returns (1, n, H*D)."""
+        B, n, N, _ = heads.shape
+        H, new = N - 2 * n_kv, slice(start, start + n)
+        assert B == 1 and new.stop <= self.keys.shape[1], f"no room for {B} x {n} at {start}"
+        self.keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
+        self.values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
+        held = slice(new.stop)
+        return newest_attention(heads[0, :, :H], self.keys[:, held], self.values[:, held])[None]
 
 
 class Decoder:
     """A model that reads a text token by token and keeps what it needs of it.
 
-    config ModelConfig, weights `model.Weights` in float32 or float64. `tokens` lists what it holds.
+    Weights in float32 or float64, as the engine takes them; the reference by default. `tokens`
+    lists what is held; `caches[layer][stage]` are the `KeyValues` of each call of attention.
     """
 
-    def __init__(self, config, weights):
-        self.config, self.weights, self.tokens = config, weights, []
-        self._engine = _Remembering(config, weights.flat.dtype)
+    def __init__(self, config: ModelConfig, weights: Weights, engine: Engine | None = None):
+        self.config, self.weights, self.engine = config, weights, engine or ReferenceEngine()
+        self.tokens, dtype = [], weights.flat.dtype
+        stages = range(len(INTEGRATORS[config.integrator].b))
+        self.caches = [[KeyValues(config, dtype) for _ in stages] for _ in range(config.n_layers)]
         self._output = output_matrix(config, weights)[:, : config.vocab_size]  # head 0
 
-    def read(self, tokens):
+    def read(self, tokens: Sequence[int]) -> np.ndarray:
         """Read token ids (a sequence of at least one); return the logits (V,) after the last.
 
         Where they do not fit the context, only the newest half context of all tokens is kept.
@@ -129,14 +94,17 @@ class Decoder:
             tokens = (self.tokens + tokens)[-max(1, context // 2) :]
             self.tokens = []
         start, ids = len(self.tokens), np.array([tokens])
-        self._engine.start, self._engine.call = start, 0
-        n, _ = stream(self._engine, self.config, self.weights, ids, start)
+        self.engine.begin()
+        n, _ = stream(self.engine, self.config, self.weights, ids, start, self.caches)
         self.tokens += tokens
         return linear(n[0, -1], self._output)
 
 
 # %% sec-generation-generate
-def generate(decoder, tokens, n, temperature=0.8, top_k=0, top_p=0.95, seed=0, stop=()):
+def generate(
+    decoder: Decoder, tokens: Sequence[int], n: int, temperature: float = 0.8, top_k: int = 0,
+    top_p: float = 0.95, seed: int | Sequence[int] = 0, stop: Collection[int] = (),
+) -> Iterator[int]:  # fmt: skip
     """Read `tokens`, then yield up to `n` new token ids, ending before the first one in `stop`.
 
     The knobs are those of `distribution`. The same arguments and weights yield the same ids.
@@ -153,7 +121,7 @@ def generate(decoder, tokens, n, temperature=0.8, top_k=0, top_p=0.95, seed=0, s
         tokens = [token]
 
 
-def text_pieces(tokenizer, ids):
+def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield the text of token ids as soon as it is whole: a character may take several tokens."""
     stream = tokenizer.stream()
     for token in ids:

@@ -23,7 +23,7 @@ from nanoeuler.model.euler import relative_step
 from nanoeuler.model.transformer import stream
 from nanoeuler.model.weights import Block, Weights
 
-Model = tuple[ModelConfig, Weights]
+Model = tuple[ModelConfig, Weights]  # what every function here takes and makes
 
 
 def with_step(config: ModelConfig, w: Weights, **changes: float | str) -> Model:

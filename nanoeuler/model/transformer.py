@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.interface import Array, Cache, Engine
+from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.weights import PADDING, Block, Weights, initialise, output_matrix  # noqa: F401
 
-# Weight of the heads k >= 1 beside 1 for head 0: DeepSeek-V3's lambda (its report, section 4.2).
+# Weight of each head k >= 1 beside 1 for head 0. DeepSeek-V3 begins with 0.3 for its one extra head
+# and lowers it later (its report, section 4.2); here it stays, and is not divided by their number.
 EXTRA_HEAD_WEIGHT = 0.3
 
 Terms = list[tuple[float, Array]]  # weights and arrays (B, T, C) of a sum
@@ -130,8 +132,12 @@ def stream(
     """The stream n (B, T, C) that the output matrix reads, and `Saved` for the backward.
 
     tokens (B, T) int stand at the positions from `start` on. caches[layer][stage] answers for that
-    call of attention; without caches, attention sees these tokens alone.
+    call of attention; without caches, attention sees these tokens alone. UserError where the
+    context has no such positions.
     """
+    end, most = start + tokens.shape[1], config.context
+    if end > most:
+        raise UserError(f"expected at most {most} tokens, the context, got {end}: cut some off")
     x, pending, layers = engine.enter(config, w, tokens, start), [], []
     none = [None] * len(INTEGRATORS[config.integrator].b)
     for i in range(config.n_layers):

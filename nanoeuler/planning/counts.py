@@ -11,20 +11,21 @@ B batch, T positions, C channels, H query heads, G key/value heads, D head width
 K predicted tokens, F MLP width, L layers.
 """
 
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from nanoeuler.model.config import count_parameters, parameter_shapes
+from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.transformer import PADDING
+from nanoeuler.model.weights import PADDING
 
 
-def stages(config):
+def stages(config: ModelConfig) -> int:
     """How often a pass evaluates each layer: the stages s of the integrator."""
     return len(INTEGRATORS[config.integrator].b)
 
 
-def linear_shapes(config):
+def linear_shapes(config: ModelConfig) -> Iterator[tuple[str, int, int, int]]:
     """Yield (name, I, O, n) of each matrix of a linear layer, "wqkv" to "output".
 
     A forward pass multiplies by it n times.
@@ -35,7 +36,7 @@ def linear_shapes(config):
     yield "output", config.dim, config.n_predict * config.vocab_size, 1
 
 
-def flops_per_token(config, causal=True):
+def flops_per_token(config: ModelConfig, causal: bool = True) -> float:
     """FLOPs of the matrix products of one training step, per token. Equation eq-plan-flops.
 
     With `causal` off, attention counts all T^2 pairs, as an engine does that masks after computing.
@@ -101,8 +102,10 @@ def _widths(config):
     }
 
 
-def operations(config, batch_size, value_bytes, causal=True):
-    """The operations of one training step on `batch_size` sequences: a list of `Operation`.
+def operations(
+    config: ModelConfig, batch_size: int, value_bytes: int, causal: bool = True
+) -> list[Operation]:
+    """The operations of one training step on `batch_size` sequences.
 
     `value_bytes` is the size of an activation or of a weight as read by a product: 2 for bfloat16,
     4 for float32.
@@ -128,7 +131,9 @@ def operations(config, batch_size, value_bytes, causal=True):
 
 
 # %% sec-plan-memory
-def memory(config, batch_size, value_bytes, flash=True):
+def memory(
+    config: ModelConfig, batch_size: int, value_bytes: int, flash: bool = True
+) -> dict[str, int]:
     """Bytes that a training step needs at once, by name; `operations` explains `value_bytes`.
 
     `flash` off keeps all attention probabilities, as the reference engine does. Buffers that live

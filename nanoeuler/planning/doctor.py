@@ -15,10 +15,12 @@ from pathlib import Path
 from llvmlite import binding
 from rich.filesize import decimal
 
+from nanoeuler import __version__
 from nanoeuler.engines.cpu import products
 from nanoeuler.engines.cpu.stepper import SHARDS, cores
 from nanoeuler.engines.gpu.door import SIMULATED
 from nanoeuler.measurements import device
+from nanoeuler.planning.memory import limit
 from nanoeuler.planning.plan import product_rate
 
 # Environment variables that make NumPy's BLAS or numba slow, or pin them to a part of the machine.
@@ -31,39 +33,53 @@ PINNING = (
 UNITS = {(16, 32): "AVX-512", (8, 16): "AVX2", (4, 32): "NEON", (4, 16): "plain"}
 
 
-def vector_units():
+def vector_units() -> str:
     """The vector unit that LLVM finds in this processor, and what our kernels are compiled for."""
     features = binding.get_host_cpu_features().flatten()
-    found, used = products.vector_unit(features), (products.LANES, products.REGISTERS)
-    text = f"{UNITS[found]} in this processor; the kernels are compiled for {UNITS[used]}"
+    here, used = products.vector_unit(features), (products.LANES, products.REGISTERS)
+    text = f"{UNITS[here]} in this processor; the kernels are compiled for {UNITS[used]}"
     text += f", {used[1]} registers of {used[0]} float32"
-    return text if used == found else f"{text}: something holds numba back"
+    return text if used == here else f"{text}: something holds numba back"
 
 
-def memory():
+def memory() -> str:
     """What is known of the memory of this machine, in words."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return "not known"
     table = Path("/proc/meminfo")  # Linux alone
     free = re.search(r"MemAvailable: *(\d+) kB", table.read_text()) if table.exists() else None
-    return (f"{decimal(int(free[1]) * 1024)} free of " if free else "") + decimal(total)
+    total = decimal(int(limit())) if limit() < float("inf") else "an unknown size"
+    return (f"{decimal(int(free[1]) * 1024)} free of " if free else "") + total
 
 
-def report():
+def kept_kernels() -> str:
+    """Where compiled kernels are kept, and whether they can be."""
+    folder = Path(products.multiply_heads._cache.cache_path)  # of numba's dispatcher: no public way
+    above = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.access(above, os.W_OK):
+        return f"kept in {folder}"
+    return f"compiled anew each time: {folder} cannot be written; set NUMBA_CACHE_DIR to a folder"
+
+
+def products_rate(threads: int) -> str:
+    """How fast the engine multiplies matrices on one core, and on so many threads, in words."""
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return "not measured: NUMBA_DISABLE_JIT is set, and nothing here runs uncompiled"
+    one, together = (product_rate(n) / 1e9 for n in (1, threads))
+    return f"{one:.0f} GFLOP/s on one core, {together:.0f} on {threads} threads"
+
+
+def report() -> str:
     """The findings, as lines of text."""
-    packages = ("nanoeuler", "numpy", "numba", "llvmlite")
+    versions = [f"{name} {metadata.version(name)}" for name in ("numpy", "numba", "llvmlite")]
     pinned = [f"{name}={os.environ[name]}" for name in PINNING if name in os.environ]
     duckdb, threads = importlib.util.find_spec("duckdb"), min(cores(), SHARDS)
-    one, all_of_them = (product_rate(n) / 1e9 for n in (1, threads))
     lines = [
         f"system     Python {platform.python_version()}, {platform.system()} {platform.machine()}",
-        f"packages   {', '.join(f'{name} {metadata.version(name)}' for name in packages)}",
+        f"packages   nanoeuler {__version__}, {', '.join(versions)}",
         f"processor  {device()}",
         f"vectors    {vector_units()}",
-        f"products   {one:.0f} GFLOP/s on one core, {all_of_them:.0f} on {threads} threads",
-        f"training   on {threads} threads",
+        f"products   {products_rate(threads)}",
+        f"kernels    {kept_kernels()}",
+        f"training   on {threads} of {os.cpu_count()} cores; --threads takes fewer",
         f"memory     {memory()}",
         f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",
         f"parquet    {'duckdb is here' if duckdb else 'no duckdb: pip install -e .[data]'}",

@@ -15,11 +15,20 @@ from typing import NamedTuple
 
 from nanoeuler.engines.cpu.engine import aligned
 from nanoeuler.engines.cpu.products import WORK, multiply
-from nanoeuler.engines.cpu.stepper import SHARDS, cores
+from nanoeuler.engines.cpu.stepper import cores, shards
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import count_parameters
+from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.planning.counts import MASTER_BYTES, flops_per_token, memory, operations, stages
+from nanoeuler.planning.counts import (
+    MASTER_BYTES,
+    Operation,
+    flops_per_token,
+    memory,
+    operations,
+    stages,
+)
+
+LARGEST = 2**63 - 1  # sequences or tokens that are counted: what 64 bits hold
 
 
 class Device(NamedTuple):
@@ -48,7 +57,7 @@ DEVICES = {
 }
 
 
-def floor_seconds(operation, device):
+def floor_seconds(operation: Operation, device: Device) -> float:
     """The least time (s) the datasheet allows for an operation. Equation eq-plan-roofline."""
     return max(operation.flops / device.flops_per_s, operation.bytes / device.bytes_per_s)
 
@@ -58,6 +67,7 @@ def floor_seconds(operation, device):
 TOKENS_PER_PARAMETER = 20
 # Assumed until an engine is measured: Llama 3 405B reached 38 to 43 % (Llama Team, 2024, table 4).
 UTILISATION = 0.4
+BATCH_SIZE = 16  # sequences in a step, as a run has them that says nothing else
 
 
 class Estimate(NamedTuple):
@@ -65,17 +75,21 @@ class Estimate(NamedTuple):
 
     memory_bytes: float
     fits: bool
-    floor_s: float        # the least time of a step: every operation at its roofline, none fused
+    floor_s: float        # every operation at its roofline, and none fused, which could save some
     step_s: float         # predicted, at the given utilisation
     tokens_per_s: float
     hours: float          # for all the tokens
 
 
-def estimate(config, device, batch_size=16, tokens=None, utilisation=UTILISATION):
-    """Predict training on DEVICES[device]: an `Estimate`.
+def estimate(
+    config: ModelConfig, device: str, batch_size: int = BATCH_SIZE, tokens: int | None = None,
+    utilisation: float = UTILISATION,
+) -> Estimate:  # fmt: skip
+    """Predict training on DEVICES[device].
 
     `tokens` defaults to 20 per parameter. `utilisation` is the share of the peak that the matrix
     products are expected to reach; a step is never predicted to be faster than its floor.
+    UserError for an unknown device, and for numbers that cannot be.
     """
     if device not in DEVICES:
         raise UserError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
@@ -83,6 +97,8 @@ def estimate(config, device, batch_size=16, tokens=None, utilisation=UTILISATION
         raise UserError(f"expected a utilisation above 0 and at most 1, got {utilisation}")
     if batch_size < 1 or (tokens is not None and tokens < 1):
         raise UserError(f"expected at least 1 sequence and 1 token, got {batch_size} and {tokens}")
+    if max(batch_size, tokens or 1) > LARGEST:  # which may have too many digits to be printed
+        raise UserError(f"expected at most {LARGEST} sequences and tokens, got more: choose fewer")
     tokens = TOKENS_PER_PARAMETER * count_parameters(config) if tokens is None else tokens
     d, step_tokens = DEVICES[device], batch_size * config.context
     needed = sum(memory(config, batch_size, d.value_bytes).values())
@@ -93,7 +109,10 @@ def estimate(config, device, batch_size=16, tokens=None, utilisation=UTILISATION
     return Estimate(needed, needed <= d.memory_bytes, floor_s, step_s, speed, tokens / speed / 3600)
 
 
-def report(config, batch_size=16, tokens=None, utilisation=UTILISATION):
+def report(
+    config: ModelConfig, batch_size: int = BATCH_SIZE, tokens: int | None = None,
+    utilisation: float = UTILISATION,
+) -> str:  # fmt: skip
     """The plan of a configuration as text: FLOPs, memory, and a line for each device."""
     rows = [(name, estimate(config, name, batch_size, tokens, utilisation)) for name in DEVICES]
     n, step_tokens = count_parameters(config), batch_size * config.context
@@ -128,14 +147,9 @@ def _duration(seconds):
 
 
 # %% sec-plan-here
-def cpu_memory(config, batch_size, accumulate=1, threads=None):
-    """Bytes that a training step holds on the cpu engine, by name; `Sharded` has the arguments.
-
-    `activations` is the arenas' size up to the padding of arrays to cache lines.
-    """
-    threads = min(threads or cores(), SHARDS, batch_size)
-    sequences = ceil(ceil(batch_size / SHARDS) / accumulate)  # of the largest piece
-    sizes, s = memory(config, sequences, MASTER_BYTES, flash=False), stages(config)
+def arena_bytes(config: ModelConfig, sequences: int) -> int:
+    """The size of a cpu engine's arena for so many sequences, up to padding to cache lines."""
+    s, T = stages(config), config.context
     C, D, H, G = config.dim, config.head_dim, config.n_heads, config.n_kv_heads
     u = 2 * config.hidden if config.mlp == "swiglu" else config.hidden
     a, b = INTEGRATORS[config.integrator]
@@ -143,23 +157,36 @@ def cpu_memory(config, batch_size, accumulate=1, threads=None):
     more = 2 * config.n_layers * C * (s + sums)                         # (1)
     more += 2 * C + config.n_predict * config.vocab_size                # (2)
     more += s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)       # (3)
-    more += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * config.context - 2 * C
-    arena = sizes["activations"] + MASTER_BYTES * sequences * config.context * more
+    more += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * T - 2 * C
+    kept = memory(config, sequences, MASTER_BYTES, flash=False)["activations"]
+    return kept + MASTER_BYTES * sequences * T * more
+
+
+def cpu_memory(
+    config: ModelConfig, batch_size: int, accumulate: int = 1, threads: int | None = None
+) -> dict[str, int]:
+    """Bytes that a training step holds on the cpu engine, by name; `CpuStepper` has the arguments.
+
+    `activations` is the arenas' size up to the padding of arrays to cache lines.
+    """
+    parts, threads = shards(batch_size, config.context), threads or cores()
+    sequences = ceil(ceil(batch_size / parts) / accumulate)  # of the largest piece
+    sizes = memory(config, sequences, MASTER_BYTES)
     return {
         "weights": sizes["weights"],
-        "gradients": min(SHARDS, batch_size) * sizes["gradients"],
+        "gradients": (1 + min(threads, parts - 1)) * sizes["gradients"],
         "moments": sizes["moments"],
-        "activations": threads * arena,
+        "activations": min(threads, parts) * arena_bytes(config, sequences),
     }
 
 
-# Measured, data/measurements/cpu.json: the peak of the process less its arrays, and the share of
-# the products' rate that a whole training step reaches.
+# Measured: the peak of a process that trains less its arrays (tests/test_plan.py measures it anew),
+# and the share of the products' rate that a training step reaches (data/measurements/cpu.json).
 PROCESS_BYTES, CPU_SHARE = 170e6, 0.6
 PRODUCT = 256  # rows = columns = depth of the products timed: three such matrices fit a cache
 
 
-def product_rate(threads, seconds=0.1):
+def product_rate(threads: int, seconds: float = 0.1) -> float:
     """FLOPs a second of matrix products on `threads` threads at once, timed for so long."""
 
     def until(end):
@@ -177,15 +204,30 @@ def product_rate(threads, seconds=0.1):
         return sum(pool.map(until, [time.perf_counter() + seconds] * threads))
 
 
-def summary(config, batch_size, steps, *, accumulate=1, threads=None, rate=None):
+def _time(flops, steps, threads, rate, seconds_per_step):
+    """What the steps will take, in words, and whence that is known."""
+    if seconds_per_step is not None:
+        pace = f"a step was tried and took {seconds_per_step * 1e3:.3g} ms"
+        return f"about {_duration(steps * seconds_per_step)}: {pace}"
+    rate = product_rate(threads) if rate is None else rate
+    return (
+        f"about {_duration(flops / (CPU_SHARE * rate))}: matrix products run at "
+        f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
+        f"{CPU_SHARE:.0%} of that"
+    )
+
+
+def summary(
+    config: ModelConfig, batch_size: int, steps: int, *, accumulate: int = 1,
+    threads: int | None = None, rate: float | None = None, seconds_per_step: float | None = None,
+) -> str:  # fmt: skip
     """What `steps` training steps on this processor will take, as text: FLOPs, memory, time.
 
-    `rate` is that of `product_rate`, which is measured if it is not given.
+    `seconds_per_step` is what a step of this very run took. Without it the time follows from the
+    `rate` of `product_rate`, which is measured if it is not given.
     """
-    threads = min(threads or cores(), SHARDS, batch_size)
-    rate = product_rate(threads) if rate is None else rate
-    tokens = steps * batch_size * config.context
-    flops = tokens * flops_per_token(config)
+    threads = min(threads or cores(), shards(batch_size, config.context))
+    flops = steps * batch_size * config.context * flops_per_token(config)
     sizes = cpu_memory(config, batch_size, accumulate, threads)
     total = PROCESS_BYTES + sum(sizes.values())
     state = sum(sizes.values()) - sizes["activations"]
@@ -194,7 +236,5 @@ def summary(config, batch_size, steps, *, accumulate=1, threads=None, rate=None)
         f"{config.context} tokens are {flops:.2e} FLOPs",
         f"memory  {total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
         f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python",
-        f"time    about {_duration(flops / (CPU_SHARE * rate))}: matrix products run at "
-        f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
-        f"{CPU_SHARE:.0%} of that",
+        f"time    {_time(flops, steps, threads, rate, seconds_per_step)}",
     ])  # fmt: skip

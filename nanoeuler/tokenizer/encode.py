@@ -11,10 +11,14 @@ ids is one int64 key, left << 32 | right.
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import config, njit, types
 from numba.extending import intrinsic
 
+from nanoeuler.errors import UserError
 from nanoeuler.tokenizer.words import CHARACTER_CLASSES, word_end
+
+if config.DISABLE_JIT:  # the code below is written for the compiler, in part in its own terms
+    raise UserError("the tokenizer needs numba's compiler, but NUMBA_DISABLE_JIT is set: unset it")
 
 # Bytes that are one visible character in Latin-1: GPT-2 numbers these first, then the others.
 VISIBLE_BYTES = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -42,7 +46,7 @@ def free_slots(slots):
     return table
 
 
-def padded(text):
+def padded(text: bytes) -> np.ndarray:
     """`text` (bytes) as a uint8 array whose memory goes on for 8 bytes after its end."""
     return np.frombuffer(text + bytes(8), np.uint8)[: len(text)]
 
@@ -225,22 +229,22 @@ def _encode(text, classes, id_from_byte, table):
     while slots < text.size and slots < REMEMBERED:
         slots *= 2
     # rows: first eight bytes, length, start; its id if it has only one, else their place; number
-    seen = free_slots(5 * slots).reshape(slots, 5)
+    memory = free_slots(5 * slots).reshape(slots, 5)
     at, n = 0, 0
     while at < text.size:
         end = word_end(text, at, classes)
         length, eight = end - at, eight_bytes(text, at, end)
         slot = hash_bytes(text, at, end) & (slots - 1)
-        tries, known = 0, False
-        while tries < TRIES and seen[slot, 1] != FREE:
-            if seen[slot, 0] == eight and seen[slot, 1] == length:
-                known = length <= 8 or same_bytes(text, seen[slot, 2], text, at, length)
-            if known:
+        tries, hit = 0, False
+        while tries < TRIES and memory[slot, 1] != FREE:
+            if memory[slot, 0] == eight and memory[slot, 1] == length:
+                hit = length <= 8 or same_bytes(text, memory[slot, 2], text, at, length)
+            if hit:
                 break
             slot = (slot + 1) & (slots - 1)
             tries += 1
-        if known:
-            first, count = seen[slot, 3], seen[slot, 4]
+        if hit:
+            first, count = memory[slot, 3], memory[slot, 4]
             if count == 1:
                 out[n] = first
             else:
@@ -254,13 +258,13 @@ def _encode(text, classes, id_from_byte, table):
             else:
                 count = _merge_long(out[n:], length, table)
             if tries < TRIES:
-                seen[slot, 0], seen[slot, 1], seen[slot, 2] = eight, length, at
-                seen[slot, 3], seen[slot, 4] = out[n] if count == 1 else n, count
+                memory[slot, 0], memory[slot, 1], memory[slot, 2] = eight, length, at
+                memory[slot, 3], memory[slot, 4] = out[n] if count == 1 else n, count
         at, n = end, n + count
     return out[:n]
 
 
-def encode_words(text, table):
+def encode_words(text: bytes, table: np.ndarray) -> np.ndarray:
     """The ids, int32 (n,), of the words of `text` (bytes). `table` is what `merge_table` makes."""
     ids = _encode(padded(text), CHARACTER_CLASSES, ID_FROM_BYTE, table)
     return ids.copy()  # because `ids` keeps 4 bytes for each byte of the text

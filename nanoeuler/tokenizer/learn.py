@@ -8,6 +8,8 @@ Leaves out the choice of vocabulary size and most errors for people (tokenizer.p
 of Hugging Face's `tokenizers`: most frequent pair first, of equals the smaller pair of ids.
 """
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from numba import njit
 
@@ -88,7 +90,7 @@ def _grown(array, rows):
     return longer
 
 
-def count_words(texts):
+def count_words(texts: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """The distinct words of `texts` (bytes) in order of appearance.
 
     Returns words int64 (n, 4), whose columns are EIGHT, START, LENGTH, TIMES, and the store, uint8.
@@ -96,12 +98,12 @@ def count_words(texts):
     table, words = free_slots(1 << 12), np.empty((1 << 11, 4), np.int64)
     store, used = np.empty(0, np.uint8), np.zeros(2, np.int64)
     for text in texts:
-        text, at = padded(text), 0
-        if used[1] + text.size + 8 > store.size:  # 8 more, as `padded` has
-            store = _grown(store[: used[1]], 2 * (used[1] + text.size + 8))
-        while at < text.size:
-            at = _count(text, at, CHARACTER_CLASSES, table, words, store, used)
-            if at < text.size:
+        buffer, at = padded(text), 0
+        if used[1] + buffer.size + 8 > store.size:  # 8 more, as `padded` has
+            store = _grown(store[: used[1]], 2 * (used[1] + buffer.size + 8))
+        while at < buffer.size:
+            at = _count(buffer, at, CHARACTER_CLASSES, table, words, store, used)
+            if at < buffer.size:
                 words = _grown(words, 2 * len(words))
                 table = _table_of(words[: used[0]], store, 2 * len(words))
     return words[: used[0]], store
@@ -259,7 +261,9 @@ def _laid_out(words, store):
     return symbols
 
 
-def learn_merges(texts, wanted, progress=None):
+def learn_merges(
+    texts: Iterable[bytes], wanted: int, progress: Callable[[int], object] | None = None
+) -> np.ndarray:
     """The first `wanted` merges of `texts`, int32 (M, 2); M < wanted if pairs run out.
 
     texts: bytes objects, each cut into words by itself. progress(M) is called now and then.

@@ -11,27 +11,30 @@ merges, and last the special tokens, which a program can place in a sequence and
 import codecs
 import hashlib
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
+from nanoeuler.measurements import cores
 from nanoeuler.tokenizer.encode import BYTE_FROM_ID, VISIBLE_BYTES, encode_words, merge_table
+from nanoeuler.tokenizer.imports import GPT2_SPECIAL_TOKENS, is_gpt2, merges_from_ranks
 from nanoeuler.tokenizer.learn import learn_merges
 from nanoeuler.tokenizer.words import MAX_WORD, whole_words
+
+Text = str | bytes | bytearray | memoryview  # what can be encoded; bytes need not be valid UTF-8
 
 # The end of a document; the two who speak in a chat; the end of what one of them says.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error is more likely
 MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what MAX_VOCAB ids need
-_TEXT = (str, bytes, bytearray, memoryview)
 
 
-def utf8(text):
+def utf8(text: Text) -> bytes:
     """The bytes of `text`: UTF-8 if it is a str; bytes are taken as they are, valid or not."""
     if isinstance(text, str):
         try:
@@ -41,7 +44,7 @@ def utf8(text):
                 f"character {error.start} of the text is half of a surrogate pair, which UTF-8 "
                 "cannot hold: read the text again with encoding='utf-8', or pass its bytes"
             ) from None
-    if isinstance(text, _TEXT):
+    if isinstance(text, Text):
         return bytes(text)
     raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
 
@@ -51,7 +54,7 @@ VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBL
 _ID_FROM_VISIBLE = {character: i for i, character in enumerate(VISIBLE)}
 
 
-def tokenizer_json(merges, special):
+def tokenizer_json(merges: Iterable[Sequence[int]], special: dict[str, int]) -> str:
     """The text of a tokenizer.json: merges [(id, id)], special {name: id}."""
     names = list(VISIBLE)
     for a, b in merges:
@@ -85,9 +88,11 @@ def tokenizer_json(merges, special):
     return json.dumps(content, ensure_ascii=False)
 
 
-def merges_from_names(names, source):
+def merges_from_names(
+    names: Iterable[tuple[str, str]], source: str | Path
+) -> list[tuple[int, int]]:
     """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
-    ids, merges = dict(_ID_FROM_VISIBLE), []
+    ids, merges = dict(_ID_FROM_VISIBLE), list[tuple[int, int]]()
     for m, (left, right) in enumerate(names):
         if left not in ids or right not in ids or left + right in ids:
             raise UserError(
@@ -99,12 +104,16 @@ def merges_from_names(names, source):
     return merges
 
 
-def parse_tokenizer_json(text, source):
+def parse_tokenizer_json(
+    text: bytes, source: str | Path
+) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
     """Merges and names of the special tokens from the bytes of a tokenizer.json of our kind."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(f"{source} is not JSON from end to end: copy or train it again") from None
+        raise UserError(
+            f"{source} is not JSON from end to end, nor GPT-2's file of ranks: copy or train one"
+        ) from None
     try:
         model, words = content["model"], content["pre_tokenizer"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
@@ -148,7 +157,11 @@ class Tokenizer:
     each id, `special` maps special tokens to the last ids.
     """
 
-    def __init__(self, merges, special_tokens=SPECIAL_TOKENS):
+    def __init__(
+        self,
+        merges: np.ndarray | Sequence[Sequence[int]],
+        special_tokens: Iterable[str] = SPECIAL_TOKENS,
+    ):
         self.merges = np.array(merges, np.int32).reshape(-1, 2)
         self.tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
         for m, (a, b) in enumerate(self.merges.tolist()):
@@ -170,22 +183,28 @@ class Tokenizer:
         self._table = merge_table(self.merges)
 
     @property
-    def vocab_size(self):
+    def vocab_size(self) -> int:
         """The number of ids: 256 bytes, the merges, the special tokens."""
         return len(self.tokens)
 
     @cached_property
-    def json(self):
+    def json(self) -> str:
         """The text of this tokenizer's file."""
         return tokenizer_json(self.merges.tolist(), self.special)
 
     @cached_property
-    def hash(self):
+    def hash(self) -> str:
         """The SHA-256 of the file, in hexadecimal: one content, one hash."""
         return hashlib.sha256(self.json.encode()).hexdigest()
 
     @classmethod
-    def train(cls, texts, vocab_size, special_tokens=SPECIAL_TOKENS, progress=None):
+    def train(
+        cls,
+        texts: Text | Iterable[Text],
+        vocab_size: int,
+        special_tokens: Iterable[str] = SPECIAL_TOKENS,
+        progress: Callable[[int], object] | None = None,
+    ) -> "Tokenizer":
         """Learn merges from `texts` until there are `vocab_size` ids in all.
 
         texts: one text (str or bytes) or any number of them, which are gone through once and not
@@ -198,7 +217,7 @@ class Tokenizer:
                 f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
                 f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
             )
-        if isinstance(texts, _TEXT) or not isinstance(texts, Iterable):
+        if isinstance(texts, Text) or not isinstance(texts, Iterable):
             texts = [texts]
         pieces = (piece for text in texts for piece in whole_words([utf8(text)]))
         merges = learn_merges(pieces, vocab_size - least, progress)
@@ -210,14 +229,14 @@ class Tokenizer:
             )
         return cls(merges, special_tokens)
 
-    def save(self, path):
+    def save(self, path: str | Path) -> None:
         """Write a tokenizer.json to `path`, whole or not at all."""
         with replacing(path) as temporary:
             temporary.write_bytes(self.json.encode())
 
     @classmethod
-    def load(cls, path):
-        """Read a tokenizer.json that `save`, or another program in the same form, has written."""
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer.json of `save` or of another program; or GPT-2's file of ranks."""
         try:
             with open(path, "rb") as file:
                 text = file.read(MAX_FILE + 1)
@@ -227,21 +246,25 @@ class Tokenizer:
             raise UserError(f"cannot read {path!r}: {error}") from None
         if len(text) > MAX_FILE:
             raise UserError(f"{path}: expected at most {MAX_FILE} bytes: it is no tokenizer.json")
+        if is_gpt2(text):
+            return cls(merges_from_ranks(text), GPT2_SPECIAL_TOKENS)
         return cls(*parse_tokenizer_json(text, path))
 
-    def encode(self, text):
+    def encode(self, text: Text) -> np.ndarray:
         """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
         text = utf8(text)
         if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
             return np.concatenate(list(self.encode_stream([text])))
         return encode_words(text, self._table)
 
-    def encode_batch(self, texts, threads=None):
+    def encode_batch(
+        self, texts: Iterable[Text], threads: int | None = None
+    ) -> list[np.ndarray]:
         """The ids of each of `texts`, a list of arrays, by as many threads as there are cores."""
-        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        with ThreadPoolExecutor(threads or cores()) as pool:
             return list(pool.map(self.encode, texts))
 
-    def encode_stream(self, chunks):
+    def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of a text that comes in `chunks` of bytes, holding a chunk and a word.
 
         The arrays put together are what `encode` gives for the whole text.
@@ -249,7 +272,7 @@ class Tokenizer:
         for piece in whole_words(chunks):
             yield encode_words(piece, self._table)
 
-    def decode(self, ids):
+    def decode(self, ids: np.ndarray | Sequence[int]) -> bytes:
         """The bytes of `ids`, a row of integers; special tokens as they are written."""
         try:
             ids = np.asarray(ids)
@@ -267,11 +290,11 @@ class Tokenizer:
                 )
         return b"".join([self.tokens[i] for i in ids.tolist()])
 
-    def decode_text(self, ids):
+    def decode_text(self, ids: np.ndarray | Sequence[int]) -> str:
         """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
         return self.decode(ids).decode("utf-8", errors="replace")
 
-    def stream(self):
+    def stream(self) -> "Stream":
         """A decoder for ids that come one at a time: `Stream`."""
         return Stream(self)
 
@@ -279,14 +302,14 @@ class Tokenizer:
 class Stream:
     """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def feed(self, i):
+    def feed(self, i: int) -> str:
         """The characters that id `i` completes, possibly none."""
         return self._decoder.decode(self._tokenizer.decode([i]))
 
-    def flush(self):
+    def flush(self) -> str:
         """What is held back, as U+FFFD; the stream starts afresh."""
         return self._decoder.decode(b"", final=True)

@@ -10,6 +10,7 @@ as punctuation, so that every sequence of bytes can be cut.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numba import njit
@@ -67,9 +68,9 @@ _RUNS = (
 
 def _expanded(runs):
     """The class of each code point, uint8 (0x110000,), from the text of the runs."""
-    found = re.findall(r"([.LNS])(\d*)", runs)
-    kinds = np.array([".LNS".index(kind) for kind, _ in found], np.uint8)
-    return np.repeat(kinds, [int(length or 1) for _, length in found])
+    pairs = re.findall(r"([.LNS])(\d*)", runs)
+    kinds = np.array([".LNS".index(kind) for kind, _ in pairs], np.uint8)
+    return np.repeat(kinds, [int(length or 1) for _, length in pairs])
 
 
 # One byte for each code point: 1.1 MB, of which a text in one alphabet touches a few kilobytes.
@@ -155,7 +156,7 @@ def _word_ends(text, classes):
     return ends[:count]
 
 
-def split(text):
+def split(text: bytes) -> list[bytes]:
     """Cut `text` (bytes) into words: a list of bytes whose concatenation is `text`."""
     ends = _word_ends(np.frombuffer(text, np.uint8), CHARACTER_CLASSES).tolist()
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -187,7 +188,7 @@ def last_cut(text, classes):
 MAX_WORD = 1 << 24  # bytes; merging so long a word takes up to 1 GB, and no language has one
 
 
-def whole_words(chunks):
+def whole_words(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Regroup the `chunks` (bytes) of a text into pieces (bytes) that can be cut into words apart.
 
     Holds no more than a chunk and twice a word. A word of over MAX_WORD bytes is a UserError, if

@@ -6,14 +6,14 @@ the two passes linear layers and attention. Medians over the rounds, row by row.
 
 import time
 from statistics import median
-from types import SimpleNamespace
 
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.config import PRESETS
-from nanoeuler.model.transformer import backward, forward, head_weights, initialise, loss_scale
+from nanoeuler.model.transformer import backward, head_weights, loss_scale, stream
+from nanoeuler.model.weights import initialise
 
 BATCH, REPEATS = 16, 15
 
@@ -34,14 +34,24 @@ def one_round(config, w, dw, tokens, targets, scale):
     """The seconds of each pass, and of its products and the rest of it: a dict."""
     passes, products = ("forward", "backward"), ("linear", "attention")
     names = [*passes, "cross-entropy", *(f"{p}, {kind}" for p in passes for kind in products)]
-    seconds, engine = dict.fromkeys(names, 0.0), SimpleNamespace(**vars(reference))
+    seconds, engine = dict.fromkeys(names, 0.0), ReferenceEngine()
     for kind in products:
         for name, p in ((kind, "forward"), (f"{kind}_backward", "backward")):
-            setattr(engine, name, timed(vars(reference)[name], f"{p}, {kind}", seconds))
+            setattr(engine, name, timed(getattr(engine, name), f"{p}, {kind}", seconds))
 
-    logits, saved = timed(forward, "forward", seconds)(engine, config, w, tokens)
+    def forward():
+        n, saved = stream(engine, config, w, tokens)
+        return n, saved, engine.linear(n, w["output"])
+
+    def back(n, saved, dlogits):
+        dlogits = dlogits.reshape(*tokens.shape, -1)
+        dn = engine.linear_backward(dlogits, n, w["output"], dw["output"])
+        backward(engine, config, w, saved, dn, dw)
+
+    n, saved, logits = timed(forward, "forward", seconds)()
+    logits = logits.reshape(*targets.shape, -1)
     _, dlogits = timed(engine.cross_entropy, "cross-entropy", seconds)(logits, targets, scale)
-    timed(backward, "backward", seconds)(engine, config, w, saved, dlogits, dw)
+    timed(back, "backward", seconds)(n, saved, dlogits)
     for p in passes:
         seconds[f"{p}, the rest"] = seconds[p] - sum(seconds[f"{p}, {kind}"] for kind in products)
     return seconds

@@ -1,4 +1,4 @@
-"""Put the questions of chapter 6c to trained models: `python tests/bench/depth.py [RUN]`.
+"""Put the questions of chapter 6f to trained models: `python tests/bench/depth.py [RUN]`.
 
 RUN is a run directory of `nanoeuler train` (default runs/base). First the model in it is walked
 otherwise and judged on the held-out part of the embedded corpus, the text of `nanoeuler train`.
@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.batches import Batches, HeldOut, read_text, split
-from nanoeuler.engines.cpu.stepper import Sharded, engine_factory
+from nanoeuler.data.batches import Batches
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.text import read_text, split
+from nanoeuler.engines.choice import engine_factory, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.depth import (
     at_depths,
@@ -26,10 +28,10 @@ from nanoeuler.model.depth import (
     with_step,
 )
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.transformer import head_weights, initialise, loss_scale
-from nanoeuler.training import saves as checkpoint
-from nanoeuler.training.optim import AdamW, clip, learning_rate
-from nanoeuler.training.saves import Settings
+from nanoeuler.model.weights import initialise
+from nanoeuler.training.optim import AdamW, learning_rate
+from nanoeuler.training.run import Settings
+from nanoeuler.training.saves import load_model
 
 ENGINE = "cpu"
 SCALES = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)  # of h
@@ -64,25 +66,22 @@ class Judge:
     def __init__(self, config, tokenizer):
         text, held_out = split(read_text(docstrings.text_path()))
         self.tokens = tokenizer.encode(text)
-        self.held_out = HeldOut(
+        self.held_out = HeldOut.from_tokens(
             tokenizer.encode(held_out), tokenizer, 16, config.context, config.n_predict
         )
         self.batch = next(self.held_out.batches(range(16)))[0]
         self.engine = engine_factory(ENGINE)()
 
-    def bits(self, config, w):
+    def bits(self, w):
         """Bits per byte of 128 windows, spread over the held-out text."""
-        compute, scale = Sharded(engine_factory(ENGINE), config), head_weights(config.n_predict)
-        return self.held_out.bits_per_byte(
-            lambda x, y: compute.loss(w, x, y, scale), quick=True
-        )
+        return self.held_out.bits_per_byte(make_stepper(ENGINE, w, AdamW(w)).sums, quick=True)
 
     def answers(self, name, seed, asked):
         """Rows for `asked`, {question: model}: bits of each, how far from the first it ends."""
         first = next(iter(asked.values()))
         for question, model in asked.items():
             case = json.dumps({"model": name, "seed": seed, "question": question})
-            yield measurements.row("bits", case, ENGINE, self.bits(*model), "bits/byte")
+            yield measurements.row("bits", case, ENGINE, self.bits(model[1]), "bits/byte")
             distance = moved(self.engine, first, model, self.batch)
             yield measurements.row("moved", case, ENGINE, distance, "of the way")
 
@@ -163,20 +162,18 @@ def fitted(tokens, config, seed, refined, start):
     settings = Settings(steps=STEPS, batch_size=BATCH, seed=seed)
     batches = Batches(tokens, BATCH, config.context, config.n_predict, seed)
     w = start(config, seed)
-    optimizer = AdamW(w, beta2=settings.beta2, weight_decay=settings.weight_decay)
-    compute, dw = Sharded(engine_factory(ENGINE), config), w.zeros_like()
-    for step in range(1, STEPS + 1):
-        if refined and step == STEPS // 2 + 1:
+    how = {"beta2": settings.beta2, "weight_decay": settings.weight_decay}
+    optimizer = AdamW(w, **how, clip_norm=settings.clip)
+    stepper = make_stepper(ENGINE, w, optimizer)
+    for number in range(1, STEPS + 1):
+        if refined and number == STEPS // 2 + 1:
             _, optimizer.m = refine_depth(config, optimizer.m)
             _, optimizer.v = refine_depth(config, optimizer.v)
             config, w = refine_depth(config, w)
-            compute, dw = Sharded(engine_factory(ENGINE), config), w.zeros_like()
-        x, y = batches.batch(step)
-        scale = loss_scale(y, head_weights(config.n_predict))
-        compute.loss_and_gradients(w, x, y, scale, dw)
-        clip(dw, settings.clip)
-        lr = learning_rate(step, STEPS, settings.lr, settings.warmup)
-        optimizer.update(w, dw, lr, step)
+            stepper = make_stepper(ENGINE, w, optimizer)
+        lr = learning_rate(number, STEPS, settings.lr, settings.warmup)
+        stepper.step(*batches.batch(number), lr, number)
+    stepper.finish()
     return config, w
 
 
@@ -197,7 +194,7 @@ def write(rows):
 
 def main(run="runs/base"):
     """Measure all of it: a quarter of an hour on two quiet cores."""
-    config, tokenizer, w = checkpoint.load_model(run)
+    config, tokenizer, w = load_model(run)
     judge = Judge(config, tokenizer)
     asked = questions(config, w) | further_questions(config, w)
     write([*judge.answers("trained", 0, asked), *judge.layers("trained", 0, config, w)])

@@ -6,15 +6,16 @@ import time
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.inference.decoder import Decoder
-from nanoeuler.model.config import PRESETS
-from nanoeuler.model.transformer import forward, initialise
+from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights, initialise
 
 REPEATS = 7
 
 
-def with_cache(config, weights, tokens):
+def with_cache(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> float:
     """Seconds to read `tokens` one by one."""
     decoder, start = Decoder(config, weights), time.perf_counter()
     for token in tokens:
@@ -22,15 +23,15 @@ def with_cache(config, weights, tokens):
     return time.perf_counter() - start
 
 
-def reading_again(config, weights, tokens):
+def reading_again(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> float:
     """Seconds to have the logits after each token by a whole forward pass each time."""
-    start = time.perf_counter()
+    engine, start = ReferenceEngine(), time.perf_counter()
     for end in range(1, len(tokens) + 1):
-        forward(reference, config, weights, tokens[None, :end])
+        forward(engine, config, weights, tokens[None, :end])
     return time.perf_counter() - start
 
 
-def prompt_at_once(config, weights, tokens):
+def prompt_at_once(config: ModelConfig, weights: Weights, tokens: np.ndarray) -> float:
     """Seconds to read `tokens` in one pass of the decoder."""
     decoder, start = Decoder(config, weights), time.perf_counter()
     decoder.read(tokens)

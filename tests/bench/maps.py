@@ -17,16 +17,17 @@ import numpy as np
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
 from nanoeuler.data.batches import digest, read_text, split
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.depth import walk
-from nanoeuler.model.transformer import forward, initialise
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import initialise
 from nanoeuler.training.saves import load
 
 SENTENCE = "Return the name of the module, or None if the module has no name."
 WINDOWS = 64  # held-out
 
 
-class Engine:
+class Engine(ReferenceEngine):
     """The reference engine; it keeps every layer's `maps`, and makes some heads' maps even.
 
     even: the (layer, head) whose probabilities become 1 / (t + 1), the mean of all it may read.
@@ -35,11 +36,8 @@ class Engine:
     def __init__(self, even=()):
         self.maps, self.even = [], even
 
-    def __getattr__(self, operation):
-        return getattr(reference, operation)
-
     def attention(self, heads, n_kv):
-        y, p = reference.attention(heads, n_kv)
+        y, p = super().attention(heads, n_kv)
         (_, T, _, D), H = heads.shape, p.shape[1]
         for layer, head in self.even:
             if layer == len(self.maps):
@@ -114,7 +112,7 @@ def copying(config, w, **windows):
 def means_share(config, w, windows):
     """Yield (what, [place], unit): the share of the channels' mean in the square of the stream,
     where each sublayer reads it and at the end."""
-    states = walk(reference, config, w, windows[:, :-1])
+    states = walk(ReferenceEngine(), config, w, windows[:, :-1])
     shares = [np.mean(x.mean(axis=-1) ** 2) / np.mean(x * x) for x in states]
     yield "mean's share", shares, "of the square"
 

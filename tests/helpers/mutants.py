@@ -7,30 +7,27 @@ prints how many are caught, tests/test_backward.py demands all.
 
 import ast
 import importlib.util
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+from slopes import slopes
 
-from nanoeuler.book import public_names
 from nanoeuler.checks import gradcheck
-from nanoeuler.checks.derivatives import complex_step, relative_error
-from nanoeuler.engines import reference
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model import transformer
 
 
 class Mutant(NamedTuple):
-    """`what` is wrong: in `function` of nanoeuler/model/`module`.py, `old` becomes `new`.
-
-    Without a function, `old` is looked for in the whole module.
-    """
+    """`what` is wrong: in `function` (or method) of nanoeuler.`module`, `old` becomes `new`."""
 
     module: str
-    function: str | None
+    function: str
     what: str
     old: str
     new: str
@@ -38,15 +35,15 @@ class Mutant(NamedTuple):
 
 def load(mutant):
     """The module `mutant` as it would be with the mistake in it; the package is not touched."""
-    path = Path(importlib.util.find_spec(f"nanoeuler.model.{mutant.module}").origin)
+    path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
     source = path.read_text(encoding="utf-8")
-    before, start, body, end, after = "", "", source, "", ""
-    if mutant.function:
-        before, start, rest = source.partition(f"\ndef {mutant.function}(")
-        body, end, after = rest.partition("\n\n\n")
-    place = mutant.function or mutant.module
-    assert body.count(mutant.old) == 1, f"{mutant.old!r} is not exactly once in {place}"
-    wrong = "".join([before, start, body.replace(mutant.old, mutant.new), end, after])
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    (node,) = (node for node in nodes if node.name == mutant.function)
+    lines = source.splitlines(keepends=True)
+    before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
+    body = "".join(lines[node.lineno - 1 : node.end_lineno])
+    assert body.count(mutant.old) == 1, f"{mutant.old!r} is not exactly once in {mutant.function}"
+    wrong = "".join([*before, body.replace(mutant.old, mutant.new), *after])
     module = ModuleType(f"mutant_{mutant.module}")
     exec(compile(wrong, str(path), "exec"), vars(module))
     return module
@@ -54,19 +51,24 @@ def load(mutant):
 
 def derived_gradient(mutant, problem):
     """`gradcheck.derived_gradient` of `problem`, by the package with the mistake in it."""
-    wrong, engine = load(mutant), SimpleNamespace(**vars(reference))
-    user = {"transformer": gradcheck, "sublayers": transformer}.get(mutant.module, engine)
-    path = importlib.util.find_spec(f"nanoeuler.model.{mutant.module}").origin
-    tree = ast.parse(Path(path).read_text())
-    public = {name for name, _ in public_names(tree)}
-    mine = {name: vars(wrong)[name] for name in public & set(vars(user))}
-    with mock.patch.multiple(user, **mine):
-        return gradcheck.derived_gradient(problem, engine)
+    wrong, name, engine, patch = load(mutant), mutant.function, ReferenceEngine, nullcontext()
+    if mutant.module == "engines.reference":
+        engine = wrong.ReferenceEngine
+    elif mutant.module == "engines.interface":
+        engine = type("Wrong", (ReferenceEngine,), {name: getattr(wrong.Engine, name)})
+    elif mutant.module == "model.backward":
+        engine = type("Wrong", (ReferenceEngine,), {name: staticmethod(vars(wrong)[name])})
+    elif mutant.module == "model.weights":
+        patch = mock.patch.object(transformer, name, vars(wrong)[name])
+    else:
+        patch = mock.patch.object(gradcheck, "loss_and_gradients", wrong.loss_and_gradients)
+    with patch:
+        return gradcheck.derived_gradient(problem, engine())
 
 
 @cache
 def examples():
-    """The problems that a mistake must show itself on, each with its exact gradient."""
+    """The problems that a mistake must show itself on, each with its slopes by complex steps."""
     configs = [
         gradcheck.TINY,
         gradcheck.TINY_GPT2,
@@ -76,17 +78,14 @@ def examples():
         replace(gradcheck.TINIEST, integrator="heun", step_size=2.0),
     ]
     problems = [gradcheck.tiny_problem(config) for config in configs]
-    return [
-        (problem, gradcheck.numerical_gradient(problem, complex_step, np.complex128))
-        for problem in problems
-    ]
+    return [(problem, [*slopes(problem, ReferenceEngine(), 2)]) for problem in problems]
 
 
 def worst_error(mutant):
-    """The largest error of any tensor with the mistake in, on the first example that shows it."""
+    """The largest error of any slope with the mistake in, on the first example that shows it."""
     for problem, exact in examples():
         derived = derived_gradient(mutant, problem)  # the mistake raises nothing
-        worst = np.max([relative_error(derived[name], exact[name]) for name in exact])
+        worst = np.max([slope.error(derived) for slope in exact])
         if not worst <= gradcheck.BOUND:
             break
     return worst
@@ -240,22 +239,40 @@ SCALE = [
     ("without h", "return h * x", "return x.copy()"),
 ]
 ATTENTION_HALF = [
-    ("wo with the input of wqkv", "(dout, s.y, b.wo", "(dout, s.a, b.wo"),
-    ("wqkv with the stream not normalised", "(B, T, -1), s.a", "(B, T, -1), s.x"),
+    ("wo with the input of wqkv", "(dout, saved.y, b.wo", "(dout, saved.n, b.wo"),
+    ("wqkv with the input of wo", "(dheads, saved.n, b.wqkv", "(dheads, saved.y, b.wqkv"),
     ("keys not turned back", "_backward(dheads, H + G", "_backward(dheads, H"),
     ("nothing turned back", "_backward(dheads, H + G", "_backward(dheads, 0"),
-    ("norm of what is normalised", "da, s.x, b.norm1", "da, s.a, b.norm1"),
-    ("norm2's gain", "s.x, b.norm1", "s.x, b.norm2"),
-    ("norm1's gradient in norm2's", "db.norm1, db", "db.norm2, db"),
-    ("norm1's bias in norm2's", "db.norm1_bias", "db.norm2_bias"),
     ("wqkv's bias forgotten", "db.wqkv, db.wqkv_bias", "db.wqkv"),
     ("wo's bias in w_down's", "db.wo_bias", "db.w_down_bias"),
 ]
 MLP_HALF = [
-    ("norm of what is normalised", "dm, s.x, b.norm2", "dm, s.m, b.norm2"),
-    ("w_up with the stream not normalised", "s.u), s.m,", "s.u), s.x,"),
+    (
+        "w_down with the gate alone",
+        "saved.h, b.w_down",
+        "saved.u[..., : saved.h.shape[-1]], b.w_down",
+    ),
+    ("w_down's bias in wo's", "db.w_down_bias", "db.wo_bias"),
     ("w_up's bias forgotten", "db.w_up, db.w_up_bias", "db.w_up"),
-    ("norm2's bias in norm1's", "db.norm2_bias", "db.norm1_bias"),
+]
+MOVE_NORM = [
+    ("not added to dx", "self.add_into(dx, du)", "pass"),
+    ("added to a copy of dx", "self.add_into(dx, du)", "dx = dx + du"),
+    ("no residual", "self.add_into(dx, du)", "dx[...] = du"),
+    ("the norm's bias forgotten", "dgain, dbias)\n", "dgain)\n"),
+]
+LOSS = [
+    ("dW into a copy", "n, W, dW)", "n, W, dW.copy())"),
+    ("dn of the logits' scale", "sums, self.linear_b", "sums, 0.5 * self.linear_b"),
+]
+ENTER = [
+    ("the embedding forgotten", "self.embed_backward(dx", "(dx"),
+    (
+        "tied: the embedding assigned",
+        "self.embed_backward(dx",
+        'dw["embedding"].fill(0)\n        self.embed_backward(dx',
+    ),
+    ("the positions forgotten", 'config.position == "learned"', "False"),
 ]
 STEP = [
     ("(1) without h", "scale(dx, h * b[i])", "scale(dx, b[i])"),
@@ -268,11 +285,23 @@ STEP = [
     ("(2) a transposed", "h * a[j][i])", "h * a[j][j - 1 - i])"),
     ("(2) without the last stage", "range(i + 1, last + 1)", "range(i + 1, last)"),
     ("(2) du of the wrong stage", "(dk, du[j],", "(dk, du[last],"),
-    ("what another stage saved", "f_backward(saved[i]", "f_backward(saved[last - i]"),
-    ("(3) without the first stage", "in du:", "in du[min(1, last) :]:"),
-    ("(3) the last stage alone", "in du:", "in du[-1:]:"),
+    ("what another stage saved", "stages[i]", "*stages[i][:2], stages[last - i].saved"),
+    ("where another stage stood", "dn, u, norm", "dn, stages[last - i].x, norm"),
+    ("the stats of another stage", "[0], stats,", "[0], stages[last - i].stats,"),
+    ("(3) without stage 0", "dx if i == 0 else None", "None"),
+    ("(3) added before the other stages read dx", "dx if i == 0 else None", "dx"),
+    ("(3) stage 0 and the last alone", "in du[1:]:", "in du[1:][-1:]:"),
+    ("(3) stage 0 alone", "in du[1:]:", "in []:"),
+    ("(3) stage 0 twice", "in du[1:]:", "in du:"),
     ("(3) times h", "(dx, each)", "(dx, each, h)"),
     ("no residual", "engine.add_into(dx, each)", "np.copyto(dx, each)"),
+]
+LAYER = [
+    ("attention through norm2's gain", "attention, (b.norm1,", "attention, (b.norm2,"),
+    ("norm1's gradient in norm2's", "(db.norm1,", "(db.norm2,"),
+    ("norm1's bias in norm2's", "db.norm1_bias", "db.norm2_bias"),
+    ("norm2's bias in norm1's", "db.norm2_bias", "db.norm1_bias"),
+    ("the MLP adds to a copy of dx", "saved, dx)", "saved, dx.copy() if saved is mlp else dx)"),
 ]
 OUTPUT = [("tied: the gradient of a copy", 'w["embedding"].T', 'w["embedding"].T.copy()')]
 BACKWARD = [
@@ -280,38 +309,36 @@ BACKWARD = [
     ("repeat: another layer's block", "i // config.repeat", "i % config.n_blocks"),
     (
         "repeat: the last use overwrites the others",
-        "attention, mlp = saved.layers[i]",
-        "attention, mlp = saved.layers[i]; [t.fill(0) for t in vars(db).values() if t is not None]",
+        "block = i // config.repeat",
+        "block = i // config.repeat; [t.fill(0) for t in dw.blocks[block] if t is not None]",
     ),
-    ("the MLP adds to a copy of dx", "mixing, mlp, dx)", "mixing, mlp, dx.copy())"),
-    ("the embedding forgotten", "engine.embed_backward(dx", "(dx"),
-    (
-        "tied: the embedding assigned",
-        "engine.embed_backward(dx",
-        'dw["embedding"].fill(0)\n    engine.embed_backward(dx',
-    ),
-    ("the positions forgotten", 'config.position == "learned"', "False"),
+    ("the last norm's bias forgotten", 'dw.get("norm_bias")', "None"),
+    ("the stream's gradient dropped at the end", "saved.tokens, dx)", "saved.tokens, 0 * dx)"),
 ]
 
 MUTANTS = [
     Mutant(module, function, what, old, new)
     for module, function, table in [
-        ("backward", "linear_backward", LINEAR),
-        ("backward", "embed_backward", EMBED),
-        ("backward", "rmsnorm_backward", RMSNORM),
-        ("backward", "layernorm_backward", LAYERNORM),
-        ("backward", "rope_backward", ROPE),
-        ("backward", "attention_backward", ATTENTION),
-        ("backward", "swiglu_backward", SWIGLU),
-        ("backward", "gelu_backward", GELU),
-        ("backward", "cross_entropy", CROSS_ENTROPY),
-        ("reference", "add_into", ADD_INTO),
-        ("reference", "scale", SCALE),
-        ("sublayers", "attention_sublayer_backward", ATTENTION_HALF),
-        ("sublayers", "mlp_sublayer_backward", MLP_HALF),
-        ("transformer", "step_backward", STEP),
-        ("transformer", "output_matrix", OUTPUT),
-        ("transformer", "backward", BACKWARD),
+        ("model.backward", "linear_backward", LINEAR),
+        ("model.backward", "embed_backward", EMBED),
+        ("model.backward", "rmsnorm_backward", RMSNORM),
+        ("model.backward", "layernorm_backward", LAYERNORM),
+        ("model.backward", "rope_backward", ROPE),
+        ("model.backward", "attention_backward", ATTENTION),
+        ("model.backward", "swiglu_backward", SWIGLU),
+        ("model.backward", "gelu_backward", GELU),
+        ("model.backward", "cross_entropy", CROSS_ENTROPY),
+        ("engines.reference", "add_into", ADD_INTO),
+        ("engines.reference", "scale", SCALE),
+        ("engines.interface", "attend_backward", ATTENTION_HALF),
+        ("engines.interface", "mlp_backward", MLP_HALF),
+        ("engines.interface", "move_norm_backward", MOVE_NORM),
+        ("engines.interface", "enter_backward", ENTER),
+        ("engines.interface", "loss", LOSS),
+        ("model.transformer", "step_backward", STEP),
+        ("model.transformer", "layer_backward", LAYER),
+        ("model.transformer", "backward", BACKWARD),
+        ("model.weights", "output_matrix", OUTPUT),
     ]
     for what, old, new in table
 ]

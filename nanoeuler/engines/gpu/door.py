@@ -16,15 +16,19 @@ import importlib.util
 import os
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 from numba import config
+
+Kernel = Any  # what `cuda.jit` makes: kernel[blocks, threads](arrays) launches it
+Array = Any  # float32 in C order, NumPy or on the GPU: numba copies NumPy there and back
 
 # The driver's library by operating system; macOS has none.
 DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
-def reason_to_simulate():
+def reason_to_simulate() -> str:
     """Why no real GPU can be used, in words; "" if one can. Does not import the CUDA target."""
     if config.ENABLE_CUDASIM or os.environ.get("NUMBA_ENABLE_CUDASIM", "0") != "0":
         return "NUMBA_ENABLE_CUDASIM asks for the simulator"
@@ -40,7 +44,7 @@ def reason_to_simulate():
     return ""
 
 
-def _cuda_target(simulated):
+def _cuda_target(simulated: bool) -> Any:
     """Import numba's CUDA target, as the simulator if asked to; return the module."""
     if simulated:
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
@@ -58,7 +62,7 @@ SIMULATED = reason_to_simulate()
 cuda = _cuda_target(bool(SIMULATED))
 
 
-def blocks(n, size):
+def blocks(n: int, size: int) -> int:
     """How many blocks of `size` cover n elements: n / size, rounded up."""
     return -(-n // size)
 
@@ -71,7 +75,7 @@ class Counted:
     for each axis, or for the first few; a number outside raises IndexError, a negative one too.
     """
 
-    def __init__(self, array):
+    def __init__(self, array: np.ndarray):
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
         self.reads, self.writes = np.zeros(array.shape, int), np.zeros(array.shape, int)
         self._lock = threading.Lock()

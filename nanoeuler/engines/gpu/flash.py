@@ -16,11 +16,11 @@ import math
 
 import numpy as np
 
-from nanoeuler.engines.gpu.door import blocks, cuda
+from nanoeuler.engines.gpu.door import Array, Kernel, blocks, cuda
 
 
 @functools.cache
-def forward_kernel(D, rows, columns):
+def forward_kernel(D: int, rows: int, columns: int) -> Kernel:
     """The kernel of y and lse. Equations eq-flash-online and eq-flash-lse; FlashAttention-2.
 
     Contract: heads (B, T, H+2G, D), y (B, T, H*D), lse (B, H, T) float32, C order, any T; H a
@@ -35,8 +35,8 @@ def forward_kernel(D, rows, columns):
     | loop        | first          | keys 0 .. end in steps of columns                        |
 
     Budget: each query read once, each key and value at t read blocks(T, rows) - t // rows times
-    by each head of its group; 8 columns D bytes shared; 2 D + columns registers for q, o, s;
-    4 D operations and one exp for a pair.
+    by each head of its group; 8 columns D bytes shared; 2 D registers for q and o, 4 columns
+    bytes of local memory for s; 4 D operations and one exp for a pair.
     Numerics: float32; scores and sums in order of keys; the running maximum is subtracted before
     exp; finite from the first tile on, since every query sees key 0; the same in every run.
     Departs from the paper: one thread a row, so that the maximum and the sum need no exchange.
@@ -98,7 +98,9 @@ def forward_kernel(D, rows, columns):
     return kernel
 
 
-def flash_attention(heads, n_kv, y, lse, rows=64, columns=32):
+def flash_attention(
+    heads: Array, n_kv: int, y: Array, lse: Array, rows: int = 64, columns: int = 32
+) -> None:
     """y (B, T, H*D), lse (B, H, T) of heads (B, T, H+2G, D), n_kv = G, by `forward_kernel`.
 
     All float32, on the GPU or NumPy. rows: queries, and threads, of a block; columns: keys a tile.
@@ -113,7 +115,7 @@ def flash_attention(heads, n_kv, y, lse, rows=64, columns=32):
 
 # %% sec-flash-backward-kernels
 @functools.cache
-def dq_kernel(D, rows, columns):
+def dq_kernel(D: int, rows: int, columns: int) -> Kernel:
     """The kernel of the queries' part of dheads, and of delta. Equations eq-flash-backward, -delta.
 
     Contract: as `forward_kernel`, with dy, y (B, T, H*D), lse, delta (B, H, T), dheads (B, T, H+2G,
@@ -121,7 +123,8 @@ def dq_kernel(D, rows, columns):
 
     Index map: that of `forward_kernel`.
     Budget: dy, y, lse and each query read once, keys and values as in the forward; 8 columns D
-    bytes shared; 3 D registers for q, dy, dq; 6 D operations and one exp for a pair.
+    bytes shared; 3 D registers for q, dy, dq, of which some are spilled at D = 64; 6 D operations
+    and one exp for a pair.
     Numerics: float32; exp(s - lse) is at most 1 up to rounding; the same in every run.
     """
     scale = np.float32(1 / math.sqrt(D))
@@ -177,7 +180,7 @@ def dq_kernel(D, rows, columns):
 
 
 @functools.cache
-def dkv_kernel(D, rows, columns):
+def dkv_kernel(D: int, rows: int, columns: int) -> Kernel:
     """The kernel of the keys' and values' part of dheads. Equation eq-flash-backward.
 
     Contract: as `dq_kernel`, after it (delta is read); every dheads[:, :, H:] is written.
@@ -252,7 +255,17 @@ def dkv_kernel(D, rows, columns):
     return kernel
 
 
-def flash_attention_backward(dy, heads, n_kv, y, lse, delta, dheads, rows=64, columns=32):
+def flash_attention_backward(
+    dy: Array,
+    heads: Array,
+    n_kv: int,
+    y: Array,
+    lse: Array,
+    delta: Array,
+    dheads: Array,
+    rows: int = 64,
+    columns: int = 32,
+) -> None:
     """dheads (B, T, H+2G, D) by `dq_kernel` and `dkv_kernel`; delta (B, H, T) is working memory.
 
     dy (B, T, H*D), the rest as `flash_attention` had and gave it; all float32, GPU or NumPy.

@@ -23,7 +23,9 @@ def _scores(q, k, start, first):
     return s
 
 
-def attention_tiles(heads, n_kv, rows=64, columns=64):
+def attention_tiles(
+    heads: np.ndarray, n_kv: int, rows: int = 64, columns: int = 64
+) -> tuple[np.ndarray, np.ndarray]:
     """y (B, T, H*D) as `attention` gives it, and lse (B, H, T). Equations eq-flash-online, -lse.
 
     heads (B, T, H+2G, D) float of any precision, n_kv = G. Holds rows x columns scores at once.
@@ -52,7 +54,15 @@ def attention_tiles(heads, n_kv, rows=64, columns=64):
 
 
 # %% sec-flash-backward
-def attention_tiles_backward(dy, heads, n_kv, y, lse, rows=64, columns=64):
+def attention_tiles_backward(
+    dy: np.ndarray,
+    heads: np.ndarray,
+    n_kv: int,
+    y: np.ndarray,
+    lse: np.ndarray,
+    rows: int = 64,
+    columns: int = 64,
+) -> np.ndarray:
     """dheads (B, T, H+2G, D) from dy (B, T, H*D) and what `attention_tiles` had and gave.
 
     Equations eq-flash-backward and eq-flash-delta. Holds rows x columns probabilities at once.

@@ -18,12 +18,12 @@ import operator
 
 import numpy as np
 
-from nanoeuler.engines.gpu.door import blocks, cuda
+from nanoeuler.engines.gpu.door import Array, Kernel, blocks, cuda
 from nanoeuler.model.layers import RMSNORM_EPS
 
 
 @functools.cache
-def matmul_kernel(tile):
+def matmul_kernel(tile: int) -> Kernel:
     """The kernel of c = a b with tile x tile threads a block. Equation eq-gpu-tiles.
 
     Contract: a (M, K), b (K, N), c (M, N) float32, C order, any sizes; every c is written.
@@ -71,7 +71,7 @@ def matmul_kernel(tile):
     return kernel
 
 
-def matmul(a, b, c, tile=16):
+def matmul(a: Array, b: Array, c: Array, tile: int = 16) -> None:
     """c = a b by `matmul_kernel`: a (M, K), b (K, N), c (M, N) float32, any sizes.
 
     tile x tile threads a block: 32 at most, since a block has at most 1024 threads.
@@ -109,7 +109,7 @@ block_sum, block_max = _block_reduction(operator.add), _block_reduction(max)
 
 
 @functools.cache
-def rmsnorm_kernel(threads):
+def rmsnorm_kernel(threads: int) -> Kernel:
     """The kernel of y = gain x / r, r the root mean square of a row. Equation eq-layers-rmsnorm.
 
     Contract: x, y (rows, columns), gain (columns,), r (rows, 1) float32, C order, any sizes; every
@@ -147,7 +147,9 @@ def rmsnorm_kernel(threads):
     return kernel
 
 
-def rmsnorm(x, gain, y, r, eps=RMSNORM_EPS, threads=256):
+def rmsnorm(
+    x: Array, gain: Array, y: Array, r: Array, eps: float = RMSNORM_EPS, threads: int = 256
+) -> None:
     """y, r = layers.rmsnorm(x, gain) by `rmsnorm_kernel`: x, y (rows, columns), r (rows, 1)."""
     rows, columns = x.shape
     assert y.shape == x.shape and gain.shape == (columns,) and r.shape == (rows, 1)
@@ -157,7 +159,7 @@ def rmsnorm(x, gain, y, r, eps=RMSNORM_EPS, threads=256):
 
 
 @functools.cache
-def softmax_kernel(threads):
+def softmax_kernel(threads: int) -> Kernel:
     """The kernel of y = softmax(x) along rows. Equation eq-gpu-softmax.
 
     Contract: x, y (rows, columns) float32, C order, any sizes; every y is written. `threads` is a
@@ -199,7 +201,7 @@ def softmax_kernel(threads):
     return kernel
 
 
-def softmax(x, y, threads=256):
+def softmax(x: Array, y: Array, threads: int = 256) -> None:
     """y = softmax of each row of x by `softmax_kernel`: x, y (rows, columns) float32."""
     assert x.shape == y.shape and x.dtype == y.dtype == np.float32
     assert threads.bit_count() == 1, f"{threads} threads is not a power of two"

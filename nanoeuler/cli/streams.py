@@ -1,0 +1,45 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-main
+"""What to do where nobody reads: messages are dropped, and the work goes on."""
+
+import os
+import sys
+
+
+def drop(stream):
+    """Let `stream`, whose reader has gone, write to nowhere from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class Messages:
+    """A stream for messages, in all as `stream` but that it does not matter if nobody reads."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text):
+        """Write `text`, or drop it."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            drop(self._stream)
+            return len(text)
+
+    def flush(self):
+        """Flush, or drop what is left."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            drop(self._stream)
+
+
+def tell(text):
+    """Print on stdout where the result of a command lies; it is there whether or not it is read."""
+    print(text, file=Messages(sys.stdout), flush=True)

@@ -1,0 +1,165 @@
+# Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-sources-attempt
+"""A way for pooch to download: it goes on with what came before, and asks again politely.
+
+Leaves out several connections at once, logins, and digests: to compare those is pooch's part.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from http.client import responses
+from pathlib import Path
+
+import requests
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError, NewConnectionError
+
+from nanoeuler import __version__
+from nanoeuler.data.catalogue import File
+from nanoeuler.data.quote import quoted
+from nanoeuler.errors import UserError
+from nanoeuler.files import confirm
+
+CHUNK = 1 << 16  # bytes in memory at once: many packets, and nothing next to a file
+TIMEOUT = 30.0  # seconds of silence after which a connection counts as dead
+LATER = {408, 425, 429, *range(500, 600)}  # answers that mean "later" (RFC 9110, 8470, 6585)
+RETRIES = Retry(6, backoff_factor=0.5)  # without progress: 31 seconds, chapter 6b's equation
+LONGEST_WAIT = 120.0  # seconds that a server may ask for; beyond, the reader had better come back
+
+
+class _Again(Exception):
+    """An attempt that failed in a way that may pass.
+
+    wait: seconds that the server asked for. nobody: no server was there to be asked.
+    """
+
+    def __init__(self, why, wait=0.0, nobody=False):
+        super().__init__(why)
+        self.wait, self.nobody = wait, nobody
+
+
+def _ask(url, have):
+    """The server's answer to a request for the bytes of `url` from number `have` on."""
+    headers = {"User-Agent": f"nanoeuler/{__version__}", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        return requests.get(url, headers=headers, stream=True, timeout=TIMEOUT)
+    except (requests.RequestException, ValueError) as error:
+        beneath = [error]
+        while cause := beneath[-1].__cause__ or beneath[-1].__context__:
+            beneath.append(cause)
+        why = quoted(getattr(beneath[-1], "strerror", None) or beneath[-1])
+        passing = isinstance(error, requests.ConnectionError | requests.Timeout)
+        if passing and not isinstance(error, requests.exceptions.SSLError):
+            nobody = any(isinstance(cause, NewConnectionError) for cause in beneath)
+            raise _Again(f"no connection ({why})", nobody=nobody) from None
+    raise UserError(f"expected {url} to lead to a file, but {why}: correct the catalogue, or give "
+                    "a copy of the file with --from DIR")  # fmt: skip
+
+
+def _judge(answer, url):
+    """Raise what the answer's status calls for, unless a body may come with it."""
+    status = answer.status_code
+    why = f"the server answers {status} {responses.get(status, '')}".strip()
+    if status in LATER:
+        try:
+            wait = RETRIES.get_retry_after(answer.raw) or 0.0
+        except (InvalidHeader, ValueError, OverflowError):  # nonsense: our own waits stand
+            wait = 0.0
+        if wait > LONGEST_WAIT:
+            raise UserError(f"{url}: {why} and asks for {wait:.0f} s: run the same command then")
+        raise _Again(why, wait)
+    if status not in (200, 206, 416):
+        raise UserError(f"expected {url}, but {why}: look for the file's new address, or give a "
+                        "copy of the file with --from DIR")  # fmt: skip
+
+
+def _place(answer, part):
+    """The number of the body's first byte in the file: 0, or where `part` ends."""
+    have, claim = size_of(part), answer.headers.get("Content-Range", "")
+    if answer.status_code == 200:
+        return 0
+    if answer.status_code == 206 and have and claim.startswith(f"bytes {have}-"):
+        return have
+    part.unlink(missing_ok=True)
+    raise _Again(f"asked for bytes from {have:,} on, the server answers {answer.status_code} "
+                 f"with range {quoted(repr(claim), 40)}")  # fmt: skip
+
+
+def _attempt(file, part, report):
+    """Add to `part` what one connection gives. Raise `_Again` unless the file is then complete."""
+    with _ask(file.url, size_of(part)) as answer:
+        _judge(answer, file.url)
+        have, whole = _place(answer, part), False
+        with open(part, "ab" if have else "wb") as out:
+            try:
+                while chunk := answer.raw.read1(min(CHUNK, (file.bytes or have + CHUNK) - have)):
+                    out.write(chunk)
+                    have += len(chunk)
+                    report(file.name, have, file.bytes, "")
+                whole = have == (file.bytes or have)
+            except HTTPError:  # the connection broke, timed out, or ended before its time
+                pass
+    if not whole:
+        size = f" of {file.bytes:,}" if file.bytes else ""
+        raise _Again(f"the connection ended at byte {have:,}{size}")
+
+
+def size_of(path: Path) -> int:
+    """The size of a file in bytes, 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+# %% sec-sources-again
+class Resuming:
+    """A downloader for pooch that goes on with what an earlier one has left in the file `part`.
+
+    report(name, have, size, note) is told how far it is, pause(seconds) waits. `attempts` counts,
+    and `glued` says after a download whether the file was put together from pieces.
+    """
+
+    def __init__(self, file: File, part: Path, report: Callable, pause: Callable = time.sleep):
+        self.file, self.part, self.report, self.pause = file, part, report, pause
+        self.attempts, self.glued = 0, False
+
+    def __call__(self, url: str, output_file: str, pooch: object) -> None:
+        """Complete the part and hand it over as `output_file`. UserError: what is in the way."""
+        file, part, retries = self.file, self.part, RETRIES
+        if file.bytes and size_of(part) > file.bytes:
+            part.unlink()
+        furthest = size_of(part)
+        self.glued = furthest > 0
+        while not file.bytes or size_of(part) < file.bytes:
+            self.attempts += 1
+            try:
+                _attempt(file, part, self.report)
+                break
+            except _Again as problem:
+                if size_of(part) > furthest:
+                    retries, furthest, self.glued = RETRIES, size_of(part), True
+                retries = self._more(retries, problem)
+        confirm(part)  # a name may reach the disk before the bytes do
+        os.replace(part, output_file)
+
+    def _more(self, retries, problem):
+        """The retries that are left after a problem, when it is time for another attempt."""
+        have = size_of(self.part)
+        try:
+            if problem.nobody and self.attempts == 1:
+                raise MaxRetryError(None, self.file.url, problem)
+            retries = retries.increment("GET", self.file.url, error=problem)
+        except MaxRetryError:
+            kept = f" ({have:,} bytes are kept)" if have else ""
+            raise UserError(
+                f"expected {self.file.url}, but {problem}: try again later{kept}, "
+                "or give a copy of the file with --from DIR"
+            ) from None
+        wait = max(retries.get_backoff_time(), problem.wait)
+        when = f"in {wait:.0f} s" if wait else "at once"
+        self.report(self.file.name, have, self.file.bytes, f"{problem}; again {when}")
+        self.pause(wait)
+        return retries

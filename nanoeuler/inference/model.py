@@ -1,0 +1,149 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-face-model
+"""A trained model as one thing: configuration, tokenizer and weights, and what they do together.
+
+Leaves out how it came to be: training, fine-tuning and loading are functions of face.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import numpy as np
+
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.text import read_text
+from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.errors import UserError
+from nanoeuler.inference.chat import Chat
+from nanoeuler.inference.decoder import Decoder, generate, text_pieces
+from nanoeuler.inference.evaluate import Evaluation, evaluate, windows_at_once
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.run import check_sizes
+
+TOKENS = 200  # that are written if nobody says how many: about a paragraph
+
+
+class Knobs(TypedDict, total=False):
+    """How the next token is drawn; what is left out is as `decoder.generate` has it."""
+
+    temperature: float  # 0: always the most probable token
+    top_k: int          # of the so many most probable tokens; 0: of all
+    top_p: float        # of the tokens that together have this probability; 1: of all
+    seed: int           # the same seed, the same text
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
+
+    >>> model.config.n_layers
+    2
+    >>> model.tokenizer.vocab_size == model.config.vocab_size
+    True
+    >>> model.weights["embedding"].shape
+    (300, 48)
+    """
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    weights: Weights
+
+    def __post_init__(self) -> None:
+        check_sizes(self.config, self.tokenizer)
+
+    def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
+                 **knobs: Unpack[Knobs]) -> str:  # fmt: skip
+        """What comes after `text`: as many `tokens`, without the text itself.
+
+        UserError for an empty text or a knob that cannot be.
+
+        >>> model.generate("The river", 20, seed=3) == model.generate("The river", 20, seed=3)
+        True
+        >>> model.generate("The river", tokens=20, temperature=-1)
+        Traceback (most recent call last):
+        nanoeuler.errors.UserError: expected temperature >= 0, ...
+        """
+        return "".join(self.stream(text, tokens, **knobs))
+
+    def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
+               **knobs: Unpack[Knobs]) -> Iterator[str]:  # fmt: skip
+        """The same in pieces, each as soon as its bytes are whole characters.
+
+        >>> pieces = model.stream("The river", tokens=20, seed=3)
+        >>> first = next(pieces)
+        >>> first + "".join(pieces) == model.generate("The river", tokens=20, seed=3)
+        True
+        """
+        decoder, prompt = Decoder(self.config, self.weights), self.tokenizer.encode(text)
+        return text_pieces(self.tokenizer, generate(decoder, prompt, tokens, **knobs))
+
+    def logits(self, text: str | bytes) -> np.ndarray:
+        """The scores (T, V) float32 of the token that follows each of the T tokens of `text`.
+
+        UserError if there is none, or more than the context holds.
+
+        >>> scores = model.logits("The river")
+        >>> ids = model.tokenizer.encode("The river")
+        >>> scores.shape == (len(ids), 300)
+        True
+        >>> likeliest = scores[-1].argmax()
+        >>> text = model.tokenizer.decode_text([likeliest])
+        >>> text == model.generate("The river", tokens=1, temperature=0)
+        True
+        """
+        ids = self.tokenizer.encode(text)
+        if not 0 < len(ids) <= self.config.context:
+            raise UserError(
+                f"expected a text of 1 to {self.config.context} tokens, got {len(ids)}: "
+                "give another piece of it"
+            )
+        logits, _ = forward(ReferenceEngine(), self.config, self.weights, ids[None])
+        return logits[0, :, 0]
+
+    def evaluate(self, text: str | bytes | Path) -> Evaluation:
+        """How well the model predicts `text`: a text, or the `Path` of a file or prepared folder.
+
+        Of a prepared folder its held-out side is judged, else the whole text. UserError for one of
+        fewer than two tokens, and for data prepared with another tokenizer.
+
+        >>> model.evaluate("The river begins under a stone.").accuracy <= 1
+        True
+        """
+        if isinstance(text, Path) and text.is_dir():
+            prepared = Prepared(text)
+            if prepared.tokenizer.hash != self.tokenizer.hash:
+                raise UserError(
+                    f"{text} was prepared with another tokenizer than the model's: prepare the "
+                    "text again, with the tokenizer of the model, or name the text itself"
+                )
+            tokens = prepared.held_out
+        else:
+            tokens = self.tokenizer.encode(read_text(text) if isinstance(text, Path) else text)
+        shape = windows_at_once(self.config), self.config.context, self.config.n_predict
+        held_out = HeldOut.from_tokens(tokens, self.tokenizer, *shape)
+        return evaluate(self.config, self.weights, held_out)
+
+    def bits_per_byte(self, text: str | bytes | Path) -> float:
+        """The first number of `evaluate`: what the text would take, were it coded by the model.
+
+        >>> known, unknown = "The river begins under a stone.", "zxq jvw kpf zqj xvk"
+        >>> model.bits_per_byte(known) < model.bits_per_byte(unknown)
+        True
+        """
+        return self.evaluate(text).bits_per_byte
+
+    def chat(self, **knobs: Unpack[Knobs]) -> Chat:
+        """A conversation; the model should be a fine-tuned one. `reply(question)` yields pieces.
+
+        >>> talk = model.chat(seed=1)
+        >>> answer = "".join(talk.reply("Where does the river begin?"))
+        """
+        return Chat(self.config, self.tokenizer, self.weights, **knobs)

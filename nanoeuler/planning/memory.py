@@ -1,0 +1,53 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-face
+"""How much memory this process may have, and a refusal of what would not fit into it.
+
+Leaves out how much of it is in use at the moment: that changes.
+"""
+
+import math
+import os
+from pathlib import Path
+
+from rich.filesize import decimal
+
+from nanoeuler.errors import UserError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+# Where Linux says how much memory a container may have: by control groups of version 2, and of 1.
+LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+
+
+def built_in() -> float:
+    """The bytes of memory of this machine; infinity where it does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return math.inf
+
+
+def limit() -> float:
+    """The bytes that this process may have at most; infinity where nobody tells."""
+    sizes = [built_in()]
+    if resource:
+        soft = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+        sizes += [size for size in soft if size != resource.RLIM_INFINITY]
+    for path in map(Path, LIMITS):
+        text = path.read_text().strip() if path.is_file() else ""
+        sizes += [int(text)] if text.isdecimal() else []
+    return min(sizes)
+
+
+def need(size: float, what: str, cure: str) -> None:
+    """UserError if `size` bytes are more than `limit`; `what` needs them, and `cure` says less."""
+    if size > limit():
+        raise UserError(
+            f"{what} needs {decimal(int(size))} of memory, and this machine has "
+            f"{decimal(int(limit()))} for it: {cure}"
+        )

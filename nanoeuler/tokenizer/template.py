@@ -1,0 +1,38 @@
+# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-chat-template
+"""The chat template: the one place where a conversation becomes token ids.
+
+One question and one answer; several in a row are a longer conversation. Leaves out system prompts
+and tools.
+"""
+
+from nanoeuler.errors import UserError
+from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+# The marks of the template; the first special token, the end of a document, is not one of them.
+_, USER, ASSISTANT, END = SPECIAL_TOKENS
+
+
+def prompt(tokenizer: Tokenizer, question: str) -> list[int]:
+    """The ids of a question in the template, up to where the answer begins.
+
+    UserError if the tokenizer lacks one of the marks.
+    """
+    if missing := [name for name in (USER, ASSISTANT, END) if name not in tokenizer.special]:
+        raise UserError(
+            f"expected a tokenizer with the special tokens of a chat, but it has no {missing[0]}: "
+            "train the model with a tokenizer that nanoeuler has made"
+        )
+    ids = tokenizer.encode(question).tolist()
+    return [tokenizer.special[USER], *ids, tokenizer.special[ASSISTANT]]
+
+
+def conversation(
+    tokenizer: Tokenizer, question: str, answer: str
+) -> tuple[list[int], list[bool]]:
+    """The ids of a question and its answer, and for each id whether the loss counts it."""
+    before = prompt(tokenizer, question)
+    after = [*tokenizer.encode(answer).tolist(), tokenizer.special[END]]
+    return before + after, [False] * len(before) + [True] * len(after)

@@ -1,0 +1,171 @@
+# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-chat-batches
+"""Supervised fine-tuning: question-answer pairs, their batches, and the run that learns from them.
+
+Leaves out everything that learns from preferences, and how a run takes its steps (loop.py).
+
+B batch, T positions (the context), K predicted tokens.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.text import TRAIN_SHARE, digest
+from nanoeuler.errors import UserError
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import Weights
+from nanoeuler.tokenizer.template import END, conversation
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.loop import fit
+from nanoeuler.training.run import Run, Settings
+from nanoeuler.training.saves import load_model
+from nanoeuler.training.train import open_run
+
+Pair = tuple[str, str]  # a question and its answer
+
+
+def pack(
+    conversations: Iterable[tuple[list[int], list[bool]]], context: int
+) -> tuple[list[list[tuple[int, bool]]], int]:
+    """Put whole conversations, (ids, counted) each, into rows of at most `context` + 1 tokens.
+
+    Returns the rows, [(id, counted)] each, and how many conversations are longer than the context
+    and left out.
+    """
+    rows, left_out = [], 0
+    for ids, counted in conversations:
+        if len(ids) > context:
+            left_out += 1
+            continue
+        if not rows or len(rows[-1]) + len(ids) > context + 1:
+            rows.append([])
+        rows[-1] += zip(ids, counted, strict=True)
+    return rows, left_out
+
+
+class Conversations:
+    """Question-answer pairs as batches for `loop.fit`; a row holds whole conversations.
+
+    `tokens` (rows, T + K) int32 and `counted`, bool, of the same shape. Pairs that are longer than
+    the context are left out, `left_out` of them. UserError if none is left.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int,
+                 n_predict: int, seed: int = 0):  # fmt: skip
+        self.batch_size, self.context, self.seed = batch_size, context, seed
+        self.ahead = 1 + np.arange(n_predict)
+        rows, self.left_out = pack((conversation(tokenizer, *pair) for pair in pairs), context)
+        if not rows:
+            raise UserError(
+                f"expected question-answer pairs of at most {context} tokens, got none: "
+                "give shorter ones, or more"
+            )
+        shape = len(rows), context + n_predict
+        self.tokens = np.full(shape, tokenizer.special[END], np.int32)
+        self.counted = np.zeros(shape, bool)
+        for row, tokens, counted in zip(rows, self.tokens, self.counted, strict=True):
+            tokens[: len(row)], counted[: len(row)] = zip(*row, strict=True)
+
+    @property
+    def windows(self) -> int:
+        """How many rows a pass over the pairs has, as `batches.Batches` has windows."""
+        return len(self.tokens)
+
+    def rows(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """tokens (B, T) and targets (B, T, K), int32, of the chosen rows (B,)."""
+        at = np.arange(self.context)[:, None] + self.ahead
+        tokens, counted = self.tokens[chosen], self.counted[chosen]
+        return tokens[:, : self.context], np.where(counted[:, at], tokens[:, at], IGNORE)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """tokens and targets of step 1, 2, ...: each pass visits all rows in a new random order."""
+        n, first = self.windows, (step - 1) * self.batch_size
+        passes = range(first // n, (first + self.batch_size - 1) // n + 1)
+        order = [np.random.default_rng((self.seed, p)).permutation(n) for p in passes]
+        start = first - n * passes[0]
+        return self.rows(np.concatenate(order)[start : start + self.batch_size])
+
+
+# %% sec-chat-sft
+def held_out_answers(
+    tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int, n_predict: int
+) -> HeldOut:
+    """What a fine-tuned model is judged by: the bytes of the answers of `pairs`, in their rows."""
+    every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
+    inputs, targets = every.rows(np.arange(every.windows))
+    answers = targets[:, :, 0]
+    judged = np.where(answers == tokenizer.special[END], IGNORE, answers)
+    if (judged == IGNORE).all():
+        raise UserError(
+            "expected answers to judge the model by, but the last tenth of the pairs, which is "
+            "held out, has empty ones: give more pairs, or others"
+        )
+    return HeldOut(inputs, judged, tokenizer, batch_size, n_predict)
+
+
+def _pair(line):
+    """The pair of a line of JSON, bytes; None if it is none."""
+    try:
+        record = json.loads(line)
+        pair = record["question"], record["answer"]
+        "".join(pair).encode()  # fails where one is no text, or half of a surrogate pair
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return pair
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
+    lines = path.read_bytes().splitlines()
+    pairs = [_pair(line) for line in lines]
+    if None in pairs:
+        at = pairs.index(None)
+        raise UserError(
+            f'line {at + 1} of {path}: expected {{"question": TEXT, "answer": TEXT}}, but it '
+            f"begins with {lines[at][:40].decode(errors='replace')!r}"
+        )
+    return pairs
+
+
+# One and a half passes over the embedded pairs, half a minute on two cores; and a quarter of the
+# rate of training from nothing, `optim.LEARNING_RATE`.
+FINETUNING = Settings(steps=600, lr=1e-3)
+
+
+def finetune(
+    base: Path | str | tuple[ModelConfig, Tokenizer, Weights], pairs: Sequence[Pair],
+    out: Path | str, *, settings: Settings | None = None, resume: bool = False, **how: Any,
+) -> Run:  # fmt: skip
+    """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
+
+    base: a run directory, or a model in its parts. The last tenth of the pairs is held out.
+    settings None: FINETUNING; with `resume`, the run's, and `base` is not read. `how` goes to
+    `loop.fit`. UserError as `train.train` raises it.
+    """
+    if len(pairs) < 2:
+        raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")
+    data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
+
+    def begin() -> Run:
+        config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
+        run = Run.begin(config, settings or FINETUNING, tokenizer, data)
+        run.weights.flat[...] = weights.flat
+        return run
+
+    with open_run(out, begin, data=data, settings=settings, resume=resume) as run:
+        shape = run.settings.batch_size, run.config.context, run.config.n_predict
+        batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
+        held_out = held_out_answers(run.tokenizer, pairs[cut:], *shape)
+        if batches.left_out:
+            print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
+                  f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
+        return fit(out, run, batches, held_out, **how)

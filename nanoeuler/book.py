@@ -327,6 +327,7 @@ def html_command() -> None:
     root = project_root()
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]  # a warning is an error
     if subprocess.run([*sphinx, "-c", "book", ".", "build/html"], cwd=root).returncode:
+        shutil.rmtree(root / "build" / "html")  # what is built already is not warned of again
         raise UserError("the pages were not built: the lines above say which file and why")
     print("open", root / "build" / "html" / "index.html")
 

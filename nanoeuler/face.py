@@ -42,10 +42,10 @@ def resized(config: ModelConfig, **sizes: int) -> ModelConfig:
     >>> resized(PRESETS["small"], dim=64, n_layers=2).hidden
     176
     """
-    dim = sizes.get("dim", config.dim)
-    if dim != config.dim and "hidden" not in sizes:
-        sizes["hidden"] = 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8
-    return dataclasses.replace(config, **sizes)
+    dim, changes = sizes.get("dim", config.dim), dict[str, Any](sizes)
+    if dim != config.dim:
+        changes.setdefault("hidden", 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8)
+    return dataclasses.replace(config, **changes)
 
 
 def plain(path: Path) -> Path:
@@ -131,7 +131,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     >>> settings = ne.Settings(steps=3, batch_size=4)
     >>> model = ne.train(story, out=folder / "mine", settings=settings)
     >>> again = ne.train(out=folder / "mine", resume=True)  # nothing is left to do
-    >>> (again.weights["output"] == model.weights["output"]).all()
+    >>> bool((again.weights["output"] == model.weights["output"]).all())
     True
     """
     out = Path(out)

@@ -1,4 +1,4 @@
-"""What a newcomer meets: versions for conda and pip, a wheel with all of the package, the README."""
+"""What a newcomer meets: versions for conda and pip, a wheel with the whole package, the README."""
 
 import os
 import re

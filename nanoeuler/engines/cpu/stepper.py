@@ -12,7 +12,7 @@ B batch, T positions, K predicted tokens.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 import numpy as np
@@ -117,7 +117,7 @@ class CpuStepper(Stepper):
         own = [self.gradients]  # the first shard of all writes where the sum will be
         for rows in self._rounds(tokens):
             parts = own + self.buffers[: len(rows) - len(own)]
-            sums += self.pool.map(run, self.engines, rows, parts)
+            sums += self._together(run, self.engines, rows, parts)
             self._add_up(parts[len(own) :])
             own = []
         return sum(sums)
@@ -132,7 +132,14 @@ class CpuStepper(Stepper):
             )
 
         rounds = self._rounds(tokens)
-        return sum(x for each in rounds for x in self.pool.map(run, self.engines, each))
+        return sum(x for each in rounds for x in self._together(run, self.engines, each))
+
+    def _together(self, function, *columns):
+        # What the function returns for each row of arguments, on as many threads as there are. If
+        # one raises, so does this, but not before all have ended: an engine serves one at a time.
+        jobs = [self.pool.submit(function, *row) for row in zip(*columns)]  # noqa: B905 as map
+        wait(jobs)
+        return [job.result() for job in jobs]
 
     def _rounds(self, tokens):
         # The shards of a batch, each the range of its sequences, as many at a time as threads.
@@ -151,4 +158,4 @@ class CpuStepper(Stepper):
             for part in parts:
                 np.add(total[piece], part.flat[piece], out=total[piece])
 
-        list(self.pool.map(add, range(0, total.size, SLICE)))
+        self._together(add, range(0, total.size, SLICE))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoeuler.data import docstrings
+from nanoeuler.data.prepared import Prepared
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model
 from nanoeuler.model.config import PRESETS, ModelConfig
@@ -41,10 +42,10 @@ def resized(config: ModelConfig, **sizes: int) -> ModelConfig:
     >>> resized(PRESETS["small"], dim=64, n_layers=2).hidden
     176
     """
-    dim = sizes.get("dim", config.dim)
-    if dim != config.dim and "hidden" not in sizes:
-        sizes["hidden"] = 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8
-    return dataclasses.replace(config, **sizes)
+    dim, changes = sizes.get("dim", config.dim), dict[str, Any](sizes)
+    if dim != config.dim:
+        changes.setdefault("hidden", 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8)
+    return dataclasses.replace(config, **changes)
 
 
 def plain(path: Path) -> Path:
@@ -130,7 +131,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     >>> settings = ne.Settings(steps=3, batch_size=4)
     >>> model = ne.train(story, out=folder / "mine", settings=settings)
     >>> again = ne.train(out=folder / "mine", resume=True)  # nothing is left to do
-    >>> (again.weights["output"] == model.weights["output"]).all()
+    >>> bool((again.weights["output"] == model.weights["output"]).all())
     True
     """
     out = Path(out)
@@ -138,6 +139,11 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
         config, settings = config or PRESETS[PRESET], settings or Settings()
         _fits(config, settings, threads)
     text = own_text(out) if resume and data is None else text_of("docs" if data is None else data)
+    if tokenizer and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
+        raise UserError(
+            f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "
+            "text again with it (nanoeuler data prepare --tokenizer)"
+        )
     how = _hooks(sample, before=before, engine=engine, threads=threads, save_every=save_every,
                  keep=keep)  # fmt: skip
     return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,

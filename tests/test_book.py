@@ -255,3 +255,14 @@ def test_cores_are_those_that_this_process_may_use():
         assert measurements.cores() == 1 and measurements.device().endswith(", 1 cores")
     finally:
         os.sched_setaffinity(0, all_of_them)
+
+
+def test_pages_with_a_warning_are_built_again(small_book, monkeypatch):
+    """Sphinx does not warn a second time of a page that it keeps from the time before."""
+    (small_book / "build" / "html").mkdir(parents=True)
+    monkeypatch.chdir(small_book)
+    failed = subprocess.CompletedProcess([], returncode=1)
+    monkeypatch.setattr(book.subprocess, "run", lambda *command, **how: failed)
+    with pytest.raises(UserError, match="the pages were not built"):
+        book.html_command()
+    assert not (small_book / "build" / "html").exists()

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from nanoeuler import paths
 from nanoeuler.cli import main as cli
-from nanoeuler.data import catalogue, docstrings
-from nanoeuler.data.batches import Prepared
+from nanoeuler.data import catalogue
+from nanoeuler.data.prepared import Prepared
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.saves import saves
@@ -30,6 +31,7 @@ STORY = (ROOT / "data" / "river.txt").read_text()
 HOST = "https://texts.invalid"  # a catalogue allows no http; the tests put their server there
 REAL = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
 SMALL = "--batch-size 4 --save-every 2"
+TINY = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 64"
 
 # Five books as Project Gutenberg wraps them, of which two are the same; a play; questions.
 PARTS = [STORY[i * 3000 : (i + 1) * 3000].strip() for i in range(4)]
@@ -101,15 +103,16 @@ def server():
 PROGRAM = """
 import dataclasses, os, signal, sys, time
 from pathlib import Path
-from nanoeuler.data import batches as data, catalogue, docstrings, documents
+from nanoeuler import paths
+from nanoeuler.data import batches as data, catalogue, documents
 from nanoeuler.cli.main import main
 folder, url = Path(sys.argv[1]), sys.argv[2]
-docstrings.data_folder = lambda name: folder / name
+paths.data_folder = paths.shipped = lambda name: folder / name
 read = catalogue.catalogue
 def at(source):
     files = tuple(dataclasses.replace(f, url=f.url.replace({host!r}, url)) for f in source.files)
     return dataclasses.replace(source, files=files)
-catalogue.catalogue = lambda path: dict((name, at(s)) for name, s in read(path).items())
+catalogue.catalogue = lambda: dict((name, at(s)) for name, s in read().items())
 {more}
 sys.exit(main(sys.argv[3:]))
 """
@@ -141,9 +144,10 @@ def nanoeuler(folder, server, monkeypatch, capfd):
         files = (dataclasses.replace(f, url=f.url.replace(HOST, server.url)) for f in source.files)
         return dataclasses.replace(source, files=tuple(files))
 
-    monkeypatch.setattr(docstrings, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(paths, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: folder / name)
     monkeypatch.setattr(
-        catalogue, "catalogue", lambda path: {name: at(s) for name, s in read(path).items()}
+        catalogue, "catalogue", lambda: {name: at(s) for name, s in read().items()}
     )
 
     def run(line):
@@ -172,7 +176,8 @@ def test_the_list_says_how_far_each_text_has_come(nanoeuler, folder, monkeypatch
     monkeypatch.setattr("socket.create_connection", None)  # no network is asked
     assert states() == [("books", "not here"), ("play", "not here"), ("questions", "not here")]
     monkeypatch.undo()
-    monkeypatch.setattr(docstrings, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(paths, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: folder / name)
     there = folder / "fetched" / "books"
     there.mkdir(parents=True)
     for name, data in FILES["books"][1].items():
@@ -185,7 +190,8 @@ def test_the_list_says_how_far_each_text_has_come(nanoeuler, folder, monkeypatch
 
 
 def test_a_list_without_a_checkout_says_what_is_missing(nanoeuler, monkeypatch, tmp_path):
-    monkeypatch.setattr(docstrings, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: tmp_path / name)
     code, out, err = nanoeuler("data list")
     assert code == 2 and re.fullmatch(r"nanoeuler: expected a catalogue[^\n]*\n", err)
 
@@ -250,7 +256,7 @@ def test_pairs_are_prepared_and_fine_tuning_reads_them(prepared, folder):
     assert json.loads(lines[7]) == {"question": "What is 7?", "answer": "The number 7."}
     assert prepared("data show prepared/questions")[1].split() == ["pairs", "30"]
     assert prepared("data show prepared/questions 8")[1] == "What is 7?\n\nThe number 7.\n"
-    train = f"train --data prepared/play --out runs/base --steps 4 {SMALL}"
+    train = f"train --data prepared/play --out runs/base --steps 4 {SMALL} {TINY}"
     assert prepared(train)[0] == 0
     sft = f"sft --from runs/base --out runs/chat --steps 2 {SMALL}"
     code, out, err = prepared(f"{sft} --data prepared/questions")
@@ -280,7 +286,7 @@ def test_files_of_ones_own(nanoeuler, folder):
 
 def test_a_run_on_prepared_data_survives_its_death(prepared, folder, server, tmp_path):
     line = "train --data prepared/books --steps 6 --batch-size 8 --accumulate 2 --save-every 2 "
-    line += "--keep 1 --out "
+    line += f"--keep 1 {TINY} --out "
     dies = (
         "ask = data.Batches.batch\n"
         "def batch(self, step):\n"
@@ -400,7 +406,8 @@ def test_an_error_is_one_line_and_exit_code_2(prepared, folder, line):
 
 def test_a_text_that_was_not_fetched_is_told_of(nanoeuler, folder, monkeypatch, tmp_path):
     (tmp_path / "sources.toml").write_text(toml())
-    monkeypatch.setattr(docstrings, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: tmp_path / name)
     for name in FILES:
         code, _, err = nanoeuler(f"data prepare {name}")
         assert code == 2 and re.fullmatch(r"nanoeuler: expected [^\n]+data fetch[^\n]*\n", err)
@@ -410,7 +417,8 @@ def test_a_text_that_was_not_fetched_is_told_of(nanoeuler, folder, monkeypatch, 
 
 def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
     (tmp_path / "sources.toml").write_text(toml().replace(HOST, "https://127.0.0.1:1"))
-    monkeypatch.setattr(docstrings, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: tmp_path / name)
     monkeypatch.setattr("nanoeuler.data.fetch.WAITS", ())  # one attempt
     code, out, err = nanoeuler("data fetch play")
     assert (code, out) == (2, "") and "--from DIR" in err.splitlines()[-1]
@@ -421,16 +429,18 @@ def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
 def test_real_books_become_a_model(nanoeuler, folder, monkeypatch):
     monkeypatch.undo()  # the real catalogue
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(docstrings, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(paths, "data_folder", lambda name: folder / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: folder / name)
     books = catalogue.catalogue(ROOT / "data" / "sources.toml")["gutenberg"]
     few = tuple(sorted(books.files, key=lambda file: file.bytes)[:3])
     few = dataclasses.replace(books, files=few)
-    monkeypatch.setattr(catalogue, "catalogue", lambda path: {"gutenberg": few})
+    monkeypatch.setattr(catalogue, "catalogue", lambda: {"gutenberg": few})
     code, out, err = nanoeuler(["data", "fetch", "gutenberg", "--from", str(REAL / "gutenberg")])
     assert code == 0 and err.count(": whole") == 3, err
     assert nanoeuler("data prepare gutenberg")[0] == 0
     for n in (1, 2, 3):
         text = nanoeuler(f"data show prepared/gutenberg {n}")[1]
         assert len(text) > 50_000 and "Gutenberg" not in text and "\r" not in text
-    assert nanoeuler(f"train --data prepared/gutenberg --out runs/books --steps 2 {SMALL}")[0] == 0
-    assert nanoeuler("train --data prepared/gutenberg --out runs/books --resume")[0] == 0
+    line = "train --data prepared/gutenberg --out runs/books"
+    assert nanoeuler(f"{line} --steps 2 {SMALL} {TINY}")[0] == 0
+    assert nanoeuler(f"{line} --resume")[0] == 0

@@ -174,8 +174,18 @@ def outer():
 def again():
     """Wait until there is something to decide for this rule!"""
 '''
-# sha256 of what RULED gives, with the number of the rules that gave it.
+# The number of the rules: the first 16 digits of the sha256 of what they find in RULED.
 DIGEST = {1: "bde95ce87bafa860"}
+
+
+def test_a_clone_that_is_not_installed_has_the_standard_library(monkeypatch):
+    def missing(name):
+        raise docstrings.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(docstrings.metadata, "distribution", missing)
+    assert docstrings.distributions() == {}
+    sources = docstrings.sources()
+    assert "textwrap" in sources and not any(name.startswith("numpy.") for name in sources)
 
 
 def test_other_rules_have_another_number(tmp_path):

@@ -19,12 +19,10 @@ import typer
 
 from nanoeuler.errors import UserError
 
-LARGEST = 2**63 - 1  # that 64 bits hold: a larger number is a slip of the finger
-
 
 def _whole(meaning, least=1):
     """The type of a flag for a whole number; left out, it is None."""
-    return Annotated[int | None, typer.Option(min=least, max=LARGEST, metavar="N", help=meaning)]
+    return Annotated[int | None, typer.Option(min=least, metavar="N", help=meaning)]
 
 
 def _number(meaning):
@@ -104,7 +102,7 @@ SIZES = {
     "layers": _whole("how many layers"),
     "heads": _whole("heads of attention"),
     "kv_heads": _whole("heads for keys and values"),
-    "hidden": _whole("width inside the MLP; left out, it follows --dim"),
+    "hidden": _whole("width inside the MLP"),
     "context": _whole("tokens that the model sees at once"),
     "vocab_size": VocabSize,
 }

@@ -148,14 +148,14 @@ def distributions() -> dict[str, metadata.Distribution]:
     while waiting:
         try:
             package = metadata.distribution(waiting.pop())
-        except metadata.PackageNotFoundError:  # for another system, by its marker
+        except metadata.PackageNotFoundError:  # for another system, or a clone not installed
             continue
         name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
         if name not in packages:
             packages[name] = package
             required = [line for line in package.requires or [] if "extra" not in line]
             waiting += [re.match(r"[\w.-]+", line).group() for line in required]
-    del packages["nanoeuler"]
+    packages.pop("nanoeuler", None)
     return dict(sorted(packages.items()))
 
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from nanoeuler.data.heldout import HeldOut
-from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.choice import engine_factory
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights
 
-# Logits that are computed at a time: 64 MB of them in float32.
-LOGITS = 1 << 24
+# Logits that are computed at a time: 8 MB of them in float32, some windows of a small model.
+LOGITS = 1 << 21
 
 
 class Evaluation(NamedTuple):
@@ -40,7 +40,7 @@ def windows_at_once(config: ModelConfig) -> int:
 
 def evaluate(config: ModelConfig, weights: Weights, held_out: HeldOut) -> Evaluation:
     """The numbers of equation eq-face-evaluate over all windows of `held_out`, in float64 sums."""
-    engine, nats, right, judged = ReferenceEngine(), 0.0, 0, 0
+    engine, nats, right, judged = engine_factory("reference")(), 0.0, 0, 0
     for tokens, targets in held_out.batches(np.arange(len(held_out.inputs))):
         logits, _ = forward(engine, config, weights, tokens)
         counted = targets[:, :, 0] != IGNORE

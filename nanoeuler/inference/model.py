@@ -17,7 +17,7 @@ import numpy as np
 from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.prepared import Prepared
 from nanoeuler.data.text import read_text
-from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.choice import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat
 from nanoeuler.inference.decoder import Decoder, generate, text_pieces
@@ -82,7 +82,7 @@ class Model:
         >>> first + "".join(pieces) == model.generate("The river", tokens=20, seed=3)
         True
         """
-        decoder, prompt = Decoder(self.config, self.weights), self.tokenizer.encode(text)
+        decoder, prompt = Decoder(self.config, self.weights), self.tokenizer.encode(text).tolist()
         return text_pieces(self.tokenizer, generate(decoder, prompt, tokens, **knobs))
 
     def logits(self, text: str | bytes) -> np.ndarray:
@@ -105,7 +105,8 @@ class Model:
                 f"expected a text of 1 to {self.config.context} tokens, got {len(ids)}: "
                 "give another piece of it"
             )
-        logits, _ = forward(ReferenceEngine(), self.config, self.weights, ids[None])
+        engine = engine_factory("reference")()
+        logits, _ = forward(engine, self.config, self.weights, ids[None])
         return logits[0, :, 0]
 
     def evaluate(self, text: str | bytes | Path) -> Evaluation:

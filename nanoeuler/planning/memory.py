@@ -9,16 +9,15 @@ Leaves out how much of it is in use at the moment: that changes.
 
 import math
 import os
+import sys
 from pathlib import Path
 
 from rich.filesize import decimal
 
 from nanoeuler.errors import UserError
 
-try:
+if sys.platform != "win32":
     import resource
-except ImportError:  # Windows
-    resource = None
 
 # Where Linux says how much memory a container may have: by control groups of version 2, and of 1.
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
@@ -35,7 +34,7 @@ def built_in() -> float:
 def limit() -> float:
     """The bytes that this process may have at most; infinity where nobody tells."""
     sizes = [built_in()]
-    if resource:
+    if sys.platform != "win32":
         soft = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
         sizes += [size for size in soft if size != resource.RLIM_INFINITY]
     for path in map(Path, LIMITS):

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from nanoeuler.data.batches import HeldOut
+from nanoeuler.data.heldout import HeldOut
 from nanoeuler.files import replacing
 from nanoeuler.training.folder import read_metrics, writing
 from nanoeuler.training.run import Run

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler.data.batches import Ahead, Batches, HeldOut
+from nanoeuler.data.batches import Ahead, Batches
+from nanoeuler.data.heldout import HeldOut
 from nanoeuler.engines.choice import engine_name, make_stepper
 from nanoeuler.engines.interface import Stepper, Taken
 from nanoeuler.errors import UserError

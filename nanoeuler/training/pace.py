@@ -12,7 +12,8 @@ import time
 from math import ceil
 from typing import NamedTuple
 
-from nanoeuler.data.batches import QUICK_WINDOWS, Batches, HeldOut
+from nanoeuler.data.batches import Batches
+from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut
 from nanoeuler.engines.choice import make_stepper
 from nanoeuler.model.weights import Weights
 from nanoeuler.training.optim import AdamW

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nanoeuler.data.batches import Batches, HeldOut, Prepared, checked_text
+from nanoeuler.data.batches import Batches
+from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.prepare import prepare_text
+from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.text import checked_text
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -146,6 +149,7 @@ def train(
         shape = run.settings.batch_size, run.config.context, run.config.n_predict
         return fit(
             out, run, Batches(prepared.train, *shape, run.settings.seed),
-            HeldOut(prepared.held_out, run.tokenizer, *shape), engine=engine, threads=threads,
+            HeldOut.from_tokens(prepared.held_out, run.tokenizer, *shape),
+            engine=engine, threads=threads,
             save_every=save_every, keep=keep, sample=sample, on_step=on_step, before=before,
         )  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.batches import digest, read_text, split
+from nanoeuler.data.text import digest, read_text, split
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.depth import walk
 from nanoeuler.model.transformer import forward

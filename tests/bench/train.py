@@ -18,7 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from nanoeuler import measurements
-from nanoeuler.data.batches import Batches, HeldOut, digest, read_text, split
+from nanoeuler.data.batches import Batches
+from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.text import digest, read_text, split
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -110,7 +112,7 @@ def one_of_sweep(changes):
     run = Run.begin(CONFIG, settings, tokenizer, digest(text))
     shape = settings.batch_size, CONFIG.context, CONFIG.n_predict
     batches = Batches(tokenizer.encode(train_text), *shape, settings.seed)
-    held_out = HeldOut(tokenizer.encode(held_out_text), tokenizer, *shape)
+    held_out = HeldOut.from_tokens(tokenizer.encode(held_out_text), tokenizer, *shape)
     with tempfile.TemporaryDirectory() as out, alone(out):
         fit(out, run, batches, held_out, threads=2)
         return read_metrics(out)[-1]["bits_per_byte"]

@@ -1,0 +1,351 @@
+"""The package as a program of one's own uses it: import nanoeuler as ne."""
+
+import dataclasses
+import doctest
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nanoeuler as ne
+from nanoeuler import face
+from nanoeuler.cli import flags
+from nanoeuler.cli import main as cli
+from nanoeuler.inference import evaluate, model
+from nanoeuler.model.config import CHOICES
+from nanoeuler.model.weights import Weights
+from nanoeuler.training.folder import read_metrics
+from nanoeuler.training.saves import read_record
+
+ROOT = Path(__file__).resolve().parents[1]
+STORY = ROOT / "data" / "river.txt"
+TINY = face.resized(ne.PRESETS["small"], dim=48, n_layers=2, context=64, vocab_size=300)
+PAIRS = [(f"What is {i}?", f"The number {i}.") for i in range(30)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a trained run, base."""
+    folder = tmp_path_factory.mktemp("face")
+    settings = ne.Settings(steps=60, batch_size=4, lr=0.01)
+    ne.train(STORY, out=folder / "base", config=TINY, settings=settings)
+    return folder
+
+
+@pytest.fixture
+def base(folder):
+    return ne.load(folder / "base")
+
+
+@pytest.mark.parametrize("module", [face, model], ids=lambda module: module.__name__)
+def test_the_examples_of_the_docstrings_run(module, folder, base, tmp_path, capfd, monkeypatch):
+    os.symlink(folder / "base", tmp_path / "base")
+    short = ne.Settings(steps=3, batch_size=4)  # the examples ask for no sizes of a model
+    monkeypatch.setitem(ne.PRESETS, "small", TINY)
+    names = {"model": base, "folder": tmp_path, "story": STORY, "settings": short, "ne": ne}
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    done = doctest.testmod(module, extraglobs=names, optionflags=flags)
+    assert done.failed == 0, capfd.readouterr().out
+    public = [each for each in vars(module).values() if getattr(each, "__doc__", None)
+              and getattr(each, "__module__", "") == module.__name__]  # fmt: skip
+    assert done.attempted > len(public)
+
+
+def test_the_names_are_those_of_the_face():
+    assert {*ne.HOMES} < {*dir(ne)}
+    for name in ne.HOMES:
+        assert getattr(ne, name) is not None
+    with pytest.raises(AttributeError, match="module 'nanoeuler' has no attribute 'trian'"):
+        ne.trian  # noqa: B018
+
+
+def child(code, cwd, **environment):
+    """Run Python with the package of this checkout, in another folder: what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment,
+                          capture_output=True, text=True, timeout=100)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+NOT_INSTALLED = """
+from importlib import metadata
+find = metadata.Distribution.from_name
+def from_name(name):
+    if name == "nanoeuler":
+        raise metadata.PackageNotFoundError(name)
+    return find(name)
+metadata.Distribution.from_name = from_name
+"""
+
+
+def test_a_clone_that_is_not_installed_is_enough(tmp_path):
+    code = f"""{NOT_INSTALLED}
+import nanoeuler as ne
+from nanoeuler.cli.main import main
+settings, config = ne.Settings(steps=1, batch_size=2), ne.PRESETS["small"]
+model = ne.train({str(STORY)!r}, out="run", settings=settings)
+print(len(ne.load("run").generate("The river", tokens=5)) > 0)
+assert main(["doctor"]) == main(["data", "list"]) == 0
+"""
+    assert child(code, tmp_path).startswith("True\n")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_model_survives_its_way_through_the_disk(folder, base):
+    again = ne.load(str(folder / "base"))
+    assert again.config == base.config and again.tokenizer.hash == base.tokenizer.hash
+    assert (again.weights.flat == base.weights.flat).all()
+
+
+def test_a_run_is_resumed_with_its_own_text_and_settings(tmp_path):
+    settings = ne.Settings(steps=4, batch_size=2, weight_decay=0.5, warmup=1)
+    out = tmp_path / "run"
+    once = ne.train(STORY, out=out, config=TINY, settings=settings, save_every=2)
+    newest = sorted(out.glob("step-*"))[-1]
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()  # as if it had been cut short
+    again = ne.train(out=out, resume=True)
+    assert (again.weights.flat == once.weights.flat).all()
+    with pytest.raises(ne.UserError, match="weight_decay 0.5, but 0.1 was asked for"):
+        ne.train(out=out, resume=True, settings=dataclasses.replace(settings, weight_decay=0.1))
+
+
+def test_a_signal_ends_the_program_and_not_only_the_training(tmp_path):
+    code = f"""
+import os, signal, threading
+import nanoeuler as ne
+from nanoeuler.face import resized
+
+def soon(run, seconds):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+config = resized(ne.PRESETS["small"], dim=16, n_layers=1, context=16)
+settings = ne.Settings(steps=1_000_000, batch_size=1)
+try:
+    ne.train({str(STORY)!r}, out="run", config=config, settings=settings, before=soon)
+except KeyboardInterrupt:
+    print("not trained to the end", ne.load("run").config.dim)
+"""
+    assert child(code, tmp_path) == "not trained to the end 16\n"
+
+
+def test_finetuning_leaves_the_model_as_it_was(base, tmp_path):
+    before = base.weights.flat.copy()
+    settings = ne.Settings(steps=3, batch_size=2, lr=0.01)
+    tuned = ne.finetune(base, PAIRS, out=tmp_path / "chat", settings=settings)
+    assert (base.weights.flat == before).all()
+    assert (tuned.weights.flat != before).any()
+    assert "".join(tuned.chat(seed=1).reply("What is 3?")) is not None
+    again = ne.finetune(base, PAIRS, out=tmp_path / "chat", resume=True)
+    assert (again.weights.flat == tuned.weights.flat).all()
+
+
+def test_knobs_are_those_of_generate(base):
+    cold = base.generate("The river", tokens=10, temperature=0)
+    assert cold == base.generate("The river", tokens=10, top_k=1) != base.generate("The", 10)
+    assert base.generate(b"The river", tokens=10, temperature=0) == cold
+    with pytest.raises(ne.UserError, match="at least one token"):
+        base.generate("")
+
+
+def test_logits_are_of_each_token_given_those_before(base):
+    scores = base.logits("The river begins")
+    ids = base.tokenizer.encode("The river begins")
+    assert scores.shape == (len(ids), TINY.vocab_size) and scores.dtype == np.float32
+    prefix = base.logits(base.tokenizer.decode(ids[:3]))
+    # Float32 sums of 48 terms, in another order where the products are of other sizes.
+    np.testing.assert_allclose(scores[:3], prefix, rtol=0, atol=1e-4)
+    for text in ("", "word " * 100):
+        with pytest.raises(ne.UserError, match="expected a text of 1 to 64 tokens, got "):
+            base.logits(text)
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+def alphabet(score):
+    """A model that knows that a, b, c follow one another, and is as sure of it as `score` says."""
+    letters = ne.Tokenizer.train(b"", 260)
+    config = ne.ModelConfig(vocab_size=260, dim=4, n_layers=1, n_heads=1, n_kv_heads=1, hidden=1,
+                            context=8, n_predict=1)  # fmt: skip
+    model = ne.Model(config, letters, Weights(config))
+    model.weights["norm"][...] = 1
+    for i, (letter, after) in enumerate(zip(b"abc", b"bca", strict=True)):
+        model.weights["embedding"][letters.encode(bytes([letter]))[0], i] = 1
+        model.weights["output"][i, letters.encode(bytes([after]))[0]] = score
+    return model
+
+
+def test_a_model_that_knows_nothing_is_in_doubt_among_all():
+    judged = alphabet(0).evaluate("abcabcabc, and more")
+    assert judged.tokens == judged.bytes == 18  # the first is not judged
+    assert judged.perplexity == pytest.approx(260, rel=1e-12)
+    assert judged.bits_per_byte == pytest.approx(np.log2(260), rel=1e-12)
+    assert judged.accuracy == 0  # of many that are equal, the first: a byte that does not occur
+
+
+def test_a_model_that_knows_is_judged_by_how_sure_it_is():
+    # RMSNorm makes a one among four channels 2, but for its epsilon, so scores are 2 `score`.
+    # log p = -log(1 + 259 exp(-2 score)), of every judged letter of the alphabet.
+    for score in (0.5, 1, 3):
+        nats = np.log(1 + 259 * np.exp(-2 * score))
+        judged = alphabet(score).evaluate("abc" * 9)
+        assert judged.perplexity == pytest.approx(np.exp(nats), rel=1e-4)
+        assert judged.bits_per_byte == pytest.approx(nats / np.log(2), rel=1e-4)
+        assert judged.accuracy == 1
+
+
+def test_what_is_not_foreseen_counts_against_the_accuracy():
+    judged = alphabet(3).evaluate("abcaabcabc")  # of nine judged letters, a second a surprises
+    assert judged.accuracy == pytest.approx(8 / 9)
+
+
+def test_special_tokens_spell_nothing_and_are_not_judged(monkeypatch):
+    model = alphabet(3)
+    ids = model.tokenizer.encode("abc").tolist()
+    end = model.tokenizer.special["<|endoftext|>"]
+    held_out = evaluate.HeldOut.from_tokens(np.array([*ids, end, *ids]), model.tokenizer, 2, 8, 1)
+    judged = evaluate.evaluate(model.config, model.weights, held_out)
+    assert (judged.tokens, judged.bytes) == (5, 5)
+
+
+def test_windows_at_a_time_do_not_change_the_numbers(base, monkeypatch):
+    text = STORY.read_text(encoding="utf-8")[:3000]
+    once = base.evaluate(text)
+    monkeypatch.setattr(evaluate, "LOGITS", 1)
+    one_by_one = base.evaluate(text)
+    assert one_by_one[2:] == once[2:]
+    # Float32 products of other sizes, in other orders: relative errors of some 1e-7 each.
+    np.testing.assert_allclose(one_by_one[:2], once[:2], rtol=1e-5)
+
+
+def test_eval_says_what_training_said(folder, base, capfd):
+    said = read_metrics(folder / "base")[-1]["bits_per_byte"]
+    prepared = base.evaluate(folder / "base" / "data")
+    # The CPU engine's float32 against the reference's: sums in another order.
+    assert prepared.bits_per_byte == pytest.approx(said, rel=1e-4)
+    assert cli.main(["eval", str(folder / "base")]) == 0
+    out = capfd.readouterr().out
+    assert f"bits per byte   {prepared.bits_per_byte:.4f}\n" in out
+    assert f"perplexity      {prepared.perplexity:.2f}\n" in out
+    assert f"{prepared.accuracy:.1%} of {prepared.tokens:,} tokens\n" in out
+    assert f"judged          {prepared.bytes:,} bytes of " in out
+
+    assert cli.main(["eval", str(folder / "base"), "--data", str(STORY)]) == 0
+    whole = base.evaluate(STORY)  # a file is judged whole
+    assert f"bits per byte   {whole.bits_per_byte:.4f}\n" in capfd.readouterr().out
+    assert whole == base.evaluate(STORY.read_bytes())
+    assert whole.bytes > prepared.bytes
+
+
+def test_data_of_another_tokenizer_are_refused(base, tmp_path):
+    other = tmp_path / "other"
+    assert cli.main(f"data prepare {STORY} --vocab-size 310 --out {other}".split()) == 0
+    with pytest.raises(ne.UserError, match="prepared with another tokenizer than the model's"):
+        base.evaluate(other)
+
+
+# Flags and settings -------------------------------------------------------------------------------
+
+
+CHANGED = {
+    "steps": 2, "minutes": 3.5, "batch_size": 3, "accumulate": 2, "lr": 0.002, "seed": 7,
+    "warmup": 1, "weight_decay": 0.25, "beta2": 0.9, "clip": 0.5,
+}  # fmt: skip
+
+
+def test_every_setting_has_a_flag_that_reaches_the_run(tmp_path, folder):
+    names = [field.name for field in dataclasses.fields(ne.Settings)]
+    assert names == [*flags.SETTINGS] == [*CHANGED]
+    defaults = ne.Settings()
+    assert all(getattr(defaults, name) != value for name, value in CHANGED.items())
+    typed = [word for name, value in CHANGED.items()
+             for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
+    sizes = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 32 --vocab-size 280".split()
+    run = tmp_path / "run"
+    assert cli.main(["train", "--data", str(STORY), "--out", str(run), *typed, *sizes]) == 0
+    assert dataclasses.asdict(read_record(run).settings) == CHANGED
+    config = read_record(run).config
+    assert config == face.resized(ne.PRESETS["small"], dim=32, n_layers=1, n_heads=2,
+                                  n_kv_heads=1, context=32, vocab_size=280)  # fmt: skip
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in PAIRS)
+    )
+    tuned = tmp_path / "chat"
+    line = ["sft", "--from", str(run), "--data", str(tmp_path / "pairs.jsonl")]
+    assert cli.main([*line, "--out", str(tuned), *typed]) == 0
+    assert dataclasses.asdict(read_record(tuned).settings) == CHANGED
+
+
+def test_every_size_of_a_model_has_a_flag():
+    fields = {field.name for field in dataclasses.fields(ne.ModelConfig)}
+    sizes = {flags.FIELDS.get(name, name) for name in flags.SIZES}
+    assert sizes <= fields
+    # What is left: switches, and what belongs to them.
+    assert fields - sizes == {*CHOICES, "n_predict", "step_size", "repeat"}
+
+
+def test_the_help_names_what_there_is(capfd):
+    from nanoeuler.engines.choice import ENGINES
+
+    assert cli.main(["train", "--help"]) == 0
+    text = " ".join(capfd.readouterr().out.split())
+    assert ", ".join([*ne.PRESETS][:-1]) + f" or {[*ne.PRESETS][-1]}" in text
+    assert ", ".join(["auto", *ENGINES[:-1]]) + f" or {ENGINES[-1]}" in text
+
+
+def test_a_model_of_other_sizes():
+    small = ne.PRESETS["small"]
+    assert face.resized(small) == small and face.resized(small, n_layers=2).hidden == small.hidden
+    for name, preset in ne.PRESETS.items():  # the rule is that of the presets
+        other = face.resized(small if preset.mlp == "swiglu" else preset, dim=preset.dim,
+                             n_heads=preset.n_heads, n_kv_heads=preset.n_kv_heads)  # fmt: skip
+        assert other.hidden == preset.hidden, name
+    assert face.resized(ne.PRESETS["gpt2-124m"], dim=96).hidden == 384
+    assert face.resized(small, dim=64, hidden=100).hidden == 100
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 50e6)
+    out = tmp_path / "run"
+    with pytest.raises(ne.UserError, match="a step of 64 x 128 tokens needs .* of memory"):
+        ne.train(STORY, out=out, settings=ne.Settings(steps=1, batch_size=64))
+    assert not out.exists()
+
+
+def test_a_model_whose_cache_cannot_fit_is_refused(folder, monkeypatch):
+    monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 1e3)
+    with pytest.raises(ne.UserError, match="the cache of the model in .* for 64 tokens needs"):
+        ne.load(folder / "base")
+
+
+# Types --------------------------------------------------------------------------------------------
+
+
+WRONG = """
+import nanoeuler as ne
+
+model: ne.Model = ne.load("runs/base")
+text: str = model.generate("The river", tokens=10, seed=3)
+model.generate("The river", tokens="ten")
+model.generate("The river", temprature=0.5)
+ne.trian("text.txt")
+bits: str = model.bits_per_byte("text")
+"""
+
+
+def test_a_type_checker_reads_the_face(tmp_path):
+    (tmp_path / "mine.py").write_text(WRONG)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml",
+         tmp_path / "mine.py"],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert lines == [6, 7, 8, 9], done.stdout + done.stderr

@@ -471,7 +471,7 @@ class Descent:
 def test_threads_change_no_byte(config, name, batch):
     w, tokens, targets, scale = problem(config, batch, 37)
     seen = set()
-    for threads in (1, 2, 3, 8):
+    for threads in (1, 2, 3, 8) if name == "cpu" else (1, 3):
         stepper = make_stepper(name, w, Descent(), threads=threads)
         for _ in range(2):
             stepper.gradients.flat[...] = np.nan  # overwritten, not added to

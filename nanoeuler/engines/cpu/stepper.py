@@ -11,21 +11,16 @@ the optimizer, which is handed in.
 B batch, T positions, K predicted tokens.
 """
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Protocol
 
 import numpy as np
 
-from nanoeuler.engines.interface import Stepper, Taken
-from nanoeuler.model.transformer import (
-    Weights,
-    head_weights,
-    loss_and_gradients,
-    loss_scale,
-    loss_sums,
-)
+from nanoeuler.engines.interface import Engine, Stepper, Taken
+from nanoeuler.measurements import cores
+from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
+from nanoeuler.model.weights import Weights
 
 # The most shards of a batch, so the most threads that find something to do.
 SHARDS = 64
@@ -33,11 +28,6 @@ SHARDS = 64
 SHARD_TOKENS = 256
 # Elements of a gradient that a thread adds up at a time: 256 KiB, a part of any level 2 cache.
 SLICE = 1 << 16
-
-
-def cores() -> int:
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def shards(batch: int, context: int) -> int:
@@ -75,7 +65,7 @@ class CpuStepper(Stepper):
 
     def __init__(
         self,
-        make_engine: Callable[[], Any],
+        make_engine: Callable[[], Engine],
         weights: Weights,
         optimizer: Optimizer,
         threads: int | None = None,
@@ -127,7 +117,7 @@ class CpuStepper(Stepper):
         own = [self.gradients]  # the first shard of all writes where the sum will be
         for rows in self._rounds(tokens):
             parts = own + self.buffers[: len(rows) - len(own)]
-            sums += self.pool.map(run, self.engines, rows, parts)
+            sums += self._together(run, self.engines, rows, parts)
             self._add_up(parts[len(own) :])
             own = []
         return sum(sums)
@@ -142,7 +132,14 @@ class CpuStepper(Stepper):
             )
 
         rounds = self._rounds(tokens)
-        return sum(x for each in rounds for x in self.pool.map(run, self.engines, each))
+        return sum(x for each in rounds for x in self._together(run, self.engines, each))
+
+    def _together(self, function, *columns):
+        # What the function returns for each row of arguments, on as many threads as there are. If
+        # one raises, so does this, but not before all have ended: an engine serves one at a time.
+        jobs = [self.pool.submit(function, *row) for row in zip(*columns)]  # noqa: B905 as map
+        wait(jobs)
+        return [job.result() for job in jobs]
 
     def _rounds(self, tokens):
         # The shards of a batch, each the range of its sequences, as many at a time as threads.
@@ -161,4 +158,4 @@ class CpuStepper(Stepper):
             for part in parts:
                 np.add(total[piece], part.flat[piece], out=total[piece])
 
-        list(self.pool.map(add, range(0, total.size, SLICE)))
+        self._together(add, range(0, total.size, SLICE))

@@ -8,10 +8,9 @@ import base64
 import hashlib
 from itertools import pairwise
 
-# The file's SHA-256, the one that tiktoken demands too, and GPT-2's only special token: it ends a
-# document.
+# The SHA-256 of the file, the one that tiktoken demands too.
 GPT2_RANKS = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-GPT2_SPECIAL_TOKENS = ("<|endoftext|>",)
+GPT2_SPECIAL_TOKENS = ("<|endoftext|>",)  # the only one that GPT-2 was trained with
 
 
 def is_gpt2(ranks: bytes) -> bool:

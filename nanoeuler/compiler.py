@@ -1,7 +1,7 @@
-# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cpu-fused
+# %% sec-tokenizer-compiler
 """Numba's compiler, ready for use: whoever compiles imports `njit` from here."""
 
 import tempfile

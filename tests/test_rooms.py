@@ -91,6 +91,14 @@ def test_only_the_door_imports_cuda():
     assert openers == {("engines", "gpu", "door")}
 
 
+def test_what_is_compiled_takes_the_compiler_from_one_module():
+    """It finds a place for machine code where numba finds none, and says what switches it off."""
+    for parts in MODULES:
+        text = ROOT.joinpath(*parts).with_suffix(".py").read_text()
+        direct = re.search(r"^ *from numba import .*\bnjit\b|numba\.n?jit", text, re.M)
+        assert not direct or parts[1:] == ("compiler",), parts
+
+
 def test_a_clone_that_is_not_installed_can_be_imported():
     """Without site-packages (-S), so with none of what is installed, and nothing heavy loaded."""
     code = "import sys, nanoeuler; print(nanoeuler.__version__, 'numpy' in sys.modules)"

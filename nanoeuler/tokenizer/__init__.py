@@ -4,5 +4,5 @@
 # %% sec-tokenizer-unicode
 """Text to ids and back: words, encode, learn, tokenizer, imports.
 
-May import: errors, files, measurements.
+May import: compiler, errors, files, measurements.
 """

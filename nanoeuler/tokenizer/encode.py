@@ -11,14 +11,11 @@ ids is one int64 key, left << 32 | right.
 
 import numpy as np
 from llvmlite import ir
-from numba import config, njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from nanoeuler.errors import UserError
+from nanoeuler.compiler import njit
 from nanoeuler.tokenizer.words import CHARACTER_CLASSES, word_end
-
-if config.DISABLE_JIT:  # the code below is written for the compiler, in part in its own terms
-    raise UserError("the tokenizer needs numba's compiler, but NUMBA_DISABLE_JIT is set: unset it")
 
 # Bytes that are one visible character in Latin-1: GPT-2 numbers these first, then the others.
 VISIBLE_BYTES = (*range(33, 127), *range(161, 173), *range(174, 256))

@@ -11,8 +11,8 @@ of Hugging Face's `tokenizers`: most frequent pair first, of equals the smaller 
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from numba import njit
 
+from nanoeuler.compiler import njit
 from nanoeuler.errors import UserError
 from nanoeuler.tokenizer.encode import (
     FREE,

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numba import njit
 
+from nanoeuler.compiler import njit
 from nanoeuler.errors import UserError
 
 # The classes that the pattern tells apart; indices into ".LNS".

@@ -23,6 +23,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import loop
 from nanoeuler.training import saves as saving
 from nanoeuler.training.folder import LOCK, add_metrics, alone, read_metrics, saves
 from nanoeuler.training.optim import AdamW
@@ -476,7 +477,7 @@ def test_a_model_and_a_tokenizer_of_other_sizes_are_refused(size, tmp_path):
 FORMAT1 = Path(__file__).parent / "helpers" / "format-1"  # written by the version before format 2
 
 
-def test_a_run_of_the_format_before_goes_on(tmp_path):
+def test_a_run_of_the_format_before_goes_on(tmp_path, capsys):
     out = shutil.copytree(FORMAT1, tmp_path / "run")
     assert "format" not in json.loads((out / "config.json").read_text())
     run = load(out)
@@ -488,6 +489,8 @@ def test_a_run_of_the_format_before_goes_on(tmp_path):
     shutil.rmtree(out / "step-00000003")
     save(out, run)
     assert load(out).step == 2
+    loop._note_program(out, run, "reference")  # its batches had another order
+    assert "code 5cf30ba6cfd436aa, now None" in capsys.readouterr().err
     record = json.loads((saved_config := out / "config.json").read_text())
     saved_config.write_text(json.dumps(record | {"format": 3}))
     with pytest.raises(UserError, match="a run of format 3, .* formats up to 2: use a newer one"):

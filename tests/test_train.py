@@ -32,8 +32,9 @@ from lives import CONFIG, RIVER
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from nanoeuler.data.batches import Batches, Prepared
+from nanoeuler.data.batches import Batches
 from nanoeuler.data.prepare import prepare
+from nanoeuler.data.prepared import Prepared
 from nanoeuler.engines.choice import make_stepper
 from nanoeuler.engines.cpu.stepper import CpuStepper
 from nanoeuler.errors import UserError

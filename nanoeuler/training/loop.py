@@ -141,7 +141,8 @@ def _take_steps(
 def _note_program(out, run: Run, engine: str) -> None:
     """Note in `run` what takes it on; if other things took it so far, say so on stderr."""
     before, now = run.program, {**program(), "engine": engine_name(engine)}
-    changes = [f"{at} {before.get(at)}, now {now[at]}" for at in now if before.get(at) != now[at]]
+    changes = [f"{at} {before.get(at)}, now {now.get(at)}" for at in now | before
+               if before.get(at) != now.get(at)]  # fmt: skip
     if run.step and changes:
         print(f"step {run.step} of {out} was saved with {'; '.join(changes)}: the run goes on, but "
               "its last bits may differ from those of a run that was never interrupted",

@@ -8,6 +8,8 @@ They are slow (one or two runs of the function for each number) and need no deri
 derived gradient is checked with. Left out: functions of several arrays (close over the others).
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 # So small that terms of order h^2 vanish beside 1e-16; any value from 1e-20 to 1e-200 would do.
@@ -16,7 +18,7 @@ COMPLEX_STEP = 1e-30
 CENTRAL_STEP = 6e-6
 
 
-def complex_step(f, x, h=COMPLEX_STEP):
+def complex_step(f: Callable, x: np.ndarray, h: float = COMPLEX_STEP) -> np.ndarray:
     """The gradient of `f` at `x`, each element exact to rounding. Equation eq-backprop-complex.
 
     `f` takes a complex128 array of the shape of x and returns a scalar. It must be analytic: no
@@ -30,7 +32,7 @@ def complex_step(f, x, h=COMPLEX_STEP):
     return gradient
 
 
-def central_difference(f, x, h=CENTRAL_STEP):
+def central_difference(f: Callable, x: np.ndarray, h: float = CENTRAL_STEP) -> np.ndarray:
     """The gradient of `f` at `x` float64 by two runs an element. Equation eq-backprop-central."""
     z, gradient = x.copy(), np.empty(x.shape)
     for at in np.ndindex(x.shape):
@@ -42,7 +44,7 @@ def central_difference(f, x, h=CENTRAL_STEP):
     return gradient
 
 
-def relative_error(gradient, exact):
-    """The largest difference of two arrays, in units of the largest element of `exact`: a float."""
+def relative_error(gradient: np.ndarray, exact: np.ndarray) -> float:
+    """The largest difference of two arrays, in units of the largest element of `exact`."""
     assert gradient.shape == exact.shape, f"{gradient.shape} against {exact.shape}"
     return float(np.max(np.abs(gradient - exact)) / np.max(np.abs(exact)))

@@ -21,7 +21,10 @@ from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope, sigmoid
 IGNORE = -1
 
 
-def linear_backward(dy, x, w, dw, dbias=None):
+def linear_backward(
+    dy: np.ndarray, x: np.ndarray, w: np.ndarray, dw: np.ndarray,
+    dbias: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """Gradients of y = x w + bias. Equation eq-backprop-linear.
 
     dy (..., O), x (..., I), w (I, O). Adds to dw (I, O) and dbias (O,), returns dx (..., I).
@@ -36,7 +39,9 @@ def linear_backward(dy, x, w, dw, dbias=None):
 
 
 # %% sec-backprop-embed
-def embed_backward(dx, tokens, dtable, dpositions=None):
+def embed_backward(
+    dx: np.ndarray, tokens: np.ndarray, dtable: np.ndarray, dpositions: np.ndarray | None = None
+) -> None:
     """Gradient of x = table[tokens] + positions. Equation eq-backprop-embed.
 
     dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). Tokens have no
@@ -50,7 +55,9 @@ def embed_backward(dx, tokens, dtable, dpositions=None):
 
 
 # %% sec-backprop-rmsnorm
-def rmsnorm_backward(dy, x, gain, r, dgain):
+def rmsnorm_backward(
+    dy: np.ndarray, x: np.ndarray, gain: np.ndarray, r: np.ndarray, dgain: np.ndarray
+) -> np.ndarray:
     """Gradients of y = gain * x / r, where r is the root mean square. Equation eq-backprop-rmsnorm.
 
     dy, x (..., C), gain (C,), r (..., 1). Adds to dgain (C,), returns dx (..., C).
@@ -65,7 +72,10 @@ def rmsnorm_backward(dy, x, gain, r, dgain):
 
 
 # %% sec-backprop-layernorm
-def layernorm_backward(dy, x, gain, stats, dgain, dbias=None):
+def layernorm_backward(
+    dy: np.ndarray, x: np.ndarray, gain: np.ndarray, stats: np.ndarray, dgain: np.ndarray,
+    dbias: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """Gradients of y = gain * (x - mean) / deviation + bias. Equation eq-backprop-layernorm.
 
     dy, x (..., C), gain (C,), stats (..., 2) as saved by `layernorm`. Adds to dgain and dbias (C,),
@@ -85,7 +95,7 @@ def layernorm_backward(dy, x, gain, stats, dgain, dbias=None):
 
 
 # %% sec-backprop-rope
-def rope_backward(dheads, n, cos, sin):
+def rope_backward(dheads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Gradient of `rope`: the first n heads turned by the opposite angle.
 
     dheads (B, T, N, D), cos and sin (T, D // 2). Returns (B, T, N, D). Equation eq-backprop-rope.
@@ -95,7 +105,7 @@ def rope_backward(dheads, n, cos, sin):
 
 
 # %% sec-backprop-attention
-def attention_backward(dy, heads, n_kv, p):
+def attention_backward(dy: np.ndarray, heads: np.ndarray, n_kv: int, p: np.ndarray) -> np.ndarray:
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
     dy (B, T, H*D); heads (B, T, H+2G, D) as given to `attention`, n_kv = G; p (B, H, T, T) as saved
@@ -117,7 +127,7 @@ def attention_backward(dy, heads, n_kv, p):
 
 
 # %% sec-backprop-swiglu
-def swiglu_backward(dh, gate_up):
+def swiglu_backward(dh: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
     """Gradient of h = silu(gate) * up. Equation eq-backprop-swiglu.
 
     dh (..., F), gate_up (..., 2F), the gate first. Returns dgate_up (..., 2F).
@@ -132,7 +142,7 @@ def swiglu_backward(dh, gate_up):
 
 
 # %% sec-backprop-gelu
-def gelu_backward(dh, u):
+def gelu_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
     """Gradient of h = gelu(u), both of any one shape. Equation eq-backprop-gelu."""
     assert dh.shape == u.shape
     tanh = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
@@ -143,7 +153,9 @@ def gelu_backward(dh, u):
 
 
 # %% sec-backprop-cross-entropy
-def cross_entropy(logits, targets, scale):
+def cross_entropy(
+    logits: np.ndarray, targets: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
 
     logits (B, T, K, V); targets (B, T, K) int in 0..V-1, or IGNORE; scale (K,), the weight of one

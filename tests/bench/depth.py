@@ -1,4 +1,4 @@
-"""Put the questions of chapter 6c to trained models: `python tests/bench/depth.py [RUN]`.
+"""Put the questions of chapter 6f to trained models: `python tests/bench/depth.py [RUN]`.
 
 RUN is a run directory of `nanoeuler train` (default runs/base). First the model in it is walked
 otherwise and judged on the held-out part of the embedded corpus, the text of `nanoeuler train`.
@@ -29,9 +29,9 @@ from nanoeuler.model.depth import (
 )
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.weights import initialise
-from nanoeuler.training import saves as checkpoint
 from nanoeuler.training.optim import AdamW, learning_rate
 from nanoeuler.training.run import Settings
+from nanoeuler.training.saves import load_model
 
 ENGINE = "cpu"
 SCALES = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)  # of h
@@ -72,7 +72,7 @@ class Judge:
         self.batch = next(self.held_out.batches(range(16)))[0]
         self.engine = engine_factory(ENGINE)()
 
-    def bits(self, config, w):
+    def bits(self, w):
         """Bits per byte of 128 windows, spread over the held-out text."""
         return self.held_out.bits_per_byte(make_stepper(ENGINE, w, AdamW(w)).sums, quick=True)
 
@@ -81,7 +81,7 @@ class Judge:
         first = next(iter(asked.values()))
         for question, model in asked.items():
             case = json.dumps({"model": name, "seed": seed, "question": question})
-            yield measurements.row("bits", case, ENGINE, self.bits(*model), "bits/byte")
+            yield measurements.row("bits", case, ENGINE, self.bits(model[1]), "bits/byte")
             distance = moved(self.engine, first, model, self.batch)
             yield measurements.row("moved", case, ENGINE, distance, "of the way")
 
@@ -162,17 +162,18 @@ def fitted(tokens, config, seed, refined, start):
     settings = Settings(steps=STEPS, batch_size=BATCH, seed=seed)
     batches = Batches(tokens, BATCH, config.context, config.n_predict, seed)
     w = start(config, seed)
-    optimizer = AdamW(w, beta2=settings.beta2, weight_decay=settings.weight_decay,
-                      clip_norm=settings.clip)  # fmt: skip
+    how = {"beta2": settings.beta2, "weight_decay": settings.weight_decay}
+    optimizer = AdamW(w, **how, clip_norm=settings.clip)
     stepper = make_stepper(ENGINE, w, optimizer)
-    for step in range(1, STEPS + 1):
-        if refined and step == STEPS // 2 + 1:
+    for number in range(1, STEPS + 1):
+        if refined and number == STEPS // 2 + 1:
             _, optimizer.m = refine_depth(config, optimizer.m)
             _, optimizer.v = refine_depth(config, optimizer.v)
             config, w = refine_depth(config, w)
             stepper = make_stepper(ENGINE, w, optimizer)
-        x, y = batches.batch(step)
-        stepper.step(x, y, learning_rate(step, STEPS, settings.lr, settings.warmup), step)
+        lr = learning_rate(number, STEPS, settings.lr, settings.warmup)
+        stepper.step(*batches.batch(number), lr, number)
+    stepper.finish()
     return config, w
 
 
@@ -193,7 +194,7 @@ def write(rows):
 
 def main(run="runs/base"):
     """Measure all of it: a quarter of an hour on two quiet cores."""
-    config, tokenizer, w = checkpoint.load_model(run)
+    config, tokenizer, w = load_model(run)
     judge = Judge(config, tokenizer)
     asked = questions(config, w) | further_questions(config, w)
     write([*judge.answers("trained", 0, asked), *judge.layers("trained", 0, config, w)])

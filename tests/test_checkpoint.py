@@ -23,10 +23,10 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import saves as saving
 from nanoeuler.training.folder import LOCK, add_metrics, alone, read_metrics, saves
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.run import Run, Settings, identity
-from nanoeuler.training import saves as saving
 from nanoeuler.training.saves import load, load_model, save, settle, tidy
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
@@ -648,7 +648,8 @@ def test_hostile_records_are_refused_at_once(saved, tmp_path, where, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("step", -1), ("step", "4"), ("step", 10), ("step", 10**400), ("step", True), ("step", 4.0), ("step", None),
+        ("step", -1), ("step", "4"), ("step", 10), ("step", 10**400), ("step", True),
+        ("step", 4.0), ("step", None),
         ("run", 7), ("run", "0" * 16), ("tokenizer", None),
         ("program", None), ("program", {"code": "\x1b[2J"}), ("program", {"code": "0" * 1000}),
         ("program", {"\n": "0"}), ("program", []), ("sha256", {}),

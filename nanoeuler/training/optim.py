@@ -10,8 +10,8 @@ Leaves out groups of parameters: matrices decay, vectors do not; nothing else te
 import math
 
 import numpy as np
-from numba import njit
 
+from nanoeuler.compiler import njit
 from nanoeuler.model.weights import Weights
 
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps

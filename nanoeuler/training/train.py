@@ -8,7 +8,6 @@ Leaves out how the steps are taken (loop.py) and what a directory holds (saves.p
 """
 
 import dataclasses
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from nanoeuler.data.batches import Batches
 from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.prepared import Prepared
-from nanoeuler.data.text import checked_text
+from nanoeuler.data.text import digest_of
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -101,14 +100,6 @@ def open_run(
             raise
 
 
-def text_digest(path: str | Path) -> str:
-    """`data.batches.digest` of a text file, read piece by piece. UserError if it is no UTF-8."""
-    sha = hashlib.sha256()
-    for chunk in checked_text(path):
-        sha.update(chunk)
-    return sha.hexdigest()[:16]
-
-
 def train(
     data: str | Path, out: str | Path, *, config: ModelConfig | None = None,
     settings: Settings | None = None, tokenizer: Tokenizer | None = None, engine: str = "auto",
@@ -126,7 +117,7 @@ def train(
     """
     prepared = Prepared(data) if Path(data).is_dir() else None
     folder = Path(data) if prepared else Path(out) / "data"
-    digest = prepared.digest if prepared else text_digest(data)
+    digest = prepared.digest if prepared else digest_of(data)
 
     def begin() -> Run:
         model, chosen = config or PRESETS["small"], settings or Settings()

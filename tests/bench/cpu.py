@@ -46,48 +46,59 @@ def problem(preset, batch):
     return config, initialise(config, seed=0), tokens, targets, scale
 
 
-def whole_batch(engine, config):
-    """A function like `Sharded.loss_and_gradients` that gives the batch to one engine at once."""
-    from nanoeuler.model.transformer import loss_and_gradients
+class WholeBatch:
+    """What a stepper offers here, over one engine that takes the whole batch at once."""
 
-    def run(w, tokens, targets, scale, dw):
-        dw.flat[...] = 0
-        return loss_and_gradients(engine, config, w, tokens, targets, scale, dw)
+    def __init__(self, engine, weights, optimizer):
+        self.engine, self.weights, self.optimizer = engine, weights, optimizer
+        self.gradients = weights.zeros_like()
 
-    return run
+    def loss_and_gradients(self, tokens, targets, scale):
+        from nanoeuler.model.transformer import loss_and_gradients
+
+        self.gradients.flat[...] = 0
+        batch = tokens, targets, scale, self.gradients
+        return loss_and_gradients(self.engine, self.weights.config, self.weights, *batch)
+
+    def step(self, tokens, targets, lr, number):
+        from nanoeuler.model.transformer import head_weights, loss_scale
+
+        scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
+        self.loss_and_gradients(tokens, targets, scale)
+        self.optimizer.clip(self.gradients)
+        self.optimizer.update(self.weights, self.gradients, lr, number)
 
 
-def loss_function(name, config):
-    """The `loss_and_gradients` of a contestant that is not PyTorch's."""
-    from nanoeuler.engines.cpu import stepper
+def contender(name, w, optimizer):
+    """The stepper of a contestant that is not PyTorch's."""
+    from nanoeuler.engines.choice import engine_factory, make_stepper
 
     if name == "naive loops":
         import numba
         from naive_peer import NaiveEngine
 
         numba.set_num_threads(THREADS)
-        return whole_batch(NaiveEngine(), config)
+        return WholeBatch(NaiveEngine(), w, optimizer)
     if name in ("reference", "fused"):
-        return whole_batch(stepper.engine_factory(name)(), config)
-    make = stepper.engine_factory("fused" if name == "fused, shards" else "cpu")
-    return stepper.Sharded(make, config, THREADS).loss_and_gradients
+        return WholeBatch(engine_factory(name)(), w, optimizer)
+    return make_stepper(name.split(",")[0], w, optimizer, threads=THREADS)
 
 
-def nanoeuler_training(name, config, w, *batch):
+def nanoeuler_training(name, config, w, tokens, targets, scale):
     """(evaluate, step): loss and gradients at weights w, and a step of the contestant `name`."""
-    from nanoeuler.training import optim
+    from nanoeuler.training.optim import AdamW
 
-    loss_and_gradients, dw = loss_function(name, config), w.zeros_like()
-    optimizer, count = optim.AdamW(w), iter(range(1, 10**9))
+    stepper, count = contender(name, w, AdamW(w)), iter(range(1, 10**9))
 
     def evaluate():
-        return loss_and_gradients(w, *batch, dw) @ batch[-1], dw
+        sums = stepper.loss_and_gradients(tokens, targets, scale)
+        return sums @ scale, stepper.gradients
 
     def step():
-        loss_and_gradients(w, *batch, dw)
         if name in (TRAINED, *PEERS):
-            optim.clip(dw)
-            optimizer.update(w, dw, lr=1e-3, step=next(count))
+            stepper.step(tokens, targets, lr=1e-3, number=next(count))
+        else:
+            stepper.loss_and_gradients(tokens, targets, scale)
 
     return evaluate, step
 
@@ -127,39 +138,41 @@ def contestant(name, preset, batch, folder):
 
 def operations():
     """Print [engine, name, milliseconds] of each operation of a batch of 16 on one thread."""
-    from nanoeuler.engines import reference
     from nanoeuler.engines.cpu.engine import CpuEngine
+    from nanoeuler.engines.interface import Primitives
+    from nanoeuler.engines.reference import ReferenceEngine
     from nanoeuler.model.transformer import loss_and_gradients
 
-    class Timed:
-        def __init__(self, engine):
-            self.engine, self.spent = engine, defaultdict(float)
+    timed = {name for name in vars(Primitives) if not name.startswith("_")}
+    timed = (timed | {"move_norm", "move_norm_backward"}) - {"begin", "scratch", "rope_tables"}
 
-        def __getattr__(self, name):
-            function = getattr(self.engine, name)
-            if name in ("begin", "scratch", "rope_tables"):
-                return function
+    def clocked(engine, name, spent):
+        # The engine's own method, timed; what it calls inside is not counted twice.
+        function = getattr(engine, name)
 
-            def run(*arguments):
-                start = time.perf_counter()
-                result = function(*arguments)
-                self.spent[name] += time.perf_counter() - start
-                return result
+        def run(*arguments):
+            before, start = sum(spent.values()), time.perf_counter()
+            result = function(*arguments)
+            inside = sum(spent.values()) - before
+            spent[name] += time.perf_counter() - start - inside
+            return result
 
-            return run
+        return run
 
     config, w, tokens, targets, scale = problem("small", 16)
     dw = w.zeros_like()
     out = []
-    for name, engine in (("reference", reference), ("cpu", CpuEngine())):
-        rounds = []
+    for name, make in (("reference", ReferenceEngine), ("cpu", CpuEngine)):
+        engine, rounds, spent = make(), [], defaultdict(float)
+        for operation in timed:
+            setattr(engine, operation, clocked(engine, operation, spent))
         for _ in range(8):
-            timed = Timed(engine)
-            loss_and_gradients(timed, config, w, tokens, targets, scale, dw)
-            rounds.append(timed.spent)
-        for operation in rounds[0]:
-            spent = median(each[operation] for each in rounds[2:])
-            out.append([name, operation, 1e3 * spent])
+            spent.clear()
+            loss_and_gradients(engine, config, w, tokens, targets, scale, dw)
+            rounds.append(dict(spent))
+        for operation in sorted(rounds[0]):
+            seconds = median(each[operation] for each in rounds[2:])
+            out.append([name, operation, 1e3 * seconds])
     print(json.dumps(out))
 
 

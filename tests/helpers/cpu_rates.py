@@ -1,4 +1,4 @@
-"""The rates of this machine that bench_cpu.py reports: products, copies, exponentials."""
+"""The rates of this machine that bench/cpu.py reports: products, copies, exponentials."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def machine(cores):
     from numba import njit
 
     from nanoeuler.engines.cpu import loops
-    from nanoeuler.engines.cpu.engine import aligned
+    from nanoeuler.engines.cpu.memory import aligned
     from nanoeuler.engines.cpu.products import WORK, multiply
 
     @njit

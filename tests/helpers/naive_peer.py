@@ -1,6 +1,6 @@
 """The linear layers and attention as plain nested loops, in the manner of llm.c's train_gpt2.c.
 
-A peer of bench_cpu.py: what a C programmer writes first, with the rows shared among two threads
+A peer of bench/cpu.py: what a C programmer writes first, with the rows shared among two threads
 and the compiler free to reorder sums. The other operations are FusedEngine's, on one thread, as
 they are there. A layer's matrix is (in, out), where llm.c's is (out, in): its forward loop is our
 loop for dx, and the other way round.

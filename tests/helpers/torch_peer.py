@@ -1,4 +1,4 @@
-"""The model and its training step in PyTorch, as one writes them there: a peer of bench_cpu.py."""
+"""The model and its training step in PyTorch, as one writes them there: a peer of bench/cpu.py."""
 
 import torch
 import torch.nn.functional as F

@@ -65,55 +65,62 @@ class FusedPrimitives(Primitives):
     def __init__(self):
         self.arena, self.tables = Arena(), {}
 
-    def begin(self):
+    def begin(self) -> None:
         """Start a pass: every array that this engine returned before may be overwritten."""
         self.arena.begin()
 
     @contextmanager
-    def scratch(self):
+    def scratch(self) -> Iterator[None]:
         """Memory taken inside may be reused after."""
         used = self.arena.used
         yield
         self.arena.used = used
 
-    def rope_tables(self, T, D, base=ROPE_BASE):
+    def rope_tables(self, T: int, D: int, base: float = ROPE_BASE) -> tuple[Array, Array]:
         """`layers.rope_tables` in float32, kept from the first call on."""
         if (T, D, base) not in self.tables:
             tables = rope_tables(T, D, base)
             self.tables[T, D, base] = tuple(table.astype(np.float32) for table in tables)
         return self.tables[T, D, base]
 
-    def embed(self, tokens, table, positions=None):
+    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
         """As `layers.embed`."""
         x = self.arena.take(*tokens.shape, table.shape[1])
         loops.embed(_ids(tokens), table, _rows(x))
         return _plus(x, positions)
 
-    def embed_backward(self, dx, tokens, dtable, dpositions=None):
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
+    ) -> None:
         """As `backward.embed_backward`."""
         _agree((dx.shape, tokens.shape + dtable.shape[1:]))
         loops.embed_backward(_rows(dx), _ids(tokens), dtable)
         _plus_backward(dx, dpositions)
 
-    def rmsnorm(self, x, gain, eps=RMSNORM_EPS):
+    def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
         """As `layers.rmsnorm`."""
         _agree((gain.shape, x.shape[-1:]))
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
         loops.rmsnorm(_rows(x), gain, eps, _rows(y), _rows(r))
         return y, r
 
-    def rmsnorm_backward(self, dy, x, gain, r, dgain):
+    def rmsnorm_backward(self, dy: Array, x: Array, gain: Array, r: Array, dgain: Array) -> Array:
         """As `backward.rmsnorm_backward`."""
         return self._norm_backward(loops.rmsnorm_backward, dy, x, gain, r, dgain, None)
 
-    def layernorm(self, x, gain, bias=None, eps=LAYERNORM_EPS):
+    def layernorm(
+        self, x: Array, gain: Array, bias: Array | None = None, eps: float = LAYERNORM_EPS
+    ) -> tuple[Array, Array]:
         """As `layers.layernorm`."""
         _agree((gain.shape, x.shape[-1:]))
         y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
         loops.layernorm(_rows(x), gain, eps, _rows(y), _rows(stats))
         return _plus(y, bias), stats
 
-    def layernorm_backward(self, dy, x, gain, stats, dgain, dbias=None):
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
         """As `backward.layernorm_backward`."""
         _plus_backward(dy, dbias)                                       # (5)
         return self._norm_backward(loops.layernorm_backward, dy, x, gain, stats, dgain, None)
@@ -126,11 +133,11 @@ class FusedPrimitives(Primitives):
         kernel(_rows(dy), _rows(x), gain, _rows(stats), _rows(out), dx is not None, dgain)
         return out
 
-    def rope(self, heads, n, cos, sin):
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
         """As `layers.rope`, in place; heads must be contiguous."""
         return self._turn(heads, n, cos, sin, 1)
 
-    def rope_backward(self, dheads, n, cos, sin):
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
         """As `backward.rope_backward`, in place; dheads must be contiguous."""
         return self._turn(dheads, n, cos, sin, -1)
 
@@ -143,63 +150,65 @@ class FusedPrimitives(Primitives):
         loops.rope(heads, n, cos, sin, sign)
         return heads
 
-    def swiglu(self, gate_up):
+    def swiglu(self, gate_up: Array) -> Array:
         """As `layers.swiglu`."""
         h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
         loops.swiglu(_rows(gate_up), _rows(h))
         return h
 
-    def swiglu_backward(self, dh, gate_up):
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
         """As `backward.swiglu_backward`."""
         _agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
         dgate_up = self.arena.take(*gate_up.shape)
         loops.swiglu_backward(_rows(dh), _rows(gate_up), _rows(dgate_up))
         return dgate_up
 
-    def gelu(self, u):
+    def gelu(self, u: Array) -> Array:
         """As `layers.gelu`."""
         h = self.arena.take(*u.shape)
         loops.gelu(_rows(u), _rows(h))
         return h
 
-    def gelu_backward(self, dh, u):
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
         """As `backward.gelu_backward`."""
         _agree((dh.shape, u.shape))
         du = self.arena.take(*u.shape)
         loops.gelu_backward(_rows(dh), _rows(u), _rows(du))
         return du
 
-    def add(self, x, y, h=1.0):
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
         """As `layers.add`."""
         _agree((x.shape, y.shape))
         out = self.arena.take(*x.shape)
         loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
-    def add_into(self, x, y, h=1.0):
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
         """As `reference.add_into`."""
         _agree((x.shape, y.shape))
         assert x.flags.c_contiguous  # or reshape would write into a copy
         loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
 
-    def scale(self, x, h):
+    def scale(self, x: Array, h: float) -> Array:
         """As `reference.scale`."""
         return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
 
-    def cross_entropy(self, logits, targets, scale):
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
         """As `backward.cross_entropy`; dlogits is written over logits."""
         _agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
         sums = np.zeros(scale.shape)
         loops.cross_entropy(_rows(logits), _ids(targets), np.asarray(scale, np.float32), sums)
         return sums, logits
 
-    def linear(self, x, w, bias=None):
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         """As `layers.linear`."""
         y = self.arena.take(*x.shape[:-1], w.shape[1])
         np.matmul(_rows(x), w, out=_rows(y))
         return _plus(y, bias)
 
-    def linear_backward(self, dy, x, w, dw, dbias=None):
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
         """As `backward.linear_backward`."""
         dx = self.arena.take(*x.shape)
         np.matmul(_rows(dy), w.T, out=_rows(dx))
@@ -210,11 +219,11 @@ class FusedPrimitives(Primitives):
         _plus_backward(dy, dbias)
         return dx
 
-    def attention(self, heads, n_kv):
+    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Array]:
         """As `attention.attention`, by it."""
         return attention(heads, n_kv)
 
-    def attention_backward(self, dy, heads, n_kv, p):
+    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Array) -> Array:
         """As `backward.attention_backward`, by it."""
         return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))
 
@@ -283,13 +292,15 @@ class CpuEngine(FusedEngine):
         super().__init__()
         self.work = aligned(WORK)
 
-    def linear(self, x, w, bias=None):
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         """As `layers.linear`."""
         y = self.arena.take(*x.shape[:-1], w.shape[1])
         multiply(_rows(x), w, _rows(y), False, self.work)
         return _plus(y, bias)
 
-    def linear_backward(self, dy, x, w, dw, dbias=None):
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
         """As `backward.linear_backward`."""
         dx, dy = self.arena.take(*x.shape), _rows(dy)
         if dw.flags.c_contiguous:
@@ -300,7 +311,7 @@ class CpuEngine(FusedEngine):
         _plus_backward(dy, dbias)                                       # (3)
         return dx
 
-    def attention(self, heads, n_kv):
+    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Array]:
         """As `attention.attention`."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         H = N - 2 * n_kv
@@ -310,7 +321,7 @@ class CpuEngine(FusedEngine):
         multiply_heads(p, v, y.swapaxes(1, 2), LOWER, self.work)
         return y.reshape(B, T, H * D), p
 
-    def attention_backward(self, dy, heads, n_kv, p):
+    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Array) -> Array:
         """As `backward.attention_backward`."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         _agree((dy.shape, (B, T, (N - 2 * n_kv) * D)), (p.shape, (B, N - 2 * n_kv, T, T)))

@@ -7,8 +7,8 @@
 For any sizes, and for operands that are transposed views. Runs on one thread without the GIL.
 Leaves out other types, and blocking for the last-level cache.
 
-M rows and N columns of the result, P depth: the length of its sums. Addresses are integers in
-bytes; strides count float32 elements. Numba's cache knows one file: kernels stay beside the tile.
+M rows and N columns of the result, P depth: the length of its sums. Addresses are integers, and
+all distances in memory are bytes. Numba's cache knows one file: kernels stay beside the tile.
 """
 
 from llvmlite import ir
@@ -38,41 +38,43 @@ LANES, REGISTERS = vector_unit(cpu_target.target_context.codegen().magic_tuple()
 VECTORS, ROWS = 3, REGISTERS // 4
 # Rows of b packed at a time: 128 x 48 x 4 bytes = 24 KiB, so that a strip fits any level 1 cache.
 DEPTH = 128
+# Bytes of a float32.
+SIZE = 4
 # Float32 elements of work space: a packed strip, whose rows are written LANES at a time.
 WORK = (DEPTH + LANES) * VECTORS * LANES
 
 
-_i1, _i32, _i64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_bit, _int32, _int64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
 _zeros = ir.Constant(_vector, None)
-_all, _none = (ir.Constant(ir.VectorType(_i1, LANES), [on] * LANES) for on in (1, 0))
+_all, _none = (ir.Constant(ir.VectorType(_bit, LANES), [on] * LANES) for on in (1, 0))
 _PREFETCH_ROWS = 32  # of a, ahead of their use: about 100 ns, the way from the last-level cache
 
 
 def _number(n):
-    return ir.Constant(_i64, n)
+    return ir.Constant(_int64, n)
 
 
 def _at(build, base, stride, n):
-    # The address of element n * stride after `base`.
-    return build.add(base, build.mul(stride, _number(4 * n)))
+    # The address n strides after `base`.
+    return build.add(base, build.mul(stride, _number(n)))
 
 
 def _shuffle(build, x, y, lanes):
-    return build.shuffle_vector(x, y, ir.Constant(ir.VectorType(_i32, LANES), lanes))
+    return build.shuffle_vector(x, y, ir.Constant(ir.VectorType(_int32, LANES), lanes))
 
 
 def _spread(build, scalar):
     # A vector with `scalar` in every lane.
     empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-    one = build.insert_element(empty, scalar, ir.Constant(_i32, 0))
+    one = build.insert_element(empty, scalar, ir.Constant(_int32, 0))
     return _shuffle(build, one, one, [0] * LANES)
 
 
 def _below(build, count):
     # The mask of the lanes 0 .. count - 1; all of them if count is large, none if it is negative.
-    lanes = ir.Constant(ir.VectorType(_i32, LANES), list(range(LANES)))
-    return build.icmp_signed("<", lanes, _spread(build, build.trunc(count, _i32)))
+    lanes = ir.Constant(ir.VectorType(_int32, LANES), list(range(LANES)))
+    return build.icmp_signed("<", lanes, _spread(build, build.trunc(count, _int32)))
 
 
 def _call(build, name, result, *arguments):
@@ -83,20 +85,20 @@ def _call(build, name, result, *arguments):
 
 def _load(build, address, mask):
     # LANES floats from `address`; lanes outside the mask are zero and their memory is not touched.
-    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_i32, 4)
+    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_int32, 4)
     name = f"llvm.masked.load.v{LANES}f32.p0"
     return _call(build, name, _vector, pointer, alignment, mask, _zeros)
 
 
 def _store(build, value, address, mask):
-    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_i32, 4)
+    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_int32, 4)
     name = f"llvm.masked.store.v{LANES}f32.p0"
     _call(build, name, ir.VoidType(), value, pointer, alignment, mask)
 
 
 def _prefetch(build, address, write):
     pointer = build.inttoptr(address, _f32.as_pointer())
-    hints = [ir.Constant(_i32, n) for n in (write, 3, 1)]  # 3: keep it close; 1: data, not code
+    hints = [ir.Constant(_int32, n) for n in (write, 3, 1)]  # 3: keep it close; 1: data, not code
     _call(build, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
 
 
@@ -111,7 +113,7 @@ def _make_tile(vectors):
             inside = [build.icmp_signed("<", _number(r), rows) for r in range(ROWS)]
             a_offsets, places = [], []
             for r in range(ROWS):
-                offset = build.mul(a_row, _number(4 * r))
+                offset = build.mul(a_row, _number(r))
                 a_offsets.append(build.select(inside[r], offset, _number(0)))
                 for v in range(vectors):
                     places.append(build.add(_at(build, c, c_row, r), _number(4 * LANES * v)))
@@ -123,7 +125,7 @@ def _make_tile(vectors):
             done = build.append_basic_block("store")
             build.branch(loop)
             build.position_at_end(loop)
-            k, at_a, at_b = build.phi(_i64), build.phi(_i64), build.phi(_i64)
+            k, at_a, at_b = build.phi(_int64), build.phi(_int64), build.phi(_int64)
             sums = [build.phi(_vector) for _ in places]
             strip = [build.add(at_b, _number(4 * LANES * v)) for v in range(vectors)]
             strip = [_load(build, address, _all) for address in strip]
@@ -219,15 +221,16 @@ def _ask(typing, source, source_row):
 
 
 @njit(error_model="numpy")
-def _pack(b, b_depth, b_column, depth, columns, width, strip):
+def _pack(b, depth, columns, width, strip):
     # strip (depth, width) contiguous = b[:depth, :columns], padded with zeros to `width`
-    for k in range(0, depth, 1 if b_column == 1 else LANES):
+    at, down, across = b
+    for k in range(0, depth, 1 if across == SIZE else LANES):
         for n in range(0, width, LANES):
-            to = strip + 4 * (k * width + n)
-            if b_column == 1:
-                _move(b + 4 * (k * b_depth + n), to, columns - n)
+            to, source = strip + SIZE * (k * width + n), at + k * down + n * across
+            if across == SIZE:
+                _move(source, to, columns - n)
             else:
-                _transpose(b + 4 * (n * b_column + k), b_column, to, width, columns - n, depth - k)
+                _transpose(source, across, to, SIZE * width, columns - n, depth - k)
 
 
 # Where the operands of a product are zero, or where its result is not wanted (all T x T, causal):
@@ -238,26 +241,26 @@ UPPER = 3  # a is zero below the diagonal: transposed probabilities times gradie
 
 
 @njit(error_model="numpy")
-def _product(
-    a, a_row, a_depth, b, b_depth, b_column, c, c_row, rows, columns, depth, shape, add, strip
-):
-    # c (+)= a b, by pieces k of the depth, strips j of b, row tiles i of a
+def _product(a, b, c, rows, columns, depth, shape, add, strip):
+    # c (+)= a b, by pieces k of the depth, strips j of b, row tiles i of a. Each of a, b and c is
+    # its address and how far apart its rows, and its columns, are.
+    (a, a_row, a_depth), (b, b_depth, b_column), (c, c_row, _) = a, b, c
     for k in range(0, depth, DEPTH):
         end, j = min(k + DEPTH, depth), 0
         while j < columns:
             vectors, n = (columns - j + LANES - 1) // LANES, columns - j
             width = LANES * (2 if vectors == 4 else min(vectors, VECTORS))  # 2 + 2 beats 3 + 1
-            from_b = b + 4 * (k * b_depth + j * b_column)
-            _pack(from_b, b_depth, b_column, end - k, n, width, strip)
+            from_b = b + k * b_depth + j * b_column
+            _pack((from_b, b_depth, b_column), end - k, n, width, strip)
             for i in range(j // ROWS * ROWS if shape == BELOW else 0, rows, ROWS):
                 begin = i if shape == UPPER else 0
                 low, high = max(k, begin), min(end, i + ROWS) if shape == LOWER else end
                 if low >= high:
                     continue
-                if b_column == 1 and n > width and i < end - k:
-                    _ask(from_b + 4 * (i * b_depth + width), b_depth)
-                x, y = a + 4 * (i * a_row + low * a_depth), strip + 4 * (low - k) * width
-                to, height, more = c + 4 * (i * c_row + j), rows - i, add or low > begin
+                if b_column == SIZE and n > width and i < end - k:
+                    _ask(from_b + i * b_depth + SIZE * width, b_depth)
+                x, y = a + i * a_row + low * a_depth, strip + SIZE * (low - k) * width
+                to, height, more = c + i * c_row + SIZE * j, rows - i, add or low > begin
                 if width == LANES:
                     _tile1(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
                 elif width == 2 * LANES:
@@ -270,6 +273,12 @@ def _product(
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
+@njit(error_model="numpy")
+def _place(x):
+    # The address of a matrix, and how far apart its rows, and its columns, are.
+    return x.ctypes.data, x.strides[0], x.strides[1]
+
+
 @njit("void(f4[:,:], f4[:,:], f4[:,:], b1, f4[::1])", **_KERNEL)
 def multiply(a, b, c, add, work):
     """c (M, N) = a (M, P) b (P, N), or c += a b if `add`. Float32 views, transposed or not.
@@ -280,13 +289,10 @@ def multiply(a, b, c, add, work):
     (rows, depth), columns = a.shape, b.shape[1]
     if not (b.shape[0] == depth and c.shape == (rows, columns) and work.size >= WORK):
         raise ValueError("shapes that cannot be multiplied, or a work space too small")
-    if not (c.strides[1] == 4 and (b.strides[0] == 4 or b.strides[1] == 4)):
+    if not (c.strides[1] == SIZE and (b.strides[0] == SIZE or b.strides[1] == SIZE)):
         raise ValueError("expected a contiguous row of c, and a row or column of b")
-    _product(
-        a.ctypes.data, a.strides[0] // 4, a.strides[1] // 4,
-        b.ctypes.data, b.strides[0] // 4, b.strides[1] // 4, c.ctypes.data, c.strides[0] // 4,
-        rows, columns, depth, FULL, add, work.ctypes.data,
-    )  # fmt: skip
+    strip = work.ctypes.data
+    _product(_place(a), _place(b), _place(c), rows, columns, depth, FULL, add, strip)
 
 
 @njit("void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], i8, f4[::1])", **_KERNEL)
@@ -305,17 +311,11 @@ def multiply_heads(a, b, c, shape, work):
         raise ValueError("expected c to have the rows of a and the columns of b")
     if H % a.shape[1] or H % b.shape[1] or H % c.shape[1]:
         raise ValueError("expected equal groups of heads")
-    if not (c.strides[3] == 4 and (b.strides[2] == 4 or b.strides[3] == 4)):
+    if not (c.strides[3] == SIZE and (b.strides[2] == SIZE or b.strides[3] == SIZE)):
         raise ValueError("expected a contiguous row of c, and a row or column of b")
     for i in range(B):
         for h in range(H):
             ha, hb, hc = h * a.shape[1] // H, h * b.shape[1] // H, h * c.shape[1] // H
             add = h * c.shape[1] % H > 0  # not the first of its group
-            _product(
-                a.ctypes.data + i * a.strides[0] + ha * a.strides[1],
-                a.strides[2] // 4, a.strides[3] // 4,
-                b.ctypes.data + i * b.strides[0] + hb * b.strides[1],
-                b.strides[2] // 4, b.strides[3] // 4,
-                c.ctypes.data + i * c.strides[0] + hc * c.strides[1], c.strides[2] // 4,
-                rows, columns, depth, shape, add, work.ctypes.data,
-            )  # fmt: skip
+            x, y, z = _place(a[i, ha]), _place(b[i, hb]), _place(c[i, hc])
+            _product(x, y, z, rows, columns, depth, shape, add, work.ctypes.data)

@@ -99,7 +99,7 @@ def in_shards(folder, ids, shard_tokens):
 
 
 @given(sizes, st.integers(1, 40), st.integers(1, 30))
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_batches_from_shards_are_those_from_an_array(tmp_path, sizes, shard_tokens, step):
     context, n_predict, batch_size, seed = sizes
     ids = np.random.default_rng(1).integers(0, 50, 2 * context + n_predict + 40)

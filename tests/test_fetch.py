@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -554,59 +553,6 @@ def said_by(child):
     read = threading.Thread(target=lambda: lines.extend(iter(child.stdout.readline, "")))
     read.start()
     return lines
-
-
-# ------------------------------------------------------------------ Hugging Face
-
-HUB = "https://huggingface.co/datasets/some/pages/resolve/0123abcd/sample/000.parquet"
-
-
-def hub(monkeypatch, download):
-    """Put a huggingface_hub of one function in the place of the real one."""
-    monkeypatch.setitem(
-        sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=download)
-    )
-
-
-def test_files_of_the_hub_are_fetched_by_its_own_library(client, monkeypatch):
-    def download(repository, name, *, repo_type, revision, local_dir, tqdm_class):
-        asked = repository, name, repo_type, revision
-        assert asked == ("some/pages", "sample/000.parquet", "dataset", "0123abcd")
-        (local_dir / "sample").mkdir(parents=True)
-        (local_dir / "sample" / "000.parquet").write_bytes(BODY)
-        bar = tqdm_class(total=len(BODY), initial=1000, desc="a bar")
-        bar.update(500)
-        told.append(bar.have)
-        return str(local_dir / "sample" / "000.parquet")
-
-    told = []
-    hub(monkeypatch, download)
-    file = File("file.bin", HUB, len(BODY), SHA256)
-    fetch(Source("thing", "t", "l", "a", "parquet", (file,)), client.folder, report=client.report)
-    assert_only_the_file(client)
-    assert told == [1500] and client.notes == ["whole"]
-
-
-def test_what_the_hub_had_brought_stays_when_it_fails(client, monkeypatch):
-    def download(*args, local_dir, **how):
-        (local_dir / "cache").mkdir(parents=True, exist_ok=True)
-        (local_dir / "cache" / "incomplete").write_bytes(BODY[:9])
-        raise RuntimeError("the network\nis\x1b[2J gone")
-
-    hub(monkeypatch, download)
-    file = File("file.bin", HUB, len(BODY), SHA256)
-    with pytest.raises(UserError, match="but the network is .2J gone: run the same") as error:
-        fetch(Source("thing", "t", "l", "a", "parquet", (file,)), client.folder)
-    assert str(error.value).isprintable() and not client.path.exists()
-    kept = client.path.with_name(".file.bin.hub") / "cache" / "incomplete"
-    assert kept.read_bytes() == BODY[:9]
-
-
-def test_without_the_hubs_library_it_says_what_to_install(client, monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # what Python does without a module
-    file = File("file.bin", HUB, len(BODY), SHA256)
-    with pytest.raises(UserError, match=re.escape("pip install -e '.[data]', or give a copy")):
-        fetch(Source("thing", "t", "l", "a", "parquet", (file,)), client.folder)
 
 
 def test_sha256_of_is_that_of_the_standard(tmp_path):

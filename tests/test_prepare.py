@@ -330,12 +330,14 @@ def test_the_record_is_the_first_file_that_a_new_preparation_removes(tmp_path, m
         unlink(path, **how)
         done.append(path.name)
 
-    monkeypatch.setattr(Path, "unlink", once)
-    with pytest.raises(UserError, match="Input/output error"):
-        prepared(tmp_path, DOCUMENTS, 60)
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="Input/output error"):
+        patch.setattr(Path, "unlink", once)
+        prepared(tmp_path, DOCUMENTS, 60, tokenizer=MINE)
     assert done[0] == "prepared.json" and shard_path(tmp_path, "train", 3).exists()
     with pytest.raises(UserError, match="has no prepared.json"):
         Prepared(tmp_path)
+    assert Tokenizer.load(tmp_path / "tokenizer.json").hash == TOKENIZER.hash  # the old one's, left
+    prepared(tmp_path, DOCUMENTS, 60, tokenizer=MINE)  # and known to be ours
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
@@ -425,6 +427,7 @@ BAD = {
     "a list": (lambda f: (f / "prepared.json").write_text("[]"), "TypeError"),
     "deep": (lambda f: (f / "prepared.json").write_text("[" * 10**5), "RecursionError"),
     "no source": (edited(lambda r: r.pop("source")), "KeyError: 'source'"),
+    "a number for a source": (edited(lambda r: r.update(source=5)), "the source is not a line"),
     "a source that clears the screen": (
         edited(lambda r: r.update(source="\x1b[2J")), "the source is not a line of printable text",
     ),

@@ -55,8 +55,8 @@ class Batches:
 
         `order` is int32, or int64 where windows are too many for that.
         """
-        known, parts = self._kept
-        if known != number:
+        last, parts = self._kept
+        if last != number:
             rng = np.random.default_rng((self.seed, number))
             offset = int(rng.integers(self.context))
             order = np.arange(self.windows, dtype=np.min_scalar_type(-self.windows))

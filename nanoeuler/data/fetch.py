@@ -2,7 +2,7 @@
 
 
 # %% sec-sources-whole
-"""Fetching the files of a source: from its server, the Hub or a folder, one program at a time.
+"""Fetching the files of a source: from its server or from a folder, one program at a time.
 
 Leaves out what pooch does, which checks each file and gives it its name, and how a download goes on
 (`resuming`).
@@ -10,14 +10,11 @@ Leaves out what pooch does, which checks each file and gives it its name, and ho
 
 import gzip
 import os
-import re
-import shutil
 import time
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pooch
 from filelock import FileLock, Timeout
@@ -58,47 +55,6 @@ def _copying(file, source, folder):
     return copy
 
 
-HUB = "huggingface.co"  # the host whose files its own library fetches
-
-
-def _from_hub(file, path, report):
-    """A downloader by huggingface_hub; what has come is kept in a hidden folder beside `path`."""
-    kept = path.with_name(f".{path.name}.hub")
-
-    def download(url, output_file, pooch):
-        try:
-            from huggingface_hub import hf_hub_download  # here: only who has the extra `data` can
-            from tqdm import tqdm  # which comes with it
-        except ModuleNotFoundError:
-            raise UserError(
-                f"expected huggingface_hub, to fetch {url}, but it is not installed: "
-                "pip install -e '.[data]', or give a copy of the file with --from DIR"
-            ) from None
-
-        class Bar(tqdm):  # what the library calls while it downloads
-            def __init__(self, *args, **how):
-                super().__init__(*args, **{**how, "disable": True})
-                self.have = how.get("initial", 0)
-
-            def update(self, n=1):
-                self.have += n
-                report(file.name, int(self.have), file.bytes, "")
-
-        repository, revision, name = re.fullmatch(
-            rf"https://{HUB}/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", url
-        ).groups()
-        try:
-            whole = hf_hub_download(repository, name, repo_type="dataset", revision=revision,
-                                    local_dir=kept, tqdm_class=Bar)  # fmt: skip
-        except Exception as error:  # it has dozens of kinds, from three libraries
-            raise UserError(f"expected {url}, but {quoted(error)}: run the same command later, or "
-                            "give a copy of the file with --from DIR") from None  # fmt: skip
-        os.replace(whole, output_file)
-        shutil.rmtree(kept)
-
-    return download
-
-
 # %% sec-sources-one
 @contextmanager
 def _alone(file, path, report):
@@ -135,8 +91,6 @@ def _one(file, path, source, copy_from, report, pause):
             report(file.name, 0, file.bytes, "there, but not as it should be; once more")
         if copy_from:
             downloader = _copying(file, source, copy_from)
-        elif urlsplit(file.url).hostname == HUB:
-            downloader = _from_hub(file, path, report)
         else:
             downloader = Resuming(file, path.with_name(f".{path.name}.part"), report, pause)
         whole = _bring(file, path, downloader)

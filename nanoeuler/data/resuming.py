@@ -129,8 +129,6 @@ class Resuming:
     def __call__(self, url: str, output_file: str, pooch: object) -> None:
         """Complete the part and hand it over as `output_file`. UserError: what is in the way."""
         file, part, retries = self.file, self.part, RETRIES
-        if file.bytes and size_of(part) > file.bytes:
-            part.unlink()
         furthest = size_of(part)
         self.glued = furthest > 0
         while not file.bytes or size_of(part) < file.bytes:

@@ -5,11 +5,11 @@
 """Engines and steppers by name. An engine's modules are imported when it is asked for."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nanoeuler.engines.interface import Stepper
+from nanoeuler.engines.interface import Engine, Stepper
 from nanoeuler.errors import UserError
-from nanoeuler.model.transformer import Weights
+from nanoeuler.model.weights import Weights
 
 if TYPE_CHECKING:
     from nanoeuler.engines.cpu.stepper import Optimizer
@@ -28,7 +28,7 @@ def engine_name(name: str) -> str:
     raise UserError(f"unknown engine {name!r}: choose {names}")
 
 
-def engine_factory(name: str) -> Callable[[], Any]:
+def engine_factory(name: str) -> Callable[[], Engine]:
     """The function that makes engines of this name; UserError if there is none."""
     name = engine_name(name)
     if name == "reference":

@@ -4,5 +4,5 @@
 # %% sec-cpu-fused
 """A CPU at full speed: loops, products, engine, stepper (a batch over the cores).
 
-May import: compiler, model, engines.
+May import: compiler, measurements, model, engines.
 """

@@ -11,21 +11,16 @@ the optimizer, which is handed in.
 B batch, T positions, K predicted tokens.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from nanoeuler.engines.interface import Stepper, Taken
-from nanoeuler.model.transformer import (
-    Weights,
-    head_weights,
-    loss_and_gradients,
-    loss_scale,
-    loss_sums,
-)
+from nanoeuler.engines.interface import Engine, Stepper, Taken
+from nanoeuler.measurements import cores
+from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
+from nanoeuler.model.weights import Weights
 
 # The most shards of a batch, so the most threads that find something to do.
 SHARDS = 64
@@ -33,11 +28,6 @@ SHARDS = 64
 SHARD_TOKENS = 256
 # Elements of a gradient that a thread adds up at a time: 256 KiB, a part of any level 2 cache.
 SLICE = 1 << 16
-
-
-def cores() -> int:
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def shards(batch: int, context: int) -> int:
@@ -75,7 +65,7 @@ class CpuStepper(Stepper):
 
     def __init__(
         self,
-        make_engine: Callable[[], Any],
+        make_engine: Callable[[], Engine],
         weights: Weights,
         optimizer: Optimizer,
         threads: int | None = None,

@@ -327,7 +327,8 @@ def html_command() -> None:
     root = project_root()
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]  # a warning is an error
     if subprocess.run([*sphinx, "-c", "book", ".", "build/html"], cwd=root).returncode:
-        shutil.rmtree(root / "build" / "html")  # what is built already is not warned of again
+        # Sphinx warns of a page once: the next time it would be kept, and nothing said.
+        shutil.rmtree(root / "build" / "html", ignore_errors=True)
         raise UserError("the pages were not built: the lines above say which file and why")
     print("open", root / "build" / "html" / "index.html")
 

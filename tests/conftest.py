@@ -1,4 +1,4 @@
-"""What all tests share: the same drawn examples every time, and an order that keeps workers busy."""
+"""What all tests share: the same examples every time, and an order that keeps workers busy."""
 
 import pytest
 from hypothesis import settings
@@ -10,7 +10,7 @@ settings.load_profile("nanoeuler")
 def pytest_collection_modifyitems(items):
     """For --dist loadgroup: each chapter by itself, each other file in one piece; long ones first.
 
-    A file in one piece makes its fixtures once. Chapters compile what the others then find compiled.
+    A file in one piece makes its fixtures once. What chapters compile, the others find compiled.
     """
     items.sort(key=lambda item: (item.path.stem != "test_chapters", -item.path.stat().st_size))
     for item in items:

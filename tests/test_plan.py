@@ -315,6 +315,16 @@ def test_the_arena_is_as_large_as_said(integrator):
         assert 0.99 < ratio <= 1, (switches, repeat, ratio)  # arrays are padded to 64 bytes
 
 
+def test_the_logits_of_a_large_vocabulary_are_the_peak():
+    config = replace(SMALL, vocab_size=5000, dim=32, n_layers=1, hidden=32, context=32)
+    w = model.initialise(config, seed=0)
+    for sequences in (2, 16):  # fewer positions than the loss takes at a time, and more
+        engine = CpuEngine()
+        batch = random_batch(config, sequences)
+        model.loss_and_gradients(engine, config, w, *batch, w.zeros_like())
+        assert 0.99 < arena_bytes(config, sequences) / 4 / engine.arena.needed <= 1
+
+
 @pytest.mark.parametrize(
     "batch_size, accumulate, threads", [(8, 1, 2), (8, 2, 2), (12, 3, 1), (4, 1, 8)]
 )

@@ -74,10 +74,6 @@ def _run(args):
         problem = "this needs more memory than there is: take a smaller model, batch or context"
     except OSError as error:
         problem = f"{error.filename or 'input or output'}: {error.strerror}"
-    except NotImplementedError:
-        if not os.environ.get("NUMBA_DISABLE_JIT"):
-            raise
-        problem = "NUMBA_DISABLE_JIT is set, and nothing here runs uncompiled: unset it"
     return 2, problem
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from typing import NamedTuple
 
-from nanoeuler.engines.cpu.engine import aligned
+from nanoeuler.engines.cpu.engine import LOSS_ROWS, aligned
 from nanoeuler.engines.cpu.products import WORK, multiply
 from nanoeuler.engines.cpu.stepper import cores, shards
 from nanoeuler.errors import UserError
@@ -154,12 +154,14 @@ def arena_bytes(config: ModelConfig, sequences: int) -> int:
     u = 2 * config.hidden if config.mlp == "swiglu" else config.hidden
     a, b = INTEGRATORS[config.integrator]
     sums = sum(x != 0 for row in (*a, b) for x in row) - s  # those that `memory` does not count
-    more = 2 * config.n_layers * C * (s + sums)                         # (1)
-    more += 2 * C + config.n_predict * config.vocab_size                # (2)
-    more += s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)       # (3)
-    more += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * T - 2 * C
+    backward = 2 * C + s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)  # (2), (3)
+    backward += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * T - 3 * C
+    rows = min(sequences * T, LOSS_ROWS)
+    loss = sequences * T * C + rows * (config.n_predict * config.vocab_size + C)  # (4)
+    numbers = sequences * T * 2 * config.n_layers * C * (s + sums)               # (1)
+    numbers += max(sequences * T * backward, loss)
     kept = memory(config, sequences, MASTER_BYTES, flash=False)["activations"]
-    return kept + MASTER_BYTES * sequences * T * more
+    return kept + MASTER_BYTES * numbers
 
 
 def cpu_memory(

@@ -4,5 +4,5 @@
 # %% sec-sources-paths
 """From texts to batches: catalogue, fetch, documents, text, prepare, prepared, shards, batches.
 
-May import: errors, files, model, paths, tokenizer.
+May import: errors, files, model, paths, progress, tokenizer.
 """

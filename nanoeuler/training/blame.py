@@ -17,8 +17,9 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights
 
-# The operations that make numbers; the others do not.
+# These operations make no numbers; all others are watched.
 SILENT = ("begin", "scratch", "rope_tables")
+# The names of those others, in the order of the interface.
 WATCHED = [name for name in vars(Primitives) if not name.startswith("_") and name not in SILENT]
 
 

@@ -90,6 +90,7 @@ def alone(out: str | Path) -> Iterator[None]:
         lock.release()
 
 
+# What a run puts into its directory, besides its saves.
 NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", LOCK)
 # What a death leaves of a save or a file of the run directory; no other name is ours to remove.
 LEFTOVER = re.compile(

@@ -106,6 +106,7 @@ SIZES = {
     "context": _whole("tokens that the model sees at once"),
     "vocab_size": VocabSize,
 }
+# Where the two differ.
 FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
 # The parameters of decoder.generate, which also checks them.
 KNOBS = {

@@ -20,7 +20,7 @@ import pytest
 
 from nanoeuler import paths
 from nanoeuler.cli import main as cli
-from nanoeuler.data import catalogue
+from nanoeuler.data import catalogue, resuming
 from nanoeuler.data.prepared import Prepared
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -104,7 +104,7 @@ PROGRAM = """
 import dataclasses, os, signal, sys, time
 from pathlib import Path
 from nanoeuler import paths
-from nanoeuler.data import batches as data, catalogue, documents
+from nanoeuler.data import catalogue, documents
 from nanoeuler.cli.main import main
 folder, url = Path(sys.argv[1]), sys.argv[2]
 paths.data_folder = paths.shipped = lambda name: folder / name
@@ -288,18 +288,19 @@ def test_a_run_on_prepared_data_survives_its_death(prepared, folder, server, tmp
     line = "train --data prepared/books --steps 6 --batch-size 8 --accumulate 2 --save-every 2 "
     line += f"--keep 1 {TINY} --out "
     dies = (
-        "ask = data.Batches.batch\n"
-        "def batch(self, step):\n"
-        "    if step == 5:\n"
+        "from nanoeuler.training import loop\n"
+        "add = loop.add_metrics\n"
+        "def add_metrics(out, line):\n"
+        "    if line['step'] == 5:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return ask(self, step)\n"
-        "data.Batches.batch = batch\n"
+        "    add(out, line)\n"
+        "loop.add_metrics = add_metrics\n"
     )
     dead = process(folder, server, line + str(tmp_path / "killed"), dies, cwd=folder)
     err = dead.communicate(timeout=120)[1]
     assert dead.returncode == -signal.SIGKILL, err
     assert "parameters" in err  # the plan came first
-    assert saves(tmp_path / "killed")[-1][0] in (2, 4)  # a thread reads ahead, and dies ahead
+    assert saves(tmp_path / "killed")[-1][0] == 4
     assert prepared(f"{line}{tmp_path / 'killed'} --resume")[0] == 0
     assert prepared(f"{line}{tmp_path / 'straight'}")[0] == 0
     ends = [saves(tmp_path / name) for name in ("killed", "straight")]
@@ -419,7 +420,7 @@ def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
     (tmp_path / "sources.toml").write_text(toml().replace(HOST, "https://127.0.0.1:1"))
     monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(paths, "shipped", lambda name: tmp_path / name)
-    monkeypatch.setattr("nanoeuler.data.fetch.WAITS", ())  # one attempt
+    monkeypatch.setattr(resuming, "RETRIES", resuming.Retry(0))  # one attempt
     code, out, err = nanoeuler("data fetch play")
     assert (code, out) == (2, "") and "--from DIR" in err.splitlines()[-1]
     assert "Traceback" not in err

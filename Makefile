@@ -15,6 +15,7 @@ train: .venv/installed-train
 
 test: .venv/installed-test
 	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
 	$(BIN)/python -m nanoeuler.book check
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 

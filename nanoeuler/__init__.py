@@ -2,7 +2,7 @@
 
 
 # %% sec-book-errors
-"""nanoeuler: a GPT-2-scale language model, explained line by line in the book it is made from.
+"""nanoeuler: a language model, explained line by line in the book that it is made from.
 
     import nanoeuler as ne
 

@@ -121,11 +121,13 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
           before: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Train a model on a text into the folder `out`, which holds the run afterwards.
 
-    data: what `text_of` takes; None is docs or, with `resume`, the run's own text. config, settings
-    and tokenizer None: PRESETS[PRESET], Settings() and one learned from the text or, with `resume`,
-    the run's. threads None: one for each core. A save every `save_every` steps, of which `keep`
-    stay; `sample(model)` gives a text to be shown along the way; `before` as `loop.fit` has it.
-    UserError for whatever cannot be; KeyboardInterrupt when a signal ended it, and it is saved.
+    data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
+    or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
+    Settings() and one learned from the text or, with `resume`, the run's. threads None: one for
+    each core. A save every `save_every` steps, of which `keep` stay; `sample(model)` gives a text
+    to be shown along the way; `before` as `loop.fit` has it. UserError for a wrong argument, and
+    where disk or memory is too small; KeyboardInterrupt when a signal ended the run, once it is
+    saved.
 
     >>> import nanoeuler as ne
     >>> settings = ne.Settings(steps=3, batch_size=4)
@@ -157,7 +159,8 @@ def finetune(model: Model | Path | str, pairs: Sequence[Pair] | Path | str, *, o
              before: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
-    model: a `Model`, or the folder of a run. pairs: [(question, answer)], or what `pairs_of` takes.
+    model: a `Model`, or the folder of a run. pairs: [(question, answer)], "docs", a file with a
+    line {"question": TEXT, "answer": TEXT} for each, or the folder of a prepared source of pairs.
     settings None: FINETUNING or, with `resume`, the run's. The rest is as `train` has it.
 
     >>> import nanoeuler as ne

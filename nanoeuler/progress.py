@@ -4,7 +4,7 @@
 # %% sec-book-progress
 """Progress, written once: bars on stderr while something goes on, and lines above them that stay.
 
-Leaves out what there is to say, which those know who do the work, and stdout, where results go.
+Leaves out what there is to say, which is for the callers, and stdout, where results go.
 """
 
 import sys

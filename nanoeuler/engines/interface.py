@@ -4,9 +4,9 @@
 # %% sec-backprop-engine
 """What the package asks of those who do the work: an engine, a cache, a stepper.
 
-An engine has three levels: `Primitives` are single operations, which it must have; `Sublayers` and
-`Engine` add what the model calls, with bodies made of primitives, which it may override. Left out:
-all arithmetic.
+The interface has three levels. `Primitives` are single operations, which an engine must have.
+`Sublayers` and `Engine` add what the model calls, with bodies made of primitives, which an engine
+may override. `Stepper` stands above the model: it is what training calls. Left out: all arithmetic.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
 K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
@@ -28,8 +28,9 @@ Array = np.ndarray  # or the engine's own kind, where it works in other memory
 class Primitives(Protocol):
     """Single operations, as the NumPy functions of these names in `nanoeuler.model` compute them.
 
-    Gradients of parameters are added to the buffers that are passed; what is passed is not changed
-    otherwise, but for `rope` and `cross_entropy`, which may write over their first argument.
+    Gradients of parameters are added to the buffers that are passed. Of what else is passed, only a
+    first argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and
+    `cross_entropy` may write over it.
     """
 
     @abstractmethod
@@ -131,7 +132,7 @@ class Primitives(Protocol):
 
     @abstractmethod
     def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
-        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,), dlogits."""
+        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,) of -log p; dlogits."""
 
 
 # %% sec-backprop-sublayers

@@ -35,8 +35,8 @@ class Knobs(TypedDict, total=False):
     """How the next token is drawn; what is left out is as `decoder.generate` has it."""
 
     temperature: float  # 0: always the most probable token
-    top_k: int          # of the so many most probable tokens; 0: of all
-    top_p: float        # of the tokens that together have this probability; 1: of all
+    top_k: int          # from so many of the most probable tokens; 0: from all
+    top_p: float        # from the most probable, which together have this share; 1: from all
     seed: int           # the same seed, the same text
 
 
@@ -61,9 +61,9 @@ class Model:
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
                  **knobs: Unpack[Knobs]) -> str:  # fmt: skip
-        """What comes after `text`: as many `tokens`, without the text itself.
+        """A continuation of `text`, `tokens` long, without the text itself.
 
-        UserError for an empty text or a knob that cannot be.
+        UserError for an empty text, or for a value that a knob cannot have.
 
         >>> model.generate("The river", 20, seed=3) == model.generate("The river", 20, seed=3)
         True

@@ -4,7 +4,7 @@
 # %% sec-attention-config
 """The architecture of a model: its sizes and switches, the presets, every parameter's shape.
 
-Leaves out how it is trained (loop.py) and where its numbers live (model.Weights).
+Leaves out how it is trained (the room `training`) and where its numbers live (weights.py).
 Letters: V vocabulary, C channels, L layers, H query heads, G key/value heads, D head width, F MLP
 width, T positions, K predicted tokens.
 """

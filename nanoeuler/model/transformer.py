@@ -129,7 +129,7 @@ def stream(
     engine: Engine, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
     caches: Sequence[Sequence[Cache]] | None = None,
 ) -> tuple[Array, Saved]:  # fmt: skip
-    """The stream n (B, T, C) that the output matrix reads, and `Saved` for the backward.
+    """The normalised stream n (B, T, C), which the output matrix reads, and `Saved`.
 
     tokens (B, T) int stand at the positions from `start` on. caches[layer][stage] answers for that
     call of attention; without caches, attention sees these tokens alone. UserError where the
@@ -176,8 +176,8 @@ def backward(
 ) -> None:
     """Add to dw the gradient of the loss, given that of the stream's end, dn (B, T, C).
 
-    `saved` is of a `stream` from position 0, without caches. Not of the output matrix, whose
-    gradient `Engine.loss` adds. Says `ready` to the engine, block by block.
+    `saved` is of a `stream` from position 0, without caches. The gradient of the output matrix as
+    such is left out: `Engine.loss` adds it. Says `ready` to the engine, block by block.
     """
     assert saved.start == 0, f"expected a pass from position 0, got one from {saved.start}"
     dgain, dbias = dw["norm"], dw.get("norm_bias")

@@ -185,13 +185,14 @@ def fit(
     sample: Sample | None = None, on_step: Callable[[dict], None] | None = None,
     before: Callable[[Run, float], None] | None = None,
 ) -> Run:  # fmt: skip
-    """Take `run` to its last step, or to a signal, saving into `out`, which the caller holds.
+    """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
-    `batches.batch(number)` gives tokens (B, T) and targets (B, T, K), a pass has `batches.windows`
-    of them; `held_out` judges, as `data.batches.HeldOut` does. Without a number of steps the run
-    gets as many as fit into its minutes. `sample(config, tokenizer, weights)` gives a text: shown
-    at the end, and its beginning after each quarter. `on_step(line)` is called with each step's
-    metrics; `before(run, seconds_per_step)`, validations spread over the steps, before the first.
+    `batches.batch(number)` gives tokens (B, T) and targets (B, T, K); a pass over the data has
+    `batches.windows` windows. `held_out` judges, as `data.heldout.HeldOut` does. Without a number
+    of steps the run gets as many as fit into its minutes. `sample(config, tokenizer, weights)`
+    gives a text: shown at the end, and its beginning after each quarter. `before(run,
+    seconds_per_step)` is called before the first step, the seconds with a share of the validations;
+    `on_step(line)` with each step's metrics.
     UserError: a loss that is not finite, a full disk, too little memory.
     """
     _check(out, run, save_every, keep, threads)

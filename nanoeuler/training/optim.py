@@ -17,7 +17,7 @@ from nanoeuler.model.weights import Weights
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
 BETA2 = 0.98  # Vaswani et al. 2017, section 5.3: the second moment remembers about fifty
 EPS = 1e-8  # Kingma and Ba 2015, section 2: far below the root of a second moment that is alive
-LEARNING_RATE = 4e-3  # measured: the section on settings, chapter 6
+LEARNING_RATE = 4e-3  # measured: the section on settings, chapter 6d
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B

@@ -42,7 +42,7 @@ class Settings:
     """What decides the course of a run besides the model and the data. UserError for bad values."""
 
     steps: int | None = None  # None: as many as fit into `minutes`
-    minutes: float = 5.0  # of training, validations among it; a first model before one gives up
+    minutes: float = 5.0  # of training, with its validations: short enough to wait for
     batch_size: int = 16
     accumulate: int = 1  # pieces in which each shard of a batch goes through memory
     lr: float = LEARNING_RATE

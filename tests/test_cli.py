@@ -695,7 +695,7 @@ def test_a_prepared_text_is_there_where_nobody_listens(runs, tmp_path):
 def test_what_must_be_compiled_says_so(runs):
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     done = piped("tokenizer encode river --tokenizer base", cwd=runs, env=environment)
-    said = rb"nanoeuler: [^\n]*NUMBA_DISABLE_JIT is set: unset it\n"
+    said = rb"nanoeuler: [^\n]*NUMBA_DISABLE_JIT is set in the environment: unset it\n"
     assert done.returncode == 2 and re.fullmatch(said, done.stderr)
 
 

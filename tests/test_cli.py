@@ -794,3 +794,12 @@ def test_the_default_data_is_the_embedded_corpus(nanoeuler, tmp_path, monkeypatc
     monkeypatch.setattr("sys.stdin", io.StringIO("What is 3?\n"))
     assert cli.main(["chat"]) == 0  # with the defaults, each finds what the one before it made
     assert sorted(os.listdir("runs")) == ["base", "chat"]
+
+
+def test_resume_with_sizes_begins_a_run_that_died_before_its_first_save(nanoeuler, runs):
+    """The words that began it, and --resume: what a script does that is started again."""
+    (runs / "died").mkdir()
+    (runs / "died" / ".lock").touch()
+    code, _, err = nanoeuler(f"train --data {STORY} --out died {SMALL} {TINY} --dim 16 --resume")
+    assert code == 0 and "nothing was saved in died: the run begins" in err
+    assert json.loads((runs / "died" / "config.json").read_text())["model"]["dim"] == 16

@@ -196,3 +196,8 @@ def test_a_configuration_survives_being_written_down(config):
 def test_a_configuration_cannot_change_under_its_weights():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PRESETS["small"].dim = 256
+
+
+def test_more_layers_than_any_model_has_are_refused_at_once():
+    with pytest.raises(UserError, match="n_layers must be at most 10000, got 1000000000000"):
+        dataclasses.replace(PRESETS["small"], n_layers=10**12)

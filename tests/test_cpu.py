@@ -775,3 +775,21 @@ def test_vector_unit():
     assert vector_unit("+avx2,+fma,-avx512f") == (8, 16)
     assert vector_unit("+avx2,-fma") == vector_unit("") == (4, 16)
     assert vector_unit("+fp-armv8,+neon") == (4, 32)
+
+
+def test_a_cached_kernel_is_the_compiled_one(tmp_path):
+    """The first start, which compiles, and the second, which does not, have the same last bits."""
+    code = """
+import hashlib
+import numpy as np
+from nanoeuler.engines.cpu import loops
+rng = np.random.default_rng(1)
+x, gain = rng.standard_normal((33, 40), np.float32), rng.standard_normal(40, np.float32)
+y = np.empty_like(x)
+for norm, columns in ((loops.rmsnorm, 1), (loops.layernorm, 2)):
+    norm(x, gain, np.float32(1e-5), y, np.empty((33, columns), np.float32))
+    print(hashlib.sha256(y.tobytes()).hexdigest(), sum(norm.stats.cache_hits.values()))
+"""
+    first, second = (child(code, NUMBA_CACHE_DIR=str(tmp_path)).split() for _ in range(2))
+    assert first[1::2] == ["0", "0"] and second[1::2] == ["1", "1"]
+    assert first[::2] == second[::2]

@@ -53,12 +53,13 @@ def train(
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.folder import saves
     from nanoeuler.training.train import settings_for
 
     tokenizer, out = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
     _learned_vocabulary(sizes, tokenizer, data)
     face.train(
-        data, out=out, config=flags.config_of(preset, sizes, out if resume else None),
+        data, out=out, config=flags.config_of(preset, sizes, out if resume and saves(out) else None),
         settings=settings_for(out, resume, **settings), tokenizer=tokenizer,
         engine=engine_name(engine), resume=resume, before=_say_plan, **how,
         sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",

@@ -24,6 +24,9 @@ CHOICES = {
     "tied": (False, True),
     "integrator": tuple(INTEGRATORS),
 }
+# Ten times the deepest transformer that we know of (Wang et al. 2022, DeepNet). Each layer is some
+# Python objects before it is any numbers: millions of them would fill the memory, step by step.
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def _check_fit(config):
                 f"{large} ({getattr(config, large)}) must be a multiple of {small} "
                 f"({getattr(config, small)}): change one of them"
             )
+    if config.n_layers > MOST_LAYERS:
+        raise UserError(f"n_layers must be at most {MOST_LAYERS}, got {config.n_layers}")
     if config.position == "rope" and config.head_dim % 2:
         raise UserError(
             f"heads are {config.head_dim} channels wide (dim / n_heads), and rotary positions "

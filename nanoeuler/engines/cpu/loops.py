@@ -22,6 +22,9 @@ F32 = np.float32  # a bare 1.0 in a kernel would be a float64, and drag its whol
 # that there is no NaN and no infinity: a loss that diverges must be seen to.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
+# Of what kernels call: each kernel has its own copy inside. A function that stays outside would be
+# another one in the process that compiles it than in those that find the kernel in the cache.
+_PART = {"error_model": "numpy", "fastmath": _FAST, "forceinline": True}
 # Rows that are added up from zero before they join a sum of n rows: BLOCK + n / BLOCK roundings,
 # which is least at the root of n, and n is the number of tokens in a shard, 256 or more.
 BLOCK = 16
@@ -37,7 +40,8 @@ _TO_INTEGER = F32(1.5 * 2**23)  # adding it leaves no bits after the point: the 
 _LOWEST, _HIGHEST = F32(-87), F32(88)  # e^x stays a normal float32: 1.6e-38 to 1.7e38
 
 
-@njit(error_model="numpy", fastmath={"contract"})  # reassoc would cancel _TO_INTEGER
+# Without reassoc, which would cancel _TO_INTEGER.
+@njit(**{**_PART, "fastmath": {"contract"}})
 def exp(x):
     """e^x of a float32, with a relative error below 2^-23. Equation eq-cpu-exp.
 
@@ -53,7 +57,7 @@ def exp(x):
     return (p * r * r + r + F32(1)) * power.view(np.float32)
 
 
-@njit(error_model="numpy")
+@njit(error_model="numpy", forceinline=True)
 def highest(x):
     """The largest of x (n,) float32; NaN if there is one with its sign bit clear.
 
@@ -67,7 +71,7 @@ def highest(x):
     return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
-@njit(error_model="numpy", fastmath=_FAST)
+@njit(**_PART)
 def _rms_row(x, gain, eps, y, stats):
     # y (C,) and the root mean square (1,) of a row x (C,), in two passes over it.
     squares = F32(0)
@@ -94,7 +98,7 @@ def move_rmsnorm(x, k, h, gain, eps, u, y, r):
         _rms_row(u[i], gain, eps, y[i], r[i])
 
 
-@njit(error_model="numpy", fastmath=_FAST)
+@njit(**_PART)
 def _join(block, total):
     # Add the sum of a block of rows to that of all, and begin another.
     for j in range(total.size):
@@ -122,7 +126,7 @@ def rmsnorm_backward(dy, x, gain, r, dx, add, dgain):
             _join(block, dgain)
 
 
-@njit(error_model="numpy", fastmath=_FAST)
+@njit(**_PART)
 def _layer_row(x, gain, eps, y, stats):
     # y (C,), mean and deviation (2,) of a row x (C,), in three passes over it.
     mean, squares = F32(0), F32(0)
@@ -196,7 +200,7 @@ def swiglu_backward(dh, gate_up, dgate_up):
             dgate_up[i, F + j] = dh[i, j] * gate * sigma                                 # (2)
 
 
-@njit(error_model="numpy", fastmath=_FAST)
+@njit(**_PART)
 def _share(u):
     """The share of u that GELU lets through. Equation eq-cpu-gelu."""
     z = F32(GELU_SCALE) * (u + F32(GELU_CUBIC) * u * u * u)

@@ -30,7 +30,6 @@ import pytest
 from deaths import Died, dying_before, full_disk
 from lives import CONFIG, RIVER
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from nanoeuler.data.batches import Batches
 from nanoeuler.data.prepare import prepare
@@ -610,11 +609,12 @@ def test_a_reader_who_has_gone_does_not_end_the_run(tmp_path, monkeypatch):
     assert load(tmp_path).step == STEPS
 
 
-def test_a_live_line_on_a_terminal(tmp_path):
+def test_a_live_line_on_a_terminal(tmp_path, monkeypatch):
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    with mock.patch.object(display, "_Console", lambda **_: console):
-        go(tmp_path)
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", "120")
+    go(tmp_path)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue())
     assert "step 12/12" in shown and "bits/byte" in shown and "tokens/s" in shown
     assert "s left" not in shown  # no plain lines

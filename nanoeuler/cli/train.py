@@ -58,8 +58,9 @@ def train(
 
     tokenizer, out = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
     _learned_vocabulary(sizes, tokenizer, data)
+    begun = out if resume and saves(out) else None
     face.train(
-        data, out=out, config=flags.config_of(preset, sizes, out if resume and saves(out) else None),
+        data, out=out, config=flags.config_of(preset, sizes, begun),
         settings=settings_for(out, resume, **settings), tokenizer=tokenizer,
         engine=engine_name(engine), resume=resume, before=_say_plan, **how,
         sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",

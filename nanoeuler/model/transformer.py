@@ -22,7 +22,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.weights import PADDING, Block, Weights, initialise, output_matrix  # noqa: F401
+from nanoeuler.model.weights import Block, Weights, output_matrix
 
 # Weight of each head k >= 1 beside 1 for head 0. DeepSeek-V3 begins with 0.3 for its one extra head
 # and lowers it later (its report, section 4.2); here it stays, and is not divided by their number.

@@ -9,17 +9,16 @@ Leaves out what is measured and when: those are lines of metrics, and loop.py ma
 
 import math
 import statistics
-import sys
 from collections import deque
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from nanoeuler.data.heldout import HeldOut
 from nanoeuler.files import replacing
+from nanoeuler.progress import bars, say
 from nanoeuler.training.folder import read_metrics, writing
 from nanoeuler.training.run import Run
 
@@ -27,32 +26,19 @@ SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
 SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a terminal
 
 
-class _Console(Console):
-    def on_broken_pipe(self):
-        self.quiet = True  # rich would end the program here; nobody reads, and the run goes on
-
-
 class Display:
     """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
 
     def __init__(self, steps: int, step: int) -> None:
-        self.console = _Console(  # in a notebook rich would answer for itself, and say yes
-            stderr=True, highlight=False, force_jupyter=False, force_terminal=sys.stderr.isatty()
-        )
-        self.progress = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        steps_done = TextColumn("step {task.completed}/{task.total}")
+        columns = BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn()
+        self.progress = bars(None, steps_done, *columns, stay=True)
         self.task = self.progress.add_task("", total=steps, completed=step)
         self.bits, self.seconds = "", deque(maxlen=SPEED_WINDOW)
 
     def say(self, text: str) -> None:
         """Print lines that stay, above the live one."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        say(self.progress, text)
 
     def show(self, run: Run, line: dict) -> None:
         """Show a step's metrics `line`."""

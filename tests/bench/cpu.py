@@ -36,7 +36,8 @@ def problem(preset, batch):
     import numpy as np
 
     from nanoeuler.model.config import PRESETS
-    from nanoeuler.model.transformer import head_weights, initialise, loss_scale
+    from nanoeuler.model.transformer import head_weights, loss_scale
+    from nanoeuler.model.weights import initialise
 
     config, rng = PRESETS[preset], np.random.default_rng(0)
     tokens = rng.integers(config.vocab_size, size=(batch, config.context), dtype=np.int32)

@@ -291,7 +291,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+    sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "helpers")]  # children too
     import cpu_rates
 
     if len(sys.argv) == 1:

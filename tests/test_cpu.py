@@ -44,14 +44,8 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
-from nanoeuler.model.transformer import (
-    Weights,
-    head_weights,
-    initialise,
-    loss_and_gradients,
-    loss_scale,
-    loss_sums,
-)
+from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
+from nanoeuler.model.weights import Weights, initialise
 
 reference = ReferenceEngine()
 U = 2.0**-24  # the largest relative error of one float32 operation

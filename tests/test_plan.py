@@ -18,6 +18,7 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model import transformer as model
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.model.weights import initialise, output_matrix
 from nanoeuler.planning import memory as machine
 from nanoeuler.planning.counts import ELEMENTWISE, flops_per_token, memory, operations
 from nanoeuler.planning.plan import (
@@ -141,10 +142,10 @@ def has(tensor):
 def run_step(engine, config, batch_size):
     """One training step on random tokens; returns the weights, the gradients and what was kept."""
     tokens, targets, scale = random_batch(config, batch_size)
-    w = model.initialise(config, seed=0)
+    w = initialise(config, seed=0)
     dw = w.zeros_like()
     n, saved = model.stream(engine, config, w, tokens)
-    W, dW = model.output_matrix(config, w), model.output_matrix(config, dw)
+    W, dW = output_matrix(config, w), output_matrix(config, dw)
     _, dn = engine.loss(n, W, targets, scale, dW)
     model.backward(engine, config, w, saved, dn, dw)
     stages = [stage for halves in saved.layers for half in halves for stage in half]
@@ -308,7 +309,7 @@ def test_the_arena_is_as_large_as_said(integrator):
         config = replace(
             SMALL, **sizes, **switches, integrator=integrator, step_size=0.5, repeat=repeat
         )
-        w, engine = model.initialise(config, seed=0), CpuEngine()
+        w, engine = initialise(config, seed=0), CpuEngine()
         batch = random_batch(config, 2)
         model.loss_and_gradients(engine, config, w, *batch, w.zeros_like())
         ratio = arena_bytes(config, 2) / 4 / engine.arena.needed
@@ -317,7 +318,7 @@ def test_the_arena_is_as_large_as_said(integrator):
 
 def test_the_logits_of_a_large_vocabulary_are_the_peak():
     config = replace(SMALL, vocab_size=5000, dim=32, n_layers=1, hidden=32, context=32)
-    w = model.initialise(config, seed=0)
+    w = initialise(config, seed=0)
     for sequences in (2, 16):  # fewer positions than the loss takes at a time, and more
         engine = CpuEngine()
         batch = random_batch(config, sequences)
@@ -331,7 +332,7 @@ def test_the_logits_of_a_large_vocabulary_are_the_peak():
 def test_training_holds_as_much_as_said(batch_size, accumulate, threads):
     tokens, targets, _ = random_batch(SMALL, batch_size)
     tracemalloc.start()
-    w = model.initialise(SMALL, seed=0)
+    w = initialise(SMALL, seed=0)
     stepper = make_stepper("cpu", w, AdamW(w), threads=threads, pieces=accumulate)
     for number in (1, 2):
         stepper.step(tokens, targets, 1e-3, number)

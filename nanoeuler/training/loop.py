@@ -100,12 +100,17 @@ class _Steps:
 Sample = Callable[..., str]  # sample(config, tokenizer, weights): a text by the model
 
 
+def _samples(step: int, steps: int) -> bool:
+    """Whether a text is shown after this step of a run: after each quarter but the last."""
+    return step in (steps // 4, steps // 2, 3 * steps // 4)
+
+
 def _judge(run: Run, stepper: Stepper, held_out: HeldOut, sample: Sample | None) -> dict:
     """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
     step, steps, more = run.step, run.settings.steps, {}
     if validates(step, steps):
         more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums, quick=step < steps)
-    if sample and step in (steps // 4, steps // 2, 3 * steps // 4):
+    if sample and _samples(step, steps):
         stepper.pull()
         more["sample"] = sample(run.config, run.tokenizer, run.weights)
     return more
@@ -117,12 +122,11 @@ def _take_steps(
 ) -> str | None:  # fmt: skip
     """Take the steps that `run` has before it; return the signal that ended them, or None."""
     walk, steps, stop = _Steps(run, stepper, batches), run.settings.steps, None
-    quarters = {steps // 4, steps // 2, 3 * steps // 4} if sample else ()
     with _Signals() as signals, display.progress:
         for number in range(run.step + 1, steps + 1):
             lines, stop = walk.begin(number), signals.caught
             saving = stop or number == steps or number % save_every == 0
-            if saving or validates(number, steps) or number in quarters:
+            if saving or validates(number, steps) or (sample and _samples(number, steps)):
                 lines += walk.finish()
                 lines[-1] |= _judge(run, stepper, held_out, sample)
             for line in lines:

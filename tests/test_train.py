@@ -45,7 +45,7 @@ from nanoeuler.training import display, loop, pace, run
 from nanoeuler.training import train as training
 from nanoeuler.training.blame import first_bad_tensor
 from nanoeuler.training.folder import LOCK, alone, read_metrics, saves
-from nanoeuler.training.optim import AdamW, learning_rate
+from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
 from nanoeuler.training.run import Settings
 from nanoeuler.training.saves import load
 from nanoeuler.training.train import settings_for, train
@@ -982,6 +982,26 @@ def test_settings_for_a_command_line(straight, tmp_path):
     with pytest.raises(UserError, match="lr to be"):
         settings_for(straight, True, lr=-1.0)
     assert resume(straight, minutes=9.0).step == STEPS  # its steps are settled
+
+
+def test_a_learning_rate_that_nobody_asked_for_is_that_of_what_is_done(straight, tmp_path):
+    asked = Settings(steps=100)
+    assert (asked.lr, asked.with_rate(0.5).lr) == (None, 0.5)
+    assert Settings(lr=0.1).with_rate(0.5).lr == 0.1
+    tokenizer = Tokenizer.train(RIVER.read_bytes(), 280)
+    assert run.Run.begin(CONFIG, asked, tokenizer, "").settings == replace(asked, lr=LEARNING_RATE)
+    tuned = run.Run.begin(CONFIG, asked.with_rate(1e-3), tokenizer, "")
+    assert tuned.settings == replace(asked, lr=1e-3)
+    # a run that goes on keeps its own, and a save without one is none
+    assert resume(straight).settings.lr == SHORT["lr"]
+    asked = replace(Settings(**SHORT), lr=None)
+    assert train(RIVER, straight, settings=asked, resume=True).settings.lr == SHORT["lr"]
+    out = shutil.copytree(straight, tmp_path / "run")
+    record = json.loads((out / "config.json").read_text())
+    record["training"]["lr"] = None
+    (out / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="the learning rate or a digest is none"):
+        load(out)
 
 
 def test_a_disk_without_locks_is_trained_on(straight, tmp_path):

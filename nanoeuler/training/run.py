@@ -45,7 +45,7 @@ class Settings:
     minutes: float = 5.0  # of training, with its validations: short enough to wait for
     batch_size: int = 16
     accumulate: int = 1  # pieces in which each shard of a batch goes through memory
-    lr: float = LEARNING_RATE
+    lr: float | None = None  # None: LEARNING_RATE, or what fine-tuning has in its place
     seed: int = 0
     warmup: int = WARMUP_STEPS
     weight_decay: float = WEIGHT_DECAY
@@ -54,8 +54,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            if each.name != "steps" or self.steps is not None:
-                _check(each.name, getattr(self, each.name), float if each.type is float else int)
+            value = getattr(self, each.name)
+            if value is not None or each.default is not None:
+                _check(each.name, value, float if each.type in (float, float | None) else int)
         if self.beta2 >= 1:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
         if self.accumulate > self.batch_size:
@@ -63,6 +64,10 @@ class Settings:
                 f"training: expected accumulate to be at most batch_size {self.batch_size}, got "
                 f"{self.accumulate}: a piece has at least one window"
             )
+
+    def with_rate(self, lr: float) -> "Settings":
+        """These settings, with the learning rate `lr` if they leave it open."""
+        return dataclasses.replace(self, lr=lr) if self.lr is None else self
 
 
 def _check(name, value, kind):
@@ -121,9 +126,13 @@ class Run:
         cls, config: ModelConfig, settings: Settings, tokenizer: Tokenizer, data: str,
         weights: Weights | None = None,
     ) -> "Run":  # fmt: skip
-        """A run before its first step, its weights (None) from the settings' seed."""
+        """A run before its first step, its weights (None) from the settings' seed.
+
+        Settings that leave the learning rate open get that of training from nothing.
+        """
         check_sizes(config, tokenizer)
         check_batch(config, settings)
+        settings = settings.with_rate(LEARNING_RATE)
         weights = weights or initialise(config, settings.seed)
         optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
                           clip_norm=settings.clip)  # fmt: skip

@@ -185,8 +185,8 @@ def _parse(record):
     config = _checked(ModelConfig, _field(record, "model", dict))
     settings = _checked(Settings, _field(record, "training", dict))
     digests = [_field(record, name, str) for name in ("data", "tokenizer")]
-    if settings.steps is None or not all(map(str.isprintable, digests)):
-        raise Damage("the number of steps or a digest is none")
+    if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
+        raise Damage("the number of steps, the learning rate or a digest is none")
     return config, settings, *digests
 
 

@@ -47,10 +47,10 @@ def _compare(out, run: Run, settings, config, tokenizer, data: str) -> None:
     for each in filter(None, (settings, config)):
         asked |= dataclasses.asdict(each)
     asked["vocab_size"] = run.config.vocab_size  # the tokenizer's, whatever was asked for
-    if settings:
-        asked.pop("steps" if settings.steps is None else "minutes")
+    if settings and settings.steps is not None:
+        asked.pop("minutes")
     for name, value in asked.items():
-        if value != before[name]:
+        if value not in (None, before[name]):
             raise UserError(
                 f"{out} holds a run with {name} {before[name]}, but {value} was asked for: "
                 "resume it with what it began with, or start another in another directory"

@@ -987,7 +987,7 @@ def test_what_is_asked_of_a_run_that_died_preparing(straight, tmp_path):
         (dict(batch_size=5), "batch_size 8, but 5 was asked for"),
         (dict(config=replace(CONFIG, n_layers=3)), "n_layers 2, but 3 was asked for"),
         (dict(config=replace(CONFIG, vocab_size=290)), "vocab_size 280, but 290 was asked for"),
-        (dict(tokenizer=Tokenizer.train(b"la la", 270)), "tokenizer None, but .* was asked for"),
+        (dict(tokenizer=Tokenizer.train(b"la la", 262)), "tokenizer None, but .* was asked for"),
         (dict(data=Path(__file__)), "with data .* was asked for"),
     ):
         with refused(match=words) as caught:
@@ -1035,21 +1035,21 @@ def test_a_prepared_folder_is_named_by_the_request(tmp_path):
         (dict(data=iter("ab")), "data to be a path, got <str"),
         (dict(data=b"text"), "data to be a path, got b'text'"),
         (dict(data=None), "expected a text to train on .* got None"),
-        (dict(out=3), "out to be a path, got 3"), (dict(out=None), "a directory .* got None"),
+        (dict(out=3), "out to be a path, got 3"), (dict(out=None), "expected a text .* a directory .* got None"),
     ],
 )  # fmt: skip
 def test_an_argument_of_another_kind_is_refused_before_anything_is_done(changes, words, tmp_path):
     arguments = dict(data=RIVER, out=tmp_path / "out") | changes
     with (
         mock.patch.object(training, "prepare_text", side_effect=Died),
-        pytest.raises(UserError, match=f"^(expected )?{words}") as caught,
+        pytest.raises(UserError, match=words) as caught,
     ):
         train(arguments.pop("data"), arguments.pop("out"), **arguments)
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_memory_that_is_short_names_what_is_too_large(tmp_path):
-    model = "a model of 3,640 parameters, 14.6 kB for each of .* choose fewer layers"
+    model = "a model of 7,528 parameters, 30.1 kB for each of .* choose fewer layers"
     for owner, name, size, words in (
         (run, "initialise", 8, model), (loop, "make_stepper", 8, model),
         (CpuStepper, "step", 8, "a batch of 8 windows of 32 tokens does not fit"),

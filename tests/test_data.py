@@ -119,9 +119,9 @@ class Many:
 
 
 def test_places_beyond_four_bytes_are_counted_right():
-    batches = Batches(Many(), 1024, 1 << 16, 1, seed=0)
+    batches = Batches(Many(), 64, 1 << 16, 1, seed=0)
     assert batches.windows == (3 << 16) - 1  # the last has no room to begin at another offset
-    starts = np.concatenate([batches.starts(step + 1) for step in range(batches.windows // 1024)])
+    starts = np.concatenate([batches.starts(step + 1) for step in range(batches.windows // 64)])
     assert starts.dtype == np.int64 and starts.min() >= 0 and starts.max() > 1 << 33
     assert (np.diff(np.sort(starts)) % (1 << 16) == 0).all() and len(set(starts)) == len(starts)
 
@@ -159,7 +159,7 @@ def test_every_order_of_a_few_windows_is_equally_likely(n):
 
 @pytest.mark.parametrize("batch_size", [STEP_TOKENS // 32 + 1, 10**9, 2**63 - 1, 10**400])
 def test_a_batch_that_no_machine_could_hold_is_refused_at_once(batch_size):
-    with pytest.raises(UserError, match=f"at most {STEP_TOKENS // 32:,} for a context of 32"):
+    with pytest.raises(UserError, match=f"at most {STEP_TOKENS // 32} for a context of 32"):
         Batches(np.zeros(67), batch_size, 32, 4, 0)
 
 

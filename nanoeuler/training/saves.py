@@ -197,7 +197,9 @@ def _read(out, names):
 
     Returns (record, state, {tensor's name: array}).
     """
-    if not saves(out) and (out / REQUEST).exists():
+    with reading(out):
+        early = not saves(out) and (out / REQUEST).exists()
+    if early:
         raise UserError(f"expected a save in {out}, but that run has not come so far: go on with "
                         "--resume")  # fmt: skip
     record = read_record(out)

@@ -1035,7 +1035,8 @@ def test_a_prepared_folder_is_named_by_the_request(tmp_path):
         (dict(data=iter("ab")), "data to be a path, got <str"),
         (dict(data=b"text"), "data to be a path, got b'text'"),
         (dict(data=None), "expected a text to train on .* got None"),
-        (dict(out=3), "out to be a path, got 3"), (dict(out=None), "expected a text .* a directory .* got None"),
+        (dict(out=3), "out to be a path, got 3"),
+        (dict(out=None), "expected a text .* a directory .* got None"),
     ],
 )  # fmt: skip
 def test_an_argument_of_another_kind_is_refused_before_anything_is_done(changes, words, tmp_path):

@@ -187,7 +187,8 @@ def train(
         config, settings = config or PRESETS[PRESET], settings or Settings()
 
     def begin() -> Run:
-        asked = read_request(out)
+        new = Request(config, settings, tokenizer, digest, text)
+        asked = read_request(out) if resume else new
         model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
         check_batch(model, chosen)  # before a long preparation, and not after
         if not prepared:

@@ -56,7 +56,8 @@ def row_of(chapter):
     """The line of the README's table for a chapter: its title, and the modules that it exports."""
     title = re.search(r"^# (\w+)\. (.+)$", chapter.read_text(encoding="utf-8"), re.M)
     name = chapter.relative_to(ROOT).as_posix()
-    files = [file for file, (owner, _) in book.package(ROOT).items() if owner == name]
+    owners = {file: owner for file, (owner, _) in book.package(ROOT).items()}
+    files = [file for file, owner in owners.items() if owner == name and file.endswith(".py")]
     modules = [file[len("nanoeuler/") : -len(".py")].replace("/", ".") for file in files]
     listed = " ".join(f"`{module}`" for module in modules if "__" not in module)
     return f"| [{title[1]} {title[2]}]({name[:-3]}.ipynb) | {listed} |"

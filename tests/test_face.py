@@ -283,7 +283,7 @@ def test_what_is_too_large_is_named(tmp_path, monkeypatch):
     with pytest.raises(ne.UserError, match="a model of [0-9,]+ parameters in 10,000 layers"):
         training(tmp_path, config=deep)
     monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 20e6)
-    with pytest.raises(ne.UserError, match="a step of 9999 x 64 tokens needs .* smaller batch_size"):
+    with pytest.raises(ne.UserError, match="a step of 9999 x 64 tokens needs .* smaller batch"):
         training(tmp_path, settings=ne.Settings(steps=1, batch_size=9999))
 
 

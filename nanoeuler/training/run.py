@@ -10,16 +10,23 @@ Leaves out how it gets to the disk and back (saves.py) and how it takes its step
 import dataclasses
 import hashlib
 import json
+import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import llvmlite.binding
 import numba
 import numpy as np
+from rich.filesize import decimal
 
 from nanoeuler import __version__
+from nanoeuler.data.batches import STEP_TOKENS as STEP_TOKENS
+from nanoeuler.data.batches import check_batch_size
+from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.optim import (
@@ -33,7 +40,7 @@ from nanoeuler.training.optim import (
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
+YEAR = 365 * 24 * 60  # minutes; a longer run is a slip of the keyboard
 MAY_BE_ZERO = ("seed", "warmup", "weight_decay")
 
 
@@ -57,6 +64,9 @@ class Settings:
             value = getattr(self, each.name)
             if value is not None or each.default is not None:
                 _check(each.name, value, float if each.type in (float, float | None) else int)
+        if self.minutes > YEAR:
+            raise UserError(f"training: expected minutes to be at most {YEAR:,}, which are a year, "
+                            f"got {self.minutes:g}")  # fmt: skip
         if self.beta2 >= 1:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
         if self.accumulate > self.batch_size:
@@ -79,7 +89,9 @@ def _check(name, value, kind):
     wanted += " of at least 0" if name in MAY_BE_ZERO else " above 0"
     if type(value) in (int, float) and value > LARGEST[kind]:
         wanted += f" and at most {LARGEST[kind]}"
-    raise UserError(f"training: expected {name} to be {wanted}, got {value!r}")
+    if type(value) is int and value.bit_length() > 100:  # Python refuses to print very long ones
+        value = math.inf if value > 0 else -math.inf
+    raise UserError(f"training: expected {name} to be {wanted}, got {quoted(repr(value))}")
 
 
 def program() -> dict[str, str]:
@@ -100,12 +112,22 @@ def check_sizes(config: ModelConfig, tokenizer: Tokenizer) -> None:
 
 
 def check_batch(config: ModelConfig, settings: Settings) -> None:
-    """UserError for a step of more than STEP_TOKENS tokens."""
-    if settings.batch_size * config.context > STEP_TOKENS:
+    """UserError for a step of too many tokens."""
+    check_batch_size(settings.batch_size, config.context)
+
+
+@contextmanager
+def making_room(config: ModelConfig) -> Iterator[None]:
+    """Where memory is taken for the model: turn its refusal into a line for the user."""
+    try:
+        yield
+    except MemoryError:
+        parameters = count_parameters(config)
         raise UserError(
-            f"expected a batch_size of at most {STEP_TOKENS // config.context} for a context of "
-            f"{config.context}, got {settings.batch_size}: choose a smaller one"
-        )
+            f"a model of {parameters:,} parameters, {decimal(4 * parameters)} for each of its "
+            "weights, gradients and two moments, does not fit into this machine's memory: choose "
+            "fewer layers or a smaller dim"
+        ) from None
 
 
 @dataclass
@@ -133,9 +155,10 @@ class Run:
         check_sizes(config, tokenizer)
         check_batch(config, settings)
         settings = settings.with_rate(LEARNING_RATE)
-        weights = weights or initialise(config, settings.seed)
-        optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
-                          clip_norm=settings.clip)  # fmt: skip
+        with making_room(config):
+            weights = weights or initialise(config, settings.seed)
+            optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                              clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property

@@ -27,13 +27,12 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
 from nanoeuler.training.folder import is_begun, saves
-from nanoeuler.training.loop import SAVE_EVERY
+from nanoeuler.training.loop import SAVE_EVERY, check_counts
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load_model
 from nanoeuler.training.sft import FINETUNING, Pair, read_pairs
+from nanoeuler.training.train import PRESET
 
-# The model of a new run for which no other was asked.
-PRESET = "small"
 Sample = Callable[[Model], str]  # a text that shows what a model can do by now
 
 
@@ -151,12 +150,7 @@ def _check(**arguments: Any) -> None:
                 f"expected {name} to be a function, got {arguments[name]!r:.60}: leave it out, or "
                 "give one"
             )
-    for name in ("threads", "save_every", "keep"):
-        value = arguments[name]
-        if not (name == "threads" and value is None or type(value) is int and value > 0):
-            raise UserError(
-                f"expected {name} to be a whole number above 0, got {value!r:.60}: choose another"
-            )
+    check_counts(arguments["save_every"], arguments["keep"], arguments["threads"])
     engine_name(arguments["engine"])
 
 

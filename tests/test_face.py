@@ -186,7 +186,7 @@ def training(tmp_path, **changes):
 }.items(), ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_an_argument_of_the_wrong_kind_is_told_by_its_name(tmp_path, base, name, values):
     for value in values:
-        said = f"^expected {name} to be a .*, got .{{1,60}}: [^\n]+$"
+        said = f"^expected {name} to be a [^\n]*, got [^\n]+$"
         with pytest.raises(ne.UserError, match=said):
             training(tmp_path, **{name: value})
         assert not (tmp_path / "run").exists()

@@ -230,8 +230,8 @@ def load_tokenizer(path: Path) -> "LoadedTokenizer":
 
 def preset_config(name: str | None) -> "ModelConfig":
     """The configuration of that name, or the usual one for None."""
-    from nanoeuler.face import PRESET
     from nanoeuler.model.config import PRESETS
+    from nanoeuler.training.train import PRESET
 
     name = PRESET if name is None else name
     if name not in PRESETS:
@@ -256,7 +256,7 @@ def config_of(
     if run and preset is None:
         if not sizes:
             return None
-        from nanoeuler.training.saves import read_record
+        from nanoeuler.training.record import read_record
 
         config = read_record(run).config
     else:

@@ -27,8 +27,9 @@ from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import fit
+from nanoeuler.training.record import read_record
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import load_model, read_record
+from nanoeuler.training.saves import load_model
 from nanoeuler.training.train import open_run
 
 Pair = tuple[str, str]  # a question and its answer

@@ -716,6 +716,9 @@ def test_settings_say_what_they_expect():
         ("lr", float("nan"), "a number above 0, got nan"),
         ("seed", 2**63, "of at least 0 and at most 9223372036854775807, got"),
         ("lr", 10**400, "a number above 0"),
+        ("steps", 10**5000, "a whole number above 0 and at most 9223372036854775807, got inf$"),
+        ("steps", "x" * 5000, r"a whole number above 0, got 'x{96}\.\.\.$"),
+        ("minutes", 1e300, r"at most 525,600, which are a year, got 1e\+300"),
     ):
         with pytest.raises(UserError, match=f"{name} to be .*{words}"):
             Settings(**{name: value})

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.data import shards, text
-from nanoeuler.data.batches import MOST_TOKENS, Ahead, Batches
+from nanoeuler.data.batches import STEP_TOKENS, Ahead, Batches
 from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut, entropies
 from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
 from nanoeuler.data.text import digest, digest_of, read_text, split
@@ -157,9 +157,9 @@ def test_every_order_of_a_few_windows_is_equally_likely(n):
     assert chi_squared < free + 5 * math.sqrt(2 * free)  # five standard deviations
 
 
-@pytest.mark.parametrize("batch_size", [MOST_TOKENS // 32 + 1, 10**9, 2**63 - 1, 10**400])
+@pytest.mark.parametrize("batch_size", [STEP_TOKENS // 32 + 1, 10**9, 2**63 - 1, 10**400])
 def test_a_batch_that_no_machine_could_hold_is_refused_at_once(batch_size):
-    with pytest.raises(UserError, match=f"at most {MOST_TOKENS // 32:,} windows of 32 tokens"):
+    with pytest.raises(UserError, match=f"at most {STEP_TOKENS // 32:,} for a context of 32"):
         Batches(np.zeros(67), batch_size, 32, 4, 0)
 
 

@@ -21,6 +21,7 @@ import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -44,8 +45,9 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import display, loop, pace, run
 from nanoeuler.training import train as training
 from nanoeuler.training.blame import first_bad_tensor
-from nanoeuler.training.folder import LOCK, alone, read_metrics, saves
-from nanoeuler.training.optim import AdamW, learning_rate
+from nanoeuler.training.folder import LOCK, REQUEST, alone, read_metrics, saves
+from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
+from nanoeuler.training.record import read_origin
 from nanoeuler.training.run import Settings
 from nanoeuler.training.saves import load
 from nanoeuler.training.train import settings_for, train
@@ -950,6 +952,115 @@ def test_a_run_that_died_before_its_first_save_is_begun_by_either(straight, tmp_
     assert_same_run(out, straight)
 
 
+@pytest.mark.parametrize("own_tokenizer", [False, True])
+def test_a_run_that_died_preparing_goes_on_with_what_was_asked(own_tokenizer, straight, tmp_path):
+    """Without a word of it, from any place, and however often it dies again."""
+    ids = Tokenizer.train(RIVER.read_bytes()[:5000], 270) if own_tokenizer else None
+    whole, out = straight, tmp_path / "died"
+    if ids:
+        go(whole := tmp_path / "whole", tokenizer=ids)
+    with pytest.raises(Died), dying_before(training, "prepare_text", 1):
+        go(out, data=os.path.relpath(RIVER), tokenizer=ids)
+    names = [LOCK, REQUEST] + ["tokenizer.json"] * own_tokenizer
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    asked = read_origin(out)
+    assert (asked.config, asked.settings, asked.text) == (CONFIG, Settings(**SHORT), RIVER)
+    assert settings_for(out, True, steps=3) == replace(Settings(**SHORT), steps=3)
+    with contextlib.chdir(tmp_path):
+        for owner, name in ((training, "prepare_text"), (os, "rename"), (loop._Steps, "begin")):
+            with pytest.raises(Died), dying_before(owner, name, 1):
+                train(None, out, resume=True, **HOW)
+            assert (out / REQUEST).exists()
+        train(None, out, resume=True, **HOW)
+    assert_same_run(out, whole)
+
+
+def test_what_is_asked_of_a_run_that_died_preparing(straight, tmp_path):
+    out = tmp_path / "died"
+    with pytest.raises(Died), dying_before(training, "prepare_text", 1):
+        go(out)
+    with pytest.raises(UserError, match="that run has not come so far: go on with --resume"):
+        load(out)
+    before = contents(out)
+    refused = partial(pytest.raises, UserError)
+    for changes, words in (
+        (dict(batch_size=5), "batch_size 8, but 5 was asked for"),
+        (dict(config=replace(CONFIG, n_layers=3)), "n_layers 2, but 3 was asked for"),
+        (dict(config=replace(CONFIG, vocab_size=290)), "vocab_size 280, but 290 was asked for"),
+        (dict(tokenizer=Tokenizer.train(b"la la", 262)), "tokenizer None, but .* was asked for"),
+        (dict(data=Path(__file__)), "with data .* was asked for"),
+    ):
+        with refused(match=words) as caught:
+            again(out, **changes)
+        assert "\n" not in str(caught.value) and contents(out) == before
+    with mock.patch.object(training, "prepare_text", side_effect=UserError("no")):
+        with refused(match="no"):
+            train(None, out, resume=True)
+    assert contents(out) == before  # what fails takes nothing of what was asked
+    for text in ("[]", "{}", '{"format": 3}', '{"data": "a", "model": {"dim": 10}}'):
+        damaged = shutil.copytree(out, tmp_path / f"damaged {text}")
+        (damaged / REQUEST).write_text(text)
+        with refused(match="not what a run writes|formats up to 2") as caught:
+            train(None, damaged, resume=True)
+        assert "\n" not in str(caught.value)
+    (out / REQUEST).rename(tmp_path / "elsewhere")
+    with refused(match="name the prepared data"):  # killed before it was written: nothing was done
+        train(None, out, resume=True)
+    (tmp_path / "elsewhere").rename(out / REQUEST)
+    # without --resume, another run begins in the same place
+    go(out, steps=3, save_every=100)
+    assert load(out).settings.steps == 3 and not (out / REQUEST).exists()
+
+
+def test_a_prepared_folder_is_named_by_the_request(tmp_path):
+    out, folder = tmp_path / "died", documents(tmp_path / "docs")
+    with pytest.raises(Died), dying_before(os, "rename", 1):
+        go(out, data=folder)
+    assert train(None, out, resume=True, **HOW).data == Prepared(folder).digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(config={}), "config to be a ModelConfig, got {}"),
+        (dict(config="small"), "config to be a ModelConfig, got 'small'"),
+        (dict(settings={}), "settings to be a Settings, got {}"),
+        (dict(tokenizer=""), "tokenizer to be a Tokenizer, got ''"),
+        (dict(resume="no"), "resume to be True or False, got 'no'"),
+        (dict(sample="x"), "sample to be a function, got 'x'"),
+        (dict(before=3), "before to be a function, got 3"),
+        (dict(on_step=3), "on_step to be a function, got 3"),
+        (dict(engine=3), "unknown engine 3"),
+        (dict(threads=0), "threads to be a whole number above 0, got 0"),
+        (dict(data=iter("ab")), "data to be a path, got <str"),
+        (dict(data=b"text"), "data to be a path, got b'text'"),
+        (dict(data=None), "expected a text to train on .* got None"),
+        (dict(out=3), "out to be a path, got 3"), (dict(out=None), "expected a text .* a directory .* got None"),
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_kind_is_refused_before_anything_is_done(changes, words, tmp_path):
+    arguments = dict(data=RIVER, out=tmp_path / "out") | changes
+    with (
+        mock.patch.object(training, "prepare_text", side_effect=Died),
+        pytest.raises(UserError, match=words) as caught,
+    ):
+        train(arguments.pop("data"), arguments.pop("out"), **arguments)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_memory_that_is_short_names_what_is_too_large(tmp_path):
+    model = "a model of 7,528 parameters, 30.1 kB for each of .* choose fewer layers"
+    for owner, name, size, words in (
+        (run, "initialise", 8, model), (loop, "make_stepper", 8, model),
+        (CpuStepper, "step", 8, "a batch of 8 windows of 32 tokens does not fit"),
+        (CpuStepper, "step", 1, "a step with one sequence .* choose a smaller context or model"),
+    ):  # fmt: skip
+        with mock.patch.object(owner, name, side_effect=MemoryError):
+            with pytest.raises(UserError, match=words):
+                go(tmp_path / "run", batch_size=size)
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_large_text_is_not_read_into_memory(straight, tmp_path):
     """Neither to begin with it nor to go on: 24 MB, and a peak of a few."""
     large = tmp_path / "large.txt"
@@ -982,6 +1093,26 @@ def test_settings_for_a_command_line(straight, tmp_path):
     with pytest.raises(UserError, match="lr to be"):
         settings_for(straight, True, lr=-1.0)
     assert resume(straight, minutes=9.0).step == STEPS  # its steps are settled
+
+
+def test_a_learning_rate_that_nobody_asked_for_is_that_of_what_is_done(straight, tmp_path):
+    asked = Settings(steps=100)
+    assert (asked.lr, asked.with_rate(0.5).lr) == (None, 0.5)
+    assert Settings(lr=0.1).with_rate(0.5).lr == 0.1
+    tokenizer = Tokenizer.train(RIVER.read_bytes(), 280)
+    assert run.Run.begin(CONFIG, asked, tokenizer, "").settings == replace(asked, lr=LEARNING_RATE)
+    tuned = run.Run.begin(CONFIG, asked.with_rate(1e-3), tokenizer, "")
+    assert tuned.settings == replace(asked, lr=1e-3)
+    # a run that goes on keeps its own, and a save without one is none
+    assert resume(straight).settings.lr == SHORT["lr"]
+    asked = replace(Settings(**SHORT), lr=None)
+    assert train(RIVER, straight, settings=asked, resume=True).settings.lr == SHORT["lr"]
+    out = shutil.copytree(straight, tmp_path / "run")
+    record = json.loads((out / "config.json").read_text())
+    record["training"]["lr"] = None
+    (out / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="the learning rate or a digest is none"):
+        load(out)
 
 
 def test_a_disk_without_locks_is_trained_on(straight, tmp_path):

@@ -17,15 +17,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 from nanoeuler.data.shards import Tokens, windows
 from nanoeuler.errors import UserError
 
-MOST_TOKENS = 1 << 26  # in a batch, 268 MB of int32: far beyond what a machine can train on at once
+STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
 
 
 def check_batch_size(batch_size: int, context: int) -> None:
-    """UserError unless a batch of so many windows is one that a machine could hold."""
-    if batch_size * context > MOST_TOKENS:
+    """UserError for a step of more than STEP_TOKENS tokens."""
+    if batch_size * context > STEP_TOKENS:
         raise UserError(
-            f"expected a batch of at most {MOST_TOKENS // context:,} windows of {context} tokens, "
-            f"got {batch_size:,}: choose a smaller batch size"
+            f"expected a batch_size of at most {STEP_TOKENS // context} for a context of "
+            f"{context}, got {batch_size}: choose a smaller one"
         )
 
 
@@ -38,7 +38,7 @@ class Batches:
     """
 
     def __init__(self, tokens: Tokens | np.ndarray, batch_size: int, context: int, n_predict: int,
-                 seed: int):  # fmt: skip
+                 seed: int) -> None:  # fmt: skip
         check_batch_size(batch_size, context)
         self.tokens, self.batch_size, self.context = tokens, batch_size, context
         self.n_predict, self.seed = n_predict, seed
@@ -93,7 +93,7 @@ class Ahead:
     raised when that batch is asked for.
     """
 
-    def __init__(self, batches: Batches):
+    def __init__(self, batches: Batches) -> None:
         self.batches = batches
         self._step, self._ready = None, None
 

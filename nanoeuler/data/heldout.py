@@ -37,7 +37,7 @@ class HeldOut:
     """
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer,
-                 batch_size: int, n_predict: int):  # fmt: skip
+                 batch_size: int, n_predict: int) -> None:  # fmt: skip
         self.inputs, self.targets, self.tokenizer = inputs, targets, tokenizer
         self.batch_size, self.n_predict = batch_size, n_predict
         counted = targets[targets != IGNORE]

@@ -58,7 +58,7 @@ class Prepared:
     prepared.json, and the sha256 of up to VERIFY_BYTES of shards; `verify` compares that of all.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.record = read_record(self.folder)
         self.digest = self.record["digest"]

@@ -21,9 +21,9 @@ from safetensors.numpy import save_file
 from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing, sha256_of
-from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-END_OF_TEXT = "<|endoftext|>"  # chapter 1's special token for the end of a document
+END_OF_TEXT = SPECIAL_TOKENS[0]  # ends a document
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -100,7 +100,7 @@ class Tokens:
     `len` counts tokens, `n_documents` documents. A document may go on in the next shard.
     """
 
-    def __init__(self, paths: Iterable[Path], tokenizer: Tokenizer):
+    def __init__(self, paths: Iterable[Path], tokenizer: Tokenizer) -> None:
         self.paths, self.vocab_size = list(paths), tokenizer.vocab_size
         self._end = tokenizer.special.get(END_OF_TEXT)
         self._firsts, self._counts, self._parts = [0], [0], []  # tokens, documents before a shard
@@ -177,7 +177,7 @@ def shard_path(folder: Path, side: str, i: int) -> Path:
 class ShardWriter:
     """Writes the shards of a side into a folder, holding one shard at a time."""
 
-    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer):
+    def __init__(self, folder: Path, side: str, tokenizer: Tokenizer) -> None:
         self._place, self._tokenizer = (folder, side), tokenizer
         self._tokens = np.empty(SHARD_TOKENS, token_dtype(tokenizer.vocab_size))
         self._filled, self._documents = 0, array("q")

@@ -90,11 +90,12 @@ def alone(out: str | Path) -> Iterator[None]:
         lock.release()
 
 
+REQUEST = "request.json"  # what was asked of a run, until a save holds a step of it
 # What a run puts into its directory, besides its saves.
-NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", LOCK)
+NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", REQUEST, LOCK)
 # What a death leaves of a save or a file of the run directory; no other name is ours to remove.
 LEFTOVER = re.compile(
-    r"\.(step-\d{8,}|((config|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"
+    r"\.(step-\d{8,}|((config|request|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"
 )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from nanoeuler.data.batches import Ahead, Batches
 from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.quote import quoted
 from nanoeuler.engines.choice import engine_name, make_stepper
 from nanoeuler.engines.interface import Stepper, Taken
 from nanoeuler.errors import UserError
@@ -31,7 +32,7 @@ from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.pace import measure, validates
-from nanoeuler.training.run import Run, program
+from nanoeuler.training.run import Run, making_room, program
 from nanoeuler.training.saves import KEEP, save, settle
 
 SAVE_EVERY = 500  # steps, which take the small preset under a minute (data/measurements/train.json)
@@ -154,12 +155,18 @@ def _note_program(out, run: Run, engine: str) -> None:
     run.program = now
 
 
-def _check(out, run: Run, save_every: int, keep: int, threads: int | None) -> None:
-    """UserError for what would fail in the middle, and if the directory is not where `run` is."""
-    checked = {"save_every": save_every, "keep": keep, "threads": threads or 1}
+def check_counts(save_every: int, keep: int, threads: int | None) -> None:
+    """UserError for what would fail in the middle of a run."""
+    checked = {"save_every": save_every, "keep": keep, "threads": 1 if threads is None else threads}
     for name, value in checked.items():
         if type(value) is not int or value < 1:
-            raise UserError(f"expected {name} to be a whole number above 0, got {value!r}")
+            raise UserError(
+                f"expected {name} to be a whole number above 0, got {quoted(repr(value))}"
+            )
+
+
+def _check_place(out, run: Run) -> None:
+    """UserError if the directory is not where `run` is."""
     newest = saves(out)[-1][0] if saves(out) else run.step
     if newest != run.step:
         raise UserError(f"expected the newest save in {out} to be of step {run.step}, but another "
@@ -169,18 +176,21 @@ def _check(out, run: Run, save_every: int, keep: int, threads: int | None) -> No
 @contextmanager
 def _enough_memory(out, run: Run) -> Iterator[None]:
     """Turn a refusal of memory into a line for the user; a run without a step leaves no save."""
+    before, size = saves(out), run.settings.batch_size
     try:
         yield
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
-        if not run.step:
+        if not before and not run.step:
             for _, folder in saves(out):
                 shutil.rmtree(folder)
-        raise UserError(
-            f"a batch of {run.settings.batch_size} windows of {run.config.context} tokens does not "
-            "fit into this machine's memory: choose a smaller batch_size or a larger accumulate"
-        ) from None
+        if size == 1:
+            what, cure = "a step with one sequence", "a smaller context or model"
+        else:
+            what = f"a batch of {size} windows of {run.config.context} tokens"
+            cure = "a smaller batch_size or a larger accumulate"
+        raise UserError(f"{what} does not fit into this machine's memory: choose {cure}") from None
 
 
 def fit(
@@ -199,7 +209,8 @@ def fit(
     `on_step(line)` with each step's metrics.
     UserError: a loss that is not finite, a full disk, too little memory.
     """
-    _check(out, run, save_every, keep, threads)
+    check_counts(save_every, keep, threads)
+    _check_place(out, run)
     with _enough_memory(out, run):
         left = run.settings.steps is None or run.step < run.settings.steps
         if left and (before or run.settings.steps is None):
@@ -207,7 +218,9 @@ def fit(
             if run.settings.steps is None:
                 _choose_steps(run, pace.steps(run.settings.minutes), pace.step)
         steps, pieces = run.settings.steps, run.settings.accumulate
-        stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads, pieces=pieces)
+        with making_room(run.config):
+            stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads,
+                                   pieces=pieces)  # fmt: skip
         _note_program(out, run, engine)
         settle(out, run, keep, batches.windows)
         if left and before:

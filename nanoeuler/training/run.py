@@ -10,16 +10,23 @@ Leaves out how it gets to the disk and back (saves.py) and how it takes its step
 import dataclasses
 import hashlib
 import json
+import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import llvmlite.binding
 import numba
 import numpy as np
+from rich.filesize import decimal
 
 from nanoeuler import __version__
+from nanoeuler.data.batches import STEP_TOKENS as STEP_TOKENS
+from nanoeuler.data.batches import check_batch_size
+from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.optim import (
@@ -33,7 +40,7 @@ from nanoeuler.training.optim import (
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
+YEAR = 365 * 24 * 60  # minutes; a longer run is a slip of the keyboard
 MAY_BE_ZERO = ("seed", "warmup", "weight_decay")
 
 
@@ -45,7 +52,7 @@ class Settings:
     minutes: float = 5.0  # of training, with its validations: short enough to wait for
     batch_size: int = 16
     accumulate: int = 1  # pieces in which each shard of a batch goes through memory
-    lr: float = LEARNING_RATE
+    lr: float | None = None  # None: LEARNING_RATE, or what fine-tuning has in its place
     seed: int = 0
     warmup: int = WARMUP_STEPS
     weight_decay: float = WEIGHT_DECAY
@@ -54,8 +61,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            if each.name != "steps" or self.steps is not None:
-                _check(each.name, getattr(self, each.name), float if each.type is float else int)
+            value = getattr(self, each.name)
+            if value is not None or each.default is not None:
+                _check(each.name, value, float if each.type in (float, float | None) else int)
+        if self.minutes > YEAR:
+            raise UserError(f"training: expected minutes to be at most {YEAR:,}, which are a year, "
+                            f"got {self.minutes:g}")  # fmt: skip
         if self.beta2 >= 1:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
         if self.accumulate > self.batch_size:
@@ -63,6 +74,10 @@ class Settings:
                 f"training: expected accumulate to be at most batch_size {self.batch_size}, got "
                 f"{self.accumulate}: a piece has at least one window"
             )
+
+    def with_rate(self, lr: float) -> "Settings":
+        """These settings, with the learning rate `lr` if they leave it open."""
+        return dataclasses.replace(self, lr=lr) if self.lr is None else self
 
 
 def _check(name, value, kind):
@@ -74,7 +89,9 @@ def _check(name, value, kind):
     wanted += " of at least 0" if name in MAY_BE_ZERO else " above 0"
     if type(value) in (int, float) and value > LARGEST[kind]:
         wanted += f" and at most {LARGEST[kind]}"
-    raise UserError(f"training: expected {name} to be {wanted}, got {value!r}")
+    if type(value) is int and value.bit_length() > 100:  # Python refuses to print very long ones
+        value = math.inf if value > 0 else -math.inf
+    raise UserError(f"training: expected {name} to be {wanted}, got {quoted(repr(value))}")
 
 
 def program() -> dict[str, str]:
@@ -95,12 +112,22 @@ def check_sizes(config: ModelConfig, tokenizer: Tokenizer) -> None:
 
 
 def check_batch(config: ModelConfig, settings: Settings) -> None:
-    """UserError for a step of more than STEP_TOKENS tokens."""
-    if settings.batch_size * config.context > STEP_TOKENS:
+    """UserError for a step of too many tokens."""
+    check_batch_size(settings.batch_size, config.context)
+
+
+@contextmanager
+def making_room(config: ModelConfig) -> Iterator[None]:
+    """Where memory is taken for the model: turn its refusal into a line for the user."""
+    try:
+        yield
+    except MemoryError:
+        parameters = count_parameters(config)
         raise UserError(
-            f"expected a batch_size of at most {STEP_TOKENS // config.context} for a context of "
-            f"{config.context}, got {settings.batch_size}: choose a smaller one"
-        )
+            f"a model of {parameters:,} parameters, {decimal(4 * parameters)} for each of its "
+            "weights, gradients and two moments, does not fit into this machine's memory: choose "
+            "fewer layers or a smaller dim"
+        ) from None
 
 
 @dataclass
@@ -121,12 +148,17 @@ class Run:
         cls, config: ModelConfig, settings: Settings, tokenizer: Tokenizer, data: str,
         weights: Weights | None = None,
     ) -> "Run":  # fmt: skip
-        """A run before its first step, its weights (None) from the settings' seed."""
+        """A run before its first step, its weights (None) from the settings' seed.
+
+        Settings that leave the learning rate open get that of training from nothing.
+        """
         check_sizes(config, tokenizer)
         check_batch(config, settings)
-        weights = weights or initialise(config, settings.seed)
-        optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
-                          clip_norm=settings.clip)  # fmt: skip
+        settings = settings.with_rate(LEARNING_RATE)
+        with making_room(config):
+            weights = weights or initialise(config, settings.seed)
+            optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                              clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property

@@ -6,20 +6,20 @@
 
     config.json      what the run began with, written once      metrics.jsonl  one JSON line a step
     tokenizer.json   likewise                                   loss.png       the curve
+    request.json     what was asked, before there is a step
     data/            the text in tokens, if the run was given a text and not a prepared folder
     step-00000500/   a save, written aside and renamed as a whole; the newest counts:
         model.safetensors  optimizer.safetensors  state.json
 
-Leaves out locking: `folder.alone`, which `open_run` holds.
+Leaves out config.json and request.json (record.py), and locking: `folder.alone`, which `open_run`
+holds.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -32,6 +32,7 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     LEFTOVER,
+    REQUEST,
     read_metrics,
     reading,
     remove,
@@ -39,10 +40,18 @@ from nanoeuler.training.folder import (
     saves,
     writing,
 )
-from nanoeuler.training.run import Run, Settings, check_sizes, identity, program
+from nanoeuler.training.record import (
+    Damage,
+    as_json,
+    brief,
+    field_of,
+    read_json,
+    read_record,
+    write_record,
+)
+from nanoeuler.training.run import Run, identity, making_room
 
 KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
-FORMAT = 2  # of config.json; the one before did not say so, and its settings had no `minutes`
 
 
 def _state(run, windows):
@@ -51,10 +60,6 @@ def _state(run, windows):
     cursor = {"pass": read // windows, "window": read % windows} if windows else {}
     names = {"run": identity(run.facts), "tokenizer": run.tokenizer.hash}
     return {"step": run.step, "windows_read": read, **cursor, **names, "program": run.program}
-
-
-def _json(record):
-    return (json.dumps(record, indent=2) + "\n").encode()
 
 
 def _write(path, content):
@@ -81,7 +86,7 @@ def _write_folder(folder, tensors, state):
         digests = {
             name: _write(aside / name, serialised(arrays)) for name, arrays in tensors.items()
         }
-        _write(aside / "state.json", _json({**state, "sha256": digests}))
+        _write(aside / "state.json", as_json({**state, "sha256": digests}))
         _sync(aside)
         os.rename(aside, folder)  # the commitment
     except BaseException:
@@ -102,10 +107,7 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
             raise UserError(f"step {run.step}: {name} is not finite, so {out} was left as it was")
     with writing(out, f"step {run.step} could not be written"):
         if not saves(out):
-            run.tokenizer.save(out / "tokenizer.json")
-            with replacing(out / "config.json") as temporary:
-                record = {"format": FORMAT, "program": program(), **run.facts}
-                temporary.write_bytes(_json(record))
+            write_record(out, run)
         if (out / "metrics.jsonl").exists():
             confirm(out / "metrics.jsonl")
         tensors = {"model.safetensors": weights, "optimizer.safetensors": moments}
@@ -121,113 +123,23 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
         for path in Path(out).glob(".*.part"):
             if LEFTOVER.fullmatch(path.name):
                 remove(path)
+        if saves(out) and saves(out)[-1][0]:  # a step: what was asked has become a run
+            remove(Path(out) / REQUEST)
         for _, folder in saves(out)[:-keep]:
             aside = folder.with_name(f".{folder.name}.part")
             os.rename(folder, aside)  # what has the name of a save is whole
             remove(aside)
 
 
-class Damage(Exception):
-    """What is wrong with a file that was read, in words."""
-
-
-def _brief(thing):
-    """What an error says on one short line, whatever a hostile file made it say."""
-    return "".join(c if c.isprintable() else "?" for c in str(thing)[:200])
-
-
-def _read_json(path):
-    """The JSON object in a file, a dict; Damage if it is none."""
-    try:
-        record = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise Damage(f"{path.name} is missing") from None
-    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number's length
-        raise Damage(f"{path.name} is no JSON: {error}") from None
-    if type(record) is not dict:
-        raise Damage(f"{path.name} is no JSON object")
-    return record
-
-
-def _field(record, name, kind):
-    """record[name], which must be of exactly this type."""
-    value = record.get(name)
-    if type(value) is not kind:
-        raise Damage(f"{name} is no {kind.__name__}")
-    return value
-
-
-def _checked(cls, values):
-    """The dataclass `cls` of the JSON object that its `asdict` became; it checks the values."""
-    fields = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(cls)}
-    wrong = [name for name in values if name not in fields]
-    wrong += [name for name, needed in fields.items() if needed and name not in values]
-    if wrong:
-        raise Damage(f"{cls.__name__} does not fit with {wrong[0]}")
-    try:
-        return cls(**values)
-    except UserError as error:
-        raise Damage(str(error)) from None
-
-
-class Record(NamedTuple):
-    """What a run began with, as config.json and tokenizer.json have it."""
-
-    config: ModelConfig
-    settings: Settings
-    tokenizer: Tokenizer
-    data: str  # the digest of the training text
-    identity: str
-
-
-def _parse(record):
-    """The config, settings and the two digests, of the data and the tokenizer, of config.json."""
-    config = _checked(ModelConfig, _field(record, "model", dict))
-    settings = _checked(Settings, _field(record, "training", dict))
-    digests = [_field(record, name, str) for name in ("data", "tokenizer")]
-    if settings.steps is None or not all(map(str.isprintable, digests)):
-        raise Damage("the number of steps or a digest is none")
-    return config, settings, *digests
-
-
-def read_record(out: str | Path) -> Record:
-    """What the run in the directory `out` began with, checked. UserError, as for `load`."""
-    out = Path(out)
-    path = out / "config.json"
-    with reading(path):
-        if not path.exists():
-            raise UserError(f"expected a run in {out}, but found no config.json there")
-        try:
-            record = _read_json(path)
-            version = _field({"format": 1} | record, "format", int)
-            if version > FORMAT:
-                raise UserError(f"{out} holds a run of format {_brief(version)}, and this nanoeuler"
-                                f" knows formats up to {FORMAT}: use a newer one")  # fmt: skip
-            if version < 1:
-                raise Damage(f"there is no format {version}")
-            config, settings, data, name = _parse(record)
-        except Damage as error:
-            reason = _brief(error)
-            raise UserError(f"{path} is not what a run writes ({reason}): restore it") from None
-        tokenizer = Tokenizer.load(out / "tokenizer.json")
-    if tokenizer.hash != name:
-        raise UserError(
-            f"{out / 'tokenizer.json'}: expected the tokenizer {name[:12]!r} that this run was "
-            f"trained with, found {tokenizer.hash[:12]!r}: restore the file"
-        )
-    check_sizes(config, tokenizer)
-    return Record(config, settings, tokenizer, data, identity(record))
-
-
 def _read_state(folder, step, record):
     """state.json of the save in `folder`, which must be of `step` and of the run of `record`."""
-    state = _read_json(folder / "state.json")
-    if _field(state, "step", int) != step or step > record.settings.steps:
+    state = read_json(folder / "state.json")
+    if field_of(state, "step", int) != step or step > record.settings.steps:
         raise Damage(f"state.json has step {state['step']}")
-    for text in [each for pair in _field(state, "program", dict).items() for each in pair]:
+    for text in [each for pair in field_of(state, "program", dict).items() for each in pair]:
         if type(text) is not str or not text.isprintable() or len(text) > 100:  # it may be printed
             raise Damage("program in state.json is not what a save holds")
-    names = _field(state, "run", str), _field(state, "tokenizer", str)
+    names = field_of(state, "run", str), field_of(state, "tokenizer", str)
     if names != (record.identity, record.tokenizer.hash):
         raise UserError(
             f"{folder} and {folder.with_name('config.json')} are of different runs: "
@@ -242,7 +154,7 @@ def _check_digest(path, state):
         digest = sha256_of(path)
     except FileNotFoundError:
         raise Damage(f"{path.name} is missing") from None
-    if digest != _field(state, "sha256", dict).get(path.name):
+    if digest != field_of(state, "sha256", dict).get(path.name):
         raise Damage(f"{path.name} is not the file that was saved")
 
 
@@ -285,6 +197,9 @@ def _read(out, names):
 
     Returns (record, state, {tensor's name: array}).
     """
+    if not saves(out) and (out / REQUEST).exists():
+        raise UserError(f"expected a save in {out}, but that run has not come so far: go on with "
+                        "--resume")  # fmt: skip
     record = read_record(out)
     *earlier, (step, folder) = saves(out) or [(None, None)]
     if folder is None:
@@ -301,14 +216,15 @@ def _read(out, names):
         cure = "it is the only save there: restore it, or start anew in another directory"
         if earlier:
             cure = f"delete that folder to go on from step {earlier[-1][0]}"
-        raise UserError(f"{folder} is damaged ({_brief(error)}): {cure}") from None
+        raise UserError(f"{folder} is damaged ({brief(error)}): {cure}") from None
     return record, state, tensors
 
 
 def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
     """The newest model of a run directory, to use it: its config, tokenizer and weights."""
     record, _, tensors = _read(Path(out), ["model.safetensors"])
-    weights = Weights(record.config)
+    with making_room(record.config):
+        weights = Weights(record.config)
     for name, tensor in weights.items():
         tensor[...] = tensors[name]
     return record.config, record.tokenizer, weights
@@ -320,7 +236,8 @@ def load(out: str | Path) -> Run:
     UserError, in one line, for what is damaged, missing, of another run or not to be read.
     """
     record, state, tensors = _read(Path(out), FILES)
-    run = Run.begin(*record[:4], Weights(record.config))
+    with making_room(record.config):
+        run = Run.begin(*record[:4], Weights(record.config))
     for name, tensor in {**run.weights, **run.moments}.items():
         tensor[...] = tensors[name]
     run.step, run.program = state["step"], state["program"]

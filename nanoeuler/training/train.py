@@ -18,41 +18,60 @@ from nanoeuler.data.batches import Batches
 from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.quote import quoted
 from nanoeuler.data.text import digest_of
+from nanoeuler.engines.choice import engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.folder import LOCK, alone, check_free, clear, is_begun, remove, saves
-from nanoeuler.training.loop import SAVE_EVERY, Sample, fit
+from nanoeuler.training.folder import (
+    LOCK,
+    REQUEST,
+    alone,
+    check_free,
+    clear,
+    is_begun,
+    remove,
+    saves,
+)
+from nanoeuler.training.loop import SAVE_EVERY, Sample, check_counts, fit
+from nanoeuler.training.record import Request, read_origin, read_request, write_request
 from nanoeuler.training.run import Run, Settings, check_batch
-from nanoeuler.training.saves import KEEP, load, read_record
+from nanoeuler.training.saves import KEEP, load
+
+PRESET = "small"  # the model of a new run for which no other was asked
+# Of a run that died before its first save, what it needs to go on.
+ASKED = ("data", "tokenizer.json", REQUEST, LOCK)
 
 
 def settings_for(
-    out: str | Path, resume: bool, default: Settings | None = None, **changes
+    out: str | Path, resume: bool, default: Settings | None = None, **changes: float | None
 ) -> Settings:
     """The settings of a run of which `changes` were asked for; the rest is the default's.
 
-    With `resume` the rest is that of the run in `out`, if it has one yet.
+    With `resume` the rest is that of the run in `out`, or what was asked of it.
     """
-    base = read_record(out).settings if resume and saves(out) else default or Settings()
+    origin = read_origin(out) if resume else None
+    base = origin and origin.settings or default or Settings()
     return dataclasses.replace(base, **changes)
 
 
-def _compare(out, run: Run, settings, config, tokenizer, data: str) -> None:
+def _compare(out, before: Run | Request, settings, config, tokenizer, data: str) -> None:
     """UserError unless the run in `out` began with all of these that are not None."""
-    before = {**dataclasses.asdict(run.settings), **dataclasses.asdict(run.config)}
-    before |= {"data": run.data, "tokenizer": run.tokenizer.hash}
-    asked = {"data": data, "tokenizer": (tokenizer or run.tokenizer).hash}
-    for each in filter(None, (settings, config)):
-        asked |= dataclasses.asdict(each)
-    asked["vocab_size"] = run.config.vocab_size  # the tokenizer's, whatever was asked for
-    if settings:
-        asked.pop("steps" if settings.steps is None else "minutes")
+    facts, asked = {}, {}
+    for values, pair in ((facts, (before.settings, before.config)), (asked, (settings, config))):
+        for each in filter(None, pair):
+            values |= dataclasses.asdict(each)
+    facts |= {"data": before.data, "tokenizer": before.tokenizer and before.tokenizer.hash}
+    asked |= {"data": data, "tokenizer": tokenizer and tokenizer.hash}
+    if before.tokenizer:
+        asked.pop("vocab_size", None)  # the tokenizer's, whatever was asked for
+    if settings and settings.steps is not None:
+        asked.pop("minutes")
     for name, value in asked.items():
-        if value != before[name]:
+        if value is not None and name in facts and value != facts[name]:
             raise UserError(
-                f"{out} holds a run with {name} {before[name]}, but {value} was asked for: "
+                f"{out} holds a run with {name} {facts[name]}, but {value} was asked for: "
                 "resume it with what it began with, or start another in another directory"
             )
 
@@ -60,14 +79,16 @@ def _compare(out, run: Run, settings, config, tokenizer, data: str) -> None:
 @contextmanager
 def open_run(
     out: str | Path, begin: Callable[[], Run], *, data: str, settings: Settings | None = None,
-    config: ModelConfig | None = None, tokenizer: Tokenizer | None = None, resume: bool = False,
+    config: ModelConfig | None = None, tokenizer: Tokenizer | None = None,
+    text: Path | None = None, resume: bool = False,
 ) -> Iterator[Run]:  # fmt: skip
     """Hold the directory `out`, and yield the run to take further there; a context.
 
-    A new run is `begin()`, in a directory that is new or empty; what fails before its first save
-    leaves it so. With `resume` it is the run that is there, which must have begun with the data of
-    this digest and with all else that is not None; or a new one, where a run died before its first
-    save. UserError for another directory.
+    A new run is `begin()`, in a directory that is new or empty, where request.json then holds all
+    the rest (`read_request`); what fails before its first save leaves the directory as it was. With
+    `resume` it is the run that is there, which must have begun with the data of this digest and
+    with all else that is not None; or, where a run died before its first save, `begin()` with its
+    request. UserError for another directory.
     """
     out = Path(out)
     if saves(out) and not resume:
@@ -86,22 +107,58 @@ def open_run(
                 run = load(out)
                 _compare(out, run, settings, config, tokenizer, data)
             else:
+                request = read_request(out) if resume else None
+                if request:
+                    _compare(out, request, settings, config, tokenizer, data)
                 if resume:
                     print(f"nothing was saved in {out}: the run begins", file=sys.stderr)
-                clear(out, spared=("data", LOCK))
+                clear(out, spared=ASKED if request else ("data", LOCK))
+                if not request:
+                    write_request(out, Request(config, settings, tokenizer, data, text))
                 run = begin()
             yield run
         except BaseException:
             if not saves(out):
-                clear(out)
+                clear(out, spared=ASKED if resume else ())
                 if new:
                     with suppress(OSError):  # somebody else has put something there
                         os.rmdir(out)
             raise
 
 
+# What `train` takes under each name, and how an error says it; None is what was left out.
+KINDS = {
+    "data": ((str, os.PathLike), "a path"), "out": ((str, os.PathLike), "a path"),
+    "config": (ModelConfig, "a ModelConfig"), "settings": (Settings, "a Settings"),
+    "tokenizer": (Tokenizer, "a Tokenizer"), "resume": (bool, "True or False"),
+    "sample": (Callable, "a function"), "on_step": (Callable, "a function"),
+    "before": (Callable, "a function"),
+}  # fmt: skip
+
+
+def _check_kinds(**arguments):
+    """UserError unless each argument is of the kind that KINDS says, or None."""
+    for name, value in arguments.items():
+        kind, words = KINDS[name]
+        if value is not None and not isinstance(value, kind):
+            raise UserError(f"expected {name} to be {words}, got {quoted(repr(value))}")
+
+
+def _text_of(out: Path) -> Path:
+    """The text of the run in `out`: its own tokens, or where the text lay when it was asked for."""
+    own, request = out / "data", read_request(out)
+    if (own / "prepared.json").exists():
+        return own
+    if request and request.text:
+        return request.text
+    raise UserError(
+        f"expected a run with a text of its own in {own}, but there is none: name the prepared "
+        "data that it began with (--data), or begin a run instead of resuming one"
+    )
+
+
 def train(
-    data: str | Path, out: str | Path, *, config: ModelConfig | None = None,
+    data: str | Path | None, out: str | Path, *, config: ModelConfig | None = None,
     settings: Settings | None = None, tokenizer: Tokenizer | None = None, engine: str = "auto",
     threads: int | None = None, save_every: int = SAVE_EVERY, keep: int = KEEP,
     resume: bool = False, sample: Sample | None = None,
@@ -110,27 +167,38 @@ def train(
 ) -> Run:  # fmt: skip
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
-    None is, with `resume`, what the run in `out` began with; else config is the small preset, whose
-    vocab_size becomes the tokenizer's, settings are `Settings()`, and the tokenizer is the prepared
-    folder's or learned from the text. `fit` tells of the rest. UserError: a bad file or setting, a
-    directory that holds anything else, and what `fit` raises.
+    None is, with `resume`, what the run in `out` began with, or what was asked of it if it died
+    before its first save; else config is PRESETS[PRESET], whose vocab_size becomes the tokenizer's,
+    settings are `Settings()`, and the tokenizer is the prepared folder's or learned from the text.
+    `fit` tells of the rest. UserError: a bad file or argument, a directory that holds anything
+    else, and what `fit` raises.
     """
-    prepared = Prepared(data) if Path(data).is_dir() else None
-    folder = Path(data) if prepared else Path(out) / "data"
-    digest = prepared.digest if prepared else digest_of(data)
+    _check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
+                 resume=resume, sample=sample, on_step=on_step, before=before)  # fmt: skip
+    if out is None or data is None and not resume:
+        raise UserError("expected a text to train on and a directory to train in, got None")
+    check_counts(save_every, keep, threads)
+    engine, out = engine_name(engine), Path(out)
+    text = _text_of(out) if data is None else Path(data)
+    prepared = Prepared(text) if text.is_dir() else None
+    folder = text if prepared else out / "data"
+    digest = prepared.digest if prepared else digest_of(text)
+    if not resume:
+        config, settings = config or PRESETS[PRESET], settings or Settings()
 
     def begin() -> Run:
-        model, chosen = config or PRESETS["small"], settings or Settings()
+        asked = read_request(out)
+        model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
         check_batch(model, chosen)  # before a long preparation, and not after
         if not prepared:
             remove(folder)  # left by a run that died before its first save
-            prepare_text(data, folder, vocab_size=model.vocab_size, tokenizer=tokenizer)
-        ids = tokenizer or Tokenizer.load(folder / "tokenizer.json")
+            prepare_text(text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer)
+        ids = asked.tokenizer or Tokenizer.load(folder / "tokenizer.json")
         model = dataclasses.replace(model, vocab_size=ids.vocab_size)
         return Run.begin(model, chosen, ids, digest)
 
     with open_run(out, begin, data=digest, settings=settings, config=config, tokenizer=tokenizer,
-                  resume=resume) as run:  # fmt: skip
+                  text=text, resume=resume) as run:  # fmt: skip
         prepared = prepared or Prepared(folder)
         if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
             raise UserError(

@@ -29,7 +29,7 @@ from nanoeuler.model.depth import (
 )
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.weights import initialise
-from nanoeuler.training.optim import AdamW, learning_rate
+from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
 from nanoeuler.training.run import Settings
 from nanoeuler.training.saves import load_model
 
@@ -171,7 +171,7 @@ def fitted(tokens, config, seed, refined, start):
             _, optimizer.v = refine_depth(config, optimizer.v)
             config, w = refine_depth(config, w)
             stepper = make_stepper(ENGINE, w, optimizer)
-        lr = learning_rate(number, STEPS, settings.lr, settings.warmup)
+        lr = learning_rate(number, STEPS, LEARNING_RATE, settings.warmup)
         stepper.step(*batches.batch(number), lr, number)
     stepper.finish()
     return config, w

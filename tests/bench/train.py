@@ -26,7 +26,7 @@ from nanoeuler.model.config import PRESETS
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import alone, read_metrics
 from nanoeuler.training.loop import fit
-from nanoeuler.training.optim import AdamW
+from nanoeuler.training.optim import LEARNING_RATE, AdamW
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load, save
 from nanoeuler.training.train import train
@@ -120,7 +120,7 @@ def one_of_sweep(changes):
 
 def sweep():
     """Rows of the sweep; the case is the changed settings as JSON."""
-    default = Settings()
+    default = Settings().with_rate(LEARNING_RATE)
     changes = [{}]
     for name, values in SWEEP.items():
         changes += [{name: value} for value in values if value != getattr(default, name)]

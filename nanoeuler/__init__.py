@@ -25,6 +25,7 @@ HOMES = {
     "Settings": "training.run", "UserError": "errors",
 }  # fmt: skip
 
+
 if TYPE_CHECKING:
     from nanoeuler.errors import UserError as UserError
     from nanoeuler.face import finetune as finetune

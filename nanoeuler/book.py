@@ -10,7 +10,6 @@ A chapter is book/NN-name.md; its cells that begin with `#| export nanoeuler/FIL
 The tool leaves out editing: outputs are made from text, and nothing ever flows back.
 """
 
-import ast
 import hashlib
 import os
 import re
@@ -29,6 +28,7 @@ from nbclient.exceptions import CellExecutionError
 
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
+from nanoeuler.syntax import undocumented
 
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
 LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
@@ -210,52 +210,6 @@ def run(root: Path, chapter: Path) -> None:
 
 
 # %% sec-book-check
-def imports(text: str) -> set[str]:
-    """The names "nanoeuler.room.module" and "nanoeuler.room.module.name" that a module imports.
-
-    Not those under `if TYPE_CHECKING`, which nothing runs.
-    """
-    names, left = set(), [ast.parse(text)]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        unread = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        left += node.orelse if unread else ast.iter_child_nodes(node)
-    return {name for name in names if name.startswith("nanoeuler.")}
-
-
-def public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield (name, node) for what a module's syntax tree defines at its top level for others."""
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names = [node.name]
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            leaves = [leaf for target in targets for leaf in ast.walk(target)]
-            names = [leaf.id for leaf in leaves if isinstance(leaf, ast.Name)]
-        else:
-            continue
-        yield from ((name, node) for name in names if not name.startswith("_"))
-
-
-def undocumented(file: str, text: str) -> Iterator[str]:
-    """Yield a line for each public def or class without a docstring, each bare constant."""
-    lines = text.split("\n")
-    for name, node in public_names(ast.parse(text, file)):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            if not any("#" in line for line in lines[node.lineno - 2 : node.end_lineno]):
-                yield f"{file}: {name} has no comment that says where its value comes from"
-            continue
-        members = node.body if isinstance(node, ast.ClassDef) else []
-        for item in (node, *members):
-            if isinstance(item, (ast.FunctionDef, ast.ClassDef)) and not item.name.startswith("_"):
-                if ast.get_docstring(item) is None:
-                    yield f"{file}: {item.name} has no docstring"
-
-
 def problems(root: Path, only: str = "") -> Iterator[str]:
     """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
     picked = chosen(root, only)

@@ -8,28 +8,31 @@ Leaves out how a step is taken and what a run leaves on the disk: the room `trai
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from nanoeuler.data import docstrings
 from nanoeuler.data.prepared import Prepared
+from nanoeuler.engines.choice import engine_name
 from nanoeuler.errors import UserError
-from nanoeuler.inference.model import Model
-from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.inference.model import Model, check_kind
+from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
+from nanoeuler.model.weights import Weights
 from nanoeuler.planning.counts import stages
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
-from nanoeuler.training.loop import SAVE_EVERY
+from nanoeuler.training.folder import is_begun, saves
+from nanoeuler.training.loop import SAVE_EVERY, check_counts
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load_model
 from nanoeuler.training.sft import FINETUNING, Pair, read_pairs
+from nanoeuler.training.train import PRESET
 
-# The model of a new run for which no other was asked.
-PRESET = "small"
 Sample = Callable[[Model], str]  # a text that shows what a model can do by now
 
 
@@ -39,7 +42,8 @@ def resized(config: ModelConfig, **sizes: int) -> ModelConfig:
     `hidden`, if it is not given, follows `dim` by the rule of the presets: four times as much for
     gelu; 8/3 times as much for swiglu, rounded up to a multiple of 8.
 
-    >>> resized(PRESETS["small"], dim=64, n_layers=2).hidden
+    >>> import nanoeuler as ne
+    >>> resized(ne.PRESETS["small"], dim=64, n_layers=2).hidden
     176
     """
     dim, changes = sizes.get("dim", config.dim), dict[str, Any](sizes)
@@ -59,15 +63,37 @@ def own_text(out: Path) -> Path:
     """The folder with the tokens of the text that the run in `out` began with."""
     if (out / "data" / "prepared.json").exists():
         return out / "data"
+    if not is_begun(out):
+        raise UserError(f"expected a run in {out}, but there is none: name another folder")
     raise UserError(
-        f"expected a run with a text of its own in {out / 'data'}, but there is none: name the "
-        "prepared data that it began with (--data), or begin a run instead of resuming one"
+        f"expected a text of its own in {out / 'data'}, but there is none, since the run began "
+        "with prepared data or with pairs: name the data (--data)"
     )
+
+
+def path_of(name: str, value: Path | str | None) -> Path:
+    """`value`, the argument `name`, as a path. UserError if it cannot be one, or is empty.
+
+    >>> path_of("out", "runs/mine").name
+    'mine'
+    """
+    try:
+        path = Path(value or "")
+        usable = bool(value) and b"\0" not in os.fsencode(path)
+    except (TypeError, ValueError):  # of another type; half of a surrogate pair
+        usable = False
+    if not usable:
+        raise UserError(
+            f"expected {name} to be a path, as str or Path, got {value!r:.60}: name a file or a "
+            "folder"
+        )
+    return path
 
 
 def text_of(data: Path | str) -> Path:
     """The file or prepared folder of a text that `data` names: docs, or its path."""
-    path = docstrings.text_path() if data == "docs" else plain(Path(data))
+    path = plain(path_of("data", data))
+    path = docstrings.text_path() if data == "docs" else path
     if (path / "pairs.jsonl").exists():
         raise UserError(f"{data} holds pairs, not text: nanoeuler sft learns from them")
     if path.is_file() or (path / "prepared.json").exists():
@@ -80,9 +106,9 @@ def text_of(data: Path | str) -> Path:
 
 def pairs_of(data: Path | str) -> list[Pair]:
     """The question-answer pairs that `data` names: docs, a file of pairs, or a prepared folder."""
+    path = path_of("pairs", data)
     if data == "docs":
         return docstrings.pairs()
-    path = Path(data)
     if (path / "prepared.json").exists():
         raise UserError(f"{data} holds text, not pairs: nanoeuler train learns from it")
     path = path / "pairs.jsonl" if path.is_dir() else path
@@ -95,11 +121,15 @@ def pairs_of(data: Path | str) -> list[Pair]:
 
 
 def _fits(config: ModelConfig, settings: Settings, threads: int | None) -> None:
-    """UserError if a training step could not fit into the memory of this machine."""
+    """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
+    need(sum(cpu_memory(config, 1, threads=1).values()),
+         f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
+         f"a step of a single sequence of {config.context:,} tokens,",
+         "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
     size = sum(cpu_memory(config, settings.batch_size, settings.accumulate, threads).values())
     need(size, f"a step of {settings.batch_size} x {config.context} tokens",
-         "choose a smaller batch_size or model, or more pieces to accumulate")  # fmt: skip
+         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
 
 
 def _model(run: Run) -> Model:
@@ -109,9 +139,36 @@ def _model(run: Run) -> Model:
     return Model(run.config, run.tokenizer, run.weights)
 
 
-def _hooks(sample: Sample | None, **hooks: Any) -> dict[str, Any]:
-    """`hooks` for `loop.fit`, and a `sample` of a `Model` as one of the parts of a model."""
-    return hooks | ({"sample": lambda *parts: sample(Model(*parts))} if sample else {})
+def _check(**arguments: Any) -> None:
+    """UserError for arguments that `train` and `finetune` cannot work with."""
+    for name, kind in (("config", ModelConfig), ("settings", Settings), ("tokenizer", Tokenizer)):
+        if arguments.get(name) is not None:
+            check_kind(name, arguments[name], kind)
+    for name in ("sample", "before"):
+        if arguments[name] is not None and not callable(arguments[name]):
+            raise UserError(
+                f"expected {name} to be a function, got {arguments[name]!r:.60}: leave it out, or "
+                "give one"
+            )
+    check_counts(arguments["save_every"], arguments["keep"], arguments["threads"])
+    engine_name(arguments["engine"])
+
+
+def _shows(sample: Sample | None) -> Callable[..., str] | None:
+    """`sample`, a function of a `Model`, as `loop.fit` has it: of the parts of a model."""
+    if sample is None:
+        return None
+
+    def show(*parts: Any) -> str:
+        text = sample(Model(*parts))
+        if not isinstance(text, str):
+            raise UserError(
+                f"expected sample to return a str, got {text!r:.60}: mend it; if something has "
+                "been saved, the run can be resumed"
+            )
+        return text
+
+    return show
 
 
 def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfig | None = None,
@@ -136,9 +193,12 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     >>> bool((again.weights["output"] == model.weights["output"]).all())
     True
     """
-    out = Path(out)
+    out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
+                                                   save_every=save_every, before=before)
+    _check(config=config, settings=settings, tokenizer=tokenizer, sample=sample, **how)
     if not resume:
-        config, settings = config or PRESETS[PRESET], settings or Settings()
+        config = PRESETS[PRESET] if config is None else config
+        settings = Settings() if settings is None else settings
         _fits(config, settings, threads)
     text = own_text(out) if resume and data is None else text_of("docs" if data is None else data)
     if tokenizer and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
@@ -146,22 +206,24 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
             f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "
             "text again with it (nanoeuler data prepare --tokenizer)"
         )
-    how = _hooks(sample, before=before, engine=engine, threads=threads, save_every=save_every,
-                 keep=keep)  # fmt: skip
     return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,
-                                 resume=resume, **how))  # fmt: skip
+                                 resume=resume, sample=_shows(sample), **how))  # fmt: skip
 
 
-def finetune(model: Model | Path | str, pairs: Sequence[Pair] | Path | str, *, out: Path | str,
+def finetune(model: Model | Path | str | None, pairs: Iterable[Pair] | Path | str, *,
+             out: Path | str,
              settings: Settings | None = None, resume: bool = False, engine: str = "auto",
              threads: int | None = None, save_every: int = SAVE_EVERY, keep: int = KEEP,
              sample: Sample | None = None,
              before: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
-    model: a `Model`, or the folder of a run. pairs: [(question, answer)], "docs", a file with a
-    line {"question": TEXT, "answer": TEXT} for each, or the folder of a prepared source of pairs.
-    settings None: FINETUNING or, with `resume`, the run's. The rest is as `train` has it.
+    model: a `Model`, or the folder of a run. pairs: (question, answer) of each, "docs", a file with
+    a line {"question": TEXT, "answer": TEXT} for each, or the folder of a prepared source of pairs.
+    settings None: FINETUNING or, with `resume`, the run's; a learning rate that they leave open is
+    that of FINETUNING. With `resume` the run in `out` goes on with its own weights: `model` may be
+    None, and one that is not must have the run's architecture and tokenizer. The rest is as
+    `train` has it.
 
     >>> import nanoeuler as ne
     >>> pairs = [(f"What is {i}?", f"The number {i}.") for i in range(20)]
@@ -169,15 +231,29 @@ def finetune(model: Model | Path | str, pairs: Sequence[Pair] | Path | str, *, o
     >>> chatty = ne.finetune(model, pairs, out=folder / "chatty", settings=settings)
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
-    if not resume:
-        model = load(model) if isinstance(model, str | Path) else model
-        settings = settings or FINETUNING
-        _fits(model.config, settings, threads)
-    parts = (model.config, model.tokenizer, model.weights) if isinstance(model, Model) else model
-    how = _hooks(sample, before=before, engine=engine, threads=threads, save_every=save_every,
-                 keep=keep)  # fmt: skip
+    out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
+                                                   save_every=save_every, before=before)
+    _check(settings=settings, sample=sample, **how)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
-    return _model(sft.finetune(parts, pairs, out, settings=settings, resume=resume, **how))
+    base, begun = _base(model, resume), resume and saves(out)
+    if isinstance(base, Path) and not begun:
+        base = _parts(load(base))
+    if isinstance(base, tuple) and not begun:
+        _fits(base[0], FINETUNING if settings is None else settings, threads)
+    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume,
+                               sample=_shows(sample), **how))  # fmt: skip
+
+
+def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:
+    """What a model consists of."""
+    return model.config, model.tokenizer, model.weights
+
+
+def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
+    """`model` as `sft.finetune` takes it: None only with `resume`."""
+    if isinstance(model, Model):
+        return _parts(model)
+    return None if resume and model is None else path_of("model, if it is no Model,", model)
 
 
 def load(run: Path | str) -> Model:
@@ -188,6 +264,7 @@ def load(run: Path | str) -> Model:
     >>> model.generate("The river", tokens=20, seed=3) != ""
     True
     """
+    run = path_of("run", run)
     model = Model(*load_model(run))
     config = model.config
     cache = 2 * config.n_layers * stages(config) * config.n_kv_heads * config.head_dim

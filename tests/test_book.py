@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler import book, measurements
+from nanoeuler import book, measurements, syntax
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
 from nanoeuler.progress import bars, say
@@ -232,7 +232,7 @@ def test_replacing_refuses_what_is_no_file(tmp_path):
 
 def test_imports_are_found_wherever_they_stand():
     text = "import os\nimport nanoeuler.a.b as c\ndef f():\n    from nanoeuler.d import e, g\n"
-    assert book.imports(text) == {"nanoeuler.a.b", "nanoeuler.d.e", "nanoeuler.d.g"}
+    assert syntax.imports(text) == {"nanoeuler.a.b", "nanoeuler.d.e", "nanoeuler.d.g"}
 
 
 def test_what_is_said_stays_and_bars_are_for_terminals(capsys):

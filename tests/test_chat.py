@@ -1,5 +1,6 @@
 """The template, the loss mask, batches of conversations, fine-tuning, and the chat."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,16 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.folder import saves
+from nanoeuler.training import optim
+from nanoeuler.training.folder import read_metrics, saves
+from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import STEP_TOKENS, Settings
-from nanoeuler.training.saves import load
+from nanoeuler.training.saves import load, load_model
 from nanoeuler.training.sft import (
     FINETUNING,
+    LEARNING_RATE,
     Conversations,
+    checked_pairs,
     finetune,
     held_out_answers,
     read_pairs,
@@ -160,7 +165,7 @@ def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
         patch.setattr(Conversations, "batch", dies)
         finetune(folder, PAIRS, tmp_path / "broken", **how)
     assert load(tmp_path / "broken").step == 2
-    finetune("not read", PAIRS, tmp_path / "broken", resume=True, engine="reference")
+    finetune(None, PAIRS, tmp_path / "broken", resume=True, engine="reference")
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         straight, broken = (saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken"))
         assert straight.read_bytes() == broken.read_bytes()
@@ -179,6 +184,68 @@ def test_fine_tuning_refuses_what_train_refuses(base, tmp_path):
         finetune(folder, PAIRS[1:], tmp_path / "chat", resume=True)
     with pytest.raises(UserError, match="steps 1, but 2 was asked for"):
         finetune(folder, PAIRS, tmp_path / "chat", settings=settings_of(2), resume=True)
+
+
+def test_a_resumed_run_is_compared_with_the_model_that_is_named(base, tmp_path):
+    folder, _ = base
+    out, wider = tmp_path / "chat", dataclasses.replace(TINY, hidden=32)
+    finetune(folder, PAIRS, out, settings=settings_of(1), engine="reference")
+    parts = load_model(folder)
+    for same in (None, folder, parts):
+        finetune(same, PAIRS, out, resume=True)
+    with pytest.raises(UserError, match="holds a run with hidden 24, but 32 was asked for"):
+        finetune((wider, TOKENIZER, initialise(wider, 0)), PAIRS, out, resume=True)
+    other = Tokenizer(np.zeros((0, 2)), ("<|one|>", *[*TOKENIZER.special][1:]))
+    with pytest.raises(UserError, match="holds a run with tokenizer"):
+        finetune((TINY, other, parts[2]), PAIRS, out, resume=True)
+    with pytest.raises(UserError, match="no config.json"):
+        finetune(tmp_path / "nowhere", PAIRS, out, resume=True)
+
+
+def test_a_run_that_died_before_its_first_save_needs_its_model(base, tmp_path):
+    out = tmp_path / "chat"
+    out.mkdir()
+    (out / ".lock").touch()
+    with pytest.raises(UserError, match="nothing was saved in .*: name the model that it begins"):
+        finetune(None, PAIRS, out, resume=True)
+    out.mkdir(exist_ok=True)
+    (out / ".lock").touch()
+    finetune(base[0], PAIRS, out, resume=True, settings=settings_of(1), engine="reference")
+    assert saves(out)[-1][0] == 1
+
+
+@pytest.mark.parametrize("rate, wanted", [(None, LEARNING_RATE), (0.5, 0.5)])
+def test_fine_tuning_has_a_learning_rate_of_its_own(base, tmp_path, rate, wanted):
+    assert LEARNING_RATE < optim.LEARNING_RATE
+    how = {"settings": Settings(steps=1, batch_size=2, lr=rate), "engine": "reference"}
+    run = finetune(base[0], PAIRS, tmp_path / "chat", **how)
+    assert run.settings.lr == wanted
+    line = read_metrics(tmp_path / "chat")[0]
+    assert line["lr"] == learning_rate(1, 1, wanted, run.settings.warmup)
+
+
+@pytest.mark.parametrize(
+    "make", [list, iter, lambda pairs: zip(*zip(*pairs, strict=True), strict=True),
+             lambda pairs: [[*pair] for pair in pairs]]
+)  # fmt: skip
+def test_pairs_may_come_from_anything(make):
+    assert checked_pairs(make(PAIRS)) == PAIRS
+
+
+@pytest.mark.parametrize(
+    "pair", [("a", "b", "c"), ("a",), ("a", 5), ("a", None), (b"a", b"b"), "ab", None, {"a": 1}]
+)
+def test_what_is_no_pair_is_named_by_its_number(pair, tmp_path):
+    with pytest.raises(UserError, match=r"^expected pair 2 to be \(question, answer\), .* got "):
+        finetune(None, [PAIRS[0], pair], tmp_path / "chat")
+    assert not (tmp_path / "chat").exists()
+
+
+def test_what_are_no_pairs_is_told(tmp_path):
+    for pairs, said in ((5, "got 5: give a list"), (None, "got None"), ({"a": "b"}, "pair 1 "),
+                        ([], "at least 2 question-answer pairs, got 0"), (PAIRS[:1], "got 1: ")):
+        with pytest.raises(UserError, match=said):
+            finetune(None, pairs, tmp_path / "chat")
 
 
 def test_a_batch_that_no_machine_holds_is_refused_at_once(base, tmp_path):
@@ -208,8 +275,9 @@ def test_a_chat_drops_whole_turns_and_never_overfills_the_context():
 
 def test_a_chat_that_cannot_be_is_refused_before_the_first_question():
     weights = initialise(TINY, seed=0)
-    for knob in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}):
-        with pytest.raises(UserError, match="expected temperature >= 0"):
+    for knob in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0},
+                 {"seed": -1}, {"seed": "a"}, {"seed": None}, {"temperature": "hot"}):  # fmt: skip
+        with pytest.raises(UserError, match=f"expected {[*knob][0]} to be "):
             Chat(TINY, TOKENIZER, weights, **knob)
     gpt2 = Tokenizer(np.zeros((0, 2)), ("<|endoftext|>",))
     with pytest.raises(UserError, match=r"has no <\|user\|>"):

@@ -559,12 +559,17 @@ ERRORS = {  # a command line, and what its one line must say
     f"tokenizer train {STORY} --out loop": "--out loop is no place to write",
     f"tokenizer train {STORY} --out /dev/null": "--out /dev/null is no regular file",
     "eval nowhere": "no config.json",
-    "eval chat": "in chat/data, but there is none",
+    "eval chat": "in chat/data, but there is none, since the run began with prepared data or with",
+    "generate --from base --seed -1": "--seed",
+    "generate --from base --top-k -1": "expected top_k to be a whole number of at least 0",
+    "train --layers 10000 --out new": "in 10,000 layers, with a step of a single sequence",
     "eval base --data empty": "expected held-out tokens to judge, got none",
     "eval base --data pairs": "holds pairs, not text",
     "eval base --data again": "prepared with another tokenizer than the model's",
     f"train --data {STORY} --out base/data": "base/data holds prepared data: name",
-    "train --resume --out nowhere": "in nowhere/data, but there is none: name the prepared data",
+    "train --resume --out nowhere": "expected a run in nowhere, but there is none",
+    "sft --resume --data pairs.jsonl --out nowhere --from base": "a run in nowhere, but",
+    "sft --resume --data pairs.jsonl --out chat --from nowhere": "no config.json",
     "train --data pairs": "pairs holds pairs, not text: nanoeuler sft learns",
     "train --data base/data --out base": "--resume",
     "train --accumulate 0": "--accumulate",
@@ -595,7 +600,7 @@ ERRORS = {  # a command line, and what its one line must say
     "sft --from base --data empty --out new": "pairs",
     "generate --from nowhere": "no config.json",
     "generate --from base --temperature -1": "temperature",
-    "generate --from base --top-p 2": "top-p",
+    "generate --from base --top-p 2": "expected top_p to be a number above 0 and at most 1",
     "generate --from base --tokens 0": "--tokens",
     "chat --from nowhere": "no config.json",
     "chat --from chat --temperature -1": "temperature",
@@ -652,6 +657,20 @@ def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, line):
     assert re.fullmatch(r"nanoeuler: [^\n]+\n", err), err
     assert ERRORS[line] in err
     assert not (runs / "new").exists() or not any((runs / "new").iterdir())
+
+
+def test_a_wrong_knob_is_told_before_anything_is_printed(nanoeuler):
+    code, out, err = nanoeuler("generate river --from base --temperature nan")
+    assert (code, out) == (2, "") and "expected temperature to be a number from 0" in err
+
+
+def test_a_fine_tuning_goes_on_without_its_base(nanoeuler, tmp_path):
+    line = f"sft --data pairs.jsonl --out {tmp_path / 'chat'}"
+    assert nanoeuler(f"{line} --from base {SMALL}")[0] == 0
+    shutil.rmtree(saves(tmp_path / "chat")[-1][1])  # as if it had been cut short
+    assert not Path("runs").exists()  # where --from, if it is left out, is
+    assert nanoeuler(f"{line} --resume")[0] == 0
+    assert model(tmp_path / "chat").read_bytes() == model("chat").read_bytes()
 
 
 def test_an_empty_prompt_is_an_error(nanoeuler):

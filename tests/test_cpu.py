@@ -22,10 +22,11 @@ from numba.core.dispatcher import Dispatcher
 
 from nanoeuler import compiler
 from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
-from nanoeuler.engines.cpu import loops, memory, products
+from nanoeuler.engines.cpu import ladder, loops, memory, norms, products
 from nanoeuler.engines.cpu.engine import LOSS_ROWS, CpuEngine, FusedEngine
-from nanoeuler.engines.cpu.loops import BLOCK
+from nanoeuler.engines.cpu.llvm import vector_unit
 from nanoeuler.engines.cpu.memory import Arena, aligned
+from nanoeuler.engines.cpu.norms import BLOCK
 from nanoeuler.engines.cpu.products import (
     BELOW,
     DEPTH,
@@ -36,7 +37,6 @@ from nanoeuler.engines.cpu.products import (
     WORK,
     multiply,
     multiply_heads,
-    vector_unit,
 )
 from nanoeuler.engines.cpu.stepper import SHARDS, CpuStepper, shards
 from nanoeuler.engines.interface import Engine
@@ -336,6 +336,25 @@ def test_products(M, N, P, a_transposed, b_transposed, add, seed):
     assert np.all(work[:GUARD] == SENTINEL) and np.all(work[-GUARD:] == SENTINEL)
 
 
+@pytest.mark.parametrize("rung", [ladder.three_loops, ladder.tile])
+def test_the_ladders_plain_products(rung):
+    rng = np.random.default_rng(0)
+    for M, N, P in ((4, 4, 1), (8, 12, 37), (36, 20, 130)):
+        a, b = rng.standard_normal((M, P), np.float32), rng.standard_normal((P, N), np.float32)
+        field = np.full((M + 8, N), SENTINEL, np.float32)
+        rung(a, b, field[4:-4])
+        exact = np.float64(a) @ np.float64(b)
+        assert np.all(np.abs(field[4:-4] - exact) <= gamma(P) * (np.abs(a) @ np.abs(b)))
+        assert np.all(field[:4] == SENTINEL) and np.all(field[-4:] == SENTINEL)
+    for a, b, c in (((4, 5), (6, 4), (4, 4)), ((4, 5), (5, 4), (8, 4)), ((4, 5), (5, 4), (4, 8))):
+        with pytest.raises(ValueError, match="cannot be multiplied"):
+            rung(*(np.zeros(shape, np.float32) for shape in (a, b, c)))
+    odd = [np.zeros(shape, np.float32) for shape in ((6, 5), (5, 4), (6, 4))]
+    if rung is ladder.tile:
+        with pytest.raises(ValueError, match="multiples of 4"):
+            rung(*odd)
+
+
 @drawn
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 40),
@@ -631,7 +650,7 @@ def test_what_is_not_finite_is_seen(bad, where):
 
 def test_no_kernel_may_assume_finite_numbers():
     """Today's LLVM may not use the permission; the next one could, and no other test would see."""
-    names = vars(loops) | vars(products)
+    names = vars(ladder) | vars(loops) | vars(norms) | vars(products)
     kernels = [kernel for kernel in names.values() if isinstance(kernel, Dispatcher)]
     assert len(kernels) > 15
     for kernel in kernels:
@@ -776,11 +795,11 @@ def test_a_cached_kernel_is_the_compiled_one(tmp_path):
     code = """
 import hashlib
 import numpy as np
-from nanoeuler.engines.cpu import loops
+from nanoeuler.engines.cpu import norms
 rng = np.random.default_rng(1)
 x, gain = rng.standard_normal((33, 40), np.float32), rng.standard_normal(40, np.float32)
 y = np.empty_like(x)
-for norm, columns in ((loops.rmsnorm, 1), (loops.layernorm, 2)):
+for norm, columns in ((norms.rmsnorm, 1), (norms.layernorm, 2)):
     norm(x, gain, np.float32(1e-5), y, np.empty((33, columns), np.float32))
     print(hashlib.sha256(y.tobytes()).hexdigest(), sum(norm.stats.cache_hits.values()))
 """

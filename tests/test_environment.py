@@ -1,5 +1,6 @@
 """What a newcomer meets: versions for conda and pip, a wheel with the whole package, the README."""
 
+import ast
 import os
 import re
 import shutil
@@ -52,11 +53,33 @@ def test_a_wheel_holds_every_room_and_runs_from_an_empty_folder(tmp_path):
     assert done.returncode == 0 and "train" in done.stdout, done.stderr
 
 
+def untyped(file):
+    """The public functions and methods of a module that say nothing of an argument or a result."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in (node for body in (tree, *classes) for node in body.body):
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            silent = [a for a in named if not a.annotation and a.arg not in ("self", "cls")]
+            if silent or not node.returns:
+                yield f"{file}: {node.name}"
+
+
+def test_a_package_that_says_it_is_typed_is():
+    """But for the commands, whose arguments the command line reads (`nanoeuler.cli`)."""
+    files = [file for file in book.package(ROOT) if file.endswith(".py")]
+    assert "nanoeuler/py.typed" in book.package(ROOT)
+    typed = [file for file in files if not file.startswith("nanoeuler/cli/")]
+    silent = {line for file in typed for line in untyped(file)}
+    assert silent <= {"nanoeuler/data/prepare.py: again"}
+
+
 def row_of(chapter):
     """The line of the README's table for a chapter: its title, and the modules that it exports."""
     title = re.search(r"^# (\w+)\. (.+)$", chapter.read_text(encoding="utf-8"), re.M)
     name = chapter.relative_to(ROOT).as_posix()
-    files = [file for file, (owner, _) in book.package(ROOT).items() if owner == name]
+    owners = {file: owner for file, (owner, _) in book.package(ROOT).items()}
+    files = [file for file, owner in owners.items() if owner == name and file.endswith(".py")]
     modules = [file[len("nanoeuler/") : -len(".py")].replace("/", ".") for file in files]
     listed = " ".join(f"`{module}`" for module in modules if "__" not in module)
     return f"| [{title[1]} {title[2]}]({name[:-3]}.ipynb) | {listed} |"

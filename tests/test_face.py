@@ -166,6 +166,127 @@ def test_logits_are_of_each_token_given_those_before(base):
             base.logits(text)
 
 
+# What is of the wrong kind ------------------------------------------------------------------------
+
+
+TINY_RUN = ne.Settings(steps=4, batch_size=2)
+
+
+def training(tmp_path, **changes):
+    """Train a tiny model, but for `changes`."""
+    how = {"data": STORY, "out": tmp_path / "run", "config": TINY, "settings": TINY_RUN} | changes
+    return ne.train(how.pop("data"), **how)
+
+
+@pytest.mark.parametrize("name, values", {
+    "data": (5, "", b"x", ["a"], "\ud800", "a\0b"), "out": (None, 5, "", b"x", ("a",), "\ud800"),
+    "config": ({}, "small", 5, [], TINY_RUN), "settings": ({}, "fast", 5, TINY),
+    "tokenizer": ({}, "gpt2", 5), "sample": (5, "x", {}), "before": (5, "x"),
+    "threads": ("a", 0, -1, 1.5, True), "save_every": (None, "a", 0), "keep": (None, 0, "a"),
+}.items(), ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_an_argument_of_the_wrong_kind_is_told_by_its_name(tmp_path, base, name, values):
+    for value in values:
+        said = f"^expected {name} to be a [^\n]*, got [^\n]+$"
+        with pytest.raises(ne.UserError, match=said):
+            training(tmp_path, **{name: value})
+        assert not (tmp_path / "run").exists()
+        if name not in ("data", "config", "tokenizer"):
+            how = {"out": tmp_path / "run", "settings": TINY_RUN, name: value}
+            with pytest.raises(ne.UserError, match=said):
+                ne.finetune(base, PAIRS, **how)
+            assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_the_wrong_kind_is_told(tmp_path):
+    for value in (None, 5, {}, b"x", "", ["a"]):
+        with pytest.raises(ne.UserError, match="^expected run to be a path, .* got "):
+            ne.load(value)
+        with pytest.raises(ne.UserError, match="^expected model, if it is no Model, to be a path"):
+            ne.finetune(value, PAIRS, out=tmp_path / "chat")
+
+
+def test_a_sample_that_is_no_text_is_told(tmp_path):
+    for name, text in enumerate((None, 5, b"x")):
+        out = tmp_path / str(name)
+        with pytest.raises(ne.UserError, match="expected sample to return a str, got "):
+            training(tmp_path, out=out, sample=lambda model, text=text: text)
+        ne.train(out=out, resume=True, sample=lambda model: "x")  # nothing is lost
+        assert read_metrics(out)[-1]["step"] == TINY_RUN.steps
+
+
+def test_pairs_from_a_generator_are_learned(base, tmp_path):
+    ends = [ne.finetune(base, pairs, out=tmp_path / name, settings=TINY_RUN).weights.flat
+            for name, pairs in (("list", PAIRS), ("generator", (pair for pair in PAIRS)))]
+    assert (ends[0] == ends[1]).all()
+
+
+def test_numbers_and_texts_of_the_wrong_kind_are_told(base):
+    for call in (base.generate, base.stream):  # which says it before a piece is asked for
+        for tokens in (-1, "5", 1.5, None):
+            with pytest.raises(ne.UserError, match="expected tokens to be a whole number"):
+                call("The", tokens)
+        for knob, value in (("temperature", float("nan")), ("seed", -1), ("seed", "a"),
+                            ("top_k", 0.5), ("top_p", None)):  # fmt: skip
+            with pytest.raises(ne.UserError, match=f"expected {knob} to be a "):
+                call("The", 5, **{knob: value})
+    for text in (None, 5, ["a"], Path("a")):
+        for call in (base.generate, base.stream, base.logits, base.tokenizer.encode):
+            with pytest.raises(ne.UserError, match="expected text as str or bytes, got "):
+                call(text)
+
+
+def test_the_name_of_a_file_is_not_judged_in_its_place(base):
+    with pytest.raises(ne.UserError, match="names a file: give Path"):
+        base.evaluate(str(STORY))
+    with pytest.raises(ne.UserError, match="names a file: give Path"):
+        base.bits_per_byte(str(STORY))
+
+
+def test_the_parts_of_a_model_belong_together(base):
+    config, tokenizer, weights = base.config, base.tokenizer, base.weights
+    for field, value in (("context", 32), ("n_layers", 1), ("norm", "layer")):
+        other = dataclasses.replace(config, **{field: value})
+        with pytest.raises(ne.UserError, match=f"expected weights of a model with {field} {value}"):
+            ne.Model(other, tokenizer, weights)
+    for parts, said in ((({}, tokenizer, weights), "config to be a ModelConfig, got {}"),
+                        ((config, None, weights), "tokenizer to be a Tokenizer, got None"),
+                        ((config, tokenizer, weights.flat), "weights to be Weights, got")):
+        with pytest.raises(ne.UserError, match=f"expected {said}"):
+            ne.Model(*parts)
+
+
+def test_fine_tuning_has_its_own_learning_rate_unless_told(base, tmp_path):
+    ne.finetune(base, PAIRS, out=tmp_path / "own", settings=TINY_RUN)
+    assert read_record(tmp_path / "own").settings.lr == face.FINETUNING.lr
+    training(tmp_path)
+    assert read_record(tmp_path / "run").settings.lr == 4 * face.FINETUNING.lr
+
+
+def test_a_resumed_fine_tuning_needs_no_model_and_takes_no_other(base, tmp_path):
+    out = tmp_path / "chat"
+    tuned = ne.finetune(base, PAIRS, out=out, settings=TINY_RUN)
+    again = ne.finetune(None, PAIRS, out=out, resume=True)
+    assert (again.weights.flat == tuned.weights.flat).all()
+    config = dataclasses.replace(base.config, hidden=40)
+    other = ne.Model(config, base.tokenizer, Weights(config))
+    with pytest.raises(ne.UserError, match=f"with hidden {TINY.hidden}, but 40 was asked for"):
+        ne.finetune(other, PAIRS, out=out, resume=True)
+    with pytest.raises(ne.UserError, match="no config.json"):
+        ne.finetune(tmp_path / "nowhere", PAIRS, out=out, resume=True)
+    with pytest.raises(ne.UserError, match="expected a run in .*new, but there is none"):
+        ne.finetune(None, PAIRS, out=tmp_path / "new", resume=True)
+
+
+def test_what_is_too_large_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 200e6)
+    deep = face.resized(ne.PRESETS["small"], n_layers=10_000)
+    with pytest.raises(ne.UserError, match="a model of [0-9,]+ parameters in 10,000 layers"):
+        training(tmp_path, config=deep)
+    monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 20e6)
+    with pytest.raises(ne.UserError, match="a step of 9999 x 64 tokens needs .* smaller batch"):
+        training(tmp_path, settings=ne.Settings(steps=1, batch_size=9999))
+
+
 # Judging ------------------------------------------------------------------------------------------
 
 

@@ -241,19 +241,54 @@ def test_it_ends_before_a_stop_token():
 
 @pytest.mark.parametrize(
     "knob, value",
-    [("temperature", -1), ("temperature", np.nan), ("temperature", np.inf), ("top_k", -1),
-     ("top_p", 0), ("top_p", 1.1)],
+    [("temperature", -1), ("temperature", np.nan), ("temperature", np.inf), ("temperature", "0"),
+     ("temperature", None), ("temperature", [1]), ("temperature", 10**400), ("top_k", -1),
+     ("top_k", 1.5), ("top_k", "a"), ("top_k", None), ("top_p", 0), ("top_p", 1.1),
+     ("top_p", np.nan), ("top_p", "x"), ("seed", -1), ("seed", "a"), ("seed", 1.5),
+     ("seed", None), ("seed", (1, -1)), ("seed", [0.5])],
 )
-def test_wrong_knobs_are_refused(knob, value):
+def test_wrong_knobs_are_refused_before_the_first_token(knob, value):
     config, weights = model()
-    with pytest.raises(UserError, match="expected temperature"):
-        next(generate(Decoder(config, weights), [1], 1, **{knob: value}))
+    with pytest.raises(UserError, match=f"^expected {knob} to be a .*, got .*: choose another$"):
+        generate(Decoder(config, weights), [1], 1, **{knob: value})  # nobody has asked for a token
+    if knob != "seed":
+        with pytest.raises(UserError, match=f"expected {knob}"):
+            distribution(np.zeros(3), **{knob: value})
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_knobs_may_be_numbers_of_numpy():
+    config, weights = model()
+    plain = {"temperature": 0.5, "top_k": 3, "top_p": 0.75, "seed": 2}
+    kinds = (np.float32, np.int64, np.float32, np.int64)
+    numpy = {name: kind(value) for (name, value), kind in zip(plain.items(), kinds, strict=True)}
+    texts = [list(generate(Decoder(config, weights), [1], 9, **each)) for each in (plain, numpy)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("n", [-1, "5", 1.5, None])
+def test_a_number_of_tokens_that_is_none_is_refused(n):
+    config, weights = model()
+    with pytest.raises(UserError, match="expected tokens to be a whole number of at least 0, got"):
+        generate(Decoder(config, weights), [1], n)
+    assert list(generate(Decoder(config, weights), [1], 0)) == []
+
+
+@pytest.mark.parametrize("ids", [[23], [1, -1], [0, 2**40]])
+def test_ids_that_the_model_does_not_have_are_refused(ids):
+    config, weights = model()
+    decoder = Decoder(config, weights)
+    with pytest.raises(UserError, match="expected ids from 0 to 22, as the model has, got"):
+        decoder.read(ids)
+    assert decoder.tokens == []
 
 
 def test_an_empty_prompt_is_refused():
     config, weights = model()
     with pytest.raises(UserError, match="at least one token"):
-        next(generate(Decoder(config, weights), [], 1))
+        generate(Decoder(config, weights), [], 1)
+    with pytest.raises(UserError, match="at least one token"):
+        Decoder(config, weights).read([])
 
 
 @given(st.text())

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from llvmlite import binding
 
-from nanoeuler.engines.cpu import loops, products
+from nanoeuler.engines.cpu import loops, norms, products
 
 # Unit -> NUMBA_CPU_NAME and NUMBA_CPU_FEATURES (none: this processor itself), lanes of float32, and
 # what its machine code must not name: other units' registers, and a prefix of other instructions.
@@ -101,13 +101,13 @@ def machine_code():
 
     from nanoeuler.training import optim
 
-    named = vars(loops) | vars(products) | vars(optim)
+    named = vars(loops) | vars(norms) | vars(products) | vars(optim)
     kernels = {name: x for name, x in named.items() if isinstance(x, Dispatcher) and x.signatures}
     return {name: "\n".join(x.inspect_asm().values()) for name, x in kernels.items()}
 
 
 if __name__ == "__main__":
-    from nanoeuler.engines.cpu.products import LANES
+    from nanoeuler.engines.cpu.llvm import LANES
 
     training_steps()
     if "NUMBA_CPU_NAME" in os.environ:  # this processor itself is what test_cpu.py is about

@@ -387,6 +387,15 @@ def test_a_step_that_was_tried_counts_more_than_a_rate():
     assert "time    about 3.0 minutes: a step was tried and took 360 ms" in text
 
 
+def test_a_time_beyond_reckoning_fits_its_line():
+    text = summary(SMALL, 16, 2**63 - 1, threads=2, seconds_per_step=1e300)
+    assert "9.22e+18 steps" in text and "about 10,000 years or more: a step" in text
+    assert max(map(len, text.splitlines())) < 100
+    text = report(LARGE, tokens=2**63 - 1)
+    assert "10,000 years or more" in text and max(map(len, text.splitlines())) < 100
+    assert "about 2.0 years" in summary(SMALL, 16, 2, threads=2, seconds_per_step=365.25 * 86400)
+
+
 def test_the_plan_is_of_a_run_that_says_nothing_else():
     assert BATCH_SIZE == Settings().batch_size
 

@@ -12,7 +12,8 @@ import pytest
 
 from nanoeuler.checks.derivatives import relative_error
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2, architectures, tiny_problem
-from nanoeuler.engines.interface import Engine, Primitives
+from nanoeuler.engines.interface import Engine
+from nanoeuler.engines.primitives import Primitives
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES

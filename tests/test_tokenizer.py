@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer import encode as bpe
-from nanoeuler.tokenizer import tokenizer
+from nanoeuler.tokenizer import file
 from nanoeuler.tokenizer import words as pretokenizer
 from nanoeuler.tokenizer.learn import LENGTH, START, TIMES, count_words, learn_merges
 from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -203,7 +203,7 @@ def test_gpt2_ids_are_hugging_faces():
 def test_the_merges_behind_gpt2s_ranks_are_those_that_it_was_published_with(tmp_path):
     lines = data_file("gpt2/vocab.bpe").read_text("utf-8").split("\n")[1:-1]
     tokens = [token.decode("latin-1") for token in gpt2().tokens[:256]]
-    names = dict(zip(tokens, tokenizer.VISIBLE, strict=True))
+    names = dict(zip(tokens, file.VISIBLE, strict=True))
 
     def visible(i):
         return "".join(names[c] for c in gpt2().tokens[i].decode("latin-1"))
@@ -379,7 +379,7 @@ def test_a_long_word_in_small_chunks_is_looked_at_in_linear_time(monkeypatch):
 
 def test_a_word_over_the_limit_is_refused(monkeypatch):
     monkeypatch.setattr(pretokenizer, "MAX_WORD", 1000)
-    monkeypatch.setattr(tokenizer, "MAX_WORD", 1000)
+    monkeypatch.setattr("nanoeuler.tokenizer.tokenizer.MAX_WORD", 1000)
     ordinary = RIVER.encode() + b"a" * 990
     assert small().decode(small().encode(ordinary)) == ordinary
     assert Tokenizer.train(ordinary, 600).hash == Tokenizer.train([ordinary], 600).hash
@@ -607,7 +607,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_refused(tmp_path):
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, "MAX_FILE", 1000)
+    monkeypatch.setattr(file, "MAX_FILE", 1000)
     (tmp_path / "tokenizer.json").write_text(small().json)
     refuse("expected at most 1000 bytes", Tokenizer.load, tmp_path / "tokenizer.json")
 

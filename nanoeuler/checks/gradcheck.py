@@ -85,7 +85,7 @@ def numerical_gradient(problem: Problem, method: Callable, dtype: np.typing.DTyp
 def _loss_of(problem: Problem, trial: Weights, tensor: np.ndarray) -> Callable:
     """The loss as a function of one tensor of `trial`, the others fixed."""
 
-    def loss(value):
+    def loss(value: np.ndarray) -> float:
         tensor[...] = value
         sums = loss_sums(reference, problem.config, trial, problem.tokens, problem.targets)
         return np.sum(problem.scale * sums)

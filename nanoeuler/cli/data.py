@@ -40,7 +40,7 @@ def _state(source):
 
 
 @data_app.command("list")
-def data_list():
+def data_list() -> None:
     """The texts that can be fetched, and how far each has come. Needs no network.
 
     Example: nanoeuler data list
@@ -84,7 +84,7 @@ def _bar_of_files(progress):
 def data_fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a name of nanoeuler data list")],
     copy_from: flags.FromDir = None,
-):
+) -> None:
     """Fetch the files of a text; what was cut off goes on.
 
     With --from, take them from a folder that has them already.
@@ -190,7 +190,7 @@ def data_prepare(
     ],
     vocab_size: flags.VocabSize = None, tokenizer: flags.Tokenizer = None,
     out: flags.OutDir = None,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Make tokens of a text, or a file of pairs, for training.
 
     The vocabulary is learned, of as many ids as the usual preset has, or that of --tokenizer.
@@ -239,7 +239,7 @@ def data_show(
         Path, typer.Argument(metavar="DIR", file_okay=False, help="what data prepare has made")
     ],
     number: Annotated[int | None, typer.Argument(metavar="N", min=1, help="a document")] = None,
-):
+) -> None:
     """What is in prepared data: the counts, or the text of document N.
 
     Example: nanoeuler data show data/prepared/tinyshakespeare

@@ -11,13 +11,18 @@ functions, as main.py does.
 import functools
 import inspect
 import os
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nanoeuler.errors import UserError
+
+if TYPE_CHECKING:
+    from nanoeuler.model.config import ModelConfig
+    from nanoeuler.tokenizer.tokenizer import Tokenizer as LoadedTokenizer
 
 
 def _whole(meaning, least=1):
@@ -38,6 +43,11 @@ Data = Annotated[
 # Runs are directories, as saves.py describes them.
 From = Annotated[
     Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read")
+]
+# The same, where a run that goes on needs none.
+FromRun = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read"),
 ]
 # Files that somebody else has brought here.
 FromDir = Annotated[
@@ -119,7 +129,10 @@ KNOBS = {
 }
 
 
-def grouped(**groups):
+Group = dict[str, Any]  # the flags of a group that were given, and their values
+
+
+def grouped(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator: the command has the flags of these groups, {flag: type} by a parameter's name.
 
     It is called with a dict for each group, of the flags that were given.
@@ -150,7 +163,7 @@ def grouped(**groups):
     return decorate
 
 
-def not_empty(args):
+def not_empty(args: Sequence[str]) -> None:
     """UserError if a flag among the words `args` has an empty value."""
     for word, value in pairwise([*args, None]):
         flag, equals, own = word.partition("=")
@@ -171,7 +184,7 @@ def _writable(out):
         raise UserError(f"--out {out} cannot be written in {above}: name a place elsewhere")
 
 
-def file_out(out):
+def file_out(out: Path) -> Path:
     """`out`, if a file can be written there that replaces at most a file."""
     _writable(out)
     if out.is_dir():
@@ -181,7 +194,7 @@ def file_out(out):
     return out
 
 
-def folder_out(out):
+def folder_out(out: Path) -> Path:
     """`out`, if a folder can be written there, and none of prepared data would be spoiled."""
     _writable(out)
     if os.path.lexists(out) and not out.is_dir():
@@ -197,12 +210,12 @@ def folder_out(out):
 PREPARED = ("prepared.json", "pairs.jsonl")
 
 
-def is_prepared(folder):
+def is_prepared(folder: Path) -> bool:
     """Whether `folder` holds what nanoeuler data prepare makes: tokens of a text, or pairs."""
     return any((folder / last).exists() for last in PREPARED)
 
 
-def load_tokenizer(path):
+def load_tokenizer(path: Path) -> "LoadedTokenizer":
     """The tokenizer of `path`: a tokenizer.json, or a folder that holds one."""
     from nanoeuler.tokenizer.tokenizer import Tokenizer
 
@@ -215,10 +228,10 @@ def load_tokenizer(path):
     return Tokenizer.load(path)
 
 
-def preset_config(name):
+def preset_config(name: str | None) -> "ModelConfig":
     """The configuration of that name, or the usual one for None."""
-    from nanoeuler.face import PRESET
     from nanoeuler.model.config import PRESETS
+    from nanoeuler.training.train import PRESET
 
     name = PRESET if name is None else name
     if name not in PRESETS:
@@ -226,12 +239,14 @@ def preset_config(name):
     return PRESETS[name]
 
 
-def learned_size(vocab_size):
+def learned_size(vocab_size: int | None) -> int:
     """`vocab_size`, or for None that of the usual preset."""
     return preset_config(None).vocab_size if vocab_size is None else vocab_size
 
 
-def config_of(preset, sizes, run=None):
+def config_of(
+    preset: str | None, sizes: Group, run: Path | None = None
+) -> "ModelConfig | None":
     """The configuration that the flags describe, None if there are none; `run`: one to go on with.
 
     The sizes change those of the preset or, without a preset, those of the run.
@@ -241,7 +256,7 @@ def config_of(preset, sizes, run=None):
     if run and preset is None:
         if not sizes:
             return None
-        from nanoeuler.training.saves import read_record
+        from nanoeuler.training.record import read_record
 
         config = read_record(run).config
     else:

@@ -41,7 +41,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 
 
-def main(args=None):
+def main(args: list[str] | None = None) -> int:
     """Run the command line on `args` (by default the program's); return the exit code."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed before we began; a file must not take its number
@@ -80,10 +80,10 @@ def _run(args):
 @app.command()
 @flags.grouped(knobs=flags.KNOBS)
 def generate(
-    knobs,
+    knobs: flags.Group,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
     base: flags.From = flags.BASE, tokens: flags.Tokens = None,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Continue a text.
 
     Each token is drawn: --top-k and --top-p say from which, --temperature how boldly.
@@ -93,7 +93,7 @@ def generate(
     from nanoeuler import face
 
     pieces = face.load(base).stream(os.fsencode(text), **knobs, **_given(tokens=tokens))
-    print(text + next(pieces), end="", flush=True)  # at once: a wrong knob is told before anything
+    print(text, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
@@ -106,7 +106,7 @@ def _given(**values):
 
 @app.command()
 @flags.grouped(knobs=flags.KNOBS)
-def chat(knobs, base: flags.From = flags.CHAT):
+def chat(knobs: flags.Group, base: flags.From = flags.CHAT) -> None:
     """Ask a fine-tuned model.
 
     A question a line, until the input ends (Ctrl-D).
@@ -133,7 +133,7 @@ def chat(knobs, base: flags.From = flags.CHAT):
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a run")],
     data: flags.Data = None,
-):
+) -> None:
     """How good a model is on a text: bits per byte, perplexity, accuracy.
 
     Without --data, and of docs and prepared data, the held-out part is judged; a file is judged
@@ -155,7 +155,7 @@ def evaluate(
 
 # %% sec-cli-tokenizer
 @app.command()
-def check():
+def check() -> None:
     """Prove the gradients.
 
     Every element of every tensor of a tiny model is compared with its complex step.
@@ -173,9 +173,9 @@ def check():
 @app.command()
 @flags.grouped(sizes=flags.SIZES)
 def plan(
-    sizes, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
+    sizes: flags.Group, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
     tokens: flags.Tokens = None,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """What training takes: FLOPs, memory, and hours on several devices.
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
@@ -189,7 +189,7 @@ def plan(
 
 
 @app.command()
-def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
+def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None) -> None:
     """Measure this machine anew, into data/measurements/NAME.json of the checkout.
 
     Without NAME, say which names there are.
@@ -216,7 +216,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None):
 
 # %% sec-cli-doctor
 @app.command()
-def doctor():
+def doctor() -> None:
     """What this machine offers, and what may slow it down. Changes nothing.
 
     Example: nanoeuler doctor

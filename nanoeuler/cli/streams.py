@@ -6,9 +6,10 @@
 
 import os
 import sys
+from typing import Any, TextIO
 
 
-def drop(stream):
+def drop(stream: TextIO) -> None:
     """Let `stream`, whose reader has gone, write to nowhere from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
@@ -18,13 +19,13 @@ def drop(stream):
 class Messages:
     """A stream for messages, in all as `stream` but that it does not matter if nobody reads."""
 
-    def __init__(self, stream):
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         """Write `text`, or drop it."""
         try:
             return self._stream.write(text)
@@ -32,7 +33,7 @@ class Messages:
             drop(self._stream)
             return len(text)
 
-    def flush(self):
+    def flush(self) -> None:
         """Flush, or drop what is left."""
         try:
             self._stream.flush()
@@ -40,6 +41,6 @@ class Messages:
             drop(self._stream)
 
 
-def tell(text):
+def tell(text: str) -> None:
     """Print on stdout where the result of a command lies; it is there whether or not it is read."""
     print(text, file=Messages(sys.stdout), flush=True)

@@ -11,14 +11,18 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nanoeuler.cli import flags
 from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 CHUNK = 1 << 20  # bytes read at a time: little memory, and few calls
 LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has seven
@@ -35,7 +39,7 @@ def _chunks(read, see):
         yield chunk
 
 
-def bar_of_bytes(progress, total):
+def bar_of_bytes(progress: "Progress", total: int) -> Callable[[bytes], None]:
     """Add a bar to `progress`; return a function of a chunk that has been read, which moves it.
 
     total: the bytes that are to come, or 0 if that is not known.
@@ -77,7 +81,7 @@ def tokenizer_train(
         typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
     ] = None,
     vocab_size: flags.VocabSize = None, out: flags.OutFile = Path("tokenizer.json"),
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Learn a vocabulary from files.
 
     They may be larger than memory, and need not be UTF-8.
@@ -123,7 +127,9 @@ def tokenizer_train(
 
 
 @tokenizer_app.command("encode")
-def tokenizer_encode(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")):
+def tokenizer_encode(
+    text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")
+) -> None:
     """The ids of a text.
 
     Without TEXT, of the bytes on stdin.
@@ -174,7 +180,7 @@ def _id(word):
 def tokenizer_decode(
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID...")] = None,
     path: flags.Tokenizer = Path("tokenizer.json"),
-):
+) -> None:
     """The text of ids.
 
     Without ID, of those on stdin: then their exact bytes are written, and no end of a line.
@@ -190,7 +196,9 @@ def tokenizer_decode(
 
 
 @tokenizer_app.command("show")
-def tokenizer_show(text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")):
+def tokenizer_show(
+    text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")
+) -> None:
     """The tokens of a text, an id and its bytes a line.
 
     Without TEXT, the whole vocabulary.

@@ -40,10 +40,10 @@ def _learned_vocabulary(sizes, tokenizer, text):
 
 @flags.grouped(settings=flags.SETTINGS, sizes=flags.SIZES, how=flags.HOW)
 def train(
-    settings, sizes, how, data: flags.Data = None, out: flags.Out = flags.BASE,
-    preset: flags.Preset = None, tokenizer: flags.Tokenizer = None, engine: flags.Engine = "auto",
-    resume: flags.Resume = False,
-):  # fmt: skip
+    settings: flags.Group, sizes: flags.Group, how: flags.Group, data: flags.Data = None,
+    out: flags.Out = flags.BASE, preset: flags.Preset = None, tokenizer: flags.Tokenizer = None,
+    engine: flags.Engine = "auto", resume: flags.Resume = False,
+) -> None:  # fmt: skip
     """Train a model on a text.
 
     Left out, --data is docs, --preset small, and the tokenizer that of prepared data or learned
@@ -70,21 +70,26 @@ def train(
 
 @flags.grouped(settings=flags.SETTINGS, how=flags.HOW)
 def sft(
-    settings, how, data: flags.Data = "docs", base: flags.From = flags.BASE,
-    out: flags.Out = flags.CHAT, engine: flags.Engine = "auto", resume: flags.Resume = False,
-):  # fmt: skip
+    settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
+    base: flags.FromRun = None, out: flags.Out = flags.CHAT, engine: flags.Engine = "auto",
+    resume: flags.Resume = False,
+) -> None:  # fmt: skip
     """Teach a trained model to answer.
 
-    A file of --data has a line {"question": TEXT, "answer": TEXT} for each pair.
+    Left out, --data is docs, and --from is runs/base. A file of --data has a line {"question":
+    TEXT, "answer": TEXT} for each pair. With --resume, the model and all settings are the run's.
 
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.folder import saves
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
 
     pairs, out = face.pairs_of(data), flags.folder_out(out)
+    if base is None and not (resume and saves(out)):  # a run that goes on has a model of its own
+        base = flags.BASE
 
     def answers(model):
         asked = [question for question, _ in pairs[-ASKED:]]

@@ -5,14 +5,10 @@
 """Engines and steppers by name. An engine's modules are imported when it is asked for."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from nanoeuler.engines.interface import Engine, Stepper
+from nanoeuler.engines.interface import Engine, Optimizer, Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
-
-if TYPE_CHECKING:
-    from nanoeuler.engines.cpu.stepper import Optimizer
 
 # "auto" is the first of them: the fastest that runs everywhere.
 ENGINES = ("cpu", "fused", "reference")
@@ -43,7 +39,7 @@ def engine_factory(name: str) -> Callable[[], Engine]:
 def make_stepper(
     engine: str,
     weights: Weights,
-    optimizer: "Optimizer",
+    optimizer: Optimizer,
     *,
     threads: int | None = None,
     pieces: int = 1,

@@ -10,12 +10,11 @@ Leaves out the form of a conversation (the tokenizer's template.py) and where a 
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-
-import numpy as np
+from typing import Any
 
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Decoder, generate, text_pieces
-from nanoeuler.inference.sampling import distribution
+from nanoeuler.inference.sampling import check
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, prompt
@@ -27,20 +26,23 @@ TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the like
 class Chat:
     """A conversation with a model, with as much memory of its turns as the context has room for.
 
-    `knobs` go to `generate`: top_k, top_p (UserError for a wrong one, or a tokenizer without a
-    chat's special tokens). The same questions get the same answers for the same seed.
+    `knobs` go to `generate`: top_k, top_p. The same questions get the same answers for the same
+    seed. UserError for a wrong knob or seed, and for a tokenizer without a chat's special tokens.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, seed: int = 0,
-                 temperature: float = TEMPERATURE, **knobs):  # fmt: skip
+                 temperature: float = TEMPERATURE, **knobs: Any):  # fmt: skip
         self.config, self.tokenizer, self.weights = config, tokenizer, weights
         self.seed, self.knobs = seed, {"temperature": temperature, **knobs}
         self.turns, self.asked = [], 0  # the ids of each turn; how many questions there were
-        distribution(np.zeros(1), **self.knobs)  # tells of a wrong knob now, not at a question
+        check(seed=seed, **self.knobs)  # tells of a wrong knob now, not at a question
         prompt(tokenizer, "")  # and of a tokenizer that has no special tokens for a chat
 
     def reply(self, question: str) -> Iterator[str]:
-        """Yield the answer piece by piece. UserError if the question is longer than its room."""
+        """Yield the answer piece by piece. UserError if the question is longer than its room.
+
+        It becomes a turn of the conversation when its last piece has been taken.
+        """
         ids = prompt(self.tokenizer, question)
         room = self.config.context // 2
         if len(ids) > room:

@@ -12,13 +12,14 @@ V vocabulary.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from numbers import Integral
 
 import numpy as np
 
 from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.sampling import distribution, draw
+from nanoeuler.inference.sampling import check, distribution, draw
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.layers import linear
@@ -87,9 +88,18 @@ class Decoder:
         """Read token ids (a sequence of at least one); return the logits (V,) after the last.
 
         Where they do not fit the context, only the newest half context of all tokens is kept.
+        UserError for no tokens, and for an id that the model does not have.
         """
         context, tokens = self.config.context, [int(token) for token in tokens]
-        assert tokens, "nothing to read"
+        size = self.config.vocab_size
+        if not tokens:
+            raise UserError("expected a prompt of at least one token, got an empty one")
+        if not 0 <= min(tokens) <= max(tokens) < size:
+            wrong = next(token for token in tokens if not 0 <= token < size)
+            raise UserError(
+                f"expected ids from 0 to {size - 1}, as the model has, got {wrong}: encode the "
+                "text with the model's own tokenizer"
+            )
         if len(self.tokens) + len(tokens) > context:
             tokens = (self.tokens + tokens)[-max(1, context // 2) :]
             self.tokens = []
@@ -108,12 +118,23 @@ def generate(
     """Read `tokens`, then yield up to `n` new token ids, ending before the first one in `stop`.
 
     The knobs are those of `distribution`. The same arguments and weights yield the same ids.
+    UserError for wrong ones, now and not at the first id; for ids as `Decoder.read` has it.
     """
+    check(temperature, top_k, top_p, seed)
+    if not (isinstance(n, Integral) and n >= 0):
+        raise UserError(
+            f"expected tokens to be a whole number of at least 0, got {n!r:.60}: choose another"
+        )
     if len(tokens) == 0:
         raise UserError("expected a prompt of at least one token, got an empty one")
     rng = np.random.default_rng(seed)
+    return _draws(decoder, tokens, n, (temperature, top_k, top_p), rng, stop)
+
+
+def _draws(decoder, tokens, n, knobs, rng, stop):
+    """The ids of `generate`, whose arguments have been checked."""
     for _ in range(n):
-        p = distribution(decoder.read(tokens), temperature, top_k, top_p)
+        p = distribution(decoder.read(tokens), *knobs)
         token = draw(p, rng.random())
         if token in stop:
             return

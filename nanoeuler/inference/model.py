@@ -7,10 +7,11 @@
 Leaves out how it came to be: training, fine-tuning and loading are functions of face.py.
 """
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -31,6 +32,15 @@ from nanoeuler.training.run import check_sizes
 TOKENS = 200  # that are written if nobody says how many: about a paragraph
 
 
+def check_kind(name: str, value: object, kind: type[Any]) -> None:
+    """UserError unless the argument `name` is of the public class `kind`."""
+    if not isinstance(value, kind):
+        raise UserError(
+            f"expected {name} to be a {kind.__name__}, got {value!r:.60}: see "
+            f"help(nanoeuler.{kind.__name__})"
+        )
+
+
 class Knobs(TypedDict, total=False):
     """How the next token is drawn; what is left out is as `decoder.generate` has it."""
 
@@ -43,6 +53,8 @@ class Knobs(TypedDict, total=False):
 @dataclass(frozen=True)
 class Model:
     """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
+
+    UserError for parts that do not belong together.
 
     >>> model.config.n_layers
     2
@@ -57,19 +69,34 @@ class Model:
     weights: Weights
 
     def __post_init__(self) -> None:
+        check_kind("config", self.config, ModelConfig)
+        check_kind("tokenizer", self.tokenizer, Tokenizer)
+        if not isinstance(self.weights, Weights):
+            raise UserError(
+                f"expected weights to be Weights, got {self.weights!r:.60}: load a model with "
+                "nanoeuler.load"
+            )
         check_sizes(self.config, self.tokenizer)
+        for name in (field.name for field in fields(ModelConfig)):
+            own, theirs = getattr(self.config, name), getattr(self.weights.config, name)
+            if own != theirs:
+                raise UserError(
+                    f"expected weights of a model with {name} {own}, got those of one with "
+                    f"{theirs}: use the weights that belong to the configuration"
+                )
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
                  **knobs: Unpack[Knobs]) -> str:  # fmt: skip
         """A continuation of `text`, `tokens` long, without the text itself.
 
-        UserError for an empty text, or for a value that a knob cannot have.
+        UserError for an empty text, a negative number of tokens, or a value that a knob cannot
+        have.
 
         >>> model.generate("The river", 20, seed=3) == model.generate("The river", 20, seed=3)
         True
         >>> model.generate("The river", tokens=20, temperature=-1)
         Traceback (most recent call last):
-        nanoeuler.errors.UserError: expected temperature >= 0, ...
+        nanoeuler.errors.UserError: expected temperature to be a number from 0 ...
         """
         return "".join(self.stream(text, tokens, **knobs))
 
@@ -113,7 +140,8 @@ class Model:
         """How well the model predicts `text`: a text, or the `Path` of a file or prepared folder.
 
         Of a prepared folder its held-out side is judged, else the whole text. UserError for one of
-        fewer than two tokens, and for data prepared with another tokenizer.
+        fewer than two tokens, for data prepared with another tokenizer, and for a str that names a
+        file: it would be judged itself, and not what is in the file.
 
         >>> model.evaluate("The river begins under a stone.").accuracy <= 1
         True
@@ -127,6 +155,11 @@ class Model:
                 )
             tokens = prepared.held_out
         else:
+            if isinstance(text, str) and os.path.isfile(text):
+                raise UserError(
+                    f"expected a text, but {text!r} names a file: give Path({text!r}) to judge "
+                    "what is in it"
+                )
             tokens = self.tokenizer.encode(read_text(text) if isinstance(text, Path) else text)
         shape = windows_at_once(self.config), self.config.context, self.config.n_predict
         held_out = HeldOut.from_tokens(tokens, self.tokenizer, *shape)

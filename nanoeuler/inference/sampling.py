@@ -9,9 +9,37 @@ Leaves out the model (decoder.py), and rules that look back at the text.
 V vocabulary.
 """
 
+from collections.abc import Sequence
+from numbers import Integral, Real
+
 import numpy as np
 
 from nanoeuler.errors import UserError
+
+HOTTEST = 1e30  # a temperature that no logits differ by: all tokens are equally likely
+
+
+def check(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int | Sequence[int] = 0
+) -> None:
+    """UserError, in a line about the first that is wrong, for knobs that nothing is drawn by.
+
+    NumPy's numbers are as good as Python's; a seed may be several whole numbers.
+    """
+    seeds = seed if isinstance(seed, list | tuple) else [seed]
+    for name, value, good, wanted in (
+        ("temperature", temperature,
+         isinstance(temperature, Real) and 0 <= temperature <= HOTTEST,
+         f"a number from 0 to {HOTTEST:g}"),
+        ("top_k", top_k, isinstance(top_k, Integral) and top_k >= 0,
+         "a whole number of at least 0, which leaves out nothing"),
+        ("top_p", top_p, isinstance(top_p, Real) and 0 < top_p <= 1,
+         "a number above 0 and at most 1, which leaves out nothing"),
+        ("seed", seed, all(isinstance(each, Integral) and each >= 0 for each in seeds),
+         "a whole number of at least 0"),
+    ):  # fmt: skip
+        if not good:
+            raise UserError(f"expected {name} to be {wanted}, got {value!r:.60}: choose another")
 
 
 def distribution(
@@ -20,13 +48,9 @@ def distribution(
     """The probabilities (V,) float64 to draw a token from, given its logits (V,).
 
     temperature 0 leaves the most probable token alone; top_k 0 and top_p 1 leave out nothing. With
-    both, a token must pass both. Equation eq-generation-temperature. UserError for other values.
+    both, a token must pass both. Equation eq-generation-temperature. UserError as `check` has it.
     """
-    if not 0 <= temperature < np.inf or top_k < 0 or not 0 < top_p <= 1:
-        raise UserError(
-            "expected temperature >= 0, top-k >= 0 and 0 < top-p <= 1, got temperature "
-            f"{temperature}, top-k {top_k}, top-p {top_p}"
-        )
+    check(temperature, top_k, top_p)
     z = np.asarray(logits, dtype=np.float64)
     if temperature == 0:
         return np.eye(1, z.size, np.argmax(z))[0]

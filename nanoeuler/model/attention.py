@@ -13,7 +13,7 @@ Letters: B batch, T positions, H query heads, G key/value heads, D head width.
 import numpy as np
 
 
-def causal_softmax(scores):
+def causal_softmax(scores: np.ndarray) -> np.ndarray:
     """Softmax over the last axis of `scores` (..., T, T); zero where the key is after the query."""
     T = scores.shape[-1]
     assert scores.shape[-2] == T, f"expected as many queries as keys, got {scores.shape}"
@@ -25,7 +25,7 @@ def causal_softmax(scores):
 
 
 # %% sec-attention-heads
-def split_heads(heads, n_kv):
+def split_heads(heads: np.ndarray, n_kv: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Packed `heads` (B, T, H + 2G, D) as q (B, G, H/G, T, D), k and v (B, G, 1, T, D)."""
     B, T, N, D = heads.shape
     H, G = N - 2 * n_kv, n_kv
@@ -35,7 +35,7 @@ def split_heads(heads, n_kv):
     return q, by_head[:, H : H + G, None], by_head[:, H + G :, None]
 
 
-def attention(heads, n_kv):
+def attention(heads: np.ndarray, n_kv: int) -> tuple[np.ndarray, np.ndarray]:
     """Each position's weighted mean of the values up to it, per query head. Equation eq-attention.
 
     heads (B, T, H + 2G, D): queries, keys, values packed in this order; G = `n_kv`. Query head h

@@ -55,12 +55,12 @@ class ModelConfig:
         _check_fit(self)
 
     @property
-    def head_dim(self):
+    def head_dim(self) -> int:
         """D, the width of one head."""
         return self.dim // self.n_heads
 
     @property
-    def n_blocks(self):
+    def n_blocks(self) -> int:
         """How many blocks have weights of their own: L / repeat."""
         return self.n_layers // self.repeat
 
@@ -125,7 +125,7 @@ PRESETS = {  # hidden: 4 dim for gelu; 8/3 dim for swiglu, rounded up to a multi
 }  # fmt: skip
 
 
-def parameter_shapes(config):
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every parameter tensor, in the order of their use: a dict."""
     V, C, D, F = config.vocab_size, config.dim, config.head_dim, config.hidden
     H, G = config.n_heads, config.n_kv_heads
@@ -156,6 +156,6 @@ def _exists(config, name):
     return True
 
 
-def count_parameters(config):
+def count_parameters(config: ModelConfig) -> int:
     """How many numbers the model learns."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())

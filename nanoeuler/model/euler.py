@@ -9,12 +9,17 @@ dtype. f takes (x, t) and returns a velocity like x. Steps are of fixed size: no
 Letters: x state, t time (in a network, depth), h step size, n number of steps.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+State = Any  # what can be added and multiplied
+Velocity = Callable[[State, float], State]  # f(x, t) -> dx/dt
+Step = Callable[[Velocity, State, float, float], State]  # step(f, x, t, h) -> x at t + h
 
-def integrate(step, f, x0, t0, t1, n):
+
+def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) -> list[State]:
     """Walk from t0 to t1 in n equal steps of step(f, x, t, h); return the n + 1 states."""
     assert n >= 1, f"a walk needs at least one step, got n = {n}"
     h = (t1 - t0) / n
@@ -30,10 +35,10 @@ def integrate(step, f, x0, t0, t1, n):
 class Tableau(NamedTuple):
     """An explicit Runge-Kutta method: for question i the weights a[i][j < i], for the step b[i]."""
 
-    a: tuple
-    b: tuple
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[float, ...]
 
-    def step(self, f, x, t, h):
+    def step(self, f: Velocity, x: State, t: float, h: float) -> State:
         """x at t + h, by as many evaluations of f as b has weights. Equation eq-euler-table."""
         velocities = []
         for row in self.a:
@@ -58,7 +63,7 @@ INTEGRATORS = {
 
 
 # %% sec-euler-stream
-def relative_step(x, fx, h=1.0):
+def relative_step(x: np.ndarray, fx: np.ndarray, h: float = 1.0) -> np.ndarray:
     """How far a step moves the stream against its length: h |f(x)| / |x|. Equation eq-euler-rho.
 
     x, fx (..., C): the stream and what a layer adds to it. Returns (...), one number per vector.

@@ -15,7 +15,9 @@ RMSNORM_EPS = 1e-5  # Llama 2's value; takes 1 % off a fresh embedding, mean squ
 ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
 
 
-def embed(tokens, table, positions=None):
+def embed(
+    tokens: np.ndarray, table: np.ndarray, positions: np.ndarray | None = None
+) -> np.ndarray:
     """The rows of `table` (V, C) that `tokens` (B, T) int name: (B, T, C). Eq. eq-layers-embed.
 
     positions (T, C), if given, are added: row t to position t. Equation eq-layers-positions.
@@ -32,7 +34,7 @@ def embed(tokens, table, positions=None):
 
 
 # %% sec-layers-linear
-def linear(x, w, bias=None):
+def linear(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
     """Multiply each row of `x` (..., I) by `w` (I, O) and add `bias` (O,): (..., O).
 
     Equation eq-layers-linear.
@@ -45,7 +47,9 @@ def linear(x, w, bias=None):
 
 
 # %% sec-layers-rmsnorm
-def rmsnorm(x, gain, eps=RMSNORM_EPS):
+def rmsnorm(
+    x: np.ndarray, gain: np.ndarray, eps: float = RMSNORM_EPS
+) -> tuple[np.ndarray, np.ndarray]:
     """Divide each vector by its root mean square, then scale by `gain`. Equation eq-layers-rmsnorm.
 
     x (..., C), gain (C,). Returns y (..., C) and the root mean square r (..., 1), which the
@@ -60,7 +64,9 @@ def rmsnorm(x, gain, eps=RMSNORM_EPS):
 LAYERNORM_EPS = 1e-5  # GPT-2's
 
 
-def layernorm(x, gain, bias=None, eps=LAYERNORM_EPS):
+def layernorm(
+    x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None = None, eps: float = LAYERNORM_EPS
+) -> tuple[np.ndarray, np.ndarray]:
     """Take off each vector's mean, divide by its deviation, scale by `gain`, add `bias`.
 
     x (..., C), gain and bias (C,). Returns y (..., C) and stats (..., 2), the mean and the
@@ -78,12 +84,12 @@ def layernorm(x, gain, bias=None, eps=LAYERNORM_EPS):
 
 
 # %% sec-layers-swiglu
-def sigmoid(z):
+def sigmoid(z: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-z)) without overflow; z of any shape."""
     return 0.5 * (1 + np.tanh(0.5 * z))
 
 
-def swiglu(gate_up):
+def swiglu(gate_up: np.ndarray) -> np.ndarray:
     """silu(gate) * up, where `gate_up` (..., 2F) holds gate, then up: (..., F).
 
     Equations eq-layers-silu and eq-layers-swiglu; Shazeer, 2020.
@@ -99,7 +105,7 @@ def swiglu(gate_up):
 GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
 
 
-def gelu(u):
+def gelu(u: np.ndarray) -> np.ndarray:
     """u times about the probability that a standard normal number is below u; u of any shape.
 
     Equation eq-layers-gelu; Hendrycks and Gimpel, 2016, in the tanh form that GPT-2 uses.
@@ -108,7 +114,7 @@ def gelu(u):
 
 
 # %% sec-layers-rope
-def rope_tables(T, D, base=ROPE_BASE):
+def rope_tables(T: int, D: int, base: float = ROPE_BASE) -> tuple[np.ndarray, np.ndarray]:
     """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
     assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
     theta = base ** (-2 * np.arange(D // 2) / D)
@@ -116,7 +122,7 @@ def rope_tables(T, D, base=ROPE_BASE):
     return np.cos(angle), np.sin(angle)
 
 
-def rope(heads, n, cos, sin):
+def rope(heads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
 
     heads (B, T, N, D); cos, sin (T, D/2) from `rope_tables`, the rows of the T positions. Returns
@@ -136,7 +142,7 @@ def rope(heads, n, cos, sin):
 
 
 # %% sec-layers-add
-def add(x, y, h=1.0):
+def add(x: np.ndarray, y: np.ndarray, h: float = 1.0) -> np.ndarray:
     """x + h y, the residual sum: one Euler step of size h. x, y (..., C) of one shape."""
     assert x.shape == y.shape, f"the stream {x.shape} and what is added to it {y.shape} differ"
     return x + h * y

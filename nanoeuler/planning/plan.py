@@ -29,6 +29,7 @@ from nanoeuler.planning.counts import (
 )
 
 LARGEST = 2**63 - 1  # sequences or tokens that are counted: what 64 bits hold
+YEAR = 365.25 * 86400  # seconds
 
 
 class Device(NamedTuple):
@@ -140,9 +141,11 @@ def report(
 
 def _duration(seconds):
     """A time in the largest unit of which there is one: "3.7 hours"."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    if seconds >= 1e4 * YEAR:
+        return "10,000 years or more"
+    for unit, size in (("years", YEAR), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.1f} seconds"
 
 
@@ -184,7 +187,7 @@ def cpu_memory(
 
 # Measured: the peak of a process that trains less its arrays (tests/test_plan.py measures it anew),
 # and the share of the products' rate that a training step reaches (data/measurements/cpu.json).
-PROCESS_BYTES, CPU_SHARE = 170e6, 0.6
+PROCESS_BYTES, CPU_SHARE = 170e6, 0.65
 PRODUCT = 256  # rows = columns = depth of the products timed: three such matrices fit a cache
 
 
@@ -219,6 +222,11 @@ def _time(flops, steps, threads, rate, seconds_per_step):
     )
 
 
+def _whole(number):
+    """A whole number in digits, or if these are more than a line is for, in a power of ten."""
+    return f"{number:,}" if number < 1e15 else f"{float(number):.2e}"
+
+
 def summary(
     config: ModelConfig, batch_size: int, steps: int, *, accumulate: int = 1,
     threads: int | None = None, rate: float | None = None, seconds_per_step: float | None = None,
@@ -234,7 +242,7 @@ def summary(
     total = PROCESS_BYTES + sum(sizes.values())
     state = sum(sizes.values()) - sizes["activations"]
     return "\n".join([
-        f"{count_parameters(config):,} parameters; {steps:,} steps of {batch_size} x "
+        f"{count_parameters(config):,} parameters; {_whole(steps)} steps of {batch_size} x "
         f"{config.context} tokens are {flops:.2e} FLOPs",
         f"memory  {total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
         f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python",

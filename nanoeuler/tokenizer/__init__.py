@@ -2,7 +2,7 @@
 
 
 # %% sec-tokenizer-unicode
-"""Text to ids and back: words, encode, learn, tokenizer, imports.
+"""Text to ids and back: words, encode, learn, tokenizer, its file, imports.
 
 May import: compiler, errors, files, measurements.
 """

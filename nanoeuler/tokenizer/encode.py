@@ -28,14 +28,14 @@ FREE = -1  # what an empty slot of a hash table holds, and an empty row of symbo
 
 
 @njit(cache=True, nogil=True)
-def first_slot(key, slots):
+def first_slot(key: int, slots: int) -> int:
     """Where the search for `key` (int64) begins in a table of `slots`, a power of two."""
     h = key * SPREAD
     return (h ^ h >> 32) & (slots - 1)
 
 
 @njit(cache=True, nogil=True)
-def free_slots(slots):
+def free_slots(slots: int) -> np.ndarray:
     """An empty table, int64 (slots,). A loop, because np.full takes seconds to compile."""
     table = np.empty(slots, np.int64)
     for slot in range(slots):
@@ -60,14 +60,14 @@ def _load(typing, text, at):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def eight_bytes(text, at, end):
+def eight_bytes(text: np.ndarray, at: int, end: int) -> int:
     """The bytes of text[at:end], the first eight of them, as one int64 with zeros for the rest."""
     ones = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(max(64 - 8 * (end - at), 0))
     return _load(text, at) & np.int64(ones)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def hash_bytes(text, start, end):
+def hash_bytes(text: np.ndarray, start: int, end: int) -> int:
     """A hash (int64) of text[start:end]; `text` must be `padded`."""
     h = end - start
     while start < end:
@@ -78,7 +78,7 @@ def hash_bytes(text, start, end):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def same_bytes(left, a, right, b, length):
+def same_bytes(left: np.ndarray, a: int, right: np.ndarray, b: int, length: int) -> bool:
     """Whether `length` bytes of `left` from `a` on are those of `right` from `b` on."""
     a_end, b_end = a + length, b + length
     while a < a_end:
@@ -89,7 +89,7 @@ def same_bytes(left, a, right, b, length):
 
 
 @njit(cache=True, nogil=True)
-def push(heap, size, first, second):
+def push(heap: np.ndarray, size: int, first: int, second: int) -> int:
     """Add (first, second) to `heap` (2, capacity), of `size` entries; return the new size."""
     i = size
     while i > 0:
@@ -103,7 +103,7 @@ def push(heap, size, first, second):
 
 
 @njit(cache=True, nogil=True)
-def pop(heap, size):
+def pop(heap: np.ndarray, size: int) -> int:
     """Remove the smallest entry, which is heap[:, 0]; return the new size."""
     size -= 1
     first, second = heap[0, size], heap[1, size]
@@ -128,7 +128,7 @@ NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
 @njit(cache=True, nogil=True)
-def merge_table(merges):
+def merge_table(merges: np.ndarray) -> np.ndarray:
     """From the key of each pair of `merges` (M, 2) to the id it makes: int64 (slots, 2)."""
     slots = 1024
     while slots < 4 * merges.shape[0]:

@@ -104,7 +104,7 @@ def _beyond_ascii(text, at, classes):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def character(text, at, classes):
+def character(text: np.ndarray, at: int, classes: np.ndarray) -> tuple[int, int]:
     """The class and the length in bytes of the character at `at`."""
     if text[at] < 0x80:
         return np.int64(classes[text[at]]), 1
@@ -112,7 +112,7 @@ def character(text, at, classes):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def word_end(text, start, classes):
+def word_end(text: np.ndarray, start: int, classes: np.ndarray) -> int:
     """The index just past the word that begins at `start`, 0 <= start < text.size."""
     n = text.size
     # 's 't 'd 'm 'll 've 're
@@ -164,7 +164,7 @@ def split(text: bytes) -> list[bytes]:
 
 # %% sec-tokenizer-pieces
 @njit(cache=True, nogil=True)
-def last_cut(text, classes):
+def last_cut(text: np.ndarray, classes: np.ndarray) -> int:
     """The last place where `text` can be cut, whatever comes before and after; or 0 for none.
 
     `text` must not begin inside a character.

@@ -11,7 +11,7 @@ B batch, T positions (the context), K predicted tokens.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import fit
+from nanoeuler.training.record import read_record
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load_model
 from nanoeuler.training.train import open_run
@@ -136,32 +138,61 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
-# One and a half passes over the embedded pairs, half a minute on two cores; and a quarter of the
-# rate of training from nothing, `optim.LEARNING_RATE`.
-FINETUNING = Settings(steps=600, lr=1e-3)
+def checked_pairs(pairs: Iterable[Pair]) -> list[Pair]:
+    """`pairs` as a list of tuples; UserError about the first that is no pair of texts."""
+    if not isinstance(pairs, Iterable):
+        raise UserError(
+            f"expected question-answer pairs, got {pairs!r:.60}: give a list of (question, answer)"
+        )
+    every = list(pairs)
+    for number, pair in enumerate(every, start=1):
+        if not (isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str]):
+            raise UserError(
+                f"expected pair {number} to be (question, answer), two str, got {pair!r:.60}: "
+                "give a list of such pairs"
+            )
+    return [(question, answer) for question, answer in every]
+
+
+# A quarter of the rate of training from nothing, `optim.LEARNING_RATE`.
+LEARNING_RATE = 1e-3
+# One and a half passes over the embedded pairs, half a minute on two cores.
+FINETUNING = Settings(steps=600, lr=LEARNING_RATE)
+
+Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, or a model's parts
 
 
 def finetune(
-    base: Path | str | tuple[ModelConfig, Tokenizer, Weights], pairs: Sequence[Pair],
-    out: Path | str, *, settings: Settings | None = None, resume: bool = False, **how: Any,
+    base: Base | None, pairs: Iterable[Pair], out: Path | str, *,
+    settings: Settings | None = None, resume: bool = False, **how: Any,
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 
-    base: a run directory, or a model in its parts. The last tenth of the pairs is held out.
-    settings None: FINETUNING; with `resume`, the run's, and `base` is not read. `how` goes to
-    `loop.fit`. UserError as `train.train` raises it.
+    The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
+    learning rate open get LEARNING_RATE. With `resume`, the run in `out` goes on: its settings
+    hold, and base may be None; one that is not must have its architecture and its tokenizer. `how`
+    goes to `loop.fit`. UserError for wrong pairs, and as `train.train` raises it.
     """
+    pairs = checked_pairs(pairs)
     if len(pairs) < 2:
-        raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}")
+        raise UserError(
+            f"expected at least 2 question-answer pairs, got {len(pairs)}: a tenth is held out, "
+            "and the others are trained on"
+        )
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
+    config, tokenizer = _sizes(base) if resume and saves(out) else (None, None)
 
     def begin() -> Run:
+        if base is None:
+            raise UserError(f"nothing was saved in {out}: name the model that it begins with")
         config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
-        run = Run.begin(config, settings or FINETUNING, tokenizer, data)
+        chosen = (settings or FINETUNING).with_rate(LEARNING_RATE)
+        run = Run.begin(config, chosen, tokenizer, data)
         run.weights.flat[...] = weights.flat
         return run
 
-    with open_run(out, begin, data=data, settings=settings, resume=resume) as run:
+    with open_run(out, begin, data=data, settings=settings, config=config, tokenizer=tokenizer,
+                  resume=resume) as run:  # fmt: skip
         shape = run.settings.batch_size, run.config.context, run.config.n_predict
         batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
         held_out = held_out_answers(run.tokenizer, pairs[cut:], *shape)
@@ -169,3 +200,13 @@ def finetune(
             print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
                   f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
         return fit(out, run, batches, held_out, **how)
+
+
+def _sizes(base):
+    """The configuration and the tokenizer of `base`; None of each if there is none."""
+    if base is None:
+        return None, None
+    if isinstance(base, Path | str):
+        record = read_record(base)
+        return record.config, record.tokenizer
+    return base[:2]

@@ -5,6 +5,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+RUNGS = (32, 64, 128, 256, 384)  # of them those that the ladder's plain products are timed on
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 344, 384, 512, 768)  # square products
 
 
@@ -26,7 +27,7 @@ def machine(cores):
     import numpy as np
     from numba import njit
 
-    from nanoeuler.engines.cpu import loops
+    from nanoeuler.engines.cpu import ladder, loops
     from nanoeuler.engines.cpu.memory import aligned
     from nanoeuler.engines.cpu.products import WORK, multiply
 
@@ -50,6 +51,10 @@ def machine(cores):
         if threads == "1":
             ours = flops / best(lambda: multiply(*first))  # noqa: B023
             out.append([f"multiply: {case}", ours, "GFLOP/s"])
+            for rung in ("three loops", "tile") if n in RUNGS else ():
+                plain = getattr(ladder, rung.replace(" ", "_"))
+                rate = flops / best(lambda: plain(a, b, c))  # noqa: B023
+                out.append([f"{rung}: {case}", rate, "GFLOP/s"])
         if threads == "1" and n in SIZES[-3:]:  # each thread its own product, all at once
             sets = [operands(n) for _ in range(cores)]
             both = best(lambda: list(pool.map(lambda x: multiply(*x), sets)))  # noqa: B023

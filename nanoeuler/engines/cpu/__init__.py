@@ -2,7 +2,10 @@
 
 
 # %% sec-cpu-fused
-"""A CPU at full speed: loops, products, engine, stepper (a batch over the cores).
+"""A CPU at full speed: loops and norms, products, engine, stepper (a batch over the cores).
+
+Kernels are compiled with `options`, products are written in `llvm`, arrays live in `memory`;
+`primitives` are the engine's single operations, `ladder` holds plain products to compare with.
 
 May import: compiler, measurements, model, engines.
 """

@@ -2,10 +2,10 @@
 
 
 # %% sec-cpu-fused
-"""The operations of the model that are not matrix products, as float32 loops over memory.
+"""The operations of the model that are neither products nor norms, as float32 loops over memory.
 
 Every kernel runs on one thread without the GIL and writes into arrays that its caller gives; NaN
-and infinity go through as IEEE 754 says. Leaves out shapes and memory: engine.py.
+and infinity go through as IEEE 754 says. Leaves out shapes and memory: primitives.py.
 
 N rows (positions of all sequences), C channels, D head width, F MLP width, H heads, V vocabulary.
 """
@@ -13,22 +13,10 @@ N rows (positions of all sequences), C channels, D head width, F MLP width, H he
 import numpy as np
 
 from nanoeuler.compiler import njit
+from nanoeuler.engines.cpu.options import F32, KERNEL, PART
+from nanoeuler.engines.primitives import Array
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
-
-F32 = np.float32  # a bare 1.0 in a kernel would be a float64, and drag its whole line along
-# What LLVM may do: reorder a sum (into vector lanes), contract a product and a sum into one FMA,
-# multiply by a reciprocal, ignore the sign of zero. Not nnan, not ninf, by which it could assume
-# that there is no NaN and no infinity: a loss that diverges must be seen to.
-_FAST = {"reassoc", "contract", "arcp", "nsz"}
-_KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAST}
-# Of what kernels call: each kernel has its own copy inside. A function that stays outside would be
-# another one in the process that compiles it than in those that find the kernel in the cache.
-_PART = {"error_model": "numpy", "fastmath": _FAST, "forceinline": True}
-# Rows that are added up from zero before they join a sum of n rows: BLOCK + n / BLOCK roundings,
-# which is least at the root of n, and n is the number of tokens in a shard, 256 or more.
-BLOCK = 16
-
 
 # log 2 in two parts, the first with few bits so that n times it is exact, and the coefficients of
 # the polynomial for (e^r - 1 - r) / r^2: Cephes, expf.c (Moshier, 1989).
@@ -41,8 +29,8 @@ _LOWEST, _HIGHEST = F32(-87), F32(88)  # e^x stays a normal float32: 1.6e-38 to 
 
 
 # Without reassoc, which would cancel _TO_INTEGER.
-@njit(**{**_PART, "fastmath": {"contract"}})
-def exp(x):
+@njit(**{**PART, "fastmath": {"contract"}})
+def exp(x: float) -> np.float32:
     """e^x of a float32, with a relative error below 2^-23. Equation eq-cpu-exp.
 
     Below -87 and above 88 it is the value there; NaN stays NaN.
@@ -58,7 +46,7 @@ def exp(x):
 
 
 @njit(error_model="numpy", forceinline=True)
-def highest(x):
+def highest(x: Array) -> np.float32:
     """The largest of x (n,) float32; NaN if there is one with its sign bit clear.
 
     Compared as integers: floats order like the integers of their bits once those of negative
@@ -71,115 +59,8 @@ def highest(x):
     return np.int32(top ^ ((top >> 31) & 0x7FFFFFFF)).view(np.float32)
 
 
-@njit(**_PART)
-def _rms_row(x, gain, eps, y, stats):
-    # y (C,) and the root mean square (1,) of a row x (C,), in two passes over it.
-    squares = F32(0)
-    for j in range(x.size):
-        squares += x[j] * x[j]
-    stats[0] = np.sqrt(squares / F32(x.size) + F32(eps))
-    for j in range(x.size):
-        y[j] = gain[j] * (x[j] / stats[0])
-
-
-@njit(**_KERNEL)
-def rmsnorm(x, gain, eps, y, r):
-    """y (N, C) and r (N, 1) of `layers.rmsnorm` from x (N, C), gain (C,)."""
-    for i in range(x.shape[0]):
-        _rms_row(x[i], gain, eps, y[i], r[i])
-
-
-@njit(**_KERNEL)
-def move_rmsnorm(x, k, h, gain, eps, u, y, r):
-    """u (N, C) = x + h k, all (N, C), and y and r of u as `rmsnorm` writes them."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            u[i, j] = x[i, j] + h * k[i, j]
-        _rms_row(u[i], gain, eps, y[i], r[i])
-
-
-@njit(**_PART)
-def _join(block, total):
-    # Add the sum of a block of rows to that of all, and begin another.
-    for j in range(total.size):
-        total[j] += block[j]
-        block[j] = F32(0)
-
-
-@njit(**_KERNEL)
-def rmsnorm_backward(dy, x, gain, r, dx, add, dgain):
-    """dx (N, C) of `backward.rmsnorm_backward`, whose numbers these are; adds to dgain (C,).
-
-    With `add`, a bool, adds to dx instead of writing it.
-    """
-    (N, C), block = x.shape, np.zeros(x.shape[1], F32)
-    for i in range(N):
-        inverse, along = F32(1) / r[i, 0], F32(0)
-        for j in range(C):
-            along += gain[j] * dy[i, j] * x[i, j]                       # (2)
-        along *= inverse / F32(C)
-        for j in range(C):
-            x_hat, before = x[i, j] * inverse, dx[i, j] if add else F32(0)
-            block[j] += dy[i, j] * x_hat                                # (3)
-            dx[i, j] = before + (gain[j] * dy[i, j] - along * x_hat) * inverse  # (1)
-        if (i + 1) % BLOCK == 0 or i == N - 1:
-            _join(block, dgain)
-
-
-@njit(**_PART)
-def _layer_row(x, gain, eps, y, stats):
-    # y (C,), mean and deviation (2,) of a row x (C,), in three passes over it.
-    mean, squares = F32(0), F32(0)
-    for j in range(x.size):
-        mean += x[j]
-    mean /= F32(x.size)
-    for j in range(x.size):
-        squares += (x[j] - mean) * (x[j] - mean)
-    deviation = np.sqrt(squares / F32(x.size) + F32(eps))
-    stats[0], stats[1] = mean, deviation
-    for j in range(x.size):
-        y[j] = gain[j] * ((x[j] - mean) / deviation)
-
-
-@njit(**_KERNEL)
-def layernorm(x, gain, eps, y, stats):
-    """y (N, C), stats (N, 2) of `layers.layernorm` without bias from x (N, C), gain (C,)."""
-    for i in range(x.shape[0]):
-        _layer_row(x[i], gain, eps, y[i], stats[i])
-
-
-@njit(**_KERNEL)
-def move_layernorm(x, k, h, gain, eps, u, y, stats):
-    """u (N, C) = x + h k, all (N, C), and y and stats of u as `layernorm` writes them."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            u[i, j] = x[i, j] + h * k[i, j]
-        _layer_row(u[i], gain, eps, y[i], stats[i])
-
-
-@njit(**_KERNEL)
-def layernorm_backward(dy, x, gain, stats, dx, add, dgain):
-    """dx (N, C) of `backward.layernorm_backward`, whose numbers these are; adds to dgain (C,).
-
-    With `add`, a bool, adds to dx instead of writing it.
-    """
-    (N, C), block = x.shape, np.zeros(x.shape[1], F32)
-    for i in range(N):
-        mean, inverse, shift, along = stats[i, 0], F32(1) / stats[i, 1], F32(0), F32(0)
-        for j in range(C):
-            shift += gain[j] * dy[i, j]                                 # (2)
-            along += gain[j] * dy[i, j] * ((x[i, j] - mean) * inverse)  # (3)
-        shift, along = shift / F32(C), along / F32(C)
-        for j in range(C):
-            x_hat, before = (x[i, j] - mean) * inverse, dx[i, j] if add else F32(0)
-            block[j] += dy[i, j] * x_hat                                # (4)
-            dx[i, j] = before + (gain[j] * dy[i, j] - shift - x_hat * along) * inverse
-        if (i + 1) % BLOCK == 0 or i == N - 1:
-            _join(block, dgain)
-
-
-@njit(**_KERNEL)
-def swiglu(gate_up, h):
+@njit(**KERNEL)
+def swiglu(gate_up: Array, h: Array) -> None:
     """h (N, F) of `layers.swiglu` from gate_up (N, 2F)."""
     N, F = h.shape
     for i in range(N):
@@ -188,8 +69,8 @@ def swiglu(gate_up, h):
             h[i, j] = gate / (F32(1) + exp(-gate)) * gate_up[i, F + j]
 
 
-@njit(**_KERNEL)
-def swiglu_backward(dh, gate_up, dgate_up):
+@njit(**KERNEL)
+def swiglu_backward(dh: Array, gate_up: Array, dgate_up: Array) -> None:
     """dgate_up (N, 2F) of `backward.swiglu_backward` from dh (N, F). The sigmoid is made again."""
     N, F = dh.shape
     for i in range(N):
@@ -200,15 +81,15 @@ def swiglu_backward(dh, gate_up, dgate_up):
             dgate_up[i, F + j] = dh[i, j] * gate * sigma                                 # (2)
 
 
-@njit(**_PART)
+@njit(**PART)
 def _share(u):
     """The share of u that GELU lets through. Equation eq-cpu-gelu."""
     z = F32(GELU_SCALE) * (u + F32(GELU_CUBIC) * u * u * u)
     return F32(1) / (F32(1) + exp(F32(-2) * z))
 
 
-@njit(**_KERNEL)
-def gelu(u, h):
+@njit(**KERNEL)
+def gelu(u: Array, h: Array) -> None:
     """h (N, F) of `layers.gelu` from u (N, F)."""
     N, F = u.shape
     for i in range(N):
@@ -216,8 +97,8 @@ def gelu(u, h):
             h[i, j] = u[i, j] * _share(u[i, j])
 
 
-@njit(**_KERNEL)
-def gelu_backward(dh, u, du):
+@njit(**KERNEL)
+def gelu_backward(dh: Array, u: Array, du: Array) -> None:
     """du (N, F) of `backward.gelu_backward` from dh (N, F). The gate is made again."""
     N, F = u.shape
     for i in range(N):
@@ -228,8 +109,8 @@ def gelu_backward(dh, u, du):
             du[i, j] = dh[i, j] * (share + bend)
 
 
-@njit(**_KERNEL)
-def cross_entropy(logits, targets, scale, sums):
+@njit(**KERNEL)
+def cross_entropy(logits: Array, targets: Array, scale: Array, sums: Array) -> None:
     """`backward.cross_entropy`, in place: logits (N K, V) becomes dlogits, sums (K,) is added to.
 
     targets (N K,), scale (K,) float32, sums (K,) float64.
@@ -254,8 +135,8 @@ def cross_entropy(logits, targets, scale, sums):
         row[target] -= scale[k]                                         # (2)
 
 
-@njit(**_KERNEL)
-def causal_softmax(p, scale):
+@njit(**KERNEL)
+def causal_softmax(p: Array, scale: float) -> None:
     """Scores p (B, H, T, T) become, in place, softmax(scale p) up to the diagonal, 0 after."""
     B, H, T, _ = p.shape
     for b in range(B):
@@ -271,8 +152,8 @@ def causal_softmax(p, scale):
                 x[n:] = F32(0)
 
 
-@njit(**_KERNEL)
-def causal_softmax_backward(p, ds, scale):
+@njit(**KERNEL)
+def causal_softmax_backward(p: Array, ds: Array, scale: float) -> None:
     """Gradients ds (B, H, T, T) of the probabilities p become, in place, those of the scores."""
     B, H, T, _ = p.shape
     for b in range(B):
@@ -286,8 +167,8 @@ def causal_softmax_backward(p, ds, scale):
                 dx[n:] = F32(0)
 
 
-@njit(**_KERNEL)
-def rope(heads, n, cos, sin, sign):
+@njit(**KERNEL)
+def rope(heads: Array, n: int, cos: Array, sin: Array, sign: int) -> None:
     """Turn the first n heads of (B, T, N, D) in place by the tables' angles, back if sign is -1."""
     B, T, _, D = heads.shape
     half = D // 2
@@ -303,8 +184,8 @@ def rope(heads, n, cos, sin, sign):
                     )
 
 
-@njit(**_KERNEL)
-def embed(tokens, table, x):
+@njit(**KERNEL)
+def embed(tokens: Array, table: Array, x: Array) -> None:
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""
     for i in range(tokens.size):
         if not 0 <= tokens[i] < table.shape[0]:
@@ -312,8 +193,8 @@ def embed(tokens, table, x):
         x[i] = table[tokens[i]]
 
 
-@njit(**_KERNEL)
-def embed_backward(dx, tokens, dtable):
+@njit(**KERNEL)
+def embed_backward(dx: Array, tokens: Array, dtable: Array) -> None:
     """Add each dx (N, C) to its token's row of dtable (V, C), in the order of the positions."""
     for i in range(tokens.size):
         if not 0 <= tokens[i] < dtable.shape[0]:
@@ -322,27 +203,8 @@ def embed_backward(dx, tokens, dtable):
             dtable[tokens[i], j] += dx[i, j]
 
 
-@njit(**_KERNEL)
-def add(x, y, h, out):
+@njit(**KERNEL)
+def add(x: Array, y: Array, h: float, out: Array) -> None:
     """out = x + h y, flat arrays (n,) and a float32; `out` may be x."""
     for i in range(x.size):
         out[i] = x[i] + h * y[i]
-
-
-@njit(**_KERNEL)
-def add_row(x, row):
-    """Add row (C,) to each row of x (N, C), in place."""
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            x[i, j] += row[j]
-
-
-@njit(**_KERNEL)
-def add_row_backward(dx, drow):
-    """Add the sum of the rows of dx (N, C) to drow (C,)."""
-    block = np.zeros(drow.size, F32)
-    for i in range(dx.shape[0]):
-        for j in range(dx.shape[1]):
-            block[j] += dx[i, j]
-        if (i + 1) % BLOCK == 0 or i == dx.shape[0] - 1:
-            _join(block, drow)

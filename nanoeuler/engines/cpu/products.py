@@ -11,95 +11,23 @@ M rows and N columns of the result, P depth: the length of its sums. Addresses a
 all distances in memory are bytes. Numba's cache knows one file: kernels stay beside the tile.
 """
 
-from llvmlite import ir
 from numba import types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from nanoeuler.compiler import njit
+from nanoeuler.engines.cpu import llvm
+from nanoeuler.engines.cpu.llvm import LANES, REGISTERS
+from nanoeuler.engines.primitives import Array
 
-
-def vector_unit(features):
-    """(lanes of float32 in a vector register, number of registers), from LLVM's list of features.
-
-    `features` is a string like "+avx2,+fma,-avx512f". x86-64 promises 16 registers of 4 lanes.
-    """
-    on = features.split(",")
-    if "+avx512f" in on:
-        return 16, 32
-    if "+avx2" in on and "+fma" in on:
-        return 8, 16
-    return (4, 32) if "+neon" in on else (4, 16)
-
-
-# What numba compiles for: this processor, or the one that NUMBA_CPU_FEATURES names.
-LANES, REGISTERS = vector_unit(cpu_target.target_context.codegen().magic_tuple()[2])
 # A tile is ROWS x VECTORS registers of sums: 3/4 of all; a strip of b and one of a need the rest.
 VECTORS, ROWS = 3, REGISTERS // 4
 # Rows of b packed at a time: 128 x 48 x 4 bytes = 24 KiB, so that a strip fits any level 1 cache.
 DEPTH = 128
 # Bytes of a float32.
 SIZE = 4
+_PREFETCH_ROWS = 32  # of a, ahead of their use: about 100 ns, the way from the last-level cache
 # Float32 elements of work space: a packed strip, whose rows are written LANES at a time.
 WORK = (DEPTH + LANES) * VECTORS * LANES
-
-
-_bit, _int32, _int64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_vector = ir.VectorType(_f32, LANES)
-_zeros = ir.Constant(_vector, None)
-_all, _none = (ir.Constant(ir.VectorType(_bit, LANES), [on] * LANES) for on in (1, 0))
-_PREFETCH_ROWS = 32  # of a, ahead of their use: about 100 ns, the way from the last-level cache
-
-
-def _number(n):
-    return ir.Constant(_int64, n)
-
-
-def _at(build, base, stride, n):
-    # The address n strides after `base`.
-    return build.add(base, build.mul(stride, _number(n)))
-
-
-def _shuffle(build, x, y, lanes):
-    return build.shuffle_vector(x, y, ir.Constant(ir.VectorType(_int32, LANES), lanes))
-
-
-def _spread(build, scalar):
-    # A vector with `scalar` in every lane.
-    empty = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
-    one = build.insert_element(empty, scalar, ir.Constant(_int32, 0))
-    return _shuffle(build, one, one, [0] * LANES)
-
-
-def _below(build, count):
-    # The mask of the lanes 0 .. count - 1; all of them if count is large, none if it is negative.
-    lanes = ir.Constant(ir.VectorType(_int32, LANES), list(range(LANES)))
-    return build.icmp_signed("<", lanes, _spread(build, build.trunc(count, _int32)))
-
-
-def _call(build, name, result, *arguments):
-    kind = ir.FunctionType(result, [x.type for x in arguments])
-    function = build.module.globals.get(name) or ir.Function(build.module, kind, name)
-    return build.call(function, arguments)
-
-
-def _load(build, address, mask):
-    # LANES floats from `address`; lanes outside the mask are zero and their memory is not touched.
-    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_int32, 4)
-    name = f"llvm.masked.load.v{LANES}f32.p0"
-    return _call(build, name, _vector, pointer, alignment, mask, _zeros)
-
-
-def _store(build, value, address, mask):
-    pointer, alignment = build.inttoptr(address, _vector.as_pointer()), ir.Constant(_int32, 4)
-    name = f"llvm.masked.store.v{LANES}f32.p0"
-    _call(build, name, ir.VoidType(), value, pointer, alignment, mask)
-
-
-def _prefetch(build, address, write):
-    pointer = build.inttoptr(address, _f32.as_pointer())
-    hints = [ir.Constant(_int32, n) for n in (write, 3, 1)]  # 3: keep it close; 1: data, not code
-    _call(build, "llvm.prefetch.p0", ir.VoidType(), pointer, *hints)
 
 
 def _make_tile(vectors):
@@ -110,14 +38,15 @@ def _make_tile(vectors):
             a, a_row, a_depth, b, c, c_row, rows, columns, depth, add = arguments
             # Where the tile's vectors go. A row that does not exist reads row 0 of a, which does,
             # and writes nothing.
-            inside = [build.icmp_signed("<", _number(r), rows) for r in range(ROWS)]
+            inside = [build.icmp_signed("<", llvm.number(r), rows) for r in range(ROWS)]
             a_offsets, places = [], []
             for r in range(ROWS):
-                offset = build.mul(a_row, _number(r))
-                a_offsets.append(build.select(inside[r], offset, _number(0)))
+                offset = build.mul(a_row, llvm.number(r))
+                a_offsets.append(build.select(inside[r], offset, llvm.number(0)))
                 for v in range(vectors):
-                    places.append(build.add(_at(build, c, c_row, r), _number(4 * LANES * v)))
-                    _prefetch(build, places[-1], write=1)
+                    row = llvm.at(build, c, c_row, r)
+                    places.append(build.add(row, llvm.number(4 * LANES * v)))
+                    llvm.prefetch(build, places[-1], write=1)
 
             # The loop over the depth. LLVM IR has no variables: a phi is what a value is on
             # entering the loop's body, `first` from before it and `after` from its last round.
@@ -125,40 +54,42 @@ def _make_tile(vectors):
             done = build.append_basic_block("store")
             build.branch(loop)
             build.position_at_end(loop)
-            k, at_a, at_b = build.phi(_int64), build.phi(_int64), build.phi(_int64)
-            sums = [build.phi(_vector) for _ in places]
-            strip = [build.add(at_b, _number(4 * LANES * v)) for v in range(vectors)]
-            strip = [_load(build, address, _all) for address in strip]
-            _prefetch(build, _at(build, at_a, a_depth, _PREFETCH_ROWS), write=0)
+            k, at_a, at_b = build.phi(llvm.INT64), build.phi(llvm.INT64), build.phi(llvm.INT64)
+            sums = [build.phi(llvm.VECTOR) for _ in places]
+            strip = [build.add(at_b, llvm.number(4 * LANES * v)) for v in range(vectors)]
+            strip = [llvm.load(build, address, llvm.ALL) for address in strip]
+            llvm.prefetch(build, llvm.at(build, at_a, a_depth, _PREFETCH_ROWS), write=0)
             added = []
             for r in range(ROWS):
-                address = build.inttoptr(build.add(at_a, a_offsets[r]), _f32.as_pointer())
-                x = _spread(build, build.load(address))
+                address = build.inttoptr(build.add(at_a, a_offsets[r]), llvm.FLOAT.as_pointer())
+                x = llvm.spread(build, build.load(address))
                 for v in range(vectors):
                     product = build.fmul(x, strip[v], flags=("contract",))  # one FMA with fadd
                     total = build.fadd(product, sums[r * vectors + v], flags=("contract",))
                     added.append(total)
-            firsts = [_number(0), a, b, *[_zeros] * len(sums)]
-            next_b = build.add(at_b, _number(4 * LANES * vectors))
-            afters = [build.add(k, _number(1)), _at(build, at_a, a_depth, 1), next_b, *added]
+            firsts = [llvm.number(0), a, b, *[llvm.ZEROS] * len(sums)]
+            next_b = build.add(at_b, llvm.number(4 * LANES * vectors))
+            next_a = llvm.at(build, at_a, a_depth, 1)
+            afters = [build.add(k, llvm.number(1)), next_a, next_b, *added]
             for phi, first, after in zip([k, at_a, at_b, *sums], firsts, afters, strict=True):
                 phi.add_incoming(first, before)
                 phi.add_incoming(after, loop)
             build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
 
             build.position_at_end(done)
-            wide = build.icmp_signed(">=", columns, _number(LANES * vectors))
+            wide = build.icmp_signed(">=", columns, llvm.number(LANES * vectors))
             whole = build.and_(wide, inside[-1])
             with build.if_else(build.and_(whole, build.not_(add))) as (plain, careful):
                 with plain:
                     for total, place in zip(added, places, strict=True):
-                        _store(build, total, place, _all)
+                        llvm.store(build, total, place, llvm.ALL)
                 with careful:
                     for n, (total, place) in enumerate(zip(added, places, strict=True)):
-                        left = build.sub(columns, _number(LANES * (n % vectors)))
-                        mask = _below(build, build.select(inside[n // vectors], left, _number(0)))
-                        old = _load(build, place, build.select(add, mask, _none))
-                        _store(build, build.fadd(total, old), place, mask)
+                        left = build.sub(columns, llvm.number(LANES * (n % vectors)))
+                        left = build.select(inside[n // vectors], left, llvm.number(0))
+                        mask = llvm.below(build, left)
+                        old = llvm.load(build, place, build.select(add, mask, llvm.NONE))
+                        llvm.store(build, build.fadd(total, old), place, mask)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 9, types.boolean), generate
@@ -174,7 +105,7 @@ def _move(typing, source, target, columns):
     # target[:LANES] = source[:columns], then zeros
     def generate(context, build, signature, arguments):
         source, target, columns = arguments
-        _store(build, _load(build, source, _below(build, columns)), target, _all)
+        llvm.store(build, llvm.load(build, source, llvm.below(build, columns)), target, llvm.ALL)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 3), generate
@@ -187,9 +118,9 @@ def _transpose(typing, source, source_row, target, target_row, rows, columns):
         source, source_row, target, target_row, rows, columns = arguments
         x = []
         for r in range(LANES):
-            exists = build.icmp_signed("<", _number(r), rows)
-            mask = _below(build, build.select(exists, columns, _number(0)))
-            x.append(_load(build, _at(build, source, source_row, r), mask))
+            exists = build.icmp_signed("<", llvm.number(r), rows)
+            mask = llvm.below(build, build.select(exists, columns, llvm.number(0)))
+            x.append(llvm.load(build, llvm.at(build, source, source_row, r), mask))
         for step in [1 << s for s in range(LANES.bit_length() - 1)]:
             # Swap the two off-diagonal squares of `step` in every square of 2 * step.
             low = [n + LANES - step if n & step else n for n in range(LANES)]
@@ -197,10 +128,10 @@ def _transpose(typing, source, source_row, target, target_row, rows, columns):
             for r in range(LANES):
                 if not r & step:
                     upper, lower = x[r], x[r + step]
-                    x[r] = _shuffle(build, upper, lower, low)
-                    x[r + step] = _shuffle(build, upper, lower, high)
+                    x[r] = llvm.shuffle(build, upper, lower, low)
+                    x[r + step] = llvm.shuffle(build, upper, lower, high)
         for r in range(LANES):
-            _store(build, x[r], _at(build, target, target_row, r), _all)
+            llvm.store(build, x[r], llvm.at(build, target, target_row, r), llvm.ALL)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 6), generate
@@ -213,8 +144,8 @@ def _ask(typing, source, source_row):
         source, source_row = arguments
         for r in range(ROWS):
             for v in range(VECTORS):
-                place = build.add(_at(build, source, source_row, r), _number(4 * LANES * v))
-                _prefetch(build, place, write=0)
+                place = build.add(llvm.at(build, source, source_row, r), llvm.number(4 * LANES * v))
+                llvm.prefetch(build, place, write=0)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 2), generate
@@ -280,7 +211,7 @@ def _place(x):
 
 
 @njit("void(f4[:,:], f4[:,:], f4[:,:], b1, f4[::1])", **_KERNEL)
-def multiply(a, b, c, add, work):
+def multiply(a: Array, b: Array, c: Array, add: bool, work: Array) -> None:
     """c (M, N) = a (M, P) b (P, N), or c += a b if `add`. Float32 views, transposed or not.
 
     The elements of a row or of a column of b, and of a row of c, lie side by side. work (WORK,).
@@ -296,7 +227,7 @@ def multiply(a, b, c, add, work):
 
 
 @njit("void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], i8, f4[::1])", **_KERNEL)
-def multiply_heads(a, b, c, shape, work):
+def multiply_heads(a: Array, b: Array, c: Array, shape: int, work: Array) -> None:
     """c[i, h] = a[i, h] b[i, h] for every sequence i and head h; `shape` says where to save work.
 
     a (B, Ha, M, P), b (B, Hb, P, N), c (B, Hc, M, N), float32 views as for `multiply`. With H the

@@ -13,11 +13,10 @@ B batch, T positions, K predicted tokens.
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Protocol
 
 import numpy as np
 
-from nanoeuler.engines.interface import Engine, Stepper, Taken
+from nanoeuler.engines.interface import Engine, Optimizer, Stepper, Taken
 from nanoeuler.measurements import cores
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
 from nanoeuler.model.weights import Weights
@@ -43,16 +42,6 @@ def _cut(rows: range, parts: int) -> list[range]:
     # A range in at most `parts` ranges of nearly equal length, none of them empty.
     parts = min(parts, len(rows))
     return [rows[len(rows) * i // parts : len(rows) * (i + 1) // parts] for i in range(parts)]
-
-
-class Optimizer(Protocol):
-    """What turns gradients into a change of the weights."""
-
-    def clip(self, gradients: Weights) -> float:
-        """Bound the gradients' global norm, in place; the norm before, finite if they all are."""
-
-    def update(self, weights: Weights, gradients: Weights, lr: float, number: int) -> None:
-        """Change the weights in place, in step `number` (from 1), at the learning rate lr."""
 
 
 class CpuStepper(Stepper):

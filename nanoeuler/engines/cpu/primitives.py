@@ -1,0 +1,224 @@
+# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cpu-arena
+"""The operations of `nanoeuler.engines.primitives` in float32, fast, on one thread.
+
+Shapes are compared here, since the kernels do not look. Leaves out other types: gradient checks
+need float64, and the reference has it. Methods mean what the interface says of them.
+
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from nanoeuler.engines.cpu import loops, norms
+from nanoeuler.engines.cpu.memory import Arena
+from nanoeuler.engines.primitives import Array, Primitives
+from nanoeuler.model.attention import attention
+from nanoeuler.model.backward import attention_backward
+from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, rope_tables
+
+
+def rows_of(x: Array) -> Array:
+    """x (..., C) float32 as rows (N, C): a view, or a copy where its rows are not evenly spaced."""
+    if x.dtype != np.float32:
+        raise TypeError(f"the CPU engine works in float32, got {x.dtype}")
+    return x.reshape(-1, x.shape[-1])
+
+
+def agree(*pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """ValueError unless in each pair the first shape is what the second says."""
+    for shape, expected in pairs:
+        if shape != expected:
+            raise ValueError(f"expected the shape {expected}, got {shape}")
+
+
+def _ids(x):
+    return np.ascontiguousarray(x, np.int32).reshape(-1)
+
+
+def plus(y: Array, row: Array | None) -> Array:
+    """y (..., C), with a bias (C,) or rows of positions (T, C) added in place, if there are any."""
+    if row is not None:
+        norms.add_row(y.reshape(-1, row.size), row.reshape(-1))
+    return y
+
+
+def plus_backward(dy: Array, drow: Array | None) -> None:
+    """Add to drow the gradient of what `plus` added, if there is any, given dy (..., C)."""
+    if drow is not None:
+        norms.add_row_backward(dy.reshape(-1, drow.size), drow.reshape(-1))
+
+
+class FusedPrimitives(Primitives):
+    """The operations as fused loops in an arena; matrix products and attention are NumPy's."""
+
+    def __init__(self):
+        self.arena, self.tables = Arena(), {}
+
+    def begin(self) -> None:
+        """Start a pass: every array that this engine returned before may be overwritten."""
+        self.arena.begin()
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Memory taken inside may be reused after."""
+        used = self.arena.used
+        yield
+        self.arena.used = used
+
+    def rope_tables(self, T: int, D: int, base: float = ROPE_BASE) -> tuple[Array, Array]:
+        """`layers.rope_tables` in float32, kept from the first call on."""
+        if (T, D, base) not in self.tables:
+            tables = rope_tables(T, D, base)
+            self.tables[T, D, base] = tuple(table.astype(np.float32) for table in tables)
+        return self.tables[T, D, base]
+
+    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
+        """As `layers.embed`."""
+        x = self.arena.take(*tokens.shape, table.shape[1])
+        loops.embed(_ids(tokens), table, rows_of(x))
+        return plus(x, positions)
+
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
+    ) -> None:
+        """As `backward.embed_backward`."""
+        agree((dx.shape, tokens.shape + dtable.shape[1:]))
+        loops.embed_backward(rows_of(dx), _ids(tokens), dtable)
+        plus_backward(dx, dpositions)
+
+    def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
+        """As `layers.rmsnorm`."""
+        agree((gain.shape, x.shape[-1:]))
+        y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
+        norms.rmsnorm(rows_of(x), gain, eps, rows_of(y), rows_of(r))
+        return y, r
+
+    def rmsnorm_backward(self, dy: Array, x: Array, gain: Array, r: Array, dgain: Array) -> Array:
+        """As `backward.rmsnorm_backward`."""
+        return self._norm_backward(norms.rmsnorm_backward, dy, x, gain, r, dgain, None)
+
+    def layernorm(
+        self, x: Array, gain: Array, bias: Array | None = None, eps: float = LAYERNORM_EPS
+    ) -> tuple[Array, Array]:
+        """As `layers.layernorm`."""
+        agree((gain.shape, x.shape[-1:]))
+        y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
+        norms.layernorm(rows_of(x), gain, eps, rows_of(y), rows_of(stats))
+        return plus(y, bias), stats
+
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `backward.layernorm_backward`."""
+        plus_backward(dy, dbias)                                       # (5)
+        return self._norm_backward(norms.layernorm_backward, dy, x, gain, stats, dgain, None)
+
+    def _norm_backward(self, kernel, dy, x, gain, stats, dgain, dx):
+        C, out = x.shape[-1:], self.arena.take(*x.shape) if dx is None else dx
+        agree((dy.shape, x.shape), (gain.shape, C), (dgain.shape, C), (out.shape, x.shape))
+        agree((stats.shape, x.shape[:-1] + (1 if kernel is norms.rmsnorm_backward else 2,)))
+        assert out.flags.c_contiguous  # or reshape would write into a copy
+        kernel(rows_of(dy), rows_of(x), gain, rows_of(stats), rows_of(out), dx is not None, dgain)
+        return out
+
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """As `layers.rope`, in place; heads must be contiguous."""
+        return self._turn(heads, n, cos, sin, 1)
+
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """As `backward.rope_backward`, in place; dheads must be contiguous."""
+        return self._turn(dheads, n, cos, sin, -1)
+
+    def _turn(self, heads, n, cos, sin, sign):
+        angles = heads.shape[1], heads.shape[3] // 2
+        agree((cos.shape, angles), (sin.shape, angles))
+        if n > heads.shape[2]:
+            raise ValueError(f"expected at most {heads.shape[2]} heads to turn, got {n}")
+        assert heads.flags.c_contiguous  # the kernel is compiled for that
+        loops.rope(heads, n, cos, sin, sign)
+        return heads
+
+    def swiglu(self, gate_up: Array) -> Array:
+        """As `layers.swiglu`."""
+        h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        loops.swiglu(rows_of(gate_up), rows_of(h))
+        return h
+
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """As `backward.swiglu_backward`."""
+        agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
+        dgate_up = self.arena.take(*gate_up.shape)
+        loops.swiglu_backward(rows_of(dh), rows_of(gate_up), rows_of(dgate_up))
+        return dgate_up
+
+    def gelu(self, u: Array) -> Array:
+        """As `layers.gelu`."""
+        h = self.arena.take(*u.shape)
+        loops.gelu(rows_of(u), rows_of(h))
+        return h
+
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """As `backward.gelu_backward`."""
+        agree((dh.shape, u.shape))
+        du = self.arena.take(*u.shape)
+        loops.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
+        return du
+
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """As `layers.add`."""
+        agree((x.shape, y.shape))
+        out = self.arena.take(*x.shape)
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
+        return out
+
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """As `reference.add_into`."""
+        agree((x.shape, y.shape))
+        assert x.flags.c_contiguous  # or reshape would write into a copy
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+
+    def scale(self, x: Array, h: float) -> Array:
+        """As `reference.scale`."""
+        return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
+
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """As `backward.cross_entropy`; dlogits is written over logits."""
+        agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
+        sums = np.zeros(scale.shape)
+        loops.cross_entropy(rows_of(logits), _ids(targets), np.asarray(scale, np.float32), sums)
+        return sums, logits
+
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """As `layers.linear`."""
+        y = self.arena.take(*x.shape[:-1], w.shape[1])
+        np.matmul(rows_of(x), w, out=rows_of(y))
+        return plus(y, bias)
+
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """As `backward.linear_backward`."""
+        dx = self.arena.take(*x.shape)
+        np.matmul(rows_of(dy), w.T, out=rows_of(dx))
+        with self.scratch():
+            product = self.arena.take(*w.shape)
+            np.matmul(rows_of(x).T, rows_of(dy), out=product)
+            dw += product
+        plus_backward(dy, dbias)
+        return dx
+
+    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Array]:
+        """As `attention.attention`, by it."""
+        return attention(heads, n_kv)
+
+    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Array) -> Array:
+        """As `backward.attention_backward`, by it."""
+        return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))

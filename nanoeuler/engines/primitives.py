@@ -1,0 +1,129 @@
+# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-backprop-engine
+"""The lowest level of what the package asks of an engine: single operations, each a name.
+
+Leaves out all arithmetic, and what the model calls: that is made of these, in interface.py.
+
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
+"""
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray  # or the engine's own kind, where it works in other memory
+
+
+class Primitives(Protocol):
+    """Single operations, as the NumPy functions of these names in `nanoeuler.model` compute them.
+
+    Gradients of parameters are added to the buffers that are passed. Of what else is passed, only a
+    first argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and
+    `cross_entropy` may write over it.
+    """
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Say that a pass starts: all memory that was handed out before may be used again."""
+
+    @abstractmethod
+    def scratch(self) -> AbstractContextManager:
+        """A context: the memory that is handed out inside may be used again after it."""
+
+    @abstractmethod
+    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
+        """tokens (B, T), table (V, C), positions (T, C) -> (B, T, C)."""
+
+    @abstractmethod
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
+    ) -> None:
+        """dx (B, T, C); adds to dtable (V, C) and dpositions (T, C)."""
+
+    @abstractmethod
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """x (..., I), w (I, O), bias (O,) -> (..., O). w may be a transposed view."""
+
+    @abstractmethod
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """dy (..., O) -> dx (..., I); adds to dw (I, O) and dbias (O,)."""
+
+    @abstractmethod
+    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+        """x (..., C), gain (C,) -> y (..., C), stats (..., 1)."""
+
+    @abstractmethod
+    def rmsnorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
+    ) -> Array:
+        """dy (..., C) -> dx (..., C); adds to dgain (C,)."""
+
+    @abstractmethod
+    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
+        """x (..., C), gain and bias (C,) -> y (..., C), stats (..., 2)."""
+
+    @abstractmethod
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """dy (..., C) -> dx (..., C); adds to dgain and dbias (C,)."""
+
+    @abstractmethod
+    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+        """cos, sin (T, D/2) of the positions 0 .. T - 1."""
+
+    @abstractmethod
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """heads (B, T, N, D), the first n turned by cos, sin (T, D/2)."""
+
+    @abstractmethod
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """dheads (B, T, N, D), the first n turned back."""
+
+    @abstractmethod
+    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
+        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward wants of it."""
+
+    @abstractmethod
+    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
+        """dy (B, T, H*D) -> dheads (B, T, H+2G, D)."""
+
+    @abstractmethod
+    def swiglu(self, gate_up: Array) -> Array:
+        """gate_up (..., 2F) -> (..., F)."""
+
+    @abstractmethod
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """dh (..., F) -> dgate_up (..., 2F)."""
+
+    @abstractmethod
+    def gelu(self, u: Array) -> Array:
+        """u of any shape -> the same shape."""
+
+    @abstractmethod
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """dh of any shape -> du."""
+
+    @abstractmethod
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """x + h y in a new array, all of one shape."""
+
+    @abstractmethod
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """x += h y, both of one shape."""
+
+    @abstractmethod
+    def scale(self, x: Array, h: float) -> Array:
+        """h x in a new array."""
+
+    @abstractmethod
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,) of -log p; dlogits."""

@@ -1,0 +1,129 @@
+# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tokenizer-class
+"""The file of a tokenizer, in the form of Hugging Face's tokenizer.json: written, and read warily.
+
+Leaves out the tokenizer that is made of what is read.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nanoeuler.errors import UserError
+from nanoeuler.tokenizer.encode import BYTE_FROM_ID, VISIBLE_BYTES
+
+MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what the largest vocabulary needs
+
+# GPT-2's visible character for each byte, in the order of the ids.
+VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
+_ID_FROM_VISIBLE = {character: i for i, character in enumerate(VISIBLE)}
+
+
+def tokenizer_json(merges: Iterable[Sequence[int]], special: dict[str, int]) -> str:
+    """The text of a tokenizer.json: merges [(id, id)], special {name: id}."""
+    names = list(VISIBLE)
+    for a, b in merges:
+        names.append(names[a] + names[b])
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    level["use_regex"] = True
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": i, "content": name, **flags, "special": True} for name, i in special.items()
+        ],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {name: i for i, name in enumerate(names)},
+            "merges": [[names[a], names[b]] for a, b in merges],
+        },
+    }
+    return json.dumps(content, ensure_ascii=False)
+
+
+def merges_from_names(
+    names: Iterable[tuple[str, str]], source: str | Path
+) -> list[tuple[int, int]]:
+    """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
+    ids, merges = dict(_ID_FROM_VISIBLE), list[tuple[int, int]]()
+    for m, (left, right) in enumerate(names):
+        if left not in ids or right not in ids or left + right in ids:
+            raise UserError(
+                f"{source}: merge {m} joins {left!r:.40} and {right!r:.40}; expected two that "
+                "exist by then and make a new one: the file is damaged or not made by training"
+            )
+        merges.append((ids[left], ids[right]))
+        ids[left + right] = len(ids)
+    return merges
+
+
+def spelt_bytes(name: str) -> bytes | None:
+    """The bytes that a token of this name would have in a tokenizer.json; None for no such name."""
+    if not all(character in _ID_FROM_VISIBLE for character in name):
+        return None
+    return bytes(BYTE_FROM_ID[_ID_FROM_VISIBLE[character]] for character in name)
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a tokenizer's file; UserError where it cannot be read or is too long for one."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; check the path") from None
+    except ValueError as error:  # a zero byte in the path
+        raise UserError(f"cannot read {path!r}: {error}") from None
+    if len(text) > MAX_FILE:
+        raise UserError(f"{path}: expected at most {MAX_FILE} bytes: it is no tokenizer.json")
+    return text
+
+
+def parse_tokenizer_json(
+    text: bytes, source: str | Path
+) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
+    """Merges and names of the special tokens from the bytes of a tokenizer.json of our kind."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError(
+            f"{source} is not JSON from end to end, nor GPT-2's file of ranks: copy or train one"
+        ) from None
+    try:
+        model, words = content["model"], content["pre_tokenizer"]
+        pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        names = [(str(left), str(right)) for left, right in pairs]
+        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        vocab = dict(model["vocab"])
+        kind = [model["type"], content["normalizer"], words["type"], words["add_prefix_space"]]
+        kind.append(words.get("use_regex", True))  # files older than this key mean yes
+        marks = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
+        changes = [*marks, model.get("dropout"), model.get("ignore_merges")]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{source} lacks a part of a BPE tokenizer.json: train it again") from None
+    if kind != ["BPE", None, "ByteLevel", False, True] or any(changes):
+        raise UserError(
+            f"{source} is another kind of tokenizer: expected byte-level BPE with GPT-2's words"
+        )
+    merges = merges_from_names(names, source)
+    ours = json.loads(tokenizer_json(merges, {}))["model"]["vocab"]
+    last = list(range(len(ours), len(ours) + len(content["added_tokens"])))
+    if list(special.values()) != last or {**vocab, **special} != {**ours, **special}:
+        raise UserError(
+            f"{source}: its ids are not the bytes, the merges and the special tokens in this "
+            "order: the file was changed by hand or by a program that numbers otherwise"
+        )
+    return merges, tuple(special)

@@ -26,7 +26,7 @@ from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
-from nanoeuler.training.folder import is_begun, saves
+from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import SAVE_EVERY, check_counts
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load_model
@@ -57,18 +57,6 @@ def plain(path: Path) -> Path:
     if path.suffix == ".gz":
         raise UserError(f"expected plain text, but {path} is compressed: gunzip -k {path} first")
     return path
-
-
-def own_text(out: Path) -> Path:
-    """The folder with the tokens of the text that the run in `out` began with."""
-    if (out / "data" / "prepared.json").exists():
-        return out / "data"
-    if not is_begun(out):
-        raise UserError(f"expected a run in {out}, but there is none: name another folder")
-    raise UserError(
-        f"expected a text of its own in {out / 'data'}, but there is none, since the run began "
-        "with prepared data or with pairs: name the data (--data)"
-    )
 
 
 def path_of(name: str, value: Path | str | None) -> Path:
@@ -200,8 +188,8 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
         config = PRESETS[PRESET] if config is None else config
         settings = Settings() if settings is None else settings
         _fits(config, settings, threads)
-    text = own_text(out) if resume and data is None else text_of("docs" if data is None else data)
-    if tokenizer and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
+    text = None if resume and data is None else text_of("docs" if data is None else data)
+    if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
         raise UserError(
             f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "
             "text again with it (nanoeuler data prepare --tokenizer)"

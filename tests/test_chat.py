@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nanoeuler
+from nanoeuler.data.batches import STEP_TOKENS
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import TEMPERATURE, Chat, converse
 from nanoeuler.model.backward import IGNORE
@@ -19,7 +20,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import optim
 from nanoeuler.training.folder import read_metrics, saves
 from nanoeuler.training.optim import learning_rate
-from nanoeuler.training.run import STEP_TOKENS, Settings
+from nanoeuler.training.run import Settings
 from nanoeuler.training.saves import load, load_model
 from nanoeuler.training.sft import (
     FINETUNING,

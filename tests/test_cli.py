@@ -18,14 +18,16 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from deaths import Died, dying_before
 
 from nanoeuler.checks import gradcheck
 from nanoeuler.cli import main as cli
 from nanoeuler.cli import tokenizer as cli_tokenizer
 from nanoeuler.data import docstrings
-from nanoeuler.engines.cpu import products
+from nanoeuler.engines.cpu import llvm
 from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import train as training
 from nanoeuler.training.saves import saves
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,6 +144,16 @@ def test_a_run_goes_on_with_its_own_text(nanoeuler, tmp_path, monkeypatch):
     assert model(tmp_path / "run").read_bytes() == model("base").read_bytes()
     code, _, err = nanoeuler(f"{line} --resume --data docs")
     assert code == 2 and "holds a run with data" in err
+
+
+def test_a_run_that_died_before_its_first_save_goes_on_as_it_was_asked(nanoeuler, tmp_path):
+    line = f"train --out {tmp_path / 'run'}"
+    with pytest.raises(Died), dying_before(training, "prepare_text", 1):
+        nanoeuler(f"{line} --data {STORY} {SMALL} {TINY}")
+    code, _, err = nanoeuler(f"{line} --resume --layers 3")
+    assert code == 2 and "holds a run with n_layers 1, but 3 was asked for" in err
+    assert nanoeuler(f"{line} --resume")[0] == 0
+    assert model(tmp_path / "run").read_bytes() == model("base").read_bytes()
 
 
 def test_a_prompt_is_the_bytes_that_were_typed(runs):
@@ -514,8 +526,8 @@ def test_the_doctor_tells_what_is_found_from_what_is_used(nanoeuler, monkeypatch
         ("", (4, 16), "plain in this processor"),
     ):
         monkeypatch.setattr(doctor.binding, "get_host_cpu_features", lambda f=features: Features(f))
-        monkeypatch.setattr(products, "LANES", used[0])
-        monkeypatch.setattr(products, "REGISTERS", used[1])
+        monkeypatch.setattr(llvm, "LANES", used[0])
+        monkeypatch.setattr(llvm, "REGISTERS", used[1])
         assert said in doctor.vector_units()
         assert ("holds numba back" in doctor.vector_units()) == ("something" in said)
     monkeypatch.undo()

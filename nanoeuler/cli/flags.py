@@ -256,9 +256,10 @@ def config_of(
     if run and preset is None:
         if not sizes:
             return None
-        from nanoeuler.training.record import read_record
+        from nanoeuler.training.record import read_origin
 
-        config = read_record(run).config
+        origin = read_origin(run)
+        config = origin and origin.config or preset_config(None)
     else:
         config = preset_config(preset)
     return resized(config, **{FIELDS.get(name, name): size for name, size in sizes.items()})

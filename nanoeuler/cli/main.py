@@ -143,9 +143,10 @@ def evaluate(
     """
     from nanoeuler import face
     from nanoeuler.data.text import read_text, split
+    from nanoeuler.training.train import own_text
 
     model = face.load(run)
-    text = face.own_text(run) if data is None else face.text_of(data)
+    text = own_text(run) if data is None else face.text_of(data)
     judged = model.evaluate(split(read_text(text))[1] if data == "docs" else text)
     print(f"bits per byte   {judged.bits_per_byte:.4f}")
     print(f"perplexity      {judged.perplexity:.2f}")

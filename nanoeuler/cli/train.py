@@ -53,12 +53,12 @@ def train(
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
-    from nanoeuler.training.folder import saves
+    from nanoeuler.training.folder import is_begun
     from nanoeuler.training.train import settings_for
 
     tokenizer, out = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
     _learned_vocabulary(sizes, tokenizer, data)
-    begun = out if resume and saves(out) else None
+    begun = out if resume and is_begun(out) else None
     face.train(
         data, out=out, config=flags.config_of(preset, sizes, begun),
         settings=settings_for(out, resume, **settings), tokenizer=tokenizer,

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,7 +77,7 @@ class _Documents:
             size += len(text)
             self._report(stage, i, size)
 
-    def again(self, stage):
+    def again(self, stage: str) -> Iterator[tuple[bytes, bool]]:
         """Yield (bytes, whether held out) of the documents to keep."""
         left = zip(self._hashes, self._keep, self._held_out, strict=True)
         for text in self._texts(stage):

@@ -16,7 +16,7 @@ from llvmlite import binding
 from rich.filesize import decimal
 
 from nanoeuler import __version__
-from nanoeuler.engines.cpu import products
+from nanoeuler.engines.cpu import llvm, products
 from nanoeuler.engines.cpu.stepper import SHARDS, cores
 from nanoeuler.engines.gpu.door import SIMULATED
 from nanoeuler.measurements import device
@@ -29,14 +29,14 @@ PINNING = (
     "MKL_DEBUG_CPU_TYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_DISABLE_JIT", "NUMBA_CPU_NAME",
     "NUMBA_CPU_FEATURES", "NUMBA_OPT",
 )  # fmt: skip
-# What products.vector_unit tells apart: (float32 lanes, registers) -> name.
+# What llvm.vector_unit tells apart: (float32 lanes, registers) -> name.
 UNITS = {(16, 32): "AVX-512", (8, 16): "AVX2", (4, 32): "NEON", (4, 16): "plain"}
 
 
 def vector_units() -> str:
     """The vector unit that LLVM finds in this processor, and what our kernels are compiled for."""
     features = binding.get_host_cpu_features().flatten()
-    here, used = products.vector_unit(features), (products.LANES, products.REGISTERS)
+    here, used = llvm.vector_unit(features), (llvm.LANES, llvm.REGISTERS)
     text = f"{UNITS[here]} in this processor; the kernels are compiled for {UNITS[used]}"
     text += f", {used[1]} registers of {used[0]} float32"
     return text if used == here else f"{text}: something holds numba back"

@@ -22,7 +22,6 @@ import numpy as np
 from rich.filesize import decimal
 
 from nanoeuler import __version__
-from nanoeuler.data.batches import STEP_TOKENS as STEP_TOKENS
 from nanoeuler.data.batches import check_batch_size
 from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError

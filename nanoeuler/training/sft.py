@@ -27,7 +27,7 @@ from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import fit
-from nanoeuler.training.record import read_record
+from nanoeuler.training.record import read_record, read_request
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load_model
 from nanoeuler.training.train import open_run
@@ -186,7 +186,9 @@ def finetune(
         if base is None:
             raise UserError(f"nothing was saved in {out}: name the model that it begins with")
         config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
-        chosen = (settings or FINETUNING).with_rate(LEARNING_RATE)
+        asked = read_request(out) if resume else None
+        chosen = settings or asked and asked.settings or FINETUNING
+        chosen = chosen.with_rate(LEARNING_RATE)
         run = Run.begin(config, chosen, tokenizer, data)
         run.weights.flat[...] = weights.flat
         return run

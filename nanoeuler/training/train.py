@@ -144,16 +144,18 @@ def _check_kinds(**arguments):
             raise UserError(f"expected {name} to be {words}, got {quoted(repr(value))}")
 
 
-def _text_of(out: Path) -> Path:
+def own_text(out: Path) -> Path:
     """The text of the run in `out`: its own tokens, or where the text lay when it was asked for."""
     own, request = out / "data", read_request(out)
     if (own / "prepared.json").exists():
         return own
     if request and request.text:
         return request.text
+    if not is_begun(out):
+        raise UserError(f"expected a run in {out}, but there is none: name another folder")
     raise UserError(
-        f"expected a run with a text of its own in {own}, but there is none: name the prepared "
-        "data that it began with (--data), or begin a run instead of resuming one"
+        f"expected a text of its own in {own}, but there is none, since the run began with "
+        "prepared data or with pairs: name the data (--data)"
     )
 
 
@@ -179,7 +181,7 @@ def train(
         raise UserError("expected a text to train on and a directory to train in, got None")
     check_counts(save_every, keep, threads)
     engine, out = engine_name(engine), Path(out)
-    text = _text_of(out) if data is None else Path(data)
+    text = own_text(out) if data is None else Path(data)
     prepared = Prepared(text) if text.is_dir() else None
     folder = text if prepared else out / "data"
     digest = prepared.digest if prepared else digest_of(text)

@@ -151,8 +151,11 @@ def own_text(out: Path) -> Path:
         return own
     if request and request.text:
         return request.text
-    if not is_begun(out):
-        raise UserError(f"expected a run in {out}, but there is none: name another folder")
+    if not saves(out):
+        raise UserError(
+            f"expected a run in {out}, but there is none: name another folder, or leave out "
+            "--resume to begin one"
+        )
     raise UserError(
         f"expected a text of its own in {own}, but there is none, since the run began with "
         "prepared data or with pairs: name the data (--data)"

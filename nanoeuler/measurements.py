@@ -54,6 +54,23 @@ def device() -> str:
     return f"{name}, {cores()} cores"
 
 
+def commit() -> str:
+    """The commit of the code, with "-dirty" if a file differs from it that can change a result.
+
+    What measuring and running the book write, measurements and notebooks, cannot.
+    """
+    git = ["git", "-C", str(project_root())]
+    written = ":(top,exclude)data/measurements", ":(top,exclude,glob)**/*.ipynb"
+    name, changes = (
+        subprocess.run([*git, *command], capture_output=True, text=True).stdout.strip()
+        for command in (
+            ["describe", "--always", "--exclude=*"],
+            ["status", "--porcelain", "--untracked-files=no", "--", ":/", *written],
+        )
+    )
+    return f"{name}-dirty" if changes else name
+
+
 def row(
     what: str,
     case: str,
@@ -71,10 +88,8 @@ def row(
             versions[name] = metadata.version(name.split()[0])
         except metadata.PackageNotFoundError:
             pass  # a peer need not be a Python package
-    git = ["git", "-C", str(project_root()), "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     return {
         "what": what, "case": case, "engine": engine, "value": value, "unit": unit,
         "peer": peer, "peer_value": peer_value, "device": on or device(), "versions": versions,
-        "commit": commit, "date": datetime.date.today().isoformat(),
+        "commit": commit(), "date": datetime.date.today().isoformat(),
     }  # fmt: skip

@@ -266,3 +266,22 @@ def test_pages_with_a_warning_are_built_again(small_book, monkeypatch):
     with pytest.raises(UserError, match="the pages were not built"):
         book.html_command()
     assert not (small_book / "build" / "html").exists()
+
+
+def test_measuring_and_running_leave_a_commit_clean(tmp_path, monkeypatch):
+    def git(*words):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a",
+                        *words], check=True, capture_output=True)  # fmt: skip
+
+    code, rows, notebook = "code.py", "data/measurements/a.json", "book/01-a.ipynb"
+    for name in (code, rows, notebook):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("init"), git("add", "."), git("commit", "-m", "one")
+    monkeypatch.setattr(measurements, "project_root", lambda: tmp_path / "book")
+    (tmp_path / rows).write_text("2")
+    (tmp_path / notebook).write_text("2")
+    clean = measurements.commit()
+    assert len(clean) >= 7 and "dirty" not in clean
+    (tmp_path / code).write_text("2")
+    assert measurements.commit() == f"{clean}-dirty"

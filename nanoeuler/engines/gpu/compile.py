@@ -88,11 +88,13 @@ class Lowering:
             self.constraints.append(letter)
             self.inputs.append(value)
             return tied
-        pointers = self.pointers(kind, value, operand.count)
-        self.inputs += [self.builder.load(pointer) for pointer in pointers]
         first = tied if operand.written else place
         numbers = range(first, first + operand.count)
         self.names.append([f"${n}" for n in numbers])
+        if not operand.read:
+            return tied + operand.count
+        pointers = self.pointers(kind, value, operand.count)
+        self.inputs += [self.builder.load(pointer) for pointer in pointers]
         self.constraints += [str(n) if operand.written else operand.letter for n in numbers]
         return tied + operand.count * operand.written
 

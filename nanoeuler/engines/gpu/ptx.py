@@ -186,3 +186,109 @@ def wgmma_wait(registers: int) -> Instruction:
 
 # at most one group is not complete: all before the last have read their operands
 wgmma_wait_previous = ptx("wgmma.wait_group.sync.aligned 1;")
+
+
+# %% sec-gemm-ptx-attention
+# ---- The copy engine, for maps of [batch, heads, rows, columns].
+
+# shared, map, column, row, head, batch, mbarrier: fetch the box there; its bytes count on mbarrier
+load_tile = ptx(
+    "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    " [$0], [$1, {$2, $3, $4, $5}], [$6];",
+    "r l r r r r r",
+)
+# map, column, row, head, batch, shared: write a box; belongs to the bulk group of this thread
+store_tile = ptx(
+    "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [$0, {$1, $2, $3, $4}], [$5];",
+    "l r r r r r",
+)
+# shared, global, bytes, mbarrier: fetch bytes that lie together; all three are multiples of 16
+load_bytes = ptx(
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    "r l r r",
+)
+# map: on its way into the copy engine's cache
+prefetch_map = ptx("prefetch.tensormap [$0];", "l")
+# all groups of this thread have read their shared memory
+bulk_wait_read_all = ptx("cp.async.bulk.wait_group.read 0;")
+
+
+# ---- Threads that wait for each other, values between the lanes of a warp: "atom", "shfl".
+
+# number, threads: arrive at a barrier without waiting there
+barrier_arrive = ptx("bar.arrive $0, $1;", "r r")
+# address in shared memory, last -> on lane 0 what a counter there held before it went one up, or
+# from `last` back to 0; -1 on the other lanes
+ticket = ptx(
+    "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
+    " mov.b32 $0, 0xffffffff; @p atom.relaxed.cta.shared::cta.inc.u32 $0, [$1], $2; }",
+    "r r", "r",
+)  # fmt: skip
+# address in shared memory, int32
+store_shared_int = ptx("st.shared.b32 [$0], $1;", "r r")
+# address in shared memory -> the 2 float32 there
+load_shared_float2 = ptx("ld.shared.v2.f32 {$0, $1}, [$2];", "r", "f f")
+# address -> the float32 there, which nobody writes meanwhile
+load_float = ptx("ld.global.nc.f32 $0, [$1];", "l", "f")
+# address, float32
+store_float = ptx("st.global.f32 [$0], $1;", "l f")
+# x, mask -> x of the lane whose number differs in the bits of `mask`
+shuffle_xor = ptx("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "f r", "f")
+# x -> x of lane 0: the compiler then knows that the warp agrees on it
+uniform = ptx("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", "r", "r")
+# a, b -> the larger
+larger = ptx("max.f32 $0, $1, $2;", "f f", "f", True)
+# x -> 2^x, relative error below 2^-22; log2(x), absolute error below 2^-22 (the manual)
+exp2 = ptx("ex2.approx.ftz.f32 $0, $1;", "f", "f", True)
+log2 = ptx("lg2.approx.ftz.f32 $0, $1;", "f", "f", True)
+# x -> 1 / x, off by at most the last bit (the manual)
+reciprocal = ptx("rcp.approx.ftz.f32 $0, $1;", "f", "f", True)
+
+
+# ---- The tensor cores, for attention. Tiles are rows of panels of 64 columns, 128-byte swizzled.
+
+
+def _group(lines: list[str], operands: str, commit: bool) -> Instruction:
+    """One text of fence, products and, if asked, the end of the group."""
+    head = [
+        "{ .reg .pred first, more; .reg .b64 a, b;",
+        "setp.ne.b32 first, 0, 0; setp.eq.b32 more, 0, 0;",
+        "wgmma.fence.sync.aligned;",
+    ]
+    tail = ["wgmma.commit_group.sync.aligned; }" if commit else "}"]
+    return ptx("\n".join(head + lines + tail), operands)
+
+
+def product_of_rows(n: int, depth: int) -> Instruction:
+    """acc, a, b: acc (64 x n) = A B^T, one group, from descriptors of A 64 x depth, B n x depth."""
+    lines = []
+    for step in range(depth // 16):
+        panel, column = step // 4, step % 4
+        lines.append(f"add.s64 a, $1, {panel * 64 * 8 + column * 2};")
+        lines.append(f"add.s64 b, $2, {panel * n * 8 + column * 2};")
+        lines.append(
+            f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{$0}}, a, b,"
+            f" {'more' if step else 'first'}, 1, 1, 0, 0;"
+        )
+    return _group(lines, f"=f*{n // 2} l l", commit=True)
+
+
+def add_product(n: int, depth: int, commit: bool = True) -> Instruction:
+    """acc, p, b: acc (64 x n) += P B from P 64 x depth in registers, a descriptor of B depth x n.
+
+    p: depth / 4 registers, an accumulator of 64 x depth packed in pairs. Without commit the group
+    goes on with the next product.
+    """
+    lines = []
+    for step in range(depth // 16):
+        lines.append(f"add.s64 b, $2, {step * 128};")
+        lines.append(
+            f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{$0}},"
+            f" {{$1[{4 * step}:{4 * step + 4}]}}, b, more, 1, 1, 1;"
+        )
+    return _group(lines, f"+f*{n // 2} r*{depth // 4} l", commit)
+
+
+def product_done(n: int, later: int = 0) -> Instruction:
+    """acc (64 x n): returns when all groups but the `later` last are complete; acc is there."""
+    return ptx(f"wgmma.wait_group.sync.aligned {later};", f"+f*{n // 2}")

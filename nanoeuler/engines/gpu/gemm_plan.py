@@ -183,5 +183,5 @@ def split(
         for rank in range(cluster)
     ]
     workers = len(lists) * cluster * 2
-    sums = [tasks[w::workers] for w in range(workers)] if tasks else []
+    sums = [tasks[w::workers] for w in range(workers)]
     return Plan(lists, sums, sum(pieces for _, pieces in slots.values()))

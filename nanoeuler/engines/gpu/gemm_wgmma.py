@@ -734,6 +734,18 @@ def product(
     return launches
 
 
+def choose(
+    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16"
+) -> Form:
+    """The form that is fastest for a product, as measured (chapter 7c)."""
+    cluster = 2 if m > TILE_M and (n >= 2048 or out == "float32") else 1
+    form = Form(layout, False, cluster, epilogue, out)
+    if out == "bf16":
+        return form
+    cut = Form(layout, False, cluster, epilogue, out, "together")
+    return cut if plan(cut, m, n, k).load * 1.1 < plan(form, m, n, k).load else form
+
+
 def space_for(form: Form, who: Plan) -> int:
     """Bytes that the pieces of a plan need."""
     return HEADER + who.slots * form.cluster * PIECE

@@ -68,6 +68,7 @@ def wide(epilogue, cluster, pieces):
 
 NT = tuple(bf16("NT", p, c) for p in (False, True) for c in (1, 2))
 NN = bf16("NN"), bf16("NN", False, 2), bf16("NN", True)
+LONG = Form("NT", False, 2, pieces="together"), Form("NN", False, 2, pieces="together")
 TN = wide("store", 2, "no"), wide("add", 2, "no")
 CUT = (
     *(wide("store", c, "together") for c in (1, 2)), wide("store", 2, "after"),
@@ -76,7 +77,7 @@ CUT = (
 CURVED = tuple(bf16("NT", p, c, "bias and gelu") for p in (False, True) for c in (1, 2))
 RESIDUAL = bf16("NT", False, 1, "residual"), bf16("NT", False, 2, "residual")
 OTHERS = bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after")
-FORMS = {*NT, *NN, *TN, *CUT, *CURVED, *RESIDUAL, *OTHERS}
+FORMS = {*NT, *NN, *LONG, *TN, *CUT, *CURVED, *RESIDUAL, *OTHERS}
 
 
 def case(layout, m, n, k, out=""):
@@ -100,8 +101,9 @@ def contests():
 
     step = 16384
     return [
-        *plain("NT", NT, (8192,) * 3, (step, 2304, 768), (step, 768, 3072), (step, 50304, 768)),
-        *plain("NN", NN, (step, 768, 50304)),
+        *plain("NT", (*NT, LONG[0]), (8192,) * 3, (step, 768, 3072)),
+        *plain("NT", NT, (step, 2304, 768), (step, 50304, 768)),
+        *plain("NN", (*NN, LONG[1]), (step, 768, 50304)),
         *split(CUT, ("level", "even"), (768, 768, step)),
         *split(TN, ("best",), (50304, 768, step)),
         *fused("matmul, bias and GELU", CURVED, ("torch", "cuBLASLt"), (step, 3072, 768)),

@@ -67,8 +67,9 @@ before = njit(lambda x: x + 1)
 assert before(1) == 2
 asked, library, ctypes.CDLL = [], ctypes.CDLL, no_driver
 from nanoeuler.engines.gpu import door
+assert not asked, "importing the door asks for no driver"
+assert door.SIMULATED == "there is no CUDA driver on this machine" and asked
 ctypes.CDLL = library
-assert asked and door.SIMULATED == "there is no CUDA driver on this machine"
 assert before(2) == 3 and before(2.5) == 3.5 and njit(lambda x: x * 2)(4) == 8
 """
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}

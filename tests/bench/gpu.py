@@ -39,14 +39,14 @@ from nanoeuler.engines.gpu.gemm_wgmma import Form, choose, gemm, product, sizes,
 from nanoeuler.errors import UserError
 
 SILENCE = 60  # seconds without a line after which a child hangs
-SECONDS, ROUNDS = 0.35, 2  # of each contestant alone, each time; the first half of it warms up
+SECONDS, ROUNDS = 0.5, 2  # of each contestant alone, each time; the first half of it warms up
 TURNS, GRAPH_MS = 11, 10  # graphs of each contestant in turn, and what one takes
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
 RAGGED = [(1000, 1000, 200), (136, 264, 72), (8, 8, 8), (520, 1032, 4104)]
 STEP = [(16384, 768, 768), (2304, 768, 16384)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Contest:
     """A row: what and case are its names, forms the contestants, peers the library's ways."""
 
@@ -77,11 +77,16 @@ CUT = (
 CURVED = tuple(bf16("NT", p, c, "bias and gelu") for p in (False, True) for c in (1, 2))
 RESIDUAL = bf16("NT", False, 1, "residual"), bf16("NT", False, 2, "residual")
 OTHERS = bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after")
-FORMS = {*NT, *NN, *LONG, *TN, *CUT, *CURVED, *RESIDUAL, *OTHERS}
 
 
 def case(layout, m, n, k, out=""):
     return f"{layout} {m}x{n}x{k} bf16{out}"
+
+
+def choice(contest):
+    """The form that the package chooses for a contest."""
+    form = contest.forms[0]
+    return choose(form.layout, *contest.shape, form.epilogue, form.out)
 
 
 def contests():
@@ -92,27 +97,28 @@ def contests():
         return [Contest("matmul", case(layout, *s), s, forms, ("cuBLAS",)) for s in shapes]
 
     def split(forms, cuts, *shapes):
-        return [
-            Contest("matmul", case("TN", *s, f32), s, forms, ("cuBLAS",), cuts) for s in shapes
-        ]
+        return [Contest("matmul", case("TN", *s, f32), s, forms, ("cuBLAS",), cuts) for s in shapes]
 
     def fused(what, forms, peers, *shapes):
         return [Contest(what, case("NT", *s), s, forms, peers) for s in shapes]
 
     step = 16384
-    return [
+    made = [
         *plain("NT", (*NT, LONG[0]), (8192,) * 3, (step, 768, 3072)),
         *plain("NT", NT, (step, 2304, 768), (step, 50304, 768)),
         *plain("NN", (*NN, LONG[1]), (step, 768, 50304)),
-        *split(CUT, ("level", "even"), (768, 768, step)),
+        *split(CUT, ("best", "level"), (768, 768, step)),
         *split(TN, ("best",), (50304, 768, step)),
         *fused("matmul, bias and GELU", CURVED, ("torch", "cuBLASLt"), (step, 3072, 768)),
-        *split(CUT, ("level",), (2304, 768, step), (3072, 768, step), (768, 3072, step)),
+        *split(CUT, ("best",), (2304, 768, step), (3072, 768, step), (768, 3072, step)),
         *plain("NT", NT, (step, 768, 768), (step, 3072, 768)),
         *plain("NN", NN, (step, 768, 768), (step, 768, 3072), (step, 3072, 768)),
         *plain("NN", NN, (step, 768, 2304)),
         *fused("matmul and residual", RESIDUAL, ("torch",), (step, 768, 3072), (step, 768, 768)),
     ]
+    for contest in made:  # what the package chooses is always there
+        contest.forms = tuple(dict.fromkeys((*contest.forms, choice(contest))))
+    return made
 
 
 def label(form, cut=""):
@@ -123,6 +129,10 @@ def label(form, cut=""):
         form.out if form.out != "bf16" else "", form.pieces if form.pieces != "no" else "", cut,
     ]  # fmt: skip
     return " ".join(part for part in parts if part)
+
+
+# All forms that are compiled and checked, in the order of their names.
+FORMS = sorted({*OTHERS, *(form for contest in contests() for form in contest.forms)}, key=label)
 
 
 def kernels(form):
@@ -331,7 +341,12 @@ def entrants(bench, contest):
     sets = [bench.operands(form, contest.shape) for _ in range(count)]
     made = {}
     for peer in contest.peers:
-        made[peer] = [bench.library(peer, form, *tensors) for tensors in sets]
+        calls = [bench.library(peer, form, *tensors) for tensors in sets]
+        try:
+            calls[0]()
+            made[peer] = calls
+        except (RuntimeError, TypeError) as error:
+            print(f"  no {peer}: {str(error).splitlines()[0]}", flush=True)
     for form in contest.forms:
         for cut in contest.cuts:
             name = label(form, cut if len(contest.cuts) > 1 else "")
@@ -345,9 +360,7 @@ def time_contest(bench, name):
     contest = next(c for c in contests() if f"{c.what}: {c.case}" == name)
     m, n, k = contest.shape
     count = max(2, min(200, round(GRAPH_MS * 6e11 / (2 * m * n * k))))
-    graphs = {
-        who: graph(bench, calls, count) for who, calls in entrants(bench, contest).items()
-    }
+    graphs = {who: graph(bench, calls, count) for who, calls in entrants(bench, contest).items()}
     sensor, by_self, in_turn = make_sensor(), {}, {}
     for _ in range(ROUNDS):
         for who, made in graphs.items():
@@ -478,10 +491,9 @@ def circumstances(device, commit):
 
 def rows_of(contest, outcome, where):
     """Rows of one contest: our choice under "cuda", each variant under its own name."""
-    chosen, cut = choice(contest)
-    own = label(chosen, cut if len(contest.cuts) > 1 else "")
+    own = label(choice(contest), "best" if len(contest.cuts) > 1 else "")
     for way, what in (("alone", contest.what), ("in turn", f"{contest.what}, in turn")):
-        for peer in contest.peers:
+        for peer in outcome.keys() & {*contest.peers}:
             for who in outcome.keys() - {*contest.peers}:
                 for engine in [who] + ["cuda"] * (who == own):
                     yield where | {
@@ -489,12 +501,6 @@ def rows_of(contest, outcome, where):
                         "value": round(outcome[who][way], 5),
                         "peer_value": round(outcome[peer][way], 5),
                     }  # fmt: skip
-
-
-def choice(contest):
-    """The form that the package chooses for a contest, and how it cuts."""
-    form = contest.forms[0]
-    return choose(form.layout, *contest.shape, form.epilogue, form.out), contest.cuts[0]
 
 
 def save(rows):
@@ -514,7 +520,7 @@ def save(rows):
 def compiled(workers):
     """All kernels' codes, those that compile; what ptxas says of each is printed."""
     begin, makers = time.perf_counter(), {}
-    for form in sorted(FORMS, key=label):
+    for form in FORMS:
         makers.update(kernels(form))
     codes = {}
     for name, code in build_all(makers, workers).items():
@@ -529,11 +535,10 @@ def compiled(workers):
 
 def rehearse():
     """What needs no GPU: plans and launches of every contest and check."""
-    for form in sorted(FORMS, key=label):
+    for form in FORMS:
         for shape in RAGGED + STEP:
             dry_plan(form, shape, "best")
     for contest in contests():
-        choice(contest)
         for form in contest.forms:
             for cut in contest.cuts:
                 count = dry_plan(form, contest.shape, cut)
@@ -565,7 +570,7 @@ def run(options, codes):
         while jobs:
             jobs = attempt(jobs, codes, outcomes)
 
-    do("check", [label(form) for form in sorted(FORMS, key=label) if {*kernels(form)} <= {*codes}])
+    do("check", [label(form) for form in FORMS if {*kernels(form)} <= {*codes}])
     for form in FORMS:  # what is wrong, or hangs, is not timed
         if "failed" in outcomes.get(("check", label(form)), ()):
             codes.pop(label(form))

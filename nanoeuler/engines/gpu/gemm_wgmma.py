@@ -28,6 +28,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.gemm_plan import (
     MULTIPROCESSORS,
+    SUMMING,
     TILE_K,
     Plan,
     cover,
@@ -102,7 +103,7 @@ class Form:
     or 2 blocks that share B. epilogue: store; bias; bias and gelu (tanh); residual: another (m, n)
     is added; add: C is added to. out: bf16 or float32 of C. pieces: items may be parts of a tile
     along k, summed in order, by the same kernel ("together") or by another ("after"); "no": whole.
-    Float32 comes with store and add only, and only float32 with add and pieces.
+    Float32 comes with store and add only, add with float32 only, pieces with store and add.
     """
 
     layout: str = "NT"
@@ -122,8 +123,10 @@ class Form:
             raise UserError(f"float32 is stored or added to, and only float32 is added to: {self}")
         if self.pingpong and (wide or self.epilogue == "residual"):
             raise UserError(f"ping-pong has neither float32 nor residual: {self}")
-        if self.pieces not in ("no", "together", "after") or self.pieces != "no" and not wide:
-            raise UserError(f"pieces are for float32, no, together or after: {self}")
+        if self.pieces not in ("no", "together", "after"):
+            raise UserError(f"pieces are no, together or after, not {self}")
+        if self.pieces != "no" and (self.pingpong or self.epilogue not in ("store", "add")):
+            raise UserError(f"pieces come with store and add, and not with ping-pong: {self}")
 
     @property
     def columns(self) -> int:
@@ -139,6 +142,11 @@ class Form:
     def stages(self) -> int:
         """Stages of the ring."""
         return RING // self.stage
+
+    @property
+    def strip(self) -> int:
+        """Registers of a consumer's thread that go out at a time: 64 rows of 128 bytes of C."""
+        return 16 if self.out == "float32" else 32
 
 
 # ---- What all forms share. A ring's state is its stage and the parity of the round it is in.
@@ -346,39 +354,41 @@ def put_row(acc, i, address):
     )  # fmt: skip
 
 
-# ---- The way out: a box of 64 rows of 128 bytes at a time, through two boxes for each consumer.
+# ---- The way out: strips of 64 rows of 128 bytes, through two boxes for each consumer.
 
 
-def open_box(c, t):
-    """Return when the box before the last has left its place in shared memory."""
-    if t == 0:
-        bulk_wait_read()
-    barrier(1 + c, 128)
+def put_bf16(acc, i, box, t):
+    """32 registers from `i` on to a box of 64 x 64 bf16; chunk q of row r stands at q ^ (r & 7)."""
+    lane = int32(t & 31)
+    r = int32((t >> 5) * 16 + (lane & 15))
+    for j in range(4):
+        chunk = int32(((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+        put_row(acc, i + j * 8, int32(box + r * 128 + chunk))
 
 
-def close_box(c):
-    """Return when all of the warpgroup's stores to the box are there for the copy engine."""
-    proxy_fence()
-    barrier(1 + c, 128)
+def put_float32(acc, i, box, t):
+    """16 registers from `i` on to a box of 64 x 32 float32, swizzled in the same way."""
+    r, pair = int32((t >> 5) * 16 + ((t & 31) >> 2)), int32(t & 3)
+    at = int32(box + r * 128 + (pair & 1) * 8)
+    for j in range(4):
+        chunk = int32(((2 * j + (pair >> 1)) ^ (r & 7)) * 16)
+        a = i + 4 * j
+        store_shared_float2(at + chunk, acc[a], acc[a + 1])
+        store_shared_float2(at + chunk + 1024, acc[a + 2], acc[a + 3])
 
 
 def make_strip(form: Form) -> Any:
-    """strip(acc, i, box, map_c, column, row, c, t): 64 x 32 float32 from 16 registers to C.
-
-    The swizzle: 16-byte chunk q of row r stands at chunk q ^ (r & 7).
-    """
+    """strip(acc, i, box, map_c, column, row, c, t): a strip's registers, from i on, to C."""
+    put = put_float32 if form.out == "float32" else put_bf16
     add = form.epilogue == "add"
 
     def strip(acc, i, box, map_c, column, row, c, t):
-        open_box(c, t)
-        r, pair = int32((t >> 5) * 16 + ((t & 31) >> 2)), int32(t & 3)
-        at = int32(box + r * 128 + (pair & 1) * 8)
-        for j in range(4):
-            chunk = int32(((2 * j + (pair >> 1)) ^ (r & 7)) * 16)
-            a = i + 4 * j
-            store_shared_float2(at + chunk, acc[a], acc[a + 1])
-            store_shared_float2(at + chunk + 1024, acc[a + 2], acc[a + 3])
-        close_box(c)
+        if t == 0:
+            bulk_wait_read()  # what stood in this box has left
+        barrier(1 + c, 128)
+        put(acc, i, box, t)
+        proxy_fence()
+        barrier(1 + c, 128)
         if t == 0:
             if add:
                 tma_add(map_c, column, row, box)
@@ -389,52 +399,44 @@ def make_strip(form: Form) -> Any:
     return strip
 
 
-def make_float32_tile(form: Form) -> Any:
-    """tile(...): a consumer's 64 x 256 float32, eight strips of 32 columns."""
+def make_tile(form: Form) -> Any:
+    """tile(acc, boxes, map_c, column, row, c, t): a consumer's registers to C, strip by strip."""
+    registers, wide = form.strip, form.strip * 2  # of a strip; its columns
+    across = form.columns // wide
     strip = make_strip(form)
 
-    def tile(acc, boxes, base, bars, map_c, column, row, stage, phase, c, t):
-        for q in range(8):
-            strip(acc, q * 16, boxes + (q & 1) * BOX, map_c, column + q * 32, row, c, t)
-        return stage, phase
+    def tile(acc, boxes, map_c, column, row, c, t):
+        for q in range(REGISTERS // registers):
+            x, y = column + q % across * wide, row + q // across * 64
+            strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, y, c, t)
 
     return tile
 
 
-def make_bf16_tile(form: Form) -> Any:
-    """tile(...): a consumer's 64 x 256 or 128 x 128 as bf16, four boxes of 64 columns.
+def make_residual(form: Form) -> Any:
+    """residual(acc, base, bars, stage, phase, c, t): acc += the tile that waits in the ring.
 
-    A residual waits in the ring, in the layout of the boxes, 128 columns in each of two stages.
+    Two stages hold 128 x 128 each, in boxes of 64 columns. Returns the ring's state after them.
     """
-    across, residual = form.columns // 64, form.epilogue == "residual"
     stages, stage_bytes = form.stages, form.stage
     release = make_release(form)
 
-    def tile(acc, boxes, base, bars, map_c, column, row, stage, phase, c, t):
+    def residual(acc, base, bars, stage, phase, c, t):
         lane = int32(t & 31)
         r = int32((t >> 5) * 16 + (lane & 15))
-        for q in range(4):
-            box = int32(boxes + (q & 1) * BOX)
-            if residual and q % 2 == 0:
-                mbarrier_wait(bars + 8 * stage, phase)
-            open_box(c, t)
-            for j in range(4):
-                chunk = int32(((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
-                i = q * 32 + j * 8
-                if residual:
-                    at = base + stage * stage_bytes + (q & 1) * 2 * BOX + c * BOX
-                    add_row(acc, i, int32(at + r * 128 + chunk))
-                put_row(acc, i, int32(box + r * 128 + chunk))
-            close_box(c)
-            if t == 0:
-                tma_store(map_c, column + q % across * 64, row + q // across * 64, box)
-                bulk_commit()
-            if residual and q % 2 == 1:
-                release(bars + 8 * (stages + stage), t)
-                stage, phase = advance(stage, phase, stages)
+        for half in range(2):
+            mbarrier_wait(bars + 8 * stage, phase)
+            at = int32(base + stage * stage_bytes + c * BOX + r * 128)
+            for q in range(2):
+                for j in range(4):
+                    chunk = int32(((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+                    add_row(acc, half * 64 + q * 32 + j * 8, int32(at + q * 2 * BOX + chunk))
+            barrier(1 + c, 128)  # all warps have read it, not only the one that says so
+            release(bars + 8 * (stages + stage), t)
+            stage, phase = advance(stage, phase, stages)
         return stage, phase
 
-    return tile
+    return residual
 
 
 # ---- Pieces of a tile along k wait in memory, thread by thread, for the sum in the order of k.
@@ -449,39 +451,49 @@ def put_piece(acc, address, t):
         )
 
 
-def gather(total, address, step, count):
-    """total (16) = the sum of `count` pieces, `step` bytes apart, in order; four are on the way."""
-    batch = cuda.local.array(64, float32)
-    for i in range(16):
-        total[i] = float32(0)
-    for first in range(0, count, 4):
-        for u in range(4):
-            for j in range(4):
-                at = address + int64(first + u) * step + j * 2048
-                a, b, c, d = load_float4_if_below(at, first + u, count)
-                i = u * 16 + j * 4
-                batch[i], batch[i + 1], batch[i + 2], batch[i + 3] = a, b, c, d
-        for i in range(64):
-            total[i & 15] += batch[i]
+def make_gather(form: Form) -> Any:
+    """gather(total, address, step, count): total = the sum of pieces of a strip, in their order.
+
+    `count` pieces, `step` bytes apart; 64 registers' worth is on its way at a time.
+    """
+    registers = form.strip
+    together = 64 // registers
+
+    def gather(total, address, step, count):
+        batch = cuda.local.array(64, float32)
+        for i in range(registers):
+            total[i] = float32(0)
+        for first in range(0, count, together):
+            for u in range(together):
+                for j in range(registers // 4):
+                    at = address + int64(first + u) * step + j * 2048
+                    i = u * registers + j * 4
+                    a, b, c, d = load_float4_if_below(at, first + u, count)
+                    batch[i], batch[i + 1], batch[i + 2], batch[i + 3] = a, b, c, d
+            for i in range(64):
+                total[i % registers] += batch[i]
+
+    return gather
 
 
 def make_sums(form: Form) -> Any:
     """sums(...): a warpgroup walks its list of strips, sums the pieces of each, puts it in C."""
-    cluster, columns = form.cluster, form.columns
-    strip = make_strip(form)
+    cluster, columns, registers = form.cluster, form.columns, form.strip
+    gather, strip = make_gather(form), make_strip(form)
 
     def sums(work, head, pieces, boxes, map_c, c, t):
-        total = cuda.local.array(16, float32)
+        total = cuda.local.array(registers, float32)
         item, end, _, _ = load_int4(work + int64(head) * 16)
         side = int32(0)
         while item < end:
             x, y, where, slots = load_int4(work + int64(item) * 16)
-            rank, half, q = int32(where >> 8), int32((where >> 3) & 1), int32(where & 7)
+            rank, half, q = int32(where >> 8), int32((where >> 4) & 1), int32(where & 15)
             block = int32((slots & 0xFFFF) * cluster + rank)
-            at = pieces + int64(block) * PIECE + int64(half * (PIECE // 2) + q * 8192 + t * 16)
+            inside = int32(half * (PIECE // 2) + q * (registers * 512) + t * 16)
+            at = pieces + int64(block) * PIECE + int64(inside)
             gather(total, at, int64(cluster * PIECE), int32(slots >> 16))
             row = int32((x * cluster + rank) * TILE_M + half * 64)
-            column = int32(y * columns + q * 32)
+            column = int32(y * columns + q * registers * 2)
             strip(total, 0, boxes + side * BOX, map_c, column, row, c, t)
             side = int32(side ^ 1)
             item = int32(item + 1)
@@ -494,24 +506,24 @@ def make_sums(form: Form) -> Any:
 
 def make_finish(form: Form) -> Any:
     """finish(...): a tile's registers to C, or as a piece to memory; returns the ring's state."""
-    tile = make_float32_tile(form) if form.out == "float32" else make_bf16_tile(form)
-    bias, biased = make_bias(form), "bias" in form.epilogue
+    tile, bias, residual = make_tile(form), make_bias(form), make_residual(form)
+    biased, added = "bias" in form.epilogue, form.epilogue == "residual"
     split, cluster, columns = form.pieces != "no", form.cluster, form.columns
     own = 0 if form.pingpong else 64  # rows of a tile that are above the second consumer's
 
     def finish(acc, boxes, base, bars, map_c, aux, pieces, n, x, y, slot, stage, phase, c, t):
-        block = int32(x * cluster + int32(cuda.blockIdx.x & (cluster - 1)))
+        rank = int32(cuda.blockIdx.x & (cluster - 1))
         column = int32(y * columns)
         if biased:
             bias(acc, aux, column, n, int32(t & 31))
+        if added:
+            stage, phase = residual(acc, base, bars, stage, phase, c, t)
         if split and slot >= 0:
-            spot = int32(slot * cluster + int32(cuda.blockIdx.x & (cluster - 1)))
-            put_piece(acc, pieces + int64(spot) * PIECE + int64(c * (PIECE // 2)), t)
+            block = int32(slot * cluster + rank)
+            put_piece(acc, pieces + int64(block) * PIECE + int64(c * (PIECE // 2)), t)
         else:
-            row = int32(block * TILE_M + c * own)
-            stage, phase = tile(
-                acc, boxes, base, bars, map_c, column, row, stage, phase, c, t
-            )
+            row = int32((x * cluster + rank) * TILE_M + c * own)
+            tile(acc, boxes, map_c, column, row, c, t)
         return stage, phase
 
     return finish
@@ -695,7 +707,7 @@ def plan(
     clusters, k_blocks = blocks // form.cluster, cover(k, TILE_K)
     if form.pieces == "no":
         return whole(order, k_blocks, clusters)
-    return split(order, k_blocks, clusters, form.cluster, cut)
+    return split(order, k_blocks, clusters, form.cluster, REGISTERS // form.strip, cut)
 
 
 def maps(form: Form, a: Any, b: Any, c: Any) -> tuple[Map, Map, Map]:
@@ -732,6 +744,19 @@ def product(
     if form.pieces == "after" and who.slots:
         launches.append(Launch(sum_pieces(form), (grid,), (map_c, work, args[5], grid)))
     return launches
+
+
+def choose(
+    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16"
+) -> Form:
+    """The form that is fastest for a product, as measured (chapter 7c)."""
+    cluster = 2 if m > TILE_M and (n >= 2048 or k >= 16384) else 1
+    form = Form(layout, False, cluster, epilogue, out)
+    if epilogue not in ("store", "add"):
+        return form
+    parts = Form(layout, False, cluster, epilogue, out, "together")
+    gain = plan(form, m, n, k).load - plan(parts, m, n, k).load
+    return parts if gain > SUMMING else form
 
 
 def space_for(form: Form, who: Plan) -> int:

@@ -123,8 +123,8 @@ load_if_below = ptx(
 load_int4 = ptx("ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "r r r r")
 # address, index, limit -> 4 float32 as the whole GPU sees them, or zeros where index >= limit
 load_float4_if_below = ptx(
-    "{ .reg .pred p; setp.lt.s32 p, $5, $6; mov.f32 $0, 0f00000000; mov.f32 $1, 0f00000000;"
-    " mov.f32 $2, 0f00000000; mov.f32 $3, 0f00000000;"
+    "{ .reg .pred p; setp.lt.s32 p, $5, $6; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0;"
+    " mov.b32 $3, 0;"
     " @p ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4]; }",
     "l r r", "f f f f",
 )  # fmt: skip

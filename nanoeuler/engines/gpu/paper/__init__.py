@@ -2,3 +2,6 @@
 
 May import: errors, engines.gpu.
 """
+
+from nanoeuler.engines.gpu.paper.machine import Fault
+from nanoeuler.engines.gpu.paper.runner import Report, run

@@ -9,6 +9,7 @@ import linecache
 import random
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -77,6 +78,7 @@ class Thread(greenlet, Owner):
         self.reason: Callable[[], str] = str  # why it waits, in words, when asked
         self.waits = ""  # what it waits at: syncthreads, a warp, or anything else
         self.answer: Any = None  # what a meeting gives it
+        self.unfenced: list = []  # (memory, words) that it stored and no proxy fence followed
 
     def __str__(self) -> str:
         return f"block {self.block.index} thread {self.number}"
@@ -166,7 +168,9 @@ class Machine:
         self.effects: collections.deque[Callable[[], None]] = collections.deque()
         self.random = random.Random(seed) if seed is not None else None
         self.counts: collections.Counter = collections.Counter()
+        self.spinners: list[Thread] = []  # threads in a loop until somebody changes memory
         self.tick = 0  # turns taken so far: the only clock on paper
+        self.spans: list[Span] = []
 
     def play(self, threads: list[Thread]) -> None:
         """Run these threads until all have ended."""
@@ -178,6 +182,16 @@ class Machine:
                 self._turn()
         if any(not thread.dead for thread in threads):
             raise deadlock(threads)
+
+    def wake(self) -> None:
+        """Memory has changed: whoever reads it in a loop looks again."""
+        self.queue.extend(self.spinners)
+        self.spinners.clear()
+
+    def span(self, what: str, block: Block, start: int, stop: int) -> "Span":
+        """Something begins that takes time, with the shared bytes start to stop of a block."""
+        self.spans.append(Span(what, block.number, start, stop, self.tick))
+        return self.spans[-1]
 
     def _turn(self) -> None:
         queue = self.queue
@@ -195,6 +209,18 @@ class Machine:
             self.effects.rotate(self.random.randrange(len(self.effects)))
         self.tick += 1
         self.effects.popleft()()
+
+
+@dataclass
+class Span:
+    """Something that took from turn `begin` to turn `end`: a copy, a product, a wait."""
+
+    what: str
+    block: int
+    start: int
+    stop: int
+    begin: int
+    end: int = -1
 
 
 def deadlock(threads: list[Thread]) -> Fault:

@@ -9,8 +9,9 @@ import numpy as np
 
 from nanoeuler.engines.gpu.kernel import Map
 from nanoeuler.engines.gpu.paper.clocks import clock
-from nanoeuler.engines.gpu.paper.machine import Block, Machine, fault
+from nanoeuler.engines.gpu.paper.machine import Block, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
+from nanoeuler.errors import UserError
 
 WINDOW = 1024  # shared addresses start here: the first KiB of a block's window is the system's
 CLUSTER_BIT = 24  # from here up a shared address carries the block's rank in its cluster
@@ -142,19 +143,32 @@ def shared(address: int) -> tuple[Shared, int]:
     return cluster[rank].of(Shared), address & (1 << CLUSTER_BIT) - 1
 
 
+class Region:
+    """An array in global memory; fresh: None, or for each element whether nobody wrote it yet."""
+
+    def __init__(self, start: int, array: np.ndarray, fresh: np.ndarray | None):
+        self.start, self.bytes = start, array.reshape(-1).view(np.uint8)
+        self.fresh, self.size = fresh, array.dtype.itemsize
+
+
 class Global:
-    """Global memory: the launch's arrays and tensor maps, far apart, so that overruns hit nothing."""
+    """Global memory: the launch's arrays and tensor maps, far apart, so that overruns hit nothing.
+
+    fresh: by the id of an array, for each of its elements, whether nobody wrote it yet.
+    """
 
     START, APART = 1 << 40, 1 << 20
 
-    def __init__(self, machine: Machine):
-        self.next, self.arrays, self.maps = self.START, [], {}
+    def __init__(self, fresh: dict[int, np.ndarray]):
+        self.next, self.regions, self.maps, self.fresh = self.START, [], {}, fresh
 
     def address(self, array: np.ndarray) -> int:
         """Where this array is, from the launch on."""
+        if not array.flags.c_contiguous:
+            raise UserError(f"an array of shape {array.shape} whose rows are not dense, as a pointer")
         address = self.next
         self.next = (address + array.nbytes + self.APART) & ~255
-        self.arrays.append((address, array.reshape(-1).view(np.uint8)))
+        self.regions.append(Region(address, array, self.fresh.get(id(array))))
         return address
 
     def map_address(self, tile_map: Map) -> int:
@@ -163,12 +177,29 @@ class Global:
         self.maps[address] = tile_map
         return address
 
-    def bytes(self, address: int, size: int) -> np.ndarray:
-        """The bytes at an address, as a view."""
-        for start, array in self.arrays:
-            if start <= address and address + size <= start + array.size:
-                return array[address - start : address - start + size]
+    def _part(self, address: int, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+        for region in self.regions:
+            at = address - region.start
+            if 0 <= at and at + size <= region.bytes.size:
+                fresh = region.fresh
+                if fresh is not None:
+                    fresh = fresh[at // region.size : -(-(at + size) // region.size)]
+                return region.bytes[at : at + size], fresh
         fault("bounds", f"{size} bytes at global address {address:#x}, which are in no array")
+
+    def read(self, address: int, size: int) -> np.ndarray:
+        """The bytes at an address."""
+        data, fresh = self._part(address, size)
+        if fresh is not None and fresh.any():
+            fault("unwritten", f"{size} bytes at global address {address:#x}, which nobody wrote")
+        return data.copy()
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        """Put bytes at an address."""
+        there, fresh = self._part(address, data.size)
+        there[...] = data
+        if fresh is not None:
+            fresh[...] = False
 
     def map(self, address: int) -> Map:
         """The tensor map at an address."""

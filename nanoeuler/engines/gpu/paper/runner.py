@@ -13,13 +13,15 @@ import numpy as np
 from nanoeuler.engines.gpu import instruction
 from nanoeuler.engines.gpu.instruction import Instruction, Name, rebind
 from nanoeuler.engines.gpu.kernel import Launch, Map
-from nanoeuler.engines.gpu.paper import abreast, numbers
+from nanoeuler.engines.gpu.paper import abreast, copies, numbers, plain, tensor, values, waits  # noqa
 from nanoeuler.engines.gpu.paper.arrays import Log
 from nanoeuler.engines.gpu.paper.clocks import Clock
 from nanoeuler.engines.gpu.paper.cuda import Cuda
-from nanoeuler.engines.gpu.paper.machine import Block, Machine, Place, Thread
+from nanoeuler.engines.gpu.paper.machine import Block, Machine, Owner, Place, Span, Thread
+from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import Global
 from nanoeuler.engines.gpu.paper.states import GlobalState
+from nanoeuler.engines.gpu.paper.translate import translate
 
 
 def places(size: Place) -> list[Place]:
@@ -29,11 +31,11 @@ def places(size: Place) -> list[Place]:
 
 @dataclass
 class Report:
-    """What a launch did. counts: by name; ticks: turns that threads took."""
+    """What a launch did. counts: by name; ticks: turns that were taken; spans: what took time."""
 
     counts: dict[str, int]
     ticks: int
-    events: list = field(default_factory=list, repr=False)
+    spans: list[Span] = field(default_factory=list, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return self.counts.get(name, 0)
@@ -46,7 +48,7 @@ def on_paper(value: Any) -> Any:
     """What a kernel's global or closed-over value is on paper."""
     if isinstance(value, Name):
         return CUDA if value is instruction.cuda else getattr(numbers, value.name)
-    return value
+    return translate(value) if isinstance(value, Instruction) else value
 
 
 def run(launch: Launch, seed: int | None = None, fresh: Iterable[np.ndarray] = ()) -> Report:
@@ -74,6 +76,13 @@ def instructions(function: FunctionType) -> set[Instruction]:
     return met
 
 
+def close(owner: Owner) -> None:
+    """A thread or a block ends: its parts count what is to be counted and refuse loose ends."""
+    for part in owner.parts.values():
+        if hasattr(part, "close"):
+            part.close()
+
+
 class Run:
     """One run of a launch, thread by thread."""
 
@@ -86,8 +95,8 @@ class Run:
             Place(*(*size, 1, 1)[:3]) for size in (launch.grid, shape)
         )
         machine.shared = kernel.shared
-        self.memory = machine.memory = Global(machine)
         self.fresh = {id(array): np.ones(array.size, bool) for array in fresh}
+        self.memory = machine.memory = Global(self.fresh)
         self.names = list(inspect.signature(kernel.function).parameters)
         self.args = [
             self._argument(operand, value)
@@ -120,14 +129,20 @@ class Run:
             self._play(blocks)
             for block in blocks:
                 block.settle()
-        return Report(dict(machine.counts), machine.tick)
+                close(block)
+        return Report(dict(machine.counts), machine.tick, machine.spans)
 
     def _play(self, blocks: list[Block]) -> None:
         for block in blocks:
             block.log = Log(block)
-            body = functools.partial(self.function, *self._args(block))
+            body = functools.partial(self._thread, self._args(block))
             block.threads = [Thread(body, block, n, at) for n, at in enumerate(self.threads)]
         self.machine.play([thread for block in blocks for thread in block.threads])
+
+    def _thread(self, args: list) -> None:
+        """What each thread does."""
+        self.function(*args)
+        close(current())
 
     def _cluster(self, cluster: list[tuple[int, Place]]) -> list[Block]:
         blocks: list[Block] = []

@@ -27,7 +27,7 @@ class SharedState:
         for name, side in ("loads", reads), ("stores", writes):
             table = side.table(self.start, size)
             counts[f"shared {name}"] += len(table)
-            counts[f"shared {name} wavefronts"] += wavefronts(table)
+            counts[f"shared {name} wavefronts"] += wavefronts(table, size)
         if log.clocks:
             self._order(log, array, reads, words, "reads")
         words = self._words(writes, size)
@@ -87,10 +87,11 @@ class GlobalState:
         if not self.together:
             self._own(log, array, reads, writes)
         for name, side in ("loads", reads), ("stores", writes):
-            table = side.table(self.start, array.dtype.itemsize)
+            size = array.dtype.itemsize
+            table = side.table(self.start, size)
             block.machine.counts[f"global {name}"] += len(table)
-            block.machine.counts[f"global {name} sectors"] += sectors(table)
-            block.machine.counts[f"global {name} bytes"] += len(side.at) * array.dtype.itemsize
+            block.machine.counts[f"global {name} sectors"] += sectors(table, size)
+            block.machine.counts[f"global {name} bytes"] += len(side.at) * size
 
     def _own(self, log: Log, array: Array, reads: Side, writes: Side) -> None:
         """Check that no other block wrote what this one touches, or read what it writes."""

@@ -38,17 +38,24 @@ def distinct(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.nonzero(new)[0], table[new]
 
 
-def sectors(table: np.ndarray) -> int:
-    """The sectors that loads or stores at these byte addresses, by (instruction, lane), move."""
-    return len(distinct(np.where(table < 0, -1, table // SECTOR))[0])
+def sectors(table: np.ndarray, size: int) -> int:
+    """The sectors that loads or stores of `size` bytes, by (instruction, lane), move."""
+    steps = range(0, size, min(size, 4))
+    parts = [np.where(table < 0, -1, (table + step) // SECTOR) for step in steps]
+    return len(distinct(np.concatenate(parts, axis=1))[0])
 
 
-def wavefronts(table: np.ndarray) -> int:
-    """The rounds that shared memory needs for these byte addresses, by (instruction, lane).
+def wavefronts(table: np.ndarray, size: int) -> int:
+    """The rounds of shared memory for accesses of `size` bytes, by (instruction, lane).
 
-    A bank gives one word a round; lanes that want the same word share it.
+    A bank gives one word a round; lanes that want the same word share it. Accesses of 8 bytes go
+    half a warp at a time, of 16 bytes a quarter.
     """
-    return _wavefronts(np.where(table < 0, -1, table // BANK).astype(np.int32).tobytes())
+    words = max(1, size // BANK)
+    lanes = table.reshape(-1, WARP // words)
+    each = np.where(lanes < 0, -1, lanes // BANK)[:, :, None] + np.arange(words)
+    each = np.where(lanes[:, :, None] < 0, -1, each)
+    return _wavefronts(each.astype(np.int32).tobytes())
 
 
 @functools.lru_cache(64)  # blocks do alike, and so do the steps of a loop

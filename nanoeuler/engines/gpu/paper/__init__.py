@@ -3,5 +3,6 @@
 May import: errors, engines.gpu.
 """
 
-from nanoeuler.engines.gpu.paper.machine import Fault
-from nanoeuler.engines.gpu.paper.runner import Report, run
+from nanoeuler.engines.gpu.paper.machine import Fault as Fault
+from nanoeuler.engines.gpu.paper.runner import Report as Report
+from nanoeuler.engines.gpu.paper.runner import run as run

@@ -21,8 +21,8 @@ STATIC = 48 * 1024  # of those, for arrays of fixed size: ibid.
 USED, WRITTEN, ARRIVING, UNFENCED = 1, 2, 4, 8  # flags of a word
 WHY = {
     USED: ("bounds", "which lies outside of the block's shared memory"),
-    WRITTEN: ("unwritten", "which nobody wrote"),
     ARRIVING: ("race", "into which a copy is still on its way"),
+    WRITTEN: ("unwritten", "which nobody wrote"),
     UNFENCED: ("proxy", "stored by threads, with no proxy fence since"),
 }
 

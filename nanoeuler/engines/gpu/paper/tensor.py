@@ -272,7 +272,7 @@ def wait(most):
 def hand_out(calls: list, number: int, flight: Flight) -> None:
     """Put a thread's parts of the sums into its registers, and give registers back."""
     keys = list(dict.fromkeys(flight.fragments))
-    for columns, registers, first, a, *_ in calls:
+    for _, registers, _, a, *_ in calls:
         registers.lent -= 1
         if not registers.lent:
             registers.__class__ = Local

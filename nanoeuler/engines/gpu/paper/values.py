@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from nanoeuler.engines.gpu.paper.numbers import bits, float32, int32, int64, number, uint32
+from nanoeuler.engines.gpu.paper.numbers import bits, float32, int32, int64, uint32
 from nanoeuler.engines.gpu.paper.translate import op
 
 F32 = np.float32

@@ -63,7 +63,7 @@ class Array:
 
     def element(self, number: int) -> str:
         """Element `number` of the array, as a kernel would write it."""
-        index = np.unravel_index(number, self.shape)
+        index = np.unravel_index(int(number), self.shape)
         return f"{self.name}[{', '.join(str(i) for i in index)}]"
 
 
@@ -174,23 +174,22 @@ def check_races(log: Log, array: Array, last: np.ndarray, reads: Side, writes: S
 
     last: a table of -1 for each element, to work in; left as it came.
     """
-    text = "race on {}, nothing orders two accesses"
-    try:
-        last[writes.elements] = np.arange(len(writes.at))
-        first = last[writes.elements]  # for each write, the last write of the same element
-        clash = writes.threads[first] != writes.threads
-        if clash.any() and not all(log.plain[i] is False for i in writes.at[clash]):
-            n = int(np.flatnonzero(clash)[0])
-            name = array.element(int(writes.elements[n]))
-            accuse(log, "race", text.format(name), ("writes", writes, n), ("writes", writes, first[n]))
-        other = last[reads.elements]
-        clash = (other >= 0) & (writes.threads[other] != reads.threads) if len(writes.at) else []
-        if np.any(clash):
-            n = int(np.flatnonzero(clash)[0])
-            name = array.element(int(reads.elements[n]))
-            accuse(log, "race", text.format(name), ("writes", writes, other[n]), ("reads", reads, n))
-    finally:
-        last[writes.elements] = -1
+    if not len(writes.at):
+        return
+    last[writes.elements] = np.arange(len(writes.at))
+    after, other = last[writes.elements], last[reads.elements]  # the last write of each element
+    last[writes.elements] = -1
+    clash = writes.threads[after] != writes.threads
+    if clash.any():
+        clash &= np.array(log.plain, bool)[writes.at] | np.array(log.plain, bool)[writes.at[after]]
+    for verb, side, wrong, write in (
+        ("writes", writes, clash, after),
+        ("reads", reads, (other >= 0) & (writes.threads[other] != reads.threads), other),
+    ):
+        if wrong.any():
+            n = int(np.flatnonzero(wrong)[0])
+            text = f"race on {array.element(side.elements[n])}, nothing orders two accesses"
+            accuse(log, "race", text, ("writes", writes, write[n]), (verb, side, n))
 
 
 def check_written(log: Log, array: Array, fresh: np.ndarray, reads: Side, writes: Side) -> None:
@@ -202,5 +201,5 @@ def check_written(log: Log, array: Array, fresh: np.ndarray, reads: Side, writes
         for n in np.flatnonzero(fresh):
             before = own.get((reads.threads[n], reads.elements[n]))
             if before is None or before > reads.at[n]:
-                name = array.element(int(reads.elements[n]))
+                name = array.element(reads.elements[n])
                 accuse(log, "unwritten", f"nobody wrote {name}", ("reads", reads, int(n)))

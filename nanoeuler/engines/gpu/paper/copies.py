@@ -55,9 +55,9 @@ op(r"prefetch\.tensormap|fence\.proxy\.tensormap::generic\.acquire\.(?:cta|clust
 
 
 def bring(block: Block, start: int, where: np.ndarray, data: np.ndarray, bar: int) -> None:
-    """Data on its way into a block's shared memory, at the bytes `where`, counted by an mbarrier."""
+    """Data on its way to the bytes `where` of a block's shared memory, counted by an mbarrier."""
     if bar & LOW in block.of(Mbarriers).bare:
-        fault("misuse", "an mbarrier for the copy engine, with no fence.mbarrier_init since its init")
+        fault("misuse", "an mbarrier with no fence.mbarrier_init, given to the copy engine")
     barrier = mbarrier(block.rank << CLUSTER_BIT | bar & LOW)
     memory, machine = shared(block.rank << CLUSTER_BIT)[0], block.machine
     words = np.arange(start // 4, (start + data.size) // 4)

@@ -1,8 +1,8 @@
 """What a kernel finds under the name `cuda`, on paper."""
 
+import linecache
 import re
 import sys
-import linecache
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from nanoeuler.engines.gpu.paper import numbers
 from nanoeuler.engines.gpu.paper.arrays import Array
 from nanoeuler.engines.gpu.paper.barriers import meet, sync_threads, sync_warp
-from nanoeuler.engines.gpu.paper.machine import WARP, fault
+from nanoeuler.engines.gpu.paper.machine import WARP
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, WINDOW, Shared
 from nanoeuler.engines.gpu.paper.states import SharedState
@@ -81,7 +81,8 @@ def vote(mask: int, key: str, value, count) -> object:
 
 
 class Atomic:
-    """cuda.atomic: one thread at a time reads an element and writes another value; gives the old."""
+    """cuda.atomic: a thread reads an element and writes another value, undisturbed; gives the old.
+    """
 
     def _change(self, array: Array, index, change):
         old = array.values[index]

@@ -171,6 +171,8 @@ class Machine:
         self.spinners: list[Thread] = []  # threads in a loop until somebody changes memory
         self.tick = 0  # turns taken so far: the only clock on paper
         self.spans: list[Span] = []
+        self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture
+        self.history: list[tuple[int, Any]] = []  # (turn, the state of each word) of those
 
     def play(self, threads: list[Thread]) -> None:
         """Run these threads until all have ended."""

@@ -102,6 +102,7 @@ class Shared:
         self.writer[words], self.written[words] = warp.actor, warp.known[warp.actor]
         self.words[words] = values
         self.flags[words] |= WRITTEN | UNFENCED
+        self.note()
 
     def lend(self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int):
         """An asynchronous read begins, with what `known` knows; `give_back` ends it."""
@@ -111,10 +112,12 @@ class Shared:
         for actor in actors:
             self.seen[actor][words] = epoch
         self.users[words] += 1
+        self.note()
 
     def give_back(self, words: np.ndarray) -> None:
         """An asynchronous read has ended."""
         self.users[words] -= 1
+        self.note()
 
     def expect(self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int):
         """An asynchronous write begins; `land` ends it."""
@@ -123,11 +126,25 @@ class Shared:
         self.order(words, known, f"{who} writes", writes=True)
         self.writer[words], self.written[words] = actor, epoch
         self.flags[words] |= ARRIVING
+        self.note()
 
     def land(self, words: np.ndarray, where: np.ndarray, data: np.ndarray) -> None:
         """The bytes of an asynchronous write arrive, at the byte addresses `where`."""
         self.bytes[where] = data
         self.flags[words] = USED | WRITTEN
+        self.note()
+
+    def note(self) -> None:
+        """For a picture: keep the state that the watched bytes of block 0 have now."""
+        watch = self.machine.watch
+        if watch and not self.block.number:
+            words = slice(watch[0] // 4, watch[1] // 4)
+            flags = self.flags[words]
+            state = np.where(flags & WRITTEN, 2, 0)
+            state[flags & UNFENCED != 0] = 3
+            state[flags & ARRIVING != 0] = 1
+            state[self.users[words] > 0] = 4
+            self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
 
     def _warp(self):
         self.block.settle()
@@ -139,7 +156,7 @@ def shared(address: int) -> tuple[Shared, int]:
     rank = address >> CLUSTER_BIT
     cluster = current().block.cluster
     if not 0 <= rank < len(cluster):
-        fault("bounds", f"shared address {address:#x}: no block {rank} in a cluster of {len(cluster)}")
+        fault("bounds", f"shared address {address:#x}: there are {len(cluster)} blocks, not {rank}")
     return cluster[rank].of(Shared), address & (1 << CLUSTER_BIT) - 1
 
 
@@ -152,7 +169,7 @@ class Region:
 
 
 class Global:
-    """Global memory: the launch's arrays and tensor maps, far apart, so that overruns hit nothing.
+    """Global memory: a launch's arrays and tensor maps, far apart, so that overruns hit nothing.
 
     fresh: by the id of an array, for each of its elements, whether nobody wrote it yet.
     """
@@ -165,7 +182,7 @@ class Global:
     def address(self, array: np.ndarray) -> int:
         """Where this array is, from the launch on."""
         if not array.flags.c_contiguous:
-            raise UserError(f"an array of shape {array.shape} whose rows are not dense, as a pointer")
+            raise UserError(f"a pointer to an array of shape {array.shape} needs dense rows")
         address = self.next
         self.next = (address + array.nbytes + self.APART) & ~255
         self.regions.append(Region(address, array, self.fresh.get(id(array))))

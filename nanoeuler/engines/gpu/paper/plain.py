@@ -166,7 +166,8 @@ def atomic_shared(what, address, value):
     known = memory.block.of(Atomics).known(start)
     acquire(warp, known)
     old = int(memory.read(words)[0])
-    memory.write(words, old + value & 0xFFFFFFFF if what == "add" else 0 if old >= value else old + 1)
+    count = old + 1 if old < value else 0
+    memory.write(words, old + value & 0xFFFFFFFF if what == "add" else count)
     release(warp, known)
     return int32(old)
 

@@ -1,6 +1,7 @@
 """A launch, run on paper: blocks made and played, faults found, a Report of what was done."""
 
 import functools
+import importlib
 import inspect
 import itertools
 from collections.abc import Iterable
@@ -13,15 +14,14 @@ import numpy as np
 from nanoeuler.engines.gpu import instruction
 from nanoeuler.engines.gpu.instruction import Instruction, Name, rebind
 from nanoeuler.engines.gpu.kernel import Launch, Map
-from nanoeuler.engines.gpu.paper import abreast, copies, numbers, plain, tensor, values, waits  # noqa
+from nanoeuler.engines.gpu.paper import abreast, numbers
 from nanoeuler.engines.gpu.paper.arrays import Log
 from nanoeuler.engines.gpu.paper.clocks import Clock
 from nanoeuler.engines.gpu.paper.cuda import Cuda
-from nanoeuler.engines.gpu.paper.machine import Block, Machine, Owner, Place, Span, Thread
+from nanoeuler.engines.gpu.paper.machine import HERE, Block, Machine, Owner, Place, Span, Thread
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import Global
 from nanoeuler.engines.gpu.paper.states import GlobalState
-from nanoeuler.engines.gpu.paper.translate import translate
 
 
 def places(size: Place) -> list[Place]:
@@ -31,11 +31,14 @@ def places(size: Place) -> list[Place]:
 
 @dataclass
 class Report:
-    """What a launch did. counts: by name; ticks: turns that were taken; spans: what took time."""
+    """What a launch did. counts: by name; ticks: turns that were taken; spans: what took time;
+    history: the states of the words that were watched, after each turn that changed one.
+    """
 
     counts: dict[str, int]
     ticks: int
     spans: list[Span] = field(default_factory=list, repr=False)
+    history: list[tuple[int, np.ndarray]] = field(default_factory=list, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return self.counts.get(name, 0)
@@ -48,25 +51,35 @@ def on_paper(value: Any) -> Any:
     """What a kernel's global or closed-over value is on paper."""
     if isinstance(value, Name):
         return CUDA if value is instruction.cuda else getattr(numbers, value.name)
-    return translate(value) if isinstance(value, Instruction) else value
+    if isinstance(value, Instruction):
+        translate = importlib.import_module(f"{HERE}.translate").translate
+        return translate(value)
+    return value
 
 
-def run(launch: Launch, seed: int | None = None, fresh: Iterable[np.ndarray] = ()) -> Report:
+def run(
+    launch: Launch,
+    seed: int | None = None,
+    fresh: Iterable[np.ndarray] = (),
+    watch: tuple[int, int] | None = None,
+) -> Report:
     """Run a launch on paper; its arrays are NumPy arrays and hold the results afterwards.
 
     seed: an order of blocks, warps and copies; without one, they go in order and copies are late.
     fresh: arrays of the launch that count as not written, so that reading them is a Fault.
+    watch: from which byte to which of block 0's shared memory the report keeps a history of states.
     """
     arrays = [a.array if isinstance(a, Map) else a for a in launch.args]
     arrays = [array for array in arrays if isinstance(array, np.ndarray)]
-    if seed is None and not launch.kernel.together and not instructions(launch.kernel.function):
+    plain = not launch.kernel.together and not instructions(launch.kernel.function)
+    if plain and seed is None and watch is None:
         copies = [array.copy() for array in arrays]
         try:
             return Together(launch, seed, fresh).play()
         except Exception:  # whatever it is, it has to show again when threads run one by one
             for array, copy in zip(arrays, copies, strict=True):
                 array[...] = copy
-    return Run(launch, seed, fresh).play()
+    return Run(launch, seed, fresh, watch).play()
 
 
 def instructions(function: FunctionType) -> set[Instruction]:
@@ -86,10 +99,13 @@ def close(owner: Owner) -> None:
 class Run:
     """One run of a launch, thread by thread."""
 
-    def __init__(self, launch: Launch, seed: int | None, fresh: Iterable):
+    def __init__(
+        self, launch: Launch, seed: int | None, fresh: Iterable, watch: tuple | None = None
+    ):
         kernel = launch.kernel
         self.launch = launch
         self.machine = machine = Machine(seed)
+        machine.watch = watch
         shape = kernel.threads if isinstance(kernel.threads, tuple) else (kernel.threads,)
         machine.gridDim, machine.blockDim = (
             Place(*(*size, 1, 1)[:3]) for size in (launch.grid, shape)
@@ -130,7 +146,7 @@ class Run:
             for block in blocks:
                 block.settle()
                 close(block)
-        return Report(dict(machine.counts), machine.tick, machine.spans)
+        return Report(dict(machine.counts), machine.tick, machine.spans, machine.history)
 
     def _play(self, blocks: list[Block]) -> None:
         for block in blocks:

@@ -52,9 +52,10 @@ class SharedState:
             for warp, mine in zip(warps, touched, strict=True):  # not known to all: to this one?
                 late = memory.late(low + np.flatnonzero(mine), warp.known, writing)
                 if late:
-                    n = int(np.flatnonzero((words == late[0]) & (side.threads // WARP == warp.row - warps[0].row))[0])
-                    name = array.element(int(side.elements[n]))
-                    accuse(log, "race", f"race on {name}: not ordered after {late[1]}", (verb, side, n))
+                    own = side.threads // WARP == warp.row - warps[0].row
+                    n = int(np.flatnonzero(own & (words == late[0]))[0])
+                    text = f"race on {array.element(side.elements[n])}: not ordered after {late[1]}"
+                    accuse(log, "race", text, (verb, side, n))
         at, words = np.nonzero(touched)
         words += low
         actors = np.array([warp.actor for warp in warps])[at]
@@ -107,7 +108,7 @@ class GlobalState:
                     clash &= np.array(log.plain, bool)[side.at]
                 if clash.any():
                     n = int(np.flatnonzero(clash)[0])
-                    name = array.element(int(side.elements[n]))
+                    name = array.element(side.elements[n])
                     act = "written" if owner is self.writer else "read"
                     text = f"race on {name}: another block has {act} it"
                     accuse(log, "race", text, (verb, side, n))

@@ -9,7 +9,6 @@ import collections
 import numpy as np
 
 from nanoeuler.engines.gpu.paper import layouts
-from nanoeuler.engines.gpu.paper.clocks import clock
 from nanoeuler.engines.gpu.paper.cuda import Local
 from nanoeuler.engines.gpu.paper.machine import WARP, Meeting, Thread, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
@@ -40,9 +39,12 @@ def note(what: str, addresses: list[int], thread: Thread) -> None:
     counts[f"shared {what}"] += 1
 
 
-@op(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16", lambda n, t: int(n))
+MATRICES = r"matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16"
+
+
+@op("ld" + MATRICES, lambda count, trans: int(count))
 def ldmatrix(count, trans, address):
-    """A warp's 8 x 8 matrices from shared memory: lane 4 r + c gets columns 2 c, 2 c + 1 of row r."""
+    """A warp's 8 x 8 matrices from shared memory: lane 4 r + c gets (r, 2 c) and (r, 2 c + 1)."""
     thread, count = current(), int(count)
 
     def together(addresses):
@@ -57,7 +59,7 @@ def ldmatrix(count, trans, address):
     return thread.warp.meet(thread, "ldmatrix", address, together)
 
 
-@op(r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+@op("st" + MATRICES)
 def stmatrix(count, trans, address, *pairs):
     """The other way round."""
     thread, count = current(), int(count)

@@ -5,6 +5,7 @@ mnemonic is matched in full: a suffix that nobody wrote a function for is refuse
 """
 
 import functools
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -45,8 +46,14 @@ def op(pattern: str, results: int | Callable[..., int] = 0, vectors: bool = Fals
     return register
 
 
+# Modules that register functions, loaded with the first instruction that is translated.
+FAMILIES = "values", "plain", "waits", "copies", "tensor"
+
+
 def operation(mnemonic: str) -> tuple[Operation, tuple]:
     """The function for a mnemonic, and what its pattern's groups matched."""
+    for name in FAMILIES:
+        importlib.import_module(f"{HERE}.{name}")
     for candidate in OPERATIONS:
         match = candidate.pattern.fullmatch(mnemonic)
         if match:

@@ -191,6 +191,7 @@ def proxy_fence():
     memory = shared(WINDOW | thread.block.rank << CLUSTER_BIT)[0]
     for threads, words in memory.stores:
         memory.flags[words[threads == thread.number]] &= ~UNFENCED & 0xFF
+    memory.note()
 
 
 @op(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")

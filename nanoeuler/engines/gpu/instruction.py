@@ -16,37 +16,40 @@ from typing import Any
 
 from nanoeuler.errors import UserError
 
-# A token of an operand list: a letter, and for an array its length; + where it is written too,
-# = where it is only written.
-OPERAND = re.compile(r"(?:[rlfp]|[+=]?[rlf]\*[1-9]\d*)")
+# A token of an operand list: a letter; for registers their number, + where they are written too,
+# = where they are only written; for an array that a kernel indexes, its axes.
+OPERAND = re.compile(r"(?:[rlfp]|[+=]?[rlf]\*[1-9]\d*|[hrlf]\[[1-4]\])")
 
 
 @dataclass(frozen=True)
 class Operand:
     """What one `$` of an instruction stands for.
 
-    letter: r int32, l int64, f float32, p the address of an array. count: 0 for a value, else the
-    registers of an array. written: whether an array's registers are results as well. read: whether
-    what they held before matters.
+    letter: r int32, l int64, f float32, h uint16, p the address of an array. count: 0 for a value,
+    else the registers of an array. written: whether an array's registers are results as well.
+    read: whether what they held before matters. axes: of an array that is an argument of a kernel
+    and that the kernel indexes, else 0.
     """
 
     letter: str
     count: int = 0
     written: bool = False
     read: bool = True
+    axes: int = 0
 
 
 def operands(tokens: str) -> tuple[Operand, ...]:
     """The operands that `tokens`, separated by spaces, name: "+f*64 l r" is an array and two."""
     for token in tokens.split():
         if not OPERAND.fullmatch(token):
-            raise UserError(f"an operand is r, l, f, p, f*64, +f*64 or =f*64, not {token!r}")
+            raise UserError(f"an operand is r, l, f, p, f*64, +f*64, =f*64, f[2], not {token!r}")
     return tuple(
         Operand(
             token.strip("+=")[0],
             int(token.partition("*")[2] or 0),
             written=token[0] in "+=",
             read=token[0] != "=",
+            axes=int(token[2]) if token[1:2] == "[" else 0,
         )
         for token in tokens.split()
     )

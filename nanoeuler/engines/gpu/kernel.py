@@ -53,7 +53,8 @@ class Kernel:
     """A kernel and what the machine must know of it before it starts.
 
     function: plain Python over `engines.gpu.instruction`. args: its parameters' types as in
-    `operands` (arrays and maps are l: an address). threads: of a block. shared: bytes of dynamic
+    `operands` (arrays and maps are l, an address; f[2] is an array of two axes, dense, that the
+    kernel indexes). threads: of a block, one number or as many as the block has axes. shared: bytes of dynamic
     shared memory. cluster: blocks that run side by side and see each other's shared memory.
     resident: blocks of one multiprocessor that registers must suffice for. target: the compute
     capability it is compiled for. together: whether all blocks must run at once, because they wait
@@ -62,7 +63,7 @@ class Kernel:
 
     function: Callable[..., None]
     args: str
-    threads: int
+    threads: int | tuple[int, ...]
     shared: int = 0
     cluster: int = 1
     resident: int = 1
@@ -77,6 +78,9 @@ class Kernel:
 
 def fits(operand: Operand, value: Any) -> bool:
     """Whether `value` can be the argument: l takes an array or a Map as well as a number."""
+    if operand.axes:
+        kind = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}[operand.letter]
+        return str(getattr(value, "dtype", "")) == kind and len(value.shape) == operand.axes
     if isinstance(value, Map) or hasattr(value, "strides"):
         return operand.letter == "l"
     return isinstance(value, float if operand.letter == "f" else int)

@@ -1,0 +1,92 @@
+"""Where threads of a block wait for each other: barriers, whole and named, and syncwarp."""
+
+import sys
+from collections.abc import Callable
+
+from nanoeuler.engines.gpu.paper.clocks import acquire, clock, join, release
+from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault, line
+from nanoeuler.engines.gpu.paper.machine import getcurrent as current
+
+NAMED = 16  # barriers of a block: PTX ISA, "bar, barrier"
+
+
+class Barriers:
+    """The barriers of a block."""
+
+    def __init__(self, block: Block):
+        self.clock = clock(block)
+        self.waiting: list[Thread] = []  # at syncthreads
+        self.site: object = None  # where the first of them stands
+        self.named: dict[int, Named] = {}
+
+
+class Named:
+    """One round of a named barrier: `count` threads come, some of them to wait."""
+
+    def __init__(self, number: int, count: int, knowledge):
+        self.number, self.count, self.knowledge = number, count, knowledge
+        self.arrivals, self.waiting = 0, []
+
+
+def sync_threads() -> None:
+    """Wait until all threads of the block are here, at the same call."""
+    thread = current()
+    block = thread.block
+    barriers = block.of(Barriers)
+    frame = sys._getframe(1)
+    site = frame.f_code, frame.f_lasti
+    waiting = barriers.waiting
+    if not waiting:
+        barriers.site = site
+    elif site != barriers.site:
+        other = line(waiting[0].gr_frame)
+        fault("divergence", f"a barrier, while {len(waiting)} threads wait at another: {other}")
+    waiting.append(thread)
+    if len(waiting) < len(block.threads):
+        thread.pause(
+            "syncthreads", lambda: f"{len(waiting)} of {len(block.threads)} threads have come"
+        )
+        return
+    join(block)
+    block.machine.counts["barriers"] += 1
+    barriers.waiting = []
+    block.machine.queue.extend(waiting[:-1])
+
+
+def named_barrier(number: int, count: int, wait: bool) -> None:
+    """bar.sync (wait) and bar.arrive: `count` arrivals open it. All threads at once: 0, all."""
+    thread = current()
+    block, barriers = thread.block, thread.block.of(Barriers)
+    if not 0 <= number < NAMED or count % 32 or not 0 < count <= len(block.threads):
+        fault("misuse", f"barrier {number} of {NAMED}, for {count} of {len(block.threads)} threads")
+    barrier = barriers.named.setdefault(number, Named(number, count, barriers.clock.new()))
+    if barrier.count != count:
+        fault("misuse", f"barrier {number} for {count} threads, and for {barrier.count} elsewhere")
+    barrier.arrivals += 1
+    release(thread.warp, barrier.knowledge)
+    if barrier.arrivals == count:
+        block.machine.counts["barriers"] += 1
+        block.machine.queue.extend(barrier.waiting)
+        del barriers.named[number]
+    elif wait:
+        barrier.waiting.append(thread)
+        thread.pause(
+            "named", lambda: f"barrier {number}: {barrier.arrivals} of {count} threads have come"
+        )
+    if wait:
+        acquire(thread.warp, barrier.knowledge)
+
+
+def sync_warp(mask: int = 0xFFFFFFFF) -> None:
+    """Wait until the lanes in `mask` are here; each sees what the others wrote."""
+    thread = current()
+    meet(mask, "syncwarp", None, lambda values: (thread.block.settle(), values)[1])
+
+
+def meet(mask: int, key: str, value, together: Callable):
+    """The lanes of a mask execute something together, of the current thread's warp."""
+    thread = current()
+    warp = thread.warp
+    if not mask >> thread.lane & 1:
+        fault("misuse", f"{key} with a mask, {mask:#x}, that leaves this thread out")
+    return warp.part(mask).meet(thread, key, value, together)

@@ -220,7 +220,7 @@ barrier_arrive = ptx("bar.arrive $0, $1;", "r r")
 # address in shared memory, last -> on lane 0 what a counter there held before it went one up, or
 # from `last` back to 0; -1 on the other lanes
 ticket = ptx(
-    "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.u32 p, lane, 0;"
+    "{ .reg .pred p; .reg .u32 lane; mov.u32 lane, %laneid; setp.eq.s32 p, lane, 0;"
     " mov.b32 $0, 0xffffffff; @p atom.relaxed.cta.shared::cta.inc.u32 $0, [$1], $2; }",
     "r r", "r",
 )  # fmt: skip

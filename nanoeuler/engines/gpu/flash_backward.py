@@ -70,7 +70,6 @@ from nanoeuler.engines.gpu.ptx import (
     store_float,
 )
 
-
 KEYS = 64  # of a step of dq
 
 

@@ -67,7 +67,6 @@ from nanoeuler.engines.gpu.ptx import (
     store_float,
 )
 
-
 QUERIES = 128  # of a block, 64 to each of two warpgroups
 KEYS = 128     # of a step
 HALF = KEYS // 2

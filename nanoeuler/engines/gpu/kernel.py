@@ -54,11 +54,11 @@ class Kernel:
 
     function: plain Python over `engines.gpu.instruction`. args: its parameters' types as in
     `operands` (arrays and maps are l, an address; f[2] is an array of two axes, dense, that the
-    kernel indexes). threads: of a block, one number or as many as the block has axes. shared: bytes of dynamic
-    shared memory. cluster: blocks that run side by side and see each other's shared memory.
-    resident: blocks of one multiprocessor that registers must suffice for. target: the compute
-    capability it is compiled for. together: whether all blocks must run at once, because they wait
-    for each other.
+    kernel indexes). threads: of a block, one number or as many as the block has axes. shared: bytes
+    of dynamic shared memory. cluster: blocks that run side by side and see each other's shared
+    memory. resident: blocks of one multiprocessor that registers must suffice for. target: the
+    compute capability it is compiled for. together: whether all blocks must run at once, because
+    they wait for each other.
     """
 
     function: Callable[..., None]

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-abreast
 """All threads of a block abreast: a value is an array with an entry for each thread.
 
 A kernel without races gives the same result in every order of its threads. So we may take the order
@@ -7,8 +11,6 @@ by thread.
 """
 
 import functools
-import linecache
-import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.paper import numbers
 from nanoeuler.engines.gpu.paper.arrays import Array, Log, Side
-from nanoeuler.engines.gpu.paper.cuda import new_array
+from nanoeuler.engines.gpu.paper.cuda import array_at
 from nanoeuler.engines.gpu.paper.machine import WARP, Block, Place
 
 
@@ -61,6 +63,7 @@ class Integer(numbers.Integer):
         return super().__call__(value)
 
 
+# By the names of `engines.gpu.instruction`.
 TYPES = {
     name: Integer(name, bits) for name, bits in (("int8", 8), ("int32", 32), ("int64", 64))
 } | {"float32": float32}
@@ -107,6 +110,7 @@ class Whole(Side):
         self.threads, self.at = order(len(rows), threads)
 
     def table(self, start: int, size: int) -> np.ndarray:
+        """As of Side: here the rows are the instructions already."""
         rows = (start + self.elements * size).reshape(-1, self.count)
         if self.count % WARP:
             rows = np.pad(rows, ((0, 0), (0, -self.count % WARP)), constant_values=-1)
@@ -129,10 +133,12 @@ class RowLog(Log):
         self.threads = threads
 
     def array(self, values: np.ndarray, name: str) -> Rows:
+        """These values as an array of the kernel."""
         self.arrays.append(Rows(self, values, name))
         return self.arrays[-1]
 
     def settle(self) -> None:
+        """Check and count what was done, and begin anew."""
         for array in self.arrays:
             if array.reads or array.writes:
                 self.plain, self.before = [True] * len(array.writes), array.before
@@ -156,7 +162,6 @@ class Cuda:
         self.laneid = (np.arange(len(threads)) % WARP).view(Lanes)
         self.shared = SimpleNamespace(array=self._shared)
         self.local = SimpleNamespace(array=self._local)
-        self.arrays: dict = {}
 
     def grid(self, axes: int) -> Any:
         """The threads' places in the whole grid."""
@@ -171,13 +176,7 @@ class Cuda:
         self.block.machine.counts["barriers"] += 1
 
     def _shared(self, shape: Any, dtype: Any) -> Array:
-        frame = sys._getframe(1)
-        site = frame.f_code, frame.f_lasti
-        if site not in self.arrays:
-            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            name = re.match(r"\s*(\w+)\s*=", text)
-            self.arrays[site] = new_array(self.block, shape, numbers.dtype(dtype), name)
-        return self.arrays[site]
+        return array_at(sys._getframe(1), self.block, shape, dtype)
 
     def _local(self, shape: Any, dtype: Any) -> np.ndarray:
         shape = shape if isinstance(shape, tuple) else (shape,)

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-arrays
 """Arrays that a kernel indexes: each access is written down, and all are checked when threads meet.
 
 Between two places where threads wait for each other nothing says who goes first. So if two threads
@@ -79,7 +83,7 @@ class Integers(Array):
         self.values[index] = self.wrap(value)
 
 
-class Log:
+class Entries:
     """What the threads of a block did to arrays since they last met.
 
     Elements are numbered through all arrays of the block. before: how many reads there were at each
@@ -87,24 +91,13 @@ class Log:
     marks: (thread, reads so far, writes so far) at the end of each turn.
     """
 
-    clocks = True  # whether accesses are also checked against clocks
-
-    def __init__(self, block: Block):
-        self.block = block
-        self.arrays: list[Array] = []
+    def __init__(self):
         self.reads: list[int] = []
         self.writes: list[int] = []
         self.before: list[int] = []
         self.plain: list[bool] = []
         self.lines: tuple[list, list] = [], []
         self.marks: list[tuple[int, int, int]] = []
-
-    def array(self, values: np.ndarray, name: str) -> Array:
-        """These values as an array of the kernel."""
-        base = self.arrays[-1].base + self.arrays[-1].size if self.arrays else 0
-        kind = Integers if values.dtype.kind in "iu" else Array
-        self.arrays.append(kind(self, values, name, base))
-        return self.arrays[-1]
 
     def read(self, element: int, frame: FrameType) -> None:
         """The current thread reads an element, in this frame."""
@@ -121,6 +114,24 @@ class Log:
     def mark(self, thread: int) -> None:
         """This thread's turn ends here."""
         self.marks.append((thread, len(self.reads), len(self.writes)))
+
+
+class Log(Entries):
+    """The accesses of a block's threads to its arrays, which are numbered through all of them."""
+
+    clocks = True  # whether accesses are also checked against clocks
+
+    def __init__(self, block: Block):
+        super().__init__()
+        self.block = block
+        self.arrays: list[Array] = []
+
+    def array(self, values: np.ndarray, name: str) -> Array:
+        """These values as an array of the kernel."""
+        base = self.arrays[-1].base + self.arrays[-1].size if self.arrays else 0
+        kind = Integers if values.dtype.kind in "iu" else Array
+        self.arrays.append(kind(self, values, name, base))
+        return self.arrays[-1]
 
     def settle(self) -> None:
         """Check and count what is written down, and begin anew."""

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-barriers
 """Where threads of a block wait for each other: barriers, whole and named, and syncwarp."""
 
 import sys

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-clocks
 """What happened before what: vector clocks, which find races in whatever order things ran here.
 
 An actor is whoever touches memory: a warp, the products that a warp has started (wgmma), a thread's

@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-copies
 """PTX instructions that copy while threads go on: cp.async, and the copy engine with its boxes.
 
 PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy, Tensor copy". What runs late
@@ -75,6 +79,7 @@ def bring(block: Block, start: int, where: np.ndarray, data: np.ndarray, bar: in
     machine.counts["copies in bytes"] += data.size
 
 
+# The mnemonic up to what differs.
 LOAD = r"cp\.async\.bulk\.tensor\.([2-5])d\.shared::cluster\.global(?:\.tile)?"
 
 
@@ -158,6 +163,7 @@ class Outgoing:
             fault("flight", "a thread ends while a copy still reads its block's shared memory")
 
 
+# ... and of the way out.
 STORE = r"cp\.(reduce\.)?async\.bulk\.tensor\.([2-5])d\.global\.shared::cta"
 
 

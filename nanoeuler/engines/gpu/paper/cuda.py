@@ -1,16 +1,20 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-cuda
 """What a kernel finds under the name `cuda`, on paper."""
 
 import linecache
 import re
 import sys
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import numpy as np
 
 from nanoeuler.engines.gpu.paper import numbers
 from nanoeuler.engines.gpu.paper.arrays import Array
 from nanoeuler.engines.gpu.paper.barriers import meet, sync_threads, sync_warp
-from nanoeuler.engines.gpu.paper.machine import WARP
+from nanoeuler.engines.gpu.paper.machine import WARP, Block
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, WINDOW, Shared
 from nanoeuler.engines.gpu.paper.states import SharedState
@@ -36,8 +40,11 @@ def local_array(shape, dtype) -> Local:
 
 def shared_array(shape, dtype) -> Array:
     """The block's array that stands at this place in the kernel; shape 0: the dynamic memory."""
-    frame = sys._getframe(1)
-    block = current().block
+    return array_at(sys._getframe(1), current().block, shape, dtype)
+
+
+def array_at(frame: FrameType, block: Block, shape, dtype) -> Array:
+    """A block's array that is made where `frame` stands."""
     arrays = block.parts.setdefault("shared arrays", {})
     site = frame.f_code, frame.f_lasti
     if site not in arrays:
@@ -107,8 +114,8 @@ class Atomic:
         return self._change(array, index, lambda old: array.dtype.type(value))
 
 
-class Cuda:
-    """Stands in for numba.cuda; its names are numba's."""
+class Places:
+    """Where a thread is."""
 
     warpsize = WARP
     threadIdx = property(lambda self: current().threadIdx)
@@ -116,17 +123,22 @@ class Cuda:
     blockDim = property(lambda self: current().block.machine.blockDim)
     gridDim = property(lambda self: current().block.machine.gridDim)
     laneid = property(lambda self: current().lane)
-    local = SimpleNamespace(array=local_array)
-    shared = SimpleNamespace(array=shared_array)
-    atomic = Atomic()
-    syncthreads = staticmethod(sync_threads)
-    syncwarp = staticmethod(sync_warp)
 
     def grid(self, axes: int):
         """The thread's place in the whole grid."""
         thread, size = current().threadIdx, self.blockDim
         at = tuple(b * n + t for b, n, t in zip(self.blockIdx, size, thread, strict=True))
         return at[0] if axes == 1 else at[:axes]
+
+
+class Cuda(Places):
+    """Stands in for numba.cuda; its names are numba's."""
+
+    local = SimpleNamespace(array=local_array)
+    shared = SimpleNamespace(array=shared_array)
+    atomic = Atomic()
+    syncthreads = staticmethod(sync_threads)
+    syncwarp = staticmethod(sync_warp)
 
     def shfl_sync(self, mask, value, lane):
         """The value of one lane."""

@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-copies
 """Which thread holds which element: four maps that all tensor-core instructions share.
 
 PTX ISA, "Matrix fragments" (mma, wgmma) and "Shared memory matrix layout" (the swizzle).

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-threads
 """The machine: threads that take turns, meetings where they wait, and who goes next.
 
 Every CUDA thread is a greenlet: it runs until it has to wait, and hands over to the scheduler.
@@ -61,6 +65,7 @@ class Owner:
     parts: dict
 
     def of(self, kind: Callable) -> Any:
+        """The part of this kind."""
         part = self.parts.get(kind)
         if part is None:
             part = self.parts[kind] = kind(self)
@@ -156,63 +161,6 @@ class Block(Owner):
             self.log.settle()
 
 
-class Machine:
-    """The scheduler: a queue of threads that can run, and effects that are still to come.
-
-    Without a seed threads run in order and effects (copies under way) come as late as they can.
-    With one, both come in a random order, the same for the same seed.
-    """
-
-    def __init__(self, seed: int | None):
-        self.queue: collections.deque[Thread] = collections.deque()
-        self.effects: collections.deque[Callable[[], None]] = collections.deque()
-        self.random = random.Random(seed) if seed is not None else None
-        self.counts: collections.Counter = collections.Counter()
-        self.spinners: list[Thread] = []  # threads in a loop until somebody changes memory
-        self.tick = 0  # turns taken so far: the only clock on paper
-        self.spans: list[Span] = []
-        self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture
-        self.history: list[tuple[int, Any]] = []  # (turn, the state of each word) of those
-
-    def play(self, threads: list[Thread]) -> None:
-        """Run these threads until all have ended."""
-        self.queue.extend(threads)
-        while self.queue or self.effects:
-            if not self.queue or self.random and self.effects and self.random.random() < 0.05:
-                self._effect()
-            else:
-                self._turn()
-        if any(not thread.dead for thread in threads):
-            raise deadlock(threads)
-
-    def wake(self) -> None:
-        """Memory has changed: whoever reads it in a loop looks again."""
-        self.queue.extend(self.spinners)
-        self.spinners.clear()
-
-    def span(self, what: str, block: Block, start: int, stop: int) -> "Span":
-        """Something begins that takes time, with the shared bytes start to stop of a block."""
-        self.spans.append(Span(what, block.number, start, stop, self.tick))
-        return self.spans[-1]
-
-    def _turn(self) -> None:
-        queue = self.queue
-        if self.random:
-            queue.rotate(self.random.randrange(len(queue)))
-        thread = queue.popleft()
-        self.tick += 1
-        thread.switch()
-        log = thread.block.log
-        if log is not None:
-            log.mark(thread.number)
-
-    def _effect(self) -> None:
-        if self.random:
-            self.effects.rotate(self.random.randrange(len(self.effects)))
-        self.tick += 1
-        self.effects.popleft()()
-
-
 @dataclass
 class Span:
     """Something that took from turn `begin` to turn `end`: a copy, a product, a wait."""
@@ -223,6 +171,65 @@ class Span:
     stop: int
     begin: int
     end: int = -1
+
+
+class Record:
+    """What is kept of a run."""
+
+    def __init__(self):
+        self.counts: collections.Counter = collections.Counter()
+        self.tick = 0  # turns taken so far: the only clock on paper
+        self.spans: list[Span] = []
+        self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture
+        self.history: list[tuple[int, Any]] = []  # (turn, the state of each word) of those
+
+    def span(self, what: str, block: Block, start: int, stop: int) -> Span:
+        """Something begins that takes time, with the shared bytes start to stop of a block."""
+        self.spans.append(Span(what, block.number, start, stop, self.tick))
+        return self.spans[-1]
+
+
+class Machine(Record):
+    """The scheduler: a queue of threads that can run, and effects that are still to come.
+
+    Without a seed threads run in order and effects (copies under way) come as late as they can.
+    With one, both come in a random order, the same for the same seed.
+    """
+
+    def __init__(self, seed: int | None):
+        super().__init__()
+        self.queue: collections.deque[Thread] = collections.deque()
+        self.effects: collections.deque[Callable[[], None]] = collections.deque()
+        self.random = random.Random(seed) if seed is not None else None
+        self.spinners: list[Thread] = []  # threads in a loop until somebody changes memory
+
+    def play(self, threads: list[Thread]) -> None:
+        """Run these threads until all have ended."""
+        self.queue.extend(threads)
+        while self.queue or self.effects:
+            if not self.queue or self.random and self.effects and self.random.random() < 0.05:
+                self._draw(self.effects)()
+            else:
+                self._turn()
+        if any(not thread.dead for thread in threads):
+            raise deadlock(threads)
+
+    def wake(self) -> None:
+        """Memory has changed: whoever reads it in a loop looks again."""
+        self.queue.extend(self.spinners)
+        self.spinners.clear()
+
+    def _turn(self) -> None:
+        thread = self._draw(self.queue)
+        thread.switch()
+        if thread.block.log is not None:
+            thread.block.log.mark(thread.number)
+
+    def _draw(self, waiting: collections.deque) -> Any:
+        if self.random:
+            waiting.rotate(self.random.randrange(len(waiting)))
+        self.tick += 1
+        return waiting.popleft()
 
 
 def deadlock(threads: list[Thread]) -> Fault:

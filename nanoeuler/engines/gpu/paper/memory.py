@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-memory
 """Memory that knows its state: a block's shared words, and global arrays by their addresses.
 
 Each 4-byte word of shared memory knows whether it is anybody's, was written, has a copy on its way
@@ -27,7 +31,7 @@ WHY = {
 }
 
 
-class Shared:
+class Words:
     """One block's shared memory: its bytes, and the state of each word."""
 
     def __init__(self, block: Block):
@@ -53,6 +57,10 @@ class Shared:
         self.flags[start // 4 : -(-self.end // 4)] = USED
         return start
 
+
+class Checks(Words):
+    """Shared memory that refuses what must not be."""
+
     def check(self, words: np.ndarray, action: str, needs: int, lacks: int = 0) -> None:
         """Fault unless all `words` have the flags `needs` and none of `lacks`."""
         if words.size and not 0 <= words.min() <= words.max() < len(self.flags):
@@ -62,6 +70,26 @@ class Shared:
             wrong = flags & flag == 0 if needs & flag else flags & lacks & flag != 0
             if wrong.any():
                 fault(kind, f"{action} shared byte {4 * int(words[wrong].min())}, {why}")
+
+    def note(self) -> None:
+        """For a picture: keep the state that the watched bytes of block 0 have now."""
+        watch = self.machine.watch
+        if watch and not self.block.number:
+            words = slice(watch[0] // 4, watch[1] // 4)
+            flags = self.flags[words]
+            state = np.where(flags & WRITTEN, 2, 0)
+            state[flags & UNFENCED != 0] = 3
+            state[flags & ARRIVING != 0] = 1
+            state[self.users[words] > 0] = 4
+            self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
+
+    def _warp(self):
+        self.block.settle()
+        return current().warp
+
+
+class Accesses(Checks):
+    """Shared memory as threads read and write it."""
 
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
@@ -104,6 +132,10 @@ class Shared:
         self.flags[words] |= WRITTEN | UNFENCED
         self.note()
 
+
+class Shared(Accesses):
+    """Shared memory, with reads and writes that take time."""
+
     def lend(self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int):
         """An asynchronous read begins, with what `known` knows; `give_back` ends it."""
         self._warp()
@@ -134,22 +166,6 @@ class Shared:
         self.flags[words] = USED | WRITTEN
         self.note()
 
-    def note(self) -> None:
-        """For a picture: keep the state that the watched bytes of block 0 have now."""
-        watch = self.machine.watch
-        if watch and not self.block.number:
-            words = slice(watch[0] // 4, watch[1] // 4)
-            flags = self.flags[words]
-            state = np.where(flags & WRITTEN, 2, 0)
-            state[flags & UNFENCED != 0] = 3
-            state[flags & ARRIVING != 0] = 1
-            state[self.users[words] > 0] = 4
-            self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
-
-    def _warp(self):
-        self.block.settle()
-        return current().warp
-
 
 def shared(address: int) -> tuple[Shared, int]:
     """The memory and the byte in it that a shared address of the current thread's cluster means."""
@@ -168,8 +184,8 @@ class Region:
         self.fresh, self.size = fresh, array.dtype.itemsize
 
 
-class Global:
-    """Global memory: a launch's arrays and tensor maps, far apart, so that overruns hit nothing.
+class Addresses:
+    """Where a launch's arrays and tensor maps are: far apart, so that overruns hit nothing.
 
     fresh: by the id of an array, for each of its elements, whether nobody wrote it yet.
     """
@@ -203,6 +219,10 @@ class Global:
                     fresh = fresh[at // region.size : -(-(at + size) // region.size)]
                 return region.bytes[at : at + size], fresh
         fault("bounds", f"{size} bytes at global address {address:#x}, which are in no array")
+
+
+class Global(Addresses):
+    """Global memory, by address."""
 
     def read(self, address: int, size: int) -> np.ndarray:
         """The bytes at an address."""

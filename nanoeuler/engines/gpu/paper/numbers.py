@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-numbers
 """Numbers as a GPU's registers hold them: integers that wrap, and bits read as float32 or bf16.
 
 A register of 32 bits travels as a Python int with a sign, or as a NumPy float32.
@@ -21,9 +25,10 @@ class Integer:
         return ((value - self.low) & self.mask) + self.low
 
 
+# The types that a kernel may name: `engines.gpu.instruction` has them as place-holders.
 int8, int32, int64 = Integer("int8", 8), Integer("int32", 32), Integer("int64", 64)
-uint32 = Integer("uint32", 32, signed=False)
-float32 = np.float32
+uint32 = Integer("uint32", 32, signed=False)  # instructions that read their operands so
+float32 = np.float32  # rounds as a register of 32 bits does
 
 def dtype(kind) -> np.dtype:
     """NumPy's name for a type that a kernel gives to an array."""

@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-ring
 """Drawings of a run: what happens to each place in shared memory, and when."""
 
 import numpy as np

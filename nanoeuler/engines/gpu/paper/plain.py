@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-plain
 """PTX instructions that load, store and exchange: global and shared memory, atomics, shuffles.
 
 PTX ISA, "Data Movement and Conversion Instructions", "atom".

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-run
 """A launch, run on paper: blocks made and played, faults found, a Report of what was done."""
 
 import functools
@@ -12,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu import instruction
-from nanoeuler.engines.gpu.instruction import Instruction, Name, rebind
+from nanoeuler.engines.gpu.instruction import Instruction, Name, Operand, rebind
 from nanoeuler.engines.gpu.kernel import Launch, Map
 from nanoeuler.engines.gpu.paper import abreast, numbers
 from nanoeuler.engines.gpu.paper.arrays import Log
@@ -44,7 +48,7 @@ class Report:
         return self.counts.get(name, 0)
 
 
-CUDA = Cuda()
+CUDA = Cuda()  # for threads one by one: it looks up who is running
 
 
 def on_paper(value: Any) -> Any:
@@ -96,8 +100,20 @@ def close(owner: Owner) -> None:
             part.close()
 
 
-class Run:
-    """One run of a launch, thread by thread."""
+def argument(memory: Global, operand: Operand, value: Any, together: bool) -> Any:
+    """An argument as the kernel gets it; of an array that it indexes, the array and its state."""
+    if isinstance(value, Map):
+        return memory.map_address(value)
+    if isinstance(value, np.ndarray):
+        address = memory.address(value)
+        if not operand.axes:
+            return address
+        return value, GlobalState(address, value, memory.fresh.get(id(value)), together)
+    return numbers.float32(value) if operand.letter == "f" else value
+
+
+class Setting:
+    """A launch, laid out on paper: machine, memory, arguments."""
 
     def __init__(
         self, launch: Launch, seed: int | None, fresh: Iterable, watch: tuple | None = None
@@ -115,23 +131,24 @@ class Run:
         self.memory = machine.memory = Global(self.fresh)
         self.names = list(inspect.signature(kernel.function).parameters)
         self.args = [
-            self._argument(operand, value)
+            argument(self.memory, operand, value, kernel.together)
             for operand, value in zip(kernel.parameters, launch.args, strict=True)
         ]
         self.threads = places(machine.blockDim)
         self.function = rebind(kernel.function, on_paper)
 
-    def _argument(self, operand: Any, value: Any) -> Any:
-        """An argument as the kernel gets it; an array that it indexes, with the array's state."""
-        if isinstance(value, Map):
-            return self.memory.map_address(value)
-        if isinstance(value, np.ndarray):
-            address = self.memory.address(value)
-            if not operand.axes:
-                return address
-            fresh = self.fresh.get(id(value))
-            return value, GlobalState(address, value, fresh, self.launch.kernel.together)
-        return numbers.float32(value) if operand.letter == "f" else value
+    def _args(self, block: Block) -> list:
+        """The kernel's arguments in one block."""
+        args = list(self.args)
+        for n, arg in enumerate(args):
+            if isinstance(arg, tuple):
+                args[n] = block.log.array(arg[0], self.names[n])
+                args[n].state = arg[1]
+        return args
+
+
+class Run(Setting):
+    """One run of a launch, thread by thread."""
 
     def play(self) -> Report:
         """Play all blocks, cluster by cluster."""
@@ -166,15 +183,6 @@ class Run:
             blocks.append(Block(self.machine, number, place, rank, blocks, len(self.threads)))
         blocks[0].of(Clock)
         return blocks
-
-    def _args(self, block: Block) -> list:
-        """The kernel's arguments in one block."""
-        args = list(self.args)
-        for n, arg in enumerate(args):
-            if isinstance(arg, tuple):
-                args[n] = block.log.array(arg[0], self.names[n])
-                args[n].state = arg[1]
-        return args
 
 
 class Together(Run):

@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-arrays
 """What is known of an array's elements between meetings: in shared memory, in global memory."""
 
 import numpy as np
@@ -29,41 +33,44 @@ class SharedState:
             counts[f"shared {name}"] += len(table)
             counts[f"shared {name} wavefronts"] += wavefronts(table, size)
         if log.clocks:
-            self._order(log, array, reads, words, "reads")
+            order(self, log, array, reads, words, "reads")
         words = self._words(writes, size)
         if log.clocks:
-            self._order(log, array, writes, words, "writes")
+            order(self, log, array, writes, words, "writes")
             memory.stores.append((writes.threads, words))
         memory.flags[words] |= WRITTEN | UNFENCED
 
     def _words(self, side: Side, size: int) -> np.ndarray:
         return (self.start + side.elements * size) // 4
 
-    def _order(self, log: Log, array: Array, side: Side, words: np.ndarray, verb: str) -> None:
-        """Check a batch against what happened before it, and note it."""
-        if not len(words):
-            return
-        memory, warps, writing = self.memory, self.block.warps, verb == "writes"
-        low = int(words.min())
-        touched = np.zeros((len(warps), int(words.max()) - low + 1), bool)
-        touched[side.threads // WARP, words - low] = True
-        rows = self.clock.known[warps[0].row : warps[-1].row + 1]
-        if memory.late(low + np.flatnonzero(touched.any(axis=0)), rows.min(axis=0), writing):
-            for warp, mine in zip(warps, touched, strict=True):  # not known to all: to this one?
-                late = memory.late(low + np.flatnonzero(mine), warp.known, writing)
-                if late:
-                    own = side.threads // WARP == warp.row - warps[0].row
-                    n = int(np.flatnonzero(own & (words == late[0]))[0])
-                    text = f"race on {array.element(side.elements[n])}: not ordered after {late[1]}"
-                    accuse(log, "race", text, (verb, side, n))
-        at, words = np.nonzero(touched)
-        words += low
-        actors = np.array([warp.actor for warp in warps])[at]
-        epochs = rows[at, actors]
-        if writing:
-            memory.writer[words], memory.written[words] = actors, epochs
-        else:
-            memory.seen[actors, words] = epochs
+
+def order(
+    state: SharedState, log: Log, array: Array, side: Side, words: np.ndarray, verb: str
+) -> None:
+    """Check a batch against what happened before it, and note it."""
+    if not len(words):
+        return
+    memory, warps, writing = state.memory, state.block.warps, verb == "writes"
+    low = int(words.min())
+    touched = np.zeros((len(warps), int(words.max()) - low + 1), bool)
+    touched[side.threads // WARP, words - low] = True
+    rows = state.clock.known[warps[0].row : warps[-1].row + 1]
+    if memory.late(low + np.flatnonzero(touched.any(axis=0)), rows.min(axis=0), writing):
+        for warp, mine in zip(warps, touched, strict=True):  # not known to all: to this one?
+            late = memory.late(low + np.flatnonzero(mine), warp.known, writing)
+            if late:
+                own = side.threads // WARP == warp.row - warps[0].row
+                n = int(np.flatnonzero(own & (words == late[0]))[0])
+                text = f"race on {array.element(side.elements[n])}: not ordered after {late[1]}"
+                accuse(log, "race", text, (verb, side, n))
+    at, words = np.nonzero(touched)
+    words += low
+    actors = np.array([warp.actor for warp in warps])[at]
+    epochs = rows[at, actors]
+    if writing:
+        memory.writer[words], memory.written[words] = actors, epochs
+    else:
+        memory.seen[actors, words] = epochs
 
 
 class GlobalState:
@@ -86,7 +93,7 @@ class GlobalState:
             check_written(log, array, self.fresh[reads.elements], reads, writes)
             self.fresh[writes.elements] = False
         if not self.together:
-            self._own(log, array, reads, writes)
+            check_blocks(self, log, array, reads, writes)
         for name, side in ("loads", reads), ("stores", writes):
             size = array.dtype.itemsize
             table = side.table(self.start, size)
@@ -94,24 +101,25 @@ class GlobalState:
             block.machine.counts[f"global {name} sectors"] += sectors(table, size)
             block.machine.counts[f"global {name} bytes"] += len(side.at) * size
 
-    def _own(self, log: Log, array: Array, reads: Side, writes: Side) -> None:
-        """Check that no other block wrote what this one touches, or read what it writes."""
-        number = log.block.number
-        for verb, side, owners in (
-            ("reads", reads, (self.writer,)),
-            ("writes", writes, (self.writer, self.reader)),
-        ):
-            for owner in owners:
-                other = owner[side.elements]
-                clash = (other != -1) & (other != number)
-                if verb == "writes" and owner is self.writer:
-                    clash &= np.array(log.plain, bool)[side.at]
-                if clash.any():
-                    n = int(np.flatnonzero(clash)[0])
-                    name = array.element(side.elements[n])
-                    act = "written" if owner is self.writer else "read"
-                    text = f"race on {name}: another block has {act} it"
-                    accuse(log, "race", text, (verb, side, n))
-        self.writer[writes.elements] = number
-        seen = self.reader[reads.elements]
-        self.reader[reads.elements] = np.where((seen == -1) | (seen == number), number, -2)
+
+def check_blocks(state: GlobalState, log: Log, array: Array, reads: Side, writes: Side) -> None:
+    """Check that no other block wrote what this one touches, or read what it writes."""
+    number = log.block.number
+    for verb, side, owners in (
+        ("reads", reads, (state.writer,)),
+        ("writes", writes, (state.writer, state.reader)),
+    ):
+        for owner in owners:
+            other = owner[side.elements]
+            clash = (other != -1) & (other != number)
+            if verb == "writes" and owner is state.writer:
+                clash &= np.array(log.plain, bool)[side.at]
+            if clash.any():
+                n = int(np.flatnonzero(clash)[0])
+                name = array.element(side.elements[n])
+                act = "written" if owner is state.writer else "read"
+                text = f"race on {name}: another block has {act} it"
+                accuse(log, "race", text, (verb, side, n))
+    state.writer[writes.elements] = number
+    seen = state.reader[reads.elements]
+    state.reader[reads.elements] = np.where((seen == -1) | (seen == number), number, -2)

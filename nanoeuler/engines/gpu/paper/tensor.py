@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-tensor
 """PTX instructions of the tensor cores: fragments to and from shared memory, mma, wgmma.
 
 PTX ISA, "Warp Level Matrix Instructions", "Asynchronous Warpgroup Level Matrix Instructions".
@@ -17,8 +21,9 @@ from nanoeuler.engines.gpu.paper.numbers import from_bf16
 from nanoeuler.engines.gpu.paper.traffic import wavefronts
 from nanoeuler.engines.gpu.paper.translate import op
 
+# The maps that are looked up at each product.
 ACCUMULATOR = {n: layouts.accumulator(n) for n in range(8, 257, 8)}
-OPERAND = layouts.operand()
+OPERAND = layouts.operand()  # of A, in registers
 
 
 def rows(addresses: list[int]) -> tuple[Shared, np.ndarray]:
@@ -39,6 +44,7 @@ def note(what: str, addresses: list[int], thread: Thread) -> None:
     counts[f"shared {what}"] += 1
 
 
+# The mnemonics after ld and st: how many matrices, and whether they are turned over.
 MATRICES = r"matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16"
 
 
@@ -142,6 +148,7 @@ def fence():
     current().of(Products).fenced = True
 
 
+# Columns; bf16 operands and float32 sums only.
 WGMMA = r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16\.bf16"
 
 

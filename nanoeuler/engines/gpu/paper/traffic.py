@@ -1,3 +1,7 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-traffic
 """What memory moves for a warp: sectors of global memory, wavefronts of shared memory's banks.
 
 The lanes of a warp execute a load together, but on paper they run one after another. So accesses

@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-translate
 """PTX text to Python: each statement becomes the call of a function that does what it says.
 
 The functions are registered, one for each mnemonic, by the modules of instruction families. A
@@ -33,14 +37,15 @@ class Operation:
     vectors: bool
 
 
-OPERATIONS: list[Operation] = []
+OPERATIONS: dict[str, Operation] = {}  # by pattern
 
 
 def op(pattern: str, results: int | Callable[..., int] = 0, vectors: bool = False) -> Callable:
     """Register a function for the mnemonics that match `pattern` from end to end."""
 
     def register(act: Callable) -> Callable:
-        OPERATIONS.append(Operation(re.compile(pattern), act, results, vectors))
+        if getattr(act, "__module__", "") != "__main__":  # a chapter's cells are copies
+            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors)
         return act
 
     return register
@@ -54,15 +59,17 @@ def operation(mnemonic: str) -> tuple[Operation, tuple]:
     """The function for a mnemonic, and what its pattern's groups matched."""
     for name in FAMILIES:
         importlib.import_module(f"{HERE}.{name}")
-    for candidate in OPERATIONS:
+    for candidate in OPERATIONS.values():
         match = candidate.pattern.fullmatch(mnemonic)
         if match:
             return candidate, match.groups()
     raise UserError(f"the paper has no instruction {mnemonic!r}: see the modules of {HERE}")
 
 
-LABEL = re.compile(r"\s*(\w+)\s*:(?!:)")
+LABEL = re.compile(r"\s*(\w+)\s*:(?!:)")  # PTX ISA, "Statements"
+# Predicate, mnemonic, operands.
 STATEMENT = re.compile(r"(?:@(!?)(\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
+# A list in braces, a word, a bracket or a comma.
 OPERAND = re.compile(r"\{[^}]*\}|%?[\w.]+(?:::\w+)*|[\[\],]")
 
 
@@ -95,15 +102,17 @@ def statements(text: str) -> Iterator[Statement | str]:
         yield Statement(mnemonic, groups, predicate or "", bool(negated))
 
 
+# Special registers: PTX ISA, chapter of that name.
 SPECIAL = {
     "%laneid": lambda: current().lane,
     "%cluster_ctarank": lambda: current().block.rank,
 }
+# What an operand of a kernel becomes, by the letter of its type, as numba casts it.
 CASTS = {"r": numbers.int32, "l": numbers.int64, "f": numbers.float32}
 
 
-class Translation:
-    """One instruction's text on its way to a Python function."""
+class Words:
+    """One instruction's text on its way to a Python function: its words."""
 
     def __init__(self, instruction: Instruction):
         self.instruction = instruction
@@ -137,6 +146,10 @@ class Translation:
             return f"special[{word!r}]()"
         return "_" if word == "_" else f"r_{word}"
 
+
+class Calls(Words):
+    """... its statements."""
+
     def vector(self, words: list[str]) -> str:
         """Registers in braces, in a row of one array, as (array, first, count)."""
         array, first = self.parts[words[0]]
@@ -164,6 +177,10 @@ class Translation:
         self.env[f"f{number}"] = functools.partial(found.act, *groups) if groups else found.act
         line = f"f{number}({', '.join(given)})"
         return f"{', '.join(into)} = {line}" if into else line
+
+
+class Translation(Calls):
+    """... and all of it."""
 
     def lines(self) -> Iterator[str]:
         """The function's body. Labels cut it into parts; a jump enters the loop again at one."""

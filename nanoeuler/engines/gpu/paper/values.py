@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-values
 """PTX instructions on values in registers: arithmetic, conversions, comparisons.
 
 PTX ISA, "Integer Arithmetic", "Floating-Point", "Logic and Shift", "Data Movement" instructions.
@@ -11,7 +15,7 @@ import numpy as np
 from nanoeuler.engines.gpu.paper.numbers import bits, float32, int32, int64, uint32
 from nanoeuler.engines.gpu.paper.translate import op
 
-F32 = np.float32
+F32 = np.float32  # short, for the lines below
 LEAST = 2.0**-126  # the smallest float32 that is not subnormal; .ftz makes 0 of what is below
 
 
@@ -52,8 +56,10 @@ def extreme(name, a, b):
     return a if (a >= b) == (name == "max") else b
 
 
+# By the mnemonic's first word.
 FLOAT = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
-INTEGER = FLOAT | {"min": min, "max": max}
+INTEGER = FLOAT | {"min": min, "max": max}  # on Python's integers, which the caller wraps
+# Bit by bit.
 LOGIC = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b}
 ORDER = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,

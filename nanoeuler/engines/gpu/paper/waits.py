@@ -1,3 +1,7 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-waits
 """PTX instructions that wait and tell: mbarriers, named and cluster barriers, fences.
 
 PTX ISA, "Parallel Synchronization and Communication Instructions".

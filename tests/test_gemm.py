@@ -10,22 +10,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoeuler.engines.gpu import compile, door
-from nanoeuler.engines.gpu.gemm_plan import TILE_K, cover, even, level, slotted, split, tiles, whole
-from nanoeuler.engines.gpu.gemm_wgmma import (
+from nanoeuler.engines.gpu.gemm import choose, plan, product, sizes, space_for
+from nanoeuler.engines.gpu.gemm_form import PIECE, RING, SHARED, THREADS, Form
+from nanoeuler.engines.gpu.gemm_plan import (
     MULTIPROCESSORS,
-    PIECE,
-    RING,
-    SHARED,
-    THREADS,
-    Form,
-    choose,
-    gemm,
-    plan,
-    product,
-    sizes,
-    space_for,
-    sum_pieces,
+    TILE_K,
+    cover,
+    even,
+    level,
+    slotted,
+    split,
+    tiles,
+    whole,
 )
+from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import descriptor, wgmma
@@ -164,7 +162,7 @@ def arrays(form, m, n, k):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_launches_fit_the_machine_and_the_maps_the_ring(form):
-    kernel = gemm(form)
+    kernel = gemm_kernel(form)
     assert kernel.shared == SHARED <= SHARED_LIMIT and kernel.threads == THREADS
     a, b, c, aux = arrays(form, 2000, 1000, 4096)
     first = product(form, a, b, c, aux)[0]
@@ -182,7 +180,7 @@ def test_pieces_have_room_and_a_launch_of_their_own():
     form = Form(**WIDE, cluster=2, pieces="after")
     a, b, c, _ = arrays(form, 768, 768, 16384)
     multiply, sums = product(form, a, b, c)
-    assert sums.kernel is sum_pieces(form) and multiply.kernel is gemm(form)
+    assert sums.kernel is sum_kernel(form) and multiply.kernel is gemm_kernel(form)
     who = plan(form, 768, 768, 16384)
     assert multiply.args[5].nbytes == space_for(form, who) == 128 + who.slots * 2 * PIECE
     assert sums.grid == multiply.grid == (len(who.items) * 2,)
@@ -191,7 +189,8 @@ def test_pieces_have_room_and_a_launch_of_their_own():
 
 
 def test_one_kernel_serves_many_products():
-    assert gemm(Form("NN")) is gemm(Form("NN")) and gemm(Form("NN")) is not gemm(Form("NT"))
+    assert gemm_kernel(Form("NN")) is gemm_kernel(Form("NN"))
+    assert gemm_kernel(Form("NN")) is not gemm_kernel(Form("NT"))
 
 
 def test_the_choice_splits_where_whole_tiles_leave_the_machine_idle():
@@ -322,8 +321,8 @@ def store_sum():
 
 @pytest.fixture(scope="module")
 def codes():
-    makers = {name: partial(gemm, form) for name, form in FORMS.items()}
-    makers["sums"] = partial(sum_pieces, FORMS["TN add, pieces"])
+    makers = {name: partial(gemm_kernel, form) for name, form in FORMS.items()}
+    makers["sums"] = partial(sum_kernel, FORMS["TN add, pieces"])
     makers["operands"] = store_sum
     return compile.build_all(makers)
 

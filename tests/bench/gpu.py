@@ -35,14 +35,17 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.compile import build_all
-from nanoeuler.engines.gpu.gemm_wgmma import Form, choose, gemm, product, sizes, sum_pieces
+from nanoeuler.engines.gpu.gemm import choose, product, sizes
+from nanoeuler.engines.gpu.gemm_form import Form
+from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.errors import UserError
 
 SILENCE = 60  # seconds without a line after which a child hangs
 SECONDS, ROUNDS = 0.5, 2  # of each contestant alone, each time; the first half of it warms up
 TURNS, GRAPH_MS = 11, 10  # graphs of each contestant in turn, and what one takes
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
-RAGGED = [(1000, 1000, 200), (136, 264, 72), (8, 8, 8), (520, 1032, 4104)]
+RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104)]
+TINY = 8, 8, 8  # smaller than any box
 STEP = [(16384, 768, 768), (2304, 768, 16384)]
 
 
@@ -137,9 +140,9 @@ FORMS = sorted({*OTHERS, *(form for contest in contests() for form in contest.fo
 
 def kernels(form):
     """Name -> maker of each kernel of a form."""
-    makers = {label(form): partial(gemm, form)}
+    makers = {label(form): partial(gemm_kernel, form)}
     if form.pieces == "after":
-        makers[label(form) + ": sum"] = partial(sum_pieces, form)
+        makers[label(form) + ": sum"] = partial(sum_kernel, form)
     return makers
 
 
@@ -278,11 +281,16 @@ def check(bench, form, shape):
 
 
 def check_form(bench, name):
-    """All checks of one form; returns a line that says how it went."""
+    """All checks of one form: the error that is worst beside the library's, and the library's."""
     form = next(form for form in FORMS if label(form) == name)
     errors = [check(bench, form, shape) for shape in RAGGED + STEP]
     worst = max(errors, key=lambda pair: pair[0] / pair[1])
-    return {"error": worst[0], "peer": worst[1]}
+    outcome = {"error": worst[0], "peer": worst[1]}
+    try:
+        check(bench, form, TINY)
+    except (RuntimeError, ValueError) as error:
+        outcome["tiny"] = str(error)
+    return outcome
 
 
 # ---- Times
@@ -455,6 +463,8 @@ def tell(job, outcome):
         print(f"{kind} {name}: FAILED, {outcome['failed']}", flush=True)
     elif kind == "check":
         print(f"check {name}: {outcome['error']:.2e}, library {outcome['peer']:.2e}", flush=True)
+        if "tiny" in outcome:
+            print(f"  but at {TINY}: {outcome['tiny']}", flush=True)
     else:
         print(name, flush=True)
         first = next(iter(outcome.values()))
@@ -485,22 +495,29 @@ def circumstances(device, commit):
     versions = {name: metadata.version(name) for name in names}
     return {
         "device": device, "commit": commit, "date": datetime.date.today().isoformat(),
-        "versions": {"python": platform.python_version()} | versions, "unit": "ms",
+        "versions": {"python": platform.python_version()} | versions,
     }  # fmt: skip
 
 
 def rows_of(contest, outcome, where):
     """Rows of one contest: our choice under "cuda", each variant under its own name."""
     own = label(choice(contest), "best" if len(contest.cuts) > 1 else "")
-    for way, what in (("alone", contest.what), ("in turn", f"{contest.what}, in turn")):
-        for peer in outcome.keys() & {*contest.peers}:
-            for who in outcome.keys() - {*contest.peers}:
-                for engine in [who] + ["cuda"] * (who == own):
-                    yield where | {
-                        "what": what, "case": contest.case, "engine": engine, "peer": peer,
-                        "value": round(outcome[who][way], 5),
-                        "peer_value": round(outcome[peer][way], 5),
-                    }  # fmt: skip
+    names = [(who, who) for who in outcome] + [("cuda", own)] * (own in outcome)
+    peers = [who for who in outcome if who in contest.peers]
+
+    def row(what, engine, unit, value, peer=None, peer_value=None):
+        return where | {
+            "what": what, "case": contest.case, "engine": engine, "value": round(value, 5),
+            "unit": unit, "peer": peer, "peer_value": peer_value and round(peer_value, 5),
+        }  # fmt: skip
+
+    for engine, who in names:
+        seen = outcome[who]
+        yield row(f"{contest.what}, clock", engine, "MHz", seen["MHz"])
+        yield row(f"{contest.what}, power", engine, "W", seen["W"])
+        for peer in peers if who not in peers else []:
+            for way, what in (("alone", contest.what), ("in turn", f"{contest.what}, in turn")):
+                yield row(what, engine, "ms", seen[way], peer, outcome[peer][way])
 
 
 def save(rows):
@@ -536,7 +553,7 @@ def compiled(workers):
 def rehearse():
     """What needs no GPU: plans and launches of every contest and check."""
     for form in FORMS:
-        for shape in RAGGED + STEP:
+        for shape in (*RAGGED, *STEP, TINY):
             dry_plan(form, shape, "best")
     for contest in contests():
         for form in contest.forms:
@@ -589,7 +606,7 @@ def run(options, codes):
 def summary(rows, outcomes):
     """The short table: what the package chooses, against the library; and what failed."""
     for row in rows:
-        if row["engine"] == "cuda":
+        if row["engine"] == "cuda" and row["unit"] == "ms":
             ratio = row["value"] / row["peer_value"]
             name = f"{row['what']}, {row['case']} ({row['peer']})"
             print(f"{ratio:.3f}  {row['value']:.4f} ms  {name}")

@@ -48,8 +48,11 @@ def check(outcome: tuple) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-class Device:
-    """One GPU. capability: of its architecture, as (9, 0); multiprocessors: how many it has."""
+class Memory:
+    """One GPU and what it stores.
+
+    capability: of its architecture, as (9, 0); multiprocessors: how many it has.
+    """
 
     def __init__(self, number: int = 0):
         self.driver = driver = door.driver()
@@ -61,7 +64,6 @@ class Device:
         parts = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
         self.capability = tuple(self.attribute(part) for part in parts)
         self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
-        self.functions: dict[Kernel, Any] = {}
 
     def attribute(self, name: str) -> int:
         """One of the numbers that the driver knows of the GPU."""
@@ -94,30 +96,53 @@ class Device:
         return values
 
 
-    def encode(self, view: Map) -> DeviceArray:
-        """A tensor map in the GPU's memory (cuTensorMapEncodeTiled: innermost axes first)."""
-        driver, array = self.driver, view.array
-        kinds = driver.CUtensorMapDataType
-        kind = {
-            "uint16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            "float32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        }[str(array.dtype)]
-        wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-        encoded = check(
-            driver.cuTensorMapEncodeTiled(
-                kind, len(view.box), array.address,
-                [wide(extent) for extent in reversed(array.shape)],
-                [wide(step) for step in reversed(array.strides[:-1])],
-                [narrow(extent) for extent in reversed(view.box)],
-                [narrow(1)] * len(view.box),
-                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
-        )  # fmt: skip
-        words = ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)
-        return self.array(np.frombuffer(words, np.uint8))
+def encode(memory: Memory, view: Map) -> DeviceArray:
+    """A tensor map in the GPU's memory (cuTensorMapEncodeTiled: innermost axes first)."""
+    driver, array = memory.driver, view.array
+    kinds = driver.CUtensorMapDataType
+    kind = {
+        "uint16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "float32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[str(array.dtype)]
+    wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+    encoded = check(
+        driver.cuTensorMapEncodeTiled(
+            kind, len(view.box), array.address,
+            [wide(extent) for extent in reversed(array.shape)],
+            [wide(step) for step in reversed(array.strides[:-1])],
+            [narrow(extent) for extent in reversed(view.box)],
+            [narrow(1)] * len(view.box),
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )  # fmt: skip
+    words = ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)
+    return memory.array(np.frombuffer(words, np.uint8))
+
+
+def attributes(driver: Any, kernel: Kernel) -> list[Any]:
+    """What a launch says of a kernel's clusters, and of blocks that wait for each other."""
+    made, kinds = [], driver.CUlaunchAttributeID
+    if kernel.cluster > 1:
+        made.append(driver.CUlaunchAttribute())
+        made[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = made[-1].value.clusterDim
+        size.x, size.y, size.z = kernel.cluster, 1, 1
+    if kernel.together:
+        made.append(driver.CUlaunchAttribute())
+        made[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        made[-1].value.cooperative = 1
+    return made
+
+
+class Device(Memory):
+    """One GPU that runs launches."""
+
+    def __init__(self, number: int = 0):
+        super().__init__(number)
+        self.functions: dict[Kernel, Any] = {}
 
     def load(self, kernel: Kernel, code: Code | None = None) -> Any:
         """The kernel's handle; compiled here, or before (`compile.build_all`) and handed in."""
@@ -134,28 +159,13 @@ class Device:
         check(driver.cuFuncSetAttribute(function, limit, kernel.shared))
         return self.functions.setdefault(kernel, function)
 
-
-    def attributes(self, kernel: Kernel) -> list[Any]:
-        """What a launch says of a kernel's clusters, and of blocks that wait for each other."""
-        made, kinds = [], self.driver.CUlaunchAttributeID
-        if kernel.cluster > 1:
-            made.append(self.driver.CUlaunchAttribute())
-            made[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            size = made[-1].value.clusterDim
-            size.x, size.y, size.z = kernel.cluster, 1, 1
-        if kernel.together:
-            made.append(self.driver.CUlaunchAttribute())
-            made[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            made[-1].value.cooperative = 1
-        return made
-
     def prepare(self, launch: Launch) -> Callable[[int], None]:
         """A function of a stream's handle that puts the launch on that stream, again and again.
 
         Maps are encoded once, here; the launch's arrays live as long as the function.
         """
         kernel, function = launch.kernel, self.load(launch.kernel)
-        encoded = [self.encode(arg) if isinstance(arg, Map) else arg for arg in launch.args]
+        encoded = [encode(self, arg) if isinstance(arg, Map) else arg for arg in launch.args]
         values = tuple(getattr(arg, "address", arg) for arg in encoded)
         types = tuple(CTYPES[operand.letter] for operand in kernel.parameters)
         config = self.driver.CUlaunchConfig()
@@ -163,7 +173,7 @@ class Device:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
         config.sharedMemBytes = kernel.shared
-        config.attrs = self.attributes(kernel)
+        config.attrs = attributes(self.driver, kernel)
         config.numAttrs = len(config.attrs)
 
         def start(stream: int = 0, _alive: Any = (launch, encoded)) -> None:

@@ -112,6 +112,7 @@ def whole(order: list[tuple[int, int]], blocks: int, clusters: int) -> Plan:
     return Plan([own for own in lists if own], [], 0)
 
 
+# %% sec-gemm-pieces
 def level(order: list[tuple[int, int]], blocks: int, clusters: int) -> list[list[Item]]:
     """Every cluster gets the same number of k-blocks, or one more; slots are not given yet.
 

@@ -99,6 +99,7 @@ def word(value) -> int:
     return bits(value) if isinstance(value, np.floating) else int32(value)
 
 
+@op(r"cvt\.rn\.bf16\.f32", 1)
 def rounded(value) -> int:
     """The bits of the bf16 that is nearest to a float32, ties to even."""
     x = bits(value) & 0xFFFFFFFF
@@ -111,6 +112,3 @@ def rounded(value) -> int:
 def pack(high, low):
     """Two float32 as bf16 in one register, the first in the upper half."""
     return int32(rounded(high) << 16 | rounded(low))
-
-
-op(r"cvt\.rn\.bf16\.f32", 1)(rounded)

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,85 +36,78 @@ LLVM = {"r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType(), "p": ir.I
 PTX_VERSION = "8.3"
 
 
-class Lowering:
-    """The operands of one call of an instruction, as inline assembly of LLVM counts them.
+def pointers(context: Any, builder: Any, kind: Any, array: Any, count: int) -> list[Any]:
+    """The pointer to an array's memory if count is 0, else those to its first `count` elements."""
+    data = context.make_array(kind)(context, builder, array).data
+    steps = [ir.Constant(ir.IntType(64), i) for i in range(count)]
+    return [builder.gep(data, [step], inbounds=True) for step in steps] if count else [data]
 
-    LLVM wants results first, and of an array that is written each register twice: as a result, and
-    as an input tied to it. `names` are what the text calls the instruction's operands.
+
+@dataclass
+class Call:
+    """One call of an instruction, as inline assembly of LLVM counts its operands.
+
+    results: letters; of arrays that are written, one for each register. constraints: of results,
+    then of inputs. names: what the text calls the operands. written: where array results go.
     """
 
-    def __init__(self, context: Any, builder: Any, instruction: Instruction):
-        self.context, self.builder, self.instruction = context, builder, instruction
-        self.results = [LLVM[operand.letter] for operand in instruction.ret]
-        self.constraints = ["=" + operand.letter for operand in instruction.ret]
-        self.names: list[Any] = [f"${i}" for i in range(len(self.results))]
-        self.inputs: list[Any] = []
-        self.written: list[Any] = []
+    results: list[str]
+    constraints: list[str]
+    names: list[Any]
+    inputs: list[Any] = field(default_factory=list)
+    written: list[Any] = field(default_factory=list)
 
-    def pointers(self, kind: Any, array: Any, count: int) -> list[Any]:
-        """Pointers to the first `count` elements of a local array."""
-        data = self.data(kind, array)
-        return [
-            self.builder.gep(data, [ir.Constant(ir.IntType(64), i)], inbounds=True)
-            for i in range(count)
-        ]
 
-    def data(self, kind: Any, array: Any) -> Any:
-        """The pointer to an array's memory."""
-        return self.context.make_array(kind)(self.context, self.builder, array).data
-
-    def take(self, kinds: Iterable[Any], values: Iterable[Any]) -> None:
-        """Lay out the arguments, `values` of types `kinds`: written arrays are results too."""
-        arrays = list(zip(self.instruction.args, kinds, values, strict=True))
-        for operand, kind, value in arrays:
+def lay_out(
+    context: Any, builder: Any, instruction: Instruction, kinds: Iterable, values: Iterable
+) -> Call:
+    """The call with arguments `values` of numba types `kinds`."""
+    count = len(instruction.ret)
+    results = [operand.letter for operand in instruction.ret]
+    written = [operand for operand in instruction.args if operand.written]
+    results += [operand.letter for operand in written for _ in range(operand.count)]
+    call = Call(results, ["=" + letter for letter in results], [f"${i}" for i in range(count)])
+    tied = count  # the next result that belongs to an array
+    for operand, kind, value in zip(instruction.args, kinds, values, strict=True):
+        place = len(results) + len(call.inputs)
+        if operand.count:
+            places = pointers(context, builder, kind, value, operand.count)
+            call.inputs += [builder.load(pointer) for pointer in places]
+            first = tied if operand.written else place
+            numbers = range(first, first + operand.count)
+            call.names.append([f"${n}" for n in numbers])
+            call.constraints += [str(n) if operand.written else operand.letter for n in numbers]
             if operand.written:
-                self.written += self.pointers(kind, value, operand.count)
-                self.results += [LLVM[operand.letter]] * operand.count
-                self.constraints += ["=" + operand.letter] * operand.count
-        tied = len(self.instruction.ret)
-        for operand, kind, value in arrays:
-            tied = self.argument(operand, kind, value, tied)
+                call.written += places
+                tied += operand.count
+            continue
+        if operand.letter == "p":
+            (pointer,) = pointers(context, builder, kind, value, 0)
+            value = builder.ptrtoint(pointer, LLVM["p"])
+        call.inputs.append(value)
+        call.names.append(f"${place}")
+        call.constraints.append("l" if operand.letter == "p" else operand.letter)
+    return call
 
 
-    def argument(self, operand: Any, kind: Any, value: Any, tied: int) -> int:
-        """Add one argument; return the number of the result that the next written array has."""
-        place = len(self.results) + len(self.inputs)
-        if not operand.count:
-            letter = operand.letter
-            if letter == "p":
-                letter, pointer = "l", self.data(kind, value)
-                value = self.builder.ptrtoint(pointer, LLVM["p"])
-            self.names.append(f"${place}")
-            self.constraints.append(letter)
-            self.inputs.append(value)
-            return tied
-        pointers = self.pointers(kind, value, operand.count)
-        self.inputs += [self.builder.load(pointer) for pointer in pointers]
-        first = tied if operand.written else place
-        numbers = range(first, first + operand.count)
-        self.names.append([f"${n}" for n in numbers])
-        self.constraints += [str(n) if operand.written else operand.letter for n in numbers]
-        return tied + operand.count * operand.written
-
-    def emit(self) -> list[Any]:
-        """Write the call; return the instruction's results, once its arrays have theirs."""
-        pure, builder, results = self.instruction.pure, self.builder, self.results
-        kind = ir.VoidType() if not results else ir.LiteralStructType(results)
-        if len(results) == 1:
-            kind = results[0]
-        constraints = self.constraints + ([] if pure else ["~{memory}"])
-        assembly = ir.InlineAsm(
-            ir.FunctionType(kind, [value.type for value in self.inputs]),
-            self.instruction.fill(self.names), ",".join(constraints), side_effect=not pure,
-        )  # fmt: skip
-        value = builder.call(assembly, self.inputs, attrs=() if pure else ("convergent",))
-        values = [value][: len(results)]
-        if len(results) > 1:
-            values = [builder.extract_value(value, i) for i in range(len(results))]
-        count = len(self.instruction.ret)
-        for pointer, result in zip(self.written, values[count:], strict=True):
-            builder.store(result, pointer)
-        return values[:count]
+def emit(builder: Any, instruction: Instruction, call: Call) -> list[Any]:
+    """Write the call; return the instruction's results, once its arrays have theirs."""
+    pure, parts = instruction.pure, [LLVM[letter] for letter in call.results]
+    kind = ir.VoidType() if not parts else ir.LiteralStructType(parts)
+    if len(parts) == 1:
+        kind = parts[0]
+    constraints = call.constraints + ([] if pure else ["~{memory}"])
+    function = ir.FunctionType(kind, [value.type for value in call.inputs])
+    text = instruction.fill(call.names)
+    assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=not pure)
+    value = builder.call(assembly, call.inputs, attrs=() if pure else ("convergent",))
+    values = [value][: len(parts)]
+    if len(parts) > 1:
+        values = [builder.extract_value(value, i) for i in range(len(parts))]
+    count = len(instruction.ret)
+    for pointer, result in zip(call.written, values[count:], strict=True):
+        builder.store(result, pointer)
+    return values[:count]
 
 
 def intrinsic(cuda: Any, instruction: Instruction) -> Any:
@@ -134,9 +127,8 @@ def intrinsic(cuda: Any, instruction: Instruction) -> Any:
         kind = types.Tuple(results) if len(results) > 1 else (*results, types.void)[0]
 
         def write(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            call = Lowering(context, builder, instruction)
-            call.take(signature.args, values)
-            outcome = call.emit()
+            call = lay_out(context, builder, instruction, signature.args, values)
+            outcome = emit(builder, instruction, call)
             if len(outcome) > 1:
                 return context.make_tuple(builder, signature.return_type, outcome)
             return outcome[0] if outcome else context.get_dummy_value()

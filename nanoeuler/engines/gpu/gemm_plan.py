@@ -14,8 +14,8 @@ import numpy as np
 
 TILE_K = 64        # elements of k in a block: 128 bytes of bf16, the width of a swizzled row
 GROUP = 8          # row tiles that go together (4 to 16 are within 2 % of each other, chapter 7c)
-STRIPS = 16        # parts of a block's tile that are summed one by one: 2 halves of 8
 EPILOGUE = 4       # k-blocks: what a cluster's second piece costs beside its own k-blocks, about
+SUMMING = 10       # k-blocks: what it costs to wait for all, and to sum the pieces, about
 SPARES = 2         # items after the last, for a consumer that reads one or two ahead
 MULTIPROCESSORS = 132  # of an H100 or H200 SXM; each has room for one block
 
@@ -33,11 +33,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Sum:
-    """The strip of tile (x, y), in block `rank` of its cluster, that is the sum of its pieces."""
+    """A strip of tile (x, y) that is the sum of pieces: of block `rank`, of its upper 64 rows or
+    the lower (half), the strip-th from the left."""
 
     x: int
     y: int
     rank: int
+    half: int
     strip: int
     slot: int
     pieces: int
@@ -60,8 +62,8 @@ class Plan:
         """The lists as the kernels read them, int32 (n, 4).
 
         Row c: where the items of cluster c begin and end; row clusters + w: the same of the sums of
-        warpgroup w; then items (x, y, first | end << 16, slot), sums (x, y, rank << 8 | strip,
-        slot | pieces << 16), and spares.
+        warpgroup w; then items (x, y, first | end << 16, slot), sums (x, y, rank << 8 |
+        half << 4 | strip, slot | pieces << 16), and spares.
         """
         heads, body = [], []
         start = len(self.items) + len(self.sums)
@@ -80,7 +82,8 @@ def row(part: Item | Sum) -> tuple[int, int, int, int]:
     """Four int32 for an item or a sum, as in `Plan.words`."""
     if isinstance(part, Item):
         return part.x, part.y, part.first | part.end << 16, part.slot
-    return part.x, part.y, part.rank << 8 | part.strip, part.slot | part.pieces << 16
+    where = part.rank << 8 | part.half << 4 | part.strip
+    return part.x, part.y, where, part.slot | part.pieces << 16
 
 
 def cover(n: int, size: int) -> int:
@@ -109,6 +112,7 @@ def whole(order: list[tuple[int, int]], blocks: int, clusters: int) -> Plan:
     return Plan([own for own in lists if own], [], 0)
 
 
+# %% sec-gemm-pieces
 def level(order: list[tuple[int, int]], blocks: int, clusters: int) -> list[list[Item]]:
     """Every cluster gets the same number of k-blocks, or one more; slots are not given yet.
 
@@ -161,12 +165,13 @@ def slotted(lists: list[list[Item]], blocks: int) -> tuple[list[list[Item]], dic
 
 
 def split(
-    order: list[tuple[int, int]], blocks: int, clusters: int, cluster: int, cut: str = "best"
-) -> Plan:
+    order: list[tuple[int, int]], blocks: int, clusters: int, cluster: int, strips: int,
+    cut: str = "best",
+) -> Plan:  # fmt: skip
     """Tiles cut along k; the pieces wait in slots, and each strip is summed in the order of k.
 
     cut: "level", "even", or "best": the one with the lesser load, even where they are within
-    EPILOGUE. Each strip is the work of one warpgroup, two of each block: which, nothing hangs on.
+    EPILOGUE. Half a tile has `strips`; each is summed by one warpgroup, and which does not matter.
     """
     choices = {"level": level(order, blocks, clusters)}
     if len(order) * 2 <= clusters:
@@ -177,11 +182,12 @@ def split(
         cut = min(cost, key=cost.get)
     lists, slots = slotted(choices.get(cut, choices["level"]), blocks)
     tasks = [
-        Sum(x, y, rank, strip, first, pieces)
+        Sum(x, y, rank, half, strip, first, pieces)
         for (x, y), (first, pieces) in slots.items()
-        for strip in range(STRIPS)
+        for strip in range(strips)
+        for half in range(2)
         for rank in range(cluster)
     ]
     workers = len(lists) * cluster * 2
-    sums = [tasks[w::workers] for w in range(workers)] if tasks else []
+    sums = [tasks[w::workers] for w in range(workers)]
     return Plan(lists, sums, sum(pieces for _, pieces in slots.values()))

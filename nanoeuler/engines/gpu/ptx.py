@@ -11,19 +11,13 @@ every form of an instruction that no kernel of ours uses.
 
 from nanoeuler.engines.gpu.instruction import Instruction, ptx
 
-# ---- Addresses and who one is: "Special Registers", "cvta".
-
 # p -> its int32 offset in the shared window
 shared_address = ptx(
     "{ .reg .u64 p; cvta.to.shared.u64 p, $1; cvt.u32.u64 $0, p; }", "p", "r", pure=True
 )
-# -> the number of this block in its cluster
-cluster_rank = ptx("mov.u32 $0, %cluster_ctarank;", "", "r", True)
 # a, b -> a / b rounded down, both below 2^31: numba's // divides in 64 bits
 divide = ptx("div.u32 $0, $1, $2;", "r r", "r", True)
 
-
-# ---- mbarriers, in shared memory: "Parallel Synchronization...: mbarrier".
 
 # address, arrivals that complete a phase
 mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", "r r")
@@ -47,8 +41,6 @@ mbarrier_wait = ptx(
     "r r",
 )
 
-
-# ---- The copy engine: "Data Movement and Conversion Instructions: Tensor copy", "fence.proxy".
 
 # map: what the host wrote into the map is there; once in each thread, before its first use
 map_acquire = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l")
@@ -82,8 +74,6 @@ bulk_wait = ptx("cp.async.bulk.wait_group 0;")
 proxy_fence = ptx("fence.proxy.async.shared::cta;")
 
 
-# ---- Threads that wait for each other: "barrier", "barrier.cluster", "setmaxnreg", "atom".
-
 cluster_arrive = ptx("barrier.cluster.arrive.release.aligned;")
 cluster_wait = ptx("barrier.cluster.wait.acquire.aligned;")
 # number, threads: wait until so many threads of the block, whole warps, are at this barrier
@@ -105,8 +95,6 @@ def set_registers(count: int, more: bool) -> Instruction:
     return ptx(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};")
 
 
-# ---- Values: "cvt", "tanh", "ld.global", "st.global", "st.shared", "ldmatrix", "stmatrix".
-
 # a, b -> both as bf16, rounded to nearest even, a in the low half
 pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", "f f", "r", True)
 # the low, the high bf16 of a pair -> float32
@@ -123,8 +111,8 @@ load_if_below = ptx(
 load_int4 = ptx("ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "r r r r")
 # address, index, limit -> 4 float32 as the whole GPU sees them, or zeros where index >= limit
 load_float4_if_below = ptx(
-    "{ .reg .pred p; setp.lt.s32 p, $5, $6; mov.f32 $0, 0f00000000; mov.f32 $1, 0f00000000;"
-    " mov.f32 $2, 0f00000000; mov.f32 $3, 0f00000000;"
+    "{ .reg .pred p; setp.lt.s32 p, $5, $6; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0;"
+    " mov.b32 $3, 0;"
     " @p ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4]; }",
     "l r r", "f f f f",
 )  # fmt: skip
@@ -137,9 +125,6 @@ ldmatrix4 = ptx(
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "r", "r r r r"
 )
 stmatrix4 = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", "r r r r r")
-
-
-# ---- The tensor cores: "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
 
 
 def descriptor(leading: int, stride: int) -> int:

@@ -195,6 +195,7 @@ def proxy_fence():
     memory = shared(WINDOW | thread.block.rank << CLUSTER_BIT)[0]
     for threads, words in memory.stores:
         memory.flags[words[threads == thread.number]] &= ~UNFENCED & 0xFF
+    memory.stores = [s for s in memory.stores if (memory.flags[s[1]] & UNFENCED).any()]
     memory.note()
 
 

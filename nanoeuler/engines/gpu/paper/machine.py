@@ -113,7 +113,9 @@ class Meeting(Owner):
             self.parts[mask] = Meeting(lanes, (mask & whole).bit_count())
         return self.parts[mask]
 
-    def meet(self, thread: Thread, key: str, value: Any, together: Callable[[list], Iterable]):
+    def meet(
+        self, thread: Thread, key: str, value: Any, together: Callable[[list], Iterable]
+    ) -> Any:
         """Wait for all; then `together(their values)` gives each its answer, in their order."""
         if self.came and key != self.key:
             fault("divergence", f"{key}, while others of {self.name} are at {self.key}")

@@ -77,10 +77,8 @@ class Checks(Words):
         if watch and not self.block.number:
             words = slice(watch[0] // 4, watch[1] // 4)
             flags = self.flags[words]
-            state = np.where(flags & WRITTEN, 2, 0)
-            state[flags & UNFENCED != 0] = 3
-            state[flags & ARRIVING != 0] = 1
-            state[self.users[words] > 0] = 4
+            conditions = self.users[words], flags & ARRIVING, flags & UNFENCED, flags & WRITTEN
+            state = np.select([c > 0 for c in conditions], (4, 1, 3, 2), 0)
             self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
 
     def _warp(self):
@@ -136,7 +134,9 @@ class Accesses(Checks):
 class Shared(Accesses):
     """Shared memory, with reads and writes that take time."""
 
-    def lend(self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int):
+    def lend(
+        self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int
+    ) -> None:
         """An asynchronous read begins, with what `known` knows; `give_back` ends it."""
         self._warp()
         self.check(words, f"{who} reads", USED | WRITTEN, ARRIVING | UNFENCED)
@@ -151,7 +151,9 @@ class Shared(Accesses):
         self.users[words] -= 1
         self.note()
 
-    def expect(self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int):
+    def expect(
+        self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int
+    ) -> None:
         """An asynchronous write begins; `land` ends it."""
         self._warp()
         self.check(words, f"{who} writes", USED, ARRIVING)

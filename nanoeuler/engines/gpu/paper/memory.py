@@ -86,8 +86,8 @@ class Checks(Words):
         return current().warp
 
 
-class Accesses(Checks):
-    """Shared memory as threads read and write it."""
+class Order(Checks):
+    """Shared memory whose accesses must be in an order."""
 
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
@@ -111,6 +111,10 @@ class Accesses(Checks):
         late = self.late(words, known, writes)
         if late:
             fault("race", f"{action} shared byte {4 * late[0]}, not ordered after {late[1]}")
+
+
+class Accesses(Order):
+    """Shared memory as threads read and write it."""
 
     def read(self, words: np.ndarray) -> np.ndarray:
         """The uint32 values of `words`, for a plain read by the current thread's warp."""

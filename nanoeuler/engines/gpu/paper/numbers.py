@@ -33,6 +33,7 @@ uint32 = Integer("uint32", 32, signed=False)  # instructions that read their ope
 float32 = np.float32  # rounds as a register of 32 bits does
 Register = int | np.float32  # what a kernel finds in a register
 
+
 def dtype(kind: Any) -> np.dtype:
     """NumPy's name for a type that a kernel gives to an array."""
     return kind.dtype if isinstance(kind, Integer) else np.dtype(getattr(kind, "__name__", kind))

@@ -1,10 +1,12 @@
-"""A GPU on paper: each family of instructions against NumPy, and planted faults that must be found."""
+"""A GPU on paper: each family of instructions against NumPy, and planted faults, all found."""
 
 import numpy as np
 import pytest
 from mutants import Mutant, load
 
-from nanoeuler.engines.gpu import gemm_wgmma
+from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma
+from nanoeuler.engines.gpu.gemm import product
+from nanoeuler.engines.gpu.gemm_form import Form
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64, ptx
 from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
 from nanoeuler.engines.gpu.paper import Fault, run
@@ -14,7 +16,6 @@ from nanoeuler.engines.gpu.ptx import (
     bulk_commit,
     bulk_wait,
     cluster_arrive,
-    cluster_rank,
     cluster_wait,
     descriptor,
     grid_barrier,
@@ -85,7 +86,7 @@ def test_blocks_have_three_axes():
 
 
 def make_product(barriers="both"):
-    def product(a, b, c):
+    def tiles(a, b, c):
         x, y = cuda.threadIdx.x, cuda.threadIdx.y
         row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
         a_tile = cuda.shared.array((TILE, TILE), float32)
@@ -102,7 +103,7 @@ def make_product(barriers="both"):
                 cuda.syncthreads()
         c[row, column] = total
 
-    return product
+    return tiles
 
 
 def test_a_product_with_tiles_and_its_counts():
@@ -304,12 +305,12 @@ def test_banks_of_shared_memory(width, rounds):
 
 
 def test_an_index_outside_is_refused():
-    for index in (32, -1):
+    def outside(x, out, index):
+        out[0] = x[cuda.threadIdx.x + index]
 
-        def outside(x, out):
-            out[0] = x[cuda.threadIdx.x + index]
-
-        text = fault_of("bounds", outside, "f[1] f[1]", random(32), random(1), text="index")
+    for index in 32, -1:
+        arrays = random(32), random(1), index
+        text = fault_of("bounds", outside, "f[1] f[1] r", *arrays, text="index")
         assert "out[0] = x[cuda.threadIdx.x + index]" in text
 
 
@@ -329,7 +330,8 @@ def test_reading_what_nobody_wrote_is_refused():
         x[t] = out[t]
 
     out = random(32)
-    fault_of("unwritten", half, "f[1] f[1]", random(32), out, text=r"out\[(1[6-9]|[23]\d)\]", fresh=(out,))
+    text = r"out\[(1[6-9]|[23]\d)\]"
+    fault_of("unwritten", half, "f[1] f[1]", random(32), out, text=text, fresh=(out,))
     play(half, "f[1] f[1]", random(32), out)  # without `fresh`, what the host wrote counts
 
 
@@ -670,7 +672,7 @@ def test_mma_sync():
 def make_wgmma(layout, registers=False, flaw=""):
     """D (64 x 64) = A (64 x 32) B, both in boxes of 128 bytes, or A from a thread's registers."""
     a_step, b_step = (128 if layout[0] == "T" else 2), (128 if layout[1] == "N" else 2)
-    product, product_r = wgmma(64, 2, a_step, b_step, layout), None
+    from_shared, from_registers = wgmma(64, 2, a_step, b_step, layout), None
     if registers:
         lines = ["{ .reg .pred t; setp.eq.b32 t, 0, 0; .reg .b64 b; wgmma.fence.sync.aligned;"]
         for k in range(2):
@@ -678,7 +680,8 @@ def make_wgmma(layout, registers=False, flaw=""):
                 f"add.s64 b, $2, {k * b_step}; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"
                 f" {{$0[0:32]}}, {{$1[{4 * k}:{4 * k + 4}]}}, b, t, 1, 1, {int(layout[1] == 'N')};"
             )
-        product_r = ptx("\n".join([*lines, "wgmma.commit_group.sync.aligned; }"]), "+f*32 r*8 l")
+        lines.append("wgmma.commit_group.sync.aligned; }")
+        from_registers = ptx("\n".join(lines), "+f*32 r*8 l")
     wait = wgmma_wait(32)
     tall = 32 if layout[0] == "T" else 64
     b_rows = 64 if layout[1] == "T" else 32
@@ -706,11 +709,11 @@ def make_wgmma(layout, registers=False, flaw=""):
         a = int64(descriptor(16, 1024)) | int64((base & 0x3FFFF) >> 4)
         b = int64(descriptor(16, 1024)) | int64(((base + 8192) & 0x3FFFF) >> 4)
         if registers:
-            product_r(acc, own, b)
+            from_registers(acc, own, b)
             if flaw == "A overwritten":
                 own[0] = 0
         else:
-            product(acc, a, b, 1)
+            from_shared(acc, a, b, 1)
         if flaw != "no wait for the product":
             wait(acc)
         for i in range(32):
@@ -838,6 +841,7 @@ def make_cluster(flaw=""):
     return cluster
 
 
+cluster_rank = ptx("mov.u32 $0, %cluster_ctarank;", "", "r")
 load_three = ptx(
     "{ .reg .b16 m; cvt.u16.u32 m, $6; cp.async.bulk.tensor.3d.shared::cluster.global.tile"
     ".mbarrier::complete_tx::bytes.multicast::cluster [$0], [$1, {$2, $3, $4}], [$5], m; }",
@@ -891,65 +895,117 @@ def test_named_barriers():
 # ---- The tensor-core product of chapter 7c.
 
 
-def gemm(m, n, k, seed=None, blocks=1, module=gemm_wgmma, **form):
-    """The relative error of a product against float64."""
-    form = module.Form(**form)
+def multiply_on_paper(m, n, k, seed=None, blocks=1, kernel=None, **form):
+    """The relative error of a product against float64; `kernel` stands in for the package's."""
+    form = Form(**form)
     a = to_bf16(random(*((k, m) if form.layout[0] == "T" else (m, k))))
     b = to_bf16(random(*((k, n) if form.layout[1] == "N" else (n, k))))
     c = np.zeros((m, n), np.float32 if form.out == "float32" else np.uint16)
-    for launch in module.product(form, a, b, c, blocks=blocks):
+    residual = to_bf16(random(m, n)) if form.epilogue == "residual" else None
+    for launch in product(form, a, b, c, residual, blocks=blocks):
+        if kernel:
+            launch = Launch(kernel(form), launch.grid, launch.args)
         run(launch, seed, fresh=(c,))
     a, b = from_bf16(a).astype(float), from_bf16(b).astype(float)
     want = (a.T if form.layout[0] == "T" else a) @ (b if form.layout[1] == "N" else b.T)
+    want = want if residual is None else want + from_bf16(residual)
     got = c if form.out == "float32" else from_bf16(c)
     return np.linalg.norm(got - want) / np.linalg.norm(want)
 
 
 BF16 = 2.0**-9  # the error of one rounding to bf16, relative, at most; its rms is a third of it
+LONG = 600  # ten k-blocks: rings of four and of six stages wrap
 
 
 @pytest.mark.parametrize("form", [
-    {"layout": "NT", "seed": 1},
-    {"layout": "NN"},
-    {"layout": "TN", "out": "float32", "pieces": "together", "blocks": 2},
-    {"layout": "NT", "pingpong": True, "seed": 0},
-    {"layout": "NT", "cluster": 2, "blocks": 2},
+    {"m": 128, "layout": "NT", "seed": 1},
+    {"m": 128, "layout": "NN"},
+    {"m": 128, "layout": "TN", "out": "float32", "pieces": "together", "blocks": 2},
+    {"m": 256, "layout": "NT", "pingpong": True, "seed": 0},
+    {"m": 256, "layout": "NT", "cluster": 2, "blocks": 2},
+    {"m": 200, "layout": "NT", "epilogue": "residual", "seed": 2},
 ])  # fmt: skip
 def test_the_product_of_chapter_7c(form):
-    wide = 2 * 256 if form.get("cluster") else 256
-    rows = 256 if form.get("pingpong") or wide == 512 else 128
-    error = gemm(rows, 256, 600, **form)  # ten k-blocks: rings of four and six stages wrap
+    error = multiply_on_paper(n=256, k=LONG, **form)
     assert error < (1e-6 if form.get("out") else BF16)
 
 
-FLAWS_7C = {
+FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
     "no wait for a stage": (
-        "make_multiply", "            mbarrier_wait(bars + 8 * stage, phase)\n", "", "race unwritten"),
+        "gemm_wgmma.make_multiply", "            mbarrier_wait(bars + 8 * stage, phase)\n", "",
+        "race unwritten"),
     "a stage given back early": (
-        "make_multiply", "release(bars + 8 * (stages + last), t)",
+        "gemm_wgmma.make_multiply", "release(bars + 8 * (stages + last), t)",
         "release(bars + 8 * (stages + stage), t)", "race misuse deadlock"),
     "no wait before it is given back": (
-        "make_multiply", "                wgmma_wait_previous()\n", "", "race"),
-    "no wait for the product": ("make_consume", "            wait(acc)\n", "", "flight"),
-    "no proxy fence": ("close_box", "    proxy_fence()\n", "", "proxy"),
+        "gemm_wgmma.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
+    "no wait for the product": (
+        "gemm_wgmma.make_consume", "            wait(acc)\n", "", "flight"),
+    "no proxy fence": ("gemm_epilogue.make_strip", "        proxy_fence()\n", "", "proxy"),
     "no barrier before the copy": (
-        "close_box", "    barrier(1 + c, 128)\n", "", "proxy race unwritten"),
-    "a box used too early": ("open_box", "        bulk_wait_read()\n", "        pass\n", "race"),
+        "gemm_epilogue.make_strip", "        proxy_fence()\n        barrier(1 + c, 128)\n",
+        "        proxy_fence()\n", "proxy race unwritten"),
+    "a box used too early": (
+        "gemm_epilogue.make_strip", "            bulk_wait_read()", "            pass", "race"),
     "too few bytes expected": (
-        "make_produce", "mbarrier_expect(full, stage_bytes)",
+        "gemm_wgmma.make_produce", "mbarrier_expect(full, stage_bytes)",
         "mbarrier_expect(full, stage_bytes - 1024)", "race deadlock misuse"),
     "wrong parity": (
-        "make_produce", "mbarrier_wait(full + 8 * stages, phase ^ 1)  # its last",
-        "mbarrier_wait(full + 8 * stages, phase)  # its last", "deadlock"),
-    "leaves before the copy is out": ("gemm", "                bulk_wait()\n",
-                                      "                pass\n", "flight"),
+        "gemm_wgmma.make_produce", "phase ^ 1)  # its last", "phase)  # its last", "deadlock"),
+    "leaves before the copy is out": (
+        "gemm_wgmma.gemm_kernel", "                bulk_wait()\n", "                pass\n",
+        "flight"),
+    "one warp says that all have read the residual": (
+        "gemm_epilogue.make_residual", "            barrier(1 + c, 128)  # all warps have",
+        "            #", "race"),
+    "no fence of the mbarriers": (
+        "gemm_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("flaw", FLAWS_7C)
-def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw):
-    function, old, new, kinds = FLAWS_7C[flaw]
-    wrong = load(Mutant("engines.gpu.gemm_wgmma", function, flaw, old, new))
+def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
+    place, old, new, kinds = FLAWS_7C[flaw]
+    module, function = place.split(".")
+    wrong = getattr(load(Mutant(f"engines.gpu.{module}", function, flaw, old, new)), function)
+    for other in gemm_form, gemm_epilogue, gemm_wgmma:
+        if hasattr(other, function):
+            monkeypatch.setattr(other, function, wrong)
     with pytest.raises(Fault) as caught:
-        gemm(128, 256, 600, module=wrong)
+        form = {"epilogue": "residual"} if "residual" in function else {}
+        multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
+
+
+# ---- What a launch is refused for, and arrays that are given twice.
+
+
+def shift(x, y):
+    t = cuda.threadIdx.x
+    y[t] = x[(t + 1) % 32]
+
+
+def test_an_array_that_is_given_twice_is_one_array():
+    x, y = random(32), random(32)
+    play(shift, "f[1] f[1]", x, y)
+    fault_of("race", shift, "f[1] f[1]", x, x, text=r"race on x\[")
+
+
+def test_a_block_that_is_too_large_is_refused():
+    for more in {"threads": (32, 33)}, {"shared": 227 * 1024 + 1}:
+        with pytest.raises(UserError, match="at most 1024 threads and 232448 bytes"):
+            play(shift, "f[1] f[1]", random(32), random(32), **more)
+    with pytest.raises(UserError, match="dense rows"):
+        play(make_copy(1), "f[1] f[1]", random(64)[::2], random(32))
+
+
+def test_a_run_that_is_given_up_leaves_no_trace():
+    def twice(x):  # the threads part at the if: what they did abreast must be undone
+        t = cuda.threadIdx.x
+        x[t] += 1
+        if t < 7:
+            x[t] += 10
+
+    x = np.zeros(32, np.float32)
+    play(twice, "f[1]", x)
+    assert (x == np.where(np.arange(32) < 7, 11, 1)).all()

@@ -6,6 +6,9 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from nanoeuler.engines.gpu.paper.clocks import acquire, clock, join, release
 from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault, line
@@ -27,7 +30,7 @@ class Barriers:
 class Named:
     """One round of a named barrier: `count` threads come, some of them to wait."""
 
-    def __init__(self, number: int, count: int, knowledge):
+    def __init__(self, number: int, count: int, knowledge: np.ndarray):
         self.number, self.count, self.knowledge = number, count, knowledge
         self.arrivals, self.waiting = 0, []
 
@@ -87,7 +90,7 @@ def sync_warp(mask: int = 0xFFFFFFFF) -> None:
     meet(mask, "syncwarp", None, lambda values: (thread.block.settle(), values)[1])
 
 
-def meet(mask: int, key: str, value, together: Callable):
+def meet(mask: int, key: str, value: Any, together: Callable) -> Any:
     """The lanes of a mask execute something together, of the current thread's warp."""
     thread = current()
     warp = thread.warp

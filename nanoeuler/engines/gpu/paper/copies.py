@@ -18,7 +18,7 @@ from nanoeuler.engines.gpu.paper.clocks import clock
 from nanoeuler.engines.gpu.paper.layouts import box
 from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
-from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, shared
+from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, Global, shared
 from nanoeuler.engines.gpu.paper.translate import op
 from nanoeuler.engines.gpu.paper.waits import Mbarriers, mbarrier
 
@@ -84,7 +84,7 @@ LOAD = r"cp\.async\.bulk\.tensor\.([2-5])d\.shared::cluster\.global(?:\.tile)?"
 
 
 @op(LOAD + r"\.mbarrier::complete_tx::bytes(\.multicast::cluster)?")
-def load(rank, multicast, to, address, *rest):
+def load(rank: str, multicast: str | None, to: int, address: int, *rest: int) -> None:
     """A box of a map to shared memory, of this block or of all in a mask."""
     thread, n = current(), int(rank)
     corner, bar, mask = rest[:n], rest[n], rest[n + 1 :]
@@ -108,7 +108,7 @@ def load(rank, multicast, to, address, *rest):
 
 
 @op(r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes")
-def load_bulk(to, address, size, bar):
+def load_bulk(to: int, address: int, size: int, bar: int) -> None:
     """Bytes in a row to shared memory."""
     if (to | address | size) % 16:
         fault("misuse", f"a bulk copy of {size} bytes: all has to be in multiples of 16")
@@ -168,7 +168,7 @@ STORE = r"cp\.(reduce\.)?async\.bulk\.tensor\.([2-5])d\.global\.shared::cta"
 
 
 @op(STORE + r"(\.add)?(?:\.tile)?\.bulk_group")
-def store(reduce, rank, add, address, *rest):
+def store(reduce: str | None, rank: str, add: str | None, address: int, *rest: int) -> None:
     """A box from shared memory to where its map says, or added to what is there."""
     if bool(reduce) != bool(add):
         fault("misuse", "cp.reduce is known with .add only, and .add with cp.reduce only")
@@ -186,7 +186,7 @@ def store(reduce, rank, add, address, *rest):
 
 
 @op(r"cp\.async\.bulk\.commit_group")
-def commit():
+def commit() -> None:
     """The copies since the last commit are a group."""
     thread = current()
     outgoing, machine = thread.of(Outgoing), thread.block.machine
@@ -218,7 +218,7 @@ def commit():
         machine.effects.append(read)
 
 
-def put(memory, tile_map: Map, corner: tuple, data: np.ndarray, add: bool) -> None:
+def put(memory: Global, tile_map: Map, corner: tuple, data: np.ndarray, add: bool) -> None:
     """Write a box's bytes into the array of its map; what lies outside is dropped."""
     inside, part = cut(tile_map, corner)
     data = data.view(tile_map.array.dtype).reshape(tile_map.box)[part]
@@ -229,7 +229,7 @@ def put(memory, tile_map: Map, corner: tuple, data: np.ndarray, add: bool) -> No
 
 
 @op(r"cp\.async\.bulk\.wait_group(\.read)?")
-def wait_bulk(reading, most):
+def wait_bulk(reading: str | None, most: int) -> None:
     """Wait until at most `most` groups are incomplete, or have still to read their source."""
     current().of(Outgoing).wait(most, 1 if reading else 2)
 
@@ -248,7 +248,7 @@ class Pieces:
 
 
 @op(r"cp\.async\.c[ga]\.shared(?:::cta)?\.global")
-def copy(to, address, size):
+def copy(to: int, address: int, size: int) -> None:
     """4, 8 or 16 bytes to shared memory, while the thread goes on."""
     if size not in (4, 8, 16) or (to | address) % size:
         fault("misuse", f"cp.async of {size} bytes from {address:#x} to {to & LOW}")
@@ -262,7 +262,7 @@ def copy(to, address, size):
 
 
 @op(r"cp\.async\.commit_group")
-def copy_commit():
+def copy_commit() -> None:
     """The copies since the last commit are a group."""
     pieces = current().of(Pieces)
     pieces.groups.append(pieces.open)
@@ -270,7 +270,7 @@ def copy_commit():
 
 
 @op(r"cp\.async\.wait_group")
-def copy_wait(most):
+def copy_wait(most: int) -> None:
     """Wait until at most `most` groups are under way; what came is the thread's own to see."""
     thread = current()
     groups = thread.of(Pieces).groups

@@ -7,7 +7,9 @@
 import linecache
 import re
 import sys
+from collections.abc import Callable
 from types import FrameType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -31,19 +33,19 @@ class LocalIntegers(Local):
         return int(super().__getitem__(index))
 
 
-def local_array(shape, dtype) -> Local:
+def local_array(shape: int | tuple, dtype: Any) -> Local:
     """Registers, filled with what is not to be read."""
     values = np.empty(shape, numbers.dtype(dtype))
     values.fill(np.nan if values.dtype.kind == "f" else 0x5A5A5A5A)
     return values.view(Local if values.dtype.kind == "f" else LocalIntegers)
 
 
-def shared_array(shape, dtype) -> Array:
+def shared_array(shape: int | tuple, dtype: Any) -> Array:
     """The block's array that stands at this place in the kernel; shape 0: the dynamic memory."""
     return array_at(sys._getframe(1), current().block, shape, dtype)
 
 
-def array_at(frame: FrameType, block: Block, shape, dtype) -> Array:
+def array_at(frame: FrameType, block: Block, shape: int | tuple, dtype: Any) -> Array:
     """A block's array that is made where `frame` stands."""
     arrays = block.parts.setdefault("shared arrays", {})
     site = frame.f_code, frame.f_lasti
@@ -54,7 +56,7 @@ def array_at(frame: FrameType, block: Block, shape, dtype) -> Array:
     return arrays[site]
 
 
-def new_array(block, shape, dtype, name) -> Array:
+def new_array(block: Block, shape: int | tuple, dtype: np.dtype, name: re.Match | None) -> Array:
     """An array in a block's shared memory."""
     memory = block.of(Shared)
     start = WINDOW
@@ -71,7 +73,7 @@ def new_array(block, shape, dtype, name) -> Array:
     return array
 
 
-def shuffle(mask: int, key: str, value, source) -> object:
+def shuffle(mask: int, key: str, value: Any, source: Callable[[int], int]) -> Any:
     """Each lane gives a value and gets that of lane `source(lane)`, its own where there is none."""
 
     def together(values):
@@ -81,7 +83,7 @@ def shuffle(mask: int, key: str, value, source) -> object:
     return meet(mask, key, (current().lane, value), together)
 
 
-def vote(mask: int, key: str, value, count) -> object:
+def vote(mask: int, key: str, value: Any, count: Callable[[dict], Any]) -> Any:
     """Each lane gives a value and gets `count(values by lane)`."""
     answer = lambda values: [count(dict(values))] * len(values)  # noqa: E731
     return meet(mask, key, (current().lane, value), answer)
@@ -91,25 +93,25 @@ class Atomic:
     """cuda.atomic: a thread reads an element and writes another value, undisturbed; gives the old.
     """
 
-    def _change(self, array: Array, index, change):
+    def _change(self, array: Array, index: Any, change: Callable) -> Any:
         old = array.values[index]
         array.log.write(array.at[index], sys._getframe(2), plain=False)
         array.values[index] = change(old)
         return old.item() if array.dtype.kind in "iu" else old
 
-    def add(self, array: Array, index, value):
+    def add(self, array: Array, index: Any, value: Any) -> Any:
         """array[index] += value."""
         return self._change(array, index, lambda old: old + array.dtype.type(value))
 
-    def max(self, array: Array, index, value):
+    def max(self, array: Array, index: Any, value: Any) -> Any:
         """array[index] = max(array[index], value)."""
         return self._change(array, index, lambda old: max(old, array.dtype.type(value)))
 
-    def min(self, array: Array, index, value):
+    def min(self, array: Array, index: Any, value: Any) -> Any:
         """array[index] = min(array[index], value)."""
         return self._change(array, index, lambda old: min(old, array.dtype.type(value)))
 
-    def exch(self, array: Array, index, value):
+    def exch(self, array: Array, index: Any, value: Any) -> Any:
         """array[index] = value."""
         return self._change(array, index, lambda old: array.dtype.type(value))
 
@@ -124,7 +126,7 @@ class Places:
     gridDim = property(lambda self: current().block.machine.gridDim)
     laneid = property(lambda self: current().lane)
 
-    def grid(self, axes: int):
+    def grid(self, axes: int) -> int | tuple:
         """The thread's place in the whole grid."""
         thread, size = current().threadIdx, self.blockDim
         at = tuple(b * n + t for b, n, t in zip(self.blockIdx, size, thread, strict=True))
@@ -140,30 +142,30 @@ class Cuda(Places):
     syncthreads = staticmethod(sync_threads)
     syncwarp = staticmethod(sync_warp)
 
-    def shfl_sync(self, mask, value, lane):
+    def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
         """The value of one lane."""
         return shuffle(mask, "shfl_sync", value, lambda own: lane)
 
-    def shfl_xor_sync(self, mask, value, bits):
+    def shfl_xor_sync(self, mask: int, value: Any, bits: int) -> Any:
         """The value of the lane whose number differs in `bits`."""
         return shuffle(mask, "shfl_xor_sync", value, lambda own: own ^ bits)
 
-    def shfl_up_sync(self, mask, value, delta):
+    def shfl_up_sync(self, mask: int, value: Any, delta: int) -> Any:
         """The value of the lane `delta` below."""
         return shuffle(mask, "shfl_up_sync", value, lambda own: own - delta)
 
-    def shfl_down_sync(self, mask, value, delta):
+    def shfl_down_sync(self, mask: int, value: Any, delta: int) -> Any:
         """The value of the lane `delta` above."""
         return shuffle(mask, "shfl_down_sync", value, lambda own: own + delta)
 
-    def ballot_sync(self, mask, value):
+    def ballot_sync(self, mask: int, value: Any) -> int:
         """A bit for each lane whose value is true."""
         return vote(mask, "ballot_sync", value, lambda v: sum(1 << i for i, x in v.items() if x))
 
-    def any_sync(self, mask, value):
+    def any_sync(self, mask: int, value: Any) -> bool:
         """Whether any lane's value is true."""
         return vote(mask, "any_sync", value, lambda v: any(v.values()))
 
-    def all_sync(self, mask, value):
+    def all_sync(self, mask: int, value: Any) -> bool:
         """Whether all lanes' values are true."""
         return vote(mask, "all_sync", value, lambda v: all(v.values()))

@@ -36,7 +36,7 @@ def operand(threads: int = 128) -> tuple[np.ndarray, np.ndarray]:
     return row, i // 2 * 8 + t % 4 * 2 + h
 
 
-def swizzle(address):
+def swizzle(address: int | np.ndarray) -> int | np.ndarray:
     """128-byte swizzle: 16-byte chunk (bits 4 to 6) xor the row in its group of 8 (bits 7 to 9)."""
     return address ^ ((address >> 7 & 7) << 4)
 

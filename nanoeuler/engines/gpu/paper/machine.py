@@ -21,6 +21,7 @@ from greenlet import getcurrent, greenlet
 
 WARP, GROUP = 32, 128  # threads: a warp, and the four warps of a warpgroup
 HERE = "nanoeuler.engines.gpu.paper"
+OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: one while a warp does a line
 
 
 class Fault(Exception):
@@ -113,7 +114,9 @@ class Meeting(Owner):
             self.parts[mask] = Meeting(lanes, (mask & whole).bit_count())
         return self.parts[mask]
 
-    def meet(self, thread: Thread, key: str, value: Any, together: Callable[[list], Iterable]):
+    def meet(
+        self, thread: Thread, key: str, value: Any, together: Callable[[list], Iterable]
+    ) -> Any:
         """Wait for all; then `together(their values)` gives each its answer, in their order."""
         if self.came and key != self.key:
             fault("divergence", f"{key}, while others of {self.name} are at {self.key}")
@@ -189,7 +192,22 @@ class Record:
         return self.spans[-1]
 
 
-class Machine(Record):
+class Queues(Record):
+    """Who can run, what is under way, and who goes round in a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue: collections.deque[Thread] = collections.deque()
+        self.effects: collections.deque[Callable[[], None]] = collections.deque()
+        self.spinners: list[Thread] = []  # in a loop until somebody changes memory
+
+    def wake(self) -> None:
+        """Memory has changed: whoever reads it in a loop looks again."""
+        self.queue.extend(self.spinners)
+        self.spinners.clear()
+
+
+class Machine(Queues):
     """The scheduler: a queue of threads that can run, and effects that are still to come.
 
     Without a seed threads run in order and effects (copies under way) come as late as they can.
@@ -198,26 +216,21 @@ class Machine(Record):
 
     def __init__(self, seed: int | None):
         super().__init__()
-        self.queue: collections.deque[Thread] = collections.deque()
-        self.effects: collections.deque[Callable[[], None]] = collections.deque()
         self.random = random.Random(seed) if seed is not None else None
-        self.spinners: list[Thread] = []  # threads in a loop until somebody changes memory
 
     def play(self, threads: list[Thread]) -> None:
         """Run these threads until all have ended."""
         self.queue.extend(threads)
         while self.queue or self.effects:
-            if not self.queue or self.random and self.effects and self.random.random() < 0.05:
+            if not self.queue or self._arrives():
                 self._draw(self.effects)()
             else:
                 self._turn()
         if any(not thread.dead for thread in threads):
             raise deadlock(threads)
 
-    def wake(self) -> None:
-        """Memory has changed: whoever reads it in a loop looks again."""
-        self.queue.extend(self.spinners)
-        self.spinners.clear()
+    def _arrives(self) -> bool:
+        return self.random and self.effects and self.random.random() < OFTEN
 
     def _turn(self) -> None:
         thread = self._draw(self.queue)

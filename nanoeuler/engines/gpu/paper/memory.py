@@ -77,10 +77,8 @@ class Checks(Words):
         if watch and not self.block.number:
             words = slice(watch[0] // 4, watch[1] // 4)
             flags = self.flags[words]
-            state = np.where(flags & WRITTEN, 2, 0)
-            state[flags & UNFENCED != 0] = 3
-            state[flags & ARRIVING != 0] = 1
-            state[self.users[words] > 0] = 4
+            conditions = self.users[words], flags & ARRIVING, flags & UNFENCED, flags & WRITTEN
+            state = np.select([c > 0 for c in conditions], (4, 1, 3, 2), 0)
             self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
 
     def _warp(self):
@@ -88,8 +86,8 @@ class Checks(Words):
         return current().warp
 
 
-class Accesses(Checks):
-    """Shared memory as threads read and write it."""
+class Order(Checks):
+    """Shared memory whose accesses must be in an order."""
 
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
@@ -114,6 +112,10 @@ class Accesses(Checks):
         if late:
             fault("race", f"{action} shared byte {4 * late[0]}, not ordered after {late[1]}")
 
+
+class Accesses(Order):
+    """Shared memory as threads read and write it."""
+
     def read(self, words: np.ndarray) -> np.ndarray:
         """The uint32 values of `words`, for a plain read by the current thread's warp."""
         warp = self._warp()
@@ -136,7 +138,9 @@ class Accesses(Checks):
 class Shared(Accesses):
     """Shared memory, with reads and writes that take time."""
 
-    def lend(self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int):
+    def lend(
+        self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int
+    ) -> None:
         """An asynchronous read begins, with what `known` knows; `give_back` ends it."""
         self._warp()
         self.check(words, f"{who} reads", USED | WRITTEN, ARRIVING | UNFENCED)
@@ -151,7 +155,9 @@ class Shared(Accesses):
         self.users[words] -= 1
         self.note()
 
-    def expect(self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int):
+    def expect(
+        self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int
+    ) -> None:
         """An asynchronous write begins; `land` ends it."""
         self._warp()
         self.check(words, f"{who} writes", USED, ARRIVING)

@@ -7,6 +7,8 @@
 A register of 32 bits travels as a Python int with a sign, or as a NumPy float32.
 """
 
+from typing import Any
+
 import numpy as np
 
 
@@ -18,7 +20,7 @@ class Integer:
         self.low = -(1 << bits - 1) if signed else 0
         self.mask = (1 << bits) - 1
 
-    def __call__(self, value) -> int:
+    def __call__(self, value: Any) -> int:
         value = int(value)
         if self.low <= value <= self.low + self.mask:
             return value
@@ -29,8 +31,10 @@ class Integer:
 int8, int32, int64 = Integer("int8", 8), Integer("int32", 32), Integer("int64", 64)
 uint32 = Integer("uint32", 32, signed=False)  # instructions that read their operands so
 float32 = np.float32  # rounds as a register of 32 bits does
+Register = int | np.float32  # what a kernel finds in a register
 
-def dtype(kind) -> np.dtype:
+
+def dtype(kind: Any) -> np.dtype:
     """NumPy's name for a type that a kernel gives to an array."""
     return kind.dtype if isinstance(kind, Integer) else np.dtype(getattr(kind, "__name__", kind))
 

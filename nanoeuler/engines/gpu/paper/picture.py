@@ -10,6 +10,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from nanoeuler.engines.gpu.paper.runner import Report
+from nanoeuler.errors import UserError
 
 COLOURS = {"copy in": "C0", "wgmma": "C1", "copy out": "C2"}  # of what takes time
 STATES = {  # of a word, as `Shared.note` numbers them
@@ -19,6 +20,9 @@ STATES = {  # of a word, as `Shared.note` numbers them
     "written, no proxy fence": "C3",
     "being read by a copy or a wgmma": "C1",
 }
+
+# Below the drawing, so that it hides nothing.
+LEGEND = {"fontsize": 8, "loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
 
 
 def stages(report: Report, axes: Axes, block: int = 0) -> None:
@@ -35,25 +39,25 @@ def stages(report: Report, axes: Axes, block: int = 0) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("turn")
     kinds = {"wgmma" if s.what.startswith("wgmma") else s.what for s in spans}
-    axes.legend(handles=[Patch(color=COLOURS[k], label=k) for k in COLOURS if k in kinds])
+    handles = [Patch(color=COLOURS[k], label=k) for k in COLOURS if k in kinds]
+    axes.legend(handles=handles, **LEGEND, ncols=3)
 
 
 def states(report: Report, axes: Axes, row: int = 128) -> None:
-    """The watched words over time: a line for each `row` bytes, a column for each change."""
+    """The watched words: a line for each `row` bytes, the highest state of its words; a column for
+    each change."""
     if not report.history:
-        raise ValueError("nothing was watched: run(..., watch=(first byte, last byte))")
-    table = np.array([state[:: row // 4] for _, state in report.history]).T
+        raise UserError("nothing was watched: run with watch=(first byte, last byte)")
+    table = np.array([state.reshape(-1, row // 4).max(axis=1) for _, state in report.history]).T
     axes.imshow(
         table, aspect="auto", interpolation="nearest", vmin=0, vmax=len(STATES) - 1,
         cmap=ListedColormap(list(STATES.values())),
     )  # fmt: skip
     axes.set_xlabel("change of state, in the order of turns")
     axes.set_ylabel(f"row of {row} bytes")
-    axes.legend(
-        handles=[
-            Patch(facecolor=c, edgecolor="0.5", label=s)
-            for n, (s, c) in enumerate(STATES.items())
-            if (table == n).any()
-        ],
-        fontsize=8,
-    )
+    handles = [
+        Patch(facecolor=colour, edgecolor="0.5", label=state)
+        for n, (state, colour) in enumerate(STATES.items())
+        if (table == n).any()
+    ]
+    axes.legend(handles=handles, **LEGEND, ncols=2)

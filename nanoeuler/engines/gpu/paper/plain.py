@@ -8,6 +8,7 @@ PTX ISA, "Data Movement and Conversion Instructions", "atom".
 """
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,23 +17,23 @@ from nanoeuler.engines.gpu.paper.clocks import acquire, clock, release
 from nanoeuler.engines.gpu.paper.machine import HERE, Block, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import shared
-from nanoeuler.engines.gpu.paper.numbers import bits, int32, uint32
+from nanoeuler.engines.gpu.paper.numbers import Register, bits, int32, uint32
 from nanoeuler.engines.gpu.paper.traffic import by_warp, sectors, wavefronts
 from nanoeuler.engines.gpu.paper.translate import op
 
 
-def count(vector) -> int:
+def count(vector: str | None) -> int:
     """The numbers that .v2 or .v4 moves."""
     return int(vector or 1)
 
 
-def registers(data: np.ndarray, kind: str):
+def registers(data: np.ndarray, kind: str) -> Register | list[Register]:
     """Bytes as values of registers: float32 for f32, else int32."""
     values = list(data.view(np.float32)) if kind == "f32" else data.view(np.int32).tolist()
     return values if len(values) > 1 else values[0]
 
 
-def memory_bytes(values, kind: str) -> np.ndarray:
+def memory_bytes(values: Sequence[Register], kind: str) -> np.ndarray:
     """Values of registers as bytes."""
     if kind == "f32":
         return np.array(values, np.float32).view(np.uint8)
@@ -72,25 +73,25 @@ class Loads:
 
 
 @op(r"ld\.global(?:\.nc|\.cg|\.ca)?(?:\.v([24]))?\.(b32|u32|s32|f32)", lambda v, kind: count(v))
-def load(vector, kind, address):
+def load(vector: str | None, kind: str, address: int) -> Register | list[Register]:
     """Global memory to registers."""
     return registers(read(address, 4 * count(vector)), kind)
 
 
 @op(r"ld\.acquire\.gpu\.global\.(u32|s32|b32)", 1)
-def load_acquire(kind, address):
+def load_acquire(kind: str, address: int) -> Register:
     """A load that sees what was released before the value it finds."""
     return registers(read(address, 4), kind)
 
 
 @op(r"st\.global(?:\.v([24]))?\.(b32|u32|s32|f32)")
-def store(vector, kind, address, *values):
+def store(vector: str | None, kind: str, address: int, *values: Register) -> None:
     """Registers to global memory."""
     write(address, memory_bytes(values, kind))
 
 
 @op(r"st\.release\.gpu\.global\.(u32|s32|b32)")
-def store_release(kind, address, value):
+def store_release(kind: str, address: int, value: Register) -> None:
     """A store before which everything of this thread is seen."""
     write(address, memory_bytes([value], kind))
 
@@ -119,14 +120,14 @@ def aligned(address: int, size: int) -> None:
 
 
 @op(r"red\.(?:relaxed\.gpu\.)?global\.add\.(u32|s32|f32)")
-def reduce(kind, address, value):
+def reduce(kind: str, address: int, value: Register) -> None:
     """Add to a word of global memory."""
     atomic_add(kind, address, value)
 
 
 @op(r"atom\.(?:relaxed|acquire|release|acq_rel)\.gpu\.global\.add\.(u32|s32|f32)", 1)
 @op(r"atom\.add\.(?:relaxed|acquire|release|acq_rel)\.gpu\.global\.(u32|s32|f32)", 1)
-def atomic_add(kind, address, value):
+def atomic_add(kind: str, address: int, value: Register) -> Register:
     """Add to a word of global memory; gives what was there."""
     aligned(address, 4)
     machine = current().block.machine
@@ -141,7 +142,7 @@ op(r"griddepcontrol\.(?:wait|launch_dependents)")(lambda: None)
 
 
 @op(r"ld\.shared(?:::cta)?(?:\.v([24]))?\.(b32|u32|s32|f32)", lambda v, kind: count(v))
-def load_shared(vector, kind, address):
+def load_shared(vector: str | None, kind: str, address: int) -> Register | list[Register]:
     """Shared memory to registers."""
     size = 4 * count(vector)
     aligned(address, size)
@@ -151,7 +152,7 @@ def load_shared(vector, kind, address):
 
 
 @op(r"st\.shared(?:::cta)?(?:\.v([24]))?\.(b32|u32|s32|f32)")
-def store_shared(vector, kind, address, *values):
+def store_shared(vector: str | None, kind: str, address: int, *values: Register) -> None:
     """Registers to shared memory."""
     size = 4 * count(vector)
     aligned(address, size)
@@ -163,7 +164,7 @@ def store_shared(vector, kind, address, *values):
 
 
 @op(r"atom\.relaxed\.cta\.shared::cta\.(inc|add)\.u32", 1)
-def atomic_shared(what, address, value):
+def atomic_shared(what: str, address: int, value: int) -> int:
     """Count a word of shared memory: add, or add 1 and begin again after `value`; gives the old."""
     memory, start = shared(address)
     warp, words = current().warp, np.array([start // 4])
@@ -190,7 +191,7 @@ class Atomics:
 
 
 @op(r"shfl\.sync\.(bfly|idx|up|down)\.b32", 1)
-def shuffle(mode, value, lane, limits, mask):
+def shuffle(mode: str, value: Register, lane: int, limits: int, mask: int) -> Register:
     """Each lane gets the value of another; of a lane that is none, its own."""
     if limits != (0 if mode == "up" else 31):
         fault("misuse", f"shuffles with limits {limits:#x}: only whole warps are known here")

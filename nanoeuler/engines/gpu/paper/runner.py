@@ -24,8 +24,11 @@ from nanoeuler.engines.gpu.paper.clocks import Clock
 from nanoeuler.engines.gpu.paper.cuda import Cuda
 from nanoeuler.engines.gpu.paper.machine import HERE, Block, Machine, Owner, Place, Span, Thread
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
-from nanoeuler.engines.gpu.paper.memory import Global
+from nanoeuler.engines.gpu.paper.memory import MOST, Global
 from nanoeuler.engines.gpu.paper.states import GlobalState
+from nanoeuler.errors import UserError
+
+MOST_THREADS = 1024  # of a block: CUDA C++ Programming Guide, technical specifications
 
 
 def places(size: Place) -> list[Place]:
@@ -123,6 +126,11 @@ class Setting:
         self.machine = machine = Machine(seed)
         machine.watch = watch
         shape = kernel.threads if isinstance(kernel.threads, tuple) else (kernel.threads,)
+        if not 1 <= np.prod(shape) <= MOST_THREADS or kernel.shared > MOST:
+            raise UserError(
+                f"a block has at most {MOST_THREADS} threads and {MOST} bytes of shared memory, "
+                f"not {shape} and {kernel.shared}"
+            )
         machine.gridDim, machine.blockDim = (
             Place(*(*size, 1, 1)[:3]) for size in (launch.grid, shape)
         )
@@ -139,11 +147,14 @@ class Setting:
 
     def _args(self, block: Block) -> list:
         """The kernel's arguments in one block."""
-        args = list(self.args)
+        args, arrays = list(self.args), {}
         for n, arg in enumerate(args):
             if isinstance(arg, tuple):
-                args[n] = block.log.array(arg[0], self.names[n])
-                args[n].state = arg[1]
+                values, state = arg
+                if id(values) not in arrays:  # an array that is given twice is one array
+                    arrays[id(values)] = block.log.array(values, self.names[n])
+                    arrays[id(values)].state = state
+                args[n] = arrays[id(values)]
         return args
 
 

@@ -17,7 +17,7 @@ from nanoeuler.engines.gpu.paper.cuda import Local
 from nanoeuler.engines.gpu.paper.machine import WARP, Meeting, Thread, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, Shared, shared
-from nanoeuler.engines.gpu.paper.numbers import from_bf16
+from nanoeuler.engines.gpu.paper.numbers import Register, from_bf16
 from nanoeuler.engines.gpu.paper.traffic import wavefronts
 from nanoeuler.engines.gpu.paper.translate import op
 
@@ -49,7 +49,7 @@ MATRICES = r"matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.
 
 
 @op("ld" + MATRICES, lambda count, trans: int(count))
-def ldmatrix(count, trans, address):
+def ldmatrix(count: str, trans: str | None, address: int) -> int | list[int]:
     """A warp's 8 x 8 matrices from shared memory: lane 4 r + c gets (r, 2 c) and (r, 2 c + 1)."""
     thread, count = current(), int(count)
 
@@ -66,7 +66,7 @@ def ldmatrix(count, trans, address):
 
 
 @op("st" + MATRICES)
-def stmatrix(count, trans, address, *pairs):
+def stmatrix(count: str, trans: str | None, address: int, *pairs: int) -> None:
     """The other way round."""
     thread, count = current(), int(count)
 
@@ -85,7 +85,7 @@ def stmatrix(count, trans, address, *pairs):
 
 
 @op(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", 4)
-def mma(*registers):
+def mma(*registers: Register) -> np.ndarray:
     """D (16 x 8) = A (16 x 16) B (16 x 8) + C, in the registers of a warp: A 4, B 2, C 4 a lane."""
     thread = current()
 
@@ -143,7 +143,7 @@ class Accumulators:
 
 
 @op(r"wgmma\.fence\.sync\.aligned")
-def fence():
+def fence() -> None:
     """Registers written so far may be used by wgmma."""
     current().of(Products).fenced = True
 
@@ -153,7 +153,7 @@ WGMMA = r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16\.bf16"
 
 
 @op(WGMMA, vectors=True)
-def wgmma(n, into, a, b, keep, *flags):
+def wgmma(n: str, into: tuple, a: int | tuple, b: int, keep: bool, *flags: int) -> None:
     """D (64 x n) = A B or D + A B, queued. A and B stand behind descriptors, or A in registers."""
     columns, (registers, first, count), products = int(n), into, current().of(Products)
     if columns not in ACCUMULATOR or count != columns // 2:
@@ -171,7 +171,7 @@ def wgmma(n, into, a, b, keep, *flags):
 
 
 @op(r"wgmma\.commit_group\.sync\.aligned")
-def commit():
+def commit() -> None:
     """The products since the last commit are a group, and are under way."""
     thread = current()
     products = thread.of(Products)
@@ -253,7 +253,7 @@ def behind(flight: Flight, descriptor: int, count: int, mn_major: bool) -> np.nd
 
 
 @op(r"wgmma\.wait_group\.sync\.aligned")
-def wait(most):
+def wait(most: int) -> None:
     """Wait until at most `most` groups are under way; the registers of the others are back."""
     thread = current()
     products = thread.of(Products)

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from nanoeuler.engines.gpu.paper.numbers import bits, float32, int32, int64, uint32
+from nanoeuler.engines.gpu.paper.numbers import Register, bits, float32, int32, int64, uint32
 from nanoeuler.engines.gpu.paper.translate import op
 
 F32 = np.float32  # short, for the lines below
@@ -25,7 +25,7 @@ def flush(value: float) -> np.float32:
 
 
 @op(r"ex2\.approx(\.ftz)?\.f32", 1)
-def exponential(ftz, x):
+def exponential(ftz: str | None, x: np.float32) -> np.float32:
     """2^x; the manual: relative error at most 2^-22.5."""
     x = float(flush(x) if ftz else x)
     y = math.inf if x >= 128 else 2.0**x if x > -1000 else 0.0 if x == x else x
@@ -33,14 +33,14 @@ def exponential(ftz, x):
 
 
 @op(r"lg2\.approx(\.ftz)?\.f32", 1)
-def logarithm(ftz, x):
+def logarithm(ftz: str | None, x: np.float32) -> np.float32:
     """Base 2; the manual: absolute error at most 2^-22 near 1, else relative."""
     x = flush(x) if ftz else x
     return np.log2(F32(x))
 
 
 @op(r"(rcp|rsqrt|sqrt|tanh)\.approx(\.ftz)?\.f32", 1)
-def approximate(name, ftz, x):
+def approximate(name: str, ftz: str | None, x: np.float32) -> np.float32:
     """1 / x, 1 / sqrt(x), sqrt(x), tanh(x)."""
     x = np.float64(flush(x) if ftz else x)
     y = {"rcp": lambda: 1 / x, "rsqrt": lambda: 1 / np.sqrt(x), "sqrt": lambda: np.sqrt(x),
@@ -49,7 +49,7 @@ def approximate(name, ftz, x):
 
 
 @op(r"(max|min)\.f32", 1)
-def extreme(name, a, b):
+def extreme(name: str, a: np.float32, b: np.float32) -> np.float32:
     """The larger or smaller; a nan gives way to a number."""
     if a != a or b != b:
         return b if a != a else a
@@ -94,12 +94,13 @@ op(r"cvt\.u16\.u32", 1)(lambda a: a & 0xFFFF)
 op(r"cvt\.rn\.f32\.s32", 1)(lambda a: F32(a))
 
 
-def word(value) -> int:
+def word(value: Register) -> int:
     """A register of 32 bits that may hold a float32, as an int32."""
     return bits(value) if isinstance(value, np.floating) else int32(value)
 
 
-def rounded(value) -> int:
+@op(r"cvt\.rn\.bf16\.f32", 1)
+def rounded(value: float) -> int:
     """The bits of the bf16 that is nearest to a float32, ties to even."""
     x = bits(value) & 0xFFFFFFFF
     if x & 0x7FFFFFFF > 0x7F800000:
@@ -108,9 +109,6 @@ def rounded(value) -> int:
 
 
 @op(r"cvt\.rn\.bf16x2\.f32", 1)
-def pack(high, low):
+def pack(high: float, low: float) -> int:
     """Two float32 as bf16 in one register, the first in the upper half."""
     return int32(rounded(high) << 16 | rounded(low))
-
-
-op(r"cvt\.rn\.bf16\.f32", 1)(rounded)

@@ -74,7 +74,7 @@ def mbarrier(address: int) -> Mbarrier:
 
 
 @op(r"mbarrier\.init\.shared(?:::cta)?\.b64")
-def init(address, count):
+def init(address: int, count: int) -> None:
     """Make one; others may use it after a fence and a barrier."""
     thread = current()
     memory, start = shared(address)
@@ -89,13 +89,13 @@ def init(address, count):
 
 
 @op(r"fence\.mbarrier_init\.release\.cluster")
-def init_fence():
+def init_fence() -> None:
     """The copy engine and other blocks see the mbarriers made so far."""
     current().block.of(Mbarriers).bare.clear()
 
 
 @op(r"mbarrier\.arrive\.expect_tx\.shared(?:::cta)?\.b64", 1)
-def expect(address, size):
+def expect(address: int, size: int) -> None:
     """One arrival, and so many bytes more have to come."""
     found = mbarrier(address)
     found.bytes += size
@@ -103,7 +103,7 @@ def expect(address, size):
 
 
 @op(r"mbarrier\.arrive\.shared(?:::cta|::cluster)?\.b64", 1)
-def arrive(address):
+def arrive(address: int) -> None:
     """One arrival."""
     mbarrier(address).arrive()
 
@@ -114,7 +114,7 @@ op(r"mapa\.shared::cluster\.u32", 1)(
 
 
 @op(r"mbarrier\.try_wait\.parity\.shared(?:::cta)?\.b64", 1)
-def wait(address, parity):
+def wait(address: int, parity: int) -> bool:
     """Wait for the end of a phase of this parity; true then."""
     thread, found = current(), mbarrier(address)
     span = None
@@ -131,13 +131,13 @@ def wait(address, parity):
 
 
 @op(r"bar(?:rier)?\.sync(?:\.aligned)?")
-def bar_sync(number, count):
+def bar_sync(number: int, count: int) -> None:
     """Wait at a named barrier."""
     named_barrier(number, count, wait=True)
 
 
 @op(r"bar(?:rier)?\.arrive(?:\.aligned)?")
-def bar_arrive(number, count):
+def bar_arrive(number: int, count: int) -> None:
     """Come to a named barrier and go on."""
     named_barrier(number, count, wait=False)
 
@@ -156,7 +156,7 @@ class ClusterBarrier:
 
 
 @op(r"barrier\.cluster\.arrive(?:\.release|\.relaxed)?\.aligned")
-def cluster_arrive():
+def cluster_arrive() -> None:
     """Come to the cluster's barrier and go on."""
     thread = current()
     barrier = thread.block.cluster[0].of(ClusterBarrier)
@@ -169,7 +169,7 @@ def cluster_arrive():
 
 
 @op(r"barrier\.cluster\.wait(?:\.acquire)?\.aligned")
-def cluster_wait():
+def cluster_wait() -> None:
     """Wait until all threads of the cluster have come."""
     thread = current()
     barrier = thread.block.cluster[0].of(ClusterBarrier)
@@ -185,7 +185,7 @@ def cluster_wait():
 
 
 @op(r"fence\.proxy\.async(?:\.shared::cta)?")
-def proxy_fence():
+def proxy_fence() -> None:
     """What this thread stored is seen by copies and tensor cores from here on."""
     thread = current()
     thread.block.settle()
@@ -195,11 +195,12 @@ def proxy_fence():
     memory = shared(WINDOW | thread.block.rank << CLUSTER_BIT)[0]
     for threads, words in memory.stores:
         memory.flags[words[threads == thread.number]] &= ~UNFENCED & 0xFF
+    memory.stores = [s for s in memory.stores if (memory.flags[s[1]] & UNFENCED).any()]
     memory.note()
 
 
 @op(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
-def registers(way, count):
+def registers(way: str, count: int) -> None:
     """The warpgroup's registers grow or shrink to `count` a thread."""
     if count % 8 or not 24 <= count <= 256:
         fault("misuse", f"setmaxnreg to {count}: a multiple of 8 from 24 to 256")

@@ -1,11 +1,11 @@
 """Check and time the kernels on a GPU: `python tests/bench/gpu.py check products`.
 
 All variants are compiled at once, each in a process. Then `check` compares each with float64 on
-ragged sizes and on those of a training step, on poisoned outputs and twice, for equal bits; and
-`products` times each against the library, alone at full load and in turn. Alone, a contestant runs
-for some tenths of a second by itself, so that its own use of energy sets the card's clock: in turn
-all share one clock, which flatters hungry kernels. Rows go to data/measurements/kernels.json, and
-to $OUT where that is set.
+ragged sizes and on those of a training step, on poisoned outputs and again and again, for equal
+bits; and `products` times each against the library, alone at full load and in turn. Alone, a
+contestant runs for some tenths of a second by itself, so that its own use of energy sets the card's
+clock; in turn all share one clock, which flatters hungry kernels. Rows go to
+data/measurements/kernels.json, and to $OUT where that is set.
 
 The checks and the timings run in a child. One that fails, or is silent for too long, is named and
 left out, and another child goes on with the rest. `--dry` compiles and plans, without a GPU.
@@ -46,6 +46,7 @@ TURNS, GRAPH_MS = 11, 10  # graphs of each contestant in turn, and what one take
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
 RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104)]
 TINY = 8, 8, 8  # smaller than any box
+REPEATS = 8  # of each product, for equal bits
 STEP = [(16384, 768, 768), (2304, 768, 16384)]
 
 
@@ -262,7 +263,7 @@ def check(bench, form, shape):
     c = around[1:-1]
     call = bench.ours(form, a, b, c, aux)
     outcomes = []
-    for _ in range(2):
+    for _ in range(REPEATS):
         c.copy_(before) if before is not None else c.fill_(math.nan)
         call()
         torch.cuda.synchronize()
@@ -272,9 +273,9 @@ def check(bench, form, shape):
     peer = ((library.double() - exact).norm() / exact.norm()).item()
     if not error < WORST[form.out]:
         raise ValueError(f"{shape}: relative error {error:.2e}")
-    if not torch.equal(*outcomes):
-        share = (outcomes[0] != outcomes[1]).float().mean().item()
-        raise ValueError(f"{shape}: two runs differ in {share:.1e} of the elements")
+    moved = max((outcome != outcomes[0]).float().mean().item() for outcome in outcomes)
+    if moved:
+        raise ValueError(f"{shape}: runs differ in {moved:.1e} of the elements")
     if not (around[0].isnan().all() and around[-1].isnan().all()):
         raise ValueError(f"{shape}: wrote beside C")
     return error, peer
@@ -303,7 +304,7 @@ def graph(bench, calls, count):
         call()
     torch.cuda.synchronize()
     made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made):
+    with torch.cuda.graph(made, capture_error_mode="relaxed"):
         for i in range(count):
             calls[i % len(calls)]()
     return made
@@ -368,7 +369,8 @@ def time_contest(bench, name):
     contest = next(c for c in contests() if f"{c.what}: {c.case}" == name)
     m, n, k = contest.shape
     count = max(2, min(200, round(GRAPH_MS * 6e11 / (2 * m * n * k))))
-    graphs = {who: graph(bench, calls, count) for who, calls in entrants(bench, contest).items()}
+    field = entrants(bench, contest)  # holds all operands as long as their graphs are replayed
+    graphs = {who: graph(bench, calls, count) for who, calls in field.items()}
     sensor, by_self, in_turn = make_sensor(), {}, {}
     for _ in range(ROUNDS):
         for who, made in graphs.items():
@@ -480,13 +482,11 @@ def tell(job, outcome):
 
 
 def commit_here(said):
-    """The commit that is measured: what git says, else what the command line says."""
-    if shutil.which("git"):
-        git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-        done = subprocess.run(git, capture_output=True, text=True)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return said
+    """The commit that is measured: what the command line says, else what git says."""
+    if said or not shutil.which("git"):
+        return said
+    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
 def circumstances(device, commit):

@@ -203,11 +203,15 @@ def fetch_queries(heads: Heads, first: int, shared: Shared, D: int) -> None:
         fetch(heads, int32(first + 64 * group), tile, 64, D, shared.q_full)
 
 
+# %% sec-flash-tensor-narrow
 STAGES = 3               # of keys and of values: two blocks fill an SM's shared memory
 WARPS = 8                # of a block, which all leave a stage before it is filled again
 
+# q k^T of a step's keys, and its end
 scores, scores_done = product_of_rows(KEYS, 64), product_done(KEYS)
+# the same for half of the keys
 half_scores, half_scores_done = product_of_rows(HALF, 64), product_done(HALF)
+# o += p v over half of the keys, and the end of all that adds to o
 add_half, narrow_done = add_product(64, HALF), product_done(64)
 
 
@@ -344,15 +348,19 @@ def narrow_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
     save_output(rows, o, row, q_tile, 64, at)
 
 
-# Two blocks on an SM leave each thread 128 registers.
+# Two blocks on an SM leave each thread 128 registers, and no byte to begin at a multiple of 1024:
+# dynamic shared memory does begin at one, behind the KiB that the system keeps for itself.
 NARROW = Kernel(narrow_forward, ARGUMENTS, 256, shared_bytes(64, STAGES), resident=2)
 
 
-WIDE_STAGES = 2
+# %% sec-flash-tensor-wide
+WIDE_STAGES = 2          # of keys and of values
 PRODUCER = 2             # the warpgroup that copies, after the two that multiply
 FIRST_TURN = 3           # named barriers 3 and 4: whose turn it is to issue products
 
+# q k^T of a step's keys, and its end
 wide_scores, wide_scores_done = product_of_rows(KEYS, 128), product_done(KEYS)
+# o += p v
 wide_add, wide_done = add_product(128, KEYS), product_done(128)
 scores_first = product_done(KEYS, 1)  # the scores are there, o += p v may still be in flight
 fewer_registers, more_registers = set_registers(24, False), set_registers(240, True)
@@ -471,4 +479,4 @@ def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
 
 
 # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
-WIDE = Kernel(wide_forward, ARGUMENTS, 384, shared_bytes(128, WIDE_STAGES))
+WIDE = Kernel(wide_forward, ARGUMENTS, 384, shared_bytes(128, WIDE_STAGES) + 1024)

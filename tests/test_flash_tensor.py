@@ -202,7 +202,7 @@ BACKWARD = [
     ("lse of the first head", "fill_queries", "source.number + at.head", "source.number"),
     ("the same head again", "next_of", "int32(now.head + 1)", "now.head"),
     ("dk not scaled", "dkdv", "save_rows(parts.dk, root,", "save_rows(parts.dk, float32(1),"),
-    ("operands overwritten", "step", "dk_before(parts.dk)  #", "pass  #"),
+    ("operands overwritten", "multiply", "dk_before(parts.dk)  #", "pass  #"),
     ("lse of the first row", "take_deltas", "load_float(lse + 4 * (line + t))", "load_float(lse)"),
 ]
 

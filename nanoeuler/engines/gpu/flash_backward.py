@@ -465,20 +465,21 @@ def key_bytes(D: int, rows: int, queries: int, stages: int) -> int:
     return 2 * rows * D * 2 + stages * stage + 8 + 1024
 
 
-def one_step(D: int, warps: int, queries: int, stages: int) -> Callable:
-    """A step of the loop of `dkdv_kernel`, in a block of `warps` warps."""
-    to_values, to_keys = in_halves(D, queries) if D == 64 else at_once(D, queries)
-    rows_times, s_done = product_of_rows(queries, D), product_done(queries, 1)
+def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
+    """A step of the loop of `dkdv_kernel`, with the queries of a tile from its `first` on."""
+    count, skip = queries - first, first * 128
+    to_values, to_keys = in_halves(D, queries) if count == 128 else at_once(D, count)
+    rows_times, s_done = product_of_rows(count, D), product_done(count, 1)
     dk_before = product_done(D, 1)
 
-    def step(
+    def multiply(
         parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, stage: int,
         tile: int, before: int, later: Cursor, refill: bool, key: int, scale: float, at: Place,
     ) -> None:  # fmt: skip
-        """dv += p^T do, dk += ds^T q of a tile; stage `before` is left, and gets `later`."""
-        q = tile_of(shared.ring, stage)
+        """dv += p^T do, dk += ds^T q; then stage `before` is left, and gets tile `later`."""
+        q, row = int32(tile_of(shared.ring, stage) + skip), int32(tile * queries + first)
         do = int32(q + queries * D * 2)
-        line = int32(shared.lines + stage * 8 * queries + 4 * own_column(at))
+        line = int32(shared.lines + stage * 8 * queries + 4 * (first + own_column(at)))
         rows_times(parts.s, by_rows(k), by_rows(q))
         dk_before(parts.dk)  # the step before has read its operands
         rows_times(parts.dp, by_rows(v), by_rows(do))
@@ -486,19 +487,36 @@ def one_step(D: int, warps: int, queries: int, stages: int) -> Callable:
         if before >= 0:
             left = leave(shared.ring, before, warps)
         s_done(parts.s)
-        if tile * queries < key + 63:
-            forbid_earlier(parts.s, queries, int32(tile * queries), key, at)
+        if row < key + 63:
+            forbid_earlier(parts.s, count, row, key, at)
         to_values(parts, do, line, scale)
         if left == warps - 1 and refill:
             fill_queries(shared.ring, shared.lines, before, source, later, queries, D)
         to_keys(parts, q, int32(line + 4 * queries))
 
-    return step
+    return multiply
+
+
+def over_nothing(D: int, warps: int, queries: int) -> Callable:
+    """A step with a tile whose queries all come before this warpgroup's keys."""
+    all_done = product_done(D)
+
+    def skip(
+        parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, stage: int,
+        tile: int, before: int, later: Cursor, refill: bool, key: int, scale: float, at: Place,
+    ) -> None:  # fmt: skip
+        """Stage `before` is left, and gets tile `later`."""
+        all_done(parts.dk)
+        if before >= 0 and leave(shared.ring, before, warps) == warps - 1 and refill:
+            fill_queries(shared.ring, shared.lines, before, source, later, queries, D)
+
+    return skip
 
 
 def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
     """The loop of `dkdv_kernel`, in a block of `warps` warps, `queries` a step."""
-    one, dk_done = one_step(D, warps, queries, stages), product_done(D)
+    whole, dk_done = over_tile(D, warps, queries, 0), product_done(D)
+    early = over_tile(D, warps, queries, 64) if queries > 64 else over_nothing(D, warps, queries)
 
     def loop(
         parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, head: int,
@@ -509,10 +527,11 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
         step, before, stage, phase = int32(0), int32(-1), int32(0), int32(0)
         while True:  # at least once, and the compiler must know it
             mbarrier_wait(full_of(shared.ring, stage), phase)
-            refill = step - 1 + stages < steps
-            one(
-                parts, k, v, shared, source, stage, now.tile, before, later, refill, key, scale, at
-            )
+            more, t = step - 1 + stages < steps, now.tile
+            if key - t * queries >= 64:  # its first 64 queries come before all keys
+                early(parts, k, v, shared, source, stage, t, before, later, more, key, scale, at)
+            else:
+                whole(parts, k, v, shared, source, stage, t, before, later, more, key, scale, at)
             if step > 0:
                 later = next_of(source, later)
             now = next_of(source, now)

@@ -1,15 +1,17 @@
 """Products on tensor cores, without a GPU: who multiplies what, what is launched, what compiles."""
 
+import ctypes
 import importlib.util
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nanoeuler.engines.gpu import compile, door
+from nanoeuler.engines.gpu import compile, device, door
 from nanoeuler.engines.gpu.gemm import choose, plan, product, sizes, space_for
 from nanoeuler.engines.gpu.gemm_form import PIECE, RING, SHARED, THREADS, Form
 from nanoeuler.engines.gpu.gemm_plan import (
@@ -25,7 +27,7 @@ from nanoeuler.engines.gpu.gemm_plan import (
 )
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, ptx
-from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.kernel import Kernel, Map
 from nanoeuler.engines.gpu.ptx import descriptor, wgmma
 from nanoeuler.errors import UserError
 
@@ -254,6 +256,100 @@ def test_sizes_that_kernels_cannot_hold():
         sizes(Form(), a, b, np.zeros((8, 8), np.uint16))
     with pytest.raises(UserError, match="does not give"):
         sizes(Form(), a[:, :0], b[:, :0], np.zeros((8, 8), np.uint16))
+
+
+# ---- On a device that only writes down what it is told
+
+
+class Driver:
+    """Answers every call of the driver with success, and remembers it."""
+
+    def __init__(self, **answers):
+        self.answers, self.calls = answers, []
+
+    def __getattr__(self, name):
+        if name.startswith("CU") or name.startswith("cuuint"):
+            answer = self.answers.get(name)
+            return answer or (lambda value=0: SimpleNamespace() if name.startswith("CU") else value)
+
+        def call(*args):
+            self.calls.append((name, args))
+            return (self.answers.get("fails", {}).get(name, 0), self.answers.get(name, 7))
+
+        return call
+
+    def args(self, name):
+        return [args for called, args in self.calls if called == name]
+
+
+class Everything:
+    """Has any attribute: its own name."""
+
+    def __getattr__(self, name):
+        return name
+
+
+def attribute():
+    return SimpleNamespace(value=SimpleNamespace(clusterDim=SimpleNamespace()))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    enums = "CUdevice_attribute", "CUlaunchAttributeID", "CUtensorMapDataType"
+    enums += "CUtensorMapInterleave", "CUtensorMapSwizzle", "CUtensorMapL2promotion"
+    enums += "CUtensorMapFloatOOBfill", "CUfunction_attribute"
+    words = (ctypes.c_char * 128)()
+    encoded = SimpleNamespace(getPtr=lambda: ctypes.addressof(words))
+    made = Driver(
+        **{name: Everything() for name in enums}, CUlaunchAttribute=attribute,
+        cuDeviceGetName=b"a card\0\0", cuDeviceGetAttribute=9, cuTensorMapEncodeTiled=encoded,
+    )  # fmt: skip
+    monkeypatch.setattr(device.door, "driver", lambda: made)
+    return made
+
+
+def test_a_launch_reaches_the_driver_whole(driver):
+    gpu = device.Device()
+    assert gpu.name == "a card"
+    gpu.capability = 9, 0
+    form = Form("NT", cluster=2, pieces="together")
+    arrays_there = [gpu.array(array) for array in arrays(form, 8192, 8192, 8192)[:3]]
+    (launch,) = product(form, *arrays_there, place=gpu.array)
+    gpu.load(launch.kernel, compile.Code(".entry some_kernel("))
+    gpu.run(launch, stream=3)
+    (config, function, (values, types), _), *more = driver.args("cuLaunchKernelEx")
+    assert not more and function == 7 and config.hStream == 3
+    assert (config.gridDimX, config.gridDimY, config.blockDimX) == (132, 1, THREADS)
+    assert config.sharedMemBytes == SHARED and config.numAttrs == len(config.attrs) == 2
+    size = config.attrs[0].value.clusterDim
+    assert (size.x, size.y, size.z) == (2, 1, 1) and config.attrs[1].value.cooperative == 1
+    assert [kind(value).value for kind, value in zip(types, values, strict=True)] == [*values]
+    assert driver.args("cuModuleGetFunction")[0][1] == b"some_kernel"
+
+
+def test_a_map_reaches_the_driver_innermost_first(driver):
+    gpu = device.Device()
+    device.encode(gpu, Map(gpu.empty((40, 24), np.float32), (16, 32)))
+    kind, rank, _, extents, steps, box = driver.args("cuTensorMapEncodeTiled")[0][:6]
+    assert kind.endswith("FLOAT32") and rank == 2
+    assert (extents, steps, box) == ([24, 40], [96], [32, 16])
+
+
+def test_a_driver_that_fails_is_quoted(driver):
+    driver.answers["fails"] = {"cuMemAlloc": Failure(2)}
+    with pytest.raises(RuntimeError, match="the GPU's driver: CUDA_ERROR_OUT_OF_MEMORY"):
+        device.Device().empty((4,), np.float32)
+
+
+def test_a_kernel_for_another_card_is_refused(driver):
+    with pytest.raises(UserError, match=r"gemm_wgmma is for GPUs of capability 9.0, not \(8, 6\)"):
+        gpu = device.Device()
+        gpu.capability = 8, 6
+        gpu.load(gemm_kernel(Form()))
+
+
+class Failure(int):
+    name = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 # ---- Instructions

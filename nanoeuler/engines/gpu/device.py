@@ -48,6 +48,12 @@ def check(outcome: tuple) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def number_of(driver: Any, handle: Any, name: str) -> int:
+    """One of the numbers that the driver knows of a GPU."""
+    attribute = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return check(driver.cuDeviceGetAttribute(attribute, handle))
+
+
 class Memory:
     """One GPU and what it stores.
 
@@ -62,14 +68,8 @@ class Memory:
         check(driver.cuCtxSetCurrent(context))
         self.name = check(driver.cuDeviceGetName(64, self.handle)).split(b"\0")[0].decode()
         parts = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
-        self.capability = tuple(self.attribute(part) for part in parts)
-        self.multiprocessors = self.attribute("MULTIPROCESSOR_COUNT")
-
-    def attribute(self, name: str) -> int:
-        """One of the numbers that the driver knows of the GPU."""
-        kind = self.driver.CUdevice_attribute
-        number = getattr(kind, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return check(self.driver.cuDeviceGetAttribute(number, self.handle))
+        self.capability = tuple(number_of(driver, self.handle, part) for part in parts)
+        self.multiprocessors = number_of(driver, self.handle, "MULTIPROCESSOR_COUNT")
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
         """Memory for an array in C order, as it is; freed when the array is forgotten."""
@@ -137,6 +137,17 @@ def attributes(driver: Any, kernel: Kernel) -> list[Any]:
     return made
 
 
+def configuration(driver: Any, launch: Launch) -> Any:
+    """A launch as the driver wants to be told of it, without its stream."""
+    config, kernel = driver.CUlaunchConfig(), launch.kernel
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*launch.grid, 1, 1)[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.sharedMemBytes = kernel.shared
+    config.attrs = attributes(driver, kernel)
+    config.numAttrs = len(config.attrs)
+    return config
+
+
 class Device(Memory):
     """One GPU that runs launches."""
 
@@ -168,13 +179,7 @@ class Device(Memory):
         encoded = [encode(self, arg) if isinstance(arg, Map) else arg for arg in launch.args]
         values = tuple(getattr(arg, "address", arg) for arg in encoded)
         types = tuple(CTYPES[operand.letter] for operand in kernel.parameters)
-        config = self.driver.CUlaunchConfig()
-        grid = (*launch.grid, 1, 1)
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid[:3]
-        config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
-        config.sharedMemBytes = kernel.shared
-        config.attrs = attributes(self.driver, kernel)
-        config.numAttrs = len(config.attrs)
+        config = configuration(self.driver, launch)
 
         def start(stream: int = 0, _alive: Any = (launch, encoded)) -> None:
             config.hStream = stream

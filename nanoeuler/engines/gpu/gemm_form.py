@@ -37,6 +37,7 @@ PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
 HEADER = 128  # bytes before the pieces: the word that a grid waits at
 # A thread's registers while it produces and while it consumes: 168 on average, all there are.
 FEW, MANY = 40, 232
+# What can be done with the sums of a tile: see Form.
 EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
 
 

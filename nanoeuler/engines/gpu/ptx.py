@@ -65,6 +65,7 @@ tma_add = ptx(
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$1, $2}], [$3];",
     "l r r r",
 )
+# the copies that this thread asked for since the last such word are a group
 bulk_commit = ptx("cp.async.bulk.commit_group;")
 # at most one group of this thread has still to read its shared memory
 bulk_wait_read = ptx("cp.async.bulk.wait_group.read 1;")
@@ -74,7 +75,9 @@ bulk_wait = ptx("cp.async.bulk.wait_group 0;")
 proxy_fence = ptx("fence.proxy.async.shared::cta;")
 
 
+# all threads of the cluster: what was written before it is there after cluster_wait
 cluster_arrive = ptx("barrier.cluster.arrive.release.aligned;")
+# all threads of the cluster: return when all have arrived
 cluster_wait = ptx("barrier.cluster.wait.acquire.aligned;")
 # number, threads: wait until so many threads of the block, whole warps, are at this barrier
 barrier = ptx("bar.sync $0, $1;", "r r")
@@ -97,8 +100,9 @@ def set_registers(count: int, more: bool) -> Instruction:
 
 # a, b -> both as bf16, rounded to nearest even, a in the low half
 pack_bf16 = ptx("cvt.rn.bf16x2.f32 $0, $2, $1;", "f f", "r", True)
-# the low, the high bf16 of a pair -> float32
+# the low bf16 of a pair -> float32
 low_bf16 = ptx("{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }", "r", "f", True)
+# the high bf16 of a pair -> float32
 high_bf16 = ptx("{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", "r", "f", True)
 # x -> tanh(x), relative error below 2^-11 (the manual)
 tanh_approx = ptx("tanh.approx.f32 $0, $1;", "f", "f", True)
@@ -124,6 +128,7 @@ store_shared_float2 = ptx("st.shared.v2.f32 [$0], {$1, $2};", "r f f")
 ldmatrix4 = ptx(
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "r", "r r r r"
 )
+# address of a row, one a lane; a pair of each of the four matrices from each lane
 stmatrix4 = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", "r r r r r")
 
 

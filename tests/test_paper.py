@@ -50,7 +50,7 @@ def play(function, args, *arrays, grid=(1,), threads=32, seed=None, fresh=(), **
     return run(Launch(kernel, grid, arrays), seed, fresh)
 
 
-def fault_of(kind, function, args, *arrays, text="", **more):
+def fault_of(kind, function, args, *arrays, text=None, **more):
     """Run what must be refused with this kind of fault, in order and in two other orders."""
     for seed in (None, 0, 1):
         with pytest.raises(Fault, match=text) as caught:

@@ -5,12 +5,14 @@ import pytest
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma
+from nanoeuler.engines.gpu import ptx as ptx_module
 from nanoeuler.engines.gpu.gemm import product
 from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64, ptx
+from nanoeuler.engines.gpu.instruction import Instruction, cuda, float32, int8, int32, int64, ptx
 from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.engines.gpu.paper.translate import translate
 from nanoeuler.engines.gpu.ptx import (
     barrier,
     bulk_commit,
@@ -25,6 +27,7 @@ from nanoeuler.engines.gpu.ptx import (
     mbarrier_init_fence,
     mbarrier_wait,
     proxy_fence,
+    set_registers,
     shared_address,
     tma_load,
     tma_store,
@@ -47,7 +50,7 @@ def play(function, args, *arrays, grid=(1,), threads=32, seed=None, fresh=(), **
     return run(Launch(kernel, grid, arrays), seed, fresh)
 
 
-def fault_of(kind, function, args, *arrays, text="", **more):
+def fault_of(kind, function, args, *arrays, text=None, **more):
     """Run what must be refused with this kind of fault, in order and in two other orders."""
     for seed in (None, 0, 1):
         with pytest.raises(Fault, match=text) as caught:
@@ -1009,3 +1012,144 @@ def test_a_run_that_is_given_up_leaves_no_trace():
     x = np.zeros(32, np.float32)
     play(twice, "f[1]", x)
     assert (x == np.where(np.arange(32) < 7, 11, 1)).all()
+
+
+def make_slots(most):
+    """Boxes go out from two places in turn, at most `most` groups unread when one is used again."""
+    wait_most = ptx(f"cp.async.bulk.wait_group.read {most};")
+
+    def slots(target):
+        base, t = shared_address(cuda.shared.array(0, int8)), cuda.threadIdx.x
+        for i in range(6):
+            box = int32(base + i % 2 * 1024)
+            if t == 0:
+                wait_most()
+            cuda.syncwarp()
+            for j in range(8):
+                store_word(box + t * 32 + 4 * j, i)
+            proxy_fence()
+            cuda.syncwarp()
+            if t == 0:
+                tma_store(target, 0, i * 8, box)
+                bulk_commit()
+        if t == 0:
+            bulk_wait()
+
+    return slots
+
+
+def test_a_place_is_used_again_when_its_copy_was_promised_to_have_read_it():
+    for seed in (None, *range(6)):
+        target = np.zeros((48, 64), np.uint16)
+        play(make_slots(1), "l", Map(target, (8, 64)), shared=2048, seed=seed, fresh=(target,))
+        assert (target.view(np.int32) == np.arange(48)[:, None] // 8).all()
+        with pytest.raises(Fault) as caught:  # also where the copy happens to have been early
+            play(make_slots(2), "l", Map(target, (8, 64)), shared=2048, seed=seed)
+        assert caught.value.kind == "race"
+
+
+def from_cp_async_to_wgmma(x, out):
+    base = shared_address(cuda.shared.array(0, int8))
+    cp_async(base + cuda.threadIdx.x * 16, x + cuda.threadIdx.x * 16)
+    cp_commit()
+    cp_wait_all()
+    cuda.syncwarp()
+    if cuda.threadIdx.x == 0:
+        tma_store(out, 0, 0, base)
+        bulk_commit()
+        bulk_wait()
+
+
+def test_what_cp_async_brought_needs_a_proxy_fence_too():
+    maps = Map(np.zeros((4, 64), np.uint16), (4, 64))
+    fault_of("proxy", from_cp_async_to_wgmma, "l l", random(128), maps, shared=1024)
+
+
+def names_of_numbers(x, out):
+    t = cuda.threadIdx.x
+    i = t
+    i += 5
+    a = x[t]
+    b = a
+    b += 1
+    b *= 2
+    own = cuda.local.array(2, float32)
+    own[0] = a
+    c = own[0]
+    own[0] = b
+    d = 7 * t
+    d //= 2
+    d <<= 1
+    d ^= t
+    out[t, 0], out[t, 1], out[t, 2] = t, i, d
+    out[t, 3], out[t, 4], out[t, 5] = a, b, c
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_number_does_not_change_under_another_name(seed):
+    x, out = random(32), np.zeros((32, 6), np.float32)
+    report = play(names_of_numbers, "f[1] f[2]", x, out, seed=seed)
+    assert (report.ticks == 0) == (seed is None)  # abreast there are no turns
+    t = np.arange(32)
+    assert (out[:, :3] == np.array([t, t + 5, (7 * t // 2 << 1) ^ t]).T).all()
+    assert (out[:, 3:] == np.array([x, (x + 1) * 2, x]).T).all()
+
+
+def named_and_mixed(out):
+    t = cuda.threadIdx.x
+    s = cuda.shared.array(2, float32)
+    s[0] = t  # all lanes of both warps
+    barrier(1, 64)
+    out[t] = s[0]
+
+
+def test_lanes_race_also_before_a_named_barrier():
+    fault_of("race", named_and_mixed, "f[1]", random(64), threads=64, text=r"race on s\[0\]")
+
+
+def pass_a_number_on(out):
+    t = cuda.threadIdx.x
+    s = cuda.shared.array(64, float32)
+    s[t] = t
+    if t < 32:
+        bar_arrive(2, 64)
+    else:
+        barrier(2, 64)
+        out[t] = s[t - 32]
+
+
+bar_arrive = ptx("bar.arrive $0, $1;", "r r")
+
+
+def test_one_warp_may_come_and_not_wait():
+    for seed in (None, 0, 1):
+        out = np.zeros(64, np.float32)
+        play(pass_a_number_on, "f[1]", out, threads=64, seed=seed)
+        assert (out[32:] == np.arange(32)).all()
+
+
+def test_all_instructions_of_chapter_7c_are_known():
+    made = [value for value in vars(ptx_module).values() if isinstance(value, Instruction)]
+    made += [set_registers(40, False), wgmma(256, 4, 2, 128, "NN"), wgmma_wait(128)]
+    assert len(made) > 30
+    for instruction in made:
+        assert callable(translate(instruction))
+
+
+def make_addresses(store, load):
+    def addresses(out):
+        base = shared_address(cuda.shared.array(0, int8))
+        store(base, 5, 6)
+        out[0] = load(base)
+
+    return addresses
+
+
+def test_addresses_with_offsets_and_negative_numbers():
+    store = ptx("st.shared.b32 [$0+8], $1; st.shared.b32 [$0+12], $2;", "r r r")
+    load = ptx("{ .reg .b32 t; ld.shared.b32 t, [$1+8]; add.s32 $0, t, -7; }", "r", "r")
+    out = np.zeros(1, np.int32)
+    play(make_addresses(store, load), "r[1]", out, threads=1, shared=16)
+    assert out[0] == -2
+    short = ptx("st.shared.v2.b32 [$0], {$1}; st.shared.b32 [$0], $2;", "r r r")
+    fault_of("misuse", make_addresses(short, load), "r[1]", out, threads=1, shared=16)

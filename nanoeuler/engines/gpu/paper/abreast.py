@@ -11,7 +11,9 @@ by thread.
 """
 
 import functools
+import operator
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +49,33 @@ class Lanes(np.ndarray):
 
     def __float__(self) -> float:
         raise Apart
+
+
+def anew(name: str) -> Callable[[Any, Any], Any]:
+    """`a += b` as `a = a + b`: a number cannot change under another name, and an array can."""
+    return lambda a, b: getattr(operator, name)(a, b)
+
+
+# All of Python's that an array has in place.
+for _name in "add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor".split():
+    setattr(Lanes, f"__i{_name.strip('_')}__", anew(_name))
+
+
+class Registers:
+    """A cuda.local.array of every thread."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __getitem__(self, index: Any) -> Lanes:
+        return self.values[self._place(index)].copy().view(Lanes)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.values[self._place(index)] = value
+
+    @staticmethod
+    def _place(index: Any) -> tuple:
+        return tuple(map(operator.index, index if isinstance(index, tuple) else (index,)))
 
 
 def float32(value: Any) -> Any:
@@ -178,9 +207,9 @@ class Cuda:
     def _shared(self, shape: Any, dtype: Any) -> Array:
         return array_at(sys._getframe(1), self.block, shape, dtype)
 
-    def _local(self, shape: Any, dtype: Any) -> np.ndarray:
+    def _local(self, shape: Any, dtype: Any) -> Registers:
         shape = shape if isinstance(shape, tuple) else (shape,)
         kind = numbers.dtype(dtype)
         kind = np.dtype(np.int64) if kind.kind in "iu" else kind
         fill = np.nan if kind.kind == "f" else 0x5A5A5A5A
-        return np.full((*shape, len(self.laneid)), fill, kind).view(Lanes)
+        return Registers(np.full((*shape, len(self.laneid)), fill, kind))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu.paper.clocks import acquire, clock, join, release
-from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault, line
+from nanoeuler.engines.gpu.paper.machine import WARP, Block, Meeting, Thread, fault, line
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 
 NAMED = 16  # barriers of a block: PTX ISA, "bar, barrier"
@@ -21,18 +21,27 @@ class Barriers:
     """The barriers of a block."""
 
     def __init__(self, block: Block):
-        self.clock = clock(block)
         self.waiting: list[Thread] = []  # at syncthreads
         self.site: object = None  # where the first of them stands
         self.named: dict[int, Named] = {}
 
 
 class Named:
-    """One round of a named barrier: `count` threads come, some of them to wait."""
+    """One round of a named barrier: `count` threads come, the warps in `warps` wait."""
 
-    def __init__(self, number: int, count: int, knowledge: np.ndarray):
-        self.number, self.count, self.knowledge = number, count, knowledge
-        self.arrivals, self.waiting = 0, []
+    def __init__(self, count: int, knowledge: np.ndarray):
+        self.count, self.knowledge = count, knowledge
+        self.arrivals, self.open = 0, False
+        self.warps: list[Meeting] = []
+        self.waiting: list[Thread] = []
+
+    def let_go(self, block: Block) -> None:
+        """All have come."""
+        self.open = True
+        for warp in self.warps:
+            acquire(warp, self.knowledge)
+        block.machine.counts["barriers"] += 1
+        block.machine.queue.extend(self.waiting)
 
 
 def sync_threads() -> None:
@@ -61,27 +70,30 @@ def sync_threads() -> None:
 
 
 def named_barrier(number: int, count: int, wait: bool) -> None:
-    """bar.sync (wait) and bar.arrive: `count` arrivals open it. All threads at once: 0, all."""
+    """bar.sync (wait) and bar.arrive: a warp comes; `count` threads open the barrier."""
     thread = current()
-    block, barriers = thread.block, thread.block.of(Barriers)
-    if not 0 <= number < NAMED or count % 32 or not 0 < count <= len(block.threads):
+    block, warp, named = thread.block, thread.warp, thread.block.of(Barriers).named
+    if not 0 <= number < NAMED or count % WARP or not 0 < count <= len(block.threads):
         fault("misuse", f"barrier {number} of {NAMED}, for {count} of {len(block.threads)} threads")
-    barrier = barriers.named.setdefault(number, Named(number, count, barriers.clock.new()))
-    if barrier.count != count:
-        fault("misuse", f"barrier {number} for {count} threads, and for {barrier.count} elsewhere")
-    barrier.arrivals += 1
-    release(thread.warp, barrier.knowledge)
-    if barrier.arrivals == count:
-        block.machine.counts["barriers"] += 1
-        block.machine.queue.extend(barrier.waiting)
-        del barriers.named[number]
-    elif wait:
+
+    def come(values: list) -> list:
+        barrier = named.setdefault(number, Named(count, clock(block).new()))
+        if barrier.count != count:
+            fault("misuse", f"barrier {number} for {count} threads, and for {barrier.count}")
+        barrier.arrivals += len(values)
+        barrier.warps += [warp] if wait else []
+        release(warp, barrier.knowledge)
+        if barrier.arrivals >= count:
+            del named[number]
+            barrier.let_go(block)
+        return [barrier] * len(values)
+
+    barrier = warp.meet(thread, f"barrier {number}", None, come)
+    if wait and not barrier.open:
         barrier.waiting.append(thread)
         thread.pause(
             "named", lambda: f"barrier {number}: {barrier.arrivals} of {count} threads have come"
         )
-    if wait:
-        acquire(thread.warp, barrier.knowledge)
 
 
 def sync_warp(mask: int = 0xFFFFFFFF) -> None:

@@ -14,11 +14,11 @@ import math
 import numpy as np
 
 from nanoeuler.engines.gpu.kernel import Map
-from nanoeuler.engines.gpu.paper.clocks import clock
+from nanoeuler.engines.gpu.paper.clocks import acquire, clock
 from nanoeuler.engines.gpu.paper.layouts import box
 from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
-from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, Global, shared
+from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, UNFENCED, Global, shared
 from nanoeuler.engines.gpu.paper.translate import op
 from nanoeuler.engines.gpu.paper.waits import Mbarriers, mbarrier
 
@@ -143,19 +143,18 @@ class Outgoing:
         return self.actor
 
     def wait(self, most: int, stage: int) -> None:
-        """Wait until at most so many groups have not reached a stage; the oldest are the first."""
-        groups = [group for group in self.groups if group.stage < stage]
-        for group in groups[: max(0, len(groups) - most)]:
-            while group.stage < stage:
+        """Wait until all groups but the newest `most` have reached a stage."""
+        last = self.epoch - 1 - most  # the newest that has to
+        for group in list(self.groups):
+            while group.epoch <= last and group.stage < stage:
                 group.waiting.append(self.thread)
                 self.thread.pause("copy", lambda: "a copy to global memory")
-        done = [group.epoch for group in self.groups if group.stage >= 1]
-        if self.actor >= 0 and done:
-            self.thread.block.settle()
-            self.thread.warp.known[self.actor] = max(done)
+        if self.actor >= 0:
+            known = np.zeros_like(self.thread.warp.known)
+            known[self.actor] = max(0, last)  # others may have read by now, but nobody promised
+            acquire(self.thread.warp, known)
         while self.groups and self.groups[0].stage == 2:
             self.groups.popleft()
-
 
     def close(self) -> None:
         """The thread ends: its shared memory goes, so nothing may still read it."""
@@ -277,4 +276,5 @@ def copy_wait(most: int) -> None:
     while len(groups) > most:
         for memory, words, where, data in groups.popleft():
             memory.land(words, where, data)
+            memory.flags[words] |= UNFENCED  # threads' own way to memory, not the copy engine's
             thread.unfenced.append((memory, words))

@@ -87,6 +87,7 @@ def load_acquire(kind: str, address: int) -> Register:
 @op(r"st\.global(?:\.v([24]))?\.(b32|u32|s32|f32)")
 def store(vector: str | None, kind: str, address: int, *values: Register) -> None:
     """Registers to global memory."""
+    whole(vector, values)
     write(address, memory_bytes(values, kind))
 
 
@@ -111,6 +112,12 @@ def write(address: int, data: np.ndarray) -> None:
     thread.block.of(Loads).note("global stores", place(), address, data.size)
     thread.block.machine.memory.write(address, data)
     thread.block.machine.wake()
+
+
+def whole(vector: str | None, values: Sequence[Register]) -> None:
+    """Fault unless a store has as many values as it says."""
+    if len(values) != count(vector):
+        fault("misuse", f"a store of {len(values)} values with .v{count(vector)}")
 
 
 def aligned(address: int, size: int) -> None:
@@ -155,6 +162,7 @@ def load_shared(vector: str | None, kind: str, address: int) -> Register | list[
 def store_shared(vector: str | None, kind: str, address: int, *values: Register) -> None:
     """Registers to shared memory."""
     size = 4 * count(vector)
+    whole(vector, values)
     aligned(address, size)
     memory, start = shared(address)
     current().block.of(Loads).note("shared stores", place(), start, size)

@@ -69,8 +69,8 @@ def operation(mnemonic: str) -> tuple[Operation, tuple]:
 LABEL = re.compile(r"\s*(\w+)\s*:(?!:)")  # PTX ISA, "Statements"
 # Predicate, mnemonic, operands.
 STATEMENT = re.compile(r"(?:@(!?)(\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
-# A list in braces, a word, a bracket or a comma.
-OPERAND = re.compile(r"\{[^}]*\}|%?[\w.]+(?:::\w+)*|[\[\],]")
+# A list in braces, a word (an address may have an offset), a bracket or a comma.
+OPERAND = re.compile(r"\{[^}]*\}|-?%?[\w.]+(?:\+\d+)?|[\[\],]")
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,11 @@ class Words:
             return word
         if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", word):
             return f"number({int(word[2:], 16)})"
-        if re.fullmatch(r"\d+|0x[0-9a-fA-F]+", word):
+        if re.fullmatch(r"-?\d+|0x[0-9a-fA-F]+", word):
             return word
+        if "+" in word:
+            address, _, offset = word.partition("+")
+            return f"({self.word(address)} + {offset})"
         if word[0] == "%":
             if word not in SPECIAL:
                 raise UserError(f"the paper has no special register {word}")

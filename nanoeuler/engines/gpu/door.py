@@ -21,9 +21,13 @@ from typing import Any
 import numpy as np
 from numba import config
 
+from nanoeuler.errors import UserError
+
 Kernel = Any  # what `cuda.jit` makes: kernel[blocks, threads](arrays) launches it
 Array = Any  # float32 in C order, NumPy or on the GPU: numba copies NumPy there and back
 
+# What to do where the compiler is missing.
+MISSING = "numba-cuda is missing: pip install 'numba-cuda[cu13]'"
 # The driver's library by operating system; macOS has none.
 DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
@@ -40,7 +44,7 @@ def reason_to_simulate() -> str:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "the CUDA driver finds no GPU"
     if importlib.util.find_spec("numba_cuda") is None:
-        return "numba-cuda is missing: pip install 'numba-cuda[cu13]'"
+        return MISSING
     return ""
 
 
@@ -56,10 +60,35 @@ def _cuda_target(simulated: bool) -> Any:
     return importlib.import_module("numba.cuda")
 
 
-# "" where kernels run on a real GPU, else the reason why they are simulated.
-SIMULATED = reason_to_simulate()
-# What kernels are written against: jit, grid, threadIdx, blockIdx, shared, local, syncthreads.
-cuda = _cuda_target(bool(SIMULATED))
+def __getattr__(name: str) -> Any:
+    """`cuda` and `SIMULATED`, settled at the first use, for as long as the process lives.
+
+    SIMULATED: "" where kernels run on a real GPU, else the reason why they are simulated.
+    cuda: what kernels use: jit, grid, threadIdx, blockIdx, shared, local, syncthreads.
+    """
+    if name not in ("cuda", "SIMULATED"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    reason = reason_to_simulate()
+    globals().update(SIMULATED=reason, cuda=_cuda_target(bool(reason)))
+    return globals()[name]
+
+
+def compiler() -> Any:
+    """numba's CUDA target as it is, which compiles without a GPU too; no driver is started."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        raise UserError(f"no compiler for GPUs here: {MISSING}")
+    if config.ENABLE_CUDASIM or os.environ.get("NUMBA_ENABLE_CUDASIM", "0") != "0":
+        raise UserError("this process simulates a GPU and cannot compile for one: use another")
+    target = _cuda_target(False)
+    importlib.import_module("numba.cuda.extending")
+    return target
+
+
+def driver() -> Any:
+    """NVIDIA's driver, as Python calls it (cuda.bindings.driver)."""
+    if importlib.util.find_spec("cuda") is None:
+        raise UserError(f"no way to call the driver here: {MISSING}")
+    return importlib.import_module("cuda.bindings.driver")
 
 
 def blocks(n: int, size: int) -> int:

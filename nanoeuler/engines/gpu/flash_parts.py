@@ -1,0 +1,278 @@
+# Made from book/08b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-tensor-parts
+"""What the tensor-core attention kernels have in common: places, tiles, rings, masks, the way out.
+
+Left out: the kernels themselves, in flash_forward.py and flash_backward.py.
+
+A tile in shared memory is a row of panels, each 64 columns wide: 128 bytes a row, swizzled by the
+copy engine. Addresses, rows and counts are int32, descriptors and global addresses int64.
+T positions, D head width; a head, without more, is a query or key head of one sequence.
+"""
+
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.ptx import (
+    barrier,
+    bulk_commit,
+    bulk_wait_read_all,
+    descriptor,
+    load_tile,
+    mbarrier_init,
+    pack_bf16,
+    prefetch_map,
+    proxy_fence,
+    shared_address,
+    shuffle_xor,
+    stmatrix4,
+    store_shared_int,
+    store_tile,
+    ticket,
+    uniform,
+)
+
+PANEL = 64         # columns of a panel: 128 bytes, the widest swizzle
+BOX = 64 * 128     # bytes of a panel of 64 rows
+PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
+FORBIDDEN = -1e30  # the score of a key that its query may not see
+LOWEST = -1e20     # the running maximum before any score
+PAST_END = 1e30    # lse of rows past T: makes their probabilities 0 in the backward
+STRIDE = 1024      # bytes from 8 rows of a panel to the next 8: the swizzle repeats after them
+
+
+class Place(NamedTuple):
+    """Where a thread stands: in its block, in its warp; its warp and its warpgroup."""
+
+    thread: int
+    lane: int
+    warp: int   # of its warpgroup, 0 to 3
+    group: int  # of the block
+
+
+def place() -> Place:
+    """This thread's place. `uniform` tells the compiler that a warp agrees on its warpgroup."""
+    t = int32(cuda.threadIdx.x)
+    return Place(t, int32(t & 31), int32(t >> 5 & 3), uniform(int32(t >> 7)))
+
+
+def own_row(at: Place) -> int:
+    """The first of a thread's two rows in an accumulator of 64 rows; the other is 8 below."""
+    return int32(at.warp * 16 + (at.lane >> 2))
+
+
+def own_column(at: Place) -> int:
+    """The first of a thread's columns in an accumulator: this one and the next, then every 8."""
+    return int32((at.lane & 3) * 2)
+
+
+def round_up(n: int, size: int) -> int:
+    """n rounded up to a multiple of `size`, a power of two."""
+    return int32((n + size - 1) & -size)
+
+
+def shared_base() -> int:
+    """The address of dynamic shared memory, rounded up to what the swizzle repeats after."""
+    return round_up(shared_address(cuda.shared.array(0, int8)), 1024)
+
+
+class Heads(NamedTuple):
+    """Where a tile is copied from or to: a map of [batch, heads, T, D], and one head in it."""
+
+    map: int
+    batch: int
+    head: int
+
+
+def fetch(heads: Heads, row: int, to: int, rows: int, D: int, full: int) -> None:
+    """One thread: start copying rows x D, from `row` on, to a tile; `full` gets the bytes."""
+    for c in range(D // PANEL):
+        panel = int32(to + c * rows * 128)
+        load_tile(panel, heads.map, int32(c * PANEL), row, heads.head, heads.batch, full)
+
+
+def put(heads: Heads, row: int, tile: int, D: int) -> None:
+    """One thread: start copying a tile of 64 x D to `row` on; rows past T are left out."""
+    for c in range(D // PANEL):
+        panel = int32(tile + c * BOX)
+        store_tile(heads.map, int32(c * PANEL), row, heads.head, heads.batch, panel)
+
+
+def prefetch_maps(first: int, second: int, third: int, fourth: int) -> None:
+    """The maps on their way, before the first copies ask for them."""
+    if cuda.threadIdx.x == 0:
+        prefetch_map(first)
+        prefetch_map(second)
+        prefetch_map(third)
+        prefetch_map(fourth)
+
+
+def put_done() -> None:
+    """One thread: wait until its copies have read shared memory, which ends with the block."""
+    bulk_commit()
+    bulk_wait_read_all()
+
+
+BY_ROWS, BY_COLUMNS = descriptor(16, STRIDE), descriptor(0, STRIDE)  # addresses are added
+
+
+def by_rows(tile: int) -> int:
+    """The descriptor of a tile of which rows are multiplied: it is summed over its columns."""
+    return int64(BY_ROWS) | int64((tile & 0x3FFFF) >> 4)
+
+
+def by_columns(tile: int, rows: int) -> int:
+    """The descriptor of a tile of `rows` rows of which columns are multiplied."""
+    return int64(BY_COLUMNS | rows * 128 >> 4 << 16) | int64((tile & 0x3FFFF) >> 4)
+
+
+class Ring(NamedTuple):
+    """Stages in shared memory that are filled and left in turn, as addresses.
+
+    Stage i: tile at tiles + i size, mbarrier at full + 8 i, warps that left it at left + 8 i.
+    """
+
+    tiles: int
+    size: int
+    full: int
+    left: int
+
+
+def start_ring(ring: Ring, stages: int) -> None:
+    """One thread: each mbarrier waits for one arrival, the fetching thread's; no warp has left."""
+    for i in range(stages):
+        mbarrier_init(int32(ring.full + 8 * i), int32(1))
+        store_shared_int(int32(ring.left + 8 * i), int32(0))
+
+
+def tile_of(ring: Ring, stage: int) -> int:
+    """The address of a stage's tile."""
+    return int32(ring.tiles + stage * ring.size)
+
+
+def full_of(ring: Ring, stage: int) -> int:
+    """The address of a stage's mbarrier, which says that the tile is there."""
+    return int32(ring.full + 8 * stage)
+
+
+def leave(ring: Ring, stage: int, warps: int) -> int:
+    """This warp is done with a stage: how many of `warps` left it before; -1 on lanes but one.
+
+    So a single thread gets warps - 1, in the last warp: it refills the stage. The answer takes a
+    while; it is looked at as late as possible.
+    """
+    return ticket(int32(ring.left + 8 * stage), int32(warps - 1))
+
+
+def advance(stage: int, phase: int, stages: int) -> tuple[int, int]:
+    """The next stage, and the parity of its mbarrier's next filling."""
+    stage = int32(stage + 1)
+    if stage == stages:
+        return int32(0), int32(phase ^ 1)
+    return stage, phase
+
+
+class QueryBlock(NamedTuple):
+    """Queries that a block owns: from row `first` of a head on, with `steps` tiles of keys.
+
+    head and kv count within the sequence `batch`, `number` through the whole batch.
+    """
+
+    first: int
+    steps: int
+    number: int
+    batch: int
+    head: int
+    kv: int
+
+
+def block_head() -> int:
+    """The number of this block's head. Grid: (heads at a time, tiles, rounds)."""
+    return int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+
+
+def query_block(T: int, heads: int, sharing: int, rows: int, keys: int) -> QueryBlock:
+    """This block's queries: the last tile first, because it has the most keys to see."""
+    number = block_head()
+    batch = int32(number // heads)
+    head = int32(number - batch * heads)
+    first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
+    steps = int32((min(T, int32(first + rows)) + keys - 1) // keys)
+    return QueryBlock(first, steps, number, batch, head, int32(head // sharing))
+
+
+def key_row(block: QueryBlock, step: int, keys: int) -> int:
+    """The first key of a step: from the diagonal down to 0."""
+    return int32((block.steps - 1 - step) * keys)
+
+
+def forbid_later(s: Any, keys: int, first: int, row: int, at: Place) -> None:
+    """Forbid keys, from `first` on, that come after their query; the 64 queries are from `row` on.
+
+    s: accumulator of 64 x keys. above, below: the last key that this thread's two queries see,
+    counted from its own first key.
+    """
+    above = int32(row + own_row(at) - first - own_column(at))
+    below = int32(above + 8)
+    for n in range(keys // 8):
+        if 8 * n > above:
+            s[4 * n] = float32(FORBIDDEN)
+        if 8 * n + 1 > above:
+            s[4 * n + 1] = float32(FORBIDDEN)
+        if 8 * n > below:
+            s[4 * n + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 > below:
+            s[4 * n + 3] = float32(FORBIDDEN)
+
+
+def forbid_earlier(s: Any, queries: int, first: int, key: int, at: Place) -> None:
+    """The same on a transposed tile: forbid queries, from `first` on, before their key."""
+    above = int32(key + own_row(at) - first - own_column(at))
+    below = int32(above + 8)
+    for n in range(queries // 8):
+        if 8 * n < above:
+            s[4 * n] = float32(FORBIDDEN)
+        if 8 * n + 1 < above:
+            s[4 * n + 1] = float32(FORBIDDEN)
+        if 8 * n < below:
+            s[4 * n + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 < below:
+            s[4 * n + 3] = float32(FORBIDDEN)
+
+
+def clear(values: Any, n: int) -> None:
+    """Zero the first n of some float registers."""
+    for i in range(n):
+        values[i] = float32(0)
+
+
+def quad_sum(x: float) -> float:
+    """The sum of x over the four lanes that share a row of an accumulator."""
+    x += shuffle_xor(x, int32(1))
+    return x + shuffle_xor(x, int32(2))
+
+
+def warpgroup_sync(at: Place) -> None:
+    """Wait for this warpgroup's other threads, at the named barrier 1, 2 or 3 that is its own."""
+    barrier(int32(1 + at.group), int32(128))
+
+
+def stage_out(acc: Any, above: float, below: float, tile: int, D: int, at: Place) -> None:
+    """acc, 64 x D, its two rows times `above` and `below`, as bf16 into a swizzled tile."""
+    row = int32(at.warp * 16 + (at.lane & 15))
+    for n in range(0, D // 8, 2):
+        chunk = int32((n & 7) + (at.lane >> 4))  # 16 bytes, moved by the swizzle
+        stmatrix4(
+            int32(tile + n // 8 * BOX + row * 128 + ((chunk ^ row & 7) << 4)),
+            pack_bf16(acc[4 * n] * above, acc[4 * n + 1] * above),
+            pack_bf16(acc[4 * n + 2] * below, acc[4 * n + 3] * below),
+            pack_bf16(acc[4 * n + 4] * above, acc[4 * n + 5] * above),
+            pack_bf16(acc[4 * n + 6] * below, acc[4 * n + 7] * below),
+        )
+
+
+def hand_over(at: Place) -> None:
+    """After `stage_out`: the warpgroup's plain stores become visible to the copy engine."""
+    proxy_fence()
+    warpgroup_sync(at)

@@ -1,0 +1,140 @@
+# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gemm-form
+"""The form of a product's kernel, what is settled when it is compiled, and the ring of its blocks.
+
+C (m, n) = op(A) op(B), where the layout names how A and B are stored:
+
+    NT   forward  Y = X W^T    A (m, k)   B (n, k)
+    NN   dX = dY W             A (m, k)   B (k, n)
+    TN   dW = dY^T X           A (k, m)   B (k, n)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanoeuler.engines.gpu.gemm_plan import TILE_K
+from nanoeuler.engines.gpu.instruction import int32
+from nanoeuler.engines.gpu.ptx import (
+    divide,
+    mbarrier_arrive,
+    mbarrier_arrive_at,
+    mbarrier_init,
+    mbarrier_init_fence,
+)
+from nanoeuler.errors import UserError
+
+TILE_M = 128      # rows of C in a block's tile: two warpgroups of 64, the m of wgmma
+BOX = 8192        # bytes: 64 rows of 128, a box of the copy engine
+RING = 196608     # bytes of the ring: 192 of the 227 KiB that a block can have
+SLOTS = 4         # boxes on their way out, two of each consumer
+ALIGN = 1024      # bytes: the swizzle's period
+SHARED = ALIGN + RING + SLOTS * BOX + 256  # the last for the mbarriers
+THREADS = 384     # a producer's warpgroup and two consumers'
+REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 over 128 threads
+PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
+HEADER = 128  # bytes before the pieces: the word that a grid waits at
+# A thread's registers while it produces and while it consumes: 168 on average, all there are.
+FEW, MANY = 40, 232
+# What can be done with the sums of a tile: see Form.
+EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
+
+
+def verify(form: "Form") -> None:
+    """UserError where there is no such form."""
+    wide = form.out == "float32"
+    if form.layout not in ("NT", "NN", "TN") or form.cluster not in (1, 2):
+        raise UserError(f"layouts are NT, NN, TN and clusters 1 or 2, not {form}")
+    if form.epilogue not in EPILOGUES or form.out not in ("bf16", "float32"):
+        raise UserError(f"epilogues are {', '.join(EPILOGUES)}, to bf16 or float32, not {form}")
+    if wide and form.epilogue not in ("store", "add") or form.epilogue == "add" and not wide:
+        raise UserError(f"float32 is stored or added to, and only float32 is added to: {form}")
+    if form.pingpong and (wide or form.epilogue == "residual"):
+        raise UserError(f"ping-pong has neither float32 nor residual: {form}")
+    if form.pieces not in ("no", "together", "after"):
+        raise UserError(f"pieces are no, together or after, not {form}")
+    if form.pieces != "no" and (form.pingpong or form.epilogue not in ("store", "add")):
+        raise UserError(f"pieces come with store and add, and not with ping-pong: {form}")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is settled when a kernel is compiled.
+
+    layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256. cluster: 1
+    or 2 blocks that share B. epilogue: store; bias; bias and gelu (tanh); residual: another (m, n)
+    is added; add: C is added to. out: bf16 or float32 of C. pieces: items may be parts of a tile
+    along k, summed in order, by the same kernel ("together") or by another ("after"); "no": whole.
+    Float32 comes with store and add only, add with float32 only, pieces with store and add.
+    """
+
+    layout: str = "NT"
+    pingpong: bool = False
+    cluster: int = 1
+    epilogue: str = "store"
+    out: str = "bf16"
+    pieces: str = "no"
+
+    def __post_init__(self) -> None:
+        verify(self)
+
+    @property
+    def columns(self) -> int:
+        """Columns of C in a block's tile."""
+        return 128 if self.pingpong else 256
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage of the ring: a k-block of A and one of B."""
+        return (TILE_M + self.columns) * TILE_K * 2
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring."""
+        return RING // self.stage
+
+    @property
+    def strip(self) -> int:
+        """Registers of a consumer's thread that go out at a time: 64 rows of 128 bytes of C."""
+        return 16 if self.out == "float32" else 32
+
+
+def advance(stage, phase, stages):
+    """The next stage of the ring, and its parity."""
+    stage = int32(stage + 1)
+    if stage == stages:
+        stage = int32(0)
+        phase = int32(phase ^ 1)
+    return stage, phase
+
+
+def skip(stage, phase, stages, count):
+    """The stage and parity after `count` more stages."""
+    stage = int32(stage + count)
+    rounds = divide(stage, stages)
+    return int32(stage - rounds * stages), int32((phase ^ rounds) & 1)
+
+
+def prepare(bars, stages, arrivals):
+    """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong."""
+    for s in range(stages):
+        mbarrier_init(bars + 8 * s, 1)
+        mbarrier_init(bars + 8 * (stages + s), arrivals)
+    mbarrier_init(bars + 16 * stages, 1)
+    mbarrier_init(bars + 16 * stages + 8, 1)
+    mbarrier_init_fence()
+
+
+def make_release(form: Form) -> Any:
+    """release(empty, t): a consumer gives a stage back, to every block that writes into it."""
+    cluster = form.cluster
+
+    def release(empty, t):
+        if cluster > 1:
+            if t < cluster:
+                mbarrier_arrive_at(empty, t)
+        elif t == 0:
+            mbarrier_arrive(empty)
+
+    return release

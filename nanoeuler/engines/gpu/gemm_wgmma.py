@@ -1,0 +1,307 @@
+# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gemm-kernel
+"""The kernels of a product: a producer that fetches, two consumers that multiply on tensor cores.
+
+    blockIdx    -> cluster, and rank in it (neighbours along m): a list of tiles each
+    warpgroup 0 -> the producer, one thread: k-blocks of A and B into the ring
+    warpgroup 1, 2 -> consumers c = 0, 1: rows 64 c of a 128 x 256 tile (cooperative), or every
+                   other 128 x 128 tile (ping-pong)
+"""
+
+from functools import cache
+from typing import Any
+
+from nanoeuler.engines.gpu.gemm_epilogue import make_finish, make_sums
+from nanoeuler.engines.gpu.gemm_form import (
+    ALIGN,
+    BOX,
+    FEW,
+    HEADER,
+    MANY,
+    REGISTERS,
+    RING,
+    SHARED,
+    SLOTS,
+    THREADS,
+    TILE_M,
+    Form,
+    advance,
+    make_release,
+    prepare,
+    skip,
+)
+from nanoeuler.engines.gpu.gemm_plan import TILE_K
+from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import (
+    barrier,
+    bulk_wait,
+    cluster_arrive,
+    cluster_wait,
+    descriptor,
+    grid_barrier,
+    load_int4,
+    map_acquire,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_wait,
+    set_registers,
+    shared_address,
+    tma_load,
+    tma_load_multicast,
+    wgmma,
+    wgmma_wait,
+    wgmma_wait_previous,
+)
+
+
+def make_fetch(form: Form) -> Any:
+    """fetch(to, full, map_a, map_b, k, row, column, rank): one k-block of A and B into a stage."""
+    cluster, layout = form.cluster, form.layout
+    share = form.columns // cluster  # columns of B that a block fetches, for all of its cluster
+    a_bytes = TILE_M * TILE_K * 2
+    everyone = (1 << cluster) - 1
+
+    def fetch_b(to, map_b, x, y, full):
+        if cluster > 1:
+            tma_load_multicast(to, map_b, x, y, full, everyone)
+        else:
+            tma_load(to, map_b, x, y, full)
+
+    def fetch(to, full, map_a, map_b, k, row, column, rank):
+        if layout == "TN":
+            tma_load(to, map_a, row, k, full)
+            tma_load(to + BOX, map_a, row + 64, k, full)
+        else:
+            tma_load(to, map_a, k, row, full)
+        b = int32(to + a_bytes + rank * (share * TILE_K * 2))
+        if layout == "NT":
+            fetch_b(b, map_b, k, column, full)
+        else:
+            for j in range(share // 64):
+                fetch_b(b + j * BOX, map_b, column + j * 64, k, full)
+
+    return fetch
+
+
+def make_fetch_residual(form: Form) -> Any:
+    """fetch_residual(base, bars, map_r, row, column, stage, phase): a tile, 128 x 128 a stage.
+
+    Returns the ring's state after them.
+    """
+    stages, stage_bytes = form.stages, form.stage
+
+    def fetch_residual(base, bars, map_r, row, column, stage, phase):
+        for half in range(2):
+            full = int32(bars + 8 * stage)
+            mbarrier_wait(full + 8 * stages, phase ^ 1)
+            mbarrier_expect(full, 4 * BOX)
+            to = int32(base + stage * stage_bytes)
+            for j in range(2):
+                tma_load(to + j * 2 * BOX, map_r, column + half * 128 + j * 64, row, full)
+            stage, phase = advance(stage, phase, stages)
+        return stage, phase
+
+    return fetch_residual
+
+
+def make_produce(form: Form) -> Any:
+    """produce(...): one thread walks the list of items and keeps the ring full."""
+    cluster, stages, stage_bytes, columns = form.cluster, form.stages, form.stage, form.columns
+    share, residual = columns // cluster, form.epilogue == "residual"
+    fetch, fetch_residual = make_fetch(form), make_fetch_residual(form)
+
+    def produce(base, bars, map_a, map_b, aux, work, item, end):
+        rank = int32(cuda.blockIdx.x & (cluster - 1))
+        map_acquire(map_a)
+        map_acquire(map_b)
+        stage, phase = int32(0), int32(0)
+        while item < end:
+            x, y, ks, _ = load_int4(work + int64(item) * 16)
+            row = int32((x * cluster + rank) * TILE_M)
+            column = int32(y * columns)
+            for k in range(ks & 0xFFFF, ks >> 16):
+                full = int32(bars + 8 * stage)
+                mbarrier_wait(full + 8 * stages, phase ^ 1)  # its last readers are done
+                mbarrier_expect(full, stage_bytes)
+                to = int32(base + stage * stage_bytes)
+                at = int32(column + rank * share)
+                fetch(to, full, map_a, map_b, int32(k * TILE_K), row, at, rank)
+                stage, phase = advance(stage, phase, stages)
+            if residual:
+                stage, phase = fetch_residual(base, bars, aux, row, column, stage, phase)
+            item = int32(item + 1)
+
+    return produce
+
+
+def make_multiply(form: Form) -> Any:
+    """multiply(acc, a, b, bars, stage, phase, count, t): acc = the product over `count` k-blocks.
+
+    Returns the stage and parity that follow. The last stage is not given back, nor is it waited
+    for: the caller does both.
+    """
+    stages, stage_bytes = form.stages, form.stage
+    # Where k is dense in memory a step of 16 is 32 bytes on, else 16 rows of 128 bytes.
+    a_step, b_step = (128 if form.layout[0] == "T" else 2), (128 if form.layout[1] == "N" else 2)
+    rows = 2 if form.pingpong else 1
+    mma = wgmma(form.columns, TILE_K // 16, a_step, b_step, form.layout, rows)
+    release = make_release(form)
+
+    def multiply(acc, a, b, bars, stage, phase, count, t):
+        last = stage
+        for k in range(count):
+            mbarrier_wait(bars + 8 * stage, phase)
+            offset = int64(stage * (stage_bytes >> 4))
+            mma(acc, a + offset, b + offset, k)
+            if k > 0:
+                wgmma_wait_previous()
+                release(bars + 8 * (stages + last), t)
+            last = stage
+            stage, phase = advance(stage, phase, stages)
+        return stage, phase, last
+
+    return multiply
+
+
+def make_turns(form: Form) -> Any:
+    """take(bars, turn, c) and pass_on(bars, c, t): of two ping-pong consumers, one multiplies.
+
+    Turns also keep a consumer from taking a round of the ring for the one after the next.
+    """
+    turns = 16 * form.stages
+    pingpong = form.pingpong
+
+    def take(bars, turn, c):
+        if pingpong:
+            mbarrier_wait(bars + turns + 8 * c, turn)
+        return int32(turn ^ 1)
+
+    def pass_on(bars, c, t):
+        if pingpong and t == 0:
+            mbarrier_arrive(bars + turns + 8 * (c ^ 1))
+
+    return take, pass_on
+
+
+def make_consume(form: Form) -> Any:
+    """consume(...): a warpgroup walks the list of items and multiplies."""
+    pingpong, stages = form.pingpong, form.stages
+    # Dense along k: groups of 8 rows, 1024 bytes apart. Else boxes of 64 rows of k, 8192 apart.
+    of_a = descriptor(BOX if form.layout[0] == "T" else 16, 1024)
+    of_b = descriptor(BOX if form.layout[1] == "N" else 16, 1024)
+    a_bytes, own, step = TILE_M * TILE_K * 2, 0 if pingpong else BOX, 2 if pingpong else 1
+    multiply, release, finish = make_multiply(form), make_release(form), make_finish(form)
+    take, pass_on = make_turns(form)
+    wait = wgmma_wait(REGISTERS)
+
+    def consume(base, bars, map_c, aux, work, pieces, n, item, end, c, t):
+        acc = cuda.local.array(REGISTERS, float32)
+        # A descriptor has 18 bits of address; above them a cluster's addresses have the rank.
+        a = int64(of_a) | int64(((base + c * own) & 0x3FFFF) >> 4)
+        b = int64(of_b) | int64(((base + a_bytes) & 0x3FFFF) >> 4)
+        boxes = int32(base + RING + c * 2 * BOX)
+        stage, phase, turn = int32(0), int32(0), int32(c ^ 1)
+        x, y, ks, slot = load_int4(work + int64(item) * 16)
+        if pingpong and c == 1:  # the second tile, and so on
+            stage, phase = skip(stage, phase, stages, ks >> 16)
+            item = int32(item + 1)
+            x, y, ks, slot = load_int4(work + int64(item) * 16)
+        while item < end:
+            item = int32(item + step)
+            next_x, next_y, next_ks, next_slot = load_int4(work + int64(item) * 16)
+            turn = take(bars, turn, c)
+            count = int32((ks >> 16) - (ks & 0xFFFF))
+            stage, phase, last = multiply(acc, a, b, bars, stage, phase, count, t)
+            pass_on(bars, c, t)
+            wait(acc)
+            release(bars + 8 * (stages + last), t)
+            stage, phase = finish(
+                acc, boxes, base, bars, map_c, aux, pieces, n, x, y, slot, stage, phase, c, t
+            )
+            if pingpong:  # pass over the other consumer's stages
+                stage, phase = skip(stage, phase, stages, count)
+            x, y, ks, slot = next_x, next_y, next_ks, next_slot
+
+    return consume
+
+
+def make_together(form: Form) -> Any:
+    """together(...): the consumers of all blocks wait for each other, then sum the pieces."""
+    sums, cluster, at_once = make_sums(form), form.cluster, form.pieces == "together"
+
+    def together(base, map_c, work, space, c, t):
+        if at_once:
+            barrier(3, 256)
+            if c == 0 and t == 0:
+                others = int32(cuda.gridDim.x - 1)
+                last = cuda.blockIdx.x == 0
+                grid_barrier(space, int32(0x80000000 - others) if last else int32(1))
+            barrier(3, 256)
+            head = int32(cuda.gridDim.x // cluster + cuda.blockIdx.x * 2 + c)
+            sums(work, head, space + HEADER, int32(base + RING + c * 2 * BOX), map_c, c, t)
+
+    return together
+
+
+@cache
+def gemm_kernel(form: Form) -> Kernel:
+    """The kernel of a form: maps of A, B, C, aux (bias, map), work list, pieces, columns of C."""
+    cluster, stages, pingpong = form.cluster, form.stages, form.pingpong
+    produce, consume, together = make_produce(form), make_consume(form), make_together(form)
+    fewer, more = set_registers(FEW, False), set_registers(MANY, True)
+    readers = cluster if pingpong else 2 * cluster  # warpgroups that give a stage back
+
+    def gemm_wgmma(map_a, map_b, map_c, aux, work, space, n):
+        shared = cuda.shared.array(0, int8)
+        base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
+        bars = int32(base + RING + SLOTS * BOX)
+        t, group = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
+        if cuda.threadIdx.x == 0:
+            prepare(bars, stages, readers)
+        if cluster > 1:
+            cluster_arrive()
+            cluster_wait()
+        cuda.syncthreads()
+        item, end, _, _ = load_int4(work + int64(cuda.blockIdx.x // cluster) * 16)
+        if group == 0:
+            fewer()
+            if t == 0:
+                produce(base, bars, map_a, map_b, aux, work, item, end)
+        else:
+            more()
+            c = int32(group - 1)
+            if t == 0:
+                map_acquire(map_c)
+            consume(base, bars, map_c, aux, work, space + HEADER, n, item, end, c, t)
+            together(base, map_c, work, space, c, t)
+            if t == 0:
+                bulk_wait()
+        if cluster > 1:  # others may still write or signal here
+            cluster_arrive()
+            cluster_wait()
+
+    return Kernel(
+        gemm_wgmma, "l l l l l l r", THREADS, SHARED, cluster, together=form.pieces == "together"
+    )
+
+
+@cache
+def sum_kernel(form: Form) -> Kernel:
+    """The kernel that sums the pieces afterwards: map of C, work list, pieces, blocks of `gemm`."""
+    sums, cluster = make_sums(form), form.cluster
+
+    def gemm_sum_pieces(map_c, work, space, blocks):
+        shared = cuda.shared.array(0, int8)
+        base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
+        t, c = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
+        if t == 0:
+            map_acquire(map_c)
+        head = int32(blocks // cluster + cuda.blockIdx.x * 2 + c)
+        sums(work, head, space + HEADER, int32(base + c * 2 * BOX), map_c, c, t)
+        if t == 0:
+            bulk_wait()
+
+    return Kernel(gemm_sum_pieces, "l l l r", 256, ALIGN + SLOTS * BOX)

@@ -1,0 +1,149 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-instruction
+"""What a kernel is written in beyond Python: PTX instructions, `cuda`, types of fixed width.
+
+A kernel is a plain function. Its `Instruction`s and `Name`s mean nothing by themselves: a target,
+the compiler or the paper, gives the same code other objects for them (`rebind`). No CUDA here.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from nanoeuler.errors import UserError
+
+# A token of an operand list: a letter; for registers their number, + where they are written too,
+# = where they are only written; for an array that a kernel indexes, its axes.
+OPERAND = re.compile(r"(?:[rlfp]|[+=]?[rlf]\*[1-9]\d*|[hrlf]\[[1-4]\])")
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What one `$` of an instruction stands for.
+
+    letter: r int32, l int64, f float32, h uint16, p the address of an array. count: 0 for a value,
+    else the registers of an array. written: whether an array's registers are results as well.
+    read: whether what they held before matters. axes: of an array that is an argument of a kernel
+    and that the kernel indexes, else 0.
+    """
+
+    letter: str
+    count: int = 0
+    written: bool = False
+    read: bool = True
+    axes: int = 0
+
+
+def operands(tokens: str) -> tuple[Operand, ...]:
+    """The operands that `tokens`, separated by spaces, name: "+f*64 l r" is an array and two."""
+    for token in tokens.split():
+        if not OPERAND.fullmatch(token):
+            raise UserError(f"an operand is r, l, f, p, f*64, +f*64, =f*64, f[2], not {token!r}")
+    return tuple(
+        Operand(
+            token.strip("+=")[0],
+            int(token.partition("*")[2] or 0),
+            written=token[0] in "+=",
+            read=token[0] != "=",
+            axes=int(token[2]) if token[1:2] == "[" else 0,
+        )
+        for token in tokens.split()
+    )
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """PTX that a kernel calls like a function; see `ptx`, which makes it."""
+
+    text: str
+    args: tuple[Operand, ...]
+    ret: tuple[Operand, ...]
+    pure: bool
+
+    def __call__(self, *args: Any) -> Any:
+        raise UserError(f"{self.text.split(';')[0]!r} runs in a kernel, on a GPU or on paper")
+
+    def fill(self, names: Sequence[str | Sequence[str]]) -> str:
+        """The text with its operands spelled `names`: a word for a value, a list for an array."""
+
+        def spell(match: re.Match) -> str:
+            name, start, end = names[int(match[1])], match[2], match[3]
+            if isinstance(name, str):
+                return name
+            return ", ".join(name[int(start) : int(end)] if start else name)
+
+        return re.sub(r"\$(\d+)(?:\[(\d+):(\d+)\])?", spell, self.text)
+
+
+def ptx(text: str, args: str = "", ret: str = "", pure: bool = False) -> Instruction:
+    """An instruction from PTX `text` with operands `args` and results `ret` (see `operands`).
+
+    In the text, $0, $1... are the results, then the arguments; an array stands for its registers
+    with commas, $1[0:4] for the first four. One result is returned as it is, several as a tuple.
+    pure: the results hang on the arguments alone, so that a compiler may move, merge or drop it;
+    otherwise it stays where it stands, in order with all accesses to memory.
+    """
+    made = Instruction(text, operands(args), operands(ret), pure)
+    if any(operand.count or operand.letter == "p" for operand in made.ret):
+        raise UserError(f"a result is r, l or f, not {ret!r}: arrays are written in place")
+    highest = max((int(n) for n in re.findall(r"\$(\d+)", text)), default=-1)
+    if highest >= len(made.args) + len(made.ret):
+        raise UserError(f"${highest} in {text!r} is more than its operands, {ret!r} and {args!r}")
+    return made
+
+
+@dataclass(frozen=True)
+class Name:
+    """Something that each target has of its own: the compiler numba's, the paper ours."""
+
+    name: str
+
+    def __call__(self, *args: Any) -> Any:
+        raise UserError(f"{self.name} means something in a kernel, on a GPU or on paper")
+
+
+# threadIdx, blockIdx, gridDim, shared, local, syncthreads: as in numba.
+cuda = Name("cuda")
+# Types of values and of arrays; called, they convert, integers by wrapping round.
+int8, int32, int64, float32 = Name("int8"), Name("int32"), Name("int64"), Name("float32")
+
+
+def used(code: CodeType) -> set[str]:
+    """The names of globals that a function's code, or a function inside it, may look up."""
+    inner = [used(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def rebind(
+    function: FunctionType,
+    replace: Callable[[Any], Any],
+    helper: Callable[[FunctionType], Any] = lambda copy: copy,
+) -> FunctionType:
+    """The same code with other objects behind its global names and its closure.
+
+    Each object there becomes `replace(object)`, once; a plain function is a helper: it is rebound
+    in the same way, and `helper(copy)` takes its place. Helpers may not call each other in circles.
+    """
+    made: dict[int, Any] = {}
+
+    def other(value: Any) -> Any:
+        if id(value) not in made:
+            plain = isinstance(value, FunctionType)
+            made[id(value)] = helper(copy(value)) if plain else replace(value)
+        return made[id(value)]
+
+    def copy(old: FunctionType) -> FunctionType:
+        names = used(old.__code__) & old.__globals__.keys()
+        place = {name: other(old.__globals__[name]) for name in names}
+        place["__name__"] = old.__module__
+        cells = tuple(CellType(other(cell.cell_contents)) for cell in old.__closure__ or ())
+        new = FunctionType(old.__code__, place, old.__name__, old.__defaults__, cells)
+        new.__kwdefaults__ = old.__kwdefaults__
+        new.__module__, new.__qualname__ = old.__module__, old.__qualname__
+        return new
+
+    return copy(function)

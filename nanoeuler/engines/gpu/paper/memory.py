@@ -1,0 +1,249 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-memory
+"""Memory that knows its state: a block's shared words, and global arrays by their addresses.
+
+Each 4-byte word of shared memory knows whether it is anybody's, was written, has a copy on its way
+into it, or holds a plain store that the copy engine and the tensor cores may not see yet; who wrote
+it last, and when each actor last read it.
+"""
+
+import numpy as np
+
+from nanoeuler.engines.gpu.kernel import Map
+from nanoeuler.engines.gpu.paper.clocks import clock
+from nanoeuler.engines.gpu.paper.machine import Block, fault
+from nanoeuler.engines.gpu.paper.machine import getcurrent as current
+from nanoeuler.errors import UserError
+
+WINDOW = 1024  # shared addresses start here: the first KiB of a block's window is the system's
+CLUSTER_BIT = 24  # from here up a shared address carries the block's rank in its cluster
+MOST = 227 * 1024  # bytes of a block: CUDA C++ Programming Guide, compute capability 9.0
+STATIC = 48 * 1024  # of those, for arrays of fixed size: ibid.
+
+USED, WRITTEN, ARRIVING, UNFENCED = 1, 2, 4, 8  # flags of a word
+WHY = {
+    USED: ("bounds", "which lies outside of the block's shared memory"),
+    ARRIVING: ("race", "into which a copy is still on its way"),
+    WRITTEN: ("unwritten", "which nobody wrote"),
+    UNFENCED: ("proxy", "stored by threads, with no proxy fence since"),
+}
+
+
+class Words:
+    """One block's shared memory: its bytes, and the state of each word."""
+
+    def __init__(self, block: Block):
+        self.block, self.machine, self.clock = block, block.machine, clock(block)
+        self.end = WINDOW + block.machine.shared
+        size = -(-(self.end + STATIC + 1024) // 1024) * 1024
+        self.bytes = np.full(size, 0xCD, np.uint8)
+        self.halves, self.words = self.bytes.view(np.uint16), self.bytes.view(np.uint32)
+        self.flags = np.zeros(size // 4, np.uint8)
+        self.flags[WINDOW // 4 : -(-self.end // 4)] = USED
+        self.users = np.zeros(size // 4, np.uint8)  # asynchronous reads under way
+        self.writer = np.zeros(size // 4, np.uint16)
+        self.written = np.zeros(size // 4, np.uint32)
+        self.seen = np.zeros((self.clock.readers, size // 4), np.uint32)
+        self.stores: list[tuple] = []  # (threads, words) of stores to arrays, not yet fenced
+
+    def place(self, size: int) -> int:
+        """Room for an array of `size` bytes behind what there is; its address."""
+        start = -(-self.end // 128) * 128 + 128  # a gap, so that an overrun does not go unseen
+        self.end = start + size
+        if self.end > WINDOW + MOST or 4 * len(self.flags) < self.end:
+            fault("misuse", f"more than {MOST} bytes of shared memory, or {STATIC} of fixed size")
+        self.flags[start // 4 : -(-self.end // 4)] = USED
+        return start
+
+
+class Checks(Words):
+    """Shared memory that refuses what must not be."""
+
+    def check(self, words: np.ndarray, action: str, needs: int, lacks: int = 0) -> None:
+        """Fault unless all `words` have the flags `needs` and none of `lacks`."""
+        if words.size and not 0 <= words.min() <= words.max() < len(self.flags):
+            fault("bounds", f"{action} shared byte {4 * int(words.max())}, {WHY[USED][1]}")
+        flags = self.flags[words]
+        for flag, (kind, why) in WHY.items():
+            wrong = flags & flag == 0 if needs & flag else flags & lacks & flag != 0
+            if wrong.any():
+                fault(kind, f"{action} shared byte {4 * int(words[wrong].min())}, {why}")
+
+    def note(self) -> None:
+        """For a picture: keep the state that the watched bytes of block 0 have now."""
+        watch = self.machine.watch
+        if watch and not self.block.number:
+            words = slice(watch[0] // 4, watch[1] // 4)
+            flags = self.flags[words]
+            conditions = self.users[words], flags & ARRIVING, flags & UNFENCED, flags & WRITTEN
+            state = np.select([c > 0 for c in conditions], (4, 1, 3, 2), 0)
+            self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
+
+    def _warp(self):
+        self.block.settle()
+        return current().warp
+
+
+class Order(Checks):
+    """Shared memory whose accesses must be in an order."""
+
+    def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
+        """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
+        late = self.written[words] > known[self.writer[words]]
+        if late.any():
+            word = int(words[late].flat[0])
+            return word, f"the write by {self.clock.names[self.writer[word]]}"
+        if writes:
+            words = words.reshape(-1)
+            n = self.clock.free
+            late = self.seen[:n, words] > known[:n, None]
+            if late.any():
+                actor, at = np.argwhere(late)[0]
+                return int(words[at]), f"the read by {self.clock.names[actor]}"
+            if self.users[words].any():
+                return int(words[self.users[words] > 0].min()), "a read still under way"
+        return None
+
+    def order(self, words: np.ndarray, known: np.ndarray, action: str, writes: bool) -> None:
+        """Fault if `late` finds something."""
+        late = self.late(words, known, writes)
+        if late:
+            fault("race", f"{action} shared byte {4 * late[0]}, not ordered after {late[1]}")
+
+
+class Accesses(Order):
+    """Shared memory as threads read and write it."""
+
+    def read(self, words: np.ndarray) -> np.ndarray:
+        """The uint32 values of `words`, for a plain read by the current thread's warp."""
+        warp = self._warp()
+        self.check(words, "reads", USED | WRITTEN, ARRIVING)
+        self.order(words, warp.known, "reads", writes=False)
+        self.seen[warp.actor, words] = warp.known[warp.actor]
+        return self.words[words]
+
+    def write(self, words: np.ndarray, values: np.ndarray) -> None:
+        """A plain write by the current thread's warp; unseen by copies until a proxy fence."""
+        warp = self._warp()
+        self.check(words, "writes", USED, ARRIVING)
+        self.order(words, warp.known, "writes", writes=True)
+        self.writer[words], self.written[words] = warp.actor, warp.known[warp.actor]
+        self.words[words] = values
+        self.flags[words] |= WRITTEN | UNFENCED
+        self.note()
+
+
+class Shared(Accesses):
+    """Shared memory, with reads and writes that take time."""
+
+    def lend(
+        self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int
+    ) -> None:
+        """An asynchronous read begins, with what `known` knows; `give_back` ends it."""
+        self._warp()
+        self.check(words, f"{who} reads", USED | WRITTEN, ARRIVING | UNFENCED)
+        self.order(words, known, f"{who} reads", writes=False)
+        for actor in actors:
+            self.seen[actor][words] = epoch
+        self.users[words] += 1
+        self.note()
+
+    def give_back(self, words: np.ndarray) -> None:
+        """An asynchronous read has ended."""
+        self.users[words] -= 1
+        self.note()
+
+    def expect(
+        self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int
+    ) -> None:
+        """An asynchronous write begins; `land` ends it."""
+        self._warp()
+        self.check(words, f"{who} writes", USED, ARRIVING)
+        self.order(words, known, f"{who} writes", writes=True)
+        self.writer[words], self.written[words] = actor, epoch
+        self.flags[words] |= ARRIVING
+        self.note()
+
+    def land(self, words: np.ndarray, where: np.ndarray, data: np.ndarray) -> None:
+        """The bytes of an asynchronous write arrive, at the byte addresses `where`."""
+        self.bytes[where] = data
+        self.flags[words] = USED | WRITTEN
+        self.note()
+
+
+def shared(address: int) -> tuple[Shared, int]:
+    """The memory and the byte in it that a shared address of the current thread's cluster means."""
+    rank = address >> CLUSTER_BIT
+    cluster = current().block.cluster
+    if not 0 <= rank < len(cluster):
+        fault("bounds", f"shared address {address:#x}: there are {len(cluster)} blocks, not {rank}")
+    return cluster[rank].of(Shared), address & (1 << CLUSTER_BIT) - 1
+
+
+class Region:
+    """An array in global memory; fresh: None, or for each element whether nobody wrote it yet."""
+
+    def __init__(self, start: int, array: np.ndarray, fresh: np.ndarray | None):
+        self.start, self.bytes = start, array.reshape(-1).view(np.uint8)
+        self.fresh, self.size = fresh, array.dtype.itemsize
+
+
+class Addresses:
+    """Where a launch's arrays and tensor maps are: far apart, so that overruns hit nothing.
+
+    fresh: by the id of an array, for each of its elements, whether nobody wrote it yet.
+    """
+
+    START, APART = 1 << 40, 1 << 20
+
+    def __init__(self, fresh: dict[int, np.ndarray]):
+        self.next, self.regions, self.maps, self.fresh = self.START, [], {}, fresh
+
+    def address(self, array: np.ndarray) -> int:
+        """Where this array is, from the launch on."""
+        if not array.flags.c_contiguous:
+            raise UserError(f"a pointer to an array of shape {array.shape} needs dense rows")
+        address = self.next
+        self.next = (address + array.nbytes + self.APART) & ~255
+        self.regions.append(Region(address, array, self.fresh.get(id(array))))
+        return address
+
+    def map_address(self, tile_map: Map) -> int:
+        """Where this tensor map is."""
+        address, self.next = self.next, self.next + self.APART
+        self.maps[address] = tile_map
+        return address
+
+    def _part(self, address: int, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+        for region in self.regions:
+            at = address - region.start
+            if 0 <= at and at + size <= region.bytes.size:
+                fresh = region.fresh
+                if fresh is not None:
+                    fresh = fresh[at // region.size : -(-(at + size) // region.size)]
+                return region.bytes[at : at + size], fresh
+        fault("bounds", f"{size} bytes at global address {address:#x}, which are in no array")
+
+
+class Global(Addresses):
+    """Global memory, by address."""
+
+    def read(self, address: int, size: int) -> np.ndarray:
+        """The bytes at an address."""
+        data, fresh = self._part(address, size)
+        if fresh is not None and fresh.any():
+            fault("unwritten", f"{size} bytes at global address {address:#x}, which nobody wrote")
+        return data.copy()
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        """Put bytes at an address."""
+        there, fresh = self._part(address, data.size)
+        there[...] = data
+        if fresh is not None:
+            fresh[...] = False
+
+    def map(self, address: int) -> Map:
+        """The tensor map at an address."""
+        return self.maps.get(address) or fault("bounds", f"no tensor map is at {address:#x}")

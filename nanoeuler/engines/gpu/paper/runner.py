@@ -1,0 +1,212 @@
+# Made from book/07b-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-run
+"""A launch, run on paper: blocks made and played, faults found, a Report of what was done."""
+
+import functools
+import importlib
+import inspect
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.engines.gpu import instruction
+from nanoeuler.engines.gpu.instruction import Instruction, Name, Operand, rebind
+from nanoeuler.engines.gpu.kernel import Launch, Map
+from nanoeuler.engines.gpu.paper import abreast, numbers
+from nanoeuler.engines.gpu.paper.arrays import Log
+from nanoeuler.engines.gpu.paper.clocks import Clock
+from nanoeuler.engines.gpu.paper.cuda import Cuda
+from nanoeuler.engines.gpu.paper.machine import HERE, Block, Machine, Owner, Place, Span, Thread
+from nanoeuler.engines.gpu.paper.machine import getcurrent as current
+from nanoeuler.engines.gpu.paper.memory import MOST, Global
+from nanoeuler.engines.gpu.paper.states import GlobalState
+from nanoeuler.errors import UserError
+
+MOST_THREADS = 1024  # of a block: CUDA C++ Programming Guide, technical specifications
+
+
+def places(size: Place) -> list[Place]:
+    """All places of a block or a grid of this size, x first."""
+    return [Place(x, y, z) for z, y, x in itertools.product(*map(range, reversed(size)))]
+
+
+@dataclass
+class Report:
+    """What a launch did. counts: by name; ticks: turns that were taken; spans: what took time;
+    history: the states of the words that were watched, after each turn that changed one.
+    """
+
+    counts: dict[str, int]
+    ticks: int
+    spans: list[Span] = field(default_factory=list, repr=False)
+    history: list[tuple[int, np.ndarray]] = field(default_factory=list, repr=False)
+
+    def __getitem__(self, name: str) -> int:
+        return self.counts.get(name, 0)
+
+
+CUDA = Cuda()  # for threads one by one: it looks up who is running
+
+
+def on_paper(value: Any) -> Any:
+    """What a kernel's global or closed-over value is on paper."""
+    if isinstance(value, Name):
+        return CUDA if value is instruction.cuda else getattr(numbers, value.name)
+    if isinstance(value, Instruction):
+        translate = importlib.import_module(f"{HERE}.translate").translate
+        return translate(value)
+    return value
+
+
+def run(
+    launch: Launch,
+    seed: int | None = None,
+    fresh: Iterable[np.ndarray] = (),
+    watch: tuple[int, int] | None = None,
+) -> Report:
+    """Run a launch on paper; its arrays are NumPy arrays and hold the results afterwards.
+
+    seed: an order of blocks, warps and copies; without one, they go in order and copies are late.
+    fresh: arrays of the launch that count as not written, so that reading them is a Fault.
+    watch: from which byte to which of block 0's shared memory the report keeps a history of states.
+    """
+    arrays = [a.array if isinstance(a, Map) else a for a in launch.args]
+    arrays = [array for array in arrays if isinstance(array, np.ndarray)]
+    plain = not launch.kernel.together and not instructions(launch.kernel.function)
+    if plain and seed is None and watch is None:
+        copies = [array.copy() for array in arrays]
+        try:
+            return Together(launch, seed, fresh).play()
+        except Exception:  # whatever it is, it has to show again when threads run one by one
+            for array, copy in zip(arrays, copies, strict=True):
+                array[...] = copy
+    return Run(launch, seed, fresh, watch).play()
+
+
+def instructions(function: FunctionType) -> set[Instruction]:
+    """The PTX instructions that a kernel and its helpers use."""
+    met = set()
+    rebind(function, lambda value: met.add(value) if isinstance(value, Instruction) else value)
+    return met
+
+
+def close(owner: Owner) -> None:
+    """A thread or a block ends: its parts count what is to be counted and refuse loose ends."""
+    for part in owner.parts.values():
+        if hasattr(part, "close"):
+            part.close()
+
+
+def argument(memory: Global, operand: Operand, value: Any, together: bool) -> Any:
+    """An argument as the kernel gets it; of an array that it indexes, the array and its state."""
+    if isinstance(value, Map):
+        return memory.map_address(value)
+    if isinstance(value, np.ndarray):
+        address = memory.address(value)
+        if not operand.axes:
+            return address
+        return value, GlobalState(address, value, memory.fresh.get(id(value)), together)
+    return numbers.float32(value) if operand.letter == "f" else value
+
+
+class Setting:
+    """A launch, laid out on paper: machine, memory, arguments."""
+
+    def __init__(
+        self, launch: Launch, seed: int | None, fresh: Iterable, watch: tuple | None = None
+    ):
+        kernel = launch.kernel
+        self.launch = launch
+        self.machine = machine = Machine(seed)
+        machine.watch = watch
+        shape = kernel.threads if isinstance(kernel.threads, tuple) else (kernel.threads,)
+        if not 1 <= np.prod(shape) <= MOST_THREADS or kernel.shared > MOST:
+            raise UserError(
+                f"a block has at most {MOST_THREADS} threads and {MOST} bytes of shared memory, "
+                f"not {shape} and {kernel.shared}"
+            )
+        machine.gridDim, machine.blockDim = (
+            Place(*(*size, 1, 1)[:3]) for size in (launch.grid, shape)
+        )
+        machine.shared = kernel.shared
+        self.fresh = {id(array): np.ones(array.size, bool) for array in fresh}
+        self.memory = machine.memory = Global(self.fresh)
+        self.names = list(inspect.signature(kernel.function).parameters)
+        self.args = [
+            argument(self.memory, operand, value, kernel.together)
+            for operand, value in zip(kernel.parameters, launch.args, strict=True)
+        ]
+        self.threads = places(machine.blockDim)
+        self.function = rebind(kernel.function, on_paper)
+
+    def _args(self, block: Block) -> list:
+        """The kernel's arguments in one block."""
+        args, arrays = list(self.args), {}
+        for n, arg in enumerate(args):
+            if isinstance(arg, tuple):
+                values, state = arg
+                if id(values) not in arrays:  # an array that is given twice is one array
+                    arrays[id(values)] = block.log.array(values, self.names[n])
+                    arrays[id(values)].state = state
+                args[n] = arrays[id(values)]
+        return args
+
+
+class Run(Setting):
+    """One run of a launch, thread by thread."""
+
+    def play(self) -> Report:
+        """Play all blocks, cluster by cluster."""
+        machine, kernel = self.machine, self.launch.kernel
+        grid = list(enumerate(places(machine.gridDim)))
+        clusters = [grid[i : i + kernel.cluster] for i in range(0, len(grid), kernel.cluster)]
+        if machine.random:
+            machine.random.shuffle(clusters)
+        for wave in [clusters] if kernel.together else [[cluster] for cluster in clusters]:
+            blocks = [block for cluster in wave for block in self._cluster(cluster)]
+            self._play(blocks)
+            for block in blocks:
+                block.settle()
+                close(block)
+        return Report(dict(machine.counts), machine.tick, machine.spans, machine.history)
+
+    def _play(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            block.log = Log(block)
+            body = functools.partial(self._thread, self._args(block))
+            block.threads = [Thread(body, block, n, at) for n, at in enumerate(self.threads)]
+        self.machine.play([thread for block in blocks for thread in block.threads])
+
+    def _thread(self, args: list) -> None:
+        """What each thread does."""
+        self.function(*args)
+        close(current())
+
+    def _cluster(self, cluster: list[tuple[int, Place]]) -> list[Block]:
+        blocks: list[Block] = []
+        for rank, (number, place) in enumerate(cluster):
+            blocks.append(Block(self.machine, number, place, rank, blocks, len(self.threads)))
+        blocks[0].of(Clock)
+        return blocks
+
+
+class Together(Run):
+    """One run of a launch, all threads of a block abreast."""
+
+    def _play(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            block.log = abreast.RowLog(block, len(self.threads))
+            cuda = abreast.Cuda(block, self.threads)
+
+            def replace(value: Any, cuda: abreast.Cuda = cuda) -> Any:
+                if isinstance(value, Name):
+                    return cuda if value is instruction.cuda else abreast.TYPES[value.name]
+                return value
+
+            rebind(self.launch.kernel.function, replace)(*self._args(block))

@@ -1,0 +1,296 @@
+# Made from book/07p-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-tensor
+"""PTX instructions of the tensor cores: fragments to and from shared memory, mma, wgmma.
+
+PTX ISA, "Warp Level Matrix Instructions", "Asynchronous Warpgroup Level Matrix Instructions".
+Sums are NumPy's float32; the order and rounding inside a tensor core are not known.
+"""
+
+import collections
+
+import numpy as np
+
+from nanoeuler.engines.gpu.paper import layouts
+from nanoeuler.engines.gpu.paper.cuda import Local
+from nanoeuler.engines.gpu.paper.machine import WARP, Meeting, Thread, fault
+from nanoeuler.engines.gpu.paper.machine import getcurrent as current
+from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, Shared, shared
+from nanoeuler.engines.gpu.paper.numbers import Register, from_bf16
+from nanoeuler.engines.gpu.paper.traffic import wavefronts
+from nanoeuler.engines.gpu.paper.translate import op
+
+# The maps that are looked up at each product.
+ACCUMULATOR = {n: layouts.accumulator(n) for n in range(8, 257, 8)}
+OPERAND = layouts.operand()  # of A, in registers
+
+
+def rows(addresses: list[int]) -> tuple[Shared, np.ndarray]:
+    """The words of the rows of 8 x 8 matrices: [matrix, row, 4]. Lane 8 m + r has row r of m."""
+    memory, _ = shared(addresses[0])
+    start = np.array(addresses) & (1 << CLUSTER_BIT) - 1
+    if (start % 16).any():
+        fault("misuse", "a matrix row at an address that is no multiple of 16")
+    return memory, (start[:, None] // 4 + np.arange(4)).reshape(-1, 8, 4)
+
+
+def note(what: str, addresses: list[int], thread: Thread) -> None:
+    """Count the rounds of shared memory for a warp's rows of 16 bytes: eight rows go at once."""
+    counts = thread.block.machine.counts
+    start = np.array(addresses) & (1 << CLUSTER_BIT) - 1
+    table = np.pad(start, (0, -len(start) % WARP), constant_values=-1)[None]
+    counts[f"shared {what} wavefronts"] += wavefronts(table, 16)
+    counts[f"shared {what}"] += 1
+
+
+# The mnemonics after ld and st: how many matrices, and whether they are turned over.
+MATRICES = r"matrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16"
+
+
+@op("ld" + MATRICES, lambda count, trans: int(count))
+def ldmatrix(count: str, trans: str | None, address: int) -> int | list[int]:
+    """A warp's 8 x 8 matrices from shared memory: lane 4 r + c gets (r, 2 c) and (r, 2 c + 1)."""
+    thread, count = current(), int(count)
+
+    def together(addresses):
+        addresses = addresses[: 8 * count]
+        memory, words = rows(addresses)
+        note("loads", addresses, thread)
+        data = memory.read(words).view(np.uint16).reshape(count, 8, 8)
+        data = data.transpose(0, 2, 1) if trans else data
+        pairs = np.ascontiguousarray(data).view(np.int32).reshape(count, 32).T.tolist()
+        return pairs if count > 1 else [pair for (pair,) in pairs]
+
+    return thread.warp.meet(thread, "ldmatrix", address, together)
+
+
+@op("st" + MATRICES)
+def stmatrix(count: str, trans: str | None, address: int, *pairs: int) -> None:
+    """The other way round."""
+    thread, count = current(), int(count)
+
+    def together(values):
+        addresses = [value[0] for value in values][: 8 * count]
+        memory, words = rows(addresses)
+        note("stores", addresses, thread)
+        data = np.array([value[1:] for value in values], np.int64).astype(np.uint32)
+        data = np.ascontiguousarray(data.T).view(np.uint16).reshape(count, 8, 8)
+        data = np.ascontiguousarray(data.transpose(0, 2, 1) if trans else data)
+        memory.write(words, data.view(np.uint32).reshape(count, 8, 4))
+        each = words.reshape(-1, 4)
+        return [(memory, each[lane::32]) for lane in range(len(values))]
+
+    thread.unfenced.append(thread.warp.meet(thread, "stmatrix", (address, *pairs), together))
+
+
+@op(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", 4)
+def mma(*registers: Register) -> np.ndarray:
+    """D (16 x 8) = A (16 x 16) B (16 x 8) + C, in the registers of a warp: A 4, B 2, C 4 a lane."""
+    thread = current()
+
+    def together(values):
+        pairs = np.array([value[:6] for value in values], np.int64).astype(np.uint32)
+        halves = pairs.view(np.uint16).reshape(32, 6, 2)
+        a, b = np.zeros((16, 16), np.uint16), np.zeros((8, 16), np.uint16)
+        a[OPERAND[0][:32], OPERAND[1][:32]] = halves[:, :4]
+        lane, i, h = np.ogrid[:32, :2, :2]
+        b[lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves[:, 4:]
+        row, column = (part[:32] for part in ACCUMULATOR[8])
+        c = np.zeros((16, 8), np.float32)
+        c[row, column] = [value[6:] for value in values]
+        thread.block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16
+        return (c + from_bf16(a) @ from_bf16(b).T)[row, column]
+
+    return thread.warp.meet(thread, "mma.sync", registers, together)
+
+
+class Lent(Local):
+    """Registers that a wgmma under way owns: nobody else may touch them."""
+
+    def __getitem__(self, index):
+        fault("flight", "registers of a wgmma under way: a wgmma wait is missing")
+
+    __setitem__ = __getitem__
+
+
+class Feeding(Local):
+    """Registers that a wgmma under way reads: nobody may write them."""
+
+    def __setitem__(self, index, value):
+        fault("flight", "registers that a wgmma under way still reads are overwritten")
+
+
+class Products:
+    """A thread's wgmmas: not committed, and groups under way; `fenced`: registers are in order."""
+
+    def __init__(self, thread: Thread):
+        self.open: list = []
+        self.groups: collections.deque = collections.deque()
+        self.fenced = False
+
+    def close(self) -> None:
+        """The thread ends."""
+        if self.open or self.groups:
+            fault("flight", "a thread ends with a wgmma that it never waited for")
+
+
+class Accumulators:
+    """A warpgroup's sums whose values are not in registers yet, and its count of groups."""
+
+    def __init__(self, group: Meeting):
+        self.epoch, self.sums = 0, {}
+
+
+@op(r"wgmma\.fence\.sync\.aligned")
+def fence() -> None:
+    """Registers written so far may be used by wgmma."""
+    current().of(Products).fenced = True
+
+
+# Columns; bf16 operands and float32 sums only.
+WGMMA = r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16\.bf16"
+
+
+@op(WGMMA, vectors=True)
+def wgmma(n: str, into: tuple, a: int | tuple, b: int, keep: bool, *flags: int) -> None:
+    """D (64 x n) = A B or D + A B, queued. A and B stand behind descriptors, or A in registers."""
+    columns, (registers, first, count), products = int(n), into, current().of(Products)
+    if columns not in ACCUMULATOR or count != columns // 2:
+        fault("misuse", f"a wgmma of {n} columns with {count} registers")
+    if not products.fenced:
+        fault("flight", "a wgmma with no wgmma.fence since registers were used")
+    if len(flags) != (3 if isinstance(a, tuple) else 4) or flags[:2] != (1, 1):
+        fault("misuse", f"a wgmma with flags {flags}: scales are 1, then the majors of A and B")
+    registers.__class__ = Lent
+    registers.lent = getattr(registers, "lent", 0) + 1
+    majors = flags[2:]
+    if isinstance(a, tuple):
+        a[0].__class__, majors = Feeding, (0, *majors)
+    products.open.append((columns, registers, first, a, b, bool(keep), majors))
+
+
+@op(r"wgmma\.commit_group\.sync\.aligned")
+def commit() -> None:
+    """The products since the last commit are a group, and are under way."""
+    thread = current()
+    products = thread.of(Products)
+    mine, products.open = products.open, []
+    group = thread.group.meet(thread, "wgmma.commit_group", mine, multiply)
+    products.groups.append((mine, group))
+
+
+class Flight:
+    """One group of a warpgroup's products: what it has borrowed, and the sums to hand out."""
+
+    def __init__(self, epoch: int):
+        self.epoch, self.borrowed, self.last, self.fragments = epoch, [], {}, {}
+
+
+def multiply(queues: list[list]) -> list[tuple]:
+    """One group of a warpgroup: each thread gets its number and the Flight."""
+    thread = current()
+    thread.block.settle()
+    own = thread.group.of(Accumulators)
+    own.epoch += 1
+    flight = Flight(own.epoch)
+    if len({len(queue) for queue in queues}) > 1:
+        fault("divergence", "threads of a warpgroup have started different numbers of wgmmas")
+    for calls in zip(*queues, strict=True):
+        columns, registers, first, a, b, keep, (a_mn, b_mn) = calls[0]
+        same = (columns, first, b, keep, (a_mn, b_mn))
+        if any((c[0], c[2], c[4], c[5], c[6]) != same for c in calls):
+            fault("divergence", "threads of a warpgroup give a wgmma different operands")
+        key = id(registers), first
+        if key not in own.sums:
+            total = np.empty((64, columns), np.float32)
+            total[ACCUMULATOR[columns]] = [
+                c[1].base[first : first + columns // 2] for c in calls
+            ]
+        else:
+            total = own.sums[key][0]
+        right = behind(flight, b, columns, bool(b_mn))
+        if isinstance(a, tuple):
+            left = np.empty((64, 16), np.uint16)
+            left[OPERAND] = np.array([c[3][0].base[c[3][1] : c[3][1] + 4] for c in calls]).view(
+                np.uint16
+            ).reshape(128, 4, 2)
+            left = from_bf16(left)
+        else:
+            if any(c[3] != a for c in calls):
+                fault("divergence", "threads of a warpgroup give a wgmma different operands")
+            left = behind(flight, a, 64, bool(a_mn))
+        total = left @ right.T + total if keep else left @ right.T
+        own.sums[key] = total, registers  # registers: so that its id stays its own
+        flight.last[key] = columns, total
+        thread.block.machine.counts["tensor FLOPs"] += 2 * 64 * columns * 16
+    flight.fragments = {key: total[ACCUMULATOR[n]] for key, (n, total) in flight.last.items()}
+    return [(number, flight) for number in range(len(queues))]
+
+
+def behind(flight: Flight, descriptor: int, count: int, mn_major: bool) -> np.ndarray:
+    """The operand (count, 16) that a descriptor means; PTX ISA, "Matrix descriptor"."""
+    thread = current()
+    start, leading, stride = (
+        (descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32)
+    )
+    if descriptor >> 62 & 3 != 1 or descriptor >> 49 & 7:
+        fault("misuse", "a descriptor without the 128-byte swizzle, or with an offset of its base")
+    if not mn_major and stride < 1024:
+        fault("misuse", f"a descriptor whose groups of 8 rows are {stride} bytes apart")
+    memory = thread.block.of(Shared)
+    low = start & ~1023
+    halves, words = layouts.matrix(start & 1023, leading, stride, count, mn_major)
+    words = words + low // 4
+    group = thread.group
+    known = np.minimum.reduce([warp.known for warp in group.warps])  # each warp has to know
+    actors = [warp.products for warp in group.warps]
+    memory.lend(words, "a wgmma", known, actors, flight.epoch)
+    first, last = 4 * int(words[0]), 4 * int(words[-1]) + 4
+    span = thread.block.machine.span(f"wgmma {group.name}", thread.block, first, last)
+    flight.borrowed.append((memory, words, span))
+    return from_bf16(memory.halves[halves + low // 2])
+
+
+@op(r"wgmma\.wait_group\.sync\.aligned")
+def wait(most: int) -> None:
+    """Wait until at most `most` groups are under way; the registers of the others are back."""
+    thread = current()
+    products = thread.of(Products)
+    if products.open:
+        fault("flight", "a wait for a wgmma that was not committed")
+    products.fenced = False
+    thread.warp.meet(thread, "wgmma.wait_group", None, lambda values: values)
+    thread.block.settle()
+    while len(products.groups) > most:
+        mine, (number, flight) = products.groups.popleft()
+        # One warp's wait tells that the whole warpgroup's operands are read.
+        for warp in thread.group.warps:
+            thread.warp.known[warp.products] = max(thread.warp.known[warp.products], flight.epoch)
+        for memory, words, span in flight.borrowed:
+            memory.give_back(words)
+            span.end = thread.block.machine.tick
+        flight.borrowed = []
+        hand_out(mine, number, flight)
+        sums = thread.group.of(Accumulators).sums
+        for key, (_, total) in flight.last.items():
+            if key in sums and sums[key][0] is total:  # nothing later is under way
+                del sums[key]
+
+
+def hand_out(calls: list, number: int, flight: Flight) -> None:
+    """Put a thread's parts of the sums into its registers, and give registers back."""
+    keys = list(dict.fromkeys(flight.fragments))
+    for _, registers, _, a, *_ in calls:
+        registers.lent -= 1
+        if not registers.lent:
+            registers.__class__ = Local
+        if isinstance(a, tuple):
+            a[0].__class__ = Local
+    for key, (columns, registers, first) in zip(keys, distinct(calls), strict=True):
+        registers.base[first : first + columns // 2] = flight.fragments[key][number]
+
+
+def distinct(calls: list) -> list[tuple]:
+    """The accumulators of some wgmmas, each once, in order."""
+    return list({(id(c[1]), c[2]): (c[0], c[1], c[2]) for c in calls}.values())

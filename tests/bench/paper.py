@@ -1,0 +1,91 @@
+"""Time the paper against numba's simulator: `python tests/bench/paper.py`.
+
+One kernel, the product of two 64 x 64 matrices with tiles of 16, by both in one process, in turn.
+The simulator writes down nothing and checks nothing; the paper does both, as it always does.
+"""
+
+import os
+import time
+from statistics import median
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before anything imports numba
+
+import numpy as np  # noqa: E402
+from numba import cuda as simulator  # noqa: E402
+
+from nanoeuler import measurements  # noqa: E402
+from nanoeuler.engines.gpu import paper  # noqa: E402
+from nanoeuler.engines.gpu.instruction import cuda, float32, rebind  # noqa: E402
+from nanoeuler.engines.gpu.kernel import Kernel, Launch  # noqa: E402
+from nanoeuler.errors import UserError  # noqa: E402
+
+N, TILE, ROUNDS = 64, 16, 5
+NAMES = "what", "case", "engine", "peer"  # of a row: those that are the same are replaced
+
+
+def product(a, b, c):
+    """c = a b, square, sizes that are multiples of the tile."""
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
+    a_tile = cuda.shared.array((TILE, TILE), float32)
+    b_tile = cuda.shared.array((TILE, TILE), float32)
+    total = float32(0)
+    for start in range(0, a.shape[1], TILE):
+        a_tile[y, x] = a[row, start + x]
+        b_tile[y, x] = b[start + y, column]
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += a_tile[y, k] * b_tile[k, x]
+        cuda.syncthreads()
+    c[row, column] = total
+
+
+def in_numba(value):
+    """What a place-holder means to numba."""
+    return simulator if value is cuda else np.float32 if value is float32 else value
+
+
+def others(rows, name):
+    """The rows of a file of measurements that `rows` do not replace."""
+    try:
+        stored = measurements.load(name)
+    except UserError:
+        return []
+    mine = {tuple(row[key] for key in NAMES) for row in rows}
+    return [row for row in stored if tuple(row.get(key) for key in NAMES) not in mine]
+
+
+def seconds(act, *arrays):
+    """How long a product takes; it has to be right."""
+    a, b, c = arrays
+    c[...] = np.nan
+    start = time.perf_counter()
+    act(a, b, c)
+    time_taken = time.perf_counter() - start
+    assert np.abs(c - a.astype(float) @ b).max() < 1e-4
+    return time_taken
+
+
+if __name__ == "__main__":
+    blocks = N // TILE
+    kernel = Kernel(product, "f[2] f[2] f[2]", (TILE, TILE))
+    simulated = simulator.jit(rebind(product, in_numba))
+    ways = {
+        "paper": lambda a, b, c: paper.run(Launch(kernel, (blocks, blocks), (a, b, c))),
+        "numba simulator": lambda a, b, c: simulated[(blocks, blocks), (TILE, TILE)](a, b, c),
+    }
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((N, N)).astype(np.float32) for _ in range(2))
+    times = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, act in ways.items():
+            times[name].append(seconds(act, a, b, np.zeros_like(a)))
+    ours, peer = (round(median(times[name]), 4) for name in ways)
+    rows = [
+        measurements.row(
+            "emulator", f"matmul {N}x{N}, tiles of {TILE}", "paper", ours, "s",
+            "numba simulator", peer,
+        )
+    ]  # fmt: skip
+    measurements.save("kernels", [*others(rows, "kernels"), *rows])
+    print(f"paper {ours} s, numba's simulator {peer} s: {ours / peer:.4f}")

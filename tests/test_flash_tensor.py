@@ -1,0 +1,358 @@
+"""Attention on tensor cores without a GPU: on paper against float64, planted faults, machine code.
+
+Bounds are derived, element by element. bf16 rounds with a relative error of at most u = 2^-8. An
+output is rounded once, and so is each p and each ds that is an operand of a product: a term of a
+sum then has its own u. delta is a product with the o that was rounded. What float32 rounds is
+added with U = 2^-24, D + 8 times in a score and T + 8 times in a sum; a score's error is relative
+in its p.
+"""
+
+import importlib.util
+import math
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+from mutants import Mutant, load
+
+from nanoeuler.engines.gpu import compile, door, flash_plan
+from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
+from nanoeuler.engines.gpu.flash_plan import backward_launches, forward_launch, padded
+from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.errors import UserError
+from nanoeuler.files import project_root
+
+u, U = 2.0**-8, 2.0**-24
+NAMES = "q", "k", "v", "do", "o", "dq", "dk", "dv"
+
+
+def inputs(B, H, G, T, D, seed=0, scale=1.0):
+    """q, k, v, do and poisoned outputs as bf16, lse and delta as nan."""
+    rng = np.random.default_rng(seed)
+    shapes = dict.fromkeys(NAMES, (B, H, T, D))
+    shapes |= dict.fromkeys(("k", "v", "dk", "dv"), (B, G, T, D))
+    a = {name: np.full(shape, 0x7FC0, np.uint16) for name, shape in shapes.items()}
+    for name in NAMES[:4]:
+        values = rng.standard_normal(shapes[name]) * (scale if name in "qk" else 1)
+        a[name] = to_bf16(values.astype(np.float32))
+    return a | {name: np.full((B, H, padded(T)), np.nan, np.float32) for name in ("lse", "delta")}
+
+
+def forward(a):
+    return forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")))
+
+
+def backward(a):
+    order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    return backward_launches(*(a[name] for name in order))
+
+
+def fold(x, G):
+    """Sums over the query heads that share a key head."""
+    B, H, T, D = x.shape
+    return x.reshape(B, G, H // G, T, D).sum(2)
+
+
+def exact_and_bounds(a):
+    """name -> (float64 value, largest error) of o, dq, dk, dv, and lse in base 2."""
+    q, k, v, do = (from_bf16(a[name]).astype(float) for name in NAMES[:4])
+    (_, H, T, D), G = q.shape, k.shape[1]
+    k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
+    root, times = 1 / math.sqrt(D), partial(np.einsum, "bhij,bhjd->bhid")
+    s = np.einsum("bhid,bhjd->bhij", q, k) * root
+    s[..., np.triu(np.ones((T, T), bool), 1)] = -np.inf
+    lse = np.logaddexp.reduce(s, axis=-1)
+    p = np.exp(s - lse[..., None])
+    of_p = (2 * (D + 8) * np.abs(s[np.isfinite(s)]).max() + T + 8) * U
+    o, size = times(p, v), times(p, np.abs(v))
+    of_o = u * np.abs(o) + (u + of_p + (T + 8) * U) * size
+    dp = np.einsum("bhid,bhjd->bhij", do, v)
+    ds = p * (dp - (do * o).sum(-1)[..., None])
+    of_delta = (np.abs(do) * (of_o + (D + 8) * U * np.abs(o))).sum(-1)[..., None]
+    float32s = of_p * np.abs(ds) + (D + 8) * U * p * np.abs(do).max() * np.abs(v).max() * D
+    of_ds = u * np.abs(ds) + p * of_delta + float32s
+    flip = partial(np.swapaxes, axis1=-2, axis2=-1)
+    products = {
+        "dq": (times(ds, k), times(of_ds, np.abs(k)), root),
+        "dk": (fold(times(flip(ds), q), G), fold(times(flip(of_ds), np.abs(q)), G), root),
+        "dv": (fold(times(flip(p), do), G), fold(times(flip(p) * (u + of_p), np.abs(do)), G), 1),
+    }
+    sums = {
+        name: (factor * x, factor * ((1 + u) * e + (u + 2 * T * U) * np.abs(x)))
+        for name, (x, e, factor) in products.items()
+    }
+    return {"o": (o, of_o)} | sums, lse / math.log(2), of_p
+
+
+def worst(a, names):
+    """The largest error as a share of its bound; nan if anything is."""
+    sums, _, _ = exact_and_bounds(a)
+    tiny = 1e-30  # where both are zero
+    return max(np.max(np.abs(from_bf16(a[n]) - sums[n][0]) / (sums[n][1] + tiny)) for n in names)
+
+
+@pytest.fixture
+def crowd(monkeypatch):
+    """A function that makes plans use as many warpgroups a block as there can be."""
+    return lambda: monkeypatch.setattr(flash_plan, "MULTIPROCESSORS", 0)
+
+
+# ---- On paper
+
+
+@pytest.mark.parametrize(
+    "shape, seed",
+    [
+        ((1, 2, 1, 1, 64), None),     # one position, most of a tile beyond the end
+        ((2, 2, 2, 77, 64), 1),       # one tile, in another order of blocks and warps
+        ((1, 1, 1, 900, 64), None),   # the rings of three stages wrap twice
+        ((1, 1, 1, 513, 128), None),  # two stages wrap twice; one row in the last tile
+        ((1, 2, 1, 200, 128), 2),
+    ],
+)  # fmt: skip
+def test_forward(shape, seed):
+    a = inputs(*shape)
+    run(forward(a), seed)
+    assert worst(a, ["o"]) < 1
+    T, (_, lse, of_p) = shape[3], exact_and_bounds(a)
+    assert np.abs(a["lse"][..., :T] - lse).max() < of_p / math.log(2) + 8 * U * np.abs(lse).max()
+    assert (a["lse"][..., T:] == np.float32(1e30)).all()
+
+
+@pytest.mark.parametrize(
+    "shape, all_warpgroups, seed",
+    [
+        ((1, 2, 1, 1, 64), False, None),
+        ((2, 2, 2, 77, 64), False, 1),
+        ((1, 4, 1, 200, 64), True, None),  # the ring wraps twice, through four heads of a group
+        ((1, 2, 1, 130, 128), False, None),  # lse is longer than the blocks' rows
+        ((1, 2, 1, 193, 128), True, 2),
+    ],
+)  # fmt: skip
+def test_backward(shape, all_warpgroups, seed, crowd):
+    if all_warpgroups:
+        crowd()
+    a = inputs(*shape)
+    run(forward(a), seed)
+    for launch in backward(a):
+        run(launch, seed)
+    assert worst(a, ["dq", "dk", "dv"]) < 1
+    assert (a["delta"][..., shape[3] :] == 0).all()
+
+
+def test_dq_when_the_ring_wraps_twice(crowd):
+    crowd()
+    a = inputs(1, 1, 1, 520, 64)
+    run(forward(a))
+    run(backward(a)[0])  # the last block has nine steps of four stages
+    assert worst(a, ["dq"]) < 1
+
+
+def test_large_scores():
+    """Scores of thousands: exp would overflow at 89, all weight is on one key."""
+    a = inputs(1, 1, 1, 150, 64, scale=30.0)
+    run(forward(a))
+    o = from_bf16(a["o"])[0, 0]
+    q, k = (from_bf16(a[name]).astype(float)[0, 0] for name in "qk")
+    s = np.where(np.tri(150, dtype=bool), q @ k.T / 8, -np.inf)
+    ordered = np.sort(s, axis=1)
+    sure = ordered[:, -1] - np.where(np.isfinite(ordered[:, -2]), ordered[:, -2], -1e9) > 50
+    assert sure.mean() > 0.9 and np.isfinite(a["lse"]).all()
+    assert np.array_equal(o[sure], from_bf16(a["v"])[0, 0, s.argmax(1)[sure]])
+
+
+def test_heads_may_lie_side_by_side():
+    """q, k, v of the model's packed heads (B, T, H+2G, D), and the same bits."""
+    a = inputs(2, 2, 1, 70, 64)
+    run(forward(a))
+    packed = np.concatenate([a[name] for name in "qkv"], 1).transpose(0, 2, 1, 3).copy()
+    heads = packed.transpose(0, 2, 1, 3)
+    b = a | {"q": heads[:, :2], "k": heads[:, 2:3], "v": heads[:, 3:]}
+    b |= {"o": np.full_like(a["o"], 0x7FC0), "lse": np.full_like(a["lse"], np.nan)}
+    run(forward(b))
+    assert np.array_equal(a["o"], b["o"]) and np.array_equal(a["lse"], b["lse"])
+
+
+def test_the_order_of_blocks_and_warps_changes_no_bit():
+    outcomes = []
+    for seed in (None, 5):
+        a = inputs(1, 1, 1, 140, 64)
+        run(forward(a), seed)
+        for launch in backward(a):
+            run(launch, seed)
+        outcomes.append([a[name].tobytes() for name in NAMES])
+    assert outcomes[0] == outcomes[1]
+
+
+FORWARD = [
+    ("o not corrected", "correct", "o[i] *= alpha[0]", "pass"),
+    ("total not corrected", "raise_maxima", "rows.total[0] *= alpha[0]", "pass"),
+    ("no mask for the first warpgroup", "diagonal", "forbid_later(s, HALF, key, row, at)", "pass"),
+    ("the same values twice", "weigh_second", "int32(v + HALF * 128)", "v"),
+    ("a tile too early", "earlier", "step + STAGES, KEYS), 64)", "step + STAGES - 1, KEYS), 64)"),
+    ("no wait for values", "earlier", "mbarrier_wait(full_of(v, stage), phase)", "pass"),
+    ("output not handed over", "save_output", "hand_over(at)", "pass"),
+    ("no barrier after barriers", "start", "cuda.syncthreads()  #", "pass  #"),
+]
+BACKWARD = [
+    ("delta left out", "query_gradients", "dp[j] - delta[1]", "dp[j]"),
+    ("lse of the first head", "fill_queries", "source.number + at.head", "source.number"),
+    ("the same head again", "next_of", "int32(now.head + 1)", "now.head"),
+    ("dk not scaled", "dkdv", "save_rows(parts.dk, root,", "save_rows(parts.dk, float32(1),"),
+    ("operands overwritten", "multiply", "dk_before(parts.dk)  #", "pass  #"),
+    ("lse of the first row", "take_deltas", "load_float(lse + 4 * (line + t))", "load_float(lse)"),
+]
+
+
+@pytest.mark.parametrize("what, function, old, new", FORWARD)
+def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
+    wrong = load(Mutant("engines.gpu.flash_forward", function, what, old, new))
+    monkeypatch.setattr(flash_plan, "NARROW", wrong.NARROW)
+    a = inputs(1, 1, 1, 520, 64)
+    try:
+        run(forward(a))
+    except Fault:
+        return
+    assert not worst(a, ["o"]) < 1
+
+
+@pytest.mark.parametrize("what, function, old, new", BACKWARD)
+def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch, crowd):
+    a = inputs(1, 2, 1, 200, 64)
+    run(forward(a))
+    wrong = load(Mutant("engines.gpu.flash_backward", function, what, old, new))
+    for name in ("dq_kernel", "dkdv_kernel"):
+        monkeypatch.setattr(flash_plan, name, getattr(wrong, name))
+    crowd()
+    try:
+        for launch in backward(a):
+            run(launch)
+    except Fault:
+        return
+    assert not worst(a, ["dq", "dk", "dv"]) < 1
+
+
+# ---- Plans
+
+
+def change(a, name, **to):
+    """`a` with an array of other dtype or shape."""
+    return a | {name: np.empty(to.get("shape", a[name].shape), to.get("dtype", a[name].dtype))}
+
+
+@pytest.mark.parametrize(
+    "name, to, words",
+    [
+        ("k", {"dtype": np.float32}, "attention's k is uint16 .*, not float32"),
+        ("v", {"shape": (1, 1, 9, 64)}, r"attention's v is uint16 \(1, 2, 8, 64\), not"),
+        ("o", {"shape": (1, 4, 8, 128)}, "attention's o is"),
+        ("lse", {"shape": (1, 4, 8)}, r"attention's lse is float32 \(1, 4, 128\), not"),
+        ("q", {"shape": (4, 8, 64)}, r"attention takes \(batch, heads, T, D\)"),
+        ("q", {"shape": (1, 4, 8, 96)}, "head width 64 or 128, not 96"),
+        ("q", {"shape": (1, 3, 8, 64)}, "3 query heads do not share 2 key heads evenly"),
+    ],
+)  # fmt: skip
+def test_forward_refuses_what_does_not_fit(name, to, words):
+    a = change(inputs(1, 4, 2, 8, 64), name, **to)
+    with pytest.raises(UserError, match=words):
+        forward(a)
+
+
+def test_backward_refuses_what_does_not_fit():
+    a = inputs(1, 4, 2, 8, 64)
+    with pytest.raises(UserError, match="attention's dk is"):
+        backward(change(a, "dk", shape=(1, 4, 8, 64)))
+    turned = np.empty((1, 8, 4, 64), np.uint16).transpose(0, 2, 1, 3)
+    with pytest.raises(UserError, match="o and do lie alike"):
+        backward(a | {"do": turned})
+    with pytest.raises(UserError, match="delta is in C order"):
+        backward(a | {"delta": np.empty((1, 4, 256), np.float32)[..., ::2]})
+    with pytest.raises(UserError, match="pad the rows"):
+        backward(a | {"dq": np.empty((1, 4, 8, 65), np.uint16)[..., :64]})
+
+
+@pytest.mark.parametrize(
+    "shape, dq, dkdv",
+    [
+        ((16, 12, 12, 1024, 64), (256, (64, 8, 3)), (256, (64, 8, 3))),
+        ((16, 12, 4, 1024, 64), (256, (64, 8, 3)), (256, (16, 8, 4))),
+        ((4, 16, 16, 4096, 128), (384, (8, 22, 8)), (256, (8, 32, 8))),
+        ((2, 4, 2, 768, 64), (128, (8, 12, 1)), (128, (4, 12, 1))),  # 48, 24 blocks of 2
+    ],
+)  # fmt: skip
+def test_grids_cover_and_small_ones_are_split(shape, dq, dkdv):
+    B, H, G, T, D = shape
+    a = {name: np.empty((B, H, T, D), np.uint16) for name in NAMES}
+    a |= {name: np.empty((B, G, T, D), np.uint16) for name in ("k", "v", "dk", "dv")}
+    a |= {name: np.empty((B, H, padded(T)), np.float32) for name in ("lse", "delta")}
+    made = [(launch.kernel.threads, launch.grid) for launch in backward(a)]
+    assert made == [dq, dkdv]
+    grid = forward(a).grid
+    assert grid[0] * grid[2] == B * H and grid[1] == -(-T // 128)
+
+
+# ---- Machine code
+
+MAKERS = {
+    "forward, D = 64": "narrow", "forward, D = 128": "wide",
+    "dq, D = 64": partial(dq_kernel, 64, 2), "dq, D = 128": partial(dq_kernel, 128, 3),
+    "dk and dv, D = 64": partial(dkdv_kernel, 64, 2),
+    "dk and dv, D = 128": partial(dkdv_kernel, 128, 2),
+    "dq, D = 64, one warpgroup": partial(dq_kernel, 64, 1),
+    "dq, D = 128, one warpgroup": partial(dq_kernel, 128, 1),
+    "dk and dv, D = 64, one warpgroup": partial(dkdv_kernel, 64, 1),
+    "dk and dv, D = 128, one warpgroup": partial(dkdv_kernel, 128, 1),
+}  # fmt: skip
+
+
+def narrow():
+    return NARROW
+
+
+def wide():
+    return WIDE
+
+
+def table():
+    """name -> (threads, blocks an SM, registers, shared bytes) as chapter 8b has them."""
+    text = (project_root() / "book" / "08b-flash-on-tensor-cores.md").read_text(encoding="utf-8")
+    row = re.compile(r"^\| ([^|]+?) \| (\d+) x (\d) \| (\d+) \| ([\d,]+) \|", re.M)
+    return {
+        name: (int(threads), int(blocks), int(registers), int(shared.replace(",", "")))
+        for name, threads, blocks, registers, shared in row.findall(text)
+    }
+
+
+@pytest.fixture(scope="module")
+def codes():
+    if importlib.util.find_spec("numba_cuda") is None:
+        pytest.skip(f"no compiler here: {door.MISSING}")
+    if compile.assembler() is None:
+        pytest.skip("ptxas is missing: pip install nvidia-cuda-nvcc")
+    return compile.build_all(MAKERS | {"forward, D = 64": narrow, "forward, D = 128": wide})
+
+
+def kernel_of(name):
+    return {"narrow": NARROW, "wide": WIDE}.get(MAKERS[name]) or MAKERS[name]()
+
+
+def test_the_table_has_every_kernel_and_what_it_asks_for():
+    rows = table()
+    assert rows.keys() == MAKERS.keys()
+    for name, (threads, blocks, _, shared) in rows.items():
+        kernel = kernel_of(name)
+        assert (threads, blocks, shared) == (kernel.threads, kernel.resident, kernel.shared)
+        assert blocks * (shared + 1024) <= 228 * 1024  # an SM's, 1 KiB of it for each block
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_spills_no_warnings_and_the_table_s_registers(name, codes):
+    code = codes[name]
+    assert not isinstance(code, Exception), code
+    assert (code.spills, code.stack, code.warnings) == (0, 0, ())
+    threads, blocks, registers, _ = table()[name]
+    assert code.registers <= registers
+    assert blocks * threads * registers <= 65536

@@ -432,7 +432,7 @@ def rows_of(job, outcome, where):
         return
     what = f"attention {'backward' if more else 'forward'}"
     for way, name in (("alone", what), ("in turn", f"{what}, in turn")):
-        row = where | {"what": name, "case": str(case), "engine": "cuda"}
+        row = where | {"what": name, "case": str(case), "engine": "cuda", "unit": "ms"}
         for peer in outcome.keys() & {*PEERS}:
             values = (round(outcome[who][way], 5) for who in ("cuda", peer))
             yield row | dict(zip(("value", "peer_value"), values, strict=True)) | {"peer": peer}

@@ -73,7 +73,7 @@ def wide(epilogue, cluster, pieces):
 NT = tuple(bf16("NT", p, c) for p in (False, True) for c in (1, 2))
 NN = bf16("NN"), bf16("NN", False, 2), bf16("NN", True)
 LONG = Form("NT", False, 2, pieces="together"), Form("NN", False, 2, pieces="together")
-TN = wide("store", 2, "no"), wide("add", 2, "no")
+TN = wide("store", 1, "no"), wide("store", 2, "no"), wide("add", 2, "no")
 CUT = (
     *(wide("store", c, "together") for c in (1, 2)), wide("store", 2, "after"),
     wide("add", 2, "together"),

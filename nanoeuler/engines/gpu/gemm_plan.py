@@ -15,7 +15,6 @@ import numpy as np
 TILE_K = 64        # elements of k in a block: 128 bytes of bf16, the width of a swizzled row
 GROUP = 8          # row tiles that go together (4 to 16 are within 2 % of each other, chapter 7c)
 EPILOGUE = 4       # k-blocks: what a cluster's second piece costs beside its own k-blocks, about
-SUMMING = 10       # k-blocks: what it costs to wait for all, and to sum the pieces, about
 SPARES = 2         # items after the last, for a consumer that reads one or two ahead
 MULTIPROCESSORS = 132  # of an H100 or H200 SXM; each has room for one block
 

@@ -359,6 +359,14 @@ def test_a_barrier_that_not_all_reach_is_divergence():
 
     fault_of("divergence", a_lane_less, "f[1]", random(1), text="31 of 32 of warp 0")
 
+    def two_meetings(x):
+        if cuda.threadIdx.x < 5:
+            cuda.shfl_xor_sync(0xFFFFFFFF, x[0], 1)
+        else:
+            cuda.ballot_sync(0xFFFFFFFF, 1)
+
+    fault_of("divergence", two_meetings, "f[1]", random(1), text="while others of warp 0 are at")
+
 
 def test_two_blocks_may_not_share_an_element():
     def both_write(x):
@@ -676,6 +684,9 @@ def make_wgmma(layout, registers=False, flaw=""):
     """D (64 x 64) = A (64 x 32) B, both in boxes of 128 bytes, or A from a thread's registers."""
     a_step, b_step = (128 if layout[0] == "T" else 2), (128 if layout[1] == "N" else 2)
     from_shared, from_registers = wgmma(64, 2, a_step, b_step, layout), None
+    if flaw == "no fence":
+        text = from_shared.text.replace("wgmma.fence.sync.aligned;", "")
+        from_shared = ptx(text, "+f*32 l l r")
     if registers:
         lines = ["{ .reg .pred t; setp.eq.b32 t, 0, 0; .reg .b64 b; wgmma.fence.sync.aligned;"]
         for k in range(2):
@@ -758,6 +769,7 @@ def test_wgmma(layout, registers):
 @pytest.mark.parametrize("flaw, registers, kind", [
     ("no wait for the copy", False, "race unwritten"),
     ("no wait for the product", False, "flight"),
+    ("no fence", False, "flight"),
     ("A overwritten", True, "flight"),
 ])  # fmt: skip
 def test_a_flaw_around_wgmma_is_found(flaw, registers, kind):
@@ -1098,24 +1110,28 @@ def test_a_number_does_not_change_under_another_name(seed):
 def named_and_mixed(out):
     t = cuda.threadIdx.x
     s = cuda.shared.array(2, float32)
-    s[0] = t  # all lanes of both warps
-    barrier(1, 64)
+    s[0] = t  # all lanes
+    barrier(1, 32)
     out[t] = s[0]
 
 
 def test_lanes_race_also_before_a_named_barrier():
-    fault_of("race", named_and_mixed, "f[1]", random(64), threads=64, text=r"race on s\[0\]")
+    fault_of("race", named_and_mixed, "f[1]", random(32), text=r"race on s\[0\]")
 
 
-def pass_a_number_on(out):
-    t = cuda.threadIdx.x
-    s = cuda.shared.array(64, float32)
-    s[t] = t
-    if t < 32:
-        bar_arrive(2, 64)
-    else:
-        barrier(2, 64)
-        out[t] = s[t - 32]
+def make_message(late):
+    def message(out):
+        t = cuda.threadIdx.x
+        s = cuda.shared.array(128, float32)
+        s[t] = t
+        if t < 32:
+            bar_arrive(2, 64)
+            s[t + 64] = t  # nobody has been told of this
+        else:
+            barrier(2, 64)
+            out[t] = s[t + 32 if late else t - 32]
+
+    return message
 
 
 bar_arrive = ptx("bar.arrive $0, $1;", "r r")
@@ -1124,8 +1140,9 @@ bar_arrive = ptx("bar.arrive $0, $1;", "r r")
 def test_one_warp_may_come_and_not_wait():
     for seed in (None, 0, 1):
         out = np.zeros(64, np.float32)
-        play(pass_a_number_on, "f[1]", out, threads=64, seed=seed)
+        play(make_message(False), "f[1]", out, threads=64, seed=seed)
         assert (out[32:] == np.arange(32)).all()
+    fault_of("race unwritten", make_message(True), "f[1]", out, threads=64, text=r"s\[")
 
 
 def test_all_instructions_of_chapter_7c_are_known():
@@ -1153,3 +1170,20 @@ def test_addresses_with_offsets_and_negative_numbers():
     assert out[0] == -2
     short = ptx("st.shared.v2.b32 [$0], {$1}; st.shared.b32 [$0], $2;", "r r r")
     fault_of("misuse", make_addresses(short, load), "r[1]", out, threads=1, shared=16)
+
+
+def told_too_early(out):
+    t = cuda.threadIdx.x
+    base = shared_address(cuda.shared.array(0, int8))
+    if t < 32:
+        store_word(base + 4 * t, 1)
+        bar_arrive(2, 64)
+        store_word(base + 4 * t, 2)  # nobody has been told of this
+    else:
+        barrier(2, 64)
+        out[t - 32] = load_word(base + 4 * (t - 32))
+
+
+def test_what_comes_after_an_arrival_is_not_promised():
+    out = np.zeros(32, np.int32)
+    fault_of("race", told_too_early, "r[1]", out, threads=64, shared=128, text="not ordered after")

@@ -42,7 +42,7 @@ class Words:
         self.halves, self.words = self.bytes.view(np.uint16), self.bytes.view(np.uint32)
         self.flags = np.zeros(size // 4, np.uint8)
         self.flags[WINDOW // 4 : -(-self.end // 4)] = USED
-        self.users = np.zeros(size // 4, np.uint8)  # asynchronous reads under way
+        self.users = np.zeros(size // 4, np.uint8)  # asynchronous reads under way, for pictures
         self.writer = np.zeros(size // 4, np.uint16)
         self.written = np.zeros(size // 4, np.uint32)
         self.seen = np.zeros((self.clock.readers, size // 4), np.uint32)
@@ -102,8 +102,6 @@ class Order(Checks):
             if late.any():
                 actor, at = np.argwhere(late)[0]
                 return int(words[at]), f"the read by {self.clock.names[actor]}"
-            if self.users[words].any():
-                return int(words[self.users[words] > 0].min()), "a read still under way"
         return None
 
     def order(self, words: np.ndarray, known: np.ndarray, action: str, writes: bool) -> None:

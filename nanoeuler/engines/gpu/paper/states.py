@@ -20,25 +20,27 @@ class SharedState:
         self.block, self.memory, self.start = block, block.of(Shared), start
         self.last = np.full(array.size, -1)
         self.clock = clock(block)
+        self.span = slice(start // 4, (start + array.size * array.dtype.itemsize + 3) // 4)
+        self.whole = False  # whether every word has been written
 
     def settle(self, log: Log, array: Array, reads: Side, writes: Side) -> None:
         """Check and count a batch of accesses."""
         memory, counts, size = self.memory, self.block.machine.counts, array.dtype.itemsize
         check_races(log, array, self.last, reads, writes)
-        words = self._words(reads, size)
-        fresh = memory.flags[words] & WRITTEN == 0
-        check_written(log, array, fresh, reads, writes)
+        if not self.whole:
+            fresh = memory.flags[self._words(reads, size)] & WRITTEN == 0
+            check_written(log, array, fresh, reads, writes)
         for name, side in ("loads", reads), ("stores", writes):
             table = side.table(self.start, size)
             counts[f"shared {name}"] += len(table)
             counts[f"shared {name} wavefronts"] += wavefronts(table, size)
-        if log.clocks:
-            order(self, log, array, reads, words, "reads")
         words = self._words(writes, size)
         if log.clocks:
+            order(self, log, array, reads, self._words(reads, size), "reads")
             order(self, log, array, writes, words, "writes")
             memory.stores.append((writes.threads, words))
         memory.flags[words] |= WRITTEN | UNFENCED
+        self.whole = self.whole or bool((memory.flags[self.span] & WRITTEN).all())
 
     def _words(self, side: Side, size: int) -> np.ndarray:
         return (self.start + side.elements * size) // 4

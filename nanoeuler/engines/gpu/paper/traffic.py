@@ -55,16 +55,13 @@ def wavefronts(table: np.ndarray, size: int) -> int:
     A bank gives one word a round; lanes that want the same word share it. Accesses of 8 bytes go
     half a warp at a time, of 16 bytes a quarter.
     """
-    words = max(1, size // BANK)
-    lanes = table.reshape(-1, WARP // words)
-    each = np.where(lanes < 0, -1, lanes // BANK)[:, :, None] + np.arange(words)
-    each = np.where(lanes[:, :, None] < 0, -1, each)
-    return _wavefronts(each.astype(np.int32).tobytes())
+    return _wavefronts(table.astype(np.int32).tobytes(), max(1, size // BANK))
 
 
 @functools.lru_cache(64)  # blocks do alike, and so do the steps of a loop
-def _wavefronts(words: bytes) -> int:
-    table = np.frombuffer(words, np.int32).reshape(-1, WARP)
-    rows, numbers = distinct(table)
-    load = np.bincount(rows * BANKS + numbers % BANKS, minlength=len(table) * BANKS)
-    return int(load.reshape(-1, BANKS).max(axis=1).sum()) if len(table) else 0
+def _wavefronts(addresses: bytes, words: int) -> int:
+    lanes = np.frombuffer(addresses, np.int32).reshape(-1, WARP // words, 1)
+    each = np.where(lanes < 0, -1, lanes // BANK + np.arange(words)).reshape(-1, WARP)
+    rows, numbers = distinct(each)
+    load = np.bincount(rows * BANKS + numbers % BANKS, minlength=len(each) * BANKS)
+    return int(load.reshape(-1, BANKS).max(axis=1).sum()) if len(each) else 0

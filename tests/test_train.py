@@ -1004,7 +1004,8 @@ def test_what_is_asked_of_a_run_that_died_preparing(straight, tmp_path):
             train(None, damaged, resume=True)
         assert "\n" not in str(caught.value)
     (out / REQUEST).rename(tmp_path / "elsewhere")
-    with refused(match="leave out --resume to begin one"):  # killed before it was written: nothing was done
+    # killed before it was written: nothing was done
+    with refused(match="leave out --resume to begin one"):
         train(None, out, resume=True)
     (tmp_path / "elsewhere").rename(out / REQUEST)
     # without --resume, another run begins in the same place

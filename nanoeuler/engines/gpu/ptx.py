@@ -228,8 +228,9 @@ shuffle_xor = ptx("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "f r", "f"
 uniform = ptx("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", "r", "r")
 # a, b -> the larger
 larger = ptx("max.f32 $0, $1, $2;", "f f", "f", True)
-# x -> 2^x, relative error below 2^-22; log2(x), absolute error below 2^-22 (the manual)
+# x -> 2^x, relative error below 2^-22 (the manual)
 exp2 = ptx("ex2.approx.ftz.f32 $0, $1;", "f", "f", True)
+# x -> log2(x), absolute error below 2^-22 (the manual)
 log2 = ptx("lg2.approx.ftz.f32 $0, $1;", "f", "f", True)
 # x -> 1 / x, off by at most the last bit (the manual)
 reciprocal = ptx("rcp.approx.ftz.f32 $0, $1;", "f", "f", True)

@@ -27,12 +27,16 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from gpu import SILENCE, Bench, alone, circumstances, commit_here, graph, lines_of, replay, save
 
 from nanoeuler.engines.gpu import flash_plan
 from nanoeuler.engines.gpu.compile import build_all
 from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]  # gpu.py is there, for `nanoeuler bench` too
+from gpu import (  # noqa: E402
+    SILENCE, Bench, alone, circumstances, commit_here, graph, lines_of, replay, save,
+)  # fmt: skip
 
 ROUNDS, TURNS, GRAPH_MS = 2, 11, 8  # times alone; graphs in turn, and what one takes at most
 SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache

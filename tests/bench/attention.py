@@ -35,7 +35,15 @@ from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]  # gpu.py is there, for `nanoeuler bench` too
 from gpu import (  # noqa: E402
-    SILENCE, Bench, alone, circumstances, commit_here, graph, lines_of, replay, save,
+    SILENCE,
+    Bench,
+    alone,
+    circumstances,
+    commit_here,
+    graph,
+    lines_of,
+    replay,
+    save,
 )  # fmt: skip
 
 ROUNDS, TURNS, GRAPH_MS = 2, 11, 8  # times alone; graphs in turn, and what one takes at most

@@ -24,7 +24,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -34,19 +33,9 @@ from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]  # gpu.py is there, for `nanoeuler bench` too
-from gpu import (  # noqa: E402
-    SILENCE,
-    Bench,
-    alone,
-    circumstances,
-    commit_here,
-    graph,
-    lines_of,
-    replay,
-    save,
-)  # fmt: skip
+from gpu import SILENCE, Bench, circumstances, commit_here, lines_of, save, times  # noqa: E402
 
-ROUNDS, TURNS, GRAPH_MS = 2, 11, 8  # times alone; graphs in turn, and what one takes at most
+GRAPH_MS = 8  # what a graph takes at most
 SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
 MARGIN = 4096     # poisoned values before and after each output
 PEERS = "FlashAttention-2", "cuDNN"
@@ -306,37 +295,10 @@ def entrants(bench, case, backward):
     return made
 
 
-def sensor():
-    """The card's clock in MHz and power in W; zeros where nobody says."""
-    try:
-        from gpu import make_sensor
-
-        return make_sensor()
-    except ImportError:
-        return lambda: (0, 0)
-
-
 def measure(bench, case, backward):
     """Milliseconds, alone and in turn, of each contestant."""
     count = max(2, min(200, round(GRAPH_MS * 3e11 / case.operations(backward))))
-    made = entrants(bench, case, backward)
-    graphs = {who: graph(bench, calls, count) for who, calls in made.items()}
-    card, by_self, in_turn = sensor(), {}, {}
-    for _ in range(ROUNDS):
-        for who, recorded in graphs.items():
-            by_self.setdefault(who, []).append(alone(bench, recorded, card))
-    for _ in range(TURNS):
-        for who, recorded in graphs.items():
-            in_turn.setdefault(who, []).append(replay(bench, recorded))
-    return {
-        who: {
-            "alone": median(ms for ms, _ in by_self[who]) / count,
-            "in turn": median(in_turn[who]) / count,
-            "MHz": by_self[who][-1][1][0],
-            "W": by_self[who][-1][1][1],
-        }
-        for who in graphs
-    }
+    return times(bench, entrants(bench, case, backward), count)
 
 
 # ---- The child, and who watches it

@@ -364,12 +364,11 @@ def entrants(bench, contest):
     return made
 
 
-def time_contest(bench, name):
-    """Milliseconds, alone and in turn, of each contestant."""
-    contest = next(c for c in contests() if f"{c.what}: {c.case}" == name)
-    m, n, k = contest.shape
-    count = max(2, min(200, round(GRAPH_MS * 6e11 / (2 * m * n * k))))
-    field = entrants(bench, contest)  # holds all operands as long as their graphs are replayed
+def times(bench, field, count):
+    """Milliseconds of a call, alone and in turn, for each name of `field`; clock and power.
+
+    field: name -> calls, one for each set of operands; count: calls in a graph.
+    """
     graphs = {who: graph(bench, calls, count) for who, calls in field.items()}
     sensor, by_self, in_turn = make_sensor(), {}, {}
     for _ in range(ROUNDS):
@@ -387,6 +386,14 @@ def time_contest(bench, name):
         }
         for who in graphs
     }
+
+
+def time_contest(bench, name):
+    """Milliseconds, alone and in turn, of each contestant."""
+    contest = next(c for c in contests() if f"{c.what}: {c.case}" == name)
+    m, n, k = contest.shape
+    count = max(2, min(200, round(GRAPH_MS * 6e11 / (2 * m * n * k))))
+    return times(bench, entrants(bench, contest), count)
 
 
 # ---- The child, and who watches it

@@ -255,7 +255,8 @@ def check(bench, case, crowd, packed):
     o, lse, _, dq, dk, dv = outcomes[0]
     seen = {"ours": errors(problem, want, o, dq, dk, dv)}
     seen["lse"] = (lse[-1:, :, : case.T].double() - want[1]).abs().max().item()
-    for peer in PEERS:
+    # cuDNN refuses a single position; asked a second time, it takes the process with it.
+    for peer in PEERS if case.T > 1 else PEERS[:1]:
         try:
             forward, backward = problem.peer(peer)
             o, (dq, dk, dv) = forward()[0], backward()[:3]

@@ -41,7 +41,7 @@ from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.errors import UserError
 
 SILENCE = 60  # seconds without a line after which a child hangs
-SECONDS, ROUNDS = 0.5, 2  # of each contestant alone, each time; the first half of it warms up
+SECONDS, ROUNDS = 0.5, 5  # of each contestant alone, each time; the first half of it warms up
 TURNS, GRAPH_MS = 11, 10  # graphs of each contestant in turn, and what one takes
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
 RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104)]

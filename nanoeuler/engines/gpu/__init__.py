@@ -5,7 +5,8 @@
 """Kernels for a GPU: door (the only module that imports CUDA), ladder, flash_tiles, flash.
 
 `instruction` and `kernel` are what kernels are written in and launched as, on a GPU or on paper;
-`ptx`, `compile` and `device` bring them to a GPU. Tensor cores: gemm and gemm_*.
+`ptx`, `compile` and `device` bring them to a GPU, `paper` runs them without one. On tensor cores:
+products in gemm and gemm_*, attention in flash_parts, flash_forward, flash_backward, flash_plan.
 
 May import: errors, model.
 """

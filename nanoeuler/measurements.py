@@ -39,6 +39,21 @@ def save(name: str, rows: Iterable[Row]) -> None:
         temporary.write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 
+def update(name: str, rows: Iterable[Row]) -> None:
+    """Save `rows` in place of those that agree in what, case, engine and peer; others stay."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row[field] for field in ("what", "case", "engine", "peer"))
+
+    rows = list(rows)
+    new = {key(row) for row in rows}
+    try:
+        stored = load(name)
+    except UserError:  # there is none yet
+        stored = []
+    save(name, [row for row in stored if key(row) not in new] + rows)
+
+
 def cores() -> int:
     """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -285,3 +285,12 @@ def test_measuring_and_running_leave_a_commit_clean(tmp_path, monkeypatch):
     assert len(clean) >= 7 and "dirty" not in clean
     (tmp_path / code).write_text("2")
     assert measurements.commit() == f"{clean}-dirty"
+
+
+def test_rows_are_replaced_by_those_of_the_same_names(tmp_path, monkeypatch):
+    (tmp_path / "data" / "measurements").mkdir(parents=True)
+    monkeypatch.setattr(measurements, "project_root", lambda: tmp_path)
+    one, two = ({"what": "a", "case": "b", "engine": "c", "peer": peer} for peer in (None, "d"))
+    measurements.update("new", [one | {"value": 1}, two | {"value": 2}])
+    measurements.update("new", iter([one | {"value": 3}]))
+    assert measurements.load("new") == [two | {"value": 2}, one | {"value": 3}]

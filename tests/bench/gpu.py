@@ -38,7 +38,6 @@ from nanoeuler.engines.gpu.compile import build_all
 from nanoeuler.engines.gpu.gemm import choose, product, sizes
 from nanoeuler.engines.gpu.gemm_form import Form
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
-from nanoeuler.errors import UserError
 
 SILENCE = 60  # seconds without a line after which a child hangs
 SECONDS, ROUNDS = 0.5, 5  # of each contestant alone, each time; the first half of it warms up
@@ -490,10 +489,7 @@ def tell(job, outcome):
 
 def commit_here(said):
     """The commit that is measured: what the command line says, else what git says."""
-    if said or not shutil.which("git"):
-        return said
-    git = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return said if said or not shutil.which("git") else measurements.commit()
 
 
 def circumstances(device, commit):
@@ -528,15 +524,8 @@ def rows_of(contest, outcome, where):
 
 
 def save(rows):
-    """Put rows into kernels.json, in the place of those of the same names."""
-    key = "what", "case", "engine", "peer"
-    new = {tuple(row[k] for k in key) for row in rows}
-    try:
-        old = measurements.load("kernels")
-    except UserError:
-        old = []
-    kept = [row for row in old if tuple(row[k] for k in key) not in new]
-    measurements.save("kernels", kept + rows)
+    """Put rows into kernels.json, and a copy where $OUT says."""
+    measurements.update("kernels", rows)
     if os.environ.get("OUT"):
         shutil.copy(Path("data/measurements/kernels.json"), os.environ["OUT"])
 

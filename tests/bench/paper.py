@@ -17,10 +17,8 @@ from nanoeuler import measurements  # noqa: E402
 from nanoeuler.engines.gpu import paper  # noqa: E402
 from nanoeuler.engines.gpu.instruction import cuda, float32, rebind  # noqa: E402
 from nanoeuler.engines.gpu.kernel import Kernel, Launch  # noqa: E402
-from nanoeuler.errors import UserError  # noqa: E402
 
 N, TILE, ROUNDS = 64, 16, 5
-NAMES = "what", "case", "engine", "peer"  # of a row: those that are the same are replaced
 
 
 def product(a, b, c):
@@ -43,16 +41,6 @@ def product(a, b, c):
 def in_numba(value):
     """What a place-holder means to numba."""
     return simulator if value is cuda else np.float32 if value is float32 else value
-
-
-def others(rows, name):
-    """The rows of a file of measurements that `rows` do not replace."""
-    try:
-        stored = measurements.load(name)
-    except UserError:
-        return []
-    mine = {tuple(row[key] for key in NAMES) for row in rows}
-    return [row for row in stored if tuple(row.get(key) for key in NAMES) not in mine]
 
 
 def seconds(act, *arrays):
@@ -87,5 +75,5 @@ if __name__ == "__main__":
             "numba simulator", peer,
         )
     ]  # fmt: skip
-    measurements.save("kernels", [*others(rows, "kernels"), *rows])
+    measurements.update("kernels", rows)
     print(f"paper {ours} s, numba's simulator {peer} s: {ours / peer:.4f}")

@@ -26,9 +26,9 @@ from nanoeuler.engines.gpu.gemm_plan import (
     whole,
 )
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
+from nanoeuler.engines.gpu.hopper import descriptor, wgmma
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.kernel import Kernel, Map
-from nanoeuler.engines.gpu.ptx import descriptor, wgmma
 from nanoeuler.errors import UserError
 
 SHARED_LIMIT = 227 * 1024  # CUDA C++ Programming Guide, technical specifications: of a block, 9.0

@@ -4,23 +4,16 @@ import numpy as np
 import pytest
 from mutants import Mutant, load
 
-from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma
+from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma, hopper
 from nanoeuler.engines.gpu import ptx as ptx_module
 from nanoeuler.engines.gpu.gemm import product
 from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.instruction import Instruction, cuda, float32, int8, int32, int64, ptx
-from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.paper.translate import translate
-from nanoeuler.engines.gpu.ptx import (
-    barrier,
+from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait,
     cluster_arrive,
     cluster_wait,
     descriptor,
-    grid_barrier,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
@@ -28,12 +21,17 @@ from nanoeuler.engines.gpu.ptx import (
     mbarrier_wait,
     proxy_fence,
     set_registers,
-    shared_address,
     tma_load,
     tma_store,
     wgmma,
     wgmma_wait,
 )
+from nanoeuler.engines.gpu.instruction import Instruction, cuda, float32, int8, int32, int64, ptx
+from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
+from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.engines.gpu.paper.translate import translate
+from nanoeuler.engines.gpu.ptx import barrier, grid_barrier, shared_address
 from nanoeuler.errors import UserError
 
 TILE = 4
@@ -1146,7 +1144,8 @@ def test_one_warp_may_come_and_not_wait():
 
 
 def test_all_instructions_of_chapter_7c_are_known():
-    made = [value for value in vars(ptx_module).values() if isinstance(value, Instruction)]
+    made = [value for module in (ptx_module, hopper)
+            for value in vars(module).values() if isinstance(value, Instruction)]
     made += [set_registers(40, False), wgmma(256, 4, 2, 128, "NN"), wgmma_wait(128)]
     assert len(made) > 30
     for instruction in made:

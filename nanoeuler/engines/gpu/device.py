@@ -1,4 +1,4 @@
-# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-device

@@ -49,24 +49,26 @@ from nanoeuler.engines.gpu.flash_parts import (
     tile_of,
     warpgroup_sync,
 )
-from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.kernel import Kernel
-from nanoeuler.engines.gpu.ptx import (
+from nanoeuler.engines.gpu.hopper import (
     add_product,
-    exp2,
-    high_bf16,
     load_bytes,
-    load_float,
-    load_int4,
-    load_shared_float2,
-    low_bf16,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_init_fence,
     mbarrier_wait,
-    pack_bf16,
     product_done,
     product_of_rows,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import (
+    exp2,
+    high_bf16,
+    load_float,
+    load_int4,
+    load_shared_float2,
+    low_bf16,
+    pack_bf16,
     store_float,
 )
 

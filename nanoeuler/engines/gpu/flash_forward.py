@@ -44,25 +44,27 @@ from nanoeuler.engines.gpu.flash_parts import (
     tile_of,
     warpgroup_sync,
 )
-from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.kernel import Kernel
-from nanoeuler.engines.gpu.ptx import (
+from nanoeuler.engines.gpu.hopper import (
     add_product,
-    barrier,
-    barrier_arrive,
-    exp2,
-    larger,
-    log2,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
     mbarrier_init_fence,
     mbarrier_wait,
-    pack_bf16,
     product_done,
     product_of_rows,
-    reciprocal,
     set_registers,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import (
+    barrier,
+    barrier_arrive,
+    exp2,
+    larger,
+    log2,
+    pack_bf16,
+    reciprocal,
     shuffle_xor,
     store_float,
 )

@@ -13,22 +13,24 @@ T positions, D head width; a head, without more, is a query or key head of one s
 
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
-from nanoeuler.engines.gpu.ptx import (
-    barrier,
+from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait_read_all,
     descriptor,
     load_tile,
     mbarrier_init,
-    pack_bf16,
     prefetch_map,
     proxy_fence,
+    stmatrix4,
+    store_tile,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.ptx import (
+    barrier,
+    pack_bf16,
     shared_address,
     shuffle_xor,
-    stmatrix4,
     store_shared_int,
-    store_tile,
     ticket,
     uniform,
 )

@@ -1,4 +1,4 @@
-# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-host
@@ -108,7 +108,7 @@ WORTH = 100
 def choose(
     layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16"
 ) -> Form:
-    """The form that is fastest for a product, as measured (chapter 7c)."""
+    """The form that is fastest for a product, as measured (chapter 7d)."""
     few = cover(m, TILE_M) * cover(n, Form(layout).columns) < MULTIPROCESSORS // 4
     cluster = 1 if m <= TILE_M or few or "gelu" in epilogue else 2
     form = Form(layout, False, cluster, epilogue, out)

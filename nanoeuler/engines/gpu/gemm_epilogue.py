@@ -1,11 +1,11 @@
-# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-out
 """What becomes of a tile's sums: bias, GELU, residual; out to C; pieces, and their sum.
 
 c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registers, of which 4 j to
-4 j + 3 hold two columns of C in two rows, 8 apart (chapter 7c has the table).
+4 j + 3 hold two columns of C in two rows, 8 apart (chapter 7d has the table).
 """
 
 from typing import Any
@@ -19,26 +19,28 @@ from nanoeuler.engines.gpu.gemm_form import (
     advance,
     make_release,
 )
+from nanoeuler.engines.gpu.hopper import (
+    bulk_commit,
+    bulk_wait_read,
+    mbarrier_wait,
+    proxy_fence,
+    stmatrix4,
+    tma_add,
+    tma_store,
+)
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.ptx import (
     barrier,
-    bulk_commit,
-    bulk_wait_read,
     high_bf16,
     ldmatrix4,
     load_float4_if_below,
     load_if_below,
     load_int4,
     low_bf16,
-    mbarrier_wait,
     pack_bf16,
-    proxy_fence,
-    stmatrix4,
     store_float4,
     store_shared_float2,
     tanh_approx,
-    tma_add,
-    tma_store,
 )
 
 

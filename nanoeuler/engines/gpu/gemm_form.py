@@ -1,4 +1,4 @@
-# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-form
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm_plan import TILE_K
-from nanoeuler.engines.gpu.instruction import int32
-from nanoeuler.engines.gpu.ptx import (
-    divide,
+from nanoeuler.engines.gpu.hopper import (
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_init,
     mbarrier_init_fence,
 )
+from nanoeuler.engines.gpu.instruction import int32
+from nanoeuler.engines.gpu.ptx import divide
 from nanoeuler.errors import UserError
 
 TILE_M = 128      # rows of C in a block's tile: two warpgroups of 64, the m of wgmma

@@ -1,4 +1,4 @@
-# Made from book/07c-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-kernel
@@ -33,28 +33,25 @@ from nanoeuler.engines.gpu.gemm_form import (
     skip,
 )
 from nanoeuler.engines.gpu.gemm_plan import TILE_K
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
-from nanoeuler.engines.gpu.kernel import Kernel
-from nanoeuler.engines.gpu.ptx import (
-    barrier,
+from nanoeuler.engines.gpu.hopper import (
     bulk_wait,
     cluster_arrive,
     cluster_wait,
     descriptor,
-    grid_barrier,
-    load_int4,
     map_acquire,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
     set_registers,
-    shared_address,
     tma_load,
     tma_load_multicast,
     wgmma,
     wgmma_wait,
     wgmma_wait_previous,
 )
+from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import barrier, grid_barrier, load_int4, shared_address
 
 
 def make_fetch(form: Form) -> Any:

@@ -21,8 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -54,12 +52,6 @@ def capability():
     return tuple(int(part) for part in says.stdout.split()[0].split("."))
 
 
-def retarget(make, target):
-    """The kernel of `make` for another card, unless it is for one kind of card only."""
-    kernel = make()
-    return replace(kernel, target=target) if target and len(kernel.target) == 2 else kernel
-
-
 def makers_of(chosen):
     """"family: name" -> maker of every kernel of the families."""
     return {
@@ -70,10 +62,9 @@ def makers_of(chosen):
 
 
 def compiled(makers, card, workers):
-    """Name -> code of all kernels that compile, and the names of those that do not."""
+    """Name -> code for the card of all kernels that compile, and the names of the others."""
     begin, codes, broken = time.perf_counter(), {}, []
-    aimed = {name: partial(retarget, make, card) for name, make in makers.items()}
-    for name, code in build_all(aimed, workers).items():
+    for name, code in build_all(makers, workers, card).items():
         if isinstance(code, Exception):
             print(f"{name}: DOES NOT COMPILE, {code}", flush=True)
             broken.append(name)

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -207,6 +208,6 @@ class Together(Run):
             def replace(value: Any, cuda: abreast.Cuda = cuda) -> Any:
                 if isinstance(value, Name):
                     return cuda if value is instruction.cuda else abreast.TYPES[value.name]
-                return value
+                return abreast.MATH if value is math else value
 
             rebind(self.launch.kernel.function, replace)(*self._args(block))

@@ -126,7 +126,7 @@ class Setting:
         self.launch = launch
         self.machine = machine = Machine(seed)
         machine.watch = watch
-        shape = kernel.threads if isinstance(kernel.threads, tuple) else (kernel.threads,)
+        shape = kernel.block
         if not 1 <= np.prod(shape) <= MOST_THREADS or kernel.shared > MOST:
             raise UserError(
                 f"a block has at most {MOST_THREADS} threads and {MOST} bytes of shared memory, "

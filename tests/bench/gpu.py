@@ -174,7 +174,7 @@ def check_rows(job, outcome, where):
         peer = seen.get("peer")
         yield where | {
             "what": "check", "case": f"{name}{part and ', ' + part}", "engine": "cuda",
-            "value": seen["error"], "unit": "relative to float64",
+            "value": seen["error"], "unit": seen.get("unit", "relative to float64"),
             "peer": None if peer is None else "torch", "peer_value": peer,
         }  # fmt: skip
 

@@ -4,7 +4,7 @@ The kernels come in families, modules of tests/bench/card, whose __init__ says w
 All are compiled at once, each in a process. Then each check compares a kernel with float64 and with
 the library's error (rows of data/measurements/gpu.json), and each contest times one against the
 library, alone at full load and in turn (rows of data/measurements/kernels.json). A family with a
-check that failed leaves no times. With $OUT set, the two files are copied there.
+check that failed leaves no times. With $OUT set, the new rows are left there as well.
 
 Checks and contests run in a child with a watch-dog: one that breaks the child, or is silent for too
 long, is named and left out. --only rows takes one family, --only rows:norm of it what has "norm" in
@@ -13,6 +13,7 @@ its name; --dry compiles and plans, without a GPU. The exit status is 1 where an
 
 import argparse
 import datetime
+import json
 import os
 import pickle
 import platform
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.compile import build_all
+from nanoeuler.errors import UserError
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
@@ -202,12 +204,15 @@ def time_rows(outcome, where):
 
 
 def save(rows):
-    """Put rows into the files where they belong, and copies where $OUT says."""
+    """Put rows into the files where they belong, and by themselves where $OUT says."""
     for kind, name in FILES.items():
-        if rows[kind]:
-            measurements.update(name, rows[kind])
-            if os.environ.get("OUT"):
-                shutil.copy(Path("data/measurements") / f"{name}.json", os.environ["OUT"])
+        if rows[kind] and os.environ.get("OUT"):
+            path = Path(os.environ["OUT"]) / f"{name}.json"
+            path.write_text(json.dumps(rows[kind], indent=0))
+        try:
+            measurements.update(name, rows[kind]) if rows[kind] else None
+        except UserError as error:  # a copy without the book has no place for them
+            print(error)
 
 
 def summary(rows, outcomes):

@@ -71,7 +71,7 @@ def make_sources(form: MmaForm) -> tuple[Any, Any, Any]:
     """begin, fetch, forward: what copies k-blocks of A and B into the ring.
 
     begin(base, a, b, row, column, m, n, k, of_a, of_b, first, t) -> sources, and places in stage 0;
-    fetch(part, ahead, sources, more): a part of the copies into the stage at byte `ahead`;
+    fetch(part, ahead, sources): a part of the copies into the stage at byte `ahead`;
     forward(sources) -> the same for the next k-block. of_a, of_b: elements from row to row.
     """
     rows, columns = form.rows, form.columns
@@ -88,10 +88,10 @@ def make_sources(form: MmaForm) -> tuple[Any, Any, Any]:
         places = int32(base + place_a(t)), int32(base + middle + place_b(t))
         return source_a, source_b, places, of_a, of_b
 
-    def fetch(part, ahead, sources, more):
+    def fetch(part, ahead, sources):
         source_a, source_b, places, of_a, of_b = sources
-        fetch_a(part, places[0] + ahead, source_a, of_a, more)
-        fetch_b(part, places[1] + ahead, source_b, of_b, more)
+        fetch_a(part, places[0] + ahead, source_a, of_a)
+        fetch_b(part, places[1] + ahead, source_b, of_b)
 
     def forward(sources):
         source_a, source_b, places, of_a, of_b = sources
@@ -131,7 +131,7 @@ def make_multiply(form: MmaForm) -> Any:
         a1, b1 = cuda.local.array(FRAGMENTS, int32), cuda.local.array(FRAGMENTS, int32)
         for s in range(stages - 1):  # (1) the ring fills, but for one stage
             for part in range(PARTS):
-                fetch(part, s * stage, sources, s < count)
+                fetch(part, s * stage, sources)
             copy_commit()
             sources = forward(sources)
         wait()
@@ -139,15 +139,14 @@ def make_multiply(form: MmaForm) -> Any:
         at, slot, ahead = find(base, warp, lane), int32(0), int32(last)
         load(a0, b0, at, slot, 0)
         for i in range(count):
-            more = i + stages - 1 < count
             load(a1, b1, at, slot, 1)  # (2) fragments of the next product, and a part of a k-block
-            fetch(0, ahead, sources, more)
+            fetch(0, ahead, sources)
             mma(acc, a0, b0)
             load(a0, b0, at, slot, 2)
-            fetch(1, ahead, sources, more)
+            fetch(1, ahead, sources)
             mma(acc, a1, b1)
             load(a1, b1, at, slot, 3)
-            fetch(2, ahead, sources, more)
+            fetch(2, ahead, sources)
             copy_commit()
             mma(acc, a0, b0)
             wait()  # (3) my copies of the next k-block have come
@@ -180,11 +179,12 @@ def mma_kernel(form: MmaForm) -> Kernel:
         piece, pieces = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
         blocks = divide(k + (DEPTH - 1), DEPTH)
         first = divide(blocks * piece, pieces)
-        count = int32(divide(blocks * (piece + 1), pieces) - first)
+        last = divide(blocks * (piece + 1), pieces)
         acc = cuda.local.array(SUMS, float32)
         clear(acc)
-        sources = begin(base, a, b, row, column, m, n, k, of_a, of_b, first, t)
-        multiply(acc, base, sources, count, warp, lane)
+        end = int32(min(k, last * DEPTH))
+        sources = begin(base, a, b, row, column, m, n, end, of_a, of_b, first, t)
+        multiply(acc, base, sources, int32(last - first), warp, lane)
         wait_all()
         cuda.syncthreads()  # the ring is free: warps' boxes stand there
         row = int32(row + warp % upright * SIDE)

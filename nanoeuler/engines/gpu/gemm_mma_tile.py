@@ -14,7 +14,7 @@ from typing import Any
 
 from nanoeuler.engines.gpu.gemm_mma_form import DEPTH, SIDE, MmaForm
 from nanoeuler.engines.gpu.instruction import int32, int64
-from nanoeuler.engines.gpu.ptx import copy_async_if, ldmatrix_across, ldmatrix_down
+from nanoeuler.engines.gpu.ptx import copy_async_part, ldmatrix_across, ldmatrix_down
 
 PARTS = 3  # a k-block is fetched in so many parts, beside the first three of its four products
 
@@ -45,7 +45,7 @@ def make_begin(form: MmaForm, dense: bool, extent: int) -> tuple[Any, Any]:
 
 
 def make_fetch(form: MmaForm, dense: bool, extent: int) -> Any:
-    """fetch(part, to, source, pitch, more): a part of a thread's copies of a k-block, if `more`.
+    """fetch(part, to, source, pitch): one part of a thread's copies of a k-block into a stage.
 
     What lies behind the end of a row, or below the last, becomes zeros.
     """
@@ -53,15 +53,14 @@ def make_fetch(form: MmaForm, dense: bool, extent: int) -> Any:
     passes = (extent if dense else DEPTH) * chunks // form.threads
     step = form.threads // chunks  # rows, a power of 2
 
-    def fetch(part, to, source, pitch, more):
+    def fetch(part, to, source, pitch):
         address, rest, below = source
-        size = int32(min(max(rest * 2, 0), 16)) if more else int32(-1)
-        outside = int32(0) if more else int32(-1)
+        size = int32(min(max(rest * 2, 0), 16))
         for j in range(passes):
             if j * PARTS // passes == part:
                 place = int32((to + j * (step * chunks * 16)) ^ ((j * step & 7) << 4))
                 here = address + int64(j * step * 2) * pitch
-                copy_async_if(place, here, size if j * step < below else outside)
+                copy_async_part(place, here, size if j * step < below else int32(0))
 
     return fetch
 

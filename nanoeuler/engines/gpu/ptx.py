@@ -193,11 +193,6 @@ def ldmatrix_across(count: int) -> Instruction:
 copy_async = ptx("cp.async.cg.shared.global [$0], [$1], 16;", "r l")
 # address in shared memory, address, bytes: copy so many of 16, and fill up with zeros
 copy_async_part = ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "r l r")
-# the same, and nothing at all where bytes < 0
-copy_async_if = ptx(
-    "{ .reg .pred p; setp.ge.s32 p, $2, 0; @p cp.async.cg.shared.global [$0], [$1], 16, $2; }",
-    "r l r",
-)
 # the thread's copies since the last commit are a group
 copy_commit = ptx("cp.async.commit_group;")
 

@@ -42,8 +42,8 @@ def tiles(layout, epilogue="store", out="bf16"):
 
 
 NT = (
-    *tiles("NT"), MmaForm("NT", rows=256, columns=128), MmaForm("NT", stages=3),
-    MmaForm("NT", group=16),
+    MmaForm("NT", stages=3, group=16), MmaForm("NT", stages=3), MmaForm("NT", group=16),
+    MmaForm("NT", stages=3, group=32), MmaForm("NT", rows=256, columns=128, stages=3),
 )  # fmt: skip
 STEPS = 16384
 PRODUCTS = [

@@ -200,9 +200,12 @@ class Addresses:
         self.next, self.regions, self.maps, self.fresh = self.START, [], {}, fresh
 
     def address(self, array: np.ndarray) -> int:
-        """Where this array is, from the launch on."""
-        if not array.flags.c_contiguous:
+        """Where this array is, from the launch on; a part of one with dense rows is in the whole."""
+        whole = array if array.flags.c_contiguous else array.base
+        if not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous:
             raise UserError(f"a pointer to an array of shape {array.shape} needs dense rows")
+        if whole is not array:
+            return self.address(whole) + array.ctypes.data - whole.ctypes.data
         address = self.next
         self.next = (address + array.nbytes + self.APART) & ~255
         self.regions.append(Region(address, array, self.fresh.get(id(array))))

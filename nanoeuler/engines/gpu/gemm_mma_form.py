@@ -42,9 +42,9 @@ class MmaForm:
     out: str = "bf16"
     rows: int = 128
     columns: int = 256
-    stages: int = 4
+    stages: int = 3
     resident: int = 1
-    group: int = 8
+    group: int = 16
 
     def __post_init__(self) -> None:
         wide = self.out == "float32"

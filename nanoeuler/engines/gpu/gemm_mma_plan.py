@@ -90,8 +90,5 @@ def choose_mma(
     if tuple(capability) < (8, 0):
         raise UserError(f"bf16 products need compute capability 8.0 or newer, not {capability}")
     room = SHARED.get(tuple(capability), min(SHARED.values())) * 1024
-    for stages in (4, 3):
-        form = MmaForm(layout, epilogue, out, stages=stages)
-        if form.shared <= room:
-            return form
-    return MmaForm(layout, epilogue, out, columns=128, stages=3)
+    form = MmaForm(layout, epilogue, out)
+    return form if form.shared <= room else replace(form, columns=128)

@@ -5,15 +5,18 @@ and rings than the ones that are chosen are timed beside them.
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from bench.card import Contest, ghost
 from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case, library, operands, stored
 
 from nanoeuler.engines.gpu.gemm_mma import mma_kernel, sum_kernel
-from nanoeuler.engines.gpu.gemm_mma_form import MmaForm
+from nanoeuler.engines.gpu.gemm_mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma, mma_product, space_for
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.ptx import load_int2, mma_tile, store_float, zeros
 
 HOPPER = 9, 0  # whose cards this measures
 BLOCKS = 132  # multiprocessors of an H200
@@ -35,15 +38,13 @@ class Product:
 
 def tiles(layout, epilogue="store", out="bf16"):
     """Forms of one kind with different tiles."""
-    return (
-        MmaForm(layout, epilogue, out),
-        MmaForm(layout, epilogue, out, columns=128, stages=3, resident=2),
-    )
+    small = MmaForm(layout, epilogue, out, columns=128, resident=2)
+    return MmaForm(layout, epilogue, out), small
 
 
 NT = (
-    MmaForm("NT", stages=3, group=16), MmaForm("NT", stages=3), MmaForm("NT", group=16),
-    MmaForm("NT", stages=3, group=32), MmaForm("NT", rows=256, columns=128, stages=3),
+    *tiles("NT"), MmaForm("NT", group=8), MmaForm("NT", group=32), MmaForm("NT", stages=4),
+    MmaForm("NT", rows=256, columns=128),
 )  # fmt: skip
 STEPS = 16384
 PRODUCTS = [
@@ -63,7 +64,7 @@ def label(form):
         form.layout, form.epilogue if form.epilogue != "store" else "",
         form.out if form.out != "bf16" else "", f"{form.rows}x{form.columns}",
         f"{form.stages} stages", f"{form.resident} blocks" if form.resident > 1 else "",
-        f"groups of {form.group}" if form.group != 8 else "",
+        f"groups of {form.group}" if form.group != 16 else "",
     ]  # fmt: skip
     return " ".join(part for part in parts if part)
 
@@ -71,10 +72,41 @@ def label(form):
 FORMS = sorted({*OTHERS, *(f for made in PRODUCTS for f in (*made.forms, made.choice))}, key=label)
 
 
+@cache
+def limit_kernel():
+    """8 warps that multiply what is in their registers: what mma.sync can do at most."""
+    multiply, clear = mma_tile(SIDE, SIDE), zeros(SUMS)
+
+    def mma_limit(source, target, steps):
+        at = source + int64(cuda.threadIdx.x) * (8 * FRAGMENTS)
+        acc = cuda.local.array(SUMS, float32)
+        a, b = cuda.local.array(FRAGMENTS, int32), cuda.local.array(FRAGMENTS, int32)
+        for i in range(FRAGMENTS):
+            a[i], b[i] = load_int2(at + 8 * i)
+        clear(acc)
+        for _ in range(steps):
+            multiply(acc, a, b)
+        total = float32(0)
+        for i in range(SUMS):
+            total += acc[i]
+        store_float(target + int64(cuda.blockIdx.x * 256 + cuda.threadIdx.x) * 4, total)
+
+    return Kernel(mma_limit, "l l r", 256, target=(8, 0))
+
+
+def limit(bench):
+    """As many products in registers as 8192^3 has."""
+    source = bench.random(256 * FRAGMENTS * 4)
+    target = bench.output(BLOCKS * 256, dtype=bench.torch.float32)
+    steps = round(8192**3 / (BLOCKS * 8 * SIDE * SIDE * 16))
+    args = bench.view(source), bench.view(target), steps
+    return {"registers alone": [bench.call(Launch(limit_kernel(), (BLOCKS,), args))]}
+
+
 def kernels():
     """Name -> maker of each kernel."""
-    sums = {f"sum, {'added' if add else 'stored'}": partial(sum_kernel, add) for add in (0, 1)}
-    return {label(form): partial(mma_kernel, form) for form in FORMS} | sums
+    made = {label(form): partial(mma_kernel, form) for form in FORMS} | {"limit": limit_kernel}
+    return made | {f"sum, {'added' if a else 'stored'}": partial(sum_kernel, a) for a in (0, 1)}
 
 
 def plans():
@@ -154,4 +186,7 @@ def contests(bench):
         name = case(form.layout, *product.shape, " to float32" if form.out == "float32" else "")
         field = partial(entrants, bench, product)
         made.append(Contest("matmul, mma.sync", name, field, label(form), "cuBLAS"))
+    case_ = "as many products as NT 8192x8192x8192"
+    made.append(Contest("mma.sync, registers alone", case_, partial(limit, bench),
+                        "registers alone", ()))
     return made

@@ -73,6 +73,8 @@ load_int = ptx("ld.global.nc.b32 $0, [$1];", "l", "r")
 load_int2 = ptx("ld.global.nc.v2.b32 {$0, $1}, [$2];", "l", "r r")
 # address -> 4 float32, which nobody writes meanwhile
 load_float4 = ptx("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "l", "f f f f")
+# address -> 2 int32, which no other thread writes
+load_own_int2 = ptx("ld.global.v2.b32 {$0, $1}, [$2];", "l", "r r")
 # address -> 4 int32, which no other thread writes
 load_own_int4 = ptx("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "r r r r")
 # address -> 4 float32, which no other thread writes

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.block import block_max, block_sum
+from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64, ptx
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.ptx import (
@@ -136,23 +137,20 @@ def judge(here, x, row, top, total, address):
                 store_float(address, float32(float32(LN2) * log2(total) + (top - x[j])))
 
 
-def spread(here, x, row, first, count, top, total, scale):
-    """A thread's logits in registers become gradients, in memory."""
-    weight = float32(scale * reciprocal(total))
-    for i in range(count):
-        n = int32((first + i) * row.threads + row.t)
-        if n < row.vectors:
-            at = int32(n * row.lane)
-            unpack(x, here, i, at, row)
+def spread(here, x, i, n, row, top, weight, scale):
+    """Vector n of the row, the i-th in registers, becomes gradients, in memory."""
+    if n < row.vectors:
+        at = int32(n * row.lane)
+        unpack(x, here, i, at, row)
+        for j in range(row.lane):
+            x[j] = float32(part(x[j], top) * weight)                         # (1), (3)
+        if at <= row.target < at + row.lane:
             for j in range(row.lane):
-                x[j] = float32(part(x[j], top) * weight)                     # (1), (3)
-            if at <= row.target < at + row.lane:
-                for j in range(row.lane):
-                    if at + j == row.target:
-                        x[j] = float32(x[j] - scale)                         # (2)
-            pack(here, i, x, row)
-            a, b, c, d = here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3]
-            store_int4(row.address + VECTOR * int64(n), a, b, c, d)
+                if at + j == row.target:
+                    x[j] = float32(x[j] - scale)                             # (2)
+        pack(here, i, x, row)
+        a, b, c, d = here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3]
+        store_int4(row.address + VECTOR * int64(n), a, b, c, d)
 
 
 def erase(row):
@@ -166,6 +164,7 @@ class Form(NamedTuple):
 
     threads: of a block. count: vectors that a thread has in registers. held: whether these are all
     of a row, which then is read once. wide: float32. gradient: whether it replaces the logits.
+    ahead: whether a block does row after row and fetches the next one while it writes.
     """
 
     threads: int
@@ -173,13 +172,14 @@ class Form(NamedTuple):
     held: bool
     wide: bool = False
     gradient: bool = True
+    ahead: bool = False
 
 
 @cache
 def loss_kernel(form: Form) -> Kernel:
     """Index table: block -> row; thread, i -> its i-th vector. Bytes of a logit: read once (held)
     or twice, written once."""
-    threads, count, held, wide, gradient = form
+    threads, count, held, wide, gradient, _ = form
     words, lane, warps = 4 * count, 4 if wide else 8, threads // 32
 
     def loss(logits, targets, scales, losses, start, heads, columns, vectors):
@@ -210,12 +210,62 @@ def loss_kernel(form: Form) -> Kernel:
         judge(spare, x, row, all_top, total, its_loss)
         if gradient:
             scale = load_float(scales + 4 * int64(start + n - heads * divide(start + n, heads)))
+            weight = float32(scale * reciprocal(total))
             for first in range(0, end, count):
                 if not held:
                     fetch(here, row, first, count)
-                spread(here, x, row, first, count, all_top, total, scale)
+                for i in range(count):
+                    vector = int32((first + i) * threads + t)
+                    spread(here, x, i, vector, row, all_top, weight, scale)
 
     return Kernel(loss, "l l l l r r r r", threads, target=(8, 0))
+
+
+@cache
+def ahead_kernel(form: Form) -> Kernel:
+    """As `loss_kernel`, of a form that holds rows: block b does rows b, b + blocks, ..."""
+    threads, count, held, wide, gradient, _ = form
+    words, lane, warps = 4 * count, 4 if wide else 8, threads // 32
+
+    def loss_ahead(logits, targets, scales, losses, start, heads, columns, vectors, rows):
+        t, n, step = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(cuda.gridDim.x)
+        here, x = cuda.local.array(words, int32), cuda.local.array(8, float32)
+        spare = cuda.local.array(4, int32)
+        target = load_int(targets + 4 * int64(start + n))
+        address = logits + VECTOR * int64(n) * vectors
+        fetch(here, Row(address, columns, vectors, target, t, threads, lane, wide), 0, count)
+        while n < rows:
+            row = Row(address, columns, vectors, target, t, threads, lane, wide)
+            its_loss = losses + 4 * int64(start + n)
+            k = int32(start + n - heads * divide(start + n, heads))
+            n = int32(n + step)
+            address = logits + VECTOR * int64(n) * vectors
+            limit = columns if n < rows else int32(0)  # of what is fetched
+            if n < rows:
+                target = load_int(targets + 4 * int64(start + n))
+            if row.target == IGNORE:
+                erase(row)
+                if t == 0:
+                    store_float(its_loss, float32(0))
+                fetch(here, Row(address, limit, vectors, target, t, threads, lane, wide), 0, count)
+            else:
+                top = highest(here, x, row, 0, count, float32(LOWEST))
+                total = mass(here, x, row, 0, count, top)
+                all_top = block_max(top, float32(LOWEST), warps)
+                total = block_sum(float32(total * part(top, all_top)), warps)
+                if t == 0 and (row.target < 0 or row.target >= columns):
+                    store_float(its_loss, float32(NAN))
+                judge(spare, x, row, all_top, total, its_loss)
+                scale = load_float(scales + 4 * int64(k))
+                weight = float32(scale * reciprocal(total))
+                for i in range(count):
+                    vector = int32(i * threads + t)
+                    spread(here, x, i, vector, row, all_top, weight, scale)
+                    if vector * lane < limit:
+                        a, b, c, d = load_own_int4(address + VECTOR * int64(vector))
+                        here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3] = a, b, c, d
+
+    return Kernel(loss_ahead, "l l l l r r r r r", threads, target=(8, 0))
 
 
 HOLD = 8          # vectors in a thread's registers at most, for a row that is read once
@@ -259,6 +309,9 @@ def loss_launch(
     form = form or form_for(width // heads, wide, gradient)
     vectors = width // heads // lane
     args = logits, targets, scale, losses, first * heads, heads, columns, vectors
+    if form.ahead:
+        blocks = min(rows * heads, MULTIPROCESSORS * (1024 // form.threads))
+        return Launch(ahead_kernel(form), (blocks,), (*args, rows * heads))
     return Launch(loss_kernel(form), (rows * heads,), args)
 
 

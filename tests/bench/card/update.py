@@ -1,7 +1,7 @@
 """The two ends of a training step: cross-entropy, the gradient's norm, AdamW.
 
-AdamW and the norm have GPT-2's 124M parameters. AdamW is timed beside a copy of as many bytes, which
-reads half of them and writes half, and beside PyTorch's fused one, which writes no bf16 copy.
+AdamW and the norm have GPT-2's 124M parameters. AdamW is timed beside a copy of as many bytes,
+which reads half of them and writes half, and beside PyTorch's fused one, which has no bf16 copy.
 """
 
 from functools import cache, partial
@@ -23,6 +23,7 @@ FORMS = {
     "twice": loss.Form(*loss.LONG, False),
     "twice, 1024 threads": loss.Form(1024, 4, False),
     "forward": loss.form_for(V, False, False),
+    "ahead": loss.Form(1024, 7, True, ahead=True),
 }
 CHECKED = {
     "V 50257 bf16": (512, 1, 50257, V, False), "V 50257 float32": (256, 1, 50257, V, True),
@@ -54,7 +55,8 @@ def kernels():
     for _, _, _, padded, wide in CHECKED.values():
         forms |= {loss.form_for(padded, wide)}
     for form in sorted(forms):
-        made[f"loss {tuple(form)}"] = partial(loss.loss_kernel, form)
+        make = loss.ahead_kernel if form.ahead else loss.loss_kernel
+        made[f"loss {tuple(form)}"] = partial(make, form)
     return made
 
 

@@ -10,6 +10,7 @@ of additions is fixed.
 
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32
 from nanoeuler.engines.gpu.ptx import larger, shuffle_xor
+from nanoeuler.engines.gpu.vectors import warp_sum
 
 WARPS = 32  # of a block at most: 1024 threads
 
@@ -18,13 +19,6 @@ def warp_max(x):
     """The largest x of a warp, on all its lanes."""
     for i in range(5):
         x = larger(x, shuffle_xor(x, int32(16 >> i)))
-    return x
-
-
-def warp_sum(x):
-    """The sum of a warp's x, on all its lanes: a + b and b + a have the same bits."""
-    for i in range(5):
-        x = float32(x + shuffle_xor(x, int32(16 >> i)))
     return x
 
 

@@ -25,6 +25,7 @@ from nanoeuler.engines.gpu.ptx import (
     store_float4,
     store_int,
 )
+from nanoeuler.engines.gpu.vectors import expect
 from nanoeuler.errors import UserError
 
 THREADS, UNROLL = 256, 4
@@ -122,15 +123,16 @@ def norm_launches(
     sums (blocks_for(N),) float32: working memory. plan: of `schedule`. number int32 (1,), of
     steps begun.
     """
-    if str(gradients.dtype) != "float32" or len(gradients.shape) != 1 or gradients.shape[0] % 4:
-        came = f"{gradients.dtype} {gradients.shape}"
-        raise UserError(f"gradients are float32 in a row, a multiple of 4, not {came}")
-    blocks = blocks_for(gradients.shape[0])
-    shapes = dict(sums=(blocks,), plan=(plan.shape[0], 4), decision=(8,))
-    for (name, shape), array in zip(shapes.items(), (sums, plan, decision), strict=True):
-        if array.shape != shape or str(array.dtype) != "float32":
-            raise UserError(f"{name} is float32 {shape}, not {array.dtype} {array.shape}")
-    heads, steps = losses.shape[0], plan.shape[0]
-    adding = Launch(ADD_SQUARES, (blocks,), (gradients, sums, gradients.shape[0] // 4))
+    count = gradients.shape[0]
+    if count % 4:
+        raise UserError(f"gradients are a multiple of 4 in a row, padded with zeros, not {count}")
+    blocks, heads, steps = blocks_for(count), losses.shape[0], plan.shape[0]
+    expect("gradients", gradients, (count,), "float32")
+    expect("sums", sums, (blocks,), "float32")
+    expect("losses", losses, (heads,), "float32")
+    expect("plan", plan, (steps, 4), "float32")
+    expect("number", number, (1,), "int32")
+    expect("decision", decision, (8,), "float32")
+    adding = Launch(ADD_SQUARES, (blocks,), (gradients, sums, count // 4))
     args = sums, blocks, losses, heads, plan, steps, number, float(limit), decision
     return adding, Launch(DECIDE, (1,), args)

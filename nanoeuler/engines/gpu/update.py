@@ -27,6 +27,7 @@ from nanoeuler.engines.gpu.ptx import (
     store_float4,
     store_int2,
 )
+from nanoeuler.engines.gpu.vectors import expect
 from nanoeuler.errors import UserError
 
 THREADS = 256
@@ -171,12 +172,10 @@ def adamw_launch(
     table: of `tiles`, in device memory. copy (any length that the table's places fit).
     """
     for name, array in dict(weights=weights, gradients=gradients, m=m, v=v).items():
-        if str(array.dtype) != "float32" or array.shape != weights.shape:
-            raise UserError(f"{name} is float32 {weights.shape}, not {array.dtype} {array.shape}")
-    if str(copy.dtype) != "uint16" or len(copy.shape) != 1:
-        raise UserError(f"the copy is bf16 (uint16) in a row, not {copy.dtype} {copy.shape}")
-    if len(table.shape) != 2 or table.shape[1] != 4 or str(table.dtype) != "int32":
-        raise UserError(f"the table is int32 (blocks, 4), not {table.dtype} {table.shape}")
+        expect(name, array, tuple(weights.shape), "float32")
+    expect("copy", copy, tuple(copy.shape), "bf16")
+    expect("table", table, (table.shape[0], 4), "int32")
+    expect("decision", decision, (8,), "float32")
     constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
     args = table, decision, weights, gradients, m, v, copy, *map(float, constants)
     return Launch(adamw_kernel(rounds), (table.shape[0],), args)

@@ -17,13 +17,13 @@ V, ROWS = 50304, 16384  # GPT-2's columns with padding, and the positions of a s
 CHUNK = 256             # rows whose logits fit in the L2 cache: 25.8 MB
 BETAS, EPS, DECAY = (0.9, 0.98), 1e-8, 0.1
 BYTES = 30              # of a parameter: 16 read, 14 written
-# Forms that are timed: as chosen, read twice, and in blocks of another size.
+# Forms that are timed: as chosen, and others of the table of attempts.
 FORMS = {
-    "once": loss.form_for(V, False),
-    "twice": loss.Form(*loss.LONG, False),
-    "twice, 1024 threads": loss.Form(1024, 4, False),
+    "chosen": loss.form_for(V, False),
+    "shared, 1024 threads": loss.Form("shared", 1024, 2, V // 8),
+    "registers": loss.Form("registers", 1024, 7),
+    "twice": loss.Form("nowhere", 512, 4),
     "forward": loss.form_for(V, False, False),
-    "ahead": loss.Form(1024, 7, True, ahead=True),
 }
 CHECKED = {
     "V 50257 bf16": (512, 1, 50257, V, False), "V 50257 float32": (256, 1, 50257, V, True),
@@ -55,8 +55,9 @@ def kernels():
     for _, _, _, padded, wide in CHECKED.values():
         forms |= {loss.form_for(padded, wide)}
     for form in sorted(forms):
-        make = loss.ahead_kernel if form.ahead else loss.loss_kernel
-        made[f"loss {tuple(form)}"] = partial(make, form)
+        name = f"loss in {form.place}, {form.threads} x {form.count}"
+        name += ", float32" * form.wide + ", forward" * (not form.gradient)
+        made[name] = partial(loss.loss_kernel, form)
     return made
 
 
@@ -210,6 +211,7 @@ def adamw_entrants(bench):
     source, target = (torch.randn(half, device="cuda") for _ in range(2))
     states = {n: State(bench, n) for n in (2, 1, 4)}
     made["copy"] = [partial(target.copy_, source)]
+    made["copy by a kernel"] = [partial(torch.neg, source, out=target)]
     for n, state in states.items():
         made[f"{n} rounds"] = [state.call()]
     made["torch fused"] = [torch_adamw(states[2])]
@@ -373,13 +375,13 @@ def contests(bench):
     return [
         Contest(
             "AdamW", "124M float32 masters", partial(adamw_entrants, bench),
-            f"{update.ROUNDS} rounds", ("copy", "torch fused"),
+            f"{update.ROUNDS} rounds", ("copy", "copy by a kernel", "torch fused"),
         ),
         Contest(
             "gradient norm", "124M float32", partial(norm_entrants, bench), "ours",
             ("torch", "torch, norm alone"),
         ),
         Contest(
-            "cross-entropy", f"{ROWS}x{V} bf16", partial(loss_entrants, bench), "once", "torch"
+            "cross-entropy", f"{ROWS}x{V} bf16", partial(loss_entrants, bench), "chosen", "torch"
         ),
     ]  # fmt: skip

@@ -135,22 +135,23 @@ def test_losses_and_their_gradient(shape, form):
     problem.check(form_of(problem, form))
 
 
-def extremes(rows):
-    """Rows of logits (rows, 1, 64): equal, huge, forbidden by -infinity or by the least bf16."""
-    x = np.random.default_rng(1).standard_normal((rows, 1, 64)).astype(np.float32)
+def extremes(wide=False):
+    """Rows of 64 logits: equal, huge, forbidden by -infinity or by about the least bf16."""
+    problem = Problem(5, 1, 64, 64, wide)
+    x = np.random.default_rng(1).standard_normal((5, 1, 64)).astype(np.float32)
     x[0], x[1] = 2.5, x[1] * 1e4
     x[2, 0, ::2], x[3, 0, 1::3] = -np.inf, -3.38e38
     x[4, 0, 5:] = -np.inf
-    return x
+    problem.set(x)
+    problem.targets[:, 0] = 3, 1, 7, 2, 4  # none of those that are forbidden
+    return problem
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_logits_that_are_large_equal_or_forbidden(form, wide):
     form = form._replace(wide=wide)
-    problem = Problem(5, 1, 64, 64, wide)
-    problem.set(extremes(5))
-    problem.targets[:, 0] = 3, 1, 7, 2, 4
+    problem = extremes(wide)
     problem.run(form=form)
     problem.check(form)
 
@@ -159,16 +160,16 @@ def test_logits_that_are_large_equal_or_forbidden(form, wide):
 def test_the_order_of_blocks_moves_no_bit(form):
     made = []
     for seed in (1, 2):
-        problem = Problem(5, 2, 1000, 1024)
+        problem = Problem(3, 2, 500, 520)
         problem.run(form=form, seed=seed)
         made.append((problem.logits.tobytes(), problem.losses.tobytes(), problem.sums.tobytes()))
     assert made[0] == made[1]
 
 
 def test_a_row_has_the_same_bits_in_whichever_chunk():
-    whole, parts = (Problem(6, 2, 1000, 1024) for _ in range(2))
+    whole, parts = (Problem(4, 2, 500, 520) for _ in range(2))
     whole.run(form=HELD)
-    for first, rows in ((0, 1), (1, 3), (4, 2)):
+    for first, rows in ((0, 1), (1, 2), (3, 1)):
         run(parts.launch(first=first, rows=rows, form=HELD))
     assert np.array_equal(whole.logits, parts.logits)
     assert np.array_equal(whole.losses, parts.losses)
@@ -212,7 +213,7 @@ def test_bytes_of_a_loss(form, reads):
     [
         (dict(logits=np.zeros((2, 12), np.uint16)), "multiple of 8"),
         (dict(logits=np.zeros((2, 16), np.float16)), "bf16"),
-        (dict(logits=np.zeros((2, 32), np.uint16)[:, ::2]), "dense rows"),
+        (dict(logits=np.zeros((2, 32), np.uint16)[:, ::2]), "in C order"),
         (dict(targets=np.zeros((2, 1), np.int64)), "int32"),
         (dict(first=1), "from 1 on"),
         (dict(columns=17), "17 columns"),
@@ -225,7 +226,7 @@ def test_losses_that_do_not_fit(change, message):
     )  # fmt: skip
     with pytest.raises(UserError, match=message):
         loss.loss_launch(**(arrays | change))
-    with pytest.raises(UserError, match="sums are"):
+    with pytest.raises(UserError, match="sums is"):
         loss.sums_launch(np.zeros((2, 2), np.float32), np.zeros(3, np.float32))
 
 
@@ -267,11 +268,11 @@ class Judgement:
         assert np.array_equal(self.decision[:4], self.plan[row])
 
 
-@pytest.mark.parametrize("count, size", [(4, 1), (16, 1e-3), (1000, 10), (9 * 4096 + 20, 1)])
+@pytest.mark.parametrize("count, size", [(4, 1), (16, 1e-3), (1000, 10), (7 * 4096 + 20, 1)])
 def test_norm_and_scale(count, size, monkeypatch):
     monkeypatch.setattr(norm, "BLOCKS", 3)  # of which each goes round more than once
     bits = set()
-    for seed in (None, 1, 2):
+    for seed in (1, 2):
         case = Judgement(np.random.default_rng(0).standard_normal(count) * size)
         case.run(seed)
         case.check()
@@ -424,7 +425,7 @@ class Training:
 @pytest.mark.parametrize("config, rounds", [(TINY, 1), (TINY_GPT2, 2)])
 def test_adamw_is_that_of_training_over_several_steps(config, rounds):
     case = Training(config, rounds)
-    for seed in (None, 1, 2):
+    for seed in (1, 2, 3):
         case.step(seed)
         case.check()
 
@@ -510,24 +511,23 @@ def test_buffers_that_do_not_fit():
 
 
 def play_loss(wrong):
-    """Cross-entropy by a module with a fault in it, in every form."""
-    for form in FORMS:
-        problem = Problem(7, 2, 250, 256)
+    """Cross-entropy by a module with a fault in it: of two warps, and in several rounds of one."""
+    for form in (HELD, loss.Form("shared", 32, 1, 65), loss.Form("nowhere", 32, 1)):
+        problem = Problem(2, 2, 501, 520)
         problem.targets[1, 0] = IGNORE
         problem.run(wrong, form=form)
         problem.check(form)
     problem = Problem(2, 1, 256, 256)
     problem.run(wrong, form=HELD)
     problem.check(HELD)
-    extreme = Problem(5, 1, 64, 64)
-    extreme.set(extremes(5))
+    extreme = extremes()
     extreme.run(wrong, form=HELD)
     extreme.check(HELD)
 
 
 def play_norm(wrong):
     """Norms by a module with a fault in it."""
-    for size in (0.01, 10):
+    for size in (0.001, 10):
         case = Judgement(np.random.default_rng(0).standard_normal(13000) * size)
         case.run(1, wrong)
         case.check()
@@ -560,7 +560,7 @@ FAULTS = [
     ("loss", "bring", "half a row", "row.t, row.vectors", "row.t, row.vectors // 2"),
     ("loss", "mass", "the same thread's sums forgotten", "total + power", "power"),
     ("loss", "highest", "no maximum", "larger_pair(both, here[i])", "here[i]"),
-    ("loss", "judge", "the wrong log", "float32(LN2) * log2(total)", "log2(total)"),
+    ("loss", "judge", "the wrong log", "float32(LN2) * ", ""),
     ("loss", "spread", "no target", "float32(x[j] - scale)", "x[j]"),
     ("loss", "spread", "padding left", "n < row.vectors", "n * row.lane < row.columns"),
     ("loss", "erase", "half a row left", "row.t, row.vectors", "row.t, row.vectors // 2"),

@@ -203,6 +203,13 @@ TABLE = {
     "square_root": Row(
         "square_root(h)", lambda x, n, b: f32(np.abs(x[64:96]).astype(float) ** 0.5), ROOT),
     "larger": Row("larger(f, g)", lambda x, n, b: np.maximum(x[:32], x[32:64])),
+    "larger_pair": Row(
+        "larger_pair(load_int(b + 4 * lane), load_int(b + 4 * lane + 128))",
+        lambda x, n, b: bf16_pair(*(np.maximum(f(b[:32]), f(b[32:64])) for f in (low, high)))),
+    "fma": Row("fma(f, g, h)", lambda x, n, b: f32(
+        x[:32].astype(float) * x[32:64] + np.abs(x[64:96]).astype(float))),
+    "float_of": Row("float_of(load_int(x + 4 * lane))", lambda x, n, b: x[:32]),
+    "bits_of": Row("bits_of(f)", lambda x, n, b: bits(x[:32])),
     # Global memory.
     "load_if_below": Row("load_if_below(x + 4 * lane, lane, 20)",
                          lambda x, n, b: clear(x[:32].view(np.int32), LANE < 20)),
@@ -238,6 +245,8 @@ TABLE = {
     "load_shared_float2": Row("load_shared_float2(s + 8 * lane)",
                               lambda x, n, b: x[:64].reshape(32, 2).T),
     "load_shared_float4": Row("load_shared_float4(s + 16 * lane)", lambda x, n, b: four(x)),
+    "load_shared_int4": Row("load_shared_int4(s + 16 * lane)",
+                            lambda x, n, b: four(x.view(np.int32))),
     "ldmatrix4": Row("ldmatrix4(s + 16 * lane)", lambda x, n, b: matrices(x, 4, False)),
     "ldmatrix4_turned": Row("ldmatrix4_turned(s + 16 * lane)",
                             lambda x, n, b: matrices(x, 4, True)),

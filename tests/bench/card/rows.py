@@ -1,4 +1,4 @@
-"""Kernels that work on rows: move-and-norm, its backward, sums down columns, gates, RoPE, embedding.
+"""Kernels that work on rows: move-and-norm, its backward, columns, gates, RoPE, embedding.
 
 Each piece of work is checked against float64 beside PyTorch's own arithmetic in the same kinds, and
 timed against `copy_` of half as many bytes as it moves, so that both move the same, and PyTorch.
@@ -28,7 +28,8 @@ class Work:
     """One set of operands: what is launched, its outputs, and what they should be.
 
     outputs: name -> tensor that is written; exact() -> name -> float64; torch() -> name -> what
-    PyTorch makes of the same operands in the same kinds. moved: bytes.
+    PyTorch makes of the same operands in the same kinds; more() -> what else is compared, where
+    there is some. moved: bytes.
     """
 
     launches: Any
@@ -36,6 +37,7 @@ class Work:
     exact: Callable[[], dict[str, Any]]
     torch: Callable[[], dict[str, Any]]
     moved: int
+    more: Callable[[], dict[str, Any]] = dict
 
 
 def real(bench: Bench, kind: str) -> Any:
@@ -89,7 +91,7 @@ def move_norm(
     return Work(
         launch, {"moved": moved, "n": n, "stats": stats},
         lambda: kept(result(x.double(), t.double())), lambda: result(x, t),
-        size_of(x, t, moved, n),
+        size_of(x, t, moved, n), lambda: kept(result(x, t)),
     )  # fmt: skip
 
 
@@ -122,7 +124,7 @@ def norm_backward(
     )  # fmt: skip
 
     def result(kind: Any) -> dict[str, Any]:
-        leaves = [tensor.to(kind).requires_grad_() for tensor in (x, gain, bias)]
+        leaves = [tensor.detach().to(kind).requires_grad_() for tensor in (x, gain, bias)]
         norm_of(bench, norm, *leaves).backward(dn.to(kind))
         total = before.to(torch.float64 if kind == torch.float64 else before.dtype)
         total = total + leaves[0].grad
@@ -202,7 +204,7 @@ def check(bench: Bench, make: Callable[..., Work]) -> dict[str, Any]:
     for shape in (STEP, *RAGGED):
         work = make(bench, *shape)
         first = bench.repeat(bench.call(work.launches), work.outputs)
-        exact, torch = work.exact(), work.torch()
+        exact, torch = work.exact(), work.torch() | work.more()
         for name, values in first.items():
             found = {
                 "error": bench.error(values, exact[name]),

@@ -173,7 +173,8 @@ class Code:
 
     registers: of a thread. spills: bytes stored to and loaded from local memory for want of
     registers; stack: bytes of local memory in all. warnings: ptxas's own lines, such as C7510,
-    which says that wgmma was made to wait for itself, and is silent otherwise.
+    which says that wgmma was made to wait for itself, and is silent otherwise. target: what the
+    machine code is for, as (9, 0) or (9, 0, "a").
     """
 
     text: str
@@ -182,6 +183,7 @@ class Code:
     spills: int = 0
     stack: int = 0
     warnings: tuple[str, ...] = ()
+    target: tuple = ()
 
 
 def assembler() -> str | None:
@@ -215,25 +217,45 @@ def assemble(text: str, target: tuple) -> Code:
         return Code(
             text, image.read_bytes(), registers=number(r"Used (\d+) registers"),
             spills=number(r"(\d+) bytes spill"), stack=number(r"(\d+) bytes stack frame"),
-            warnings=tuple(re.findall(r"(?m)^.*(?:C7\d\d\d|warning).*$", says)),
+            warnings=tuple(re.findall(r"(?m)^.*(?:C7\d\d\d|warning).*$", says)), target=target,
         )  # fmt: skip
 
 
-def build(make: Callable[[], Kernel]) -> Code:
-    """Compile what `make` makes. In a process of its own it must not simulate a GPU."""
+def machine(kernel: Kernel, capability: tuple | None = None) -> tuple:
+    """What machine code of a kernel is for, on a GPU of this capability, or on its oldest.
+
+    A target with a letter is one machine's. PTX for any other runs on that and on all newer ones.
+    """
+    target = kernel.target
+    if capability is None or tuple(capability) == target[:2]:
+        return target
+    if len(target) > 2 or tuple(capability) < target:
+        name, needs = kernel.function.__name__, ".".join(map(str, target[:2]))
+        more = "" if len(target) > 2 else " or newer"
+        raise UserError(f"{name} is for GPUs of capability {needs}{more}, not {tuple(capability)}")
+    return tuple(capability)
+
+
+def build(make: Callable[[], Kernel], capability: tuple | None = None) -> Code:
+    """Compile what `make` makes, for a GPU of this capability, or for the oldest that can run it.
+
+    In a process of its own it must not simulate a GPU.
+    """
     os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
     door.config.ENABLE_CUDASIM = 0
     kernel = make()
-    return assemble(to_ptx(kernel), kernel.target)
+    return assemble(to_ptx(kernel), machine(kernel, capability))
 
 
 def build_all(
-    makers: Mapping[str, Callable[[], Kernel]], workers: int | None = None
-) -> dict[str, Code | Exception]:
+    makers: Mapping[str, Callable[[], Kernel]], workers: int | None = None,
+    capability: tuple | None = None,
+) -> dict[str, Code | Exception]:  # fmt: skip
     """Compile many kernels, each in one of `workers` processes: name -> code, or what went wrong.
 
     makers: name -> a function that makes the kernel, importable, or a functools.partial of one.
+    capability: of the GPU they are for; without one, each for the oldest that can run it.
     """
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {name: pool.submit(build, make) for name, make in makers.items()}
+        jobs = {name: pool.submit(build, make, capability) for name, make in makers.items()}
         return {name: job.exception() or job.result() for name, job in jobs.items()}

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu import door
-from nanoeuler.engines.gpu.compile import Code, assemble, entry, to_ptx
+from nanoeuler.engines.gpu.compile import Code, assemble, entry, machine, to_ptx
 from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
-from nanoeuler.errors import UserError
 
 MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
 # ctypes of a kernel's arguments, by the letter of their type.
@@ -159,11 +158,10 @@ class Device(Memory):
         """The kernel's handle; compiled here, or before (`compile.build_all`) and handed in."""
         if kernel in self.functions:
             return self.functions[kernel]
-        if self.capability != kernel.target[:2]:
-            name, needs = kernel.function.__name__, ".".join(map(str, kernel.target[:2]))
-            raise UserError(f"{name} is for GPUs of capability {needs}, not {self.capability}")
-        code = code or assemble(to_ptx(kernel), kernel.target)
-        driver = self.driver
+        target, driver = machine(kernel, self.capability), self.driver
+        code = code or assemble(to_ptx(kernel), target)
+        if code.image and code.target != target:  # machine code of another machine
+            code = assemble(code.text, target)
         module = check(driver.cuModuleLoadData(code.image or code.text.encode() + b"\0"))
         function = check(driver.cuModuleGetFunction(module, entry(code.text).encode()))
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

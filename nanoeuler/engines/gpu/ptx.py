@@ -9,7 +9,9 @@ global memory are int64. Left out: every form of an instruction that no kernel o
 what only Hopper has (`hopper`).
 """
 
-from nanoeuler.engines.gpu.instruction import ptx
+from functools import cache
+
+from nanoeuler.engines.gpu.instruction import Instruction, ptx
 
 # p -> its int32 offset in the shared window
 shared_address = ptx(
@@ -67,6 +69,38 @@ store_shared_float2 = ptx("st.shared.v2.f32 [$0], {$1, $2};", "r f f")
 load_shared_float2 = ptx("ld.shared.v2.f32 {$0, $1}, [$2];", "r", "f f")
 
 
+# address -> the int32 there, which nobody writes meanwhile
+load_int = ptx("ld.global.nc.b32 $0, [$1];", "l", "r")
+# address -> 2 int32, which nobody writes meanwhile
+load_int2 = ptx("ld.global.nc.v2.b32 {$0, $1}, [$2];", "l", "r r")
+# address -> 4 float32, which nobody writes meanwhile
+load_float4 = ptx("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "l", "f f f f")
+# address -> 2 int32, which no other thread writes
+load_own_int2 = ptx("ld.global.v2.b32 {$0, $1}, [$2];", "l", "r r")
+# address -> 4 int32, which no other thread writes
+load_own_int4 = ptx("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "r r r r")
+# address -> 4 float32, which no other thread writes
+load_own_float4 = ptx("ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", "l", "f f f f")
+# address -> the float32 there, which no other thread writes
+load_own_float = ptx("ld.global.f32 $0, [$1];", "l", "f")
+# address -> the int32 there, which no other thread writes
+load_own_int = ptx("ld.global.b32 $0, [$1];", "l", "r")
+# address, int32
+store_int = ptx("st.global.b32 [$0], $1;", "l r")
+# address, 2 int32
+store_int2 = ptx("st.global.v2.b32 [$0], {$1, $2};", "l r r")
+# address, 4 int32
+store_int4 = ptx("st.global.v4.b32 [$0], {$1, $2, $3, $4};", "l r r r r")
+# address in shared memory, 4 float32
+store_shared_float4 = ptx("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", "r f f f f")
+# address in shared memory -> the 4 float32 there
+load_shared_float4 = ptx("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "r", "f f f f")
+# x -> 1 / sqrt(x), relative error below 2^-22 (the manual)
+inverse_root = ptx("rsqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
+# x -> sqrt(x), relative error below 2^-22 (the manual)
+square_root = ptx("sqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
+
+
 # x, mask -> x of the lane whose number differs in the bits of `mask`
 shuffle_xor = ptx("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "f r", "f")
 # x -> x of lane 0: the compiler then knows that the warp agrees on it
@@ -75,6 +109,55 @@ uniform = ptx("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", "r", "r")
 ldmatrix4 = ptx(
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "r", "r r r r"
 )
+# the same, each matrix transposed on the way: what stands in a column goes to one lane
+ldmatrix4_turned = ptx(
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];", "r", "r r r r"
+)
+# address of a row of 8 bf16, one a lane, of lanes 0 to 15 -> two 8 x 8 matrices
+ldmatrix2 = ptx("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {$0, $1}, [$2];", "r", "r r")
+# the same, each matrix transposed on the way
+ldmatrix2_turned = ptx("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {$0, $1}, [$2];", "r", "r r")
+
+
+# PTX ISA, "mma": rows of A, columns of B, float32 sums
+MMA = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+# A (16 x 16 bf16, 4 registers), B (16 x 8 bf16, 2), C (16 x 8 float32, 4) -> A B + C
+mma = ptx(
+    MMA + " {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+    "r r r r r r f f f f", "f f f f",
+)  # fmt: skip
+
+
+@cache
+def mma_tile(rows: int, columns: int) -> Instruction:
+    """acc, a, b: acc += A B, for a warp's tile of `rows` x `columns` elements and 16 of k.
+
+    acc (rows * columns / 32 float32): four registers for each 16 x 8, those side by side first.
+    a (rows / 4 int32): four for each 16 rows; b (columns / 4 int32): two for each 8 columns.
+    """
+    across = columns // 8
+    text = " ".join(
+        f"{MMA} {{$0[{q}:{q + 4}]}}, {{$1[{4 * i}:{4 * i + 4}]}}, {{$2[{2 * j}:{2 * j + 2}]}},"
+        f" {{$0[{q}:{q + 4}]}};"
+        for i in range(rows // 16)
+        for j in range(across)
+        for q in [4 * (i * across + j)]
+    )
+    return ptx(text, f"+f*{rows * columns // 32} r*{rows // 4} r*{columns // 4}")
+
+
+# address in shared memory, address: copy 16 bytes by way of L2, past L1
+copy_async = ptx("cp.async.cg.shared.global [$0], [$1], 16;", "r l")
+# address in shared memory, address, bytes: copy so many of 16, and fill up with zeros
+copy_async_part = ptx("cp.async.cg.shared.global [$0], [$1], 16, $2;", "r l r")
+# the thread's copies since the last commit are a group
+copy_commit = ptx("cp.async.commit_group;")
+
+
+@cache
+def copy_wait(most: int) -> Instruction:
+    """Wait until at most `most` of the thread's groups of copies are under way."""
+    return ptx(f"cp.async.wait_group {most};")
 
 
 # number, threads: wait until so many threads of the block, whole warps, are at this barrier

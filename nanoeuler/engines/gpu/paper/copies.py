@@ -19,6 +19,7 @@ from nanoeuler.engines.gpu.paper.layouts import box
 from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, UNFENCED, Global, shared
+from nanoeuler.engines.gpu.paper.plain import Loads, place
 from nanoeuler.engines.gpu.paper.translate import op
 from nanoeuler.engines.gpu.paper.waits import Mbarriers, mbarrier
 
@@ -247,16 +248,22 @@ class Pieces:
 
 
 @op(r"cp\.async\.c[ga]\.shared(?:::cta)?\.global")
-def copy(to: int, address: int, size: int) -> None:
-    """4, 8 or 16 bytes to shared memory, while the thread goes on."""
-    if size not in (4, 8, 16) or (to | address) % size:
-        fault("misuse", f"cp.async of {size} bytes from {address:#x} to {to & LOW}")
+def copy(to: int, address: int, size: int, source: int | None = None) -> None:
+    """4, 8 or 16 bytes to shared memory, while the thread goes on; zeros behind `source` bytes."""
+    source = size if source is None else source
+    if size not in (4, 8, 16) or (to | address) % size or not 0 <= source <= size:
+        fault("misuse", f"cp.async of {source} of {size} bytes from {address:#x} to {to & LOW}")
     thread = current()
     memory, start = shared(to)
     words = np.arange(start // 4, (start + size) // 4)
     warp = thread.warp
     memory.expect(words, "cp.async", warp.known, warp.actor, warp.known[warp.actor])
-    data = thread.block.machine.memory.read(address, size)
+    data = np.zeros(size, np.uint8)
+    loads, site = thread.block.of(Loads), place()
+    loads.note("shared stores", site, start, size)
+    if source:
+        loads.note("global loads", site, address, source)
+        data[:source] = thread.block.machine.memory.read(address, source)
     thread.of(Pieces).open.append((memory, words, np.arange(start, start + size), data))
 
 

@@ -8,7 +8,7 @@ Any m, n and k; rows are multiples of 16 bytes apart. Equal operands give equal 
 Compute capability 9.0 (H100, H200). Left out: batches, and adding to a bf16 C.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -144,14 +144,15 @@ WORTH = 100
 
 
 def choose(
-    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16"
-) -> Form:
+    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16",
+    second: bool = False, sums: str = "no",
+) -> Form:  # fmt: skip
     """The form that is fastest for a product, as measured (chapter 7d)."""
-    few = cover(m, TILE_M) * cover(n, Form(layout).columns) < MULTIPROCESSORS // 4
+    few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
     cluster = 1 if m <= TILE_M or few or "gelu" in epilogue else 2
-    form = Form(layout, False, cluster, epilogue, out)
-    if epilogue not in ("store", "add"):
+    form = Form(layout, False, cluster, epilogue, out, "no", second, sums)
+    if not form.way.cut or sums != "no":
         return form
-    parts = Form(layout, False, cluster, epilogue, out, "together")
+    parts = replace(form, pieces="together")
     gain = plan(form, m, n, k).load - plan(parts, m, n, k).load
     return parts if gain > WORTH else form

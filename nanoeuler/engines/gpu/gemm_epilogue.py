@@ -49,7 +49,7 @@ def gelu(x):
 
 
 def gelu_and_slope(x):
-    """GELU(x) and GELU'(x), for |x| below 1e19, where x squared is finite. Equation eq-gelu-slope."""
+    """GELU(x) and its slope, equation eq-gelu-slope; |x| is below 1e19, so that x x is finite."""
     t, square = gelu_tangent(x)
     half, one = float32(0.5) * x, float32(1)
     steep = float32(0.7978845608) + float32(0.1070322244) * square

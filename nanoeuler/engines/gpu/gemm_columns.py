@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.ptx import (
 
 
 def halve(sums, count, bit, lane):
-    """Of 2 count sums keep the upper half where the lane has `bit`, else the lower, of both lanes."""
+    """Of 2 count sums, the upper half where the lane has `bit`, else the lower: of both lanes."""
     for i in range(count):
         low, high = sums[i], sums[count + i]
         keep, give = (high, low) if lane & bit else (low, high)

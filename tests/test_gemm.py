@@ -41,6 +41,7 @@ from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.hopper import descriptor, wgmma
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.kernel import Kernel, Map
+from nanoeuler.engines.gpu.paper import copies, machine
 from nanoeuler.engines.gpu.paper.machine import Fault
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.paper.runner import run
@@ -424,6 +425,47 @@ def test_the_order_of_blocks_and_warps_changes_no_bit():
         assert all((other[name] == array).all() for name, array in outcomes[0].items())
 
 
+MARK = 0x4396  # 300 in bf16, which no normal deviate is
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Copies of data with MARK in it arrive last of all, when nobody can do anything else."""
+    real, slow = copies.bring, []
+
+    def bring(block, start, where, data, bar):
+        real(block, start, where, data, bar)
+        if (data.view(np.uint16) == MARK).any():
+            slow.append(block.machine.effects[-1])
+
+    def draw(self, waiting):
+        self.tick += 1
+        soon = next((i for i, effect in enumerate(waiting) if effect not in slow), 0)
+        waiting.rotate(-soon)
+        return waiting.popleft()
+
+    monkeypatch.setattr(copies, "bring", bring)
+    monkeypatch.setattr(machine.Machine, "_draw", draw)
+
+
+def residual_that_is_late():
+    """What is wrong where the other consumer could take its next round before this one's tile."""
+    form = Form(epilogue="residual", pingpong=True)
+    of = arrays(form, 136, 256, 600)
+    for name in "a", "b":
+        of[name] = to_bf16(np.random.default_rng(0).standard_normal(of[name].shape, np.float32))
+    of["aux"][:] = MARK
+    for launch in product(form, **of, blocks=1):
+        run(launch, fresh=[of["c"]])
+    a, b = (from_bf16(of[name]).astype(float) for name in "ab")
+    want = a @ b.T + 300
+    return [] if (abs(values(of["c"]) - want) <= 1.01 * BF16 * abs(want)).all() else ["c"]
+
+
+def test_the_other_consumer_waits_for_a_tile_that_is_late(late):
+    assert not residual_that_is_late()
+
+
 def forward_and_backward():
     """GELU of the same u as the forward stores it, and as the backward takes it again."""
     two, _, _ = on_paper(TWO, 64, 64, 72)
@@ -466,8 +508,11 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
     "GELU into a box that is being read": (
         "gemm_epilogue.make_meet", "            free(c, t)", "            pass", ALL,
         "race unwritten"),
+    "the other goes on before the tile is there": (
+        "gemm_wgmma.make_consume", "            if more:  # or", "            if 0:  # or", "late",
+        "race unwritten misuse c"),
     "a stage given back while warps read it": (
-        "gemm_epilogue.make_meet", "        barrier(1 + c, 128)  # all", "        # all",
+        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all", "            #",
         dict(layout="NN", epilogue="gelu backward"), "race"),
     "the slope of the other column": (
         "gemm_epilogue.bend_pair", "acc[i + 1] *= high_slope", "acc[i + 1] *= low_slope", ALL, "c"),
@@ -509,6 +554,8 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
 def outcome_of(form):
     """What is noticed of a product: the kind of a fault, or what is wrong."""
     try:
+        if form == "late":
+            return residual_that_is_late()
         if form is None:
             forward, backward = forward_and_backward()
             return [] if (forward == backward).all() else ["bits"]
@@ -519,8 +566,10 @@ def outcome_of(form):
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_a_flaw_in_the_way_out_is_found(flaw, monkeypatch):
+def test_a_flaw_in_the_way_out_is_found(flaw, monkeypatch, request):
     place, old, new, form, signs = FLAWS[flaw]
+    if form == "late":
+        request.getfixturevalue("late")
     module, name = place.split(".")
     mutant = getattr(load(Mutant(f"engines.gpu.{module}", name, flaw, old, new)), name)
     for other in gemm_form, gemm_epilogue, gemm_columns, gemm_pieces, gemm_wgmma, gemm:

@@ -969,8 +969,8 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.gemm_kernel", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
-        "gemm_epilogue.make_meet", "        barrier(1 + c, 128)  # all warps have",
-        "        #", "race"),
+        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
+        "            #", "race"),
     "no fence of the mbarriers": (
         "gemm_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
 }  # fmt: skip
@@ -985,7 +985,7 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
         if hasattr(other, function):
             monkeypatch.setattr(other, function, wrong)
     with pytest.raises(Fault) as caught:
-        form = {"epilogue": "residual"} if function == "make_meet" else {}
+        form = {"epilogue": "residual"} if function == "make_read_tile" else {}
         multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
 

@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.hopper import (
     tma_add,
     tma_store,
 )
-from nanoeuler.engines.gpu.instruction import float32, int32, int64
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.ptx import (
     barrier,
     high_bf16,
@@ -97,6 +97,15 @@ def put_bf16(acc, i, box, t):
             pack_bf16(acc[k], acc[k + 1]), pack_bf16(acc[k + 2], acc[k + 3]),
             pack_bf16(acc[k + 4], acc[k + 5]), pack_bf16(acc[k + 6], acc[k + 7]),
         )  # fmt: skip
+
+
+def put_pairs(pairs, i, box, t):
+    """The same of 16 registers that hold pairs of bf16."""
+    lane = int32(t & 31)
+    r = int32((t >> 5) * 16 + (lane & 15))
+    for j in range(4):
+        k, place = i + 4 * j, int32(box + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+        stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
 
 
 def put_float32(acc, i, box, t):
@@ -201,63 +210,62 @@ def bend_pair(acc, i, pair):
     return pack_bf16(low, high)
 
 
-def make_meet_strip(form: Form) -> Any:
-    """meet_strip(acc, i, at, box, t): 32 registers meet a box of 64 x 64; what comes of its pairs
-    goes to another box where the form says so."""
-    meet_pair = add_pair if form.epilogue == "residual" else bend_pair
-    second = form.second
+def read_strip(u, q, at, t):
+    """Registers 16 q to 16 q + 15 of u: a box of 64 x 64, pairs as `put_bf16` would pack them."""
+    lane = int32(t & 31)
+    r = int32((t >> 5) * 16 + (lane & 15))
+    for j in range(4):
+        i = q * 16 + j * 4
+        place = int32(at + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+        u[i], u[i + 1], u[i + 2], u[i + 3] = ldmatrix4(place)
 
-    def meet_strip(acc, i, at, box, t):
-        lane = int32(t & 31)
-        r = int32((t >> 5) * 16 + (lane & 15))
-        for j in range(4):
-            place = int32(r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
-            k = i + j * 8
-            p0, p1, p2, p3 = ldmatrix4(at + place)
-            p0, p1 = meet_pair(acc, k, p0), meet_pair(acc, k + 2, p1)
-            p2, p3 = meet_pair(acc, k + 4, p2), meet_pair(acc, k + 6, p3)
-            if second:
-                stmatrix4(box + place, p0, p1, p2, p3)
 
-    return meet_strip
+def make_read_tile(form: Form) -> Any:
+    """read_tile(u, base, bars, stage, phase, c, t): the tile that waits in the ring, 128 x 128 a
+    stage in boxes of 64 columns, into 64 registers. Returns the ring's state after it."""
+    stages, stage_bytes, pingpong = form.stages, form.stage, form.pingpong
+    stops, each = (1, STRIPS) if pingpong else (2, STRIPS // 2)  # stages, and strips of each
+    release = make_release(form)
+
+    def read_tile(u, base, bars, stage, phase, c, t):
+        for stop in range(stops):
+            mbarrier_wait(bars + 8 * stage, phase)
+            for s in range(each):
+                q = stop * each + s
+                side = q // 2 * BOX if pingpong else c * BOX
+                read_strip(u, q, int32(base + stage * stage_bytes + q % 2 * 2 * BOX + side), t)
+            barrier(1 + c, 128)  # all warps have read it, not only the one that says so
+            release(bars + 8 * (stages + stage), t)
+            stage, phase = advance(stage, phase, stages)
+        return stage, phase
+
+    return read_tile
 
 
 def make_meet(form: Form) -> Any:
     """meet(acc, boxes, base, bars, map_d, column, row, stage, phase, c, t): acc and the tile that
-    waits in the ring, 128 x 128 a stage in boxes of 64 columns; map_d: where GELU of it goes.
+    waits in the ring; map_d: where GELU of it goes. Returns the ring's state after it."""
+    across, second = form.columns // 64, form.second
+    read_tile, send = make_read_tile(form), make_send(False)
+    meet_pair = add_pair if form.epilogue == "residual" else bend_pair
 
-    Returns the ring's state after them.
-    """
-    stages, stage_bytes, second, pingpong = form.stages, form.stage, form.second, form.pingpong
-    across = form.columns // 64
-    release, meet_strip, send = make_release(form), make_meet_strip(form), make_send(False)
-
-    def one(acc, q, boxes, tiles, map_d, column, row, c, t):
-        side = q // 2 * BOX if pingpong else c * BOX
-        box = int32(boxes + (q & 1) * BOX)
+    def one(acc, u, q, boxes, map_d, column, row, c, t):
+        for i in range(16):
+            u[q * 16 + i] = meet_pair(acc, q * 32 + 2 * i, u[q * 16 + i])
         if second:
+            box = int32(boxes + (q & 1) * BOX)
             free(c, t)
-        meet_strip(acc, q * 32, int32(tiles + q % 2 * 2 * BOX + side), box, t)
-        if second:
+            put_pairs(u, q * 16, box, t)
             send(map_d, column + q % across * 64, row + q // across * 64, box, c, t)
 
-    def leave(bars, stage, phase, c, t):
-        barrier(1 + c, 128)  # all warps have read it, not only the one that says so
-        release(bars + 8 * (stages + stage), t)
-        return advance(stage, phase, stages)
-
     def meet(acc, boxes, base, bars, map_d, column, row, stage, phase, c, t):
-        mbarrier_wait(bars + 8 * stage, phase)
-        tiles = int32(base + stage * stage_bytes)
-        one(acc, 0, boxes, tiles, map_d, column, row, c, t)
-        one(acc, 1, boxes, tiles, map_d, column, row, c, t)
-        if not pingpong:  # the other 128 columns are in another stage
-            stage, phase = leave(bars, stage, phase, c, t)
-            mbarrier_wait(bars + 8 * stage, phase)
-            tiles = int32(base + stage * stage_bytes)
-        one(acc, 2, boxes, tiles, map_d, column, row, c, t)
-        one(acc, 3, boxes, tiles, map_d, column, row, c, t)
-        return leave(bars, stage, phase, c, t)
+        u = cuda.local.array(64, int32)
+        stage, phase = read_tile(u, base, bars, stage, phase, c, t)
+        one(acc, u, 0, boxes, map_d, column, row, c, t)
+        one(acc, u, 1, boxes, map_d, column, row, c, t)
+        one(acc, u, 2, boxes, map_d, column, row, c, t)
+        one(acc, u, 3, boxes, map_d, column, row, c, t)
+        return stage, phase
 
     return meet
 

@@ -265,6 +265,8 @@ def make_consume(form: Form) -> Any:
             turn = take(bars, turn, c)
             count = int32((ks >> 16) - (ks & 0xFFFF))
             stage, phase, last = multiply(acc, a, b, bars, stage, phase, count, t)
+            if more:  # or the other could take an older round of this stage for its own
+                mbarrier_wait(bars + 8 * stage, phase)
             pass_on(bars, c, t)
             wait(acc)
             release(bars + 8 * (stages + last), t)

@@ -954,12 +954,12 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
     "no wait for the product": (
         "gemm_wgmma.make_consume", "            wait(acc)\n", "", "flight"),
-    "no proxy fence": ("gemm_epilogue.make_strip", "        proxy_fence()\n", "", "proxy"),
+    "no proxy fence": ("gemm_epilogue.make_send", "        proxy_fence()\n", "", "proxy"),
     "no barrier before the copy": (
-        "gemm_epilogue.make_strip", "        proxy_fence()\n        barrier(1 + c, 128)\n",
+        "gemm_epilogue.make_send", "        proxy_fence()\n        barrier(1 + c, 128)\n",
         "        proxy_fence()\n", "proxy race unwritten"),
     "a box used too early": (
-        "gemm_epilogue.make_strip", "            bulk_wait_read()", "            pass", "race"),
+        "gemm_epilogue.free", "        bulk_wait_read()", "        pass", "race"),
     "too few bytes expected": (
         "gemm_wgmma.make_produce", "mbarrier_expect(full, stage_bytes)",
         "mbarrier_expect(full, stage_bytes - 1024)", "race deadlock misuse"),
@@ -969,7 +969,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.gemm_kernel", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
-        "gemm_epilogue.make_residual", "            barrier(1 + c, 128)  # all warps have",
+        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
         "            #", "race"),
     "no fence of the mbarriers": (
         "gemm_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
@@ -985,7 +985,7 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
         if hasattr(other, function):
             monkeypatch.setattr(other, function, wrong)
     with pytest.raises(Fault) as caught:
-        form = {"epilogue": "residual"} if "residual" in function else {}
+        form = {"epilogue": "residual"} if function == "make_read_tile" else {}
         multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
 

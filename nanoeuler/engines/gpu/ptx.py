@@ -57,6 +57,8 @@ load_float4_if_below = ptx(
     " @p ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4]; }",
     "l r r", "f f f f",
 )  # fmt: skip
+# address, 2 float32
+store_float2 = ptx("st.global.v2.f32 [$0], {$1, $2};", "l f f")
 # address, 4 float32
 store_float4 = ptx("st.global.v4.f32 [$0], {$1, $2, $3, $4};", "l f f f f")
 # address, count -> up to 2 float32, zeros behind `count` of them; no other thread writes them

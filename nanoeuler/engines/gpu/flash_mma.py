@@ -1,0 +1,501 @@
+# Made from book/08a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-mma-forward
+"""Causal attention, forward, on the tensor cores of every card since 8.0: mma.sync, any T.
+
+bf16, head width D = 32, 64 or 128. Left out: launching (flash_mma_plan.py), other masks.
+
+A block has four warps and 128 queries: rows 16 w to 16 w + 15 of each half are warp w's, so that
+all warps have the same work on the diagonal. Keys come 64 at a step, the latest first.
+T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.flash_layout import (
+    FORBIDDEN,
+    LOWEST,
+    PAD,
+    PAST_END,
+    clear,
+    quad_sum,
+    round_up,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import (
+    again,
+    copy_async,
+    copy_async_part,
+    copy_commit,
+    copy_wait,
+    exp2,
+    larger,
+    ldmatrix4,
+    ldmatrix4_turned,
+    load_shared_int4,
+    log2,
+    mma,
+    pack_bf16,
+    reciprocal,
+    shared_address,
+    shuffle_xor,
+    store_float,
+    store_int4,
+    store_shared_int,
+    uniform,
+)
+
+EVERY_CARD = 8, 0  # the compute capability that has all these instructions
+WARPS = 4
+THREADS = 32 * WARPS
+HALF = 16 * WARPS  # queries of each half of a block, 16 to each warp
+QUERIES = 2 * HALF
+KEYS = 64          # of a step
+
+
+class Place(NamedTuple):
+    """Where a thread stands: in its block, in its warp; its warp."""
+
+    thread: int
+    lane: int
+    warp: int
+
+
+def place() -> Place:
+    """This thread's place. `uniform` tells the compiler that a warp agrees on its number."""
+    t = int32(cuda.threadIdx.x)
+    return Place(t, int32(t & 31), uniform(int32(t >> 5)))
+
+
+class Head(NamedTuple):
+    """One head of an array in memory: the address of its row 0, and bytes from row to row."""
+
+    start: int
+    step: int
+
+
+def head_of(array: int, steps: tuple, batch: int, head: int) -> Head:
+    """The head `head` of sequence `batch`; steps: bytes from batch to batch, head, row."""
+    return Head(int64(array + batch * steps[0] + head * steps[1]), steps[2])
+
+
+def turn(row: int, D: int) -> int:
+    """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
+    return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
+
+
+def chunk_at(row: int, chunk: int, D: int) -> int:
+    """The byte of a tile of D columns where a chunk of 8 columns of a row lies."""
+    return int32(row * (2 * D) + ((chunk ^ turn(row, D)) << 4))
+
+
+def copy_rows(
+    tile: int, head: Head, first: int, rows: int, limit: int, D: int, whole: bool, at: Place
+) -> None:
+    """Start copying `rows` rows of a head, from `first` on, to a tile; zeros from `limit` on.
+
+    All threads of the block call it, and each copies 16 bytes of every so many rows. whole: all
+    the rows are there, which spares the comparison.
+    """
+    chunks, apart = D // 8, THREADS // (D // 8)
+    row, chunk = int32(at.thread // chunks), int32(at.thread % chunks)
+    source = int64(head.start + int64(first + row) * head.step + 16 * chunk)
+    to = int32(tile + chunk_at(row, chunk, D))
+    for i in range(rows // apart):
+        if whole:
+            copy_async(int32(to + i * apart * 2 * D), source)
+        else:
+            size = int32(16) if first + row + i * apart < limit else int32(0)
+            copy_async_part(int32(to + i * apart * 2 * D), source, size)
+        source += apart * head.step
+
+
+class Lanes(NamedTuple):
+    """Bytes from a tile's start to what this lane tells `ldmatrix`, for its three uses.
+
+    left: A, from 16 rows; right: B of a product of rows; turned: B of a product with columns.
+    """
+
+    left: int
+    right: int
+
+
+def lanes(D: int, at: Place) -> Lanes:
+    """For the first 16 rows and columns; 16 columns on: `beside`; 16 rows on: 32 D bytes more."""
+    lane = at.lane
+    left = chunk_at(int32(lane & 15), int32(lane >> 4), D)
+    right = chunk_at(int32((lane & 7) + (lane >> 4 << 3)), int32(lane >> 3 & 1), D)
+    return Lanes(left, right)
+
+
+def beside(address: int, i: int) -> int:
+    """The same rows, 16 i columns further: chunks are swapped, so that is an exclusive or."""
+    return int32(address ^ i << 5)
+
+
+def multiply(acc: Any, at: int, a: Any, i: int, b0: int, b1: int) -> None:
+    """acc[at .. at + 3] += A B: 16 x 8 sums; A in a[i .. i + 3]."""
+    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = mma(
+        a[i], a[i + 1], a[i + 2], a[i + 3], b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3]
+    )
+
+
+def load_left(a: Any, i: int, address: int) -> None:
+    """A of 16 x 16 into a[i .. i + 3]."""
+    a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
+
+
+class Rows(NamedTuple):
+    """A thread's part of four queries, two in each half of the block: output so far; for each
+    row its running maximum, its sum of exponentials over this lane's keys, and the factor of the
+    last correction. Row 2 h + 1 is 8 below row 2 h.
+    """
+
+    o: Any
+    m: Any
+    total: Any
+    alpha: Any
+
+
+def raise_maximum(s: Any, h: int, first: int, count: int, rows: Rows, scale: float) -> None:
+    """Of half h: m becomes the largest score so far, `total` follows, alpha is for o to follow.
+
+    s[first .. first + count - 1] are its scores. Two chains of comparisons for each row, then the
+    three other lanes that share it.
+    """
+    m, alpha = rows.m, rows.alpha
+    a0, a1, b0, b1 = m[2 * h], m[2 * h + 1], float32(LOWEST), float32(LOWEST)
+    for i in range(first, first + count, 8):
+        a0 = larger(a0, larger(s[i], s[i + 1]))
+        a1 = larger(a1, larger(s[i + 2], s[i + 3]))
+        b0 = larger(b0, larger(s[i + 4], s[i + 5]))
+        b1 = larger(b1, larger(s[i + 6], s[i + 7]))
+    a0, a1 = larger(a0, b0), larger(a1, b1)
+    a0, a1 = larger(a0, shuffle_xor(a0, int32(1))), larger(a1, shuffle_xor(a1, int32(1)))
+    a0, a1 = larger(a0, shuffle_xor(a0, int32(2))), larger(a1, shuffle_xor(a1, int32(2)))
+    alpha[2 * h], alpha[2 * h + 1] = exp2((m[2 * h] - a0) * scale), exp2((m[2 * h + 1] - a1) * scale)
+    m[2 * h], m[2 * h + 1] = a0, a1
+    rows.total[2 * h] *= alpha[2 * h]
+    rows.total[2 * h + 1] *= alpha[2 * h + 1]
+
+
+def exponentials(s: Any, h: int, first: int, count: int, rows: Rows, scale: float) -> None:
+    """Scores of half h become exp2((s - m) scale), summed into `total`."""
+    z0, z1 = rows.m[2 * h] * scale, rows.m[2 * h + 1] * scale
+    sum0, sum1 = float32(0), float32(0)
+    for i in range(first, first + count, 4):
+        s[i], s[i + 1] = exp2(s[i] * scale - z0), exp2(s[i + 1] * scale - z0)
+        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - z1), exp2(s[i + 3] * scale - z1)
+        sum0 += s[i] + s[i + 1]
+        sum1 += s[i + 2] + s[i + 3]
+    rows.total[2 * h] += sum0
+    rows.total[2 * h + 1] += sum1
+
+
+def correct(rows: Rows, h: int, D: int) -> None:
+    """o of half h under the old maximum becomes o under the new one."""
+    o, above, below = rows.o, rows.alpha[2 * h], rows.alpha[2 * h + 1]
+    for i in range(h * (D // 2), (h + 1) * (D // 2), 4):
+        o[i] *= above
+        o[i + 1] *= above
+        o[i + 2] *= below
+        o[i + 3] *= below
+
+
+def forbid_later(s: Any, first: int, keys: int, distance: int) -> None:
+    """Forbid, in s[first ..], the keys that come after their query.
+
+    distance: how far the last key that this thread's upper row sees is from its own first key.
+    """
+    below = int32(distance + 8)
+    for n in range(keys // 8):
+        i = first + 4 * n
+        if 8 * n > distance:
+            s[i] = float32(FORBIDDEN)
+        if 8 * n + 1 > distance:
+            s[i + 1] = float32(FORBIDDEN)
+        if 8 * n > below:
+            s[i + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 > below:
+            s[i + 3] = float32(FORBIDDEN)
+
+
+class Form(NamedTuple):
+    """A form of the forward kernel: head width; stages of keys and values in shared memory; blocks
+    of a multiprocessor that registers must suffice for; whether queries stay in registers.
+    """
+
+    D: int
+    stages: int
+    resident: int
+    hold: bool
+
+
+def products(form: Form) -> tuple[Callable, Callable]:
+    """s = q k^T and o += p v of a step, for halves `low` to 1 of a block's queries."""
+    D, hold = form.D, form.hold
+    part, wide = KEYS // 2, D // 2  # registers of a half's scores, of its output
+
+    def scores(s: Any, q: Any, low: int, q_tile: int, k_tile: int, at: Lanes) -> None:
+        """s = q k^T; q: registers that hold queries, or pass them."""
+        for i in range(low * part, 2 * part):
+            s[i] = float32(0)
+        q_at, k_at = again(int32(q_tile + at.left)), int32(k_tile + at.right)
+        for i in range(D // 16):
+            a = i * 8 if hold else 0
+            if not hold:
+                for h in range(low, 2):
+                    load_left(q, 4 * h, int32(beside(q_at, i) + h * HALF * 2 * D))
+            for n in range(KEYS // 16):
+                b0, b1, b2, b3 = ldmatrix4(int32(beside(k_at, i) + n * 32 * D))
+                for h in range(low, 2):
+                    multiply(s, h * part + 8 * n, q, a + 4 * h, b0, b1)
+                    multiply(s, h * part + 8 * n + 4, q, a + 4 * h, b2, b3)
+
+    def weigh(s: Any, p: Any, low: int, rows: Rows, v_tile: int, scale: float, at: Lanes) -> None:
+        """Scores become probabilities, 16 keys at a time, and o += p v."""
+        v_at = int32(v_tile + at.left)
+        for k in range(KEYS // 16):
+            for h in range(low, 2):
+                i = h * part + 8 * k
+                exponentials(s, h, i, 8, rows, scale)
+                for j in range(4):
+                    p[4 * h + j] = pack_bf16(s[i + 2 * j], s[i + 2 * j + 1])
+            for n in range(D // 16):
+                b0, b1, b2, b3 = ldmatrix4_turned(int32(beside(v_at, n) + k * 32 * D))
+                for h in range(low, 2):
+                    multiply(rows.o, h * wide + 8 * n, p, 4 * h, b0, b1)
+                    multiply(rows.o, h * wide + 8 * n + 4, p, 4 * h, b2, b3)
+
+    return scores, weigh
+
+
+class Tiles(NamedTuple):
+    """A block's shared memory, as addresses: queries, and stages of keys and then values."""
+
+    q: int
+    stages: int
+
+
+def shared_bytes(form: Form) -> int:
+    """The bytes of `Tiles`, with room to begin at a multiple of 256."""
+    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2
+
+
+class Work(NamedTuple):
+    """What a block works on: its first query, its keys and values, T, and the number of steps."""
+
+    first: int
+    k: Head
+    v: Head
+    T: int
+    steps: int
+
+
+def fills(form: Form) -> tuple[Callable, Callable]:
+    """Copies of one step's keys, and of its values."""
+    D, stages = form.D, form.stages
+    size = KEYS * D * 2
+
+    def stage_at(tiles: Tiles, step: int) -> int:
+        return int32(tiles.stages + step % stages * (2 * size))
+
+    def fill_keys(tiles: Tiles, work: Work, step: int, whole: bool, at: Place) -> None:
+        """Start copying a step's keys."""
+        row = int32((work.steps - 1 - step) * KEYS)
+        copy_rows(stage_at(tiles, step), work.k, row, KEYS, work.T, D, whole, at)
+
+    def fill_values(tiles: Tiles, work: Work, step: int, whole: bool, at: Place) -> None:
+        """Start copying a step's values."""
+        row = int32((work.steps - 1 - step) * KEYS)
+        to = int32(stage_at(tiles, step) + size)
+        copy_rows(to, work.v, row, KEYS, work.T, D, whole, at)
+
+    return fill_keys, fill_values
+
+
+def step_of(form: Form) -> Callable:
+    """A step of the forward kernel on the tile of one step."""
+    D = form.D
+    part = KEYS // 2
+    scores, weigh = products(form)
+    values_there = copy_wait(form.stages - 1)
+
+    def step(
+        s: Any, q: Any, p: Any, rows: Rows, low: int, masked: int, tiles: Tiles, stage: int,
+        late: bool, scale: float, of: Lanes, at: Place,
+    ) -> None:  # fmt: skip
+        """o += p v over one tile of keys, which is there, for halves `low` to 1.
+
+        masked: the half on the diagonal, or -1. late: whether the values are still to be waited
+        for.
+        """
+        k_tile = int32(tiles.stages + stage)
+        scores(s, q, low, int32(tiles.q + at.warp * 16 * 2 * D), k_tile, of)
+        if masked >= 0:
+            own = int32(at.warp * 16 + (at.lane >> 2) - (at.lane & 3) * 2)
+            forbid_later(s, masked * part, KEYS, own)
+        for h in range(low, 2):
+            raise_maximum(s, h, h * part, part, rows, scale)
+            correct(rows, h, D)
+        if late:
+            values_there()
+            cuda.syncthreads()
+        weigh(s, p, low, rows, int32(k_tile + KEYS * D * 2), scale, of)
+
+    return step
+
+
+def save_lines(lse: int, line: int, first: int, T: int, rows: Rows, scale: float, at: Place) -> None:
+    """`total` over all lanes, and lse = m scale + log2(total) of a block's rows.
+
+    line: the number of values before this head's. Rows past T get what hides them.
+    """
+    for h in range(2):
+        for j in range(2):
+            i = 2 * h + j
+            rows.total[i] = quad_sum(rows.total[i])
+            if at.lane & 3 == 0:
+                t = int32(first + h * HALF + at.warp * 16 + (at.lane >> 2) + 8 * j)
+                value = float32(PAST_END)
+                if t < T:
+                    value = rows.m[i] * scale + log2(rows.total[i])
+                store_float(lse + 4 * (int64(line) + t), value)
+
+
+def stage_rows(acc: Any, i: int, above: float, below: float, tile: int, D: int, at: Place) -> None:
+    """16 rows of sums, acc[i ..] times `above` and `below`, as bf16 to a tile of this warp."""
+    row, pair = int32(at.lane >> 2), int32((at.lane & 3) * 4)
+    for n in range(D // 8):
+        j = i + 4 * n
+        to = int32(tile + chunk_at(row, n, D) + pair)
+        store_shared_int(to, pack_bf16(acc[j] * above, acc[j + 1] * above))
+        store_shared_int(int32(to + 16 * D), pack_bf16(acc[j + 2] * below, acc[j + 3] * below))
+
+
+def put_rows(tile: int, head: Head, first: int, T: int, D: int, at: Place) -> None:
+    """A warp's 16 rows from its tile to memory, rows `first` on, 16 bytes a lane; none past T."""
+    chunks, apart = D // 8, 256 // D
+    row, chunk = int32(at.lane // chunks), int32(at.lane % chunks)
+    for i in range(16 // apart):
+        here = int32(row + i * apart)
+        if first + here < T:
+            a, b, c, d = load_shared_int4(int32(tile + chunk_at(here, chunk, D)))
+            store_int4(int64(head.start + int64(first + here) * head.step + 16 * chunk), a, b, c, d)
+
+
+def loop_of(form: Form) -> Callable:
+    """All steps of a block: two on the diagonal, one for each half, then those before it."""
+    D, stages = form.D, form.stages
+    size = 2 * KEYS * D * 2
+    fill_keys, fill_values = fills(form)
+    step = step_of(form)
+    first_keys, here = copy_wait(stages - 1), copy_wait(stages - 2)
+
+    def refill(tiles: Tiles, work: Work, step: int, whole: bool, at: Place) -> None:
+        """Start copying a step's keys and values, if there is such a step: a group."""
+        if step < work.steps:
+            fill_keys(tiles, work, step, whole, at)
+            fill_values(tiles, work, step, whole, at)
+        copy_commit()
+
+    def loop(
+        s: Any, q: Any, p: Any, rows: Rows, tiles: Tiles, work: Work, queries: Head,
+        scale: float, of: Lanes, at: Place,
+    ) -> None:  # fmt: skip
+        copy_rows(tiles.q, queries, work.first, QUERIES, work.T, D, False, at)
+        fill_keys(tiles, work, int32(0), False, at)
+        copy_commit()
+        fill_values(tiles, work, int32(0), False, at)
+        copy_commit()
+        for i in range(1, stages - 1):
+            refill(tiles, work, int32(i), False, at)
+        first_keys()
+        cuda.syncthreads()
+        refill(tiles, work, int32(stages - 1), False, at)
+        hold_queries(q, tiles.q, form, of, at)
+        step(s, q, p, rows, 1, 1, tiles, int32(0), True, scale, of, at)
+        here()
+        cuda.syncthreads()
+        refill(tiles, work, int32(stages), True, at)
+        step(s, q, p, rows, 0, 0, tiles, int32(size % (stages * size)), False, scale, of, at)
+        for i in range(2, work.steps):
+            here()  # this thread's copies of this step
+            cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
+            refill(tiles, work, int32(i + stages - 1), True, at)
+            step(s, q, p, rows, 0, -1, tiles, int32(i % stages * size), False, scale, of, at)
+
+    return loop
+
+
+def hold_queries(q: Any, tile: int, form: Form, of: Lanes, at: Place) -> None:
+    """All queries of this warp into registers, where the form keeps them there."""
+    if form.hold:
+        for i in range(form.D // 16):
+            for h in range(2):
+                row = int32(tile + (h * HALF + at.warp * 16) * 2 * form.D)
+                load_left(q, i * 8 + 4 * h, beside(int32(row + of.left), i))
+
+
+ARGUMENTS = "l l l l l l l l l l l l l l l l l r r r f"
+
+
+@functools.cache
+def forward_kernel(form: Form) -> Kernel:
+    """o and lse. Grid: (heads at a time, tiles of queries, rounds)."""
+    D = form.D
+    kept = form.D // 16 * 8 if form.hold else 8
+    wide = D
+    loop = loop_of(form)
+
+    def flash_mma(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
+    ):  # fmt: skip
+        at, of = place(), lanes(D, place())
+        number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+        batch = int32(number // heads)
+        head = int32(number - batch * heads)
+        first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * QUERIES)
+        kv = int32(head // sharing)
+        queries = head_of(q, (q_batch, q_head, q_row), batch, head)
+        keys = head_of(k, (k_batch, k_head, k_row), batch, kv)
+        values = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        work = Work(first, keys, values, T, int32((first + QUERIES) // KEYS))
+        q_tile = round_up(shared_address(cuda.shared.array(0, int8)), 256)
+        tiles = Tiles(q_tile, int32(q_tile + QUERIES * D * 2))
+        s, held, p = (
+            cuda.local.array(KEYS, float32), cuda.local.array(kept, int32),
+            cuda.local.array(8, int32),
+        )  # fmt: skip
+        rows = Rows(
+            cuda.local.array(wide, float32), cuda.local.array(4, float32),
+            cuda.local.array(4, float32), cuda.local.array(4, float32),
+        )  # fmt: skip
+        clear(rows.o, wide)
+        clear(rows.total, 4)
+        for i in range(4):
+            rows.m[i] = float32(LOWEST)
+        loop(s, held, p, rows, tiles, work, queries, scale, of, at)
+        save_lines(lse, int32(number * round_up(T, PAD)), first, T, rows, scale, at)
+        out = head_of(o, (o_batch, o_head, o_row), batch, head)
+        save_output(rows, out, q_tile, first, T, D, at)
+
+    return Kernel(
+        flash_mma, ARGUMENTS, THREADS, shared_bytes(form), resident=form.resident, target=EVERY_CARD
+    )
+
+
+def save_output(rows: Rows, out: Head, tile: int, first: int, T: int, D: int, at: Place) -> None:
+    """o divided by `total`, through this warp's own tiles of queries to memory."""
+    for h in range(2):
+        row = int32(h * HALF + at.warp * 16)
+        own = int32(tile + row * 2 * D)
+        above, below = reciprocal(rows.total[2 * h]), reciprocal(rows.total[2 * h + 1])
+        stage_rows(rows.o, h * (D // 2), above, below, own, D, at)
+        cuda.syncwarp()  # lanes read what others have stored
+        put_rows(own, out, int32(first + row), T, D, at)

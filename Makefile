@@ -1,6 +1,7 @@
-# make train   train the small model on this machine, from an empty directory
-# make test    prove every chapter and run the tests, on WORKERS processes
-# make html    build the pages of the book
+# make train     train the small model on this machine, from an empty directory
+# make test      prove every chapter and run the tests, on WORKERS processes
+# make test-gpu  check every kernel on this machine's GPU, and each PTX instruction with its twin
+# make html      build the pages of the book
 # Each makes .venv first. Only Python 3.11+ and make are assumed.
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -8,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: train test book html clean
+.PHONY: train test test-gpu book html clean
 
 train: .venv/installed-train
 	$(BIN)/nanoeuler train $(if $(wildcard runs/base/step-*),--resume)
@@ -18,6 +19,9 @@ test: .venv/installed-test
 	$(BIN)/python -m mypy
 	$(BIN)/python -m nanoeuler.book check
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+test-gpu: .venv/installed-gpu
+	$(BIN)/python tests/bench/gpu.py check
 
 book: .venv/installed-test
 	$(BIN)/python -m nanoeuler.book run
@@ -41,3 +45,8 @@ clean:
 	@echo "installing the packages that the book and its tests need (one to two minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[book,test]'
 	@touch $@ .venv/installed-train
+
+.venv/installed-gpu: pyproject.toml | .venv/bin/python
+	@echo "installing the packages that kernels and their peers need (some minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,gpu,bench]'
+	@touch $@

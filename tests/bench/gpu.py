@@ -1,482 +1,153 @@
-"""Check and time the kernels on a GPU: `python tests/bench/gpu.py check products`.
+"""Check and time the kernels on a GPU: `python tests/bench/gpu.py [check] [time] [--only FAMILY]`.
 
-All variants are compiled at once, each in a process. Then `check` compares each with float64 on
-ragged sizes and on those of a training step, on poisoned outputs and again and again, for equal
-bits; and `products` times each against the library, alone at full load and in turn. Alone, a
-contestant runs for some tenths of a second by itself, so that its own use of energy sets the card's
-clock; in turn all share one clock, which flatters hungry kernels. Rows go to
-data/measurements/kernels.json, and to $OUT where that is set.
+The kernels come in families, modules of tests/bench/card, whose __init__ says what a family offers.
+All are compiled at once, each in a process. Then each check compares a kernel with float64 and with
+the library's error (rows of data/measurements/gpu.json), and each contest times one against the
+library, alone at full load and in turn (rows of data/measurements/kernels.json). A family with a
+check that failed leaves no times. With $OUT set, the two files are copied there.
 
-The checks and the timings run in a child. One that fails, or is silent for too long, is named and
-left out, and another child goes on with the rest. `--dry` compiles and plans, without a GPU.
+Checks and contests run in a child with a watch-dog: one that breaks the child, or is silent for too
+long, is named and left out. --only rows takes one family, --only rows:norm of it what has "norm" in
+its name; --dry compiles and plans, without a GPU. The exit status is 1 where anything failed.
 """
 
 import argparse
 import datetime
-import json
-import math
 import os
 import pickle
 import platform
-import queue
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
-from statistics import median
-
-import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.compile import build_all
-from nanoeuler.engines.gpu.gemm import choose, product, sizes
-from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 
-SILENCE = 60  # seconds without a line after which a child hangs
-SECONDS, ROUNDS = 0.5, 5  # of each contestant alone, each time; the first half of it warms up
-TURNS, GRAPH_MS = 11, 10  # graphs of each contestant in turn, and what one takes
-WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
-RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104)]
-TINY = 8, 8, 8  # smaller than any box
-REPEATS = 8  # of each product, for equal bits
-STEP = [(16384, 768, 768), (2304, 768, 16384)]
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
 
+import gpu_times  # noqa: E402
+from bench.card import Bench, families  # noqa: E402
+from watched import serve, watch  # noqa: E402
 
-@dataclass
-class Contest:
-    """A row: what and case are its names, forms the contestants, peers the library's ways."""
+PACKAGES = "numpy", "numba", "numba-cuda", "torch"  # whose versions all rows name
+FILES = {"check": "gpu", "time": "kernels"}  # where rows go, in data/measurements
 
-    what: str
-    case: str
-    shape: tuple[int, int, int]
-    forms: tuple[Form, ...]
-    peers: tuple[str, ...]
-    cuts: tuple[str, ...] = ("best",)
 
+# ---- What is compiled
 
-def bf16(layout, pingpong=False, cluster=1, epilogue="store"):
-    return Form(layout, pingpong, cluster, epilogue)
 
+def capability():
+    """The compute capability of the card, as (9, 0); None without one."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    says = subprocess.run(command, capture_output=True, text=True)
+    if says.returncode:
+        return None
+    return tuple(int(part) for part in says.stdout.split()[0].split("."))
 
-def wide(epilogue, cluster, pieces):
-    return Form("TN", False, cluster, epilogue, "float32", pieces)
 
-
-NT = tuple(bf16("NT", p, c) for p in (False, True) for c in (1, 2))
-NN = bf16("NN"), bf16("NN", False, 2), bf16("NN", True)
-LONG = Form("NT", False, 2, pieces="together"), Form("NN", False, 2, pieces="together")
-TN = wide("store", 1, "no"), wide("store", 2, "no"), wide("add", 2, "no")
-CUT = (
-    *(wide("store", c, "together") for c in (1, 2)), wide("store", 2, "after"),
-    wide("add", 2, "together"),
-)  # fmt: skip
-CURVED = tuple(bf16("NT", p, c, "bias and gelu") for p in (False, True) for c in (1, 2))
-RESIDUAL = bf16("NT", False, 1, "residual"), bf16("NT", False, 2, "residual")
-OTHERS = bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after")
-
-
-def case(layout, m, n, k, out=""):
-    return f"{layout} {m}x{n}x{k} bf16{out}"
-
-
-def choice(contest):
-    """The form that the package chooses for a contest."""
-    form = contest.forms[0]
-    return choose(form.layout, *contest.shape, form.epilogue, form.out)
-
-
-def contests():
-    """All contests, those of the bar first."""
-    f32 = " to float32"
-
-    def plain(layout, forms, *shapes):
-        return [Contest("matmul", case(layout, *s), s, forms, ("cuBLAS",)) for s in shapes]
-
-    def split(forms, cuts, *shapes):
-        return [Contest("matmul", case("TN", *s, f32), s, forms, ("cuBLAS",), cuts) for s in shapes]
-
-    def fused(what, forms, peers, *shapes):
-        return [Contest(what, case("NT", *s), s, forms, peers) for s in shapes]
-
-    step = 16384
-    made = [
-        *plain("NT", (*NT, LONG[0]), (8192,) * 3, (step, 768, 3072)),
-        *plain("NT", NT, (step, 2304, 768), (step, 50304, 768)),
-        *plain("NN", (*NN, LONG[1]), (step, 768, 50304)),
-        *split(CUT, ("best", "level"), (768, 768, step)),
-        *split(TN, ("best",), (50304, 768, step)),
-        *fused("matmul, bias and GELU", CURVED, ("torch", "cuBLASLt"), (step, 3072, 768)),
-        *split(CUT, ("best",), (2304, 768, step), (3072, 768, step), (768, 3072, step)),
-        *plain("NT", NT, (step, 768, 768), (step, 3072, 768)),
-        *plain("NN", NN, (step, 768, 768), (step, 768, 3072), (step, 3072, 768)),
-        *plain("NN", NN, (step, 768, 2304)),
-        *fused("matmul and residual", RESIDUAL, ("torch",), (step, 768, 3072), (step, 768, 768)),
-    ]
-    for contest in made:  # what the package chooses is always there
-        contest.forms = tuple(dict.fromkeys((*contest.forms, choice(contest))))
-    return made
-
-
-def label(form, cut=""):
-    """A form in a few words."""
-    parts = [
-        form.layout, "ping-pong" if form.pingpong else "cooperative",
-        "cluster 2" if form.cluster == 2 else "", form.epilogue if form.epilogue != "store" else "",
-        form.out if form.out != "bf16" else "", form.pieces if form.pieces != "no" else "", cut,
-    ]  # fmt: skip
-    return " ".join(part for part in parts if part)
-
-
-# All forms that are compiled and checked, in the order of their names.
-FORMS = sorted({*OTHERS, *(form for contest in contests() for form in contest.forms)}, key=label)
-
-
-def kernels(form):
-    """Name -> maker of each kernel of a form."""
-    makers = {label(form): partial(gemm_kernel, form)}
-    if form.pieces == "after":
-        makers[label(form) + ": sum"] = partial(sum_kernel, form)
-    return makers
-
-
-# ---- Operands
-
-
-class Shape:
-    """Stands in for an array where there is no GPU."""
-
-    def __init__(self, shape, dtype):
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.strides = tuple(
-            math.prod(shape[i + 1 :]) * self.dtype.itemsize for i in range(len(shape))
-        )
-
-
-def stored(form, m, n, k):
-    """The shapes of A, B, C and aux as they are stored; None for no aux."""
-    a = (k, m) if form.layout[0] == "T" else (m, k)
-    b = (k, n) if form.layout[1] == "N" else (n, k)
-    aux = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
-    return a, b, (m, n), aux
-
-
-def dry_plan(form, shape, cut):
-    """The launches of a product without arrays; returns how many there are."""
-    a, b, c, aux = stored(form, *shape)
-    out = np.float32 if form.out == "float32" else np.uint16
-    fake = Shape(a, np.uint16), Shape(b, np.uint16), Shape(c, out)
-    sizes(form, *fake, aux and Shape(aux, np.uint16))
-    return len(product(form, *fake, aux and Shape(aux, np.uint16), cut=cut))
-
-
-class Bench:
-    """What the child has: torch, the device and the compiled kernels."""
-
-    def __init__(self, codes):
-        import torch
-
-        from nanoeuler.engines.gpu.device import Device
-
-        self.torch, self.codes = torch, codes
-        torch.zeros(1, device="cuda")
-        self.device = Device()
-
-    def random(self, *shape):
-        return self.torch.randn(*shape, device="cuda", dtype=self.torch.bfloat16)
-
-    def view(self, tensor):
-        """A tensor as the kernels take it; bf16 as uint16."""
-        from nanoeuler.engines.gpu.device import DeviceArray
-
-        size = tensor.element_size()
-        strides = tuple(step * size for step in tensor.stride())
-        kind = np.dtype(np.float32 if size == 4 else np.uint16)
-        return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), kind, strides, tensor)
-
-    def ours(self, form, a, b, c, aux=None, cut="best"):
-        """A function that puts one product on torch's stream."""
-        for name, maker in kernels(form).items():
-            self.device.load(maker(), self.codes[name])
-        views = [tensor if tensor is None else self.view(tensor) for tensor in (a, b, c, aux)]
-        launches = product(form, *views, place=self.device.array, cut=cut)
-        starts = [self.device.prepare(launch) for launch in launches]
-
-        def call():
-            stream = self.torch.cuda.current_stream().cuda_stream
-            for start in starts:
-                start(stream)
-
-        return call
-
-    def library(self, peer, form, a, b, c, aux):
-        """A function that does the same with the library; `peer` says how."""
-        torch = self.torch
-        a = a.T if form.layout[0] == "T" else a
-        b = b.T if form.layout[1] == "T" else b
-        if peer == "cuBLAS" and form.out == "float32":
-            return lambda: torch.mm(a, b, out_dtype=torch.float32)
-        if peer == "cuBLAS":
-            return lambda: torch.mm(a, b, out=c)
-        if form.epilogue == "residual":
-            return lambda: torch.addmm(aux, a, b, out=c)
-        if peer == "cuBLASLt":
-            return lambda: torch._addmm_activation(aux, a, b, use_gelu=True)
-        gelu = torch.nn.functional.gelu
-        return lambda: gelu(torch.addmm(aux, a, b), approximate="tanh")
-
-    def operands(self, form, shape):
-        """Random A, B and aux, and a C of zeros."""
-        a, b, c, aux = stored(form, *shape)
-        kind = self.torch.float32 if form.out == "float32" else self.torch.bfloat16
-        zeros = self.torch.zeros(c, device="cuda", dtype=kind)
-        return self.random(*a), self.random(*b), zeros, aux and self.random(*aux)
-
-
-# ---- Checks
-
-
-def check(bench, form, shape):
-    """The relative error of one product, and the library's; ValueError where it is not right."""
-    torch = bench.torch
-    m, n, k = shape
-    a, b, _, aux = bench.operands(form, shape)
-    kind = torch.float32 if form.out == "float32" else torch.bfloat16
-    around = torch.full((m + 2, n), math.nan, device="cuda", dtype=kind)  # rows before and after
-    before = torch.randn(m, n, device="cuda") if form.epilogue == "add" else None
-    want = (a.T if form.layout[0] == "T" else a).double()
-    want = want @ (b.T if form.layout[1] == "T" else b).double()
-    exact = want.clone()
-    if aux is not None:
-        want += aux.double()
-    if "gelu" in form.epilogue:
-        want = torch.nn.functional.gelu(want, approximate="tanh")
-    if before is not None:
-        want += before
-    c = around[1:-1]
-    call = bench.ours(form, a, b, c, aux)
-    outcomes = []
-    for _ in range(REPEATS):
-        c.copy_(before) if before is not None else c.fill_(math.nan)
-        call()
-        torch.cuda.synchronize()
-        outcomes.append(c.clone())
-    error = ((c.double() - want).norm() / want.norm()).item()
-    library = bench.library("cuBLAS", form, a, b, torch.empty_like(c), None)()
-    peer = ((library.double() - exact).norm() / exact.norm()).item()
-    if not error < WORST[form.out]:
-        raise ValueError(f"{shape}: relative error {error:.2e}")
-    moved = max((outcome != outcomes[0]).float().mean().item() for outcome in outcomes)
-    if moved:
-        raise ValueError(f"{shape}: runs differ in {moved:.1e} of the elements")
-    if not (around[0].isnan().all() and around[-1].isnan().all()):
-        raise ValueError(f"{shape}: wrote beside C")
-    return error, peer
-
-
-def check_form(bench, name):
-    """All checks of one form: the error that is worst beside the library's, and the library's."""
-    form = next(form for form in FORMS if label(form) == name)
-    errors = [check(bench, form, shape) for shape in RAGGED + STEP]
-    worst = max(errors, key=lambda pair: pair[0] / pair[1])
-    outcome = {"error": worst[0], "peer": worst[1]}
-    try:
-        check(bench, form, TINY)
-    except (RuntimeError, ValueError) as error:
-        outcome["tiny"] = str(error)
-    return outcome
-
-
-# ---- Times
-
-
-def graph(bench, calls, count):
-    """A CUDA graph of `count` products, one after the other over the sets of operands."""
-    torch = bench.torch
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    made = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(made, capture_error_mode="relaxed"):
-        for i in range(count):
-            calls[i % len(calls)]()
-    return made
-
-
-def replay(bench, made):
-    """Milliseconds that a graph takes."""
-    start, end = (bench.torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    made.replay()
-    end.record()
-    bench.torch.cuda.synchronize()
-    return start.elapsed_time(end)
-
-
-def alone(bench, made, sensor):
-    """Median milliseconds of a graph by itself at full load; and clock in MHz, power in W."""
-    times, state, begin = [], [], time.perf_counter()
-    while time.perf_counter() - begin < SECONDS:
-        times.append(replay(bench, made))
-        state.append(sensor())
-    half = len(times) // 2
-    return median(times[half:]), [median(column) for column in zip(*state[half:], strict=True)]
-
-
-def make_sensor():
-    """A function that returns the card's clock in MHz and its power in W."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    card = pynvml.nvmlDeviceGetHandleByIndex(0)
-    return lambda: (
-        pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
-        pynvml.nvmlDeviceGetPowerUsage(card) / 1000,
-    )
-
-
-def entrants(bench, contest):
-    """Name -> calls, one for each set of operands; as many sets as overflow the L2 cache."""
-    m, n, k = contest.shape
-    count = 1 if 2 * (m * k + n * k + m * n) > 1.2e9 else 3
-    form = contest.forms[0]
-    sets = [bench.operands(form, contest.shape) for _ in range(count)]
-    made = {}
-    for peer in contest.peers:
-        calls = [bench.library(peer, form, *tensors) for tensors in sets]
-        try:
-            calls[0]()
-            made[peer] = calls
-        except (RuntimeError, TypeError) as error:
-            print(f"  no {peer}: {str(error).splitlines()[0]}", flush=True)
-    for form in contest.forms:
-        for cut in contest.cuts:
-            name = label(form, cut if len(contest.cuts) > 1 else "")
-            if {*kernels(form)} <= {*bench.codes}:
-                made[name] = [bench.ours(form, *tensors, cut=cut) for tensors in sets]
-    return made
-
-
-def times(bench, field, count):
-    """Milliseconds of a call, alone and in turn, for each name of `field`; clock and power.
-
-    field: name -> calls, one for each set of operands; count: calls in a graph.
-    """
-    graphs = {who: graph(bench, calls, count) for who, calls in field.items()}
-    sensor, by_self, in_turn = make_sensor(), {}, {}
-    for _ in range(ROUNDS):
-        for who, made in graphs.items():
-            by_self.setdefault(who, []).append(alone(bench, made, sensor))
-    for _ in range(TURNS):
-        for who, made in graphs.items():
-            in_turn.setdefault(who, []).append(replay(bench, made))
+def makers_of(chosen):
+    """"family: name" -> maker of every kernel of the families."""
     return {
-        who: {
-            "alone": median(ms for ms, _ in by_self[who]) / count,
-            "in turn": median(in_turn[who]) / count,
-            "MHz": by_self[who][-1][1][0],
-            "W": by_self[who][-1][1][1],
-        }
-        for who in graphs
+        f"{family}: {name}": make
+        for family, module in chosen.items()
+        for name, make in module.kernels().items()
     }
 
 
-def time_contest(bench, name):
-    """Milliseconds, alone and in turn, of each contestant."""
-    contest = next(c for c in contests() if f"{c.what}: {c.case}" == name)
-    m, n, k = contest.shape
-    count = max(2, min(200, round(GRAPH_MS * 6e11 / (2 * m * n * k))))
-    return times(bench, entrants(bench, contest), count)
+def compiled(makers, card, workers):
+    """Name -> code for the card of all kernels that compile, and the names of the others."""
+    begin, codes, broken = time.perf_counter(), {}, []
+    for name, code in build_all(makers, workers, card).items():
+        if isinstance(code, Exception):
+            print(f"{name}: DOES NOT COMPILE, {code}", flush=True)
+            broken.append(name)
+            continue
+        codes[name] = code
+        print(f"{name}: {code.registers} registers, {code.spills} spilled", *code.warnings)
+    print(f"{len(codes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
+    return codes, broken
 
 
-# ---- The child, and who watches it
+# ---- The child: a job is "check", "time" or "list", a family and a name, with colons
 
 
-def serve(path):
-    """The child: do the jobs that stand in `path`, a line of JSON for each beginning and end."""
-    jobs, codes = pickle.loads(Path(path).read_bytes())
-    bench = Bench(codes)
-    print(json.dumps({"device": bench.device.name}), flush=True)
-    for kind, name in jobs:
-        print(json.dumps({"begin": [kind, name]}), flush=True)
+def errors_of(outcome):
+    """Part -> errors of a check's outcome; the part is "" where there is but one."""
+    return {"": outcome} if "error" in outcome else outcome
+
+
+def judge(outcome):
+    """ValueError where a check's error is too large for what the library makes of it."""
+    for part, seen in errors_of(outcome).items():
+        limit = 2 * max(seen.get("peer") or 0.0, seen.get("least", 0.0))
+        if not seen["error"] <= limit:
+            raise ValueError(f"{part} error {seen['error']:.2e} above {limit:.2e}".strip())
+    return outcome
+
+
+def usable(torch, field):
+    """The entrants whose first call does not raise; the others are named."""
+    made = {}
+    for who, calls in field.items():
         try:
-            outcome = (check_form if kind == "check" else time_contest)(bench, name)
-        except ValueError as error:  # wrong, but the GPU lives
-            outcome = {"failed": str(error)}
-        print(json.dumps({"end": [kind, name], "outcome": outcome}), flush=True)
+            calls[0]()
+            torch.cuda.synchronize()
+            made[who] = calls
+        except (RuntimeError, TypeError) as error:
+            print(f"  no {who}: {str(error).splitlines()[0][:90]}", flush=True)
+    return made
+
+
+def child(path):
+    """Do the jobs that the watch-dog hands in; `path` has the families and the compiled kernels."""
+    names, codes, rounds = pickle.loads(Path(path).read_bytes())
+    chosen = {name: module for name, module in families().items() if name in names}
+    bench = Bench(makers_of(chosen), codes)
+
+    def do(job):
+        kind, family, name = job.split(": ", 2)
+        if kind == "list":
+            checks = chosen[family].checks(bench)
+            contests = [f"{c.what}: {c.case}" for c in chosen[family].contests(bench)]
+            return {"check": list(checks), "time": contests, "device": bench.device.name}
+        if kind == "check":
+            return judge(chosen[family].checks(bench)[name]())
+        contests = {f"{c.what}: {c.case}": c for c in chosen[family].contests(bench)}
+        contest = contests[name]
+        field = usable(bench.torch, contest.entrants())
+        seen = gpu_times.times(bench.torch, field, rounds=rounds)
+        del field
         bench.torch.cuda.empty_cache()
+        names = {"what": contest.what, "case": contest.case}
+        return names | {"times": seen, "ours": contest.ours, "peers": contest.peers}
+
+    serve(do)
 
 
-def lines_of(child):
-    """Lines of a child's output, until it ends; TimeoutError where it is silent for too long."""
-    lines = queue.Queue()
-
-    def read():
-        for line in child.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=SILENCE)
-        except queue.Empty:
-            raise TimeoutError from None
-        if line is None:
-            return
-        yield line
-
-
-def attempt(jobs, codes, outcomes):
-    """Do jobs in one child; returns those that are left, without the one that broke it."""
-    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
-        file.write(pickle.dumps((jobs, codes)))
-        file.flush()
-        child = subprocess.Popen(
-            [sys.executable, __file__, "--child", file.name], stdout=subprocess.PIPE, text=True
-        )
-        current, end = None, "ended"
-        try:
-            for line in lines_of(child):
-                if not line.startswith("{"):
-                    print(line, end="", flush=True)
-                    continue
-                word = json.loads(line)
-                outcomes.setdefault("device", word.get("device"))
-                current = tuple(word["begin"]) if "begin" in word else None
-                if "end" in word:
-                    outcomes[tuple(word["end"])] = word["outcome"]
-                    tell(word["end"], word["outcome"])
-        except TimeoutError:
-            end = f"was silent for {SILENCE} s"
-            child.kill()
-        child.wait()
-    if current:
-        outcomes[current] = {"failed": f"the process {end}, code {child.returncode}"}
-        tell(current, outcomes[current])
-    rest = [job for job in jobs if job not in outcomes]
-    return rest if current or len(rest) < len(jobs) else []
+# ---- What it says
 
 
 def tell(job, outcome):
     """A line or a few about what came of a job."""
-    kind, name = job
+    kind, _, name = job.partition(": ")
     if "failed" in outcome:
-        print(f"{kind} {name}: FAILED, {outcome['failed']}", flush=True)
+        print(f"{job}: FAILED, {outcome['failed']}", flush=True)
     elif kind == "check":
-        print(f"check {name}: {outcome['error']:.2e}, library {outcome['peer']:.2e}", flush=True)
-        if "tiny" in outcome:
-            print(f"  but at {TINY}: {outcome['tiny']}", flush=True)
-    else:
+        for part, seen in errors_of(outcome).items():
+            peer = "" if seen.get("peer") is None else f", library {seen['peer']:.2e}"
+            print(f"{job}{part and ', ' + part}: {seen['error']:.2e}{peer}", flush=True)
+    elif kind == "time":
         print(name, flush=True)
-        first = next(iter(outcome.values()))
-        for who, seen in outcome.items():
+        times = outcome["times"]
+        first = times[next((who for who in times if who in outcome["peers"]), next(iter(times)))]
+        for who, seen in times.items():
             print(
                 f"  {seen['alone']:.4f} ms alone ({seen['alone'] / first['alone']:.3f}), "
                 f"{seen['in turn']:.4f} in turn ({seen['in turn'] / first['in turn']:.3f}), "
@@ -487,128 +158,147 @@ def tell(job, outcome):
 # ---- Rows
 
 
-def commit_here(said):
-    """The commit that is measured: what the command line says, else what git says."""
-    return said if said or not shutil.which("git") else measurements.commit()
-
-
 def circumstances(device, commit):
     """What all rows say of where they were measured."""
-    names = "numpy", "numba", "numba-cuda", "torch"
-    versions = {name: metadata.version(name) for name in names}
+    versions = {name: metadata.version(name) for name in PACKAGES}
     return {
         "device": device, "commit": commit, "date": datetime.date.today().isoformat(),
         "versions": {"python": platform.python_version()} | versions,
     }  # fmt: skip
 
 
-def rows_of(contest, outcome, where):
-    """Rows of one contest: our choice under "cuda", each variant under its own name."""
-    own = label(choice(contest), "best" if len(contest.cuts) > 1 else "")
-    names = [(who, who) for who in outcome] + [("cuda", own)] * (own in outcome)
-    peers = [who for who in outcome if who in contest.peers]
+def check_rows(job, outcome, where):
+    """A row for each part of a check."""
+    name = job.split(": ", 1)[1]
+    for part, seen in errors_of(outcome).items():
+        peer = seen.get("peer")
+        yield where | {
+            "what": "check", "case": f"{name}{part and ', ' + part}", "engine": "cuda",
+            "value": seen["error"], "unit": "relative to float64",
+            "peer": None if peer is None else "torch", "peer_value": peer,
+        }  # fmt: skip
+
+
+def time_rows(outcome, where):
+    """Rows of one contest: ours under "cuda", each other entrant under its own name."""
+    what, case, seen = outcome["what"], outcome["case"], outcome["times"]
+    peers = [who for who in outcome["peers"] if who in seen]
 
     def row(what, engine, unit, value, peer=None, peer_value=None):
         return where | {
-            "what": what, "case": contest.case, "engine": engine, "value": round(value, 5),
+            "what": what, "case": case, "engine": engine, "value": round(value, 5),
             "unit": unit, "peer": peer, "peer_value": peer_value and round(peer_value, 5),
         }  # fmt: skip
 
+    names = [(who, who) for who in seen] + [("cuda", outcome["ours"])] * (outcome["ours"] in seen)
     for engine, who in names:
-        seen = outcome[who]
-        yield row(f"{contest.what}, clock", engine, "MHz", seen["MHz"])
-        yield row(f"{contest.what}, power", engine, "W", seen["W"])
-        for peer in peers if who not in peers else []:
-            for way, what in (("alone", contest.what), ("in turn", f"{contest.what}, in turn")):
-                yield row(what, engine, "ms", seen[way], peer, outcome[peer][way])
+        yield row(f"{what}, clock", engine, "MHz", seen[who]["MHz"])
+        yield row(f"{what}, power", engine, "W", seen[who]["W"])
+        for way, title in (("alone", what), ("in turn", f"{what}, in turn")):
+            for peer in peers if who not in outcome["peers"] else []:
+                yield row(title, engine, "ms", seen[who][way], peer, seen[peer][way])
+            if not outcome["peers"]:
+                yield row(title, engine, "ms", seen[who][way])
 
 
 def save(rows):
-    """Put rows into kernels.json, and a copy where $OUT says."""
-    measurements.update("kernels", rows)
-    if os.environ.get("OUT"):
-        shutil.copy(Path("data/measurements/kernels.json"), os.environ["OUT"])
+    """Put rows into the files where they belong, and copies where $OUT says."""
+    for kind, name in FILES.items():
+        if rows[kind]:
+            measurements.update(name, rows[kind])
+            if os.environ.get("OUT"):
+                shutil.copy(Path("data/measurements") / f"{name}.json", os.environ["OUT"])
 
 
-def compiled(workers):
-    """All kernels' codes, those that compile; what ptxas says of each is printed."""
-    begin, makers = time.perf_counter(), {}
-    for form in FORMS:
-        makers.update(kernels(form))
-    codes = {}
-    for name, code in build_all(makers, workers).items():
-        if isinstance(code, Exception):
-            print(f"{name}: DOES NOT COMPILE, {code}", flush=True)
-            continue
-        codes[name] = code
-        print(f"{name}: {code.registers} registers, {code.spills} spilled", *code.warnings)
-    print(f"{len(codes)} kernels in {time.perf_counter() - begin:.1f} s", flush=True)
-    return codes
+def summary(rows, outcomes):
+    """The short table: ours against the library; and what failed. Returns whether anything did."""
+    for row in rows["time"]:
+        if row["engine"] == "cuda" and row["unit"] == "ms" and row["peer"]:
+            ratio = row["value"] / row["peer_value"]
+            name = f"{row['what']}, {row['case']} ({row['peer']})"
+            print(f"{ratio:.3f}  {row['value']:.4f} ms  {name}")
+    failures = {job: seen["failed"] for job, seen in outcomes.items() if "failed" in seen}
+    for job, why in failures.items():
+        print("FAILED", job, why)
+    return bool(failures)
 
 
-def rehearse():
-    """What needs no GPU: plans and launches of every contest and check."""
-    for form in FORMS:
-        for shape in (*RAGGED, *STEP, TINY):
-            dry_plan(form, shape, "best")
-    for contest in contests():
-        for form in contest.forms:
-            for cut in contest.cuts:
-                count = dry_plan(form, contest.shape, cut)
-                print(f"{contest.case}: {label(form, cut)}, {count} launches", flush=True)
+# ---- The whole
+
+
+def run(options, chosen, parts, codes):
+    """Do what is asked for, print it, save the rows; returns whether anything failed."""
+    commit = options.commit or measurements.commit() if shutil.which("git") else options.commit
+    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
+        file.write(pickle.dumps((list(chosen), codes, options.rounds)))
+        file.flush()
+        command = [sys.executable, __file__, "--child", file.name]
+        outcomes = watch(command, [f"list: {family}: " for family in chosen], lambda *_: None)
+        rows, device = {"check": [], "time": []}, None
+        for kind in options.what:
+            jobs = []
+            for family in chosen:
+                listed = outcomes[f"list: {family}: "]
+                device = listed.get("device", device)
+                names = [n for n in listed.get(kind, []) if parts[family] in n]
+                jobs += [f"{kind}: {family}: {name}" for name in names]
+            outcomes |= watch(command, jobs, tell)
+    where = circumstances(device, commit)
+    bad = {job.split(": ")[1] for job, seen in outcomes.items()
+           if "failed" in seen and job.startswith("check")}  # fmt: skip
+    for job, outcome in outcomes.items():
+        kind, family, _ = job.split(": ", 2)
+        if kind == "check" and "failed" not in outcome:
+            rows["check"] += check_rows(job, outcome, where)
+        if kind == "time" and "failed" not in outcome and family not in bad:
+            rows["time"] += time_rows(outcome, where)
+    save(rows)
+    return summary(rows, outcomes)
+
+
+def rehearse(chosen):
+    """What needs no GPU: the plans of every family that offers them."""
+    for family, module in chosen.items():
+        for name, launches in getattr(module, "plans", dict)().items():
+            grids = ", ".join(f"{x.grid} x {x.kernel.threads}" for x in launches)
+            print(f"{family}: {name}: {grids}", flush=True)
+
+
+def select(only, known):
+    """Family -> what its names must contain, of words like "rows" and "rows:norm"."""
+    parts = dict(word.partition(":")[::2] for word in only) or dict.fromkeys(known, "")
+    if strange := parts.keys() - known:
+        sys.exit(f"no family {', '.join(sorted(strange))}: choose of {', '.join(known)}")
+    return parts
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", nargs="*", help="check, products", default=["check", "products"])
+    parser.add_argument("what", nargs="*", help="check, time; both if nothing is said")
     parser.add_argument("--dry", action="store_true", help="compile and plan, without a GPU")
     parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
-    parser.add_argument("--only", default="", help="contests and forms with this in their name")
+    parser.add_argument("--only", nargs="+", default=[], help="families, or family:part of names")
+    parser.add_argument("--rounds", type=int, default=gpu_times.ROUNDS, help="of timing, alone")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        return serve(options.child)
-    codes = compiled(2 if options.dry else os.cpu_count())
+        return child(options.child)
+    if strange := {*options.what} - {*FILES}:
+        parser.error(f"what to do is check or time, before --only, not {', '.join(strange)}")
+    options.what = options.what or list(FILES)
+    begin, known, card = time.perf_counter(), families(), capability()
+    parts = select(options.only, known)
+    chosen = {name: module for name, module in known.items() if name in parts}
+    if not card and not options.dry:
+        print("there is no NVIDIA GPU here: nothing was checked; --dry compiles the kernels")
+        return 0
+    codes, broken = compiled(makers_of(chosen), card, os.cpu_count())
     if options.dry:
-        return rehearse()
-    run(options, codes)
-
-
-def run(options, codes):
-    """Do what is asked for, print it, and save the rows."""
-    begin, outcomes = time.perf_counter(), {}
-
-    def do(kind, names):
-        jobs = [(kind, name) for name in names if kind in options.what and options.only in name]
-        while jobs:
-            jobs = attempt(jobs, codes, outcomes)
-
-    do("check", [label(form) for form in FORMS if {*kernels(form)} <= {*codes}])
-    for form in FORMS:  # what is wrong, or hangs, is not timed
-        if "failed" in outcomes.get(("check", label(form)), ()):
-            codes.pop(label(form))
-    do("products", [f"{contest.what}: {contest.case}" for contest in contests()])
-    where, rows = circumstances(outcomes["device"], commit_here(options.commit)), []
-    for contest in contests():
-        outcome = outcomes.get(("products", f"{contest.what}: {contest.case}"), {"failed": ""})
-        if "failed" not in outcome:
-            rows += rows_of(contest, outcome, where)
-    if rows:
-        save(rows)
-    summary(rows, outcomes)
+        rehearse(chosen)
+        return int(bool(broken))
+    bad = run(options, chosen, parts, codes)
     print(f"{time.perf_counter() - begin:.0f} s", flush=True)
-
-
-def summary(rows, outcomes):
-    """The short table: what the package chooses, against the library; and what failed."""
-    for row in rows:
-        if row["engine"] == "cuda" and row["unit"] == "ms":
-            ratio = row["value"] / row["peer_value"]
-            name = f"{row['what']}, {row['case']} ({row['peer']})"
-            print(f"{ratio:.3f}  {row['value']:.4f} ms  {name}")
-    for job, outcome in outcomes.items():
-        if isinstance(outcome, dict) and "failed" in outcome:
-            print("FAILED", *job, outcome["failed"])
+    return int(bad or bool(broken))
 
 
 if __name__ == "__main__":

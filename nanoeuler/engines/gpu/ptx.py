@@ -67,6 +67,38 @@ store_shared_float2 = ptx("st.shared.v2.f32 [$0], {$1, $2};", "r f f")
 load_shared_float2 = ptx("ld.shared.v2.f32 {$0, $1}, [$2];", "r", "f f")
 
 
+# address -> the int32 there, which nobody writes meanwhile
+load_int = ptx("ld.global.nc.b32 $0, [$1];", "l", "r")
+# address -> 2 int32, which nobody writes meanwhile
+load_int2 = ptx("ld.global.nc.v2.b32 {$0, $1}, [$2];", "l", "r r")
+# address -> 4 float32, which nobody writes meanwhile
+load_float4 = ptx("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "l", "f f f f")
+# address -> 2 int32, which no other thread writes
+load_own_int2 = ptx("ld.global.v2.b32 {$0, $1}, [$2];", "l", "r r")
+# address -> 4 int32, which no other thread writes
+load_own_int4 = ptx("ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", "l", "r r r r")
+# address -> 4 float32, which no other thread writes
+load_own_float4 = ptx("ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", "l", "f f f f")
+# address -> the float32 there, which no other thread writes
+load_own_float = ptx("ld.global.f32 $0, [$1];", "l", "f")
+# address -> the int32 there, which no other thread writes
+load_own_int = ptx("ld.global.b32 $0, [$1];", "l", "r")
+# address, int32
+store_int = ptx("st.global.b32 [$0], $1;", "l r")
+# address, 2 int32
+store_int2 = ptx("st.global.v2.b32 [$0], {$1, $2};", "l r r")
+# address, 4 int32
+store_int4 = ptx("st.global.v4.b32 [$0], {$1, $2, $3, $4};", "l r r r r")
+# address in shared memory, 4 float32
+store_shared_float4 = ptx("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", "r f f f f")
+# address in shared memory -> the 4 float32 there
+load_shared_float4 = ptx("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "r", "f f f f")
+# x -> 1 / sqrt(x), relative error below 2^-22 (the manual)
+inverse_root = ptx("rsqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
+# x -> sqrt(x), relative error below 2^-22 (the manual)
+square_root = ptx("sqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
+
+
 # x, mask -> x of the lane whose number differs in the bits of `mask`
 shuffle_xor = ptx("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "f r", "f")
 # x -> x of lane 0: the compiler then knows that the warp agrees on it

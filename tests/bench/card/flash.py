@@ -1,0 +1,272 @@
+"""Attention on tensor cores, against PyTorch's FlashAttention-2 and cuDNN.
+
+Each shape is checked against float64 on odd lengths and grouped heads, with one warpgroup in a
+block and with all, in the model's layout and head by head; the error may be at most twice
+FlashAttention-2's. For grouped queries PyTorch gets keys and values that were repeated before the
+clock starts.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from bench.card import Contest, ghost
+
+from nanoeuler.engines.gpu import flash_plan
+from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
+
+SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
+LSE = 1e-3  # absolute; scores of some tens in float32, products of bf16 are exact in it
+LEAST = 2.0**-9  # what rounding a result to bf16 alone may cost
+PEERS = "FlashAttention-2", "cuDNN"
+# Which warpgroups share a block: as planned, always one, as many as there can be.
+CROWDS = {"planned": None, "one warpgroup": 1 << 30, "all warpgroups": 0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape: B sequences, H query heads, G key heads, T positions, head width D."""
+
+    B: int
+    H: int
+    G: int
+    T: int
+    D: int
+
+    def __str__(self):
+        heads = f"{self.H}/{self.G}" if self.G != self.H else f"{self.H}"
+        return f"B{self.B} H{heads} T{self.T} D{self.D} causal bf16"
+
+
+TIMED = [
+    Case(16, 12, 12, 1024, 64), Case(16, 12, 4, 1024, 64), Case(4, 16, 16, 4096, 64),
+    Case(4, 16, 16, 4096, 128), Case(16, 12, 12, 512, 64), Case(16, 12, 4, 512, 64),
+    Case(2, 4, 2, 768, 64),
+]  # fmt: skip
+# Odd lengths: of one row, of less than a tile, of tiles that end between 64 and 128.
+ODD = [
+    Case(1, 2, 1, 1, 64), Case(2, 2, 2, 77, 64), Case(2, 4, 2, 333, 128), Case(2, 4, 2, 1000, 64),
+    Case(3, 4, 1, 130, 64), Case(2, 6, 3, 193, 128),
+]  # fmt: skip
+
+
+def kernels():
+    """Name -> maker of each kernel."""
+    made = {"forward 64": narrow, "forward 128": wide}
+    for D, most in ((64, 2), (128, 3)):
+        for groups in (1, most):
+            made[f"dq {D}, {groups} warpgroups"] = partial(dq_kernel, D, groups)
+        for groups in (1, 2):
+            made[f"dkdv {D}, {groups} warpgroups"] = partial(dkdv_kernel, D, groups)
+    return made
+
+
+def narrow():
+    """The forward kernel of head width 64."""
+    return NARROW
+
+
+def wide():
+    """The forward kernel of head width 128."""
+    return WIDE
+
+
+def launches(arrays, crowd):
+    """The three launches: forward, dq, dkdv. arrays: name -> each of `shapes`."""
+    limit, flash_plan.MULTIPROCESSORS = flash_plan.MULTIPROCESSORS, CROWDS[crowd]
+    if CROWDS[crowd] is None:
+        flash_plan.MULTIPROCESSORS = limit
+    try:
+        names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+        forward = flash_plan.forward_launch(*(arrays[n] for n in ("q", "k", "v", "o", "lse")))
+        return forward, *flash_plan.backward_launches(*(arrays[n] for n in names))
+    finally:
+        flash_plan.MULTIPROCESSORS = limit
+
+
+def shapes(case):
+    """Shapes of all arrays of a case; the last two are of float32."""
+    queries = case.B, case.H, case.T, case.D
+    keys = case.B, case.G, case.T, case.D
+    lines = case.B, case.H, flash_plan.padded(case.T)
+    return dict.fromkeys(("q", "do", "o", "dq"), queries) | dict.fromkeys(
+        ("k", "v", "dk", "dv"), keys
+    ) | dict.fromkeys(("lse", "delta"), lines)  # fmt: skip
+
+
+def plans():
+    """Name -> launches of every check, without arrays."""
+    return {
+        f"{case}, {crowd}": launches(
+            {name: ghost(shape, kind(name)) for name, shape in shapes(case).items()}, crowd
+        )
+        for case in ODD + TIMED
+        for crowd in CROWDS
+    }
+
+
+def kind(name):
+    """The dtype of an array of `shapes`."""
+    return np.float32 if name in ("lse", "delta") else np.uint16
+
+
+class Problem:
+    """A case with its arrays on the GPU; outputs lie between margins, all poisoned with nan."""
+
+    def __init__(self, bench, case, seed=0, packed=False):
+        self.bench, self.case, torch = bench, case, bench.torch
+        torch.manual_seed(seed + case.T)
+        self.tensors = {}
+        for name, shape in shapes(case).items():
+            if name in ("q", "k", "v", "do"):
+                self.tensors[name] = bench.random(*shape)
+            else:
+                dtype = torch.float32 if kind(name) == np.float32 else torch.bfloat16
+                self.tensors[name] = bench.output(*shape, dtype=dtype)
+        if packed:
+            self.pack()
+
+    def pack(self):
+        """The same values in the model's layout: heads of a position side by side."""
+        for names in (("q", "k", "v"), ("dq", "dk", "dv"), ("do",), ("o",)):
+            parts = [self.tensors[name] for name in names]
+            whole = self.bench.torch.cat([part.transpose(1, 2) for part in parts], 2).contiguous()
+            at = 0
+            for name, part in zip(names, parts, strict=True):
+                self.tensors[name] = whole[:, :, at : at + part.shape[1]].transpose(1, 2)
+                at += part.shape[1]
+
+    def ours(self, crowd="planned"):
+        """Functions that put forward, dq, dkdv on torch's stream."""
+        views = {name: self.bench.view(tensor) for name, tensor in self.tensors.items()}
+        return [self.bench.call(launch) for launch in launches(views, crowd)]
+
+    def expanded(self):
+        """q, k, v, do with a key head for each query head, as PyTorch's operators want them."""
+        case, t = self.case, self.tensors
+        k, v = (t[name].repeat_interleave(case.H // case.G, 1).contiguous() for name in "kv")
+        return t["q"].contiguous(), k, v, t["do"].contiguous()
+
+    def peer(self, name):
+        """PyTorch's operators: functions of forward, which returns o first, and of backward."""
+        aten = self.bench.torch.ops.aten
+        q, k, v, do = self.expanded()
+        if name == "FlashAttention-2":
+            forward = partial(aten._scaled_dot_product_flash_attention, q, k, v, 0.0, True)
+            f = forward()
+            back = aten._scaled_dot_product_flash_attention_backward
+            return forward, partial(
+                back, do, q, k, v, f[0], f[1], f[2], f[3], f[4], f[5], 0.0, True, f[6], f[7]
+            )
+        forward = partial(
+            aten._scaled_dot_product_cudnn_attention, q, k, v, None, True, 0.0, True
+        )
+        f = forward()
+        back = aten._scaled_dot_product_cudnn_attention_backward
+        return forward, partial(
+            back, do, q, k, v, f[0], f[1], f[6], f[7], None, f[2], f[3], f[4], f[5], 0.0, True
+        )
+
+
+def exact(problem):
+    """o, lse (base 2), dq, dk, dv of the last sequence in float64, by the definition."""
+    torch, case = problem.bench.torch, problem.case
+    q, k, v, do = (x[-1:].double() for x in problem.expanded())
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(case.D)
+    later = torch.ones(case.T, case.T, device="cuda", dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(later, -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    o = torch.exp(scores - lse[..., None]) @ v
+    gradients = torch.autograd.grad(o, (q, k, v), do)
+    return o.detach(), lse.detach() / math.log(2), gradients
+
+
+def fold(problem, x):
+    """Gradients of repeated keys, summed over the query heads that share one."""
+    case = problem.case
+    return x.double().view(x.shape[0], case.G, case.H // case.G, case.T, case.D).sum(2)
+
+
+def errors(problem, want, o, dq, dk, dv):
+    """Relative errors of o, dq, dk, dv of the last sequence.
+
+    What is nearly zero throughout, as dq and dk of a single position, is compared with 0.01.
+    """
+    o_want, _, (dq_want, dk_want, dv_want) = want
+    pairs = (o, o_want), (dq, dq_want), (dk, fold(problem, dk_want)), (dv, fold(problem, dv_want))
+    return [
+        ((x[-1:].double() - y).norm() / max(y.norm(), 0.01 * math.sqrt(y.numel()))).item()
+        for x, y in pairs
+    ]
+
+
+def check(bench, case, crowd, packed):
+    """Errors by part, ours and FlashAttention-2's."""
+    problem = Problem(bench, case, packed=packed)
+    calls = problem.ours(crowd)
+    names = "o", "lse", "delta", "dq", "dk", "dv"
+    outputs = {name: problem.tensors[name] for name in names}
+    o, lse, _, dq, dk, dv = bench.repeat(lambda: [call() for call in calls], outputs).values()
+    want = exact(problem)
+    seen = errors(problem, want, o, dq, dk, dv)
+    forward, backward = problem.peer(PEERS[0])
+    o, (dq, dk, dv) = forward()[0], backward()[:3]
+    peers = errors(problem, want, o, dq, fold(problem, dk), fold(problem, dv))
+    off = (lse[-1:, :, : case.T].double() - want[1]).abs().max().item()
+    if not off < LSE:
+        raise ValueError(f"lse is off by {off:.1e}")
+    return {
+        part: {"error": error, "peer": peer, "least": LEAST}
+        for part, error, peer in zip(("o", "dq", "dk", "dv"), seen, peers, strict=True)
+    }
+
+
+def checks(bench):
+    """Name -> check of each case with each crowd, some in the model's layout too."""
+    made = {
+        f"attention {case}, {crowd}": partial(check, bench, case, crowd, False)
+        for case in ODD + TIMED
+        for crowd in CROWDS
+    }
+    packed = {
+        f"attention {case}, packed": partial(check, bench, case, "planned", True)
+        for case in (ODD[2], ODD[3], TIMED[1])
+    }
+    return made | packed
+
+
+def entrants(bench, case, backward):
+    """Name -> calls, one for each set of operands: ours, its two halves backward, the peers."""
+    size = 2 * 8 * case.B * case.H * case.T * case.D
+    problems = [Problem(bench, case, seed) for seed in range(max(1, min(3, SETS // size)))]
+    made = {}
+    for problem in problems:
+        forward, dq, dkdv = problem.ours()
+        forward()  # the backward needs its o and lse
+        ways = {"ours": forward}
+        if backward:
+            dq()
+            ways = {"ours": lambda dq=dq, dkdv=dkdv: (dq(), dkdv()), "dq": dq, "dk, dv": dkdv}
+        for who, call in ways.items():
+            made.setdefault(who, []).append(call)
+    for peer in PEERS:
+        try:
+            made[peer] = [problem.peer(peer)[backward] for problem in problems]
+        except RuntimeError as error:
+            print(f"  no {peer}: {str(error).splitlines()[0][:90]}", flush=True)
+    return made
+
+
+def contests(bench):
+    """What is timed."""
+    return [
+        Contest(
+            f"attention {'backward' if backward else 'forward'}", str(case),
+            partial(entrants, bench, case, backward), peer=PEERS,
+        )
+        for case in TIMED
+        for backward in (False, True)
+    ]  # fmt: skip

@@ -93,25 +93,45 @@ def chunk_at(row: int, chunk: int, D: int) -> int:
     return int32(row * (2 * D) + ((chunk ^ turn(row, D)) << 4))
 
 
-def copy_rows(
-    tile: int, head: Head, first: int, rows: int, limit: int, D: int, whole: bool, at: Place
-) -> None:
-    """Start copying `rows` rows of a head, from `first` on, to a tile; zeros from `limit` on.
+class Copier(NamedTuple):
+    """A thread's share of copies of rows to tiles: 16 bytes of every so many rows.
 
-    All threads of the block call it, and each copies 16 bytes of every so many rows. whole: all
-    the rows are there, which spares the comparison.
+    row: its first row of a tile; to: the bytes from a tile's start to there.
     """
-    chunks, apart = D // 8, THREADS // (D // 8)
-    row, chunk = int32(at.thread // chunks), int32(at.thread % chunks)
-    source = int64(head.start + int64(first + row) * head.step + 16 * chunk)
-    to = int32(tile + chunk_at(row, chunk, D))
+
+    row: int
+    chunk: int
+    to: int
+
+
+def copier(D: int, at: Place) -> Copier:
+    """This thread's share, for tiles of D columns."""
+    row, chunk = int32(at.thread // (D // 8)), int32(at.thread % (D // 8))
+    return Copier(row, chunk, chunk_at(row, chunk, D))
+
+
+def own_source(head: Head, first: int, of: Copier) -> int:
+    """Where this thread's share begins, for the rows of a head from `first` on."""
+    return int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
+
+
+def copy_rows(
+    tile: int, source: int, step: int, rows: int, left: int, D: int, whole: bool, of: Copier
+) -> None:
+    """Start copying `rows` rows, `step` bytes apart, to a tile; zeros after `left` rows.
+
+    All threads of the block call it; source: `own_source` of each. whole: all rows are there, which
+    spares the comparison.
+    """
+    apart = THREADS // (D // 8)
     for i in range(rows // apart):
+        to = int32(tile + of.to + i * apart * 2 * D)
         if whole:
-            copy_async(int32(to + i * apart * 2 * D), source)
+            copy_async(to, source)
         else:
-            size = int32(16) if first + row + i * apart < limit else int32(0)
-            copy_async_part(int32(to + i * apart * 2 * D), source, size)
-        source += apart * head.step
+            size = int32(16) if of.row + i * apart < left else int32(0)
+            copy_async_part(to, source, size)
+        source += apart * step
 
 
 class Lanes(NamedTuple):
@@ -286,14 +306,17 @@ def shared_bytes(form: Form) -> int:
     return (QUERIES + 2 * form.stages * KEYS) * form.D * 2
 
 
-class Work(NamedTuple):
-    """What a block works on: its first query, its keys and values, T, and the number of steps."""
+class Keys(NamedTuple):
+    """A block's keys and values on their way: what each step copies. k, v: this thread's share of
+    the first step's; steps in bytes from row to row; first: the first key of the first step; T.
+    """
 
+    k: int
+    k_step: int
+    v: int
+    v_step: int
     first: int
-    k: Head
-    v: Head
     T: int
-    steps: int
 
 
 def fills(form: Form) -> tuple[Callable, Callable]:
@@ -301,19 +324,19 @@ def fills(form: Form) -> tuple[Callable, Callable]:
     D, stages = form.D, form.stages
     size = KEYS * D * 2
 
-    def stage_at(tiles: Tiles, step: int) -> int:
-        return int32(tiles.stages + step % stages * (2 * size))
-
-    def fill_keys(tiles: Tiles, work: Work, step: int, whole: bool, at: Place) -> None:
+    def fill_keys(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Copier) -> None:
         """Start copying a step's keys."""
-        row = int32((work.steps - 1 - step) * KEYS)
-        copy_rows(stage_at(tiles, step), work.k, row, KEYS, work.T, D, whole, at)
+        to = int32(tiles.stages + step % stages * (2 * size))
+        left = int32(keys.T - keys.first + step * KEYS)
+        source = int64(keys.k - int64(step) * (KEYS * keys.k_step))
+        copy_rows(to, source, keys.k_step, KEYS, left, D, whole, of)
 
-    def fill_values(tiles: Tiles, work: Work, step: int, whole: bool, at: Place) -> None:
+    def fill_values(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Copier) -> None:
         """Start copying a step's values."""
-        row = int32((work.steps - 1 - step) * KEYS)
-        to = int32(stage_at(tiles, step) + size)
-        copy_rows(to, work.v, row, KEYS, work.T, D, whole, at)
+        to = int32(tiles.stages + step % stages * (2 * size) + size)
+        left = int32(keys.T - keys.first + step * KEYS)
+        source = int64(keys.v - int64(step) * (KEYS * keys.v_step))
+        copy_rows(to, source, keys.v_step, KEYS, left, D, whole, of)
 
     return fill_keys, fill_values
 
@@ -396,37 +419,41 @@ def loop_of(form: Form) -> Callable:
     step = step_of(form)
     first_keys, here = copy_wait(stages - 1), copy_wait(stages - 2)
 
-    def refill(tiles: Tiles, work: Work, step: int, whole: bool, at: Place) -> None:
+    def refill(tiles: Tiles, keys: Keys, step: int, steps: int, whole: bool, of: Copier) -> None:
         """Start copying a step's keys and values, if there is such a step: a group."""
-        if step < work.steps:
-            fill_keys(tiles, work, step, whole, at)
-            fill_values(tiles, work, step, whole, at)
+        if step < steps:
+            fill_keys(tiles, keys, step, whole, of)
+            fill_values(tiles, keys, step, whole, of)
         copy_commit()
 
     def loop(
-        s: Any, q: Any, p: Any, rows: Rows, tiles: Tiles, work: Work, queries: Head,
-        scale: float, of: Lanes, at: Place,
+        s: Any, q: Any, p: Any, rows: Rows, tiles: Tiles, queries: Head, keys: Keys, steps: int,
+        scale: float, at: Place,
     ) -> None:  # fmt: skip
-        copy_rows(tiles.q, queries, work.first, QUERIES, work.T, D, False, at)
-        fill_keys(tiles, work, int32(0), False, at)
+        """From the diagonal down; the copies run ahead."""
+        of, share = lanes(D, at), copier(D, at)
+        row = int32(keys.first - HALF)
+        source = own_source(queries, row, share)
+        copy_rows(tiles.q, source, queries.step, QUERIES, int32(keys.T - row), D, False, share)
+        fill_keys(tiles, keys, int32(0), False, share)
         copy_commit()
-        fill_values(tiles, work, int32(0), False, at)
+        fill_values(tiles, keys, int32(0), False, share)
         copy_commit()
         for i in range(1, stages - 1):
-            refill(tiles, work, int32(i), False, at)
+            refill(tiles, keys, int32(i), steps, False, share)
         first_keys()
         cuda.syncthreads()
-        refill(tiles, work, int32(stages - 1), False, at)
+        refill(tiles, keys, int32(stages - 1), steps, False, share)
         hold_queries(q, tiles.q, form, of, at)
         step(s, q, p, rows, 1, 1, tiles, int32(0), True, scale, of, at)
         here()
         cuda.syncthreads()
-        refill(tiles, work, int32(stages), True, at)
-        step(s, q, p, rows, 0, 0, tiles, int32(size % (stages * size)), False, scale, of, at)
-        for i in range(2, work.steps):
+        refill(tiles, keys, int32(stages), steps, True, share)
+        step(s, q, p, rows, 0, 0, tiles, int32(size), False, scale, of, at)
+        for i in range(2, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
-            refill(tiles, work, int32(i + stages - 1), True, at)
+            refill(tiles, keys, int32(i + stages - 1), steps, True, share)
             step(s, q, p, rows, 0, -1, tiles, int32(i % stages * size), False, scale, of, at)
 
     return loop
@@ -456,7 +483,7 @@ def forward_kernel(form: Form) -> Kernel:
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
     ):  # fmt: skip
-        at, of = place(), lanes(D, place())
+        at = place()
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         batch = int32(number // heads)
         head = int32(number - batch * heads)
@@ -465,7 +492,12 @@ def forward_kernel(form: Form) -> Kernel:
         queries = head_of(q, (q_batch, q_head, q_row), batch, head)
         keys = head_of(k, (k_batch, k_head, k_row), batch, kv)
         values = head_of(v, (v_batch, v_head, v_row), batch, kv)
-        work = Work(first, keys, values, T, int32((first + QUERIES) // KEYS))
+        share, last = copier(D, at), int32(first + HALF)
+        stream = Keys(
+            own_source(keys, last, share), keys.step, own_source(values, last, share), values.step,
+            last, T,
+        )  # fmt: skip
+        steps = int32((first + QUERIES) // KEYS)
         q_tile = round_up(shared_address(cuda.shared.array(0, int8)), 256)
         tiles = Tiles(q_tile, int32(q_tile + QUERIES * D * 2))
         s, held, p = (
@@ -480,7 +512,7 @@ def forward_kernel(form: Form) -> Kernel:
         clear(rows.total, 4)
         for i in range(4):
             rows.m[i] = float32(LOWEST)
-        loop(s, held, p, rows, tiles, work, queries, scale, of, at)
+        loop(s, held, p, rows, tiles, queries, stream, steps, scale, at)
         save_lines(lse, int32(number * round_up(T, PAD)), first, T, rows, scale, at)
         out = head_of(o, (o_batch, o_head, o_row), batch, head)
         save_output(rows, out, q_tile, first, T, D, at)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.flash_layout import (
-    FORBIDDEN,
     LOWEST,
     PAD,
     PAST_END,
@@ -24,149 +23,50 @@ from nanoeuler.engines.gpu.flash_layout import (
     quad_sum,
     round_up,
 )
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.flash_mma_parts import (
+    EVERY_CARD,
+    Head,
+    Lanes,
+    Place,
+    Share,
+    beside,
+    copy_rows,
+    forbid_later,
+    head_of,
+    lanes,
+    load_left,
+    multiply,
+    own_column,
+    own_row,
+    place,
+    put_rows,
+    share,
+    shared_base,
+    source_of,
+    stage_rows,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import (
     again,
-    copy_async,
-    copy_async_part,
     copy_commit,
     copy_wait,
     exp2,
     larger,
     ldmatrix4,
     ldmatrix4_turned,
-    load_shared_int4,
     log2,
-    mma,
     pack_bf16,
     reciprocal,
-    shared_address,
     shuffle_xor,
     store_float,
-    store_int4,
-    store_shared_int,
-    uniform,
 )
 
-EVERY_CARD = 8, 0  # the compute capability that has all these instructions
 WARPS = 4
 THREADS = 32 * WARPS
 HALF = 16 * WARPS  # queries of each half of a block, 16 to each warp
 QUERIES = 2 * HALF
 KEYS = 64          # of a step
-
-
-class Place(NamedTuple):
-    """Where a thread stands: in its block, in its warp; its warp."""
-
-    thread: int
-    lane: int
-    warp: int
-
-
-def place() -> Place:
-    """This thread's place. `uniform` tells the compiler that a warp agrees on its number."""
-    t = int32(cuda.threadIdx.x)
-    return Place(t, int32(t & 31), uniform(int32(t >> 5)))
-
-
-class Head(NamedTuple):
-    """One head of an array in memory: the address of its row 0, and bytes from row to row."""
-
-    start: int
-    step: int
-
-
-def head_of(array: int, steps: tuple, batch: int, head: int) -> Head:
-    """The head `head` of sequence `batch`; steps: bytes from batch to batch, head, row."""
-    return Head(int64(array + batch * steps[0] + head * steps[1]), steps[2])
-
-
-def turn(row: int, D: int) -> int:
-    """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
-    return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
-
-
-def chunk_at(row: int, chunk: int, D: int) -> int:
-    """The byte of a tile of D columns where a chunk of 8 columns of a row lies."""
-    return int32(row * (2 * D) + ((chunk ^ turn(row, D)) << 4))
-
-
-class Copier(NamedTuple):
-    """A thread's share of copies of rows to tiles: 16 bytes of every so many rows.
-
-    row: its first row of a tile; to: the bytes from a tile's start to there.
-    """
-
-    row: int
-    chunk: int
-    to: int
-
-
-def copier(D: int, at: Place) -> Copier:
-    """This thread's share, for tiles of D columns."""
-    row, chunk = int32(at.thread // (D // 8)), int32(at.thread % (D // 8))
-    return Copier(row, chunk, chunk_at(row, chunk, D))
-
-
-def own_source(head: Head, first: int, of: Copier) -> int:
-    """Where this thread's share begins, for the rows of a head from `first` on."""
-    return int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
-
-
-def copy_rows(
-    tile: int, source: int, step: int, rows: int, left: int, D: int, whole: bool, of: Copier
-) -> None:
-    """Start copying `rows` rows, `step` bytes apart, to a tile; zeros after `left` rows.
-
-    All threads of the block call it; source: `own_source` of each. whole: all rows are there, which
-    spares the comparison.
-    """
-    apart = THREADS // (D // 8)
-    for i in range(rows // apart):
-        to = int32(tile + of.to + i * apart * 2 * D)
-        if whole:
-            copy_async(to, source)
-        else:
-            size = int32(16) if of.row + i * apart < left else int32(0)
-            copy_async_part(to, source, size)
-        source += apart * step
-
-
-class Lanes(NamedTuple):
-    """Bytes from a tile's start to what this lane tells `ldmatrix`, for its three uses.
-
-    left: A, from 16 rows; right: B of a product of rows; turned: B of a product with columns.
-    """
-
-    left: int
-    right: int
-
-
-def lanes(D: int, at: Place) -> Lanes:
-    """For the first 16 rows and columns; 16 columns on: `beside`; 16 rows on: 32 D bytes more."""
-    lane = at.lane
-    left = chunk_at(int32(lane & 15), int32(lane >> 4), D)
-    right = chunk_at(int32((lane & 7) + (lane >> 4 << 3)), int32(lane >> 3 & 1), D)
-    return Lanes(left, right)
-
-
-def beside(address: int, i: int) -> int:
-    """The same rows, 16 i columns further: chunks are swapped, so that is an exclusive or."""
-    return int32(address ^ i << 5)
-
-
-def multiply(acc: Any, at: int, a: Any, i: int, b0: int, b1: int) -> None:
-    """acc[at .. at + 3] += A B: 16 x 8 sums; A in a[i .. i + 3]."""
-    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = mma(
-        a[i], a[i + 1], a[i + 2], a[i + 3], b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3]
-    )
-
-
-def load_left(a: Any, i: int, address: int) -> None:
-    """A of 16 x 16 into a[i .. i + 3]."""
-    a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
 
 
 class Rows(NamedTuple):
@@ -197,7 +97,8 @@ def raise_maximum(s: Any, h: int, first: int, count: int, rows: Rows, scale: flo
     a0, a1 = larger(a0, b0), larger(a1, b1)
     a0, a1 = larger(a0, shuffle_xor(a0, int32(1))), larger(a1, shuffle_xor(a1, int32(1)))
     a0, a1 = larger(a0, shuffle_xor(a0, int32(2))), larger(a1, shuffle_xor(a1, int32(2)))
-    alpha[2 * h], alpha[2 * h + 1] = exp2((m[2 * h] - a0) * scale), exp2((m[2 * h + 1] - a1) * scale)
+    alpha[2 * h] = exp2((m[2 * h] - a0) * scale)
+    alpha[2 * h + 1] = exp2((m[2 * h + 1] - a1) * scale)
     m[2 * h], m[2 * h + 1] = a0, a1
     rows.total[2 * h] *= alpha[2 * h]
     rows.total[2 * h + 1] *= alpha[2 * h + 1]
@@ -224,24 +125,6 @@ def correct(rows: Rows, h: int, D: int) -> None:
         o[i + 1] *= above
         o[i + 2] *= below
         o[i + 3] *= below
-
-
-def forbid_later(s: Any, first: int, keys: int, distance: int) -> None:
-    """Forbid, in s[first ..], the keys that come after their query.
-
-    distance: how far the last key that this thread's upper row sees is from its own first key.
-    """
-    below = int32(distance + 8)
-    for n in range(keys // 8):
-        i = first + 4 * n
-        if 8 * n > distance:
-            s[i] = float32(FORBIDDEN)
-        if 8 * n + 1 > distance:
-            s[i + 1] = float32(FORBIDDEN)
-        if 8 * n > below:
-            s[i + 2] = float32(FORBIDDEN)
-        if 8 * n + 1 > below:
-            s[i + 3] = float32(FORBIDDEN)
 
 
 class Form(NamedTuple):
@@ -324,19 +207,19 @@ def fills(form: Form) -> tuple[Callable, Callable]:
     D, stages = form.D, form.stages
     size = KEYS * D * 2
 
-    def fill_keys(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Copier) -> None:
+    def fill_keys(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Share) -> None:
         """Start copying a step's keys."""
         to = int32(tiles.stages + step % stages * (2 * size))
         left = int32(keys.T - keys.first + step * KEYS)
         source = int64(keys.k - int64(step) * (KEYS * keys.k_step))
-        copy_rows(to, source, keys.k_step, KEYS, left, D, whole, of)
+        copy_rows(to, source, keys.k_step, KEYS, left, D, THREADS, whole, of)
 
-    def fill_values(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Copier) -> None:
+    def fill_values(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Share) -> None:
         """Start copying a step's values."""
         to = int32(tiles.stages + step % stages * (2 * size) + size)
         left = int32(keys.T - keys.first + step * KEYS)
         source = int64(keys.v - int64(step) * (KEYS * keys.v_step))
-        copy_rows(to, source, keys.v_step, KEYS, left, D, whole, of)
+        copy_rows(to, source, keys.v_step, KEYS, left, D, THREADS, whole, of)
 
     return fill_keys, fill_values
 
@@ -360,7 +243,7 @@ def step_of(form: Form) -> Callable:
         k_tile = int32(tiles.stages + stage)
         scores(s, q, low, int32(tiles.q + at.warp * 16 * 2 * D), k_tile, of)
         if masked >= 0:
-            own = int32(at.warp * 16 + (at.lane >> 2) - (at.lane & 3) * 2)
+            own = int32(at.warp * 16 + own_row(at) - own_column(at))
             forbid_later(s, masked * part, KEYS, own)
         for h in range(low, 2):
             raise_maximum(s, h, h * part, part, rows, scale)
@@ -373,7 +256,9 @@ def step_of(form: Form) -> Callable:
     return step
 
 
-def save_lines(lse: int, line: int, first: int, T: int, rows: Rows, scale: float, at: Place) -> None:
+def save_lines(
+    lse: int, line: int, first: int, T: int, rows: Rows, scale: float, at: Place
+) -> None:
     """`total` over all lanes, and lse = m scale + log2(total) of a block's rows.
 
     line: the number of values before this head's. Rows past T get what hides them.
@@ -383,32 +268,11 @@ def save_lines(lse: int, line: int, first: int, T: int, rows: Rows, scale: float
             i = 2 * h + j
             rows.total[i] = quad_sum(rows.total[i])
             if at.lane & 3 == 0:
-                t = int32(first + h * HALF + at.warp * 16 + (at.lane >> 2) + 8 * j)
+                t = int32(first + h * HALF + at.warp * 16 + own_row(at) + 8 * j)
                 value = float32(PAST_END)
                 if t < T:
                     value = rows.m[i] * scale + log2(rows.total[i])
                 store_float(lse + 4 * (int64(line) + t), value)
-
-
-def stage_rows(acc: Any, i: int, above: float, below: float, tile: int, D: int, at: Place) -> None:
-    """16 rows of sums, acc[i ..] times `above` and `below`, as bf16 to a tile of this warp."""
-    row, pair = int32(at.lane >> 2), int32((at.lane & 3) * 4)
-    for n in range(D // 8):
-        j = i + 4 * n
-        to = int32(tile + chunk_at(row, n, D) + pair)
-        store_shared_int(to, pack_bf16(acc[j] * above, acc[j + 1] * above))
-        store_shared_int(int32(to + 16 * D), pack_bf16(acc[j + 2] * below, acc[j + 3] * below))
-
-
-def put_rows(tile: int, head: Head, first: int, T: int, D: int, at: Place) -> None:
-    """A warp's 16 rows from its tile to memory, rows `first` on, 16 bytes a lane; none past T."""
-    chunks, apart = D // 8, 256 // D
-    row, chunk = int32(at.lane // chunks), int32(at.lane % chunks)
-    for i in range(16 // apart):
-        here = int32(row + i * apart)
-        if first + here < T:
-            a, b, c, d = load_shared_int4(int32(tile + chunk_at(here, chunk, D)))
-            store_int4(int64(head.start + int64(first + here) * head.step + 16 * chunk), a, b, c, d)
 
 
 def loop_of(form: Form) -> Callable:
@@ -419,7 +283,7 @@ def loop_of(form: Form) -> Callable:
     step = step_of(form)
     first_keys, here = copy_wait(stages - 1), copy_wait(stages - 2)
 
-    def refill(tiles: Tiles, keys: Keys, step: int, steps: int, whole: bool, of: Copier) -> None:
+    def refill(tiles: Tiles, keys: Keys, step: int, steps: int, whole: bool, of: Share) -> None:
         """Start copying a step's keys and values, if there is such a step: a group."""
         if step < steps:
             fill_keys(tiles, keys, step, whole, of)
@@ -431,29 +295,30 @@ def loop_of(form: Form) -> Callable:
         scale: float, at: Place,
     ) -> None:  # fmt: skip
         """From the diagonal down; the copies run ahead."""
-        of, share = lanes(D, at), copier(D, at)
+        of, mine = lanes(D, at), share(D, at, THREADS)
         row = int32(keys.first - HALF)
-        source = own_source(queries, row, share)
-        copy_rows(tiles.q, source, queries.step, QUERIES, int32(keys.T - row), D, False, share)
-        fill_keys(tiles, keys, int32(0), False, share)
+        left = int32(keys.T - row)
+        source = source_of(queries, row, mine)
+        copy_rows(tiles.q, source, queries.step, QUERIES, left, D, THREADS, False, mine)
+        fill_keys(tiles, keys, int32(0), False, mine)
         copy_commit()
-        fill_values(tiles, keys, int32(0), False, share)
+        fill_values(tiles, keys, int32(0), False, mine)
         copy_commit()
         for i in range(1, stages - 1):
-            refill(tiles, keys, int32(i), steps, False, share)
+            refill(tiles, keys, int32(i), steps, False, mine)
         first_keys()
         cuda.syncthreads()
-        refill(tiles, keys, int32(stages - 1), steps, False, share)
+        refill(tiles, keys, int32(stages - 1), steps, False, mine)
         hold_queries(q, tiles.q, form, of, at)
         step(s, q, p, rows, 1, 1, tiles, int32(0), True, scale, of, at)
         here()
         cuda.syncthreads()
-        refill(tiles, keys, int32(stages), steps, True, share)
+        refill(tiles, keys, int32(stages), steps, True, mine)
         step(s, q, p, rows, 0, 0, tiles, int32(size), False, scale, of, at)
         for i in range(2, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
-            refill(tiles, keys, int32(i + stages - 1), steps, True, share)
+            refill(tiles, keys, int32(i + stages - 1), steps, True, mine)
             step(s, q, p, rows, 0, -1, tiles, int32(i % stages * size), False, scale, of, at)
 
     return loop
@@ -492,13 +357,13 @@ def forward_kernel(form: Form) -> Kernel:
         queries = head_of(q, (q_batch, q_head, q_row), batch, head)
         keys = head_of(k, (k_batch, k_head, k_row), batch, kv)
         values = head_of(v, (v_batch, v_head, v_row), batch, kv)
-        share, last = copier(D, at), int32(first + HALF)
+        mine, last = share(D, at, THREADS), int32(first + HALF)
         stream = Keys(
-            own_source(keys, last, share), keys.step, own_source(values, last, share), values.step,
+            source_of(keys, last, mine), keys.step, source_of(values, last, mine), values.step,
             last, T,
         )  # fmt: skip
         steps = int32((first + QUERIES) // KEYS)
-        q_tile = round_up(shared_address(cuda.shared.array(0, int8)), 256)
+        q_tile = shared_base()
         tiles = Tiles(q_tile, int32(q_tile + QUERIES * D * 2))
         s, held, p = (
             cuda.local.array(KEYS, float32), cuda.local.array(kept, int32),
@@ -529,5 +394,4 @@ def save_output(rows: Rows, out: Head, tile: int, first: int, T: int, D: int, at
         own = int32(tile + row * 2 * D)
         above, below = reciprocal(rows.total[2 * h]), reciprocal(rows.total[2 * h + 1])
         stage_rows(rows.o, h * (D // 2), above, below, own, D, at)
-        cuda.syncwarp()  # lanes read what others have stored
         put_rows(own, out, int32(first + row), T, D, at)

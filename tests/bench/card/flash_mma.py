@@ -7,10 +7,11 @@ outputs, head by head and in the model's layout; errors may be at most twice Fla
 from functools import partial
 
 from bench.card import Contest, ghost
-from bench.card.flash import LEAST, LSE, SETS, Case, Problem, exact, kind, shapes
+from bench.card.flash import LEAST, LSE, SETS, Case, Problem, errors, exact, fold, kind, shapes
 
 from nanoeuler.engines.gpu import flash_mma_plan as plan
 from nanoeuler.engines.gpu.flash_mma import Form, forward_kernel
+from nanoeuler.engines.gpu.flash_mma_backward import BackForm, dkdv_kernel, dq_kernel
 
 PEER = "FlashAttention-2"
 TIMED = [Case(16, 12, 12, 1024, 64), Case(4, 16, 16, 4096, 64), Case(4, 16, 16, 4096, 128)]
@@ -26,9 +27,27 @@ FORMS = [
 ]  # fmt: skip
 
 
+DQ = [
+    *plan.DQ.values(), BackForm(64, 8, 64, 2, 1), BackForm(64, 8, 64, 2, 2),
+    BackForm(128, 4, 32, 2, 3), BackForm(128, 8, 32, 2, 1),
+]  # fmt: skip
+DKDV = [
+    *plan.DKDV.values(), BackForm(64, 4, 64, 2, 2), BackForm(64, 8, 64, 2, 1),
+    BackForm(64, 4, 32, 2, 3), BackForm(128, 4, 32, 2, 2), BackForm(128, 8, 32, 2, 1),
+]  # fmt: skip
+
+
 def kernels():
     """Name -> maker of each kernel."""
-    return {spell(form): partial(forward_kernel, form) for form in dict.fromkeys(FORMS)}
+    made = {spell(form): partial(forward_kernel, form) for form in dict.fromkeys(FORMS)}
+    made |= {back("dq", form): partial(dq_kernel, form) for form in dict.fromkeys(DQ)}
+    return made | {back("dkdv", form): partial(dkdv_kernel, form) for form in dict.fromkeys(DKDV)}
+
+
+def back(what, form):
+    """A form of a backward kernel in a few words."""
+    D, warps, step, stages, resident = form
+    return f"mma {what} {D}, {warps} warps, {step} a step, {stages} stages, {resident} blocks"
 
 
 def spell(form):
@@ -42,12 +61,26 @@ def forward(views, form=None):
     return plan.forward_launch(*(views[name] for name in ("q", "k", "v", "o", "lse")), form)
 
 
+def backward(views, forms=None):
+    """The launches of the backward pass."""
+    names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    return plan.backward_launches(*(views[name] for name in names), forms)
+
+
+def pairs_of(D):
+    """Forms of dq and of dkdv to check and time together: each kernel's forms occur."""
+    dq, dkdv = ([f for f in dict.fromkeys(forms) if f.D == D] for forms in (DQ, DKDV))
+    n = max(len(dq), len(dkdv))
+    return [(dq[i % len(dq)], dkdv[i % len(dkdv)]) for i in range(n)]
+
+
 def plans():
     """Name -> launches of every check, without arrays."""
-    return {
-        f"mma {case}": (forward({n: ghost(s, kind(n)) for n, s in shapes(case).items()}),)
-        for case in ODD + TIMED + ALSO
-    }
+    made = {}
+    for case in ODD + TIMED + ALSO:
+        views = {n: ghost(s, kind(n)) for n, s in shapes(case).items()}
+        made[f"mma {case}"] = (forward(views), *backward(views))
+    return made
 
 
 def check(bench, case, form, packed):
@@ -66,6 +99,25 @@ def check(bench, case, form, packed):
     return {"o": {"error": pairs[0].item(), "peer": pairs[1].item(), "least": LEAST}}
 
 
+def check_backward(bench, case, forms, packed):
+    """Errors by part, ours and FlashAttention-2's, of the gradients."""
+    problem = Problem(bench, case, packed=packed)
+    views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
+    bench.call(forward(views))()
+    call = bench.call(backward(views, forms))
+    outputs = {name: problem.tensors[name] for name in ("delta", "dq", "dk", "dv")}
+    _, dq, dk, dv = bench.repeat(call, outputs).values()
+    want = exact(problem)
+    seen = errors(problem, want, problem.tensors["o"], dq, dk, dv)
+    there, back = problem.peer(PEER)
+    o, (q, k, v) = there()[0], back()[:3]
+    peers = errors(problem, want, o, q, fold(problem, k), fold(problem, v))
+    return {
+        part: {"error": error, "peer": peer, "least": LEAST}
+        for part, error, peer in zip(("o", "dq", "dk", "dv"), seen, peers, strict=True)
+    }
+
+
 def checks(bench):
     """Name -> check of each case with each form, some in the model's layout too."""
     made = {}
@@ -76,15 +128,24 @@ def checks(bench):
         if case in ODD:
             name = f"mma forward {case}, packed"
             made[name] = partial(check, bench, case, plan.FORMS[case.D], True)
+        for dq, dkdv in pairs_of(case.D):
+            name = f"{case}, {back('dq', dq)}, {back('dkdv', dkdv)}"
+            made[name] = partial(check_backward, bench, case, (dq, dkdv), False)
+        if case in ODD:
+            made[f"mma backward {case}, packed"] = partial(check_backward, bench, case, None, True)
     return made
 
 
-def entrants(bench, case):
-    """Name -> calls, one for each set of operands."""
+def problems_of(bench, case):
+    """As many sets of operands as overflow the L2 cache."""
     size = 2 * 8 * case.B * case.H * case.T * case.D
-    problems = [Problem(bench, case, seed) for seed in range(max(1, min(3, SETS // size)))]
+    return [Problem(bench, case, seed) for seed in range(max(1, min(3, SETS // size)))]
+
+
+def entrants(bench, case):
+    """Name -> calls of the forward, one for each set of operands."""
     made = {}
-    for problem in problems:
+    for problem in problems_of(bench, case):
         views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
         made.setdefault("ours", []).append(bench.call(forward(views)))
         for form in dict.fromkeys(FORMS):
@@ -94,9 +155,28 @@ def entrants(bench, case):
     return made
 
 
+def back_entrants(bench, case):
+    """Name -> calls of the backward, one for each set of operands; its kernels by themselves."""
+    made = {}
+    for problem in problems_of(bench, case):
+        views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
+        bench.call(forward(views))()
+        for n, forms in enumerate(pairs_of(case.D)):
+            launches = backward(views, forms)
+            if not n:
+                bench.call(launches)()
+                made.setdefault("ours", []).append(bench.call(launches))
+            made.setdefault(back("dq", forms[0]), []).append(bench.call(launches[0]))
+            made.setdefault(back("dkdv", forms[1]), []).append(bench.call(launches[1]))
+        made.setdefault(PEER, []).append(problem.peer(PEER)[1])
+    return made
+
+
 def contests(bench):
     """What is timed."""
+    made = {"forward": entrants, "backward": back_entrants}
     return [
-        Contest("attention forward, mma.sync", str(case), partial(entrants, bench, case), peer=PEER)
-        for case in TIMED + ALSO
+        Contest(f"attention {way}, mma.sync", str(case), partial(make, bench, case), peer=PEER)
+        for case in TIMED
+        for way, make in made.items()
     ]

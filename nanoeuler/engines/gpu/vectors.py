@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm_plan import cover
-from nanoeuler.engines.gpu.instruction import float32, int64
+from nanoeuler.engines.gpu.instruction import cuda, float32, int64
 from nanoeuler.engines.gpu.ptx import (
     high_bf16,
     load_float4,
@@ -103,18 +103,6 @@ def make_store(kind: str, width: int) -> Callable:
     return known[kind, width]
 
 
-def make_round(kind: str, width: int) -> Callable:
-    """settle(values, i): values[i : i + width] as they are once they were stored as `kind`."""
-
-    def settle(values, i):
-        if kind == "bf16":
-            for k in range(i, i + width, 2):
-                both = pack_bf16(values[k], values[k + 1])
-                values[k], values[k + 1] = low_bf16(both), high_bf16(both)
-
-    return settle
-
-
 LANES = 32
 MOST = 32 * LANES  # columns of a row that one warp holds at most: 32 registers a lane
 WARPS = 4  # of a block, when a warp has a row to itself
@@ -182,6 +170,19 @@ def make_load_row(layout: Layout, kind: str, own: bool = False) -> Callable:
     return load_row
 
 
+def make_round_row(layout: Layout, kind: str) -> Callable:
+    """settle(values): this lane's pieces of a row as they are once they were stored as `kind`."""
+    own, rounds = layout.pieces * layout.width, kind == "bf16"
+
+    def settle(values):
+        if rounds:
+            for k in range(0, own, 2):
+                both = pack_bf16(values[k], values[k + 1])
+                values[k], values[k + 1] = low_bf16(both), high_bf16(both)
+
+    return settle
+
+
 def make_store_row(layout: Layout, kind: str) -> Callable:
     """store_row(values, address, lane): this lane's pieces of the row at `address`."""
     store, size = make_store(kind, layout.width), SIZES[kind]
@@ -247,3 +248,8 @@ def kind_of(array: Any) -> str:
         if str(array.dtype) == dtype:
             return kind
     raise UserError(f"rows are of bf16 (uint16) or float32, not {array.dtype}")
+
+
+def given(array: Any) -> Any:
+    """An array, or the address 0 for none."""
+    return 0 if array is None else array

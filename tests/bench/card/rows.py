@@ -1,0 +1,241 @@
+"""Kernels that work on rows: move-and-norm, its backward, sums down columns, gates, RoPE, embedding.
+
+Each piece of work is checked against float64 beside PyTorch's own arithmetic in the same kinds, and
+timed against `copy_` of half as many bytes as it moves, so that both move the same, and PyTorch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bench.card import Bench, Contest
+
+from nanoeuler.engines.gpu import columns, stream, stream_backward
+from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.stream_backward import Form, form_of, norm_backward_blocks
+from nanoeuler.engines.gpu.vectors import piece
+
+SETS = 3  # of operands: together more than the L2 cache
+STEP = 16384, 768  # rows and columns of a step of the 124M model: 16 sequences of 1024
+RAGGED = (1000, 776), (17, 768), (1, 768)
+LEAST = 2e-7  # relative, of float32: three roundings of 2^-24, of a product, a sum and a root
+
+
+@dataclass
+class Work:
+    """One set of operands: what is launched, its outputs, and what they should be.
+
+    outputs: name -> tensor that is written; exact() -> name -> float64; torch() -> name -> what
+    PyTorch makes of the same operands in the same kinds. moved: bytes.
+    """
+
+    launches: Any
+    outputs: dict[str, Any]
+    exact: Callable[[], dict[str, Any]]
+    torch: Callable[[], dict[str, Any]]
+    moved: int
+
+
+def real(bench: Bench, kind: str) -> Any:
+    """PyTorch's name of a kind of number."""
+    return {"bf16": bench.torch.bfloat16, "float32": bench.torch.float32}[kind]
+
+
+def size_of(*tensors: Any) -> int:
+    """Bytes of these tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def norm_of(bench: Bench, norm: str, x: Any, gain: Any, bias: Any) -> Any:
+    """PyTorch's norm of x, in x's kind of number."""
+    name, eps = bench.torch.nn.functional, stream.EPS[norm]
+    if norm == "rms":
+        return name.rms_norm(x, gain.shape, gain.to(x.dtype), eps)
+    return name.layer_norm(x, gain.shape, gain.to(x.dtype), bias.to(x.dtype), eps)
+
+
+def stats_of(bench: Bench, norm: str, x: Any) -> Any:
+    """What the forward keeps, of x in float32 or float64."""
+    mean = x.mean(1, keepdim=True) * (norm == "layer")
+    inverse = ((x - mean).square().mean(1, keepdim=True) + stream.EPS[norm]).rsqrt()
+    return inverse if norm == "rms" else bench.torch.cat([mean, inverse], 1)
+
+
+def move_norm(
+    bench: Bench, rows: int, columns: int, norm: str, kind: str, weight: float = 0.5
+) -> Work:
+    """x' = x + weight t and its norm; the stream of this kind, t and n bf16."""
+    torch, view = bench.torch, bench.view
+    x, t = bench.random(rows, columns, dtype=real(bench, kind)), bench.random(rows, columns)
+    gain, bias = bench.random(2, columns).float()  # numbers that bf16 has, for PyTorch
+    moved, n = bench.output(rows, columns, dtype=x.dtype), bench.output(rows, columns)
+    stats = bench.output(rows, stream.NORMS[norm], dtype=torch.float32)
+    launch = stream.move_norm_launch(
+        norm, view(x), view(n), view(gain), view(stats), t=view(t), weight=weight,
+        moved=view(moved), bias=view(bias) if norm == "layer" else None,
+    )  # fmt: skip
+
+    def result(x: Any, t: Any) -> dict[str, Any]:
+        m = torch.add(x, t.to(x.dtype), alpha=weight)
+        n = norm_of(bench, norm, m, gain, bias)
+        return {"moved": m, "n": n if n.dtype == torch.float64 else n.bfloat16()}
+
+    def kept(made: dict[str, Any]) -> dict[str, Any]:
+        m = made["moved"]
+        return made | {"stats": stats_of(bench, norm, m if m.dtype == torch.float64 else m.float())}
+
+    return Work(
+        launch, {"moved": moved, "n": n, "stats": stats},
+        lambda: kept(result(x.double(), t.double())), lambda: result(x, t),
+        size_of(x, t, moved, n),
+    )  # fmt: skip
+
+
+def norm_backward(
+    bench: Bench, rows: int, columns: int, norm: str, gradient: str, weight: float = 1.0
+) -> Work:
+    """dx + the norm's gradient, the sums of dn x^ and, with "layer", of dn and of dx.
+
+    Where the gradient's stream is float32, a bf16 copy as well.
+    """
+    torch, view, layer = bench.torch, bench.view, norm == "layer"
+    dn, x = bench.random(rows, columns), bench.random(rows, columns)
+    before = bench.random(rows, columns, dtype=real(bench, gradient))
+    gain, bias = bench.random(2, columns).float()
+    stats = stats_of(bench, norm, x.float()).contiguous()
+    dx = bench.output(rows, columns, dtype=before.dtype)
+    copy = bench.output(rows, columns) if gradient == "float32" else None
+    names = ["dgain", "dbias", "dmoved"][: 3 if layer else 1]
+    sums = {name: bench.random(columns, dtype=torch.float32) for name in names}
+    start = {name: tensor.clone() for name, tensor in sums.items()}
+    views = [None if s is None else view(s) for s in (copy, *map(sums.get, ("dbias", "dmoved")))]
+    form = form_of(norm, view(dn), view(x), view(dx), view(before), *views)
+    partials = bench.output(
+        norm_backward_blocks(form, rows), form.sums * columns, dtype=torch.float32
+    )
+    launches = stream_backward.norm_backward_launches(
+        norm, view(dn), view(x), view(stats), view(gain), view(dx), view(sums["dgain"]),
+        view(partials), before=view(before), copy=views[0], dbias=views[1], dmoved=views[2],
+        weight=weight,
+    )  # fmt: skip
+
+    def result(kind: Any) -> dict[str, Any]:
+        leaves = [tensor.to(kind).requires_grad_() for tensor in (x, gain, bias)]
+        norm_of(bench, norm, *leaves).backward(dn.to(kind))
+        total = before.to(torch.float64 if kind == torch.float64 else before.dtype)
+        total = total + leaves[0].grad
+        made = {"dx": total, "dgain": start["dgain"] + leaves[1].grad}
+        if copy is not None:
+            made["copy"] = weight * total if kind == torch.float64 else (weight * total).bfloat16()
+        if layer:
+            made["dbias"] = start["dbias"] + leaves[2].grad
+            made["dmoved"] = start["dmoved"] + weight * total.to(kind).sum(0)
+        return made
+
+    outputs = {"dx": dx} | sums | ({} if copy is None else {"copy": copy})
+    return Work(
+        launches, outputs, lambda: result(torch.float64), lambda: result(torch.bfloat16),
+        size_of(dn, x, before, dx, *([copy] if copy is not None else [])),
+    )  # fmt: skip
+
+
+def column_sums(bench: Bench, rows: int, width: int, kind: str) -> Work:
+    """The sums of a matrix's columns."""
+    matrix = bench.random(rows, width, dtype=real(bench, kind))
+    out = bench.output(width, dtype=bench.torch.float32)
+    shape = columns.partials_shape(rows, width, piece(kind), MULTIPROCESSORS)
+    partials = bench.output(*shape, dtype=bench.torch.float32)
+    views = [bench.view(tensor) for tensor in (matrix, out, partials)]
+    return Work(
+        columns.columns_launches(*views, add=False), {"out": out},
+        lambda: {"out": matrix.double().sum(0)},
+        lambda: {"out": matrix.sum(0, dtype=bench.torch.float32)}, size_of(matrix),
+    )  # fmt: skip
+
+
+# What is checked and timed: its name in the rows, and how its operands are made for a shape.
+WORKS = {
+    "move and norm": partial(move_norm, norm="rms", kind="bf16"),
+    "move and norm, LayerNorm": partial(move_norm, norm="layer", kind="bf16"),
+    "move and norm, float32 stream": partial(move_norm, norm="rms", kind="float32"),
+    "move and norm, backward": partial(norm_backward, norm="rms", gradient="bf16"),
+    "move and norm, LayerNorm, backward": partial(norm_backward, norm="layer", gradient="bf16"),
+    "move and norm, float32 stream, backward": partial(
+        norm_backward, norm="rms", gradient="float32"
+    ),
+    "column sums": partial(column_sums, kind="bf16"),
+    "column sums, float32": partial(column_sums, kind="float32"),
+}
+
+
+def launched(width: int) -> list[Kernel]:
+    """The kernels of all works on rows of this width."""
+    forms = [
+        Form(width, "rms", "bf16", "bf16", "bf16", True, False, False, False),
+        Form(width, "layer", "bf16", "bf16", "bf16", True, False, True, True),
+        Form(width, "rms", "bf16", "bf16", "float32", True, True, False, False),
+    ]
+    makers = [partial(stream_backward.norm_backward_kernel, form) for form in forms]
+    for norm, kind in (("rms", "bf16"), ("layer", "bf16"), ("rms", "float32")):
+        makers.append(
+            partial(stream.move_norm_kernel, width, norm, kind, "bf16", True, norm == "layer")
+        )
+    for kind in ("bf16", "float32"):
+        threads = columns.Walk(1, width, piece(kind)).threads
+        makers.append(partial(columns.columns_kernel, kind, threads))
+    return [*makers, partial(columns.sum_kernel, True), partial(columns.sum_kernel, False)]
+
+
+def kernels() -> dict[str, Callable[[], Kernel]]:
+    """Name -> maker of each kernel."""
+    widths = sorted({width for _, width in (STEP, *RAGGED)})
+    makers = [maker for width in widths for maker in launched(width)]
+    return {f"rows {maker.func.__name__}{maker.args}": maker for maker in makers}
+
+
+def check(bench: Bench, make: Callable[..., Work]) -> dict[str, Any]:
+    """Errors of a work's outputs on each shape, the worst beside PyTorch's; UserError, ValueError
+    where it is not right."""
+    outcome: dict[str, Any] = {}
+    for shape in (STEP, *RAGGED):
+        work = make(bench, *shape)
+        first = bench.repeat(bench.call(work.launches), work.outputs)
+        exact, torch = work.exact(), work.torch()
+        for name, values in first.items():
+            found = {
+                "error": bench.error(values, exact[name]),
+                "peer": bench.error(torch[name], exact[name]), "least": LEAST,
+            }  # fmt: skip
+            worst = outcome.setdefault(name, found)
+            if found["error"] * worst["peer"] > worst["error"] * found["peer"]:
+                outcome[name] = found
+    return outcome
+
+
+def checks(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Name -> check."""
+    return {f"rows: {what}": partial(check, bench, make) for what, make in WORKS.items()}
+
+
+def entrants(bench: Bench, make: Callable[[], Work]) -> dict[str, list[Callable[[], Any]]]:
+    """Ours, PyTorch's, and a copy of half as many bytes as the work moves."""
+    works = [make() for _ in range(SETS)]
+    halves = [work.moved // 4 for work in works]  # elements of bf16
+    pairs = [(bench.random(half), bench.random(half)) for half in halves]
+    return {
+        "ours": [bench.call(work.launches) for work in works],
+        "copy": [partial(there.copy_, here) for there, here in pairs],
+        "torch": [work.torch for work in works],
+    }
+
+
+def contests(bench: Bench) -> list[Contest]:
+    """All works at the size of a step."""
+    rows, width = STEP
+    return [
+        Contest(what, f"{rows}x{width} bf16", partial(entrants, bench, partial(make, bench, *STEP)),
+                peer=("copy", "torch"))
+        for what, make in WORKS.items()
+    ]  # fmt: skip

@@ -1,5 +1,7 @@
 """A GPU on paper: each family of instructions against NumPy, and planted faults, all found."""
 
+import math
+
 import numpy as np
 import pytest
 from mutants import Mutant, load
@@ -1127,6 +1129,25 @@ def test_a_number_does_not_change_under_another_name(seed):
     t = np.arange(32)
     assert (out[:, :3] == np.array([t, t + 5, (7 * t // 2 << 1) ^ t]).T).all()
     assert (out[:, 3:] == np.array([x, (x + 1) * 2, x]).T).all()
+
+
+def choices(x, out):
+    t = cuda.threadIdx.x
+    larger = cuda.selp(x[t] > x[31 - t], x[t], x[31 - t])
+    weight = float32(math.exp(x[t] - larger))
+    out[t] = larger + float32(math.log(weight + float32(math.sqrt(float32(1) + weight))))
+
+
+def test_threads_choose_and_take_exponentials_abreast():
+    x, outs = random(32), np.zeros((2, 32), np.float32)
+    for out, seed in zip(outs, (None, 0), strict=True):
+        report = play(choices, "f[1] f[1]", x, out, seed=seed)
+        assert (report.ticks == 0) == (seed is None)  # abreast there are no turns
+    assert outs[0].tobytes() == outs[1].tobytes()
+    larger = np.maximum(x, x[::-1]).astype(float)
+    weight = np.exp(x - larger)
+    # Below five roundings of numbers up to 4.
+    assert np.abs(outs[0] - larger - np.log(weight + np.sqrt(1 + weight))).max() < 5 * 4 * 2.0**-24
 
 
 def named_and_mixed(out):

@@ -4,9 +4,9 @@
 # %% sec-flash-forward
 """Causal grouped-query attention as three kernels that never hold the T x T matrix, in float32.
 
-For every GPU from capability 8.0 on, and for paper. A block is a warp and owns 32 positions, one a
-thread, so that no thread ever asks another for anything but tiles. flash_tiles.py says the same in
-NumPy. Left out: tensor cores, and speed; these are the oracle of the kernels that have both.
+For every GPU from capability 8.0 on, and for paper. A block owns 32 positions, and a position's
+thread never asks another for anything but tiles. flash_tiles.py says the same in NumPy. Left out:
+tensor cores, and speed; these are the oracle of the kernels that have both.
 
 B batch, T positions, H query heads, G key/value heads (n_kv), D head width: 32, 64 or 128. All
 arrays are float32 in C order:
@@ -24,7 +24,7 @@ from nanoeuler.engines.gpu.instruction import cuda, float32
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
 from nanoeuler.errors import UserError
 
-ROWS = 32  # positions of a block, and its threads: a warp
+ROWS = 32  # positions of a block, one a thread: a warp
 FLOATS = 1024  # of a tile that is fetched: FLOATS // D positions, 4 KiB
 NEVER = np.float32(-math.inf)  # the score of a key that a query does not see
 
@@ -39,18 +39,18 @@ def fetch(tile, array, b, first, head, count):
 
     Beyond the last position stands that position again.
     """
-    thread = cuda.threadIdx.x
+    thread, threads = cuda.threadIdx.x, cuda.blockDim.x
     for j in range(count):
         t = min(first + j, array.shape[1] - 1)
-        for d in range(0, array.shape[3], ROWS):
+        for d in range(0, array.shape[3], threads):
             tile[j, d + thread] = array[b, t, head, d + thread]
 
 
 def save(tile, array, b, first, head):
     """array[b, first + j, head] = tile[j] for a block's positions, none beyond the last."""
-    thread = cuda.threadIdx.x
+    thread, threads = cuda.threadIdx.x, cuda.blockDim.x
     for j in range(min(ROWS, array.shape[1] - first)):
-        for d in range(0, array.shape[3], ROWS):
+        for d in range(0, array.shape[3], threads):
             array[b, first + j, head, d + thread] = tile[j, d + thread]
 
 
@@ -62,30 +62,27 @@ def dot(a, i, b, j, D):
     return total
 
 
-def clear(sums, D):
+def clear(sums, width):
     """sums[d] = 0."""
-    for d in range(D):
+    for d in range(width):
         sums[d] = float32(0)
 
 
-def add(sums, factor, tile, j, D):
-    """sums[d] += factor tile[j, d]."""
-    for d in range(D):
-        sums[d] += factor * tile[j, d]
+def add(sums, factor, tile, j, at, width):
+    """sums[d] += factor tile[j, at + d]."""
+    for d in range(width):
+        sums[d] += factor * tile[j, at + d]
 
 
-def hand_over(tile, sums, factor, D):
-    """The thread's row of a tile that the block is going to save: factor sums[d]."""
-    for d in range(D):
-        tile[cuda.threadIdx.x, d] = factor * sums[d]
+def hand_over(tile, row, at, sums, factor, width):
+    """tile[row, at + d] = factor sums[d]: a row of what the block is going to save."""
+    for d in range(width):
+        tile[row, at + d] = factor * sums[d]
 
 
 @functools.cache
 def forward_kernel(D: int) -> Kernel:
-    """y and lse, a thread for each query. Equations eq-flash-online, eq-flash-lse.
-
-    Grid: query tiles, H, B.
-    """
+    """y and lse, a thread for each query. Equations eq-flash-online, -lse. Grid: tiles, H, B."""
     columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
 
     def flash_forward(heads, n_kv, y, lse):
@@ -114,101 +111,12 @@ def forward_kernel(D: int) -> Kernel:
                 for d in range(D):
                     o[d] = alpha * o[d] + p * v_tile[j, d]
             cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        hand_over(q_tile, o, float32(1) / total, D)
+        hand_over(q_tile, thread, 0, o, float32(1) / total, D)
         lse[b, h, t] = m + float32(math.log(total))
         cuda.syncthreads()  # no row is saved before its thread has handed it over
         save(q_tile, y, b, start, h)
 
     return Kernel(flash_forward, "f[4] r f[4] f[3]", threads=ROWS, target=(8, 0))
-
-
-# %% sec-flash-backward-kernels
-@functools.cache
-def dq_kernel(D: int) -> Kernel:
-    """dheads of the queries, and delta, a thread for each query. Equation eq-flash-backward.
-
-    Grid: query tiles, H, B.
-    """
-    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
-
-    def flash_dq(dy, heads, n_kv, y, lse, delta, dheads):
-        tile, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
-        g, start = H + h // (H // n_kv), tile * ROWS
-        t, end = start + thread, min(start + ROWS, T)
-        q_tile = cuda.shared.array((ROWS, wide), float32)
-        dy_tile = cuda.shared.array((ROWS, wide), float32)
-        k_tile = cuda.shared.array((columns, D), float32)
-        v_tile = cuda.shared.array((columns, D), float32)
-        dq = cuda.local.array(D, float32)
-        clear(dq, D)
-        fetch(dy_tile, dy, b, start, h, ROWS)
-        fetch(q_tile, y, b, start, h, ROWS)  # in the queries' place, for delta alone
-        cuda.syncthreads()  # no thread reads a row before all have filled it
-        delta_t, lse_t = dot(dy_tile, thread, q_tile, thread, D), lse[b, h, t]
-        delta[b, h, t] = delta_t
-        cuda.syncthreads()  # no thread fetches queries while another reads its y
-        fetch(q_tile, heads, b, start, h, ROWS)
-        for first in range(0, end, columns):
-            count = min(columns, end - first)
-            fetch(k_tile, heads, b, first, g, count)
-            fetch(v_tile, heads, b, first, g + n_kv, count)
-            cuda.syncthreads()  # no thread reads a tile before all have filled it
-            for j in range(count):
-                s = scale * dot(q_tile, thread, k_tile, j, D) - lse_t
-                p = float32(math.exp(cuda.selp(first + j <= t, s, NEVER)))
-                dp = dot(dy_tile, thread, v_tile, j, D)                     # (2)
-                add(dq, p * (dp - delta_t), k_tile, j, D)                   # (3), (5)
-            cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        hand_over(q_tile, dq, scale, D)                                     # (4)
-        cuda.syncthreads()  # no row is saved before its thread has handed it over
-        save(q_tile, dheads, b, start, h)
-
-    return Kernel(flash_dq, "f[4] f[4] r f[4] f[3] f[3] f[4]", threads=ROWS, target=(8, 0))
-
-
-@functools.cache
-def dkv_kernel(D: int) -> Kernel:
-    """dheads of keys and values, a thread for each key; after `dq_kernel`, whose delta it reads.
-
-    Equation eq-flash-backward. Grid: key tiles, G, B.
-    """
-    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
-
-    def flash_dkv(dy, heads, n_kv, lse, delta, dheads):
-        tile, group, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
-        sharing, g, start = H // n_kv, H + group, tile * ROWS
-        k_tile = cuda.shared.array((ROWS, wide), float32)
-        v_tile = cuda.shared.array((ROWS, wide), float32)
-        q_tile = cuda.shared.array((columns, D), float32)
-        dy_tile = cuda.shared.array((columns, D), float32)
-        dk, dv = cuda.local.array(D, float32), cuda.local.array(D, float32)
-        clear(dk, D)
-        clear(dv, D)
-        fetch(k_tile, heads, b, start, g, ROWS)
-        fetch(v_tile, heads, b, start, g + n_kv, ROWS)
-        for h in range(group * sharing, (group + 1) * sharing):
-            for first in range(start, T, columns):
-                count = min(columns, T - first)
-                fetch(q_tile, heads, b, first, h, count)
-                fetch(dy_tile, dy, b, first, h, count)
-                cuda.syncthreads()  # no thread reads a tile before all have filled it
-                for i in range(count):
-                    t = first + i
-                    s = scale * dot(q_tile, i, k_tile, thread, D) - lse[b, h, t]
-                    p = float32(math.exp(cuda.selp(start + thread <= t, s, NEVER)))
-                    dp = dot(dy_tile, i, v_tile, thread, D)                 # (2)
-                    add(dv, p, dy_tile, i, D)                               # (1)
-                    add(dk, p * (dp - delta[b, h, t]), q_tile, i, D)        # (3), (6)
-                cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        hand_over(k_tile, dk, scale, D)                                     # (4)
-        hand_over(v_tile, dv, float32(1), D)
-        cuda.syncthreads()  # no row is saved before its thread has handed it over
-        save(k_tile, dheads, b, start, g)
-        save(v_tile, dheads, b, start, g + n_kv)
-
-    return Kernel(flash_dkv, "f[4] f[4] r f[3] f[3] f[4]", threads=ROWS, target=(8, 0))
 
 
 def _expect(name: str, array: Any, shape: tuple[int, ...]) -> None:
@@ -241,6 +149,92 @@ def forward_launch(heads: Any, n_kv: int, y: Any, lse: Any) -> Launch:
     _expect("y", y, (B, T, H, D))
     _expect("lse", lse, (B, H, padded(T)))
     return Launch(forward_kernel(D), (padded(T) // ROWS, H, B), (heads, n_kv, y, lse))
+
+
+# %% sec-flash-backward-kernels
+@functools.cache
+def dq_kernel(D: int) -> Kernel:
+    """dheads of queries, and delta; a thread a query. eq-flash-backward. Grid: tiles, H, B."""
+    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
+
+    def flash_dq(dy, heads, n_kv, y, lse, delta, dheads):
+        tile, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
+        g, start = H + h // (H // n_kv), tile * ROWS
+        t, end = start + thread, min(start + ROWS, T)
+        q_tile = cuda.shared.array((ROWS, wide), float32)
+        dy_tile = cuda.shared.array((ROWS, wide), float32)
+        k_tile = cuda.shared.array((columns, D), float32)
+        v_tile = cuda.shared.array((columns, D), float32)
+        dq = cuda.local.array(D, float32)
+        clear(dq, D)
+        fetch(dy_tile, dy, b, start, h, ROWS)
+        fetch(q_tile, y, b, start, h, ROWS)  # in the queries' place, for delta alone
+        cuda.syncthreads()  # no thread reads a row before all have filled it
+        delta_t, lse_t = dot(dy_tile, thread, q_tile, thread, D), lse[b, h, t]
+        delta[b, h, t] = delta_t
+        cuda.syncthreads()  # no thread fetches queries while another reads its y
+        fetch(q_tile, heads, b, start, h, ROWS)
+        for first in range(0, end, columns):
+            count = min(columns, end - first)
+            fetch(k_tile, heads, b, first, g, count)
+            fetch(v_tile, heads, b, first, g + n_kv, count)
+            cuda.syncthreads()  # no thread reads a tile before all have filled it
+            for j in range(count):
+                s = scale * dot(q_tile, thread, k_tile, j, D) - lse_t
+                p = float32(math.exp(cuda.selp(first + j <= t, s, NEVER)))
+                dp = dot(dy_tile, thread, v_tile, j, D)                     # (2)
+                add(dq, p * (dp - delta_t), k_tile, j, 0, D)                # (3), (5)
+            cuda.syncthreads()  # no thread fills the next tile while another reads this one
+        hand_over(q_tile, thread, 0, dq, scale, D)                          # (4)
+        cuda.syncthreads()  # no row is saved before its thread has handed it over
+        save(q_tile, dheads, b, start, h)
+
+    return Kernel(flash_dq, "f[4] f[4] r f[4] f[3] f[3] f[4]", threads=ROWS, target=(8, 0))
+
+
+@functools.cache
+def dkv_kernel(D: int) -> Kernel:
+    """dheads of keys and values, after `dq_kernel`, whose delta it reads. Grid: tiles, G, B."""
+    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
+    width = min(D, 64)  # of the sums of a thread; D // width threads share a key
+
+    def flash_dkv(dy, heads, n_kv, lse, delta, dheads):
+        tile, group, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
+        sharing, g, start = H // n_kv, H + group, tile * ROWS
+        key, at = thread % ROWS, thread // ROWS * width
+        k_tile = cuda.shared.array((ROWS, wide), float32)
+        v_tile = cuda.shared.array((ROWS, wide), float32)
+        q_tile = cuda.shared.array((columns, D), float32)
+        dy_tile = cuda.shared.array((columns, D), float32)
+        dk, dv = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        clear(dk, width)
+        clear(dv, width)
+        fetch(k_tile, heads, b, start, g, ROWS)
+        fetch(v_tile, heads, b, start, g + n_kv, ROWS)
+        for h in range(group * sharing, (group + 1) * sharing):
+            for first in range(start, T, columns):
+                count = min(columns, T - first)
+                fetch(q_tile, heads, b, first, h, count)
+                fetch(dy_tile, dy, b, first, h, count)
+                cuda.syncthreads()  # no thread reads a tile before all have filled it
+                for i in range(count):
+                    t = first + i
+                    s = scale * dot(q_tile, i, k_tile, key, D) - lse[b, h, t]
+                    p = float32(math.exp(cuda.selp(start + key <= t, s, NEVER)))
+                    dp = dot(dy_tile, i, v_tile, key, D)                    # (2)
+                    add(dv, p, dy_tile, i, at, width)                       # (1)
+                    add(dk, p * (dp - delta[b, h, t]), q_tile, i, at, width)  # (3), (6)
+                cuda.syncthreads()  # no thread fills the next tile while another reads this one
+        hand_over(k_tile, key, at, dk, scale, width)                        # (4)
+        hand_over(v_tile, key, at, dv, float32(1), width)
+        cuda.syncthreads()  # no row is saved before its thread has handed it over
+        save(k_tile, dheads, b, start, g)
+        save(v_tile, dheads, b, start, g + n_kv)
+
+    threads = ROWS * (D // width)
+    return Kernel(flash_dkv, "f[4] f[4] r f[3] f[3] f[4]", threads, target=(8, 0))
 
 
 def backward_launches(

@@ -127,8 +127,6 @@ bits_of = ptx("mov.b32 $0, $1;", "f", "r", True)
 fma = ptx("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", True)
 # two pairs of bf16 -> the larger low one and the larger high one; a nan gives way to a number
 larger_pair = ptx("max.bf16x2 $0, $1, $2;", "r r", "r", True)
-# address in shared memory -> the 4 int32 there
-load_shared_int4 = ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", "r r r r")
 
 
 # x, mask -> x of the lane whose number differs in the bits of `mask`
@@ -240,9 +238,5 @@ grid_barrier = ptx(
 )
 
 
-# address in shared memory -> the 4 int32 there
-load_shared_int4 = ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", "r r r r")
 # x -> x, which the compiler may not keep from before, nor take out of a loop
 again = ptx("mov.b32 $0, $1;", "r", "r")
-# address, 4 int32
-store_int4 = ptx("st.global.v4.b32 [$0], {$1, $2, $3, $4};", "l r r r r")

@@ -4,7 +4,7 @@ The kernels come in families, modules of tests/bench/card, whose __init__ says w
 All are compiled at once, each in a process. Then each check compares a kernel with float64 and with
 the library's error (rows of data/measurements/gpu.json), and each contest times one against the
 library, alone at full load and in turn (rows of data/measurements/kernels.json). A family with a
-check that failed leaves no times. With $OUT set, the two files are copied there.
+check that failed leaves no times. With $OUT set, the new rows are left there as well.
 
 Checks and contests run in a child with a watch-dog: one that breaks the child, or is silent for too
 long, is named and left out. --only rows takes one family, --only rows:norm of it what has "norm" in
@@ -13,6 +13,7 @@ its name; --dry compiles and plans, without a GPU. The exit status is 1 where an
 
 import argparse
 import datetime
+import json
 import os
 import pickle
 import platform
@@ -26,12 +27,13 @@ from pathlib import Path
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.compile import build_all
+from nanoeuler.errors import UserError
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
 
 import gpu_times  # noqa: E402
-from bench.card import Bench, families  # noqa: E402
+from bench.card import NAMES, Bench, families  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
 PACKAGES = "numpy", "numba", "numba-cuda", "torch"  # whose versions all rows name
@@ -108,7 +110,7 @@ def usable(torch, field):
 def child(path):
     """Do the jobs that the watch-dog hands in; `path` has the families and the compiled kernels."""
     names, codes, rounds = pickle.loads(Path(path).read_bytes())
-    chosen = {name: module for name, module in families().items() if name in names}
+    chosen = families(names)
     bench = Bench(makers_of(chosen), codes)
 
     def do(job):
@@ -174,7 +176,7 @@ def check_rows(job, outcome, where):
         peer = seen.get("peer")
         yield where | {
             "what": "check", "case": f"{name}{part and ', ' + part}", "engine": "cuda",
-            "value": seen["error"], "unit": "relative to float64",
+            "value": seen["error"], "unit": seen.get("unit", "relative to float64"),
             "peer": None if peer is None else "torch", "peer_value": peer,
         }  # fmt: skip
 
@@ -202,12 +204,15 @@ def time_rows(outcome, where):
 
 
 def save(rows):
-    """Put rows into the files where they belong, and copies where $OUT says."""
+    """Put rows into the files where they belong, and by themselves where $OUT says."""
     for kind, name in FILES.items():
-        if rows[kind]:
-            measurements.update(name, rows[kind])
-            if os.environ.get("OUT"):
-                shutil.copy(Path("data/measurements") / f"{name}.json", os.environ["OUT"])
+        if rows[kind] and os.environ.get("OUT"):
+            path = Path(os.environ["OUT"]) / f"{name}.json"
+            path.write_text(json.dumps(rows[kind], indent=0))
+        try:
+            measurements.update(name, rows[kind]) if rows[kind] else None
+        except UserError as error:  # a copy without the book has no place for them
+            print(error)
 
 
 def summary(rows, outcomes):
@@ -267,7 +272,7 @@ def rehearse(chosen):
 def select(only, known):
     """Family -> what its names must contain, of words like "rows" and "rows:norm"."""
     parts = dict(word.partition(":")[::2] for word in only) or dict.fromkeys(known, "")
-    if strange := parts.keys() - known:
+    if strange := parts.keys() - {*known}:
         sys.exit(f"no family {', '.join(sorted(strange))}: choose of {', '.join(known)}")
     return parts
 
@@ -286,9 +291,9 @@ def main():
     if strange := {*options.what} - {*FILES}:
         parser.error(f"what to do is check or time, before --only, not {', '.join(strange)}")
     options.what = options.what or list(FILES)
-    begin, known, card = time.perf_counter(), families(), capability()
-    parts = select(options.only, known)
-    chosen = {name: module for name, module in known.items() if name in parts}
+    begin, card = time.perf_counter(), capability()
+    parts = select(options.only, NAMES)
+    chosen = families([name for name in NAMES if name in parts])
     if not card and not options.dry:
         print("there is no NVIDIA GPU here: nothing was checked; --dry compiles the kernels")
         return 0

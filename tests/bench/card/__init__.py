@@ -8,9 +8,10 @@ A family offers
     plans() -> name -> Launches on `Ghost`s; may be absent: what --dry lays out, without a GPU
 
 All kernels are compiled beforehand. Makers give the same Kernel object for equal arguments. A check
-returns {"error": ours, "peer": the library's at the same precision}, both relative to float64, or
-a dict of such by part. It has failed where it raises ValueError, and where our error is above twice
-the peer's, or twice "least" if the outcome names one: a rounding that any method makes at least.
+returns {"error": ours, "peer": the library's at the same precision}, both relative to float64 if
+no "unit" is named, or a dict of such by part. It has failed where it raises ValueError, and where
+our error is above twice the peer's, or twice "least" if the outcome names one: a rounding that any
+method makes at least.
 """
 
 import math
@@ -164,7 +165,9 @@ class Bench:
                 raise ValueError(f"wrote beside {name}")
 
 
-def families() -> dict[str, ModuleType]:
-    """Name -> module of every family: the modules of this folder."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))  # of all families
+
+
+def families(names: Sequence[str] = NAMES) -> dict[str, ModuleType]:
+    """Name -> module of these families: the modules of this folder."""
     return {name: import_module(f"{__name__}.{name}") for name in names}

@@ -200,7 +200,7 @@ class Addresses:
         self.next, self.regions, self.maps, self.fresh = self.START, [], {}, fresh
 
     def address(self, array: np.ndarray) -> int:
-        """Where this array is, from the launch on; a part of one with dense rows is in the whole."""
+        """Where this array is, from the launch on; a part of one is in the whole."""
         whole = array if array.flags.c_contiguous else array.base
         if not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous:
             raise UserError(f"a pointer to an array of shape {array.shape} needs dense rows")

@@ -97,7 +97,7 @@ def limit(bench):
 def kernels():
     """Name -> maker of each kernel."""
     made = {label(form): partial(mma_kernel, form) for form in FORMS} | {"limit": limit_kernel}
-    return made | {f"sum, {'added' if a else 'stored'}": partial(sum_kernel, a) for a in (0, 1)}
+    return made | {f"sum, {'added' if a else 'stored'}": partial(sum_kernel, a) for a in (False, True)}
 
 
 def plans():

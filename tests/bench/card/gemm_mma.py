@@ -97,7 +97,8 @@ def limit(bench):
 def kernels():
     """Name -> maker of each kernel."""
     made = {label(form): partial(mma_kernel, form) for form in FORMS} | {"limit": limit_kernel}
-    return made | {f"sum, {'added' if a else 'stored'}": partial(sum_kernel, a) for a in (False, True)}
+    sums = {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
+    return made | sums
 
 
 def plans():

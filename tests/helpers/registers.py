@@ -50,6 +50,8 @@ def measure(make: Callable[[], Kernel]) -> list[Line]:
             continue
         other: Code = code if target == code.target else assemble(code.text, target)
         name = f"{target[0]}.{target[1]}" + "".join(target[2:])
+        if other.warnings:  # such as that products wait for themselves
+            raise RuntimeError(*other.warnings)
         figures = other.registers, other.spills, other.stack, static(other.text), kernel.shared
         lines.append((name, *map(str, figures)))
     return lines

@@ -1,5 +1,7 @@
 """A GPU on paper: each family of instructions against NumPy, and planted faults, all found."""
 
+import math
+
 import numpy as np
 import pytest
 from mutants import Mutant, load
@@ -954,12 +956,12 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
     "no wait for the product": (
         "gemm_wgmma.make_consume", "            wait(acc)\n", "", "flight"),
-    "no proxy fence": ("gemm_epilogue.make_strip", "        proxy_fence()\n", "", "proxy"),
+    "no proxy fence": ("gemm_epilogue.make_send", "        proxy_fence()\n", "", "proxy"),
     "no barrier before the copy": (
-        "gemm_epilogue.make_strip", "        proxy_fence()\n        barrier(1 + c, 128)\n",
+        "gemm_epilogue.make_send", "        proxy_fence()\n        barrier(1 + c, 128)\n",
         "        proxy_fence()\n", "proxy race unwritten"),
     "a box used too early": (
-        "gemm_epilogue.make_strip", "            bulk_wait_read()", "            pass", "race"),
+        "gemm_epilogue.free", "        bulk_wait_read()", "        pass", "race"),
     "too few bytes expected": (
         "gemm_wgmma.make_produce", "mbarrier_expect(full, stage_bytes)",
         "mbarrier_expect(full, stage_bytes - 1024)", "race deadlock misuse"),
@@ -969,7 +971,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.gemm_kernel", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
-        "gemm_epilogue.make_residual", "            barrier(1 + c, 128)  # all warps have",
+        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
         "            #", "race"),
     "no fence of the mbarriers": (
         "gemm_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
@@ -985,7 +987,7 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
         if hasattr(other, function):
             monkeypatch.setattr(other, function, wrong)
     with pytest.raises(Fault) as caught:
-        form = {"epilogue": "residual"} if "residual" in function else {}
+        form = {"epilogue": "residual"} if function == "make_read_tile" else {}
         multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
 
@@ -1127,6 +1129,25 @@ def test_a_number_does_not_change_under_another_name(seed):
     t = np.arange(32)
     assert (out[:, :3] == np.array([t, t + 5, (7 * t // 2 << 1) ^ t]).T).all()
     assert (out[:, 3:] == np.array([x, (x + 1) * 2, x]).T).all()
+
+
+def choices(x, out):
+    t = cuda.threadIdx.x
+    larger = cuda.selp(x[t] > x[31 - t], x[t], x[31 - t])
+    weight = float32(math.exp(x[t] - larger))
+    out[t] = larger + float32(math.log(weight + float32(math.sqrt(float32(1) + weight))))
+
+
+def test_threads_choose_and_take_exponentials_abreast():
+    x, outs = random(32), np.zeros((2, 32), np.float32)
+    for out, seed in zip(outs, (None, 0), strict=True):
+        report = play(choices, "f[1] f[1]", x, out, seed=seed)
+        assert (report.ticks == 0) == (seed is None)  # abreast there are no turns
+    assert outs[0].tobytes() == outs[1].tobytes()
+    larger = np.maximum(x, x[::-1]).astype(float)
+    weight = np.exp(x - larger)
+    # Below five roundings of numbers up to 4.
+    assert np.abs(outs[0] - larger - np.log(weight + np.sqrt(1 + weight))).max() < 5 * 4 * 2.0**-24
 
 
 def named_and_mixed(out):

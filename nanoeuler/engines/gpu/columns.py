@@ -87,8 +87,8 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
 
 
-STRIP = 128  # threads of a block at most
-BLOCKS = 8   # of 128 threads that a multiprocessor gets
+STRIP = 128   # threads of a block at most
+ROOM = 1024  # threads of all blocks that a multiprocessor gets; it has 64 registers for each
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Walk:
     @property
     def slabs(self) -> int:
         """Blocks of a strip, each with every slabs-th row."""
-        room = self.multiprocessors * BLOCKS * STRIP // (self.threads * self.strips)
+        room = self.multiprocessors * (ROOM // self.threads) // self.strips
         return min(self.rows, max(1, room))
 
     @property
@@ -167,7 +167,7 @@ def columns_kernel(kind: str, threads: int) -> Kernel:
             for k in range(0, width, 4):
                 store(sums, k, out + k * 4)
 
-    return Kernel(slab_sums, "l l r r", threads, target=(8, 0))
+    return Kernel(slab_sums, "l l r r", threads, resident=ROOM // threads, target=(8, 0))
 
 
 def columns_launches(

@@ -57,6 +57,8 @@ load_float4_if_below = ptx(
     " @p ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4]; }",
     "l r r", "f f f f",
 )  # fmt: skip
+# address, 2 float32
+store_float2 = ptx("st.global.v2.f32 [$0], {$1, $2};", "l f f")
 # address, 4 float32
 store_float4 = ptx("st.global.v4.f32 [$0], {$1, $2, $3, $4};", "l f f f f")
 # address, count -> up to 2 float32, zeros behind `count` of them; no other thread writes them
@@ -125,8 +127,6 @@ bits_of = ptx("mov.b32 $0, $1;", "f", "r", True)
 fma = ptx("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", True)
 # two pairs of bf16 -> the larger low one and the larger high one; a nan gives way to a number
 larger_pair = ptx("max.bf16x2 $0, $1, $2;", "r r", "r", True)
-# address in shared memory -> the 4 int32 there
-load_shared_int4 = ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", "r r r r")
 
 
 # x, mask -> x of the lane whose number differs in the bits of `mask`
@@ -236,3 +236,7 @@ grid_barrier = ptx(
     " setp.ge.s32 p, now, 0;\n @p bra WAIT;\n }",
     "l r",
 )
+
+
+# x -> x, which the compiler may not keep from before, nor take out of a loop
+again = ptx("mov.b32 $0, $1;", "r", "r")

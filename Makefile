@@ -42,8 +42,8 @@ clean:
 	@touch $@
 
 .venv/installed-test: pyproject.toml | .venv/bin/python
-	@echo "installing the packages that the book and its tests need (one to two minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[book,test]'
+	@echo "installing the packages that the book and its tests need (two minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[book,test,gpu]'
 	@touch $@ .venv/installed-train
 
 .venv/installed-gpu: pyproject.toml | .venv/bin/python

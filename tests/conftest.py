@@ -11,8 +11,10 @@ def pytest_collection_modifyitems(items):
     """For --dist loadgroup: each chapter by itself, each other file in one piece; long ones first.
 
     A file in one piece makes its fixtures once. What chapters compile, the others find compiled.
+    Machine code of kernels is made in processes of its own, a few kernels in each.
     """
-    items.sort(key=lambda item: (item.path.stem != "test_chapters", -item.path.stat().st_size))
+    alone = "test_chapters", "test_registers"
+    items.sort(key=lambda item: (item.path.stem not in alone, -item.path.stat().st_size))
     for item in items:
-        if item.path.stem != "test_chapters":
+        if item.path.stem not in alone:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

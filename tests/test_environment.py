@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 def test_environment_asks_for_what_pyproject_does():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = {*project["dependencies"], *extras["book"], *extras["data"], *extras["test"]}
+    named = (extras[name] for name in ("book", "data", "test", "gpu"))
+    wanted = {*project["dependencies"]}.union(*named)
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     conda = {item.replace("=", "==") for item in listed if isinstance(item, str)}
     conda -= {"pip", "python>=="} | {item for item in conda if item.startswith("python>")}

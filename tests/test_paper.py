@@ -1008,8 +1008,32 @@ def test_a_block_that_is_too_large_is_refused():
     for more in {"threads": (32, 33)}, {"shared": 227 * 1024 + 1}:
         with pytest.raises(UserError, match="at most 1024 threads and 232448 bytes"):
             play(shift, "f[1] f[1]", random(32), random(32), **more)
-    with pytest.raises(UserError, match="dense rows"):
+    with pytest.raises(UserError, match="is to be dense"):
         play(make_copy(1), "f[1] f[1]", random(64)[::2], random(32))
+
+
+def add_heads(x, out, row, count):
+    t = cuda.threadIdx.x
+    store_one(out + t * row, load_one(x + t * row) + load_one(x + t * row + 4 * (count - 1)))
+
+
+load_one = ptx("ld.global.f32 $0, [$1];", "l", "f")
+store_one = ptx("st.global.f32 [$0], $1;", "l f")
+
+
+def test_an_array_with_gaps_is_reached_by_its_strides():
+    packed, out = random(32, 3, 4), np.full((32, 3, 4), 7, np.float32)
+    want = packed[:, 1, 0] + packed[:, 1, 3]
+    for seed in (None, 0):
+        parts = packed[:, 1], out[:, 1]
+        play(add_heads, "l l l l", packed[:, 1], packed[:, 2], 48, 4, seed=seed)
+        assert (packed[:, 2, 0] == want).all()
+        fault_of("bounds", add_heads, "l l l l", *parts, 48, 5, text="between the elements")
+    fault_of("unwritten", add_heads, "l l l l", *parts, 48, 4, fresh=(parts[0],))
+    with pytest.raises(UserError, match="lie on each other, or backwards"):
+        play(add_heads, "l l l l", packed[::-1, 1], parts[1], 48, 4)
+    with pytest.raises(UserError, match="lie on each other, or backwards"):
+        play(add_heads, "l l l l", np.broadcast_to(random(4), (32, 4)), parts[1], 48, 4)
 
 
 def test_a_run_that_is_given_up_leaves_no_trace():

@@ -33,7 +33,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
 
 import gpu_times  # noqa: E402
-from bench.card import Bench, families  # noqa: E402
+from bench.card import NAMES, Bench, families  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
 PACKAGES = "numpy", "numba", "numba-cuda", "torch"  # whose versions all rows name
@@ -110,7 +110,7 @@ def usable(torch, field):
 def child(path):
     """Do the jobs that the watch-dog hands in; `path` has the families and the compiled kernels."""
     names, codes, rounds = pickle.loads(Path(path).read_bytes())
-    chosen = {name: module for name, module in families().items() if name in names}
+    chosen = families(names)
     bench = Bench(makers_of(chosen), codes)
 
     def do(job):
@@ -272,7 +272,7 @@ def rehearse(chosen):
 def select(only, known):
     """Family -> what its names must contain, of words like "rows" and "rows:norm"."""
     parts = dict(word.partition(":")[::2] for word in only) or dict.fromkeys(known, "")
-    if strange := parts.keys() - known:
+    if strange := parts.keys() - {*known}:
         sys.exit(f"no family {', '.join(sorted(strange))}: choose of {', '.join(known)}")
     return parts
 
@@ -291,9 +291,9 @@ def main():
     if strange := {*options.what} - {*FILES}:
         parser.error(f"what to do is check or time, before --only, not {', '.join(strange)}")
     options.what = options.what or list(FILES)
-    begin, known, card = time.perf_counter(), families(), capability()
-    parts = select(options.only, known)
-    chosen = {name: module for name, module in known.items() if name in parts}
+    begin, card = time.perf_counter(), capability()
+    parts = select(options.only, NAMES)
+    chosen = families([name for name in NAMES if name in parts])
     if not card and not options.dry:
         print("there is no NVIDIA GPU here: nothing was checked; --dry compiles the kernels")
         return 0

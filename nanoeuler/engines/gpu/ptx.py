@@ -61,6 +61,24 @@ load_float4_if_below = ptx(
 store_float2 = ptx("st.global.v2.f32 [$0], {$1, $2};", "l f f")
 # address, 4 float32
 store_float4 = ptx("st.global.v4.f32 [$0], {$1, $2, $3, $4};", "l f f f f")
+# address, count -> up to 2 float32, zeros behind `count` of them; no other thread writes them
+load_float2_if = ptx(
+    "{ .reg .pred p, q; setp.ge.s32 p, $3, 2; setp.eq.s32 q, $3, 1; mov.f32 $0, 0f00000000;"
+    " mov.f32 $1, 0f00000000; @p ld.global.v2.f32 {$0, $1}, [$2]; @q ld.global.f32 $0, [$2]; }",
+    "l r", "f f",
+)  # fmt: skip
+# address, 2 float32, count: store so many of them
+store_float2_if = ptx(
+    "{ .reg .pred p, q; setp.ge.s32 p, $3, 2; setp.eq.s32 q, $3, 1;"
+    " @p st.global.v2.f32 [$0], {$1, $2}; @q st.global.f32 [$0], $1; }",
+    "l f f r",
+)
+# address, int32: store its lower half
+store_short = ptx("{ .reg .b16 h; cvt.u16.u32 h, $1; st.global.b16 [$0], h; }", "l r")
+# address in shared memory -> the int32 there
+load_shared_int = ptx("ld.shared.b32 $0, [$1];", "r", "r")
+# address in shared memory -> the 4 int32 there
+load_shared_int4 = ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", "r r r r")
 # address in shared memory, int32
 store_shared_int = ptx("st.shared.b32 [$0], $1;", "r r")
 # address in shared memory, 2 float32
@@ -144,6 +162,33 @@ def mma_tile(rows: int, columns: int) -> Instruction:
         for q in [4 * (i * across + j)]
     )
     return ptx(text, f"+f*{rows * columns // 32} r*{rows // 4} r*{columns // 4}")
+
+
+@cache
+def zeros(count: int) -> Instruction:
+    """acc: `count` float32 registers become 0."""
+    each = (f"mov.f32 $0[{i}:{i + 1}], 0f00000000;" for i in range(count))
+    return ptx(" ".join(each), f"=f*{count}")
+
+
+@cache
+def ldmatrix_down(count: int, step: int) -> Instruction:
+    """fragments (4 * count int32), address: `count` times `ldmatrix4`, each `step` bytes on."""
+    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+    each = (f"{text} {{$0[{4 * i}:{4 * i + 4}]}}, [$1+{step * i}];" for i in range(count))
+    return ptx(" ".join(each), f"=r*{4 * count} r")
+
+
+@cache
+def ldmatrix_across(count: int) -> Instruction:
+    """fragments (4 * count int32), address: `count` times `ldmatrix4_turned`, 32 bytes apart in a
+    row whose chunks of 16 bytes are swizzled: the i-th is at address ^ 32 i.
+    """
+    text = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
+    each = (
+        f"xor.b32 at, $1, {32 * i}; {text} {{$0[{4 * i}:{4 * i + 4}]}}, [at];" for i in range(count)
+    )
+    return ptx(f"{{ .reg .b32 at; {' '.join(each)} }}", f"=r*{4 * count} r")
 
 
 # address in shared memory, address: copy 16 bytes by way of L2, past L1

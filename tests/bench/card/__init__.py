@@ -165,7 +165,9 @@ class Bench:
                 raise ValueError(f"wrote beside {name}")
 
 
-def families() -> dict[str, ModuleType]:
-    """Name -> module of every family: the modules of this folder."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))  # of all families
+
+
+def families(names: Sequence[str] = NAMES) -> dict[str, ModuleType]:
+    """Name -> module of these families: the modules of this folder."""
     return {name: import_module(f"{__name__}.{name}") for name in names}

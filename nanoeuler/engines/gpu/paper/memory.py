@@ -9,7 +9,10 @@ into it, or holds a plain store that the copy engine and the tensor cores may no
 it last, and when each actor last read it.
 """
 
+from typing import Any
+
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from nanoeuler.engines.gpu.kernel import Map
 from nanoeuler.engines.gpu.paper.clocks import clock
@@ -180,12 +183,45 @@ def shared(address: int) -> tuple[Shared, int]:
     return cluster[rank].of(Shared), address & (1 << CLUSTER_BIT) - 1
 
 
+def extent(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All bytes from a strided array's first element to its last, and which element is where.
+
+    The second has a number for each place of an element: its number in the array, -1 in a gap.
+    """
+    size, steps = array.dtype.itemsize, array.strides
+    axes = [(n, step) for n, step in zip(array.shape, steps, strict=True) if n > 1]
+    count = sum((n - 1) * step for n, step in axes) // size + 1
+    number = np.full(max(1, count), -1)
+    if all(step > 0 and step % size == 0 for _, step in axes):
+        places = as_strided(number, array.shape, [8 * step // size for step in steps])
+        places[...] = np.arange(array.size).reshape(array.shape)
+    if (number >= 0).sum() != array.size:
+        raise UserError(f"elements of an array with strides {steps} lie on each other, or backwards")
+    return as_strided(array, (count,), (size,)).view(np.uint8), number
+
+
 class Region:
-    """An array in global memory; fresh: None, or for each element whether nobody wrote it yet."""
+    """An array in global memory.
+
+    fresh: None, or for each element whether nobody wrote it yet; number: None where the array is
+    dense, else as `extent` says.
+    """
 
     def __init__(self, start: int, array: np.ndarray, fresh: np.ndarray | None):
-        self.start, self.bytes = start, array.reshape(-1).view(np.uint8)
-        self.fresh, self.size = fresh, array.dtype.itemsize
+        self.start, self.fresh, self.size = start, fresh, array.dtype.itemsize
+        if array.flags.c_contiguous:
+            self.bytes, self.number = array.reshape(-1).view(np.uint8), None
+        else:
+            self.bytes, self.number = extent(array)
+
+    def elements(self, at: int, size: int) -> Any:
+        """An index of the array's elements that have some of the `size` bytes from byte `at`."""
+        places = slice(at // self.size, -(-(at + size) // self.size))
+        if self.number is None:
+            return places
+        if (self.number[places] < 0).any():
+            fault("bounds", f"{size} bytes that lie between the elements of an array")
+        return self.number[places]
 
 
 class Addresses:
@@ -201,11 +237,9 @@ class Addresses:
 
     def address(self, array: np.ndarray) -> int:
         """Where this array is, from the launch on."""
-        if not array.flags.c_contiguous:
-            raise UserError(f"a pointer to an array of shape {array.shape} needs dense rows")
         address = self.next
-        self.next = (address + array.nbytes + self.APART) & ~255
         self.regions.append(Region(address, array, self.fresh.get(id(array))))
+        self.next = (address + self.regions[-1].bytes.size + self.APART) & ~255
         return address
 
     def map_address(self, tile_map: Map) -> int:
@@ -214,14 +248,12 @@ class Addresses:
         self.maps[address] = tile_map
         return address
 
-    def _part(self, address: int, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _part(self, address: int, size: int) -> tuple[Region, int]:
+        """The array that has these bytes, and the first of them in it."""
         for region in self.regions:
             at = address - region.start
             if 0 <= at and at + size <= region.bytes.size:
-                fresh = region.fresh
-                if fresh is not None:
-                    fresh = fresh[at // region.size : -(-(at + size) // region.size)]
-                return region.bytes[at : at + size], fresh
+                return region, at
         fault("bounds", f"{size} bytes at global address {address:#x}, which are in no array")
 
 
@@ -230,17 +262,19 @@ class Global(Addresses):
 
     def read(self, address: int, size: int) -> np.ndarray:
         """The bytes at an address."""
-        data, fresh = self._part(address, size)
-        if fresh is not None and fresh.any():
+        region, at = self._part(address, size)
+        elements = region.elements(at, size)
+        if region.fresh is not None and region.fresh[elements].any():
             fault("unwritten", f"{size} bytes at global address {address:#x}, which nobody wrote")
-        return data.copy()
+        return region.bytes[at : at + size].copy()
 
     def write(self, address: int, data: np.ndarray) -> None:
         """Put bytes at an address."""
-        there, fresh = self._part(address, data.size)
-        there[...] = data
-        if fresh is not None:
-            fresh[...] = False
+        region, at = self._part(address, data.size)
+        elements = region.elements(at, data.size)
+        region.bytes[at : at + data.size] = data
+        if region.fresh is not None:
+            region.fresh[elements] = False
 
     def map(self, address: int) -> Map:
         """The tensor map at an address."""

@@ -91,6 +91,12 @@ def store(vector: str | None, kind: str, address: int, *values: Register) -> Non
     write(address, memory_bytes(values, kind))
 
 
+@op(r"st\.global\.b16")
+def store_half(address: int, value: int) -> None:
+    """Two bytes to global memory."""
+    write(address, np.array([value & 0xFFFF], np.uint16).view(np.uint8))
+
+
 @op(r"st\.release\.gpu\.global\.(u32|s32|b32)")
 def store_release(kind: str, address: int, value: Register) -> None:
     """A store before which everything of this thread is seen."""

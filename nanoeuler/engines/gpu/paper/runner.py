@@ -111,6 +111,8 @@ def argument(memory: Global, operand: Operand, value: Any, together: bool) -> An
         address = memory.address(value)
         if not operand.axes:
             return address
+        if not value.flags.c_contiguous:
+            raise UserError(f"an array of shape {value.shape} that a kernel indexes is to be dense")
         return value, GlobalState(address, value, memory.fresh.get(id(value)), together)
     return numbers.float32(value) if operand.letter == "f" else value
 

@@ -84,25 +84,69 @@ def stmatrix(count: str, trans: str | None, address: int, *pairs: int) -> None:
     thread.unfenced.append(thread.warp.meet(thread, "stmatrix", (address, *pairs), together))
 
 
-@op(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", 4)
+def left_of(pairs: np.ndarray) -> np.ndarray:
+    """A (16 x 16 float32) from a warp's registers [lane, 4]."""
+    a = np.empty((16, 16), np.uint16)
+    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16).reshape(32, 4, 2)
+    a[OPERAND[0][:32], OPERAND[1][:32]] = halves
+    return from_bf16(a)
+
+
+def right_of(pairs: np.ndarray) -> np.ndarray:
+    """B (16 x 8 float32) from a warp's registers [lane, 2]."""
+    b = np.empty((8, 16), np.uint16)
+    lane, i, h = np.ogrid[:32, :2, :2]
+    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16).reshape(32, 2, 2)
+    b[lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves
+    return from_bf16(b).T
+
+
+def added(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B + C as a warp's registers [lane, 4], C given so."""
+    row, column = (part[:32] for part in ACCUMULATOR[8])
+    total = np.empty((16, 8), np.float32)
+    total[row, column] = c
+    current().block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16
+    return (total + a @ b)[row, column]
+
+
+def mma_many(plan: list, *arrays: Local) -> None:
+    """Many mma in a row, on arrays of registers: the same as one by one, and sooner done.
+
+    plan: of each, D, A, B and C as (which of the arrays, the first of its registers there).
+    """
+    thread = current()
+
+    def together(values):
+        held = [np.array([lane[n].base for lane in values]) for n in range(len(arrays))]
+        left, right = {}, {}
+        for (d, to), of_a, of_b, (c, at) in plan:
+            for made, make, (n, i), count in (
+                (left, left_of, of_a, 4), (right, right_of, of_b, 2),
+            ):  # fmt: skip
+                if (n, i) not in made:
+                    made[n, i] = make(held[n][:, i : i + count])
+            held[d][:, to : to + 4] = added(held[c][:, at : at + 4], left[of_a], right[of_b])
+        for n in {d for (d, _), *_ in plan}:
+            for lane, registers in zip(values, held[n], strict=True):
+                lane[n].base[...] = registers
+        return [None] * len(values)
+
+    thread.warp.meet(thread, "mma.sync", arrays, together)
+
+
+@op(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", 4, many=mma_many)
 def mma(*registers: Register) -> np.ndarray:
     """D (16 x 8) = A (16 x 16) B (16 x 8) + C, in the registers of a warp: A 4, B 2, C 4 a lane."""
     thread = current()
 
     def together(values):
-        pairs = np.array([value[:6] for value in values], np.int64).astype(np.uint32)
-        halves = pairs.view(np.uint16).reshape(32, 6, 2)
-        a, b = np.zeros((16, 16), np.uint16), np.zeros((8, 16), np.uint16)
-        a[OPERAND[0][:32], OPERAND[1][:32]] = halves[:, :4]
-        lane, i, h = np.ogrid[:32, :2, :2]
-        b[lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves[:, 4:]
-        row, column = (part[:32] for part in ACCUMULATOR[8])
-        c = np.zeros((16, 8), np.float32)
-        c[row, column] = [value[6:] for value in values]
-        thread.block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16
-        return (c + from_bf16(a) @ from_bf16(b).T)[row, column]
+        pairs = np.array([value[:6] for value in values], np.int64)
+        c = np.array([value[6:] for value in values], np.float32)
+        return added(c, left_of(pairs[:, :4]), right_of(pairs[:, 4:]))
 
     return thread.warp.meet(thread, "mma.sync", registers, together)
+
 
 
 class Lent(Local):

@@ -28,24 +28,29 @@ class Operation:
     """A function for the mnemonics that `pattern` matches; its groups come before the operands.
 
     results: how many operands, the first ones, it answers, or a function of the groups that says
-    so; vectors: operands in braces come as (array of registers, first, count).
+    so; vectors: operands in braces come as (array of registers, first, count); many: a function for
+    an instruction that is nothing but many of these, on arrays.
     """
 
     pattern: re.Pattern
     act: Callable
     results: int | Callable[..., int]
     vectors: bool
+    many: Callable | None = None
 
 
 OPERATIONS: dict[str, Operation] = {}  # by pattern
 
 
-def op(pattern: str, results: int | Callable[..., int] = 0, vectors: bool = False) -> Callable:
+def op(
+    pattern: str, results: int | Callable[..., int] = 0, vectors: bool = False,
+    many: Callable | None = None,
+) -> Callable:  # fmt: skip
     """Register a function for the mnemonics that match `pattern` from end to end."""
 
     def register(act: Callable) -> Callable:
         if getattr(act, "__module__", "") != "__main__":  # a chapter's cells are copies
-            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors)
+            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors, many)
         return act
 
     return register
@@ -213,8 +218,22 @@ class Translation(Calls):
         answer = ", ".join(f"as_{operand.letter}({name})" for name, operand in pairs)
         yield f"{' ' * bool(self.labels)}return {answer}"
 
+    def batch(self) -> Callable | None:
+        """One function for all statements, where they are many of a kind that has one."""
+        kinds = {part.mnemonic for part in self.body if isinstance(part, Statement)}
+        many = operation(next(iter(kinds)))[0].many if len(kinds) == 1 else None
+        words = [part.operands for part in self.body if many and isinstance(part, Statement)]
+        if len(words) < 2 or any(isinstance(w, str) or w[0] not in self.parts for w in words[0]):
+            return None
+        for group in (group for operands in words for group in operands):
+            self.vector(group)  # in a row, or refused
+        places = [[self.parts[group[0]] for group in operands] for operands in words]
+        return functools.partial(many, [[(int(a[1:]), i) for a, i in row] for row in places])
+
     def function(self) -> Callable:
         """The Python function that does what the text says."""
+        if batch := self.batch():
+            return batch
         self.env |= {"number": numbers.number, "as_f": as_float, "as_r": as_int, "as_l": int}
         source = f"def ptx({', '.join(self.args)}):\n" + "".join(f" {x}\n" for x in self.lines())
         exec(compile(source, f"<{self.instruction.text[:40]}>", "exec"), self.env)

@@ -1,0 +1,107 @@
+# Made from book/07c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-mma-form
+"""The form of a product that every card since 8.0 can do, and what fits it.
+
+C (m, n) = op(A) op(B), where the layout names how A and B are stored:
+
+    NT   forward  Y = X W^T    A (m, k)   B (n, k)
+    NN   dX = dY W             A (m, k)   B (k, n)
+    TN   dW = dY^T X           A (k, m)   B (k, n)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanoeuler.errors import UserError
+
+DEPTH = 64     # elements of k in a stage: 128 bytes of bf16, one row through all 32 banks
+SIDE = 64      # of a warp's tile, both ways
+SUMS = SIDE * SIDE // 32    # float32 sums in a lane's registers: 128
+FRAGMENTS = SIDE * 16 // 64  # registers of a lane for 64 x 16 of an operand: 16
+ALIGN = 128    # bytes: the period of the banks
+BOX = 8192     # bytes: a warp's tile in bf16, on its way out
+PITCH = 16     # bytes: rows are a multiple of this apart, as 16-byte copies want it
+# What can be done with the sums of a tile: see MmaForm.
+EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
+
+
+@dataclass(frozen=True)
+class MmaForm:
+    """What is settled when a kernel is compiled.
+
+    layout: NT, NN or TN. epilogue: store; bias; bias and gelu (tanh); residual: another (m, n) is
+    added; add: C is added to. out: bf16 or float32 of C. rows, columns: of a block's tile, one warp
+    for each 64 x 64. stages: of the ring. resident: blocks of a multiprocessor. group: row tiles
+    that go together. Float32 comes with store and add only, add with float32 only.
+    """
+
+    layout: str = "NT"
+    epilogue: str = "store"
+    out: str = "bf16"
+    rows: int = 128
+    columns: int = 256
+    stages: int = 3
+    resident: int = 1
+    group: int = 16
+
+    def __post_init__(self) -> None:
+        wide = self.out == "float32"
+        if self.layout not in ("NT", "NN", "TN"):
+            raise UserError(f"layouts are NT, NN, TN, not {self.layout!r}")
+        if self.epilogue not in EPILOGUES or self.out not in ("bf16", "float32"):
+            raise UserError(f"epilogues are {', '.join(EPILOGUES)}, to bf16 or float32: {self}")
+        if wide != (self.epilogue == "add") and (not wide or self.epilogue != "store"):
+            raise UserError(f"float32 is stored or added to, and only float32 is added to: {self}")
+        if self.rows not in (64, 128, 256) or self.columns not in (64, 128, 256):
+            raise UserError(f"a tile is 64, 128 or 256 either way, not {self.rows, self.columns}")
+        if self.stages < 2 or self.group < 1 or self.resident < 1:
+            raise UserError(f"a ring has two stages or more, and a group a row of tiles: {self}")
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.rows * self.columns // (SIDE * SIDE) * 32
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage of the ring: a k-block of A and one of B."""
+        return (self.rows + self.columns) * DEPTH * 2
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        return ALIGN + self.stages * self.stage
+
+
+def fit(form: Any, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:
+    """m, n and k of a product of 2-d arrays; UserError where something does not fit."""
+    m, k = a.shape if form.layout[0] == "N" else a.shape[::-1]
+    of_b = b.shape if form.layout[1] == "N" else b.shape[::-1]
+    n = of_b[1]
+    if of_b[0] != k or tuple(c.shape) != (m, n) or not min(m, n, k):
+        raise UserError(f"{form.layout}: {a.shape} by {b.shape} does not give {c.shape}")
+    kinds = [str(array.dtype) for array in (a, b, c)]
+    wanted = ["uint16", "uint16", "float32" if form.out == "float32" else "uint16"]
+    if kinds != wanted:
+        raise UserError(f"A, B and C are {', '.join(kinds)}; expected {', '.join(wanted)}")
+    shape = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
+    if shape != (None if aux is None else tuple(aux.shape)):
+        raise UserError(f"{form.epilogue} takes {shape}, not {getattr(aux, 'shape', None)}")
+    if "bias" in form.epilogue and n % 2:
+        raise UserError(f"columns with a bias come in pairs, not {n}: pad W by a row of zeros")
+    for array in (a, b, c, *([aux] if form.epilogue == "residual" else [])):
+        pitch(array)
+    return m, n, k
+
+
+def pitch(array: Any) -> int:
+    """Elements from one row of a 2-d array to the next; UserError if 16-byte copies cannot go."""
+    size = array.dtype.itemsize
+    if array.strides[1] != size or array.strides[0] % PITCH:
+        raise UserError(
+            f"rows are dense and a multiple of {PITCH} bytes apart, not {tuple(array.strides)}: "
+            "pad the rows"
+        )
+    return array.strides[0] // size

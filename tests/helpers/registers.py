@@ -1,0 +1,108 @@
+"""What ptxas says of every kernel: `python tests/helpers/registers.py` writes tests/registers.tsv.
+
+Each kernel of every family of tests/bench/card is compiled, and assembled for the GPUs of MACHINES
+that can run it; no GPU is needed, but numba-cuda and ptxas are (the extra `gpu`). With names of
+families only their lines are written anew. tests/test_registers.py compiles them again.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
+
+from bench.card import families  # noqa: E402
+
+from nanoeuler.engines.gpu.compile import Code, assemble, build, machine  # noqa: E402
+from nanoeuler.engines.gpu.kernel import Kernel  # noqa: E402
+from nanoeuler.errors import UserError  # noqa: E402
+
+TABLE = TESTS / "registers.tsv"
+MACHINES = (8, 0), (9, 0)  # the oldest that the kernels are for, and the one they are measured on
+HEAD = "family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic"
+NOTE = """\
+# What ptxas says of each kernel: registers of a thread; bytes of a thread that are spilled, and of
+# its stack; bytes of shared memory of a block that are fixed, and that the launch asks for.
+# Written by tests/helpers/registers.py, held by tests/test_registers.py.
+"""
+Line = tuple[str, ...]  # as in HEAD
+
+
+def static(text: str) -> int:
+    """The bytes of shared memory that a PTX text lays out itself."""
+    return sum(int(size) for size in re.findall(r"(?m)^\s*\.shared [^\[]*\[(\d+)\]", text))
+
+
+def measure(make: Callable[[], Kernel]) -> list[Line]:
+    """The lines of one kernel, without its names, for each GPU that can run it."""
+    code, kernel = build(make), make()
+    lines = []
+    for capability in MACHINES:
+        try:
+            target = machine(kernel, capability)
+        except UserError:  # of another GPU
+            continue
+        other: Code = code if target == code.target else assemble(code.text, target)
+        name = f"{target[0]}.{target[1]}" + "".join(target[2:])
+        if other.warnings:  # such as that products wait for themselves
+            raise RuntimeError(*other.warnings)
+        figures = other.registers, other.spills, other.stack, static(other.text), kernel.shared
+        lines.append((name, *map(str, figures)))
+    return lines
+
+
+def makers(only: Iterable[str] = ()) -> dict[tuple[str, str], Callable[[], Kernel]]:
+    """(family, kernel) -> maker."""
+    return {
+        (family, name): make
+        for family, module in families().items()
+        if not only or family in only
+        for name, make in module.kernels().items()
+    }
+
+
+def lines_of(wanted: Mapping[tuple[str, str], Callable], workers: int | None = None) -> list[Line]:
+    """The table's lines of these kernels; RuntimeError for one that does not compile."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = {names: pool.submit(measure, make) for names, make in wanted.items()}
+        made = []
+        for names, job in jobs.items():
+            if job.exception():
+                raise RuntimeError(f"{': '.join(names)} does not compile: {job.exception()}")
+            made += [(*names, *line) for line in job.result()]
+        return made
+
+
+def read() -> list[Line]:
+    """The lines of the table as it is committed."""
+    text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else ""
+    rows = [tuple(line.split("\t")) for line in text.splitlines() if not line.startswith("#")]
+    return rows[1:]
+
+
+def write(lines: Iterable[Line]) -> None:
+    """Write the table."""
+    rows = ["\t".join(line) for line in (HEAD, *sorted(lines))]
+    TABLE.write_text(NOTE + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def main(only: list[str]) -> None:
+    """Compile, and write the lines of the families asked for, or all."""
+    known = families()
+    kept = [line for line in read() if only and line[0] in known and line[0] not in only]
+    lines = lines_of(makers(only), os.cpu_count())
+    write(kept + lines)
+    for line in lines:
+        if line[4] != "0":
+            print("SPILLS", *line)
+    print(f"{len(lines)} lines")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,294 @@
+"""Products by mma.sync without a GPU: on paper against float64, counts, planted faults, launches."""
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from mutants import Mutant, load
+
+from nanoeuler.engines.gpu import gemm_mma, paper
+from nanoeuler.engines.gpu.gemm_mma import mma_kernel
+from nanoeuler.engines.gpu.gemm_mma_form import DEPTH, EPILOGUES, MmaForm, fit
+from nanoeuler.engines.gpu.gemm_mma_plan import (
+    BLOCKS,
+    SHARED,
+    choose_mma,
+    cover,
+    mma_product,
+    pieces_of,
+    space_for,
+)
+from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.errors import UserError
+
+SMALL = dict(rows=64, columns=64, stages=3)  # one warp, a ring that wraps after three k-blocks
+PAIR = dict(rows=64, columns=128, stages=3)  # two warps
+POISON = 0x7FC0  # bf16's nan
+
+
+def rows_of(values, dtype=np.uint16):
+    """A 2-d array with rows 16 bytes apart or a multiple, and nan behind each row."""
+    step = 16 // np.dtype(dtype).itemsize
+    room = np.full((len(values), cover(values.shape[1], step) * step), POISON, dtype)
+    room[...] = np.nan if dtype == np.float32 else POISON
+    room[:, : values.shape[1]] = values if dtype == np.float32 else to_bf16(values)
+    return room[:, : values.shape[1]]
+
+
+class Case:
+    """Operands of one product, and what it has to be within `bound`."""
+
+    def __init__(self, form, m, n, k, size=1.0):
+        rng = np.random.default_rng([m, n, k])
+
+        def random(*shape):
+            return np.float32(size) * rng.standard_normal(shape, np.float32)
+
+        self.form, self.shape = form, (m, n, k)
+        self.a = rows_of(random(*((m, k) if form.layout[0] == "N" else (k, m))))
+        self.b = rows_of(random(*((k, n) if form.layout[1] == "N" else (n, k))))
+        left, right = (from_bf16(x).astype(np.float64) for x in (self.a, self.b))
+        left = left if form.layout[0] == "N" else left.T
+        right = right if form.layout[1] == "N" else right.T
+        want, sums = left @ right, abs(left) @ abs(right)
+        self.aux = None
+        if form.epilogue == "residual":
+            self.aux = rows_of(random(m, n))
+        if "bias" in form.epilogue:
+            self.aux = to_bf16(random(n))
+        if self.aux is not None:
+            want, sums = want + from_bf16(self.aux), sums + abs(from_bf16(self.aux))
+        if "gelu" in form.epilogue:
+            inner = np.sqrt(2 / np.pi) * (want + 0.044715 * want**3)
+            want = want / 2 * (1 + np.tanh(inner))
+        self.before = random(m, n) if form.epilogue == "add" else np.full((m, n), np.nan)
+        if form.epilogue == "add":
+            want, sums = want + self.before, sums + abs(self.before)
+        # k products and one more are summed in float32, each sum half a unit off at most; GELU's
+        # slope is below 1.13 and it rounds four times. Then half a unit of bf16.
+        self.want, slope = want, 1.13 if "gelu" in form.epilogue else 1
+        self.bound = slope * (k + 4) * 2.0**-24 * sums
+        if form.out == "bf16":
+            self.bound += 2.0**-8 * (abs(want) + self.bound)
+
+    def output(self):
+        """C before the product, in rows with something behind them."""
+        kind = np.float32 if self.form.out == "float32" else np.uint16
+        return rows_of(self.before.astype(np.float32), kind)
+
+    def run(self, seed=None, blocks=BLOCKS, kernel=None):
+        """C after it, and the reports of its launches."""
+        c = self.output()
+        behind = c.base.copy()
+        space = np.full(space_for(self.form, *self.shape, blocks) // 4, np.nan, np.float32)
+        launches = mma_product(
+            self.form, self.a, self.b, c, self.aux, space=space if space.size else None,
+            blocks=blocks,
+        )  # fmt: skip
+        if kernel is not None:
+            launches = [replace(launches[0], kernel=kernel)]
+        reports = [paper.run(launch, seed, fresh=[space]) for launch in launches[:1]]
+        reports += [paper.run(launch, seed) for launch in launches[1:]]
+        width = c.shape[1]
+        assert (c.base[:, width:].view(np.uint8) == behind[:, width:].view(np.uint8)).all()
+        return c, reports
+
+    def check(self, c):
+        """Assert that C is right."""
+        c = c if self.form.out == "float32" else from_bf16(c)
+        error = abs(c.astype(np.float64) - self.want)
+        assert (error <= self.bound).all(), (error / self.bound).max()
+
+
+# ---- Right
+
+
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
+@pytest.mark.parametrize(
+    "m, n, k", [(1, 1, 1), (3, 130, 70), (72, 65, 63), (64, 64, 7 * DEPTH), (65, 8, 5 * DEPTH + 9)]
+)
+def test_any_size_is_right_and_stays_in_its_place(layout, m, n, k):
+    case = Case(MmaForm(layout, **SMALL), m, n, k)
+    case.check(case.run()[0])
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES[1:])
+def test_what_is_done_with_the_sums(epilogue):
+    out = "float32" if epilogue == "add" else "bf16"
+    case = Case(MmaForm("NT", epilogue, out, **PAIR), 70, 134, 40)
+    case.check(case.run()[0])
+
+
+def test_large_and_small_numbers_keep_their_digits():
+    for size in (1e-12, 1e12):
+        case = Case(MmaForm("TN", "store", "float32", **SMALL), 9, 17, 80, size)
+        case.check(case.run()[0])
+
+
+@pytest.mark.parametrize("epilogue", ["store", "add"])
+def test_pieces_of_k_are_summed_in_order(epilogue):
+    case = Case(MmaForm("TN", epilogue, "float32", **SMALL), 40, 71, 9 * DEPTH + 8)
+    assert pieces_of(case.form, *case.shape, 8) == 4
+    c, reports = case.run(blocks=8)
+    case.check(c)
+    assert len(reports) == 2
+    assert (case.run(seed=5, blocks=8)[0] == c).all()
+
+
+def test_the_tile_of_the_card_is_right():
+    case = Case(MmaForm(), 100, 200, 5 * DEPTH - 8)
+    case.check(case.run()[0])
+
+
+@pytest.mark.parametrize("layout", ["NT", "TN"])
+def test_any_order_of_blocks_and_copies_gives_equal_bits(layout):
+    case = Case(MmaForm(layout, **PAIR), 72, 136, 7 * DEPTH)
+    c = case.run()[0]
+    case.check(c)
+    assert (case.run(seed=1)[0] == c).all()
+
+
+# ---- Counted
+
+
+@pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
+def test_bytes_sectors_and_rounds_are_as_predicted(layout):
+    form, blocks = MmaForm(layout, **PAIR), 4
+    _, (report,) = Case(form, 128, 256, blocks * DEPTH).run()
+    tiles, warps = 4, 2
+    fetched = tiles * blocks * form.stage  # bytes of A and B, and what is zero-filled behind k
+    filled = tiles * (form.stages - 1) * form.stage
+    assert report["global loads bytes"] == fetched
+    assert report["global loads sectors"] == fetched // 32
+    assert report["global stores bytes"] == 128 * 256 * 2
+    assert report["global stores sectors"] == 128 * 256 * 2 // 32
+    # A warp reads 64 x 16 of A and of B for a step, 128 bytes a round; the last k-block's first
+    # fragments are loaded again, for nothing. Then 16 rounds bring a warp's box back.
+    steps = tiles * warps * (4 * blocks + 1)
+    out = tiles * warps * 64
+    assert report["shared loads wavefronts"] == steps * 2 * 64 * 16 * 2 // 128 + out
+    assert report["shared stores wavefronts"] == (fetched + filled) // 128 + out
+    assert report["tensor FLOPs"] == 2 * 128 * 256 * blocks * DEPTH
+
+
+# ---- Planted faults
+
+
+def wrong(function, old, new, module="gemm_mma"):
+    """The maker of that name in gemm_mma_tile or gemm_mma, with the fault in it."""
+    return getattr(load(Mutant(f"engines.gpu.{module}", function, "", old, new)), function)
+
+
+TILE = "gemm_mma_tile"
+FAULTS = {
+    "no wait for the copies": (
+        "make_multiply", "            wait()  # (3)", "            # (3)", "gemm_mma"),
+    "no wait at the start": (
+        "make_multiply", "        wait()\n        cuda.syncthreads()\n        at",
+        "        cuda.syncthreads()\n        at", "gemm_mma"),
+    "one group too few is waited for": (
+        "make_multiply", "copy_wait(stages - 2)", "copy_wait(stages - 1)", "gemm_mma"),
+    "no barrier in the loop": (
+        "make_multiply", "            cuda.syncthreads()  # so", "            # so", "gemm_mma"),
+    "no barrier at the start": (
+        "make_multiply", "        cuda.syncthreads()\n        at", "        at", "gemm_mma"),
+    "copies into the stage that is read": (
+        "make_multiply", "ahead = slot", "ahead = slot + stage", "gemm_mma"),
+    "the same fragments twice": (
+        "make_multiply", "load(a0, b0, at, slot, 2)", "load(a0, b0, at, slot, 1)", "gemm_mma"),
+    "no swizzle on the way in": ("make_begin", "((chunk ^ (row & 7)) << 4)", "(chunk << 4)", TILE),
+    "another swizzle on the way out": (
+        "make_load", "(DEPTH * 2) + ((chunk ^ (row & 7)) << 4)",
+        "(DEPTH * 2) + ((chunk ^ (row & 6)) << 4)", TILE),
+    "no edge along k": ("make_fetch", "int32(min(max(rest * 2, 0), 16))", "int32(16)", TILE),
+    "an edge along k that is one late": (
+        "make_fetch", "rest * 2, 0", "rest * 2 + 2, 0", TILE),
+    "no edge below": ("make_fetch", "size if j * step < below else int32(0)", "size", TILE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name):
+    function, old, new, module = FAULTS[name]
+    with mock.patch.object(gemm_mma, function, wrong(function, old, new, module)):
+        kernel = mma_kernel.__wrapped__(MmaForm(**PAIR))
+    case = Case(MmaForm(**PAIR), 60, 128, 8 * DEPTH - 3)  # the ring of three goes round twice
+    with pytest.raises((paper.Fault, AssertionError)):
+        case.check(case.run(kernel=kernel)[0])
+
+
+def test_an_unswizzled_ring_is_found_by_its_rounds():
+    """Without the swizzle on either way all is right, and eight times as slow."""
+    pair = {
+        "make_begin": wrong("make_begin", "((chunk ^ (row & 7)) << 4)", "(chunk << 4)", TILE),
+        "make_load": wrong("make_load", "+ ((chunk ^ (row & 7)) << 4)", "+ (chunk << 4)", TILE),
+    }
+    case = Case(MmaForm(**PAIR), 64, 128, DEPTH)
+    with mock.patch.multiple(gemm_mma, **pair):
+        kernel = mma_kernel.__wrapped__(case.form)
+    c, (slow,) = case.run(kernel=kernel)
+    case.check(c)
+    fast = case.run()[1][0]
+    out = 2 * 64  # rounds of two boxes, which keep their swizzle
+    ratio = (slow["shared loads wavefronts"] - out) / (fast["shared loads wavefronts"] - out)
+    assert ratio == 8
+
+
+# ---- Launches
+
+
+def test_what_does_not_fit_is_refused():
+    a, b, c = (np.zeros(shape, np.uint16) for shape in ((8, 16), (24, 16), (8, 24)))
+    form = MmaForm()
+    assert fit(form, a, b, c) == (8, 24, 16)
+    with pytest.raises(UserError, match="does not give"):
+        fit(form, a, b, c[:4])
+    with pytest.raises(UserError, match="expected uint16, uint16, float32"):
+        fit(MmaForm(out="float32"), a, b, c)
+    with pytest.raises(UserError, match=r"bias takes \(24,\), not None"):
+        fit(MmaForm(epilogue="bias"), a, b, c)
+    with pytest.raises(UserError, match="pad the rows"):
+        fit(form, np.zeros((8, 15), np.uint16), np.zeros((24, 15), np.uint16), c)
+    with pytest.raises(UserError, match="pad the rows"):
+        fit(form, a.T.copy().T, b, c)
+    with pytest.raises(UserError, match="come in pairs"):
+        odd = np.zeros((8, 24), np.uint16)[:, :23]
+        fit(MmaForm(epilogue="bias"), a, b[:23], odd, np.zeros(23, np.uint16))
+
+
+def test_a_product_says_what_space_it_needs():
+    form = MmaForm("TN", "store", "float32")
+    a, b, c = (np.zeros(shape, kind) for shape, kind in (
+        ((16384, 768), np.uint16), ((16384, 768), np.uint16), ((768, 768), np.float32)))  # fmt: skip
+    need = space_for(form, 768, 768, 16384)
+    with pytest.raises(UserError, match=f"needs {need} bytes of space, not 0"):
+        mma_product(form, a, b, c)
+    parts, sums = mma_product(form, a, b, c, space=np.zeros(need, np.uint8))
+    assert need == parts.grid[1] * 768 * 768 * 4 and parts.grid[0] == 18
+    assert parts.grid[0] * parts.grid[1] <= BLOCKS and sums.grid[0] == 768
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        (dict(layout="TT"), "layouts are NT, NN, TN"),
+        (dict(epilogue="tanh"), "epilogues are store, bias"),
+        (dict(out="float32", epilogue="bias"), "float32 is stored or added to"),
+        (dict(epilogue="add"), "only float32 is added to"),
+        (dict(rows=96), "a tile is 64, 128 or 256"),
+        (dict(stages=1), "a ring has two stages or more"),
+    ],
+)
+def test_a_form_that_there_is_not_is_refused(words, match):
+    with pytest.raises(UserError, match=match):
+        MmaForm(**words)
+
+
+def test_every_card_since_8_0_gets_a_form_that_fits():
+    for capability, room in SHARED.items():
+        form = choose_mma("NT", 8192, 8192, 8192, capability=capability)
+        assert form.shared <= room * 1024 and form.threads <= 256
+    assert choose_mma("NT", 8, 8, 8, capability=(8, 9)).columns == 128
+    with pytest.raises(UserError, match="8.0 or newer, not"):
+        choose_mma("NT", 8, 8, 8, capability=(7, 5))

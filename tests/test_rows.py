@@ -717,7 +717,7 @@ FAULTS = [
     ("columns", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
     ("columns", "slab_sums", "if column < columns", "if column <= columns", long),
     ("gates", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
-    ("gates", "gated_rows", "store(up, i * width, du + wide + i * 2 * step + half)", "pass", swiglu),
+    ("gates", "gated_rows", "store(up, i", "store(gate, i", swiglu),
     ("gates", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
     ("gates", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
     ("gates", "gated_backward", "while row < rows", "while row < 0", swiglu),

@@ -150,6 +150,19 @@ def test_bytes_of_move_and_norm(norm):
     assert report["global stores sectors"] == 2 * rows * columns * 2 // 32 + rows * kept
 
 
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("float32", "bf16"), ("bf16", "float32")])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (17, 136)])
+def test_adding_alone(kinds, rows, columns):
+    x, t = draw((rows, columns), kinds[0]), draw((rows, columns), kinds[1], seed=1)
+    out, want = blank(x.shape, kinds[0]), real(x) - 0.3 * real(t)
+    (report,) = play(stream.add_scaled_launch(x, t, -0.3, out), (out,))
+    close(out, want, (B[kinds[0]] + 2 * U) * (np.abs(real(x)) + np.abs(real(t))))
+    assert report["global loads bytes"] == x.nbytes + t.nbytes
+    assert report["global stores bytes"] == out.nbytes
+    play(stream.add_scaled_launch(x, t, -0.3, x))
+    assert (x == out).all()
+
+
 # ---- ... backward
 
 
@@ -624,6 +637,12 @@ def wide(module):
     check_move_norm(module, 2, 1032, "layer")
 
 
+def added(module):
+    x, t, out = draw((3, 8)), draw((3, 8), seed=1), blank((3, 8))
+    play(module.add_scaled_launch(x, t, 0.5, out), (out,))
+    close(out, real(x) + 0.5 * real(t), 2.0**-8 * (np.abs(real(x)) + np.abs(real(t))))
+
+
 def ragged(module):
     check_move_norm(module, 9, 72, "layer")
 
@@ -672,6 +691,8 @@ FAULTS = [
     ("stream", "move_norm", "if row < rows:", "if row <= rows:", ragged),
     ("stream", "move_norm", "values[k] += weight * others[k]", "values[k] += others[k]", ragged),
     ("stream", "move_norm", "if biased:", "if False:", ragged),
+    ("stream", "add_scaled", "if i < count", "if i <= count", added),
+    ("stream", "add_scaled", "+= weight *", "= weight *", added),
     ("stream", "inside", "whole or (j * lanes + lane) * width < columns", "True", ragged),
     ("stream", "normed", " + float32(eps)", "", lambda m: check_move_norm(m, 3, 64, scale=1e-3)),
     ("stream_backward", "in_turn", "cuda.syncthreads()  # the", "pass  # the", slopes),

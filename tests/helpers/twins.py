@@ -223,8 +223,6 @@ TABLE = {
         "store_float2_if(out + 8 * lane, f, g, lane % 4 - 1);",
         lambda x, n, b: np.where(np.arange(2) < LANE[:, None] % 4 - 1,
                                  bits(x[:64]).reshape(2, 32).T, POISON)),
-    "store_float2": Row("store_float2(out + 8 * lane, f, g);",
-                        lambda x, n, b: x[:64].reshape(2, 32).T),
     "store_short": Row(
         "store_short(out + 4 * lane, i); store_short(out + 4 * lane + 2, j << 16 | i);",
         lambda x, n, b: n[:32] << 16 | n[:32]),

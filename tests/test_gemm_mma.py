@@ -20,6 +20,7 @@ from nanoeuler.engines.gpu.gemm_mma_plan import (
     space_for,
 )
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.engines.gpu.products import product_on
 from nanoeuler.errors import UserError
 
 SMALL = dict(rows=64, columns=64, stages=3)  # one warp, a ring that wraps after three k-blocks
@@ -292,3 +293,22 @@ def test_every_card_since_8_0_gets_a_form_that_fits():
     assert choose_mma("NT", 8, 8, 8, capability=(8, 9)).columns == 128
     with pytest.raises(UserError, match="8.0 or newer, not"):
         choose_mma("NT", 8, 8, 8, capability=(7, 5))
+
+
+@pytest.mark.parametrize(
+    "capability, kernel", [((9, 0), "gemm_wgmma"), ((8, 0), "gemm_mma"), ((12, 0), "gemm_mma")]
+)
+def test_a_product_is_for_the_card_that_is_there(capability, kernel):
+    a, b = np.zeros((2, 16384, 768), np.uint16)
+    wide, narrow = np.zeros((768, 768), np.float32), np.zeros((16384, 16384), np.uint16)
+    for layout, c in (("TN", wide), ("NT", narrow)):
+        first, *_ = product_on(capability, layout, a, b, c)
+        assert first.kernel.function.__name__ == kernel
+
+
+def test_what_mma_has_not_got_is_refused_on_its_cards():
+    a, b, c = (np.zeros(shape, np.uint16) for shape in ((8, 64), (256, 64), (8, 128)))
+    with pytest.raises(UserError, match="epilogues are store, bias"):
+        product_on((8, 0), "NT", a, b, c, epilogue="swiglu")
+    with pytest.raises(UserError, match="8.0 or newer, not"):
+        product_on((7, 5), "NT", a, b[:128], c)

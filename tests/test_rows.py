@@ -5,12 +5,16 @@ stored). A sum of n terms, in any order, is off by at most n U times the sum of 
 number that is stored as bf16 by B of itself. Reciprocals and roots are approximate to 4 U.
 """
 
+from pathlib import Path
+from types import FunctionType, ModuleType
+
 import numpy as np
 import pytest
+from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import columns as columns_module
-from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward
-from nanoeuler.engines.gpu.paper import run
+from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward, vectors
+from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.vectors import STORED, Layout, piece
 from nanoeuler.errors import UserError
@@ -144,6 +148,19 @@ def test_bytes_of_move_and_norm(norm):
     # Two loads of 16 bytes, 32 apart, touch every sector of float32 twice.
     assert report["global loads sectors"] == (2 * rows * columns * 2 + 2 * parameters) // 32
     assert report["global stores sectors"] == 2 * rows * columns * 2 // 32 + rows * kept
+
+
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("float32", "bf16"), ("bf16", "float32")])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (17, 136)])
+def test_adding_alone(kinds, rows, columns):
+    x, t = draw((rows, columns), kinds[0]), draw((rows, columns), kinds[1], seed=1)
+    out, want = blank(x.shape, kinds[0]), real(x) - 0.3 * real(t)
+    (report,) = play(stream.add_scaled_launch(x, t, -0.3, out), (out,))
+    close(out, want, (B[kinds[0]] + 2 * U) * (np.abs(real(x)) + np.abs(real(t))))
+    assert report["global loads bytes"] == x.nbytes + t.nbytes
+    assert report["global stores bytes"] == out.nbytes
+    play(stream.add_scaled_launch(x, t, -0.3, x))
+    assert (x == out).all()
 
 
 # ---- ... backward
@@ -496,3 +513,232 @@ def test_a_plan_has_room_in_the_worst_case():
     embedding.scatter_plan(tokens, 40)
     with pytest.raises(UserError, match=r"numbers in \[0, 29\)"):
         embedding.scatter_plan(tokens, 29)
+
+
+# ---- The order of blocks, and what is refused
+
+
+EVERYTHING = {
+    "move and norm": lambda seed: check_move_norm(stream, 9, 64, "layer", seed=seed)[1],
+    "a wide row": lambda seed: check_move_norm(stream, 2, 1032, "layer", seed=seed)[1],
+    "norm backward": lambda seed: check_backward(
+        stream_backward, 9, 64, "layer", ("bf16", "bf16", "float32"), seed=seed
+    ),
+    "columns": lambda seed: check_columns(columns_module, 40, 8, "bf16", seed=seed, cores=1)[1],
+    "SwiGLU": lambda seed: check_gates(
+        gates, "swiglu", 20, 8, forward=False, seed=seed, place=True, cores=1
+    )[1],
+    "GELU": lambda seed: check_gates(
+        gates, "gelu", 20, 8, forward=False, seed=seed, biased=True, cores=1
+    )[1],
+    "RoPE": lambda seed: check_rope(rotary, 2, 5, 2, 3, 16, seed=seed)[1],
+    "embedding": lambda seed: check_embed_backward(
+        embedding, sequences(3, 25, 4), 4, 16, seed=seed
+    )[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_equal_bits_whatever_the_order_of_blocks(what):
+    first, *others = [EVERYTHING[what](seed) for seed in (None, 0, 1)]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def norm_arrays(columns=64, rows=2):
+    x, stats = np.zeros((rows, columns), np.uint16), np.zeros((rows, 1), np.float32)
+    return {"x": x, "n": x.copy(), "gain": np.ones(columns, np.float32), "stats": stats}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(n=np.zeros((2, 63), np.uint16)), r"n is uint16 \(2, 64\), not uint16 \(2, 63\)"),
+        (dict(gain=np.ones(64)), r"gain is float32 \(64,\), not float64"),
+        (dict(x=np.zeros((2, 64), np.int32)), r"bf16 \(uint16\) or float32, not int32"),
+        (dict(x=np.zeros((2, 128), np.uint16)[:, ::2]), "x is in C order"),
+        (dict(t=np.zeros((2, 64), np.uint16)), "come together"),
+        (dict(bias=np.zeros(64, np.float32)), "has no bias"),
+        (norm_arrays(60), "multiple of 8 columns, at most 32768, not 60"),
+    ],
+)
+def test_move_and_norm_refuses(change, message):
+    with pytest.raises(UserError, match=message):
+        stream.move_norm_launch("rms", **(norm_arrays() | change))
+
+
+def test_memory_that_is_not_aligned_is_refused():
+    class Elsewhere:
+        address, shape, strides, dtype = 8, (2, 64), (128, 2), np.dtype(np.uint16)
+
+    with pytest.raises(UserError, match="x begins at a multiple of 16 bytes, not at 8"):
+        stream.move_norm_launch("rms", **(norm_arrays() | {"x": Elsewhere()}))
+
+
+def turn_zeros(n, D, T=3, start=0):
+    table = np.zeros((6, D // 2), np.float32)
+    rotary.rope_launch(np.zeros((6, 48), np.uint16), table, table, n, D, T, start=start)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: stream.move_norm_launch("batch", **norm_arrays()), "norms are rms and layer"),
+        (lambda: piece("bf16", "float16"), "bf16 or float32, not 'float16'"),
+        (lambda: columns_module.Walk(0, 8, 8), "rows and a multiple of 8 columns, not 0 x 8"),
+        (lambda: turn_zeros(4, 16), "4 heads of width 16, 16 at a time, are not in 48"),
+        (lambda: turn_zeros(1, 24), "1 heads of width 24, 16 at a time, are not in 48"),
+        (lambda: turn_zeros(1, 16, start=4), "no sequences of 3 positions from 4 to 6"),
+        (lambda: turn_zeros(1, 16, T=4), "6 rows are no sequences of 4 positions"),
+        (
+            lambda: embedding.embed_launch(
+                np.zeros(6, np.int32), np.zeros((4, 8), np.uint16), np.zeros((6, 8), np.uint16), 4
+            ),
+            "8 columns, 6 rows, T = 4",
+        ),
+        (
+            lambda: gates.gelu_backward_launches(
+                *(np.zeros((2, 8), np.uint16) for _ in "abc"), dbias=np.zeros(8, np.float32)
+            ),
+            "dbias and the partial sums for it come together",
+        ),
+    ],
+)  # fmt: skip
+def test_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+# ---- Planted faults
+
+
+def with_fault(name, fault):
+    """The module of this name, or, of a fault in vectors, a copy of it that uses the wrong one."""
+    wrong = load(fault)
+    if fault.module.endswith(name):
+        return wrong
+    text = Path(MODULES[name].__file__).read_text(encoding="utf-8")
+    copy = ModuleType(f"{name}_over_{fault.function}")
+    exec(compile(text, MODULES[name].__file__, "exec"), vars(copy))
+    for helper in vars(copy).keys() & vars(vectors).keys():
+        if isinstance(getattr(vectors, helper), FunctionType):
+            setattr(copy, helper, getattr(wrong, helper))
+    return copy
+
+
+MODULES = {
+    "stream": stream, "stream_backward": stream_backward, "columns": columns_module,
+    "gates": gates, "rotary": rotary, "embedding": embedding,
+}  # fmt: skip
+
+
+def wide(module):
+    check_move_norm(module, 2, 1032, "layer")
+
+
+def added(module):
+    x, t, out = draw((3, 8)), draw((3, 8), seed=1), blank((3, 8))
+    play(module.add_scaled_launch(x, t, 0.5, out), (out,))
+    close(out, real(x) + 0.5 * real(t), 2.0**-8 * (np.abs(real(x)) + np.abs(real(t))))
+
+
+def ragged(module):
+    check_move_norm(module, 9, 72, "layer")
+
+
+def slopes(module):
+    check_backward(module, 9, 72, "layer", cores=1)
+
+
+def long(module):
+    check_columns(module, 200, 8, "bf16", cores=1)
+
+
+def swiglu(module):
+    check_gates(module, "swiglu", 70, 8, forward=False, cores=1)
+
+
+def gelu(module):
+    check_gates(module, "gelu", 70, 8, forward=False, biased=True, cores=1)
+
+
+def turned(module):
+    check_rope(module, 2, 3, 2, 4, 32, start=1)
+
+
+def looked_up(module):
+    check_embed(module, sequences(2, 3, 5), 5, 264)
+
+
+def scattered(module):
+    check_embed_backward(module, sequences(3, 33, 4), 4, 264)
+
+
+def in_turns(module):
+    check_embed_backward(module, sequences(3, 33, 14), 14, 520, learned=False, cores=1)
+
+
+# Where: module, function; what is wrong; what becomes what; what must see it.
+FAULTS = [
+    ("vectors", "over_warps", "cuda.syncthreads()  # all parts are there", "pass", wide),
+    ("vectors", "over_warps", "cuda.syncthreads()  # all have read", "pass  # all have read", wide),
+    ("vectors", "warp_sum", "range(5)", "range(4)", ragged),
+    ("vectors", "load_row", "whole or column < columns", "True", ragged),
+    ("vectors", "load_row", "values[k] = float32(0)", "pass", ragged),
+    ("vectors", "store_row", "whole or column < columns", "True", ragged),
+    ("vectors", "settle", "if rounds:", "if False:", ragged),
+    ("stream", "move_norm", "if row < rows:", "if row <= rows:", ragged),
+    ("stream", "move_norm", "values[k] += weight * others[k]", "values[k] += others[k]", ragged),
+    ("stream", "move_norm", "if biased:", "if False:", ragged),
+    ("stream", "add_scaled", "if i < count", "if i <= count", added),
+    ("stream", "add_scaled", "+= weight *", "= weight *", added),
+    ("stream", "inside", "whole or (j * lanes + lane) * width < columns", "True", ragged),
+    ("stream", "normed", " + float32(eps)", "", lambda m: check_move_norm(m, 3, 64, scale=1e-3)),
+    ("stream_backward", "in_turn", "cuda.syncthreads()  # the", "pass  # the", slopes),
+    ("stream_backward", "in_turn", "turn == 0)", "False)", slopes),
+    ("stream_backward", "in_turn", "range(warps)", "range(warps - 1)", slopes),
+    ("stream_backward", "slope", "g[k] -= shift", "pass", slopes),
+    ("stream_backward", "slope", "g[k] - x_hat[k] * along", "g[k] + x_hat[k] * along", slopes),
+    ("stream_backward", "slope", "row_sum(along) * float32(share)", "row_sum(along)", slopes),
+    ("stream_backward", "read", "sums[own + k] += g[k]", "sums[own + k] += x_hat[k]", slopes),
+    ("stream_backward", "norm_backward", "g[k] += old[k]", "pass", slopes),
+    ("stream_backward", "norm_backward", "sums[k] = float32(0)", "pass", slopes),
+    ("stream_backward", "norm_backward", "cuda.gridDim.x * rows_a_block", "rows_a_block", slopes),
+    ("stream_backward", "norm_backward", "settle(g)", "pass", slopes),
+    ("columns", "add_up", "cuda.syncthreads()", "pass", long),
+    ("columns", "add_up", "value if row < count else float32(0)", "value", long),
+    ("columns", "add_up", "total += load_own_float(out)", "pass", long),
+    ("columns", "slab_sums", "row += slabs", "row += rows", long),
+    ("columns", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
+    ("columns", "slab_sums", "if column < columns", "if column <= columns", long),
+    ("gates", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
+    ("gates", "gated_backward", "store(up, 0, du + wide + half)", "pass", swiglu),
+    ("gates", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
+    ("gates", "gated_backward", "row += int32(cuda.gridDim.y)", "row += rows", swiglu),
+    ("gates", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
+    ("gates", "curved_backward", "value[k] += shift[k]", "pass", gelu),
+    ("gates", "curved_backward", "sums[k] += slope[k]", "sums[k] = slope[k]", gelu),
+    ("rotary", "turn", "sign * sin[k]", "sin[k]", turned),
+    ("rotary", "rope", "start + row -", "row -", turned),
+    ("rotary", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
+    ("embedding", "embed", "T * divide(row, T)", "0", looked_up),
+    ("embedding", "embed", "values[k] += others[k]", "pass", looked_up),
+    ("embedding", "pile", "while i < end", "while i < end - 1", scattered),
+    ("embedding", "pile", "i += AHEAD", "i += AHEAD + 1", scattered),
+    ("embedding", "scatter", "if slot < 0", "if slot <= 0", scattered),
+    ("embedding", "scatter", "item += int32(cuda.gridDim.x * WARPS)", "break", in_turns),
+    ("embedding", "several", "first, end, 1, 0", "first, end - 1, 1, 0", scattered),
+    ("embedding", "add_positions", "B, T, t, columns", "B, T, 0, columns", scattered),
+    ("embedding", "scatter_plan", "(starts + counts)[of]", "(starts + CHUNK)[of]", scattered),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "module, function, old, new, check", FAULTS, ids=lambda part: str(part)[:30]
+)
+def test_planted_faults_are_found(module, function, old, new, check):
+    name = module if module != "vectors" else "stream"
+    wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))
+    with pytest.raises((AssertionError, Fault)):
+        check(wrong)

@@ -33,6 +33,8 @@ from nanoeuler.errors import UserError
 
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
 AHEAD = 4  # rows that a thread of other blocks loads before it uses one
+STRIP = 128   # threads of a block at most
+ROOM = 1024  # threads of all blocks that a multiprocessor gets; it has 64 registers for each
 
 
 @functools.cache
@@ -87,10 +89,6 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
 
 
-STRIP = 128   # threads of a block at most
-ROOM = 1024  # threads of all blocks that a multiprocessor gets; it has 64 registers for each
-
-
 @dataclass(frozen=True)
 class Walk:
     """Who works on a matrix whose threads each keep their columns and go down the rows.
@@ -105,10 +103,8 @@ class Walk:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1 or self.columns % STEP:
-            raise UserError(
-                f"a matrix has rows and a multiple of {STEP} columns, "
-                f"not {self.rows} x {self.columns}"
-            )
+            shape = f"{self.rows} x {self.columns}"
+            raise UserError(f"a matrix has rows and a multiple of {STEP} columns, not {shape}")
 
     @property
     def strips(self) -> int:

@@ -7,6 +7,8 @@ of the product with it, of p v, of the sum. Each gradient's bound is the relativ
 times the sum of their absolute values.
 """
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from nanoeuler.engines.gpu.flash import ROWS, padded
 from nanoeuler.engines.gpu.flash_tiles import attention_tiles, attention_tiles_backward
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.errors import UserError
+from nanoeuler.files import project_root
 from nanoeuler.model.attention import attention
 from nanoeuler.model.backward import attention_backward
 
@@ -289,3 +292,47 @@ def test_a_tile_without_its_spare_column_has_conflicts():
     report = run(module.forward_launch(heads, 1, y, lse))
     # Each of D reads of a query's own row, for each of 4 keys, takes a round for each lane.
     assert report["shared loads wavefronts"] - report["shared loads"] == 4 * 32 * 31
+
+
+# ---- The chapter's exercises
+
+MERGE = "def solution_merge"
+WINDOW = "def solution_window"
+# Whose check, what is wrong with the solution, the text and what it becomes.
+ANSWERS = [
+    (MERGE, "a mean", "w1 * y1 + w2 * y2", "(y1 + y2) / 2"),
+    (MERGE, "weights exchanged", "w1 * y1 + w2 * y2", "w2 * y1 + w1 * y2"),
+    (MERGE, "no maximum", "np.logaddexp(lse1, lse2)", "np.log(np.exp(lse1) + np.exp(lse2))"),
+    (MERGE, "the larger half alone", "np.logaddexp(lse1, lse2)", "np.maximum(lse1, lse2)"),
+    (WINDOW, "no window", "(s <= t) & (s > t - W)", "s <= t"),
+    (WINDOW, "one key too many", "(s > t - W)", "(s >= t - W)"),
+    (WINDOW, "the future", "(s <= t) & ", ""),
+    (WINDOW, "all tiles fetched", "max(0, start - W + 1)", "0"),
+    (WINDOW, "nan", "np.where(np.isfinite(larger), larger, 0.0)", "larger"),
+    (WINDOW, "not rescaled", "alpha * o", "o"),
+]
+
+
+def answer(part, old="", new=""):
+    """The names of an exercise's cells: its check, and the solution with `old` replaced."""
+    text = (project_root() / "book" / "08-flash-attention.md").read_text(encoding="utf-8")
+    (solution,) = (c for c in re.findall(r"ipython3\n(.*?)```", text, re.S) if part in c)
+    check = "def check_" + part.removeprefix("def solution_")
+    (judge,) = (c for c in re.findall(r"ipython3\n(.*?)```", text, re.S) if check in c)
+    assert old in solution
+    names = {"np": np}
+    for cell in judge, re.sub(r"^:.*\n", "", solution, flags=re.M).replace(old, new):
+        exec(re.split(r"\n(?:assert )?check_", cell)[0], names)  # without the chapter's own calls
+    return names[check[4:]], names[part[4:]]
+
+
+@pytest.mark.parametrize("part, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(part, what, old, new):
+    check, wrong = answer(part, old, new)
+    assert not check(wrong, seed=1), what
+
+
+@pytest.mark.parametrize("part", [MERGE, WINDOW])
+def test_exercises_take_right_answers(part):
+    check, right = answer(part)
+    assert all(check(right, seed) for seed in range(3))

@@ -543,7 +543,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
     "GELU of u before it was rounded": (
         "gemm_epilogue.curve_strip", "gelu(low_bf16(pair))", "gelu(acc[k])", None, "bits"),
     "a gate by its neighbour's up": (
-        "gemm_epilogue.make_swiglu", "acc[i], acc[64 + i]", "acc[i], acc[65 + i]", GATED, "c"),
+        "gemm_epilogue.make_swiglu", "acc[i], acc[64 + i]", "acc[i], acc[63 + i]", GATED, "c"),
     "gates and ups through one box": (
         "gemm_epilogue.make_swiglu", "boxes + BOX, map_s", "boxes, map_s", GATED, "race"),
     "gates fetched twice": (

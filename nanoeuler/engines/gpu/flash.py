@@ -195,15 +195,14 @@ def dq_kernel(D: int) -> Kernel:
 
 @functools.cache
 def dkv_kernel(D: int) -> Kernel:
-    """dheads of keys and values, after `dq_kernel`, whose delta it reads. Grid: tiles, G, B."""
-    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
-    width = min(D, 64)  # of the sums of a thread; D // width threads share a key
+    """dheads of keys and values, D // width threads a key; after `dq_kernel`. Grid: tiles, G, B."""
+    columns, wide, width, scale = FLOATS // D, D + 1, min(D, 64), np.float32(1 / math.sqrt(D))
 
     def flash_dkv(dy, heads, n_kv, lse, delta, dheads):
         tile, group, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
+        T, H = heads.shape[1], heads.shape[2] - 2 * n_kv
         sharing, g, start = H // n_kv, H + group, tile * ROWS
-        key, at = thread % ROWS, thread // ROWS * width
+        key, at = cuda.threadIdx.x % ROWS, cuda.threadIdx.x // ROWS * width
         k_tile = cuda.shared.array((ROWS, wide), float32)
         v_tile = cuda.shared.array((ROWS, wide), float32)
         q_tile = cuda.shared.array((columns, D), float32)
@@ -233,8 +232,7 @@ def dkv_kernel(D: int) -> Kernel:
         save(k_tile, dheads, b, start, g)
         save(v_tile, dheads, b, start, g + n_kv)
 
-    threads = ROWS * (D // width)
-    return Kernel(flash_dkv, "f[4] f[4] r f[3] f[3] f[4]", threads, target=(8, 0))
+    return Kernel(flash_dkv, "f[4] f[4] r f[3] f[3] f[4]", ROWS * D // width, target=(8, 0))
 
 
 def backward_launches(

@@ -26,23 +26,23 @@ from nanoeuler.engines.gpu.flash_layout import (
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
-    Lanes,
-    Place,
-    Share,
     beside,
+    copy_pair,
     copy_rows,
     forbid_later,
     head_of,
-    lanes,
+    left,
+    load_columns,
     load_left,
-    multiply,
+    load_rows,
     own_column,
+    own_lane,
     own_row,
-    place,
+    own_warp,
     put_rows,
+    right,
     share,
     shared_base,
-    source_of,
     stage_rows,
 )
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
@@ -51,11 +51,11 @@ from nanoeuler.engines.gpu.ptx import (
     again,
     copy_commit,
     copy_wait,
+    divide,
     exp2,
     larger,
-    ldmatrix4,
-    ldmatrix4_turned,
     log2,
+    mma_tile,
     pack_bf16,
     reciprocal,
     shuffle_xor,
@@ -69,27 +69,28 @@ QUERIES = 2 * HALF
 KEYS = 64          # of a step
 
 
-class Rows(NamedTuple):
-    """A thread's part of four queries, two in each half of the block: output so far; for each
-    row its running maximum, its sum of exponentials over this lane's keys, and the factor of the
-    last correction. Row 2 h + 1 is 8 below row 2 h.
+class Half(NamedTuple):
+    """A thread's part of two queries of one half of a block, 8 rows apart: scores of a step, then
+    probabilities; an operand; output so far; for each row its running maximum, scaled, its sum of
+    exponentials over this lane's keys, and the factor of the last correction.
     """
 
+    s: Any
+    a: Any
     o: Any
     m: Any
     total: Any
     alpha: Any
 
 
-def raise_maximum(s: Any, h: int, first: int, count: int, rows: Rows, scale: float) -> None:
-    """Of half h: m becomes the largest score so far, `total` follows, alpha is for o to follow.
+def raise_maximum(half: Half, scale: float) -> None:
+    """m becomes the largest score so far, `total` follows, alpha is what o still has to follow.
 
-    s[first .. first + count - 1] are its scores. Two chains of comparisons for each row, then the
-    three other lanes that share it.
+    Two chains of comparisons for each row, then the three other lanes that share it.
     """
-    m, alpha = rows.m, rows.alpha
-    a0, a1, b0, b1 = m[2 * h], m[2 * h + 1], float32(LOWEST), float32(LOWEST)
-    for i in range(first, first + count, 8):
+    lowest, s, m, alpha = float32(LOWEST), half.s, half.m, half.alpha
+    a0, a1, b0, b1 = lowest, lowest, lowest, lowest
+    for i in range(0, KEYS // 2, 8):
         a0 = larger(a0, larger(s[i], s[i + 1]))
         a1 = larger(a1, larger(s[i + 2], s[i + 3]))
         b0 = larger(b0, larger(s[i + 4], s[i + 5]))
@@ -97,34 +98,34 @@ def raise_maximum(s: Any, h: int, first: int, count: int, rows: Rows, scale: flo
     a0, a1 = larger(a0, b0), larger(a1, b1)
     a0, a1 = larger(a0, shuffle_xor(a0, int32(1))), larger(a1, shuffle_xor(a1, int32(1)))
     a0, a1 = larger(a0, shuffle_xor(a0, int32(2))), larger(a1, shuffle_xor(a1, int32(2)))
-    alpha[2 * h] = exp2((m[2 * h] - a0) * scale)
-    alpha[2 * h + 1] = exp2((m[2 * h + 1] - a1) * scale)
-    m[2 * h], m[2 * h + 1] = a0, a1
-    rows.total[2 * h] *= alpha[2 * h]
-    rows.total[2 * h + 1] *= alpha[2 * h + 1]
+    a0, a1 = larger(m[0], a0 * scale), larger(m[1], a1 * scale)
+    alpha[0], alpha[1] = exp2(m[0] - a0), exp2(m[1] - a1)
+    m[0], m[1] = a0, a1
+    half.total[0] *= alpha[0]
+    half.total[1] *= alpha[1]
 
 
-def exponentials(s: Any, h: int, first: int, count: int, rows: Rows, scale: float) -> None:
-    """Scores of half h become exp2((s - m) scale), summed into `total`."""
-    z0, z1 = rows.m[2 * h] * scale, rows.m[2 * h + 1] * scale
-    sum0, sum1 = float32(0), float32(0)
-    for i in range(first, first + count, 4):
-        s[i], s[i + 1] = exp2(s[i] * scale - z0), exp2(s[i + 1] * scale - z0)
-        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - z1), exp2(s[i + 3] * scale - z1)
-        sum0 += s[i] + s[i + 1]
-        sum1 += s[i + 2] + s[i + 3]
-    rows.total[2 * h] += sum0
-    rows.total[2 * h + 1] += sum1
+def correct(half: Half, D: int) -> None:
+    """o under the old maximum becomes o under the new one."""
+    o, alpha = half.o, half.alpha
+    for i in range(0, D // 2, 4):
+        o[i] *= alpha[0]
+        o[i + 1] *= alpha[0]
+        o[i + 2] *= alpha[1]
+        o[i + 3] *= alpha[1]
 
 
-def correct(rows: Rows, h: int, D: int) -> None:
-    """o of half h under the old maximum becomes o under the new one."""
-    o, above, below = rows.o, rows.alpha[2 * h], rows.alpha[2 * h + 1]
-    for i in range(h * (D // 2), (h + 1) * (D // 2), 4):
-        o[i] *= above
-        o[i + 1] *= above
-        o[i + 2] *= below
-        o[i + 3] *= below
+def exponentials(half: Half, k: int, scale: float) -> None:
+    """Scores of keys 16 k to 16 k + 15 become exp2(s scale - m), summed, and packed into a."""
+    s, a, total = half.s, half.a, half.total
+    above, below = half.m[0], half.m[1]
+    for j in range(2):
+        i = 8 * k + 4 * j
+        s[i], s[i + 1] = exp2(s[i] * scale - above), exp2(s[i + 1] * scale - above)
+        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - below), exp2(s[i + 3] * scale - below)
+        total[0] += s[i] + s[i + 1]
+        total[1] += s[i + 2] + s[i + 3]
+        a[2 * j], a[2 * j + 1] = pack_bf16(s[i], s[i + 1]), pack_bf16(s[i + 2], s[i + 3])
 
 
 class Form(NamedTuple):
@@ -138,260 +139,231 @@ class Form(NamedTuple):
     hold: bool
 
 
-def products(form: Form) -> tuple[Callable, Callable]:
-    """s = q k^T and o += p v of a step, for halves `low` to 1 of a block's queries."""
+class Registers(NamedTuple):
+    """A thread's registers: both halves; queries, where they stay there; B of a product."""
+
+    low: Half
+    high: Half
+    q: Any
+    b: Any
+
+
+def scores(form: Form) -> Callable:
+    """s = q k^T of a step, for both halves or for the second."""
     D, hold = form.D, form.hold
-    part, wide = KEYS // 2, D // 2  # registers of a half's scores, of its output
+    multiply = mma_tile(16, KEYS)
 
-    def scores(s: Any, q: Any, low: int, q_tile: int, k_tile: int, at: Lanes) -> None:
-        """s = q k^T; q: registers that hold queries, or pass them."""
-        for i in range(low * part, 2 * part):
-            s[i] = float32(0)
-        q_at, k_at = again(int32(q_tile + at.left)), int32(k_tile + at.right)
+    def operand(half: Half, q: Any, h: int, i: int, tile: int) -> None:
+        """A of half h, 16 i columns on: from registers or from shared memory."""
+        if hold:
+            for j in range(4):
+                half.a[j] = q[8 * i + 4 * h + j]
+        else:
+            load_left(half.a, 0, int32(beside(tile, i) + h * HALF * 2 * D))
+
+    def both(x: Registers, q_tile: int, k_tile: int) -> None:
+        clear(x.low.s, KEYS // 2)
+        clear(x.high.s, KEYS // 2)
+        q_tile = again(q_tile)  # or else all addresses of A would stay in registers
         for i in range(D // 16):
-            a = i * 8 if hold else 0
-            if not hold:
-                for h in range(low, 2):
-                    load_left(q, 4 * h, int32(beside(q_at, i) + h * HALF * 2 * D))
-            for n in range(KEYS // 16):
-                b0, b1, b2, b3 = ldmatrix4(int32(beside(k_at, i) + n * 32 * D))
-                for h in range(low, 2):
-                    multiply(s, h * part + 8 * n, q, a + 4 * h, b0, b1)
-                    multiply(s, h * part + 8 * n + 4, q, a + 4 * h, b2, b3)
+            operand(x.low, x.q, 0, i, q_tile)
+            operand(x.high, x.q, 1, i, q_tile)
+            load_rows(x.b, k_tile, i, KEYS, D)
+            multiply(x.low.s, x.low.a, x.b)
+            multiply(x.high.s, x.high.a, x.b)
 
-    def weigh(s: Any, p: Any, low: int, rows: Rows, v_tile: int, scale: float, at: Lanes) -> None:
-        """Scores become probabilities, 16 keys at a time, and o += p v."""
-        v_at = int32(v_tile + at.left)
+    def second(x: Registers, q_tile: int, k_tile: int) -> None:
+        clear(x.high.s, KEYS // 2)
+        for i in range(D // 16):
+            operand(x.high, x.q, 1, i, q_tile)
+            load_rows(x.b, k_tile, i, KEYS, D)
+            multiply(x.high.s, x.high.a, x.b)
+
+    return both, second
+
+
+def steps_of(form: Form) -> tuple[Callable, Callable]:
+    """A step of the forward kernel on one tile of keys and values, which are there."""
+    D = form.D
+    both, second = scores(form)
+    multiply = mma_tile(16, D)
+
+    def whole(
+        x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float,
+    ) -> None:  # fmt: skip
+        """o += p v for both halves. ahead: from the first key to this warp's first query."""
+        both(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
+        if ahead < KEYS:
+            forbid_later(x.low.s, KEYS, int32(ahead + own_row() - own_column()))
+        raise_maximum(x.low, scale)
+        correct(x.low, D)
+        raise_maximum(x.high, scale)
+        correct(x.high, D)
+        v_tile = int32(k_tile + KEYS * D * 2 + left(D))
         for k in range(KEYS // 16):
-            for h in range(low, 2):
-                i = h * part + 8 * k
-                exponentials(s, h, i, 8, rows, scale)
-                for j in range(4):
-                    p[4 * h + j] = pack_bf16(s[i + 2 * j], s[i + 2 * j + 1])
-            for n in range(D // 16):
-                b0, b1, b2, b3 = ldmatrix4_turned(int32(beside(v_at, n) + k * 32 * D))
-                for h in range(low, 2):
-                    multiply(rows.o, h * wide + 8 * n, p, 4 * h, b0, b1)
-                    multiply(rows.o, h * wide + 8 * n + 4, p, 4 * h, b2, b3)
+            exponentials(x.low, k, scale)
+            exponentials(x.high, k, scale)
+            load_columns(x.b, v_tile, k, D)
+            multiply(x.low.o, x.low.a, x.b)
+            multiply(x.high.o, x.high.a, x.b)
 
-    return scores, weigh
+    def diagonal(
+        x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float,
+    ) -> None:  # fmt: skip
+        """o += p v for the second half, whose first step it is, on the diagonal."""
+        second(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
+        forbid_later(x.high.s, KEYS, int32(ahead + own_row() - own_column()))
+        raise_maximum(x.high, scale)
+        v_tile = int32(k_tile + KEYS * D * 2 + left(D))
+        for k in range(KEYS // 16):
+            exponentials(x.high, k, scale)
+            load_columns(x.b, v_tile, k, D)
+            multiply(x.high.o, x.high.a, x.b)
 
-
-class Tiles(NamedTuple):
-    """A block's shared memory, as addresses: queries, and stages of keys and then values."""
-
-    q: int
-    stages: int
-
-
-def shared_bytes(form: Form) -> int:
-    """The bytes of `Tiles`, with room to begin at a multiple of 256."""
-    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2
+    return whole, diagonal
 
 
-class Keys(NamedTuple):
-    """A block's keys and values on their way: what each step copies. k, v: this thread's share of
-    the first step's; steps in bytes from row to row; first: the first key of the first step; T.
-    """
+class Work(NamedTuple):
+    """What a block works on: keys and values of T rows."""
 
-    k: int
-    k_step: int
-    v: int
-    v_step: int
-    first: int
+    k: Head
+    v: Head
     T: int
 
 
-def fills(form: Form) -> tuple[Callable, Callable]:
-    """Copies of one step's keys, and of its values."""
-    D, stages = form.D, form.stages
-    size = KEYS * D * 2
-
-    def fill_keys(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Share) -> None:
-        """Start copying a step's keys."""
-        to = int32(tiles.stages + step % stages * (2 * size))
-        left = int32(keys.T - keys.first + step * KEYS)
-        source = int64(keys.k - int64(step) * (KEYS * keys.k_step))
-        copy_rows(to, source, keys.k_step, KEYS, left, D, THREADS, whole, of)
-
-    def fill_values(tiles: Tiles, keys: Keys, step: int, whole: bool, of: Share) -> None:
-        """Start copying a step's values."""
-        to = int32(tiles.stages + step % stages * (2 * size) + size)
-        left = int32(keys.T - keys.first + step * KEYS)
-        source = int64(keys.v - int64(step) * (KEYS * keys.v_step))
-        copy_rows(to, source, keys.v_step, KEYS, left, D, THREADS, whole, of)
-
-    return fill_keys, fill_values
-
-
-def step_of(form: Form) -> Callable:
-    """A step of the forward kernel on the tile of one step."""
-    D = form.D
-    part = KEYS // 2
-    scores, weigh = products(form)
-    values_there = copy_wait(form.stages - 1)
-
-    def step(
-        s: Any, q: Any, p: Any, rows: Rows, low: int, masked: int, tiles: Tiles, stage: int,
-        late: bool, scale: float, of: Lanes, at: Place,
-    ) -> None:  # fmt: skip
-        """o += p v over one tile of keys, which is there, for halves `low` to 1.
-
-        masked: the half on the diagonal, or -1. late: whether the values are still to be waited
-        for.
-        """
-        k_tile = int32(tiles.stages + stage)
-        scores(s, q, low, int32(tiles.q + at.warp * 16 * 2 * D), k_tile, of)
-        if masked >= 0:
-            own = int32(at.warp * 16 + own_row(at) - own_column(at))
-            forbid_later(s, masked * part, KEYS, own)
-        for h in range(low, 2):
-            raise_maximum(s, h, h * part, part, rows, scale)
-            correct(rows, h, D)
-        if late:
-            values_there()
-            cuda.syncthreads()
-        weigh(s, p, low, rows, int32(k_tile + KEYS * D * 2), scale, of)
-
-    return step
-
-
-def save_lines(
-    lse: int, line: int, first: int, T: int, rows: Rows, scale: float, at: Place
-) -> None:
-    """`total` over all lanes, and lse = m scale + log2(total) of a block's rows.
-
-    line: the number of values before this head's. Rows past T get what hides them.
-    """
-    for h in range(2):
-        for j in range(2):
-            i = 2 * h + j
-            rows.total[i] = quad_sum(rows.total[i])
-            if at.lane & 3 == 0:
-                t = int32(first + h * HALF + at.warp * 16 + own_row(at) + 8 * j)
-                value = float32(PAST_END)
-                if t < T:
-                    value = rows.m[i] * scale + log2(rows.total[i])
-                store_float(lse + 4 * (int64(line) + t), value)
-
-
 def loop_of(form: Form) -> Callable:
-    """All steps of a block: two on the diagonal, one for each half, then those before it."""
+    """All steps of a block."""
     D, stages = form.D, form.stages
     size = 2 * KEYS * D * 2
-    fill_keys, fill_values = fills(form)
-    step = step_of(form)
-    first_keys, here = copy_wait(stages - 1), copy_wait(stages - 2)
+    whole, diagonal = steps_of(form)
+    here = copy_wait(stages - 2)
 
-    def refill(tiles: Tiles, keys: Keys, step: int, steps: int, whole: bool, of: Share) -> None:
-        """Start copying a step's keys and values, if there is such a step: a group."""
+    def hold_queries(q: Any, tile: int) -> None:
+        """All queries of this warp into registers, where the form keeps them there."""
+        if form.hold:
+            for i in range(D // 16):
+                load_left(q, 8 * i, beside(tile, i))
+                load_left(q, 8 * i + 4, int32(beside(tile, i) + HALF * 2 * D))
+
+    def fill(tiles: int, work: Work, step: int, steps: int, whole: bool) -> None:
+        """Start copying a step's keys and values to its stage, if there is such a step: a group."""
         if step < steps:
-            fill_keys(tiles, keys, step, whole, of)
-            fill_values(tiles, keys, step, whole, of)
+            row = int32((steps - 1 - step) * KEYS)
+            to = int32(tiles + step % stages * size)
+            copy_pair(to, work.k, work.v, row, KEYS, work.T, D, THREADS, whole)
         copy_commit()
 
     def loop(
-        s: Any, q: Any, p: Any, rows: Rows, tiles: Tiles, queries: Head, keys: Keys, steps: int,
-        scale: float, at: Place,
-    ) -> None:  # fmt: skip
-        """From the diagonal down; the copies run ahead."""
-        of, mine = lanes(D, at), share(D, at, THREADS)
-        row = int32(keys.first - HALF)
-        left = int32(keys.T - row)
-        source = source_of(queries, row, mine)
-        copy_rows(tiles.q, source, queries.step, QUERIES, left, D, THREADS, False, mine)
-        fill_keys(tiles, keys, int32(0), False, mine)
-        copy_commit()
-        fill_values(tiles, keys, int32(0), False, mine)
-        copy_commit()
-        for i in range(1, stages - 1):
-            refill(tiles, keys, int32(i), steps, False, mine)
-        first_keys()
-        cuda.syncthreads()
-        refill(tiles, keys, int32(stages - 1), steps, False, mine)
-        hold_queries(q, tiles.q, form, of, at)
-        step(s, q, p, rows, 1, 1, tiles, int32(0), True, scale, of, at)
+        x: Registers, q: int, tiles: int, work: Work, steps: int, scale: float
+    ) -> None:
+        """From the diagonal down. q: this warp's queries; tiles: the stages.
+
+        The first group of copies is not committed yet.
+        """
+        own = int32(16 * own_warp())
+        for i in range(stages - 1):
+            fill(tiles, work, int32(i), steps, False)
         here()
         cuda.syncthreads()
-        refill(tiles, keys, int32(stages), steps, True, mine)
-        step(s, q, p, rows, 0, 0, tiles, int32(size), False, scale, of, at)
-        for i in range(2, steps):
+        fill(tiles, work, int32(stages - 1), steps, False)
+        hold_queries(x.q, int32(q + left(D)))
+        diagonal(x, q, tiles, own, scale)
+        for i in range(1, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
-            refill(tiles, keys, int32(i + stages - 1), steps, True, mine)
-            step(s, q, p, rows, 0, -1, tiles, int32(i % stages * size), False, scale, of, at)
+            fill(tiles, work, int32(i + stages - 1), steps, True)
+            ahead = int32(own + (i - 1) * KEYS)
+            whole(x, q, int32(tiles + i % stages * size), ahead, scale)
 
     return loop
 
 
-def hold_queries(q: Any, tile: int, form: Form, of: Lanes, at: Place) -> None:
-    """All queries of this warp into registers, where the form keeps them there."""
-    if form.hold:
-        for i in range(form.D // 16):
-            for h in range(2):
-                row = int32(tile + (h * HALF + at.warp * 16) * 2 * form.D)
-                load_left(q, i * 8 + 4 * h, beside(int32(row + of.left), i))
+def save_lines(half: Half, line: int, row: int, T: int) -> None:
+    """`total` over all lanes, and lse = m + log2(total) of 16 rows, `row` on.
+
+    line: the address of the head's. Rows past T get what hides them.
+    """
+    for j in range(2):
+        half.total[j] = quad_sum(half.total[j])
+        if own_lane() & 3 == 0:
+            t = int32(row + own_row() + 8 * j)
+            value = float32(PAST_END)
+            if t < T:
+                value = half.m[j] + log2(half.total[j])
+            store_float(line + 4 * int64(t), value)
 
 
-ARGUMENTS = "l l l l l l l l l l l l l l l l l r r r f"
+def save_output(half: Half, out: Head, tile: int, row: int, T: int, D: int) -> None:
+    """o divided by `total`, through 16 rows of queries that are this warp's, to memory."""
+    stage_rows(half.o, reciprocal(half.total[0]), reciprocal(half.total[1]), tile, D)
+    put_rows(tile, out, row, T, D)
+
+
+def new_half(half: Half, D: int) -> None:
+    """Nothing has been seen."""
+    clear(half.o, D // 2)
+    clear(half.total, 2)
+    half.m[0] = half.m[1] = float32(LOWEST)
+
+
+ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps; lse; see below
+
+
+def shared_bytes(form: Form) -> int:
+    """Queries, then stages of keys and of values."""
+    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2
 
 
 @functools.cache
 def forward_kernel(form: Form) -> Kernel:
-    """o and lse. Grid: (heads at a time, tiles of queries, rounds)."""
-    D = form.D
-    kept = form.D // 16 * 8 if form.hold else 8
-    wide = D
-    loop = loop_of(form)
+    """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+    D, loop = form.D, loop_of(form)
+    wide, part, held = D // 2, KEYS // 2, D // 2 if form.hold else 1
+    most = max(D, KEYS) // 4
 
     def flash_mma(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
     ):  # fmt: skip
-        at = place()
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
-        batch = int32(number // heads)
+        batch = divide(number, heads)
         head = int32(number - batch * heads)
         first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * QUERIES)
-        kv = int32(head // sharing)
-        queries = head_of(q, (q_batch, q_head, q_row), batch, head)
-        keys = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        values = head_of(v, (v_batch, v_head, v_row), batch, kv)
-        mine, last = share(D, at, THREADS), int32(first + HALF)
-        stream = Keys(
-            source_of(keys, last, mine), keys.step, source_of(values, last, mine), values.step,
-            last, T,
+        kv, last = divide(head, sharing), int32(first + HALF)
+        # 1. Start the copies: queries here, keys and values in the loop.
+        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
+        tile = shared_base()
+        copy_rows(tile, of_q, first, QUERIES, T, D, THREADS, False, share(D))
+        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
+        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        # 2. All steps.
+        x = Registers(
+            Half(
+                cuda.local.array(part, float32), cuda.local.array(4, int32),
+                cuda.local.array(wide, float32), cuda.local.array(2, float32),
+                cuda.local.array(2, float32), cuda.local.array(2, float32),
+            ),
+            Half(
+                cuda.local.array(part, float32), cuda.local.array(4, int32),
+                cuda.local.array(wide, float32), cuda.local.array(2, float32),
+                cuda.local.array(2, float32), cuda.local.array(2, float32),
+            ),
+            cuda.local.array(held, int32), cuda.local.array(most, int32),
         )  # fmt: skip
-        steps = int32((first + QUERIES) // KEYS)
-        q_tile = shared_base()
-        tiles = Tiles(q_tile, int32(q_tile + QUERIES * D * 2))
-        s, held, p = (
-            cuda.local.array(KEYS, float32), cuda.local.array(kept, int32),
-            cuda.local.array(8, int32),
-        )  # fmt: skip
-        rows = Rows(
-            cuda.local.array(wide, float32), cuda.local.array(4, float32),
-            cuda.local.array(4, float32), cuda.local.array(4, float32),
-        )  # fmt: skip
-        clear(rows.o, wide)
-        clear(rows.total, 4)
-        for i in range(4):
-            rows.m[i] = float32(LOWEST)
-        loop(s, held, p, rows, tiles, queries, stream, steps, scale, at)
-        save_lines(lse, int32(number * round_up(T, PAD)), first, T, rows, scale, at)
-        out = head_of(o, (o_batch, o_head, o_row), batch, head)
-        save_output(rows, out, q_tile, first, T, D, at)
+        new_half(x.low, D)
+        new_half(x.high, D)
+        own, row = int32(tile + own_warp() * 32 * D), int32(first + 16 * own_warp())
+        stages = int32(tile + QUERIES * D * 2)
+        loop(x, own, stages, Work(of_k, of_v, T), int32(last // KEYS + 1), scale)
+        # 3. Out.
+        line = lse + 4 * (int64(number) * round_up(T, PAD))
+        to = head_of(o, (o_batch, o_head, o_row), batch, head)
+        save_lines(x.low, line, row, T)
+        save_lines(x.high, line, int32(row + HALF), T)
+        save_output(x.low, to, own, row, T, D)
+        save_output(x.high, to, int32(own + HALF * 2 * D), int32(row + HALF), T, D)
 
+    shared = shared_bytes(form)
     return Kernel(
-        flash_mma, ARGUMENTS, THREADS, shared_bytes(form), resident=form.resident, target=EVERY_CARD
+        flash_mma, ARGUMENTS, THREADS, shared, resident=form.resident, target=EVERY_CARD
     )
-
-
-def save_output(rows: Rows, out: Head, tile: int, first: int, T: int, D: int, at: Place) -> None:
-    """o divided by `total`, through this warp's own tiles of queries to memory."""
-    for h in range(2):
-        row = int32(h * HALF + at.warp * 16)
-        own = int32(tile + row * 2 * D)
-        above, below = reciprocal(rows.total[2 * h]), reciprocal(rows.total[2 * h + 1])
-        stage_rows(rows.o, h * (D // 2), above, below, own, D, at)
-        put_rows(own, out, int32(first + row), T, D, at)

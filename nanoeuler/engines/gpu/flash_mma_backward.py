@@ -26,24 +26,22 @@ from nanoeuler.engines.gpu.flash_layout import (
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
-    Lanes,
-    Place,
-    Share,
-    add_columns,
     beside,
-    copy_rows,
+    copy_pair,
     forbid_later,
     head_of,
-    lanes,
+    left,
+    load_columns,
     load_left,
-    multiply,
+    load_rows,
     own_column,
+    own_lane,
     own_row,
-    place,
+    own_thread,
+    own_warp,
     put_rows,
-    share,
+    right,
     shared_base,
-    source_of,
     stage_rows,
 )
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
@@ -55,9 +53,9 @@ from nanoeuler.engines.gpu.ptx import (
     copy_wait,
     divide,
     exp2,
-    ldmatrix4,
     load_float,
     load_shared_float2,
+    mma_tile,
     pack_bf16,
     store_float,
 )
@@ -75,29 +73,43 @@ class BackForm(NamedTuple):
     resident: int
 
 
-def rows_times(acc: Any, a: Any, left: int, right: int, columns: int, D: int) -> None:
-    """acc = A B^T: this warp's 16 rows of a tile by `columns` rows of another, over D.
+class Fragments(NamedTuple):
+    """Registers that operands of products pass through: A of 16 x 16, B of 16 x 16 or more."""
 
-    left, right: the tiles' addresses for this lane (`Lanes`); a: registers for A to pass through.
-    """
-    clear(acc, columns // 2)
-    left = again(left)  # or else all addresses of A would stay in registers
-    for i in range(D // 16):
-        load_left(a, 0, beside(left, i))
-        for n in range(columns // 16):
-            b0, b1, b2, b3 = ldmatrix4(int32(beside(right, i) + n * 32 * D))
-            multiply(acc, 8 * n, a, 0, b0, b1)
-            multiply(acc, 8 * n + 4, a, 0, b2, b3)
+    a: Any
+    b: Any
+
+
+def products(form: BackForm) -> tuple[Callable, Callable]:
+    """The two products of the backward, each for the 16 rows of a warp."""
+    D, columns = form.D, form.step
+    row_mma, column_mma = mma_tile(16, columns), mma_tile(16, D)
+
+    def rows_times(acc: Any, by: Fragments, left_tile: int, right_tile: int) -> None:
+        """acc = A B^T: 16 rows of a tile by all rows of a step's tile, over D."""
+        clear(acc, columns // 2)
+        left_tile = again(left_tile)  # or else all addresses of A would stay in registers
+        for i in range(D // 16):
+            load_left(by.a, 0, beside(left_tile, i))
+            load_rows(by.b, right_tile, i, columns, D)
+            row_mma(acc, by.a, by.b)
+
+    def add_columns(acc: Any, by: Fragments, tile: int, k: int) -> None:
+        """acc += A B: A is there, 16 x 16; B are rows 16 k to 16 k + 15 of a step's tile."""
+        load_columns(by.b, tile, k, D)
+        column_mma(acc, by.a, by.b)
+
+    return rows_times, add_columns
 
 
 class QueryParts(NamedTuple):
-    """A thread's part of a step of dq: scores, then probabilities; dp; an operand; dq so far; lse
+    """A thread's part of a step of dq: scores, then probabilities; dp; operands; dq so far; lse
     and delta of its two queries.
     """
 
     s: Any
     dp: Any
-    a: Any
+    by: Fragments
     dq: Any
     lse: Any
     delta: Any
@@ -112,29 +124,29 @@ class QueryTiles(NamedTuple):
 
 
 def take_deltas(
-    parts: QueryParts, o: Head, do: Head, lse: int, delta: int, row: int, T: int, D: int, at: Place
+    parts: QueryParts, o: Head, do: Head, lse: int, delta: int, row: int, T: int, D: int
 ) -> None:
     """delta = do . o of this thread's queries, kept and saved; lse. Equation eq-flash-delta.
 
     row: of the head's first in this warp; lse, delta: addresses of the head's lines.
     """
     for h in range(2):
-        t = int32(row + own_row(at) + 8 * h)
+        t = int32(row + own_row() + 8 * h)
         dot = float32(0)
         parts.lse[h] = float32(0)
         if t < T:
-            part = (at.lane & 3) * (D // 2)  # bytes: four lanes share a row
+            part = (own_lane() & 3) * (D // 2)  # bytes: four lanes share a row
             x, y = o.start + int64(t) * o.step + part, do.start + int64(t) * do.step + part
             dot = quarter_dot(x, y, D)
             parts.lse[h] = load_float(lse + 4 * int64(t))
         parts.delta[h] = quad_sum(dot)
-        if at.lane & 3 == 0 and t < round_up(T, PAD):
+        if own_lane() & 3 == 0 and t < round_up(T, PAD):
             store_float(delta + 4 * int64(t), parts.delta[h])
 
 
-def pad_deltas(delta: int, after: int, T: int, threads: int, at: Place) -> None:
+def pad_deltas(delta: int, after: int, T: int) -> None:
     """The last block also zeroes the rows `after` its own, which the next kernel may read."""
-    t = int32(after + at.thread)
+    t = int32(after + own_thread())
     if after >= T and t < round_up(T, PAD):
         store_float(delta + 4 * int64(t), float32(0))
 
@@ -143,84 +155,66 @@ def over_keys(form: BackForm) -> Callable:
     """A step of `dq_kernel`: one tile of keys."""
     D, keys = form.D, form.step
     size = keys * D * 2
+    rows_times, add_columns = products(form)
 
     def step(
-        parts: QueryParts, q: int, do: int, k: int, ahead: int, scale: float, of: Lanes, at: Place
+        parts: QueryParts, q: int, do: int, k: int, ahead: int, scale: float
     ) -> None:
         """dq += ds k. q, do: addresses of A; k: of the tile of keys, values follow.
 
         ahead: from the tile's first key to this warp's first query.
         """
-        s, dp, a, lse, delta = parts.s, parts.dp, parts.a, parts.lse, parts.delta
-        rows_times(s, a, q, int32(k + of.right), keys, D)
+        s, dp, by, lse, delta = parts.s, parts.dp, parts.by, parts.lse, parts.delta
+        rows_times(s, by, q, int32(k + right(D)))
         if ahead < keys:
-            forbid_later(s, 0, keys, int32(ahead + own_row(at) - own_column(at)))
+            forbid_later(s, keys, int32(ahead + own_row() - own_column()))
         for i in range(0, keys // 2, 4):
             s[i], s[i + 1] = exp2(s[i] * scale - lse[0]), exp2(s[i + 1] * scale - lse[0])
             s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - lse[1]), exp2(s[i + 3] * scale - lse[1])
-        rows_times(dp, a, do, int32(k + size + of.right), keys, D)
+        rows_times(dp, by, do, int32(k + size + right(D)))
+        turned = int32(k + left(D))
         for j in range(keys // 16):
             for i in range(4):
                 n, h = 8 * j + 2 * i, i % 2
                 x, y = s[n] * (dp[n] - delta[h]), s[n + 1] * (dp[n + 1] - delta[h])
-                a[i] = pack_bf16(x, y)  # the scale comes at the end
-            add_columns(parts.dq, 0, a, int32(k + of.left), j, D)
+                by.a[i] = pack_bf16(x, y)  # the scale comes at the end
+            add_columns(parts.dq, by, turned, j)
 
     return step
 
 
-class Stream(NamedTuple):
-    """Two arrays' rows on their way to stages: this thread's sources in the first step, and the
-    bytes from row to row; rows from that step's first on that there are.
-    """
-
-    x: int
-    x_step: int
-    y: int
-    y_step: int
-    left: int
-
-
-def fill_pair(
-    stages: int, stream: Stream, step: int, back: int, form: BackForm, whole: bool, of: Share
-) -> None:
-    """Start copying two tiles to a stage: those `back` rows before the first step's."""
-    D, size, threads = form.D, form.step * form.D * 2, 32 * form.warps
-    to, left = int32(stages + step % form.stages * (2 * size)), int32(stream.left + back)
-    x, y = stream.x - int64(back) * stream.x_step, stream.y - int64(back) * stream.y_step
-    copy_rows(to, int64(x), stream.x_step, form.step, left, D, threads, whole, of)
-    copy_rows(int32(to + size), int64(y), stream.y_step, form.step, left, D, threads, whole, of)
-
-
 def dq_loop(form: BackForm) -> Callable:
     """All steps of a block of `dq_kernel`."""
-    D, keys, stages, rows = form.D, form.step, form.stages, 16 * form.warps
+    D, keys, stages, threads = form.D, form.step, form.stages, 32 * form.warps
     size = 2 * keys * D * 2
     here, step = copy_wait(stages - 2), over_keys(form)
 
+    def fill(tiles: QueryTiles, k: Head, v: Head, step: int, steps: int, T: int) -> None:
+        """Start copying a step's keys and values to its stage, if there is such a step: a group."""
+        if step < steps:
+            row = int32((steps - 1 - step) * keys)
+            to = int32(tiles.stages + step % stages * size)
+            copy_pair(to, k, v, row, keys, T, D, threads, False)
+        copy_commit()
+
     def loop(
-        parts: QueryParts, tiles: QueryTiles, stream: Stream, first: int, steps: int, scale: float,
-        at: Place,
+        parts: QueryParts, tiles: QueryTiles, k: Head, v: Head, first: int, steps: int, T: int,
+        scale: float,
     ) -> None:  # fmt: skip
         """From the diagonal down to key 0. The first group of copies is not committed yet."""
-        of, mine = lanes(D, at), share(D, at, 32 * form.warps)
-        own = int32(at.warp * 16 * 2 * D + of.left)
-        q, do, row = int32(tiles.q + own), int32(tiles.do + own), int32(first + at.warp * 16)
+        row = int32(first + own_warp() * 16)
+        own = int32(own_warp() * 16 * 2 * D + left(D))
+        q, do = int32(tiles.q + own), int32(tiles.do + own)
         for i in range(stages - 1):
-            if i < steps:
-                fill_pair(tiles.stages, stream, int32(i), int32(i * keys), form, False, mine)
-            copy_commit()
+            fill(tiles, k, v, int32(i), steps, T)
         for i in range(steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
-            later = int32(i + stages - 1)
-            if later < steps:
-                fill_pair(tiles.stages, stream, later, int32(later * keys), form, False, mine)
-            copy_commit()
-            key = int32((steps - 1 - i) * keys)
-            if key < row + 16:  # or else all its keys come after all queries of this warp
-                k = int32(tiles.stages + i % stages * size)
-                step(parts, q, do, k, int32(row - key), scale, of, at)
+            fill(tiles, k, v, int32(i + stages - 1), steps, T)
+            ahead = int32(row - (steps - 1 - i) * keys)
+            if ahead > -16:  # or else all its keys come after all queries of this warp
+                tile = int32(tiles.stages + i % stages * size)
+                step(parts, q, do, tile, ahead, scale)
 
     return loop
 
@@ -232,53 +226,45 @@ DQ_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
 def dq_kernel(form: BackForm) -> Kernel:
     """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
     D, rows, threads, half = form.D, 16 * form.warps, 32 * form.warps, form.step // 2
-    wide, loop = D // 2, dq_loop(form)
+    wide, most, loop = D // 2, max(D, form.step) // 4, dq_loop(form)
 
     def flash_mma_dq(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
         lse, delta, T, heads, sharing, scale, root,
     ):  # fmt: skip
-        at = place()
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
-        batch = int32(number // heads)
+        batch = divide(number, heads)
         head = int32(number - batch * heads)
-        kv, first = int32(head // sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
+        kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
         # 1. Start the copies of queries and their do.
         base, size = shared_base(), 2 * rows * D
         tiles = QueryTiles(base, int32(base + size), int32(base + 2 * size))
-        mine, left = share(D, at, threads), int32(T - first)
         of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
         of_do = head_of(do, (do_batch, do_head, do_row), batch, head)
-        source = source_of(of_q, first, mine)
-        copy_rows(tiles.q, source, of_q.step, rows, left, D, threads, False, mine)
-        source = source_of(of_do, first, mine)
-        copy_rows(tiles.do, source, of_do.step, rows, left, D, threads, False, mine)
+        copy_pair(tiles.q, of_q, of_do, first, rows, T, D, threads, False)
         # 2. delta.
         line = 4 * (int64(number) * round_up(T, PAD))
         parts = QueryParts(
             cuda.local.array(half, float32), cuda.local.array(half, float32),
-            cuda.local.array(4, int32), cuda.local.array(wide, float32),
-            cuda.local.array(2, float32), cuda.local.array(2, float32),
+            Fragments(cuda.local.array(4, int32), cuda.local.array(most, int32)),
+            cuda.local.array(wide, float32), cuda.local.array(2, float32),
+            cuda.local.array(2, float32),
         )  # fmt: skip
-        of_o, row = head_of(o, (o_batch, o_head, o_row), batch, head), int32(first + at.warp * 16)
-        take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D, at)
-        pad_deltas(delta + line, int32(first + rows), T, threads, at)
+        of_o = head_of(o, (o_batch, o_head, o_row), batch, head)
+        row = int32(first + own_warp() * 16)
+        take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
+        pad_deltas(delta + line, int32(first + rows), T)
         # 3. All tiles of keys.
         of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
         of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
         steps = int32((min(T, int32(first + rows)) + form.step - 1) // form.step)
-        last = int32((steps - 1) * form.step)
-        stream = Stream(
-            source_of(of_k, last, mine), of_k.step, source_of(of_v, last, mine), of_v.step,
-            int32(T - last),
-        )  # fmt: skip
         clear(parts.dq, wide)
-        loop(parts, tiles, stream, first, steps, scale, at)
+        loop(parts, tiles, of_k, of_v, first, steps, T, scale)
         # 4. Out.
-        own = int32(tiles.q + at.warp * 32 * D)
-        stage_rows(parts.dq, 0, root, root, own, D, at)
-        put_rows(own, head_of(dq, (dq_batch, dq_head, dq_row), batch, head), row, T, D, at)
+        own = int32(tiles.q + own_warp() * 32 * D)
+        stage_rows(parts.dq, root, root, own, D)
+        put_rows(own, head_of(dq, (dq_batch, dq_head, dq_row), batch, head), row, T, D)
 
     shared = (2 * rows + 2 * form.stages * form.step) * D * 2
     return Kernel(
@@ -288,12 +274,12 @@ def dq_kernel(form: BackForm) -> Kernel:
 
 class KeyParts(NamedTuple):
     """A thread's part of a step of dk and dv, on transposed tiles: s, then p, and dp, 16 keys x
-    queries; an operand; dk and dv so far.
+    queries; operands; dk and dv so far.
     """
 
     s: Any
     dp: Any
-    a: Any
+    by: Fragments
     dk: Any
     dv: Any
 
@@ -353,27 +339,27 @@ def over_queries(form: BackForm) -> Callable:
     """A step of `dkdv_kernel`: one tile of queries."""
     D, queries = form.D, form.step
     size = queries * D * 2
+    rows_times, add_columns = products(form)
 
     def step(
-        parts: KeyParts, k: int, v: int, q: int, line: int, ahead: int, scale: float, of: Lanes,
-        at: Place,
+        parts: KeyParts, k: int, v: int, q: int, line: int, ahead: int, scale: float,
     ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q. k, v: addresses of A; q: of the tile of queries, do follows.
 
         line: the address of the tile's lse; ahead: from its first query to this warp's first key.
         """
-        s, dp, a = parts.s, parts.dp, parts.a
-        line = int32(line + 4 * own_column(at))
-        rows_times(s, a, k, int32(q + of.right), queries, D)
+        s, dp, by = parts.s, parts.dp, parts.by
+        line, turned = int32(line + 4 * own_column()), int32(q + left(D))
+        rows_times(s, by, k, int32(q + right(D)))
         if ahead > -16:
-            forbid_earlier(s, queries, int32(ahead + own_row(at) - own_column(at)))
+            forbid_earlier(s, queries, int32(ahead + own_row() - own_column()))
         for j in range(queries // 16):
-            key_probabilities(s, j, a, line, scale)
-            add_columns(parts.dv, 0, a, int32(q + size + of.left), j, D)
-        rows_times(dp, a, v, int32(q + size + of.right), queries, D)
+            key_probabilities(s, j, by.a, line, scale)
+            add_columns(parts.dv, by, int32(turned + size), j)
+        rows_times(dp, by, v, int32(q + size + right(D)))
         for j in range(queries // 16):
-            key_gradients(s, dp, j, a, int32(line + 4 * queries))  # the scale comes at the end
-            add_columns(parts.dk, 0, a, int32(q + of.left), j, D)
+            key_gradients(s, dp, j, by.a, int32(line + 4 * queries))  # the scale comes at the end
+            add_columns(parts.dk, by, turned, j)
 
     return step
 
@@ -396,26 +382,24 @@ class Group(NamedTuple):
 
 
 def fill_queries(
-    tiles: KeyTiles, group: Group, step: int, T: int, form: BackForm, of: Share, at: Place
+    tiles: KeyTiles, group: Group, step: int, T: int, form: BackForm
 ) -> None:
     """Start copying q, do, lse and delta of a step to its stage."""
-    D, queries, threads = form.D, form.step, 32 * form.warps
-    size = queries * D * 2
+    D, queries = form.D, form.step
+    size = 2 * queries * D * 2
     head = divide(step, group.tiles)
     row = int32((group.first + step - head * group.tiles) * queries)
-    stage, left = int32(step % form.stages), int32(T - row)
-    to = int32(tiles.stages + stage * (2 * size))
+    stage = int32(step % form.stages)
     q = Head(int64(group.q.start + head * group.q_head), group.q.step)
     do = Head(int64(group.do.start + head * group.do_head), group.do.step)
-    source = source_of(q, row, of)
-    copy_rows(to, source, q.step, queries, left, D, threads, False, of)
-    source = source_of(do, row, of)
-    copy_rows(int32(to + size), source, do.step, queries, left, D, threads, False, of)
-    n = int32(at.thread & (queries // 4 - 1))  # 4 values of a line
-    if at.thread < queries // 2:
-        lines = group.lse if at.thread < queries // 4 else group.delta
-        place = int32(tiles.lines + stage * (8 * queries) + 16 * at.thread)
-        copy_async(place, int64(lines + head * group.line + 4 * row + 16 * n))
+    to = int32(tiles.stages + stage * size)
+    copy_pair(to, q, do, row, queries, T, D, 32 * form.warps, False)
+    if own_thread() < queries // 2:  # 4 values of lse, or of delta
+        line, n = group.lse, own_thread()
+        if own_thread() >= queries // 4:
+            line, n = group.delta, int32(own_thread() - queries // 4)
+        to = int32(tiles.lines + stage * (8 * queries) + 16 * own_thread())
+        copy_async(to, int64(line + head * group.line + 4 * row + 16 * n))
 
 
 def dkdv_loop(form: BackForm) -> Callable:
@@ -426,30 +410,29 @@ def dkdv_loop(form: BackForm) -> Callable:
 
     def loop(
         parts: KeyParts, tiles: KeyTiles, group: Group, first: int, steps: int, T: int,
-        scale: float, at: Place,
+        scale: float,
     ) -> None:  # fmt: skip
         """Heads one after the other, each from the diagonal on. The first group of copies is not
         committed yet. first: the block's first key.
         """
-        of, mine = lanes(D, at), share(D, at, 32 * form.warps)
-        own = int32(at.warp * 16 * 2 * D + of.left)
-        k, v, key = int32(tiles.k + own), int32(tiles.v + own), int32(first + at.warp * 16)
+        own = int32(own_warp() * 16 * 2 * D + left(D))
+        k, v, key = int32(tiles.k + own), int32(tiles.v + own), int32(first + own_warp() * 16)
         tile = group.first
         for i in range(stages - 1):
             if i < steps:
-                fill_queries(tiles, group, int32(i), T, form, mine, at)
+                fill_queries(tiles, group, int32(i), T, form)
             copy_commit()
         for i in range(steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
             if i + stages - 1 < steps:
-                fill_queries(tiles, group, int32(i + stages - 1), T, form, mine, at)
+                fill_queries(tiles, group, int32(i + stages - 1), T, form)
             copy_commit()
             ahead = int32(key - tile * queries)
             if ahead < queries:  # or else all its queries come before all keys of this warp
-                stage = int32(i % stages)
-                q, line = int32(tiles.stages + stage * size), int32(tiles.lines + stage * 8 * queries)
-                step(parts, k, v, q, line, ahead, scale, of, at)
+                q = int32(tiles.stages + i % stages * size)
+                line = int32(tiles.lines + i % stages * (8 * queries))
+                step(parts, k, v, q, line, ahead, scale)
             tile = int32(tile + 1)
             if tile == group.first + group.tiles:
                 tile = group.first
@@ -465,28 +448,25 @@ def dkdv_kernel(form: BackForm) -> Kernel:
     """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first."""
     D, rows, threads, half = form.D, 16 * form.warps, 32 * form.warps, form.step // 2
     queries, stages = form.step, form.stages
-    wide, loop = D // 2, dkdv_loop(form)
+    wide, most, loop = D // 2, max(D, queries) // 4, dkdv_loop(form)
 
     def flash_mma_dkdv(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
         lse, delta, T, heads, sharing, scale, root,
     ):  # fmt: skip
-        at, mine = place(), share(D, place(), threads)
-        number, kv_heads = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x), heads // sharing
-        batch = int32(number // kv_heads)
+        number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+        kv_heads = divide(heads, sharing)
+        batch = divide(number, kv_heads)
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
-        head, left = int32(kv * sharing), int32(T - first)
+        head = int32(kv * sharing)
         # 1. Start the copies of keys and values.
         base, size = shared_base(), 2 * rows * D
         stage = int32(base + 2 * size)
         tiles = KeyTiles(base, int32(base + size), stage, int32(stage + stages * 4 * queries * D))
         of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
         of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
-        source = source_of(of_k, first, mine)
-        copy_rows(tiles.k, source, of_k.step, rows, left, D, threads, False, mine)
-        source = source_of(of_v, first, mine)
-        copy_rows(tiles.v, source, of_v.step, rows, left, D, threads, False, mine)
+        copy_pair(tiles.k, of_k, of_v, first, rows, T, D, threads, False)
         # 2. All tiles of queries from the diagonal on, of all heads of the group.
         line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
         of_line = (int64(batch) * heads + head) * line
@@ -498,20 +478,20 @@ def dkdv_kernel(form: BackForm) -> Kernel:
         )  # fmt: skip
         parts = KeyParts(
             cuda.local.array(half, float32), cuda.local.array(half, float32),
-            cuda.local.array(4, int32), cuda.local.array(wide, float32),
-            cuda.local.array(wide, float32),
+            Fragments(cuda.local.array(4, int32), cuda.local.array(most, int32)),
+            cuda.local.array(wide, float32), cuda.local.array(wide, float32),
         )  # fmt: skip
         clear(parts.dk, wide)
         clear(parts.dv, wide)
-        loop(parts, tiles, group, first, int32(group.tiles * sharing), T, scale, at)
+        loop(parts, tiles, group, first, int32(group.tiles * sharing), T, scale)
         # 3. Out, through this warp's own rows of keys and of values.
-        row, own = int32(first + at.warp * 16), int32(at.warp * 32 * D)
-        stage_rows(parts.dk, 0, root, root, int32(tiles.k + own), D, at)
+        row, own = int32(first + own_warp() * 16), int32(own_warp() * 32 * D)
+        stage_rows(parts.dk, root, root, int32(tiles.k + own), D)
         to = head_of(dk, (dk_batch, dk_head, dk_row), batch, kv)
-        put_rows(int32(tiles.k + own), to, row, T, D, at)
-        stage_rows(parts.dv, 0, float32(1), float32(1), int32(tiles.v + own), D, at)
+        put_rows(int32(tiles.k + own), to, row, T, D)
+        stage_rows(parts.dv, float32(1), float32(1), int32(tiles.v + own), D)
         to = head_of(dv, (dv_batch, dv_head, dv_row), batch, kv)
-        put_rows(int32(tiles.v + own), to, row, T, D, at)
+        put_rows(int32(tiles.v + own), to, row, T, D)
 
     shared = (2 * rows + 2 * stages * queries) * D * 2 + stages * 8 * queries
     return Kernel(

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.flash_layout import FORBIDDEN
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.ptx import (
+    again,
     copy_async,
     copy_async_part,
     ldmatrix4,
     ldmatrix4_turned,
     load_shared_int4,
-    mma,
     pack_bf16,
     shared_address,
     store_int4,
@@ -30,28 +30,33 @@ from nanoeuler.engines.gpu.ptx import (
 EVERY_CARD = 8, 0  # the compute capability that has all these instructions
 
 
-class Place(NamedTuple):
-    """Where a thread stands: in its block, in its warp; its warp."""
+def own_thread() -> int:
+    """This thread's number in its block.
 
-    thread: int
-    lane: int
-    warp: int
-
-
-def place() -> Place:
-    """This thread's place. `uniform` tells the compiler that a warp agrees on its number."""
-    t = int32(cuda.threadIdx.x)
-    return Place(t, int32(t & 31), uniform(int32(t >> 5)))
+    What hangs on it is computed anew wherever it is needed: a few instructions, where kept
+    registers would push out sums (`again` forbids the compiler to keep them).
+    """
+    return again(int32(cuda.threadIdx.x))
 
 
-def own_row(at: Place) -> int:
+def own_lane() -> int:
+    """This thread's number in its warp."""
+    return int32(own_thread() & 31)
+
+
+def own_warp() -> int:
+    """This thread's warp. `uniform` tells the compiler that a warp agrees on its number."""
+    return uniform(int32(int32(cuda.threadIdx.x) >> 5))
+
+
+def own_row() -> int:
     """The first of a lane's two rows of 16; the other is 8 below."""
-    return int32(at.lane >> 2)
+    return int32(own_lane() >> 2)
 
 
-def own_column(at: Place) -> int:
+def own_column() -> int:
     """The first of a lane's columns: this one and the next, then every 8."""
-    return int32((at.lane & 3) * 2)
+    return int32((own_lane() & 3) * 2)
 
 
 class Head(NamedTuple):
@@ -82,7 +87,7 @@ def shared_base() -> int:
 
 
 class Share(NamedTuple):
-    """A thread's share of a copy of rows: 16 bytes of each `apart`-th row, from `row` on.
+    """A thread's share of a copy of rows: 16 bytes of every so many rows, from `row` on.
 
     to: the bytes from a tile's start to the first of them.
     """
@@ -92,58 +97,64 @@ class Share(NamedTuple):
     to: int
 
 
-def share(D: int, at: Place, threads: int) -> Share:
-    """This thread's share, in a block of so many threads."""
-    row, chunk = int32(at.thread // (D // 8)), int32(at.thread % (D // 8))
+def share(D: int) -> Share:
+    """This thread's share, of a copy of rows of D columns."""
+    thread, chunks = own_thread(), D // 8  # chunks: a power of two
+    row, chunk = int32(thread // chunks), int32(thread & (chunks - 1))
     return Share(row, chunk, chunk_at(row, chunk, D))
 
 
-def source_of(head: Head, first: int, of: Share) -> int:
-    """Where this thread's share of the rows of a head from `first` on begins."""
-    return int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
-
-
 def copy_rows(
-    tile: int, source: int, step: int, rows: int, left: int, D: int, threads: int, whole: bool,
+    tile: int, head: Head, first: int, rows: int, limit: int, D: int, threads: int, whole: bool,
     of: Share,
 ) -> None:  # fmt: skip
-    """Start copying `rows` rows, `step` bytes apart, to a tile; zeros after the first `left`.
+    """Start copying `rows` rows of a head, from `first` on, to a tile; zeros from row `limit` on.
 
-    All threads of the block call it with their own `source`. whole: all rows are there, which
-    spares the comparison.
+    All threads of the block call it. whole: all rows are there, which spares the comparison.
     """
     apart = threads // (D // 8)
+    source = int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
     for i in range(rows // apart):
         to = int32(tile + of.to + i * apart * 2 * D)
         if whole:
             copy_async(to, source)
         else:
-            size = int32(16) if of.row + i * apart < left else int32(0)
+            size = int32(16) if first + of.row + i * apart < limit else int32(0)
             copy_async_part(to, source, size)
-        source += apart * step
+        source += apart * head.step
 
 
-class Lanes(NamedTuple):
-    """Bytes from a tile's start to the row that this lane tells `ldmatrix`.
+def copy_pair(
+    tile: int, x: Head, y: Head, first: int, rows: int, limit: int, D: int, threads: int,
+    whole: bool,
+) -> None:  # fmt: skip
+    """Start copying the same rows of two heads to two tiles, the second behind the first."""
+    of = share(D)
+    copy_rows(tile, x, first, rows, limit, D, threads, whole, of)
+    copy_rows(int32(tile + rows * D * 2), y, first, rows, limit, D, threads, whole, of)
 
-    left: for A, or for B of a product with a tile's columns; right: for B of one with its rows.
+
+def left(D: int) -> int:
+    """Bytes from a tile's start to the row of 8 that this lane tells `ldmatrix`, for A of a tile's
+    first 16 rows and columns, or for B of a product with its columns. 16 rows are 32 D bytes.
     """
+    lane = own_lane()
+    return chunk_at(int32(lane & 15), int32(lane >> 4), D)
 
-    left: int
-    right: int
 
-
-def lanes(D: int, at: Place) -> Lanes:
-    """For the first 16 rows and columns of a tile; 16 rows further they are 32 D bytes more."""
-    lane = at.lane
-    left = chunk_at(int32(lane & 15), int32(lane >> 4), D)
-    right = chunk_at(int32((lane & 7) + (lane >> 4 << 3)), int32(lane >> 3 & 1), D)
-    return Lanes(left, right)
+def right(D: int) -> int:
+    """The same for B of a product with a tile's rows."""
+    lane = own_lane()
+    return chunk_at(int32((lane & 7) + (lane >> 4 << 3)), int32(lane >> 3 & 1), D)
 
 
 def beside(address: int, i: int) -> int:
-    """The same row 16 i columns further: chunks are swapped, so that is an exclusive or."""
-    return int32(address ^ i << 5)
+    """The same row 16 i columns further: chunks are swapped, so that is an exclusive or.
+
+    Chunks are swapped within 128 bytes, and i goes on beyond: that part of it is a sum, which costs
+    no register of its own.
+    """
+    return int32((address ^ (i & 3) << 5) + (i >> 2) * 128)
 
 
 def load_left(a: Any, i: int, address: int) -> None:
@@ -151,29 +162,28 @@ def load_left(a: Any, i: int, address: int) -> None:
     a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
 
 
-def multiply(acc: Any, at: int, a: Any, i: int, b0: int, b1: int) -> None:
-    """acc[at .. at + 3] += A B, 16 x 8 sums; A in a[i .. i + 3]."""
-    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = mma(
-        a[i], a[i + 1], a[i + 2], a[i + 3], b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3]
-    )
+def load_rows(b: Any, tile: int, i: int, rows: int, D: int) -> None:
+    """B for a product with rows of a tile, 16 i columns on; tile: its address, `right` on."""
+    for n in range(rows // 16):
+        j, address = 4 * n, int32(beside(tile, i) + n * 32 * D)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4(address)
 
 
-def add_columns(acc: Any, first: int, a: Any, tile: int, k: int, D: int) -> None:
-    """acc[first ..] += A B: 16 x D sums; B: rows 16 k to 16 k + 15 of a tile, `Lanes.left` on."""
+def load_columns(b: Any, tile: int, k: int, D: int) -> None:
+    """B for a product with columns of a tile, rows 16 k to 16 k + 15; `left` on."""
     for n in range(D // 16):
-        b0, b1, b2, b3 = ldmatrix4_turned(int32(beside(tile, n) + k * 32 * D))
-        multiply(acc, first + 8 * n, a, 0, b0, b1)
-        multiply(acc, first + 8 * n + 4, a, 0, b2, b3)
+        j, address = 4 * n, int32(beside(tile, n) + k * 32 * D)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4_turned(address)
 
 
-def forbid_later(s: Any, first: int, keys: int, distance: int) -> None:
-    """Forbid, in s[first ..], the keys that come after their query.
+def forbid_later(s: Any, keys: int, distance: int) -> None:
+    """Forbid the keys of a 16 x keys tile of scores that come after their query.
 
     distance: from this lane's first key to the last one that its upper query sees.
     """
     below = int32(distance + 8)
     for n in range(keys // 8):
-        i = first + 4 * n
+        i = 4 * n
         if 8 * n > distance:
             s[i] = float32(FORBIDDEN)
         if 8 * n + 1 > distance:
@@ -184,21 +194,23 @@ def forbid_later(s: Any, first: int, keys: int, distance: int) -> None:
             s[i + 3] = float32(FORBIDDEN)
 
 
-def stage_rows(acc: Any, i: int, above: float, below: float, tile: int, D: int, at: Place) -> None:
-    """16 rows of sums, acc[i ..] times `above` and `below`, as bf16 to a tile of this warp."""
-    row, pair = own_row(at), int32(2 * own_column(at))
+def stage_rows(acc: Any, above: float, below: float, tile: int, D: int) -> None:
+    """16 rows of sums times `above` and `below`, as bf16, to rows of a tile that are this warp's.
+    """
+    row, pair = own_row(), int32(2 * own_column())
     for n in range(D // 8):
-        j = i + 4 * n
+        j = 4 * n
         to = int32(tile + chunk_at(row, n, D) + pair)
         store_shared_int(to, pack_bf16(acc[j] * above, acc[j + 1] * above))
         store_shared_int(int32(to + 16 * D), pack_bf16(acc[j + 2] * below, acc[j + 3] * below))
 
 
-def put_rows(tile: int, head: Head, first: int, T: int, D: int, at: Place) -> None:
+def put_rows(tile: int, head: Head, first: int, T: int, D: int) -> None:
     """A warp's 16 rows from its tile to memory, rows `first` on, 16 bytes a lane; none past T."""
     cuda.syncwarp()  # lanes read what others have stored
     chunks, apart = D // 8, 256 // D
-    row, chunk = int32(at.lane // chunks), int32(at.lane % chunks)
+    lane = own_lane()
+    row, chunk = int32(lane // chunks), int32(lane & (chunks - 1))
     for i in range(16 // apart):
         here = int32(row + i * apart)
         if first + here < T:

@@ -25,8 +25,12 @@ from nanoeuler.errors import UserError
 WIDTHS = 32, 64, 128
 # Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache.
 FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
-DQ = {32: BackForm(32, 4, 64, 2, 3), 64: BackForm(64, 4, 64, 2, 3), 128: BackForm(128, 4, 64, 2, 2)}
-DKDV = {32: BackForm(32, 4, 64, 2, 3), 64: BackForm(64, 4, 64, 2, 3), 128: BackForm(128, 4, 64, 2, 2)}
+DQ = {
+    32: BackForm(32, 4, 64, 2, 3), 64: BackForm(64, 4, 64, 2, 3), 128: BackForm(128, 4, 64, 2, 2)
+}  # fmt: skip
+DKDV = {
+    32: BackForm(32, 4, 64, 2, 3), 64: BackForm(64, 4, 64, 2, 3), 128: BackForm(128, 4, 64, 2, 2)
+}  # fmt: skip
 FORMS = {32: Form(32, 2, 2, True), 64: Form(64, 2, 2, True), 128: Form(128, 2, 2, False)}
 
 

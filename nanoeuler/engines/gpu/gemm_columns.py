@@ -11,8 +11,8 @@ from nanoeuler.engines.gpu.gemm_form import HEADER, Form
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import (
-    load_float,
     load_float4_if_below,
+    load_own_float,
     shuffle_xor,
     store_float,
     store_float2,
@@ -83,6 +83,6 @@ def columns_kernel(add: bool) -> Kernel:
             for w in range(DEEP):
                 total += parts[w, t]
             place = out + int64(own) * 4
-            store_float(place, total + load_float(place) if add else total)
+            store_float(place, total + load_own_float(place) if add else total)
 
     return Kernel(gemm_columns, "l r r l", DEEP * 32, target=(8, 0))

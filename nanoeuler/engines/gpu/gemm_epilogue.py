@@ -285,13 +285,11 @@ def make_swiglu(form: Form) -> Any:
                 if x < n:  # for both boxes, so that they stay in turn
                     strip(acc, half * 32, boxes, map_s, x, row, c, t)
                     strip(acc, 64 + half * 32, boxes + BOX, map_s, x + n, row, c, t)
-        for i in range(0, 64, 2):
-            gates, ups = acc[i], acc[64 + i]
-            gates_, ups_ = acc[i + 1], acc[65 + i]
+        for i in range(64):
+            gate, up = acc[i], acc[64 + i]
             if second:
-                pair, pair_ = pack_bf16(gates, gates_), pack_bf16(ups, ups_)
-                gates, gates_ = low_bf16(pair), high_bf16(pair)
-                ups, ups_ = low_bf16(pair_), high_bf16(pair_)
-            acc[i], acc[i + 1] = silu(gates) * ups, silu(gates_) * ups_
+                pair = pack_bf16(gate, up)
+                gate, up = low_bf16(pair), high_bf16(pair)
+            acc[i] = silu(gate) * up
 
     return swiglu

@@ -47,13 +47,6 @@ from nanoeuler.engines.gpu.ptx import (
 from nanoeuler.engines.gpu.vectors import ACCESS, SIZES, expect, kind_of
 from nanoeuler.errors import UserError
 
-IGNORE = -1  # a target that is not counted, as in model.backward
-NAN = math.nan
-NOTHING, NOTHINGS = -0x800000, -0x7F0080  # the bits of -infinity, and of two in bf16, as int32
-LOWEST = -1e38  # the largest logit before any is seen; times LOG2E it is still a float32
-LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
-copy_wait_all = copy_wait(0)
-
 
 class Row(NamedTuple):
     """A row, and a thread's part of it: vectors of 16 bytes, `threads` apart.
@@ -70,6 +63,14 @@ class Row(NamedTuple):
     threads: int
     lane: int
     wide: bool
+
+
+IGNORE = -1  # a target that is not counted, as in model.backward
+NAN = math.nan
+NOTHING, NOTHINGS = -0x800000, -0x7F0080  # the bits of -infinity, and of two in bf16, as int32
+LOWEST = -1e38  # the largest logit before any is seen; times LOG2E it is still a float32
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+copy_wait_all = copy_wait(0)  # of the thread's own copies
 
 
 def vector(row, i):
@@ -148,6 +149,20 @@ def mass(here, x, row, first, count, shift):
             for j in range(row.lane):
                 total = float32(total + power(x[j], shift))
     return total
+
+
+def gather(here, x, row, end, count, warps):
+    """A row's shift and the sum of exp(x - top), on all threads; `count` vectors at a time."""
+    top, total = float32(LOWEST), float32(0)
+    own = float32(top * float32(LOG2E))
+    for first in range(0, end, count):
+        fetch(here, row, first, count)
+        top, before = highest(here, count, row.wide, top), own
+        own = float32(top * float32(LOG2E))
+        part = mass(here, x, row, first, count, own)
+        total = float32(total * exp2(float32(before - own)) + part)
+    shift = float32(block_max(top, float32(LOWEST), warps) * float32(LOG2E))
+    return shift, block_sum(float32(total * exp2(float32(own - shift))), warps)
 
 
 def judge(here, x, row, target, shift, total, address):
@@ -235,18 +250,9 @@ def loss_kernel(form: Form) -> Kernel:
         if shared:
             bring(row)
         here, x = cuda.local.array(words, int32), cuda.local.array(8, float32)
-        end = count if once else divide(vectors + threads - 1, threads)
-        top, total = float32(LOWEST), float32(0)
-        own = float32(top * float32(LOG2E))
-        for first in range(0, end, count):
-            fetch(here, row, first, count)
-            top, before = highest(here, count, wide, top), own
-            own = float32(top * float32(LOG2E))
-            part = mass(here, x, row, first, count, own)
-            total = float32(total * exp2(float32(before - own)) + part)
-        shift = float32(block_max(top, float32(LOWEST), warps) * float32(LOG2E))
-        total = block_sum(float32(total * exp2(float32(own - shift))), warps)
         spare = cuda.local.array(4, int32)
+        end = count if once else divide(vectors + threads - 1, threads)
+        shift, total = gather(here, x, row, end, count, warps)
         judge(spare, x, row, target, shift, total, its_loss)
         if gradient:
             scale = load_float(scales + 4 * int64(start + n - heads * divide(start + n, heads)))
@@ -255,9 +261,8 @@ def loss_kernel(form: Form) -> Kernel:
                 if not once:
                     fetch(here, row, first, count)
                 for i in range(count):
-                    spread(
-                        here, x, i, vector(row, first + i), row, target, shift, weight, scale
-                    )
+                    at = vector(row, first + i)
+                    spread(here, x, i, at, row, target, shift, weight, scale)
 
     return Kernel(loss, "l l l l r r r r", threads, ACCESS * form.vectors, target=(8, 0))
 
@@ -322,6 +327,7 @@ def add_losses(losses, sums, rows, heads):
         store_float(sums + 4 * int64(k), total)
 
 
+# Of any number of losses.
 ADD_LOSSES = Kernel(add_losses, "l l r r", ADDERS, target=(8, 0))
 
 

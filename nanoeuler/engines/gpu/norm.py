@@ -28,7 +28,8 @@ from nanoeuler.engines.gpu.ptx import (
 from nanoeuler.engines.gpu.vectors import expect
 from nanoeuler.errors import UserError
 
-THREADS, UNROLL = 256, 4
+THREADS = 256  # of a block
+UNROLL = 4  # loads of 16 bytes that a thread has on the way
 HELD = 4 * UNROLL  # float32 that a thread has on the way
 BLOCKS = 8 * 132  # at most, whatever the card: the order of a sum is part of its result
 LARGEST = 3.4028234663852886e38  # of float32: what is not <= this is not finite
@@ -60,6 +61,7 @@ def add_squares(values, sums, vectors):
         store_float(sums + 4 * int64(cuda.blockIdx.x), total)
 
 
+# As many blocks as `blocks_for` says.
 ADD_SQUARES = Kernel(add_squares, "l l r", THREADS, target=(8, 0))
 
 
@@ -97,6 +99,7 @@ def decide(sums, count, losses, heads, schedule, steps, number, limit, decision)
         store_float4(decision + 16, clip, norm, go, float32(0))
 
 
+# One block.
 DECIDE = Kernel(decide, "l r l r l r l f l", THREADS, target=(8, 0))
 
 

@@ -30,9 +30,9 @@ from nanoeuler.engines.gpu.ptx import (
 from nanoeuler.engines.gpu.vectors import expect
 from nanoeuler.errors import UserError
 
-THREADS = 256
+THREADS = 256  # of a block: 128 to 1024 are alike (the table of attempts)
 LANE = 4     # parameters that a thread moves at once: 16 bytes of float32
-ROUNDS = 2   # how often: measured, the table of attempts
+ROUNDS = 1   # how often: measured, the table of attempts
 
 
 class Rates(NamedTuple):

@@ -17,11 +17,9 @@ V, ROWS = 50304, 16384  # GPT-2's columns with padding, and the positions of a s
 CHUNK = 256             # rows whose logits fit in the L2 cache: 25.8 MB
 BETAS, EPS, DECAY = (0.9, 0.98), 1e-8, 0.1
 BYTES = 30              # of a parameter: 16 read, 14 written
-# Forms that are timed: as chosen, and others of the table of attempts.
+# Forms that are timed: as chosen, read twice, and the forward pass alone.
 FORMS = {
     "chosen": loss.form_for(V, False),
-    "shared, 1024 threads": loss.Form("shared", 1024, 2, V // 8),
-    "registers": loss.Form("registers", 1024, 7),
     "twice": loss.Form("nowhere", 512, 4),
     "forward": loss.form_for(V, False, False),
 }
@@ -50,7 +48,7 @@ def add_losses():
 def kernels():
     """Name -> maker of each kernel."""
     made = {"squares": squares, "decide": decide, "sum of losses": add_losses}
-    made |= {f"AdamW, {n} rounds": partial(update.adamw_kernel, n) for n in (1, 2, 4)}
+    made["AdamW"] = partial(update.adamw_kernel, update.ROUNDS)
     forms = {*FORMS.values()}
     for _, _, _, padded, wide in CHECKED.values():
         forms |= {loss.form_for(padded, wide)}
@@ -95,10 +93,10 @@ def norm_of(gradients, sums, losses, plan, decision):
 class State:
     """Buffers of a step, as tensors: weights, gradients, moments, copy, decision, tiles."""
 
-    def __init__(self, bench, rounds=update.ROUNDS, go=1.0, number=3):
+    def __init__(self, bench, go=1.0, number=3):
         torch, (own, n) = bench.torch, parts()
         torch.manual_seed(0)
-        self.bench, self.rounds = bench, rounds
+        self.bench = bench
         make = partial(torch.randn, n, device="cuda")
         self.w, self.g, self.m = 0.02 * make(), 0.01 * make(), 0.01 * make()
         self.v = make().square_() * 1e-4
@@ -106,15 +104,14 @@ class State:
         row = norm.schedule([3e-4] * number, *BETAS, DECAY)[-1]
         words = np.array([*row, 0.5, 2.0, go, 0.0], np.float32)
         self.decision = torch.from_numpy(words).cuda()
-        self.table = torch.from_numpy(update.tiles(own, rounds)).cuda()
+        self.table = torch.from_numpy(update.tiles(own)).cuda()
         self.number = number
 
     def call(self):
         """A function that takes the step."""
         arrays = self.table, self.decision, self.w, self.g, self.m, self.v, self.copy
         views = map(self.bench.view, arrays)
-        launch = update.adamw_launch(*views, *BETAS, EPS, rounds=self.rounds)
-        return self.bench.call(launch)
+        return self.bench.call(update.adamw_launch(*views, *BETAS, EPS))
 
     def exact(self):
         """w, m, v after the step, in float64."""
@@ -205,16 +202,15 @@ def check_skip(bench):
 
 
 def adamw_entrants(bench):
-    """Ours in several rounds, a copy of as many bytes, PyTorch's."""
+    """Ours, copies of as many bytes, PyTorch's."""
     torch, made = bench.torch, {}
     half = parts()[1] * BYTES // 2 // 4
     source, target = (torch.randn(half, device="cuda") for _ in range(2))
-    states = {n: State(bench, n) for n in (2, 1, 4)}
+    state = State(bench)
     made["copy"] = [partial(target.copy_, source)]
     made["copy by a kernel"] = [partial(torch.neg, source, out=target)]
-    for n, state in states.items():
-        made[f"{n} rounds"] = [state.call()]
-    made["torch fused"] = [torch_adamw(states[2])]
+    made["ours"] = [state.call()]
+    made["torch fused"] = [torch_adamw(state)]
     return made
 
 
@@ -375,7 +371,7 @@ def contests(bench):
     return [
         Contest(
             "AdamW", "124M float32 masters", partial(adamw_entrants, bench),
-            f"{update.ROUNDS} rounds", ("copy", "copy by a kernel", "torch fused"),
+            "ours", ("copy", "copy by a kernel", "torch fused"),
         ),
         Contest(
             "gradient norm", "124M float32", partial(norm_entrants, bench), "ours",

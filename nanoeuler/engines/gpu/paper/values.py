@@ -16,9 +16,9 @@ from nanoeuler.engines.gpu.paper.numbers import (
     Register,
     bits,
     float32,
+    from_bf16,
     int32,
     int64,
-    number,
     uint32,
 )
 from nanoeuler.engines.gpu.paper.translate import op
@@ -126,7 +126,7 @@ def pack(high: float, low: float) -> int:
 def extreme_pair(name: str, a: int, b: int) -> int:
     """`extreme` of the two lower bf16 of registers, and of the two upper ones."""
     low, high = (
-        rounded(extreme(name, number(x), number(y)))
-        for x, y in ((a << 16, b << 16), (a & ~0xFFFF, b & ~0xFFFF))
+        rounded(extreme(name, from_bf16(a >> by & 0xFFFF), from_bf16(b >> by & 0xFFFF)))
+        for by in (0, 16)
     )
     return int32(high << 16 | low)

@@ -1,4 +1,4 @@
-"""Products by mma.sync without a GPU: on paper against float64, counts, planted faults, launches."""
+"""Products by mma.sync without a GPU: against float64, counted, planted faults, launches."""
 
 from dataclasses import replace
 from unittest import mock
@@ -116,7 +116,7 @@ def test_any_size_is_right_and_stays_in_its_place(layout, m, n, k):
 @pytest.mark.parametrize("epilogue", EPILOGUES[1:])
 def test_what_is_done_with_the_sums(epilogue):
     out = "float32" if epilogue == "add" else "bf16"
-    case = Case(MmaForm("NT", epilogue, out, **PAIR), 70, 134, 40)
+    case = Case(MmaForm("NT", epilogue, out, **SMALL), 70, 70, 40)
     case.check(case.run()[0])
 
 
@@ -128,7 +128,7 @@ def test_large_and_small_numbers_keep_their_digits():
 
 @pytest.mark.parametrize("epilogue", ["store", "add"])
 def test_pieces_of_k_are_summed_in_order(epilogue):
-    case = Case(MmaForm("TN", epilogue, "float32", **SMALL), 40, 71, 9 * DEPTH + 8)
+    case = Case(MmaForm("TN", epilogue, "float32", **SMALL), 40, 71, 6 * DEPTH + 8)
     assert pieces_of(case.form, *case.shape, 8) == 4
     c, reports = case.run(blocks=8)
     case.check(c)
@@ -143,10 +143,10 @@ def test_the_tile_of_the_card_is_right():
 
 @pytest.mark.parametrize("layout", ["NT", "TN"])
 def test_any_order_of_blocks_and_copies_gives_equal_bits(layout):
-    case = Case(MmaForm(layout, **PAIR), 72, 136, 7 * DEPTH)
-    c = case.run()[0]
+    case = Case(MmaForm(layout, **PAIR), 72, 100, 4 * DEPTH)
+    c = case.run(seed=1)[0]
     case.check(c)
-    assert (case.run(seed=1)[0] == c).all()
+    assert (case.run(seed=2)[0] == c).all()
 
 
 # ---- Counted
@@ -154,7 +154,7 @@ def test_any_order_of_blocks_and_copies_gives_equal_bits(layout):
 
 @pytest.mark.parametrize("layout", ["NT", "NN", "TN"])
 def test_bytes_sectors_and_rounds_are_as_predicted(layout):
-    form, blocks = MmaForm(layout, **PAIR), 4
+    form, blocks = MmaForm(layout, **PAIR), 2
     _, (report,) = Case(form, 128, 256, blocks * DEPTH).run()
     tiles, warps = 4, 2
     fetched = tiles * blocks * form.stage  # bytes of A and B, and what is zero-filled behind k
@@ -259,8 +259,8 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_product_says_what_space_it_needs():
     form = MmaForm("TN", "store", "float32")
-    a, b, c = (np.zeros(shape, kind) for shape, kind in (
-        ((16384, 768), np.uint16), ((16384, 768), np.uint16), ((768, 768), np.float32)))  # fmt: skip
+    a, b = np.zeros((2, 16384, 768), np.uint16)
+    c = np.zeros((768, 768), np.float32)
     need = space_for(form, 768, 768, 16384)
     with pytest.raises(UserError, match=f"needs {need} bytes of space, not 0"):
         mma_product(form, a, b, c)

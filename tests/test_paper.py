@@ -1,8 +1,11 @@
 """A GPU on paper: each family of instructions against NumPy, and planted faults, all found."""
 
+import math
+
 import numpy as np
 import pytest
 from mutants import Mutant, load
+from tiled_product import make_product
 
 from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma, hopper
 from nanoeuler.engines.gpu import ptx as ptx_module
@@ -86,32 +89,11 @@ def test_blocks_have_three_axes():
     assert (out == np.arange(8) + 100 * np.arange(4)[:, None, None]).all()
 
 
-def make_product(barriers="both"):
-    def tiles(a, b, c):
-        x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
-        a_tile = cuda.shared.array((TILE, TILE), float32)
-        b_tile = cuda.shared.array((TILE, TILE), float32)
-        total = float32(0)
-        for start in range(0, a.shape[1], TILE):
-            a_tile[y, x] = a[row, start + x]
-            b_tile[y, x] = b[start + y, column]
-            if barriers != "second":
-                cuda.syncthreads()
-            for k in range(TILE):
-                total += a_tile[y, k] * b_tile[k, x]
-            if barriers != "first":
-                cuda.syncthreads()
-        c[row, column] = total
-
-    return tiles
-
-
 def test_a_product_with_tiles_and_its_counts():
     m, k, n = 8, 12, 16
     a, b, c = random(m, k), random(k, n), np.zeros((m, n), np.float32)
     more = {"grid": (n // TILE, m // TILE), "threads": (TILE, TILE), "fresh": (c,)}
-    report = play(make_product(), "f[2] f[2] f[2]", a, b, c, **more)
+    report = play(make_product(TILE), "f[2] f[2] f[2]", a, b, c, **more)
     assert np.abs(c - a @ b).max() < 1e-5
     blocks, steps = 8, 3
     assert report["barriers"] == blocks * steps * 2
@@ -123,7 +105,7 @@ def test_a_product_with_tiles_and_its_counts():
     assert report["shared loads"] == blocks * steps * 2 * TILE
     first = c.copy()
     for seed in range(3):  # by threads now, in other orders: the same bits, the same counts
-        again = play(make_product(), "f[2] f[2] f[2]", a, b, c, seed=seed, **more)
+        again = play(make_product(TILE), "f[2] f[2] f[2]", a, b, c, seed=seed, **more)
         assert (c == first).all() and again.counts == report.counts
 
 
@@ -131,7 +113,7 @@ def test_a_product_with_tiles_and_its_counts():
 def test_a_missing_barrier_is_a_race(barriers):
     a, b, c = random(4, 12), random(12, 4), np.zeros((4, 4), np.float32)
     text = fault_of(
-        "race", make_product(barriers), "f[2] f[2] f[2]", a, b, c, threads=(TILE, TILE),
+        "race", make_product(TILE, barriers), "f[2] f[2] f[2]", a, b, c, threads=(TILE, TILE),
         text="race on [ab]_tile",
     )  # fmt: skip
     assert "a_tile[y, x] = a[row, start + x]" in text or "b_tile[y, x]" in text
@@ -1127,6 +1109,25 @@ def test_a_number_does_not_change_under_another_name(seed):
     t = np.arange(32)
     assert (out[:, :3] == np.array([t, t + 5, (7 * t // 2 << 1) ^ t]).T).all()
     assert (out[:, 3:] == np.array([x, (x + 1) * 2, x]).T).all()
+
+
+def choices(x, out):
+    t = cuda.threadIdx.x
+    larger = cuda.selp(x[t] > x[31 - t], x[t], x[31 - t])
+    weight = float32(math.exp(x[t] - larger))
+    out[t] = larger + float32(math.log(weight + float32(math.sqrt(float32(1) + weight))))
+
+
+def test_threads_choose_and_take_exponentials_abreast():
+    x, outs = random(32), np.zeros((2, 32), np.float32)
+    for out, seed in zip(outs, (None, 0), strict=True):
+        report = play(choices, "f[1] f[1]", x, out, seed=seed)
+        assert (report.ticks == 0) == (seed is None)  # abreast there are no turns
+    assert outs[0].tobytes() == outs[1].tobytes()
+    larger = np.maximum(x, x[::-1]).astype(float)
+    weight = np.exp(x - larger)
+    # Below five roundings of numbers up to 4.
+    assert np.abs(outs[0] - larger - np.log(weight + np.sqrt(1 + weight))).max() < 5 * 4 * 2.0**-24
 
 
 def named_and_mixed(out):

@@ -33,6 +33,8 @@ from nanoeuler.errors import UserError
 
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
 AHEAD = 4  # rows that a thread of other blocks loads before it uses one
+STRIP = 128   # threads of a block at most
+ROOM = 1024  # threads of all blocks that a multiprocessor gets; it has 64 registers for each
 
 
 @functools.cache
@@ -87,10 +89,6 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
 
 
-STRIP = 128  # threads of a block at most
-BLOCKS = 8   # of 128 threads that a multiprocessor gets
-
-
 @dataclass(frozen=True)
 class Walk:
     """Who works on a matrix whose threads each keep their columns and go down the rows.
@@ -105,10 +103,8 @@ class Walk:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1 or self.columns % STEP:
-            raise UserError(
-                f"a matrix has rows and a multiple of {STEP} columns, "
-                f"not {self.rows} x {self.columns}"
-            )
+            shape = f"{self.rows} x {self.columns}"
+            raise UserError(f"a matrix has rows and a multiple of {STEP} columns, not {shape}")
 
     @property
     def strips(self) -> int:
@@ -123,7 +119,7 @@ class Walk:
     @property
     def slabs(self) -> int:
         """Blocks of a strip, each with every slabs-th row."""
-        room = self.multiprocessors * BLOCKS * STRIP // (self.threads * self.strips)
+        room = self.multiprocessors * (ROOM // self.threads) // self.strips
         return min(self.rows, max(1, room))
 
     @property
@@ -167,7 +163,7 @@ def columns_kernel(kind: str, threads: int) -> Kernel:
             for k in range(0, width, 4):
                 store(sums, k, out + k * 4)
 
-    return Kernel(slab_sums, "l l r r", threads, target=(8, 0))
+    return Kernel(slab_sums, "l l r r", threads, resident=ROOM // threads, target=(8, 0))
 
 
 def columns_launches(

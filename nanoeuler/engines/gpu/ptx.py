@@ -119,6 +119,16 @@ inverse_root = ptx("rsqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
 square_root = ptx("sqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
 
 
+# int32 -> the float32 with these bits
+float_of = ptx("mov.b32 $0, $1;", "r", "f", True)
+# float32 -> its bits
+bits_of = ptx("mov.b32 $0, $1;", "f", "r", True)
+# a, b, c -> a * b + c, rounded once
+fma = ptx("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", True)
+# two pairs of bf16 -> the larger low one and the larger high one; a nan gives way to a number
+larger_pair = ptx("max.bf16x2 $0, $1, $2;", "r r", "r", True)
+
+
 # x, mask -> x of the lane whose number differs in the bits of `mask`
 shuffle_xor = ptx("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "f r", "f")
 # x -> x of lane 0: the compiler then knows that the warp agrees on it
@@ -226,3 +236,7 @@ grid_barrier = ptx(
     " setp.ge.s32 p, now, 0;\n @p bra WAIT;\n }",
     "l r",
 )
+
+
+# x -> x, which the compiler may not keep from before, nor take out of a loop
+again = ptx("mov.b32 $0, $1;", "r", "r")

@@ -1,7 +1,7 @@
 """The products by mma.sync, which every card since 8.0 can do, against cuBLAS.
 
-Each form is checked on ragged sizes and on those of a training step, again and again. Other tiles
-and rings than the ones that are chosen are timed beside them.
+Each form is checked on ragged sizes and on those of a training step, again and again. A kernel that
+does nothing but mma.sync, on registers, says what is the most there can be.
 """
 
 from dataclasses import dataclass
@@ -36,23 +36,14 @@ class Product:
         return choose_mma(form.layout, *self.shape, form.epilogue, form.out, HOPPER)
 
 
-def tiles(layout, epilogue="store", out="bf16"):
-    """Forms of one kind with different tiles."""
-    small = MmaForm(layout, epilogue, out, columns=128, resident=2)
-    return MmaForm(layout, epilogue, out), small
-
-
-NT = (
-    *tiles("NT"), MmaForm("NT", group=8), MmaForm("NT", group=32), MmaForm("NT", stages=4),
-    MmaForm("NT", rows=256, columns=128),
-)  # fmt: skip
 STEPS = 16384
+SMALL = MmaForm("NT", columns=128, resident=2)  # two blocks on a multiprocessor
 PRODUCTS = [
-    Product((8192,) * 3, NT),
-    Product((STEPS, 2304, 768), tiles("NT")),
-    Product((STEPS, 768, 3072), tiles("NT")),
-    Product((STEPS, 768, 3072), tiles("NN")),
-    Product((768, 768, STEPS), tiles("TN", "store", "float32")),
+    Product((8192,) * 3, (MmaForm("NT"), SMALL)),
+    Product((STEPS, 2304, 768), (MmaForm("NT"), SMALL)),
+    Product((STEPS, 768, 3072), (MmaForm("NT"),)),
+    Product((STEPS, 768, 3072), (MmaForm("NN"),)),
+    Product((768, 768, STEPS), (MmaForm("TN", "store", "float32"),)),
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
 OTHERS.append(MmaForm("TN", "add", "float32"))
@@ -106,7 +97,8 @@ def limit(bench):
 def kernels():
     """Name -> maker of each kernel."""
     made = {label(form): partial(mma_kernel, form) for form in FORMS} | {"limit": limit_kernel}
-    return made | {f"sum, {'added' if a else 'stored'}": partial(sum_kernel, a) for a in (0, 1)}
+    sums = {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
+    return made | sums
 
 
 def plans():

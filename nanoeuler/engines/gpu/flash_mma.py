@@ -1,0 +1,369 @@
+# Made from book/08a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-mma-forward
+"""Causal attention, forward, on the tensor cores of every card since 8.0: mma.sync, any T.
+
+bf16, head width D = 32, 64 or 128. Left out: launching (flash_mma_plan.py), other masks.
+
+A block has four warps and 128 queries: rows 16 w to 16 w + 15 of each half are warp w's, so that
+all warps have the same work on the diagonal. Keys come 64 at a step, the latest first.
+T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.flash_layout import (
+    LOWEST,
+    PAD,
+    PAST_END,
+    clear,
+    quad_sum,
+    round_up,
+)
+from nanoeuler.engines.gpu.flash_mma_parts import (
+    EVERY_CARD,
+    Head,
+    beside,
+    copy_pair,
+    copy_rows,
+    forbid_later,
+    head_of,
+    left,
+    load_columns,
+    load_left,
+    load_rows,
+    own_column,
+    own_lane,
+    own_row,
+    own_warp,
+    put_rows,
+    right,
+    share,
+    shared_base,
+    stage_rows,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import (
+    again,
+    copy_commit,
+    copy_wait,
+    divide,
+    exp2,
+    larger,
+    log2,
+    mma_tile,
+    pack_bf16,
+    reciprocal,
+    shuffle_xor,
+    store_float,
+)
+
+WARPS = 4
+THREADS = 32 * WARPS
+HALF = 16 * WARPS  # queries of each half of a block, 16 to each warp
+QUERIES = 2 * HALF
+KEYS = 64          # of a step
+
+
+class Half(NamedTuple):
+    """A thread's part of two queries of one half of a block, 8 rows apart: scores of a step, then
+    probabilities; an operand; output so far; for each row its running maximum, scaled, its sum of
+    exponentials over this lane's keys, and the factor of the last correction.
+    """
+
+    s: Any
+    a: Any
+    o: Any
+    m: Any
+    total: Any
+    alpha: Any
+
+
+def raise_maximum(half: Half, scale: float) -> None:
+    """m becomes the largest score so far, `total` follows, alpha is what o still has to follow.
+
+    Two chains of comparisons for each row, then the three other lanes that share it.
+    """
+    lowest, s, m, alpha = float32(LOWEST), half.s, half.m, half.alpha
+    a0, a1, b0, b1 = lowest, lowest, lowest, lowest
+    for i in range(0, KEYS // 2, 8):
+        a0 = larger(a0, larger(s[i], s[i + 1]))
+        a1 = larger(a1, larger(s[i + 2], s[i + 3]))
+        b0 = larger(b0, larger(s[i + 4], s[i + 5]))
+        b1 = larger(b1, larger(s[i + 6], s[i + 7]))
+    a0, a1 = larger(a0, b0), larger(a1, b1)
+    a0, a1 = larger(a0, shuffle_xor(a0, int32(1))), larger(a1, shuffle_xor(a1, int32(1)))
+    a0, a1 = larger(a0, shuffle_xor(a0, int32(2))), larger(a1, shuffle_xor(a1, int32(2)))
+    a0, a1 = larger(m[0], a0 * scale), larger(m[1], a1 * scale)
+    alpha[0], alpha[1] = exp2(m[0] - a0), exp2(m[1] - a1)
+    m[0], m[1] = a0, a1
+    half.total[0] *= alpha[0]
+    half.total[1] *= alpha[1]
+
+
+def correct(half: Half, D: int) -> None:
+    """o under the old maximum becomes o under the new one."""
+    o, alpha = half.o, half.alpha
+    for i in range(0, D // 2, 4):
+        o[i] *= alpha[0]
+        o[i + 1] *= alpha[0]
+        o[i + 2] *= alpha[1]
+        o[i + 3] *= alpha[1]
+
+
+def exponentials(half: Half, k: int, scale: float) -> None:
+    """Scores of keys 16 k to 16 k + 15 become exp2(s scale - m), summed, and packed into a."""
+    s, a, total = half.s, half.a, half.total
+    above, below = half.m[0], half.m[1]
+    for j in range(2):
+        i = 8 * k + 4 * j
+        s[i], s[i + 1] = exp2(s[i] * scale - above), exp2(s[i + 1] * scale - above)
+        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - below), exp2(s[i + 3] * scale - below)
+        total[0] += s[i] + s[i + 1]
+        total[1] += s[i + 2] + s[i + 3]
+        a[2 * j], a[2 * j + 1] = pack_bf16(s[i], s[i + 1]), pack_bf16(s[i + 2], s[i + 3])
+
+
+class Form(NamedTuple):
+    """A form of the forward kernel: head width; stages of keys and values in shared memory; blocks
+    of a multiprocessor that registers must suffice for; whether queries stay in registers.
+    """
+
+    D: int
+    stages: int
+    resident: int
+    hold: bool
+
+
+class Registers(NamedTuple):
+    """A thread's registers: both halves; queries, where they stay there; B of a product."""
+
+    low: Half
+    high: Half
+    q: Any
+    b: Any
+
+
+def scores(form: Form) -> Callable:
+    """s = q k^T of a step, for both halves or for the second."""
+    D, hold = form.D, form.hold
+    multiply = mma_tile(16, KEYS)
+
+    def operand(half: Half, q: Any, h: int, i: int, tile: int) -> None:
+        """A of half h, 16 i columns on: from registers or from shared memory."""
+        if hold:
+            for j in range(4):
+                half.a[j] = q[8 * i + 4 * h + j]
+        else:
+            load_left(half.a, 0, int32(beside(tile, i) + h * HALF * 2 * D))
+
+    def both(x: Registers, q_tile: int, k_tile: int) -> None:
+        clear(x.low.s, KEYS // 2)
+        clear(x.high.s, KEYS // 2)
+        q_tile = again(q_tile)  # or else all addresses of A would stay in registers
+        for i in range(D // 16):
+            operand(x.low, x.q, 0, i, q_tile)
+            operand(x.high, x.q, 1, i, q_tile)
+            load_rows(x.b, k_tile, i, KEYS, D)
+            multiply(x.low.s, x.low.a, x.b)
+            multiply(x.high.s, x.high.a, x.b)
+
+    def second(x: Registers, q_tile: int, k_tile: int) -> None:
+        clear(x.high.s, KEYS // 2)
+        for i in range(D // 16):
+            operand(x.high, x.q, 1, i, q_tile)
+            load_rows(x.b, k_tile, i, KEYS, D)
+            multiply(x.high.s, x.high.a, x.b)
+
+    return both, second
+
+
+def steps_of(form: Form) -> tuple[Callable, Callable]:
+    """A step of the forward kernel on one tile of keys and values, which are there."""
+    D = form.D
+    both, second = scores(form)
+    multiply = mma_tile(16, D)
+
+    def whole(
+        x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float,
+    ) -> None:  # fmt: skip
+        """o += p v for both halves. ahead: from the first key to this warp's first query."""
+        both(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
+        if ahead < KEYS:
+            forbid_later(x.low.s, KEYS, int32(ahead + own_row() - own_column()))
+        raise_maximum(x.low, scale)
+        correct(x.low, D)
+        raise_maximum(x.high, scale)
+        correct(x.high, D)
+        v_tile = int32(k_tile + KEYS * D * 2 + left(D))
+        for k in range(KEYS // 16):
+            exponentials(x.low, k, scale)
+            exponentials(x.high, k, scale)
+            load_columns(x.b, v_tile, k, D)
+            multiply(x.low.o, x.low.a, x.b)
+            multiply(x.high.o, x.high.a, x.b)
+
+    def diagonal(
+        x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float,
+    ) -> None:  # fmt: skip
+        """o += p v for the second half, whose first step it is, on the diagonal."""
+        second(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
+        forbid_later(x.high.s, KEYS, int32(ahead + own_row() - own_column()))
+        raise_maximum(x.high, scale)
+        v_tile = int32(k_tile + KEYS * D * 2 + left(D))
+        for k in range(KEYS // 16):
+            exponentials(x.high, k, scale)
+            load_columns(x.b, v_tile, k, D)
+            multiply(x.high.o, x.high.a, x.b)
+
+    return whole, diagonal
+
+
+class Work(NamedTuple):
+    """What a block works on: keys and values of T rows."""
+
+    k: Head
+    v: Head
+    T: int
+
+
+def loop_of(form: Form) -> Callable:
+    """All steps of a block."""
+    D, stages = form.D, form.stages
+    size = 2 * KEYS * D * 2
+    whole, diagonal = steps_of(form)
+    here = copy_wait(stages - 2)
+
+    def hold_queries(q: Any, tile: int) -> None:
+        """All queries of this warp into registers, where the form keeps them there."""
+        if form.hold:
+            for i in range(D // 16):
+                load_left(q, 8 * i, beside(tile, i))
+                load_left(q, 8 * i + 4, int32(beside(tile, i) + HALF * 2 * D))
+
+    def fill(tiles: int, work: Work, step: int, steps: int, whole: bool) -> None:
+        """Start copying a step's keys and values to its stage, if there is such a step: a group."""
+        if step < steps:
+            row = int32((steps - 1 - step) * KEYS)
+            to = int32(tiles + step % stages * size)
+            copy_pair(to, work.k, work.v, row, KEYS, work.T, D, THREADS, whole)
+        copy_commit()
+
+    def loop(
+        x: Registers, q: int, tiles: int, work: Work, steps: int, scale: float
+    ) -> None:
+        """From the diagonal down. q: this warp's queries; tiles: the stages.
+
+        The first group of copies is not committed yet.
+        """
+        own = int32(16 * own_warp())
+        for i in range(stages - 1):
+            fill(tiles, work, int32(i), steps, False)
+        here()
+        cuda.syncthreads()
+        fill(tiles, work, int32(stages - 1), steps, False)
+        hold_queries(x.q, int32(q + left(D)))
+        diagonal(x, q, tiles, own, scale)
+        for i in range(1, steps):
+            here()  # this thread's copies of this step
+            cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
+            fill(tiles, work, int32(i + stages - 1), steps, True)
+            ahead = int32(own + (i - 1) * KEYS)
+            whole(x, q, int32(tiles + i % stages * size), ahead, scale)
+
+    return loop
+
+
+def save_lines(half: Half, line: int, row: int, T: int) -> None:
+    """`total` over all lanes, and lse = m + log2(total) of 16 rows, `row` on.
+
+    line: the address of the head's. Rows past T get what hides them.
+    """
+    for j in range(2):
+        half.total[j] = quad_sum(half.total[j])
+        if own_lane() & 3 == 0:
+            t = int32(row + own_row() + 8 * j)
+            value = float32(PAST_END)
+            if t < T:
+                value = half.m[j] + log2(half.total[j])
+            store_float(line + 4 * int64(t), value)
+
+
+def save_output(half: Half, out: Head, tile: int, row: int, T: int, D: int) -> None:
+    """o divided by `total`, through 16 rows of queries that are this warp's, to memory."""
+    stage_rows(half.o, reciprocal(half.total[0]), reciprocal(half.total[1]), tile, D)
+    put_rows(tile, out, row, T, D)
+
+
+def new_half(half: Half, D: int) -> None:
+    """Nothing has been seen."""
+    clear(half.o, D // 2)
+    clear(half.total, 2)
+    half.m[0] = half.m[1] = float32(LOWEST)
+
+
+ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps; lse; see below
+
+
+def shared_bytes(form: Form) -> int:
+    """Queries, then stages of keys and of values."""
+    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2
+
+
+@functools.cache
+def forward_kernel(form: Form) -> Kernel:
+    """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+    D, loop = form.D, loop_of(form)
+    wide, part, held = D // 2, KEYS // 2, D // 2 if form.hold else 1
+    most = max(D, KEYS) // 4
+
+    def flash_mma(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
+    ):  # fmt: skip
+        number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+        batch = divide(number, heads)
+        head = int32(number - batch * heads)
+        first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * QUERIES)
+        kv, last = divide(head, sharing), int32(first + HALF)
+        # 1. Start the copies: queries here, keys and values in the loop.
+        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
+        tile = shared_base()
+        copy_rows(tile, of_q, first, QUERIES, T, D, THREADS, False, share(D))
+        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
+        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        # 2. All steps.
+        x = Registers(
+            Half(
+                cuda.local.array(part, float32), cuda.local.array(4, int32),
+                cuda.local.array(wide, float32), cuda.local.array(2, float32),
+                cuda.local.array(2, float32), cuda.local.array(2, float32),
+            ),
+            Half(
+                cuda.local.array(part, float32), cuda.local.array(4, int32),
+                cuda.local.array(wide, float32), cuda.local.array(2, float32),
+                cuda.local.array(2, float32), cuda.local.array(2, float32),
+            ),
+            cuda.local.array(held, int32), cuda.local.array(most, int32),
+        )  # fmt: skip
+        new_half(x.low, D)
+        new_half(x.high, D)
+        own, row = int32(tile + own_warp() * 32 * D), int32(first + 16 * own_warp())
+        stages = int32(tile + QUERIES * D * 2)
+        loop(x, own, stages, Work(of_k, of_v, T), int32(last // KEYS + 1), scale)
+        # 3. Out.
+        line = lse + 4 * (int64(number) * round_up(T, PAD))
+        to = head_of(o, (o_batch, o_head, o_row), batch, head)
+        save_lines(x.low, line, row, T)
+        save_lines(x.high, line, int32(row + HALF), T)
+        save_output(x.low, to, own, row, T, D)
+        save_output(x.high, to, int32(own + HALF * 2 * D), int32(row + HALF), T, D)
+
+    shared = shared_bytes(form)
+    return Kernel(
+        flash_mma, ARGUMENTS, THREADS, shared, resident=form.resident, target=EVERY_CARD
+    )

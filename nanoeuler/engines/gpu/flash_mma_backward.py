@@ -1,0 +1,499 @@
+# Made from book/08a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-mma-backward
+"""Causal attention, backward, on the tensor cores of every card since 8.0: mma.sync, any T.
+
+Two kernels, `dq_kernel` first, because it leaves delta for `dkdv_kernel`. Nothing is added in
+global memory, so that the same inputs give the same bits. A warp owns 16 queries, or 16 keys.
+
+bf16, D = 32, 64 or 128. Left out: launching (flash_mma_plan.py), other masks.
+T positions, D head width. s scores, p probabilities, o output; dx the gradient of x.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.flash_layout import (
+    FORBIDDEN,
+    PAD,
+    clear,
+    quad_sum,
+    quarter_dot,
+    round_up,
+)
+from nanoeuler.engines.gpu.flash_mma_parts import (
+    EVERY_CARD,
+    Head,
+    beside,
+    copy_pair,
+    forbid_later,
+    head_of,
+    left,
+    load_columns,
+    load_left,
+    load_rows,
+    own_column,
+    own_lane,
+    own_row,
+    own_thread,
+    own_warp,
+    put_rows,
+    right,
+    shared_base,
+    stage_rows,
+)
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.ptx import (
+    again,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    divide,
+    exp2,
+    load_float,
+    load_shared_float2,
+    mma_tile,
+    pack_bf16,
+    store_float,
+)
+
+
+class BackForm(NamedTuple):
+    """A form of a backward kernel: head width; warps of a block, with 16 rows each; rows of a step;
+    stages in shared memory; blocks of a multiprocessor that registers must suffice for.
+    """
+
+    D: int
+    warps: int
+    step: int
+    stages: int
+    resident: int
+
+
+class Fragments(NamedTuple):
+    """Registers that operands of products pass through: A of 16 x 16, B of 16 x 16 or more."""
+
+    a: Any
+    b: Any
+
+
+def products(form: BackForm) -> tuple[Callable, Callable]:
+    """The two products of the backward, each for the 16 rows of a warp."""
+    D, columns = form.D, form.step
+    row_mma, column_mma = mma_tile(16, columns), mma_tile(16, D)
+
+    def rows_times(acc: Any, by: Fragments, left_tile: int, right_tile: int) -> None:
+        """acc = A B^T: 16 rows of a tile by all rows of a step's tile, over D."""
+        clear(acc, columns // 2)
+        left_tile = again(left_tile)  # or else all addresses of A would stay in registers
+        for i in range(D // 16):
+            load_left(by.a, 0, beside(left_tile, i))
+            load_rows(by.b, right_tile, i, columns, D)
+            row_mma(acc, by.a, by.b)
+
+    def add_columns(acc: Any, by: Fragments, tile: int, k: int) -> None:
+        """acc += A B: A is there, 16 x 16; B are rows 16 k to 16 k + 15 of a step's tile."""
+        load_columns(by.b, tile, k, D)
+        column_mma(acc, by.a, by.b)
+
+    return rows_times, add_columns
+
+
+class QueryParts(NamedTuple):
+    """A thread's part of a step of dq: scores, then probabilities; dp; operands; dq so far; lse
+    and delta of its two queries.
+    """
+
+    s: Any
+    dp: Any
+    by: Fragments
+    dq: Any
+    lse: Any
+    delta: Any
+
+
+class QueryTiles(NamedTuple):
+    """Shared memory of `dq_kernel`, as addresses: queries, their do, stages of keys and values."""
+
+    q: int
+    do: int
+    stages: int
+
+
+def take_deltas(
+    parts: QueryParts, o: Head, do: Head, lse: int, delta: int, row: int, T: int, D: int
+) -> None:
+    """delta = do . o of this thread's queries, kept and saved; lse. Equation eq-flash-delta.
+
+    row: of the head's first in this warp; lse, delta: addresses of the head's lines.
+    """
+    for h in range(2):
+        t = int32(row + own_row() + 8 * h)
+        dot = float32(0)
+        parts.lse[h] = float32(0)
+        if t < T:
+            part = (own_lane() & 3) * (D // 2)  # bytes: four lanes share a row
+            x, y = o.start + int64(t) * o.step + part, do.start + int64(t) * do.step + part
+            dot = quarter_dot(x, y, D)
+            parts.lse[h] = load_float(lse + 4 * int64(t))
+        parts.delta[h] = quad_sum(dot)
+        if own_lane() & 3 == 0 and t < round_up(T, PAD):
+            store_float(delta + 4 * int64(t), parts.delta[h])
+
+
+def pad_deltas(delta: int, after: int, T: int) -> None:
+    """The last block also zeroes the rows `after` its own, which the next kernel may read."""
+    t = int32(after + own_thread())
+    if after >= T and t < round_up(T, PAD):
+        store_float(delta + 4 * int64(t), float32(0))
+
+
+def over_keys(form: BackForm) -> Callable:
+    """A step of `dq_kernel`: one tile of keys."""
+    D, keys = form.D, form.step
+    size = keys * D * 2
+    rows_times, add_columns = products(form)
+
+    def step(
+        parts: QueryParts, q: int, do: int, k: int, ahead: int, scale: float
+    ) -> None:
+        """dq += ds k. q, do: addresses of A; k: of the tile of keys, values follow.
+
+        ahead: from the tile's first key to this warp's first query.
+        """
+        s, dp, by, lse, delta = parts.s, parts.dp, parts.by, parts.lse, parts.delta
+        rows_times(s, by, q, int32(k + right(D)))
+        if ahead < keys:
+            forbid_later(s, keys, int32(ahead + own_row() - own_column()))
+        for i in range(0, keys // 2, 4):
+            s[i], s[i + 1] = exp2(s[i] * scale - lse[0]), exp2(s[i + 1] * scale - lse[0])
+            s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - lse[1]), exp2(s[i + 3] * scale - lse[1])
+        rows_times(dp, by, do, int32(k + size + right(D)))
+        turned = int32(k + left(D))
+        for j in range(keys // 16):
+            for i in range(4):
+                n, h = 8 * j + 2 * i, i % 2
+                x, y = s[n] * (dp[n] - delta[h]), s[n + 1] * (dp[n + 1] - delta[h])
+                by.a[i] = pack_bf16(x, y)  # the scale comes at the end
+            add_columns(parts.dq, by, turned, j)
+
+    return step
+
+
+def dq_loop(form: BackForm) -> Callable:
+    """All steps of a block of `dq_kernel`."""
+    D, keys, stages, threads = form.D, form.step, form.stages, 32 * form.warps
+    size = 2 * keys * D * 2
+    here, step = copy_wait(stages - 2), over_keys(form)
+
+    def fill(tiles: QueryTiles, k: Head, v: Head, step: int, steps: int, T: int) -> None:
+        """Start copying a step's keys and values to its stage, if there is such a step: a group."""
+        if step < steps:
+            row = int32((steps - 1 - step) * keys)
+            to = int32(tiles.stages + step % stages * size)
+            copy_pair(to, k, v, row, keys, T, D, threads, False)
+        copy_commit()
+
+    def loop(
+        parts: QueryParts, tiles: QueryTiles, k: Head, v: Head, first: int, steps: int, T: int,
+        scale: float,
+    ) -> None:  # fmt: skip
+        """From the diagonal down to key 0. The first group of copies is not committed yet."""
+        row = int32(first + own_warp() * 16)
+        own = int32(own_warp() * 16 * 2 * D + left(D))
+        q, do = int32(tiles.q + own), int32(tiles.do + own)
+        for i in range(stages - 1):
+            fill(tiles, k, v, int32(i), steps, T)
+        for i in range(steps):
+            here()  # this thread's copies of this step
+            cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
+            fill(tiles, k, v, int32(i + stages - 1), steps, T)
+            ahead = int32(row - (steps - 1 - i) * keys)
+            if ahead > -16:  # or else all its keys come after all queries of this warp
+                tile = int32(tiles.stages + i % stages * size)
+                step(parts, q, do, tile, ahead, scale)
+
+    return loop
+
+
+DQ_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
+
+
+@functools.cache
+def dq_kernel(form: BackForm) -> Kernel:
+    """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+    D, rows, threads, half = form.D, 16 * form.warps, 32 * form.warps, form.step // 2
+    wide, most, loop = D // 2, max(D, form.step) // 4, dq_loop(form)
+
+    def flash_mma_dq(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
+        lse, delta, T, heads, sharing, scale, root,
+    ):  # fmt: skip
+        number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+        batch = divide(number, heads)
+        head = int32(number - batch * heads)
+        kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
+        # 1. Start the copies of queries and their do.
+        base, size = shared_base(), 2 * rows * D
+        tiles = QueryTiles(base, int32(base + size), int32(base + 2 * size))
+        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
+        of_do = head_of(do, (do_batch, do_head, do_row), batch, head)
+        copy_pair(tiles.q, of_q, of_do, first, rows, T, D, threads, False)
+        # 2. delta.
+        line = 4 * (int64(number) * round_up(T, PAD))
+        parts = QueryParts(
+            cuda.local.array(half, float32), cuda.local.array(half, float32),
+            Fragments(cuda.local.array(4, int32), cuda.local.array(most, int32)),
+            cuda.local.array(wide, float32), cuda.local.array(2, float32),
+            cuda.local.array(2, float32),
+        )  # fmt: skip
+        of_o = head_of(o, (o_batch, o_head, o_row), batch, head)
+        row = int32(first + own_warp() * 16)
+        take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
+        pad_deltas(delta + line, int32(first + rows), T)
+        # 3. All tiles of keys.
+        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
+        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        steps = int32((min(T, int32(first + rows)) + form.step - 1) // form.step)
+        clear(parts.dq, wide)
+        loop(parts, tiles, of_k, of_v, first, steps, T, scale)
+        # 4. Out.
+        own = int32(tiles.q + own_warp() * 32 * D)
+        stage_rows(parts.dq, root, root, own, D)
+        put_rows(own, head_of(dq, (dq_batch, dq_head, dq_row), batch, head), row, T, D)
+
+    shared = (2 * rows + 2 * form.stages * form.step) * D * 2
+    return Kernel(
+        flash_mma_dq, DQ_ARGUMENTS, threads, shared, resident=form.resident, target=EVERY_CARD
+    )
+
+
+class KeyParts(NamedTuple):
+    """A thread's part of a step of dk and dv, on transposed tiles: s, then p, and dp, 16 keys x
+    queries; operands; dk and dv so far.
+    """
+
+    s: Any
+    dp: Any
+    by: Fragments
+    dk: Any
+    dv: Any
+
+
+class KeyTiles(NamedTuple):
+    """Shared memory of `dkdv_kernel`, as addresses: keys, values, stages of q and do, and of lines:
+    lse of a step's queries, then delta.
+    """
+
+    k: int
+    v: int
+    stages: int
+    lines: int
+
+
+def forbid_earlier(s: Any, queries: int, distance: int) -> None:
+    """Forbid the queries that come before their key, on a transposed tile.
+
+    distance: from this lane's first query to its upper key.
+    """
+    below = int32(distance + 8)
+    for n in range(queries // 8):
+        i = 4 * n
+        if 8 * n < distance:
+            s[i] = float32(FORBIDDEN)
+        if 8 * n + 1 < distance:
+            s[i + 1] = float32(FORBIDDEN)
+        if 8 * n < below:
+            s[i + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 < below:
+            s[i + 3] = float32(FORBIDDEN)
+
+
+def key_probabilities(s: Any, k: int, a: Any, line: int, scale: float) -> None:
+    """Queries 16 k to 16 k + 15: scores become probabilities, also packed into a.
+
+    line: the address of lse of this lane's first query of the tile.
+    """
+    for j in range(2):
+        i = 8 * k + 4 * j
+        x, y = load_shared_float2(int32(line + 64 * k + 32 * j))
+        s[i], s[i + 1] = exp2(s[i] * scale - x), exp2(s[i + 1] * scale - y)
+        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - x), exp2(s[i + 3] * scale - y)
+        a[2 * j], a[2 * j + 1] = pack_bf16(s[i], s[i + 1]), pack_bf16(s[i + 2], s[i + 3])
+
+
+def key_gradients(p: Any, dp: Any, k: int, a: Any, line: int) -> None:
+    """Queries 16 k to 16 k + 15: ds = p (dp - delta), packed. line: the address of delta."""
+    for j in range(2):
+        i = 8 * k + 4 * j
+        x, y = load_shared_float2(int32(line + 64 * k + 32 * j))
+        a[2 * j] = pack_bf16(p[i] * (dp[i] - x), p[i + 1] * (dp[i + 1] - y))
+        a[2 * j + 1] = pack_bf16(p[i + 2] * (dp[i + 2] - x), p[i + 3] * (dp[i + 3] - y))
+
+
+def over_queries(form: BackForm) -> Callable:
+    """A step of `dkdv_kernel`: one tile of queries."""
+    D, queries = form.D, form.step
+    size = queries * D * 2
+    rows_times, add_columns = products(form)
+
+    def step(
+        parts: KeyParts, k: int, v: int, q: int, line: int, ahead: int, scale: float,
+    ) -> None:  # fmt: skip
+        """dv += p^T do, dk += ds^T q. k, v: addresses of A; q: of the tile of queries, do follows.
+
+        line: the address of the tile's lse; ahead: from its first query to this warp's first key.
+        """
+        s, dp, by = parts.s, parts.dp, parts.by
+        line, turned = int32(line + 4 * own_column()), int32(q + left(D))
+        rows_times(s, by, k, int32(q + right(D)))
+        if ahead > -16:
+            forbid_earlier(s, queries, int32(ahead + own_row() - own_column()))
+        for j in range(queries // 16):
+            key_probabilities(s, j, by.a, line, scale)
+            add_columns(parts.dv, by, int32(turned + size), j)
+        rows_times(dp, by, v, int32(q + size + right(D)))
+        for j in range(queries // 16):
+            key_gradients(s, dp, j, by.a, int32(line + 4 * queries))  # the scale comes at the end
+            add_columns(parts.dk, by, turned, j)
+
+    return step
+
+
+class Group(NamedTuple):
+    """The queries of a block of keys: tiles `first` to `first` + tiles - 1 of each query head that
+    shares the keys. q, do: of the group's first head; steps in bytes from head to head; lse and
+    delta: addresses of that head's lines, and bytes from line to line.
+    """
+
+    q: Head
+    q_head: int
+    do: Head
+    do_head: int
+    lse: int
+    delta: int
+    line: int
+    first: int
+    tiles: int
+
+
+def fill_queries(
+    tiles: KeyTiles, group: Group, step: int, T: int, form: BackForm
+) -> None:
+    """Start copying q, do, lse and delta of a step to its stage."""
+    D, queries = form.D, form.step
+    size = 2 * queries * D * 2
+    head = divide(step, group.tiles)
+    row = int32((group.first + step - head * group.tiles) * queries)
+    stage = int32(step % form.stages)
+    q = Head(int64(group.q.start + head * group.q_head), group.q.step)
+    do = Head(int64(group.do.start + head * group.do_head), group.do.step)
+    to = int32(tiles.stages + stage * size)
+    copy_pair(to, q, do, row, queries, T, D, 32 * form.warps, False)
+    if own_thread() < queries // 2:  # 4 values of lse, or of delta
+        line, n = group.lse, own_thread()
+        if own_thread() >= queries // 4:
+            line, n = group.delta, int32(own_thread() - queries // 4)
+        to = int32(tiles.lines + stage * (8 * queries) + 16 * own_thread())
+        copy_async(to, int64(line + head * group.line + 4 * row + 16 * n))
+
+
+def dkdv_loop(form: BackForm) -> Callable:
+    """All steps of a block of `dkdv_kernel`."""
+    D, queries, stages = form.D, form.step, form.stages
+    size = 2 * queries * D * 2
+    here, step = copy_wait(stages - 2), over_queries(form)
+
+    def loop(
+        parts: KeyParts, tiles: KeyTiles, group: Group, first: int, steps: int, T: int,
+        scale: float,
+    ) -> None:  # fmt: skip
+        """Heads one after the other, each from the diagonal on. The first group of copies is not
+        committed yet. first: the block's first key.
+        """
+        own = int32(own_warp() * 16 * 2 * D + left(D))
+        k, v, key = int32(tiles.k + own), int32(tiles.v + own), int32(first + own_warp() * 16)
+        tile = group.first
+        for i in range(stages - 1):
+            if i < steps:
+                fill_queries(tiles, group, int32(i), T, form)
+            copy_commit()
+        for i in range(steps):
+            here()  # this thread's copies of this step
+            cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
+            if i + stages - 1 < steps:
+                fill_queries(tiles, group, int32(i + stages - 1), T, form)
+            copy_commit()
+            ahead = int32(key - tile * queries)
+            if ahead < queries:  # or else all its queries come before all keys of this warp
+                q = int32(tiles.stages + i % stages * size)
+                line = int32(tiles.lines + i % stages * (8 * queries))
+                step(parts, k, v, q, line, ahead, scale)
+            tile = int32(tile + 1)
+            if tile == group.first + group.tiles:
+                tile = group.first
+
+    return loop
+
+
+DKDV_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
+
+
+@functools.cache
+def dkdv_kernel(form: BackForm) -> Kernel:
+    """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first."""
+    D, rows, threads, half = form.D, 16 * form.warps, 32 * form.warps, form.step // 2
+    queries, stages = form.step, form.stages
+    wide, most, loop = D // 2, max(D, queries) // 4, dkdv_loop(form)
+
+    def flash_mma_dkdv(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
+        lse, delta, T, heads, sharing, scale, root,
+    ):  # fmt: skip
+        number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+        kv_heads = divide(heads, sharing)
+        batch = divide(number, kv_heads)
+        kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
+        head = int32(kv * sharing)
+        # 1. Start the copies of keys and values.
+        base, size = shared_base(), 2 * rows * D
+        stage = int32(base + 2 * size)
+        tiles = KeyTiles(base, int32(base + size), stage, int32(stage + stages * 4 * queries * D))
+        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
+        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        copy_pair(tiles.k, of_k, of_v, first, rows, T, D, threads, False)
+        # 2. All tiles of queries from the diagonal on, of all heads of the group.
+        line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
+        of_line = (int64(batch) * heads + head) * line
+        group = Group(
+            head_of(q, (q_batch, q_head, q_row), batch, head), q_head,
+            head_of(do, (do_batch, do_head, do_row), batch, head), do_head,
+            lse + of_line, delta + of_line, line, tile,
+            int32((T + queries - 1) // queries - tile),
+        )  # fmt: skip
+        parts = KeyParts(
+            cuda.local.array(half, float32), cuda.local.array(half, float32),
+            Fragments(cuda.local.array(4, int32), cuda.local.array(most, int32)),
+            cuda.local.array(wide, float32), cuda.local.array(wide, float32),
+        )  # fmt: skip
+        clear(parts.dk, wide)
+        clear(parts.dv, wide)
+        loop(parts, tiles, group, first, int32(group.tiles * sharing), T, scale)
+        # 3. Out, through this warp's own rows of keys and of values.
+        row, own = int32(first + own_warp() * 16), int32(own_warp() * 32 * D)
+        stage_rows(parts.dk, root, root, int32(tiles.k + own), D)
+        to = head_of(dk, (dk_batch, dk_head, dk_row), batch, kv)
+        put_rows(int32(tiles.k + own), to, row, T, D)
+        stage_rows(parts.dv, float32(1), float32(1), int32(tiles.v + own), D)
+        to = head_of(dv, (dv_batch, dv_head, dv_row), batch, kv)
+        put_rows(int32(tiles.v + own), to, row, T, D)
+
+    shared = (2 * rows + 2 * stages * queries) * D * 2 + stages * 8 * queries
+    return Kernel(
+        flash_mma_dkdv, DKDV_ARGUMENTS, threads, shared, resident=form.resident, target=EVERY_CARD
+    )

@@ -1,0 +1,219 @@
+# Made from book/08a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-mma-parts
+"""What the kernels of attention by mma.sync share: tiles in shared memory, copies, fragments.
+
+A tile is rows x D in bf16, D = 32, 64 or 128, its 16-byte chunks swapped within a row (`turn`).
+Addresses in shared memory, rows and counts are int32, addresses in global memory int64. Left out:
+the kernels themselves, in flash_mma.py and flash_mma_backward.py.
+"""
+
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.flash_layout import FORBIDDEN
+from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.ptx import (
+    again,
+    copy_async,
+    copy_async_part,
+    ldmatrix4,
+    ldmatrix4_turned,
+    load_shared_int4,
+    pack_bf16,
+    shared_address,
+    store_int4,
+    store_shared_int,
+    uniform,
+)
+
+EVERY_CARD = 8, 0  # the compute capability that has all these instructions
+
+
+def own_thread() -> int:
+    """This thread's number in its block.
+
+    What hangs on it is computed anew wherever it is needed: a few instructions, where kept
+    registers would push out sums (`again` forbids the compiler to keep them).
+    """
+    return again(int32(cuda.threadIdx.x))
+
+
+def own_lane() -> int:
+    """This thread's number in its warp."""
+    return int32(own_thread() & 31)
+
+
+def own_warp() -> int:
+    """This thread's warp. `uniform` tells the compiler that a warp agrees on its number."""
+    return uniform(int32(int32(cuda.threadIdx.x) >> 5))
+
+
+def own_row() -> int:
+    """The first of a lane's two rows of 16; the other is 8 below."""
+    return int32(own_lane() >> 2)
+
+
+def own_column() -> int:
+    """The first of a lane's columns: this one and the next, then every 8."""
+    return int32((own_lane() & 3) * 2)
+
+
+class Head(NamedTuple):
+    """One head of an array in memory: the address of its row 0, and bytes from row to row."""
+
+    start: int
+    step: int
+
+
+def head_of(array: int, steps: tuple, batch: int, head: int) -> Head:
+    """The head `head` of sequence `batch`; steps: bytes from batch to batch, head, row."""
+    return Head(int64(array + batch * steps[0] + head * steps[1]), steps[2])
+
+
+def turn(row: int, D: int) -> int:
+    """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
+    return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
+
+
+def chunk_at(row: int, chunk: int, D: int) -> int:
+    """The byte of a tile where a row's chunk of 8 columns lies."""
+    return int32(row * (2 * D) + ((chunk ^ turn(row, D)) << 4))
+
+
+def shared_base() -> int:
+    """The address of dynamic shared memory: behind the KiB that the system keeps for itself."""
+    return shared_address(cuda.shared.array(0, int8))
+
+
+class Share(NamedTuple):
+    """A thread's share of a copy of rows: 16 bytes of every so many rows, from `row` on.
+
+    to: the bytes from a tile's start to the first of them.
+    """
+
+    row: int
+    chunk: int
+    to: int
+
+
+def share(D: int) -> Share:
+    """This thread's share, of a copy of rows of D columns."""
+    thread, chunks = own_thread(), D // 8  # chunks: a power of two
+    row, chunk = int32(thread // chunks), int32(thread & (chunks - 1))
+    return Share(row, chunk, chunk_at(row, chunk, D))
+
+
+def copy_rows(
+    tile: int, head: Head, first: int, rows: int, limit: int, D: int, threads: int, whole: bool,
+    of: Share,
+) -> None:  # fmt: skip
+    """Start copying `rows` rows of a head, from `first` on, to a tile; zeros from row `limit` on.
+
+    All threads of the block call it. whole: all rows are there, which spares the comparison.
+    """
+    apart = threads // (D // 8)
+    source = int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
+    for i in range(rows // apart):
+        to = int32(tile + of.to + i * apart * 2 * D)
+        if whole:
+            copy_async(to, source)
+        else:
+            size = int32(16) if first + of.row + i * apart < limit else int32(0)
+            copy_async_part(to, source, size)
+        source += apart * head.step
+
+
+def copy_pair(
+    tile: int, x: Head, y: Head, first: int, rows: int, limit: int, D: int, threads: int,
+    whole: bool,
+) -> None:  # fmt: skip
+    """Start copying the same rows of two heads to two tiles, the second behind the first."""
+    of = share(D)
+    copy_rows(tile, x, first, rows, limit, D, threads, whole, of)
+    copy_rows(int32(tile + rows * D * 2), y, first, rows, limit, D, threads, whole, of)
+
+
+def left(D: int) -> int:
+    """Bytes from a tile's start to the row of 8 that this lane tells `ldmatrix`, for A of a tile's
+    first 16 rows and columns, or for B of a product with its columns. 16 rows are 32 D bytes.
+    """
+    lane = own_lane()
+    return chunk_at(int32(lane & 15), int32(lane >> 4), D)
+
+
+def right(D: int) -> int:
+    """The same for B of a product with a tile's rows."""
+    lane = own_lane()
+    return chunk_at(int32((lane & 7) + (lane >> 4 << 3)), int32(lane >> 3 & 1), D)
+
+
+def beside(address: int, i: int) -> int:
+    """The same row 16 i columns further: chunks are swapped, so that is an exclusive or.
+
+    Chunks are swapped within 128 bytes, and i goes on beyond: that part of it is a sum, which costs
+    no register of its own.
+    """
+    return int32((address ^ (i & 3) << 5) + (i >> 2) * 128)
+
+
+def load_left(a: Any, i: int, address: int) -> None:
+    """A of 16 x 16 into a[i .. i + 3]."""
+    a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
+
+
+def load_rows(b: Any, tile: int, i: int, rows: int, D: int) -> None:
+    """B for a product with rows of a tile, 16 i columns on; tile: its address, `right` on."""
+    for n in range(rows // 16):
+        j, address = 4 * n, int32(beside(tile, i) + n * 32 * D)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4(address)
+
+
+def load_columns(b: Any, tile: int, k: int, D: int) -> None:
+    """B for a product with columns of a tile, rows 16 k to 16 k + 15; `left` on."""
+    for n in range(D // 16):
+        j, address = 4 * n, int32(beside(tile, n) + k * 32 * D)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4_turned(address)
+
+
+def forbid_later(s: Any, keys: int, distance: int) -> None:
+    """Forbid the keys of a 16 x keys tile of scores that come after their query.
+
+    distance: from this lane's first key to the last one that its upper query sees.
+    """
+    below = int32(distance + 8)
+    for n in range(keys // 8):
+        i = 4 * n
+        if 8 * n > distance:
+            s[i] = float32(FORBIDDEN)
+        if 8 * n + 1 > distance:
+            s[i + 1] = float32(FORBIDDEN)
+        if 8 * n > below:
+            s[i + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 > below:
+            s[i + 3] = float32(FORBIDDEN)
+
+
+def stage_rows(acc: Any, above: float, below: float, tile: int, D: int) -> None:
+    """16 rows of sums times `above` and `below`, as bf16, to rows of a tile that are this warp's.
+    """
+    row, pair = own_row(), int32(2 * own_column())
+    for n in range(D // 8):
+        j = 4 * n
+        to = int32(tile + chunk_at(row, n, D) + pair)
+        store_shared_int(to, pack_bf16(acc[j] * above, acc[j + 1] * above))
+        store_shared_int(int32(to + 16 * D), pack_bf16(acc[j + 2] * below, acc[j + 3] * below))
+
+
+def put_rows(tile: int, head: Head, first: int, T: int, D: int) -> None:
+    """A warp's 16 rows from its tile to memory, rows `first` on, 16 bytes a lane; none past T."""
+    cuda.syncwarp()  # lanes read what others have stored
+    chunks, apart = D // 8, 256 // D
+    lane = own_lane()
+    row, chunk = int32(lane // chunks), int32(lane & (chunks - 1))
+    for i in range(16 // apart):
+        here = int32(row + i * apart)
+        if first + here < T:
+            x0, x1, x2, x3 = load_shared_int4(int32(tile + chunk_at(here, chunk, D)))
+            to = int64(head.start + int64(first + here) * head.step + 16 * chunk)
+            store_int4(to, x0, x1, x2, x3)

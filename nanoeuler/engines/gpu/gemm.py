@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu.gemm_columns import WIDE, columns_kernel
-from nanoeuler.engines.gpu.gemm_form import HEADER, PIECE, REGISTERS, TILE_M, Form
+from nanoeuler.engines.gpu.gemm_form import HEADER, LINES, PIECE, REGISTERS, TILE_M, Form
 from nanoeuler.engines.gpu.gemm_plan import (
     MULTIPROCESSORS,
     TILE_K,
@@ -106,7 +106,7 @@ def maps(form: Form, of: Operands) -> list[Any]:
 
 def space_for(form: Form, m: int, n: int, who: Plan) -> int:
     """Bytes that a plan's pieces need, or the lines of its sums of columns."""
-    lines = cover(m, TILE_M * form.cluster) * form.cluster * form.lines
+    lines = cover(m, TILE_M * form.cluster) * form.cluster * LINES
     return HEADER + (who.slots * form.cluster * PIECE if form.sums == "no" else lines * n * 4)
 
 
@@ -132,7 +132,7 @@ def product(
     if form.pieces == "after" and who.slots:
         launches.append(Launch(sum_kernel(form), (grid,), (views[2], work, space, grid)))
     if form.sums != "no":
-        lines = cover(m, TILE_M) * form.lines
+        lines = cover(m, TILE_M) * LINES
         args = space, lines, n, sums
         launches.append(Launch(columns_kernel(form.sums == "add"), (cover(n, WIDE),), args))
     return launches

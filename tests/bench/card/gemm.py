@@ -64,14 +64,14 @@ CUT = (
 )  # fmt: skip
 CURVED = both("NT", "bias and gelu")
 CURVED_BOTH = both("NT", "bias and gelu", second=True)
-BENT = both("NN", "gelu backward")
-BENT_ALL = both("NN", "gelu backward", second=True, sums="store")
+BENT = both("NN", "gelu backward", (False,))
+BENT_ALL = both("NN", "gelu backward", (False,), second=True, sums="store")
 GATED = both("NT", "swiglu", (False,))
 GATED_BOTH = both("NT", "swiglu", (False,), second=True)
-RESIDUAL = both("NT", "residual")
+RESIDUAL = both("NT", "residual", (False,))
 OTHERS = (
     bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after"),
-    bf16("NN", True, 1, "gelu backward", sums="add"), bf16("NN", False, 1, sums="store"),
+    bf16("NN", True, 1, sums="store"),
     bf16("NT", False, 2, "residual", sums="add"),
 )  # fmt: skip
 

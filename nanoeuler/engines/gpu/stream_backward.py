@@ -43,6 +43,8 @@ from nanoeuler.engines.gpu.vectors import (
 )
 from nanoeuler.errors import UserError
 
+MOST = 32  # columns that a lane is meant to hold: few blocks, few partial sums
+
 
 @dataclass(frozen=True)
 class Form:
@@ -65,7 +67,7 @@ class Form:
     @property
     def layout(self) -> Layout:
         """Who holds which columns."""
-        return Layout(self.columns, piece(self.stream, self.kind, self.gradient))
+        return Layout(self.columns, piece(self.stream, self.kind, self.gradient), MOST)
 
     @property
     def sums(self) -> int:

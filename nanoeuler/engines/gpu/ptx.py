@@ -226,9 +226,5 @@ grid_barrier = ptx(
 )
 
 
-# address in shared memory -> the 4 int32 there
-load_shared_int4 = ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", "r r r r")
 # x -> x, which the compiler may not keep from before, nor take out of a loop
 again = ptx("mov.b32 $0, $1;", "r", "r")
-# address, 4 int32
-store_int4 = ptx("st.global.v4.b32 [$0], {$1, $2, $3, $4};", "l r r r r")

@@ -180,17 +180,17 @@ def scores(form: Form) -> Callable:
 
 
 def park(x: Registers, lot: int) -> None:
-    """Leave both halves' sums in shared memory, in this thread's 16 bytes of a lot."""
-    to = int32(lot + 16 * own_thread())
+    """Leave both halves' sums in shared memory, in this thread's places of a lot."""
+    to = int32(lot + 8 * own_thread())
     store_shared_float2(to, x.low.total[0], x.low.total[1])
-    store_shared_float2(int32(to + 8), x.high.total[0], x.high.total[1])
+    store_shared_float2(int32(to + 8 * THREADS), x.high.total[0], x.high.total[1])
 
 
 def unpark(x: Registers, lot: int) -> None:
     """The sums again."""
-    here = int32(lot + 16 * own_thread())
+    here = int32(lot + 8 * own_thread())
     x.low.total[0], x.low.total[1] = load_shared_float2(here)
-    x.high.total[0], x.high.total[1] = load_shared_float2(int32(here + 8))
+    x.high.total[0], x.high.total[1] = load_shared_float2(int32(here + 8 * THREADS))
 
 
 def steps_of(form: Form) -> tuple[Callable, Callable]:

@@ -7,6 +7,7 @@ timed against `copy_` of half as many bytes as it moves, so that both move the s
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from bench.card import Bench, Contest
@@ -343,12 +344,22 @@ def of_tokens(width: int) -> list[Callable[[], Kernel]]:
     ]
 
 
+def label(maker: partial) -> str:
+    """The name of a maker's kernel: the function's and its options; of true ones, their names."""
+    name, options = maker.func.__name__.removesuffix("_kernel").replace("_", " "), []
+    names = list(signature(maker.func).parameters)
+    for key, value in zip(names, maker.args, strict=True):
+        pairs = vars(value).items() if isinstance(value, Form) else [(key, value)]
+        options += [k if v is True else str(v) for k, v in pairs if v is not False]
+    return " ".join([name, *options])
+
+
 def kernels() -> dict[str, Callable[[], Kernel]]:
     """Name -> maker of each kernel."""
     widths = sorted({width for _, width in (STEP, *RAGGED)})
     makers = [maker for width in widths for maker in launched(width)] + of_gates(WIDE[1])
     makers.append(partial(rotary.rope_kernel, "bf16", 24, 36, 64))
-    return {f"rows {maker.func.__name__}{maker.args}": maker for maker in makers}
+    return {label(maker): maker for maker in makers}
 
 
 def check(bench: Bench, make: Callable[..., Work]) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def measure(make: Callable[[], Kernel]) -> list[Line]:
         name = f"{target[0]}.{target[1]}" + "".join(target[2:])
         if other.warnings:  # such as that products wait for themselves
             raise RuntimeError(*other.warnings)
-        figures = other.registers, other.spills, other.stack, static(other.text), kernel.shared, divisions
+        memory = static(other.text), kernel.shared
+        figures = other.registers, other.spills, other.stack, *memory, divisions
         lines.append((name, *map(str, figures)))
     return lines
 

@@ -387,6 +387,9 @@ def checks(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     return {f"rows: {what}": partial(check, bench, make) for what, make in WORKS.items()}
 
 
+PEERS = "copy", "torch copy_", "torch"
+
+
 def entrants(bench: Bench, make: Callable[[], Work]) -> dict[str, list[Callable[[], Any]]]:
     """Ours, PyTorch's, and a copy of half as many bytes as the work moves."""
     works = [make() for _ in range(SETS)]
@@ -407,7 +410,5 @@ def contests(bench: Bench) -> list[Contest]:
         make = WORKS[what]
         shape = WIDE if make.func is gate else STEP
         field = partial(entrants, bench, partial(make, bench, *shape))
-        made.append(
-            Contest(what, f"{shape[0]}x{shape[1]} bf16", field, peer=("copy", "torch copy_", "torch"))
-        )
+        made.append(Contest(what, f"{shape[0]}x{shape[1]} bf16", field, peer=PEERS))
     return made

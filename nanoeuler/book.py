@@ -102,11 +102,26 @@ def chosen(root: Path, name: str) -> list[Path]:
     return paths
 
 
-def package(root: Path, last: Path | None = None) -> Package:
-    """What the chapters up to the path `last` export: a dict of file -> (chapter, its cells)."""
+def trusted(root: Path, chapter: Path) -> list[Path]:
+    """The chapters that `chapter` takes on trust: whom its lines "On trust here:" link to."""
+    said = re.findall(r"(?m)^On trust here: .*$", chapter.read_text(encoding="utf-8"))
+    labels = re.findall(r"\]\(#([a-z][\w-]*)\)", " ".join(said))
+    marks = [f"\n({label})=\n" for label in labels]
+    texts = {path: path.read_text(encoding="utf-8") for path in chapters(root) if marks}
+    return [path for path, text in texts.items() if any(mark in text for mark in marks)]
+
+
+def taught(root: Path, chapter: Path) -> list[Path]:
+    """The chapters whose exports `chapter` may use: those up to it, and those it trusts."""
+    order, trust = chapters(root), trusted(root, chapter)
+    at = order.index(chapter)
+    return [*order[: at + 1], *(path for path in order[at + 1 :] if path in trust)]
+
+
+def package(root: Path, user: Path | None = None) -> Package:
+    """What chapters export, all or those that `user` may use: file -> (its chapter, its cells)."""
     files: Package = {}
-    order = chapters(root)
-    for chapter in order[: order.index(last) + 1] if last else order:
+    for chapter in taught(root, user) if user else chapters(root):
         name = chapter.relative_to(root).as_posix()
         mine: dict[str, list[Cell]] = {}
         for file, section, line, source in exported_cells(chapter.read_text(encoding="utf-8")):
@@ -167,7 +182,7 @@ def prefix(root: Path, chapter: Path) -> Path:
     """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
     folder = root / "build" / "prefix" / chapter.stem
     shutil.rmtree(folder, ignore_errors=True)
-    for file in package(root, last=chapter):
+    for file in package(root, chapter):
         link, compiled = folder / file, (root / file).parent / "__pycache__"
         if not link.parent.exists():
             link.parent.mkdir(parents=True)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,46 @@ def test_a_chapter_cannot_use_a_later_one(small_book):
     book.export(small_book)
     with pytest.raises(UserError, match="No module named 'nanoeuler.one'"):
         book.run(small_book, small_book / "book" / "01-b.md")
+
+
+def test_a_chapter_may_use_a_later_one_that_it_takes_on_trust(small_book):
+    toc = "root: x\nchapters:\n- file: book/01-b\n- file: book/02-a\n"
+    (small_book / "_toc.yml").write_text(toc)
+    (small_book / "book" / "00-a.md").unlink()
+    later, user = small_book / "book" / "02-a.md", small_book / "book" / "01-b.md"
+    later.write_text(FIRST.replace("# A chapter", "(ch-a)=\n# A chapter"))
+    book.export(small_book)
+    user.write_text(SECOND.replace("# A chapter", "# B\n\nNot in its line: [a](#ch-a).\n"))
+    with pytest.raises(UserError, match="No module named 'nanoeuler.one'"):
+        book.run(small_book, user)
+    line = "On trust here: [one](#ch-a), built there."
+    user.write_text(SECOND.replace("# A chapter", f"# B\n\n{line}"))
+    book.run(small_book, user)
+    assert book.trusted(small_book, user) == [later] and not book.trusted(small_book, later)
+
+
+def owner(files, name):
+    """The chapter that exports the module in which the imported name is."""
+    parts = name.split(".")
+    while len(parts) > 1:
+        for file in ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py"):
+            if file in files:
+                return files[file][0]
+        parts.pop()
+
+
+def test_nothing_is_used_before_it_is_taught_unless_on_trust():
+    """Chapters that import from each other make no circle: static_order would name it."""
+    root = project_root(Path(__file__).parent)
+    files, graph = book.package(root), {}
+    for chapter in book.chapters(root):
+        name = chapter.relative_to(root).as_posix()
+        cells = book.code_cells(chapter.read_text(encoding="utf-8"))
+        used = {word for _, source in cells for word in syntax.imports("\n".join(source))}
+        graph[name] = {owner(files, word) for word in used} - {name, None}
+        taught = {path.relative_to(root).as_posix() for path in book.taught(root, chapter)}
+        assert graph[name] <= taught, f"{name} uses {graph[name] - taught}"
+    list(TopologicalSorter(graph).static_order())
 
 
 def test_a_prefix_hides_the_installed_package():

@@ -1,8 +1,8 @@
-"""The one door to the GPU: when it simulates, that it opens for few, and that counts count."""
+"""The one door to the GPU: what it says, that it opens for few; and arrays on their way through."""
 
 import ctypes
 import importlib.util
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanoeuler.engines.gpu import door
-from nanoeuler.engines.gpu.door import cuda
+from nanoeuler.engines.gpu import compile, door
+from nanoeuler.engines.gpu.device import DeviceArray, parameters
+from nanoeuler.engines.gpu.instruction import cuda, operands
+from nanoeuler.engines.gpu.kernel import Kernel
 
 ROOT = Path(__file__).parents[1]
 
 
-class Driver:
+class Library:
     """Stands in for libcuda: `started` is what cuInit returns, `found` how many GPUs it reports."""
 
     def __init__(self, started, found):
@@ -28,106 +30,91 @@ class Driver:
         return 0
 
 
-def no_driver(name):
+def no_library(name):
     raise OSError(f"{name}: cannot open shared object file")
 
 
 @pytest.mark.parametrize(
-    "asked, driver, compiler, reason",
+    "library, compiler, reason",
     [
-        ("1", Driver(0, 1), True, "asks for the simulator"),
-        ("0", no_driver, True, "no CUDA driver"),
-        ("0", Driver(100, 1), True, "no GPU"),  # 100 is CUDA_ERROR_NO_DEVICE
-        ("0", Driver(0, 0), True, "no GPU"),
-        ("0", Driver(0, 1), False, "numba-cuda is missing"),
-        ("0", Driver(0, 1), True, ""),
+        (no_library, True, "no CUDA driver"),
+        (Library(100, 1), True, "no GPU"),  # 100 is CUDA_ERROR_NO_DEVICE
+        (Library(0, 0), True, "no GPU"),
+        (Library(0, 1), False, "numba-cuda is missing"),
+        (Library(0, 1), True, ""),
     ],
 )
-def test_reason_to_simulate(monkeypatch, asked, driver, compiler, reason):
-    monkeypatch.setattr(door.config, "ENABLE_CUDASIM", 0)
-    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", asked)
-    library = driver if callable(driver) else lambda name: driver
-    monkeypatch.setattr(ctypes, "CDLL", library)
+def test_why_there_is_no_gpu(monkeypatch, library, compiler, reason):
+    monkeypatch.setattr(ctypes, "CDLL", library if callable(library) else lambda name: library)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: compiler or None)
-    found = door.reason_to_simulate()
-    assert reason in found and bool(reason) == bool(found)
+    said = door.no_gpu()
+    assert reason in said and bool(reason) == bool(said)
 
 
-def test_detection_does_not_import_the_cuda_target_and_njit_survives_it():
+def test_the_door_imports_nothing_of_cuda_until_it_is_asked_to():
+    """Neither on import nor to say whether there is a GPU; nor does whoever uses a GPU's modules.
+
+    The paper, the ladder and the doctor do without; so no driver starts, and none has to be there.
+    """
     script = """
 import ctypes, sys
-from numba import njit
+asked, library = [], ctypes.CDLL
 
 def no_driver(name, *rest, **more):
-    if name != "libcuda.so.1" or asked:
+    if name != "libcuda.so.1":
         return library(name, *rest, **more)
-    assert "numba.cuda" not in sys.modules, "imported before the decision"
     asked.append(name)
     raise OSError
 
-before = njit(lambda x: x + 1)
-assert before(1) == 2
-asked, library, ctypes.CDLL = [], ctypes.CDLL, no_driver
-from nanoeuler.engines.gpu import door
-assert not asked, "importing the door asks for no driver"
-assert door.SIMULATED == "there is no CUDA driver on this machine" and asked
-ctypes.CDLL = library
-assert before(2) == 3 and before(2.5) == 3.5 and njit(lambda x: x * 2)(4) == 8
+ctypes.CDLL = no_driver
+from nanoeuler.engines.gpu import door, ladder, paper
+from nanoeuler.planning import doctor
+assert not asked, "importing asks for no driver"
+assert door.no_gpu() == "there is no CUDA driver on this machine" and asked
+print([m for m in sys.modules if m.startswith(("numba.cuda", "numba_cuda", "cuda"))])
 """
-    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_no_driver_is_asked_for_by_importing_what_does_not_need_one():
-    """The door asks on import, so those who need it import it when they do."""
+def test_only_those_who_need_the_door_import_it():
     files = [path.relative_to(ROOT) for path in (ROOT / "nanoeuler").rglob("*.py")]
-    names = [".".join(file.with_suffix("").parts) for file in files if file.stem[:2] != "__"]
-    users = "nanoeuler.planning.doctor", "nanoeuler.book"  # it says what the door says; it is slow
-    names = [name for name in names if ".gpu." not in name and name not in users]
-    names += ["nanoeuler.engines.gpu", "nanoeuler.engines.gpu.flash_tiles"]
-    script = """
-import importlib, sys
-for name in sys.argv[1:]:
-    importlib.import_module(name)
-print([m for m in sys.modules if m.startswith(("numba.cuda", "nanoeuler.engines.gpu."))])
-"""
-    done = subprocess.run([sys.executable, "-c", script, *names], capture_output=True, text=True)
-    assert done.stdout.strip() == "['nanoeuler.engines.gpu.flash_tiles']", done.stderr
+    users = {
+        file.as_posix()
+        for file in files
+        if re.search(r"(?m)^from nanoeuler.engines.gpu(.door)? import .*\b(door|no_gpu)\b",
+                     (ROOT / file).read_text())
+    }  # fmt: skip
+    gpu = {f"nanoeuler/engines/gpu/{name}.py" for name in ("compile", "device")}
+    assert users == gpu | {"nanoeuler/planning/doctor.py"}
 
 
-def test_blocks_cover_and_no_more():
-    for n in range(1, 20):
-        for size in range(1, 8):
-            assert (door.blocks(n, size) - 1) * size < n <= door.blocks(n, size) * size
+# ---- Arrays that a kernel indexes
 
 
-def test_counted_counts_elements_and_slices():
-    array = door.Counted(np.arange(12.0).reshape(3, 4))
-    assert array[1, 2] == 6 and array[2].sum() == 38 and array[:, 2].tolist() == [2, 6, 10]
-    array[0, 0] = 5
-    assert array.array[0, 0] == 5 and array.shape == (3, 4) and array.dtype == float
-    assert array.reads.tolist() == [[0, 0, 1, 0], [0, 0, 2, 0], [1, 1, 2, 1]]
-    assert array.writes.sum() == array.writes[0, 0] == 1
+def test_an_array_is_its_owner_size_address_shape_and_strides():
+    array = DeviceArray(4096, (3, 5), np.dtype(np.float32), (20, 4))
+    operand, number = operands("f[2] r")
+    words, kinds = zip(*parameters(operand, array), strict=True)
+    assert words == (0, 0, 15, 4, 4096, 3, 5, 20, 4) and {*kinds} == {ctypes.c_int64}
+    assert parameters(number, 7) == [(7, ctypes.c_int32)]
 
 
-@pytest.mark.parametrize("index", [(-1, 0), (0, -1), (3, 0), (0, 4)])
-def test_counted_refuses_what_lies_outside(index):
-    array = door.Counted(np.zeros((3, 4)))
-    with pytest.raises(IndexError, match="outside"):
-        array[index]
-    with pytest.raises(IndexError, match="outside"):
-        array[index] = 1.0
-    assert array.reads.sum() == array.writes.sum() == 0
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {door.MISSING}"
+)
+def test_machine_code_takes_as_many_words_as_a_launch_hands_it():
+    """And a block's threads are limited by all of its axes."""
 
+    def fill(x, row, value):
+        x[row, cuda.threadIdx.y * 8 + cuda.threadIdx.x] = value
 
-@pytest.mark.skipif(not door.SIMULATED, reason="only a simulated kernel can take a Counted array")
-def test_no_count_is_lost_between_threads():
-    @cuda.jit
-    def everybody_reads(x, out):
-        for _ in range(50):
-            out[cuda.threadIdx.x] += x[0]
-
-    x, out = door.Counted(np.ones(1)), door.Counted(np.zeros(8))
-    everybody_reads[3, 8](x, out)
-    assert x.reads.sum() == out.reads.sum() == out.writes.sum() == 3 * 8 * 50
-    assert (out.array == 150).all()
+    kernel = Kernel(fill, "f[2] r f", (8, 4), target=(8, 0))
+    text = compile.to_ptx(kernel)
+    kinds = re.findall(r"\.param \.(\w+) ", text)
+    arrays = DeviceArray(0, (2, 32), np.dtype(np.float32), (128, 4))
+    values = zip(kernel.parameters, (arrays, 1, 1.0), strict=True)
+    words = [word for operand, arg in values for word in parameters(operand, arg)]
+    sizes = {"u64": 8, "b64": 8, "u32": 4, "b32": 4, "f32": 4}
+    assert [sizes[kind] for kind in kinds] == [ctypes.sizeof(kind) for _, kind in words]
+    assert re.search(r"\.maxntid\s+32\b", text)

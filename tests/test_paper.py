@@ -1,8 +1,11 @@
 """A GPU on paper: each family of instructions against NumPy, and planted faults, all found."""
 
+import math
+
 import numpy as np
 import pytest
 from mutants import Mutant, load
+from tiled_product import make_product
 
 from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma, hopper
 from nanoeuler.engines.gpu import ptx as ptx_module
@@ -86,32 +89,11 @@ def test_blocks_have_three_axes():
     assert (out == np.arange(8) + 100 * np.arange(4)[:, None, None]).all()
 
 
-def make_product(barriers="both"):
-    def tiles(a, b, c):
-        x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
-        a_tile = cuda.shared.array((TILE, TILE), float32)
-        b_tile = cuda.shared.array((TILE, TILE), float32)
-        total = float32(0)
-        for start in range(0, a.shape[1], TILE):
-            a_tile[y, x] = a[row, start + x]
-            b_tile[y, x] = b[start + y, column]
-            if barriers != "second":
-                cuda.syncthreads()
-            for k in range(TILE):
-                total += a_tile[y, k] * b_tile[k, x]
-            if barriers != "first":
-                cuda.syncthreads()
-        c[row, column] = total
-
-    return tiles
-
-
 def test_a_product_with_tiles_and_its_counts():
     m, k, n = 8, 12, 16
     a, b, c = random(m, k), random(k, n), np.zeros((m, n), np.float32)
     more = {"grid": (n // TILE, m // TILE), "threads": (TILE, TILE), "fresh": (c,)}
-    report = play(make_product(), "f[2] f[2] f[2]", a, b, c, **more)
+    report = play(make_product(TILE), "f[2] f[2] f[2]", a, b, c, **more)
     assert np.abs(c - a @ b).max() < 1e-5
     blocks, steps = 8, 3
     assert report["barriers"] == blocks * steps * 2
@@ -123,7 +105,7 @@ def test_a_product_with_tiles_and_its_counts():
     assert report["shared loads"] == blocks * steps * 2 * TILE
     first = c.copy()
     for seed in range(3):  # by threads now, in other orders: the same bits, the same counts
-        again = play(make_product(), "f[2] f[2] f[2]", a, b, c, seed=seed, **more)
+        again = play(make_product(TILE), "f[2] f[2] f[2]", a, b, c, seed=seed, **more)
         assert (c == first).all() and again.counts == report.counts
 
 
@@ -131,7 +113,7 @@ def test_a_product_with_tiles_and_its_counts():
 def test_a_missing_barrier_is_a_race(barriers):
     a, b, c = random(4, 12), random(12, 4), np.zeros((4, 4), np.float32)
     text = fault_of(
-        "race", make_product(barriers), "f[2] f[2] f[2]", a, b, c, threads=(TILE, TILE),
+        "race", make_product(TILE, barriers), "f[2] f[2] f[2]", a, b, c, threads=(TILE, TILE),
         text="race on [ab]_tile",
     )  # fmt: skip
     assert "a_tile[y, x] = a[row, start + x]" in text or "b_tile[y, x]" in text
@@ -954,12 +936,12 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
     "no wait for the product": (
         "gemm_wgmma.make_consume", "            wait(acc)\n", "", "flight"),
-    "no proxy fence": ("gemm_epilogue.make_strip", "        proxy_fence()\n", "", "proxy"),
+    "no proxy fence": ("gemm_epilogue.make_send", "        proxy_fence()\n", "", "proxy"),
     "no barrier before the copy": (
-        "gemm_epilogue.make_strip", "        proxy_fence()\n        barrier(1 + c, 128)\n",
+        "gemm_epilogue.make_send", "        proxy_fence()\n        barrier(1 + c, 128)\n",
         "        proxy_fence()\n", "proxy race unwritten"),
     "a box used too early": (
-        "gemm_epilogue.make_strip", "            bulk_wait_read()", "            pass", "race"),
+        "gemm_epilogue.free", "        bulk_wait_read()", "        pass", "race"),
     "too few bytes expected": (
         "gemm_wgmma.make_produce", "mbarrier_expect(full, stage_bytes)",
         "mbarrier_expect(full, stage_bytes - 1024)", "race deadlock misuse"),
@@ -969,7 +951,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm_wgmma.gemm_kernel", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
-        "gemm_epilogue.make_residual", "            barrier(1 + c, 128)  # all warps have",
+        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
         "            #", "race"),
     "no fence of the mbarriers": (
         "gemm_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
@@ -985,7 +967,7 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
         if hasattr(other, function):
             monkeypatch.setattr(other, function, wrong)
     with pytest.raises(Fault) as caught:
-        form = {"epilogue": "residual"} if "residual" in function else {}
+        form = {"epilogue": "residual"} if function == "make_read_tile" else {}
         multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
 
@@ -1127,6 +1109,25 @@ def test_a_number_does_not_change_under_another_name(seed):
     t = np.arange(32)
     assert (out[:, :3] == np.array([t, t + 5, (7 * t // 2 << 1) ^ t]).T).all()
     assert (out[:, 3:] == np.array([x, (x + 1) * 2, x]).T).all()
+
+
+def choices(x, out):
+    t = cuda.threadIdx.x
+    larger = cuda.selp(x[t] > x[31 - t], x[t], x[31 - t])
+    weight = float32(math.exp(x[t] - larger))
+    out[t] = larger + float32(math.log(weight + float32(math.sqrt(float32(1) + weight))))
+
+
+def test_threads_choose_and_take_exponentials_abreast():
+    x, outs = random(32), np.zeros((2, 32), np.float32)
+    for out, seed in zip(outs, (None, 0), strict=True):
+        report = play(choices, "f[1] f[1]", x, out, seed=seed)
+        assert (report.ticks == 0) == (seed is None)  # abreast there are no turns
+    assert outs[0].tobytes() == outs[1].tobytes()
+    larger = np.maximum(x, x[::-1]).astype(float)
+    weight = np.exp(x - larger)
+    # Below five roundings of numbers up to 4.
+    assert np.abs(outs[0] - larger - np.log(weight + np.sqrt(1 + weight))).max() < 5 * 4 * 2.0**-24
 
 
 def named_and_mixed(out):

@@ -19,6 +19,7 @@ MODULES = ptx, hopper
 # Functions of those modules that make instructions -> one that a twin uses.
 MADE = {
     "copy_wait": twins.copy_none, "mma_tile": twins.mma_32x16, "set_registers": twins.shrink,
+    "zeros": twins.clear_four, "ldmatrix_down": twins.down, "ldmatrix_across": twins.across,
     "wgmma": twins.BY_LAYOUT["NN"], "wgmma_wait": twins.finish,
     "product_of_rows": twins.by_rows, "add_product": twins.add,
     "product_done": twins.finish_previous,

@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from nanoeuler import __version__
 from nanoeuler.engines.cpu import llvm, products
 from nanoeuler.engines.cpu.stepper import SHARDS, cores
-from nanoeuler.engines.gpu.door import SIMULATED
+from nanoeuler.engines.gpu.door import no_gpu
 from nanoeuler.measurements import device
 from nanoeuler.planning.memory import limit
 from nanoeuler.planning.plan import product_rate
@@ -81,7 +81,7 @@ def report() -> str:
         f"memory     {memory()}",
         f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",
         f"parquet    {'duckdb is here' if duckdb else 'no duckdb: pip install -e .[data]'}",
-        f"GPU        {SIMULATED or 'found; this version trains on the CPU all the same'}",
+        f"GPU        {no_gpu() or 'found; this version trains on the CPU all the same'}",
         f"variables  {', '.join(pinned) or 'none that slows anything down'}",
     ]
     if pinned:

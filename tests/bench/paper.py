@@ -5,7 +5,9 @@ The simulator writes down nothing and checks nothing; the paper does both, as it
 """
 
 import os
+import sys
 import time
+from pathlib import Path
 from statistics import median
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before anything imports numba
@@ -18,24 +20,10 @@ from nanoeuler.engines.gpu import paper  # noqa: E402
 from nanoeuler.engines.gpu.instruction import cuda, float32, rebind  # noqa: E402
 from nanoeuler.engines.gpu.kernel import Kernel, Launch  # noqa: E402
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "helpers")]  # as pytest has it
+from tiled_product import make_product  # noqa: E402
+
 N, TILE, ROUNDS = 64, 16, 5
-
-
-def product(a, b, c):
-    """c = a b, square, sizes that are multiples of the tile."""
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
-    a_tile = cuda.shared.array((TILE, TILE), float32)
-    b_tile = cuda.shared.array((TILE, TILE), float32)
-    total = float32(0)
-    for start in range(0, a.shape[1], TILE):
-        a_tile[y, x] = a[row, start + x]
-        b_tile[y, x] = b[start + y, column]
-        cuda.syncthreads()
-        for k in range(TILE):
-            total += a_tile[y, k] * b_tile[k, x]
-        cuda.syncthreads()
-    c[row, column] = total
 
 
 def in_numba(value):
@@ -55,7 +43,7 @@ def seconds(act, *arrays):
 
 
 if __name__ == "__main__":
-    blocks = N // TILE
+    blocks, product = N // TILE, make_product(TILE)
     kernel = Kernel(product, "f[2] f[2] f[2]", (TILE, TILE))
     simulated = simulator.jit(rebind(product, in_numba))
     ways = {

@@ -203,11 +203,29 @@ TABLE = {
     "square_root": Row(
         "square_root(h)", lambda x, n, b: f32(np.abs(x[64:96]).astype(float) ** 0.5), ROOT),
     "larger": Row("larger(f, g)", lambda x, n, b: np.maximum(x[:32], x[32:64])),
+    "larger_pair": Row(
+        "larger_pair(load_int(b + 4 * lane), load_int(b + 4 * lane + 128))",
+        lambda x, n, b: bf16_pair(*(np.maximum(f(b[:32]), f(b[32:64])) for f in (low, high)))),
+    "fma": Row("fma(f, g, h)", lambda x, n, b: f32(
+        x[:32].astype(float) * x[32:64] + np.abs(x[64:96]).astype(float))),
+    "float_of": Row("float_of(load_int(x + 4 * lane))", lambda x, n, b: x[:32]),
+    "bits_of": Row("bits_of(f)", lambda x, n, b: bits(x[:32])),
+    "again": Row("again(i)", lambda x, n, b: n[:32]),
     # Global memory.
     "load_if_below": Row("load_if_below(x + 4 * lane, lane, 20)",
                          lambda x, n, b: clear(x[:32].view(np.int32), LANE < 20)),
     "load_float4_if_below": Row("load_float4_if_below(x + 16 * lane, lane, 11)",
                                 lambda x, n, b: clear(four(x), LANE < 11)),
+    "load_float2_if": Row(
+        "load_float2_if(x + 8 * lane, lane % 4 - 1)",
+        lambda x, n, b: clear(x[:64].reshape(32, 2), np.arange(2) < LANE[:, None] % 4 - 1).T),
+    "store_float2_if": Row(
+        "store_float2_if(out + 8 * lane, f, g, lane % 4 - 1);",
+        lambda x, n, b: np.where(np.arange(2) < LANE[:, None] % 4 - 1,
+                                 bits(x[:64]).reshape(2, 32).T, POISON)),
+    "store_short": Row(
+        "store_short(out + 4 * lane, i); store_short(out + 4 * lane + 2, j << 16 | i);",
+        lambda x, n, b: n[:32] << 16 | n[:32]),
     "load_int": Row("load_int(n + 4 * lane)", lambda x, n, b: n[:32]),
     "load_int2": Row("load_int2(n + 8 * lane)", lambda x, n, b: n[:64].reshape(32, 2).T),
     "load_int4": Row("load_int4(n + 16 * lane)", lambda x, n, b: four(n)),
@@ -235,15 +253,29 @@ TABLE = {
     "store_shared_float4": Row(
         "store_shared_float4(t + 16 * lane, f, g, g, f); four_words(t, lane)",
         lambda x, n, b: bits(x[:64].reshape(2, 32).T[:, [0, 1, 1, 0]])),
+    "load_shared_int": Row("load_shared_int(s + 4 * (lane ^ 3))",
+                           lambda x, n, b: bits(x[LANE ^ 3])),
     "load_shared_float2": Row("load_shared_float2(s + 8 * lane)",
                               lambda x, n, b: x[:64].reshape(32, 2).T),
     "load_shared_float4": Row("load_shared_float4(s + 16 * lane)", lambda x, n, b: four(x)),
+    "load_shared_int4": Row("load_shared_int4(s + 16 * lane)",
+                            lambda x, n, b: four(x.view(np.int32))),
     "ldmatrix4": Row("ldmatrix4(s + 16 * lane)", lambda x, n, b: matrices(x, 4, False)),
     "ldmatrix4_turned": Row("ldmatrix4_turned(s + 16 * lane)",
                             lambda x, n, b: matrices(x, 4, True)),
     "ldmatrix2": Row("ldmatrix2(s + 16 * lane)", lambda x, n, b: matrices(x, 2, False)),
     "ldmatrix2_turned": Row("ldmatrix2_turned(s + 16 * lane)",
                             lambda x, n, b: matrices(x, 2, True)),
+    "ldmatrix_down": Row(  # s holds 512 bytes: 8 rows of 16 bytes, four times, 128 bytes on each
+        "pieces = cuda.local.array(8, int32); down(pieces, s + 16 * (lane % 8));"
+        + ", ".join(f"pieces[{k}]" for k in range(8)),
+        lambda x, n, b: np.repeat([m for m in matrices(x, 2, False)], 4, axis=0)),
+    "ldmatrix_across": Row(  # rows of 64 bytes: the second time the other 32 of them
+        "parts = cuda.local.array(8, int32); across(parts, s + 64 * (lane % 8));"
+        + ", ".join(f"parts[{k}]" for k in range(8)),
+        lambda x, n, b: np.repeat([
+            matrices(x.reshape(8, 16)[:, 8 * k : 8 * k + 4].copy().ravel(), 1, True)[0]
+            for k in range(2)], 4, axis=0)),
     "ticket": Row(
         "zero(t, lane); one = ticket(t, 1); two = ticket(t, 1); one, two, ticket(t, 1)",
         lambda x, n, b: np.where(LANE, -1, np.array([[0], [1], [0]]))),
@@ -259,6 +291,9 @@ TABLE = {
         " copy_none(); four_words(t, lane)",
         lambda x, n, b: bits(clear(x.reshape(32, 4), np.arange(4) < LANE[:, None] % 5))),
     # Tensor cores.
+    "zeros": Row("sums = cuda.local.array(4, float32); clear_four(sums);"
+                 + ", ".join(f"sums[{k}]" for k in range(4)),
+                 lambda x, n, b: np.zeros((4, 32), np.float32)),
     "mma": Row(
         "mma(word(b, 0, lane), word(b, 1, lane), word(b, 2, lane), word(b, 3, lane),"
         " word(b, 4, lane), word(b, 5, lane), float32(i), float32(j), float32(j), float32(i))",
@@ -284,6 +319,8 @@ put_float = instruction("st.global.f32 [$0], $1;", "l f")
 take = instruction("ld.global.b32 $0, [$1];", "l", "r")
 copy_none = ptx.copy_wait(0)
 mma_32x16 = ptx.mma_tile(32, 16)
+clear_four = ptx.zeros(4)
+down, across = ptx.ldmatrix_down(2, 128), ptx.ldmatrix_across(2)
 
 
 def one_word(address, lane):

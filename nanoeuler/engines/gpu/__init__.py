@@ -1,7 +1,7 @@
 # Made from book/07-a-gpu-on-paper.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-gpu-kernel
+# %% sec-gpu-coalescing
 """Kernels for a GPU: door (the only module that imports CUDA), ladder, flash_tiles, flash.
 
 `instruction` and `kernel` are what kernels are written in and launched as, on a GPU or on paper;

@@ -33,6 +33,10 @@ from nanoeuler.errors import UserError
 
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
 AHEAD = 4  # rows that a thread of other blocks loads before it uses one
+STRIP = 128  # threads of a block at most
+# Threads of all blocks that a multiprocessor gets. Who sums writes little for each of them if they
+# are few, and begins several loads at a time; who does not sum has twice as many.
+SUMMING, FREE = 512, 2048
 
 
 @functools.cache
@@ -87,28 +91,24 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
 
 
-STRIP = 128  # threads of a block at most
-BLOCKS = 8   # of 128 threads that a multiprocessor gets
-
-
 @dataclass(frozen=True)
 class Walk:
     """Who works on a matrix whose threads each keep their columns and go down the rows.
 
     Block (s, b) has strip s, a piece of `width` columns a thread, and rows b, b + slabs, ...
+    room: threads of all blocks on a multiprocessor.
     """
 
     rows: int
     columns: int
     width: int
+    room: int
     multiprocessors: int = MULTIPROCESSORS
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1 or self.columns % STEP:
-            raise UserError(
-                f"a matrix has rows and a multiple of {STEP} columns, "
-                f"not {self.rows} x {self.columns}"
-            )
+            shape = f"{self.rows} x {self.columns}"
+            raise UserError(f"a matrix has rows and a multiple of {STEP} columns, not {shape}")
 
     @property
     def strips(self) -> int:
@@ -123,7 +123,7 @@ class Walk:
     @property
     def slabs(self) -> int:
         """Blocks of a strip, each with every slabs-th row."""
-        room = self.multiprocessors * BLOCKS * STRIP // (self.threads * self.strips)
+        room = self.multiprocessors * (self.room // self.threads) // self.strips
         return min(self.rows, max(1, room))
 
     @property
@@ -134,7 +134,7 @@ class Walk:
 
 def partials_shape(rows: int, columns: int, width: int, multiprocessors: int) -> tuple[int, int]:
     """The shape of the partial sums of a matrix."""
-    return Walk(rows, columns, width, multiprocessors).slabs, columns
+    return Walk(rows, columns, width, SUMMING, multiprocessors).slabs, columns
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def columns_kernel(kind: str, threads: int) -> Kernel:
             for k in range(0, width, 4):
                 store(sums, k, out + k * 4)
 
-    return Kernel(slab_sums, "l l r r", threads, target=(8, 0))
+    return Kernel(slab_sums, "l l r r", threads, resident=SUMMING // threads, target=(8, 0))
 
 
 def columns_launches(
@@ -179,7 +179,7 @@ def columns_launches(
     """
     rows, columns = matrix.shape
     kind = kind_of(matrix)
-    walk = Walk(rows, columns, piece(kind), multiprocessors)
+    walk = Walk(rows, columns, piece(kind), SUMMING, multiprocessors)
     expect("the matrix", matrix, (rows, columns), kind)
     expect("partial sums", partials, (walk.slabs, columns), "float32")
     kernel = columns_kernel(kind, walk.threads)

@@ -8,6 +8,7 @@ Left out: running it (`device`). numba's CUDA target comes from the door.
 """
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -24,11 +25,12 @@ from typing import Any
 from llvmlite import ir
 
 from nanoeuler.engines.gpu import door
-from nanoeuler.engines.gpu.instruction import Instruction, Name, rebind
+from nanoeuler.engines.gpu.instruction import Instruction, Name, Operand, rebind
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.errors import UserError
 
 TYPES = {"r": "int32", "l": "int64", "f": "float32", "p": "int64"}  # numba's, by the letter
+ELEMENTS = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}  # and of an array's elements
 # LLVM's types of the same; an address is an integer.
 LLVM = {"r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType(), "p": ir.IntType(64)}
 # PTX ISA, release notes: the oldest version with all that `ptx` uses. Drivers read no newer version
@@ -142,6 +144,13 @@ def intrinsic(cuda: Any, instruction: Instruction) -> Any:
     return cuda.extending.intrinsic(declare)
 
 
+def argument(types: Any, operand: Operand) -> Any:
+    """numba's type of a kernel's parameter: a number, or an array that the kernel indexes."""
+    if operand.axes:
+        return types.Array(getattr(types, ELEMENTS[operand.letter]), operand.axes, "C")
+    return getattr(types, TYPES[operand.letter])
+
+
 def to_ptx(kernel: Kernel) -> str:
     """The PTX of a kernel. Needs numba-cuda, no GPU, and a process that does not simulate one."""
     cuda = door.compiler()
@@ -154,10 +163,10 @@ def to_ptx(kernel: Kernel) -> str:
         return value
 
     function = rebind(kernel.function, replace, cuda.jit(device=True, inline="always"))
-    arguments = [getattr(cuda.types, TYPES[operand.letter]) for operand in kernel.parameters]
+    arguments = [argument(cuda.types, operand) for operand in kernel.parameters]
     text, _ = cuda.compile_ptx(
         function, cuda.types.void(*arguments), cc=kernel.target,
-        launch_bounds=(kernel.threads, kernel.resident),
+        launch_bounds=(math.prod(kernel.block), kernel.resident),
     )  # fmt: skip
     return re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", text)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu import door
 from nanoeuler.engines.gpu.compile import Code, assemble, entry, machine, to_ptx
+from nanoeuler.engines.gpu.instruction import Operand
 from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
 
 MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
@@ -140,11 +141,24 @@ def configuration(driver: Any, launch: Launch) -> Any:
     """A launch as the driver wants to be told of it, without its stream."""
     config, kernel = driver.CUlaunchConfig(), launch.kernel
     config.gridDimX, config.gridDimY, config.gridDimZ = (*launch.grid, 1, 1)[:3]
-    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = (*kernel.block, 1, 1)[:3]
     config.sharedMemBytes = kernel.shared
     config.attrs = attributes(driver, kernel)
     config.numAttrs = len(config.attrs)
     return config
+
+
+def parameters(operand: Operand, arg: Any) -> list[tuple[Any, Any]]:
+    """An argument as machine code takes it: (value, ctypes type) of each number that it is.
+
+    Of an array that the kernel indexes numba's code wants an owner and its parent, which no kernel
+    looks at, then its size, the bytes of an element, its address, its shape and its strides.
+    """
+    if not operand.axes:
+        return [(getattr(arg, "address", arg), CTYPES[operand.letter])]
+    size, item = math.prod(arg.shape), arg.dtype.itemsize
+    words = 0, 0, size, item, arg.address, *arg.shape, *arg.strides
+    return [(word, ctypes.c_int64) for word in words]
 
 
 class Device(Memory):
@@ -175,8 +189,12 @@ class Device(Memory):
         """
         kernel, function = launch.kernel, self.load(launch.kernel)
         encoded = [encode(self, arg) if isinstance(arg, Map) else arg for arg in launch.args]
-        values = tuple(getattr(arg, "address", arg) for arg in encoded)
-        types = tuple(CTYPES[operand.letter] for operand in kernel.parameters)
+        pairs = [
+            pair
+            for operand, arg in zip(kernel.parameters, encoded, strict=True)
+            for pair in parameters(operand, arg)
+        ]
+        values, types = zip(*pairs, strict=True)
         config = configuration(self.driver, launch)
 
         def start(stream: int = 0, _alive: Any = (launch, encoded)) -> None:

@@ -2,279 +2,254 @@
 
 
 # %% sec-flash-forward
-"""Causal grouped-query attention as three CUDA kernels that never hold the T x T matrix, float32.
+"""Causal grouped-query attention as three kernels that never hold the T x T matrix, in float32.
 
-`flash_attention` and `flash_attention_backward` launch them; flash_tiles.py says the same in
-NumPy. Left out: tensor cores, and more than one thread a row, so none of these is fast.
+For every GPU from capability 8.0 on, and for paper. A block owns 32 positions, and a position's
+thread never asks another for anything but tiles. flash_tiles.py says the same in NumPy. Left out:
+tensor cores, and speed; these are the oracle of the kernels that have both.
 
-B batch, T positions, H query heads, G key/value heads, D head width; rows and columns: how many
-positions a block owns, one a thread, and how many it fetches at a time.
+B batch, T positions, H query heads, G key/value heads (n_kv), D head width: 32, 64 or 128. All
+arrays are float32 in C order:
+
+    heads, dheads (B, T, H+2G, D)    y, dy (B, T, H, D)    lse, delta (B, H, padded(T))
 """
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu.door import Array, Kernel, blocks, cuda
+from nanoeuler.engines.gpu.instruction import cuda, float32
+from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.errors import UserError
+
+ROWS = 32  # positions of a block, one a thread: a warp
+FLOATS = 1024  # of a tile that is fetched: FLOATS // D positions, 4 KiB
+NEVER = np.float32(-math.inf)  # the score of a key that a query does not see
+
+
+def padded(T: int) -> int:
+    """How many values lse and delta hold for each head: whole blocks."""
+    return -(-T // ROWS) * ROWS
+
+
+def fetch(tile, array, b, first, head, count):
+    """tile[j] = array[b, first + j, head] for j < count, neighbours by neighbouring threads.
+
+    Beyond the last position stands that position again.
+    """
+    thread, threads = cuda.threadIdx.x, cuda.blockDim.x
+    for j in range(count):
+        t = min(first + j, array.shape[1] - 1)
+        for d in range(0, array.shape[3], threads):
+            tile[j, d + thread] = array[b, t, head, d + thread]
+
+
+def save(tile, array, b, first, head):
+    """array[b, first + j, head] = tile[j] for a block's positions, none beyond the last."""
+    thread, threads = cuda.threadIdx.x, cuda.blockDim.x
+    for j in range(min(ROWS, array.shape[1] - first)):
+        for d in range(0, array.shape[3], threads):
+            array[b, first + j, head, d + thread] = tile[j, d + thread]
+
+
+def dot(a, i, b, j, D):
+    """The sum of a[i, d] b[j, d]."""
+    total = float32(0)
+    for d in range(D):
+        total += a[i, d] * b[j, d]
+    return total
+
+
+def clear(sums, width):
+    """sums[d] = 0."""
+    for d in range(width):
+        sums[d] = float32(0)
+
+
+def add(sums, factor, tile, j, at, width):
+    """sums[d] += factor tile[j, at + d]."""
+    for d in range(width):
+        sums[d] += factor * tile[j, at + d]
+
+
+def hand_over(tile, row, at, sums, factor, width):
+    """tile[row, at + d] = factor sums[d]: a row of what the block is going to save."""
+    for d in range(width):
+        tile[row, at + d] = factor * sums[d]
 
 
 @functools.cache
-def forward_kernel(D: int, rows: int, columns: int) -> Kernel:
-    """The kernel of y and lse. Equations eq-flash-online and eq-flash-lse; FlashAttention-2.
+def forward_kernel(D: int) -> Kernel:
+    """y and lse, a thread for each query. Equations eq-flash-online, -lse. Grid: tiles, H, B."""
+    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
 
-    Contract: heads (B, T, H+2G, D), y (B, T, H*D), lse (B, H, T) float32, C order, any T; H a
-    multiple of n_kv = G. Every y and lse is written.
-
-    | index       | is             | covers                                                   |
-    |-------------|----------------|----------------------------------------------------------|
-    | blockIdx.x  | query tile     | positions tile * rows .. end                             |
-    | blockIdx.y  | query head h   | heads[:, :, h], y[:, :, h*D : (h+1)*D]                   |
-    | blockIdx.z  | sequence b     |                                                          |
-    | threadIdx.x | query t        | one row; fetching: elements thread, thread + rows, ...   |
-    | loop        | first          | keys 0 .. end in steps of columns                        |
-
-    Budget: each query read once, each key and value at t read blocks(T, rows) - t // rows times
-    by each head of its group; 8 columns D bytes shared; 2 D registers for q and o, 4 columns
-    bytes of local memory for s; 4 D operations and one exp for a pair.
-    Numerics: float32; scores and sums in order of keys; the running maximum is subtracted before
-    exp; finite from the first tile on, since every query sees key 0; the same in every run.
-    Departs from the paper: one thread a row, so that the maximum and the sum need no exchange.
-    """
-    scale = np.float32(1 / math.sqrt(D))
-
-    @cuda.jit
-    def kernel(heads, n_kv, y, lse):
+    def flash_forward(heads, n_kv, y, lse):
         tile, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        thread = cuda.threadIdx.x
-        T, H = heads.shape[1], heads.shape[2] - 2 * n_kv
-        g = H + h // (H // n_kv)
-        t, end = tile * rows + thread, min(tile * rows + rows, T)
-        k_tile = cuda.shared.array((columns, D), np.float32)
-        v_tile = cuda.shared.array((columns, D), np.float32)
-        q = cuda.local.array(D, np.float32)
-        o = cuda.local.array(D, np.float32)
-        s = cuda.local.array(columns, np.float32)
-        # 1. Load the query.
-        for d in range(D):
-            q[d] = heads[b, t, h, d] if t < T else np.float32(0)
-            o[d] = np.float32(0)
-        m, total = np.float32(-math.inf), np.float32(0)
+        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
+        g, start = H + h // (H // n_kv), tile * ROWS
+        t, end = start + thread, min(start + ROWS, T)
+        q_tile = cuda.shared.array((ROWS, wide), float32)
+        k_tile = cuda.shared.array((columns, D), float32)
+        v_tile = cuda.shared.array((columns, D), float32)
+        o = cuda.local.array(D, float32)
+        clear(o, D)
+        m, total = NEVER, float32(0)
+        fetch(q_tile, heads, b, start, h, ROWS)
         for first in range(0, end, columns):
-            # 2. Fetch a tile of keys and values, neighbouring threads neighbouring elements.
-            for element in range(thread, columns * D, rows):
-                j, d = element // D, element % D
-                inside = first + j < end
-                k_tile[j, d] = heads[b, first + j, g, d] if inside else np.float32(0)
-                v_tile[j, d] = heads[b, first + j, g + n_kv, d] if inside else np.float32(0)
-            cuda.syncthreads()  # no thread reads the tile before all have filled it
-            # 3. Scores, and the running maximum.
-            larger = m
-            for j in range(columns):
-                score = np.float32(0)
+            count = min(columns, end - first)
+            fetch(k_tile, heads, b, first, g, count)
+            fetch(v_tile, heads, b, first, g + n_kv, count)
+            cuda.syncthreads()  # no thread reads a tile before all have filled it
+            for j in range(count):
+                s = scale * dot(q_tile, thread, k_tile, j, D)
+                s = cuda.selp(first + j <= t, s, NEVER)
+                larger = cuda.selp(s > m, s, m)
+                alpha, p = float32(math.exp(m - larger)), float32(math.exp(s - larger))
+                m, total = larger, alpha * total + p
                 for d in range(D):
-                    score += q[d] * k_tile[j, d]
-                s[j] = score * scale if first + j <= t else np.float32(-math.inf)
-                larger = max(larger, s[j])
-            # 4. Rescale what came before.
-            alpha = np.float32(math.exp(m - larger))
-            total *= alpha
-            for d in range(D):
-                o[d] *= alpha
-            # 5. Accumulate.
-            for j in range(columns):
-                p = np.float32(math.exp(s[j] - larger))
-                total += p
-                for d in range(D):
-                    o[d] += p * v_tile[j, d]
-            m = larger
+                    o[d] = alpha * o[d] + p * v_tile[j, d]
             cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        # 6. Write.
-        if t < T:
-            for d in range(D):
-                y[b, t, h * D + d] = o[d] / total
-            lse[b, h, t] = m + np.float32(math.log(total))
+        hand_over(q_tile, thread, 0, o, float32(1) / total, D)
+        lse[b, h, t] = m + float32(math.log(total))
+        cuda.syncthreads()  # no row is saved before its thread has handed it over
+        save(q_tile, y, b, start, h)
 
-    return kernel
+    return Kernel(flash_forward, "f[4] r f[4] f[3]", threads=ROWS, target=(8, 0))
 
 
-def flash_attention(
-    heads: Array, n_kv: int, y: Array, lse: Array, rows: int = 64, columns: int = 32
-) -> None:
-    """y (B, T, H*D), lse (B, H, T) of heads (B, T, H+2G, D), n_kv = G, by `forward_kernel`.
+def _expect(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    dense = tuple(4 * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    came = tuple(array.shape), str(array.dtype), tuple(array.strides)
+    if came != (shape, "float32", dense):
+        raise UserError(f"attention's {name} is dense float32 {shape}, not {came[1]} {came[0]}")
 
-    All float32, on the GPU or NumPy. rows: queries, and threads, of a block; columns: keys a tile.
-    """
+
+def _sizes(heads: Any, n_kv: int) -> tuple[int, int, int, int]:
+    """B, T, H, D."""
+    if len(heads.shape) != 4 or min(heads.shape) < 1:
+        raise UserError(f"heads are (batch, T, heads, width), not {tuple(heads.shape)}")
     B, T, N, D = heads.shape
     H = N - 2 * n_kv
-    assert H >= 1 and H % n_kv == 0, f"{H} query heads do not share {n_kv} key heads evenly"
-    assert y.shape == (B, T, H * D) and lse.shape == (B, H, T)
-    assert heads.dtype == y.dtype == lse.dtype == np.float32
-    forward_kernel(D, rows, columns)[(blocks(T, rows), H, B), rows](heads, n_kv, y, lse)
+    if n_kv < 1 or H < 1 or H % n_kv:
+        raise UserError(f"{H} query heads do not share {n_kv} key heads evenly")
+    if D not in (32, 64, 128):
+        raise UserError(f"attention in float32 has head width 32, 64 or 128, not {D}")
+    _expect("heads", heads, (B, T, N, D))
+    return B, T, H, D
+
+
+def forward_launch(heads: Any, n_kv: int, y: Any, lse: Any) -> Launch:
+    """y = causal attention of heads; lse = ln of each row's sum of exponentials.
+
+    Every y and lse is written; lse of rows beyond T is that of no row.
+    """
+    B, T, H, D = _sizes(heads, n_kv)
+    _expect("y", y, (B, T, H, D))
+    _expect("lse", lse, (B, H, padded(T)))
+    return Launch(forward_kernel(D), (padded(T) // ROWS, H, B), (heads, n_kv, y, lse))
 
 
 # %% sec-flash-backward-kernels
 @functools.cache
-def dq_kernel(D: int, rows: int, columns: int) -> Kernel:
-    """The kernel of the queries' part of dheads, and of delta. Equations eq-flash-backward, -delta.
+def dq_kernel(D: int) -> Kernel:
+    """dheads of queries, and delta; a thread a query. eq-flash-backward. Grid: tiles, H, B."""
+    columns, wide, scale = FLOATS // D, D + 1, np.float32(1 / math.sqrt(D))
 
-    Contract: as `forward_kernel`, with dy, y (B, T, H*D), lse, delta (B, H, T), dheads (B, T, H+2G,
-    D) float32; every delta and every dheads[:, :, :H] is written.
-
-    Index map: that of `forward_kernel`.
-    Budget: dy, y, lse and each query read once, keys and values as in the forward; 8 columns D
-    bytes shared; 3 D registers for q, dy, dq, of which some are spilled at D = 64; 6 D operations
-    and one exp for a pair.
-    Numerics: float32; exp(s - lse) is at most 1 up to rounding; the same in every run.
-    """
-    scale = np.float32(1 / math.sqrt(D))
-
-    @cuda.jit
-    def kernel(dy, heads, n_kv, y, lse, delta, dheads):
+    def flash_dq(dy, heads, n_kv, y, lse, delta, dheads):
         tile, h, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        thread = cuda.threadIdx.x
-        T, H = heads.shape[1], heads.shape[2] - 2 * n_kv
-        g = H + h // (H // n_kv)
-        t, end = tile * rows + thread, min(tile * rows + rows, T)
-        k_tile = cuda.shared.array((columns, D), np.float32)
-        v_tile = cuda.shared.array((columns, D), np.float32)
-        q = cuda.local.array(D, np.float32)
-        dy_row = cuda.local.array(D, np.float32)
-        dq = cuda.local.array(D, np.float32)
-        # 1. Load the query's row and compute its delta = dy . y; zeros beyond the end.
-        delta_t, lse_t = np.float32(0), np.float32(0)
-        for d in range(D):
-            q[d], dy_row[d], dq[d] = np.float32(0), np.float32(0), np.float32(0)
-        if t < T:
-            for d in range(D):
-                q[d], dy_row[d] = heads[b, t, h, d], dy[b, t, h * D + d]
-                delta_t += dy_row[d] * y[b, t, h * D + d]
-            lse_t = lse[b, h, t]
-            delta[b, h, t] = delta_t
+        T, H, thread = heads.shape[1], heads.shape[2] - 2 * n_kv, cuda.threadIdx.x
+        g, start = H + h // (H // n_kv), tile * ROWS
+        t, end = start + thread, min(start + ROWS, T)
+        q_tile = cuda.shared.array((ROWS, wide), float32)
+        dy_tile = cuda.shared.array((ROWS, wide), float32)
+        k_tile = cuda.shared.array((columns, D), float32)
+        v_tile = cuda.shared.array((columns, D), float32)
+        dq = cuda.local.array(D, float32)
+        clear(dq, D)
+        fetch(dy_tile, dy, b, start, h, ROWS)
+        fetch(q_tile, y, b, start, h, ROWS)  # in the queries' place, for delta alone
+        cuda.syncthreads()  # no thread reads a row before all have filled it
+        delta_t, lse_t = dot(dy_tile, thread, q_tile, thread, D), lse[b, h, t]
+        delta[b, h, t] = delta_t
+        cuda.syncthreads()  # no thread fetches queries while another reads its y
+        fetch(q_tile, heads, b, start, h, ROWS)
         for first in range(0, end, columns):
-            # 2. Fetch a tile of keys and values, as in the forward kernel.
-            for element in range(thread, columns * D, rows):
-                j, d = element // D, element % D
-                inside = first + j < end
-                k_tile[j, d] = heads[b, first + j, g, d] if inside else np.float32(0)
-                v_tile[j, d] = heads[b, first + j, g + n_kv, d] if inside else np.float32(0)
-            cuda.syncthreads()  # no thread reads the tile before all have filled it
-            # 3. Recompute p, then terms (2) to (5), for the keys that this query sees.
-            for j in range(columns):
-                if first + j <= t:
-                    score, dp = np.float32(0), np.float32(0)
-                    for d in range(D):
-                        score += q[d] * k_tile[j, d]
-                        dp += dy_row[d] * v_tile[j, d]                      # (2)
-                    p = np.float32(math.exp(score * scale - lse_t))
-                    ds = p * (dp - delta_t) * scale                         # (3), (4)
-                    for d in range(D):
-                        dq[d] += ds * k_tile[j, d]                          # (5)
+            count = min(columns, end - first)
+            fetch(k_tile, heads, b, first, g, count)
+            fetch(v_tile, heads, b, first, g + n_kv, count)
+            cuda.syncthreads()  # no thread reads a tile before all have filled it
+            for j in range(count):
+                s = scale * dot(q_tile, thread, k_tile, j, D) - lse_t
+                p = float32(math.exp(cuda.selp(first + j <= t, s, NEVER)))
+                dp = dot(dy_tile, thread, v_tile, j, D)                     # (2)
+                add(dq, p * (dp - delta_t), k_tile, j, 0, D)                # (3), (5)
             cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        # 4. Write.
-        if t < T:
-            for d in range(D):
-                dheads[b, t, h, d] = dq[d]
+        hand_over(q_tile, thread, 0, dq, scale, D)                          # (4)
+        cuda.syncthreads()  # no row is saved before its thread has handed it over
+        save(q_tile, dheads, b, start, h)
 
-    return kernel
+    return Kernel(flash_dq, "f[4] f[4] r f[4] f[3] f[3] f[4]", threads=ROWS, target=(8, 0))
 
 
 @functools.cache
-def dkv_kernel(D: int, rows: int, columns: int) -> Kernel:
-    """The kernel of the keys' and values' part of dheads. Equation eq-flash-backward.
+def dkv_kernel(D: int) -> Kernel:
+    """dheads of keys and values, D // width threads a key; after `dq_kernel`. Grid: tiles, G, B."""
+    columns, wide, width, scale = FLOATS // D, D + 1, min(D, 64), np.float32(1 / math.sqrt(D))
 
-    Contract: as `dq_kernel`, after it (delta is read); every dheads[:, :, H:] is written.
-
-    | index       | is             | covers                                                   |
-    |-------------|----------------|----------------------------------------------------------|
-    | blockIdx.x  | key tile       | positions tile * rows ..                                 |
-    | blockIdx.y  | key/value head | dheads[:, :, H + g] and [:, :, H + G + g]                |
-    | blockIdx.z  | sequence b     |                                                          |
-    | threadIdx.x | key            | one row; fetching: elements thread, thread + rows, ...   |
-    | loops       | h, first       | query heads of the group; queries from the tile's start  |
-
-    Budget: each key and value read once, each query, dy, lse and delta at t read t // rows + 1
-    times; 8 columns (D + 1) bytes shared; 4 D registers for k, v, dk, dv, which at D = 64 is more
-    than a thread has, so that some are spilled; 8 D operations and one exp for a pair.
-    Numerics: as `dq_kernel`; sums over query heads, then queries, in order; no atomics.
-    """
-    scale = np.float32(1 / math.sqrt(D))
-
-    @cuda.jit
-    def kernel(dy, heads, n_kv, lse, delta, dheads):
+    def flash_dkv(dy, heads, n_kv, lse, delta, dheads):
         tile, group, b = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-        thread = cuda.threadIdx.x
         T, H = heads.shape[1], heads.shape[2] - 2 * n_kv
-        sharing, g = H // n_kv, H + group
-        key = tile * rows + thread
-        q_tile = cuda.shared.array((columns, D), np.float32)
-        dy_tile = cuda.shared.array((columns, D), np.float32)
-        lse_tile = cuda.shared.array(columns, np.float32)
-        delta_tile = cuda.shared.array(columns, np.float32)
-        k = cuda.local.array(D, np.float32)
-        v = cuda.local.array(D, np.float32)
-        dk = cuda.local.array(D, np.float32)
-        dv = cuda.local.array(D, np.float32)
-        # 1. Load the key and the value.
-        for d in range(D):
-            k[d] = heads[b, key, g, d] if key < T else np.float32(0)
-            v[d] = heads[b, key, g + n_kv, d] if key < T else np.float32(0)
-            dk[d], dv[d] = np.float32(0), np.float32(0)
+        sharing, g, start = H // n_kv, H + group, tile * ROWS
+        key, at = cuda.threadIdx.x % ROWS, cuda.threadIdx.x // ROWS * width
+        k_tile = cuda.shared.array((ROWS, wide), float32)
+        v_tile = cuda.shared.array((ROWS, wide), float32)
+        q_tile = cuda.shared.array((columns, D), float32)
+        dy_tile = cuda.shared.array((columns, D), float32)
+        dk, dv = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        clear(dk, width)
+        clear(dv, width)
+        fetch(k_tile, heads, b, start, g, ROWS)
+        fetch(v_tile, heads, b, start, g + n_kv, ROWS)
         for h in range(group * sharing, (group + 1) * sharing):
-            for first in range(tile * rows, T, columns):
-                # 2. Fetch a tile of queries, with dy, lse and delta.
-                for element in range(thread, columns * D, rows):
-                    i, d = element // D, element % D
-                    inside = first + i < T
-                    q_tile[i, d] = heads[b, first + i, h, d] if inside else np.float32(0)
-                    dy_tile[i, d] = dy[b, first + i, h * D + d] if inside else np.float32(0)
-                for i in range(thread, columns, rows):
-                    inside = first + i < T
-                    lse_tile[i] = lse[b, h, first + i] if inside else np.float32(0)
-                    delta_tile[i] = delta[b, h, first + i] if inside else np.float32(0)
-                cuda.syncthreads()  # no thread reads the tile before all have filled it
-                # 3. Recompute p, then terms (1) to (4) and (6), for the queries that see this key.
-                for i in range(columns):
-                    if key <= first + i < T:
-                        score, dp = np.float32(0), np.float32(0)
-                        for d in range(D):
-                            score += q_tile[i, d] * k[d]
-                            dp += dy_tile[i, d] * v[d]                      # (2)
-                        p = np.float32(math.exp(score * scale - lse_tile[i]))
-                        ds = p * (dp - delta_tile[i]) * scale               # (3), (4)
-                        for d in range(D):
-                            dv[d] += p * dy_tile[i, d]                      # (1)
-                            dk[d] += ds * q_tile[i, d]                      # (6)
+            for first in range(start, T, columns):
+                count = min(columns, T - first)
+                fetch(q_tile, heads, b, first, h, count)
+                fetch(dy_tile, dy, b, first, h, count)
+                cuda.syncthreads()  # no thread reads a tile before all have filled it
+                for i in range(count):
+                    t = first + i
+                    s = scale * dot(q_tile, i, k_tile, key, D) - lse[b, h, t]
+                    p = float32(math.exp(cuda.selp(start + key <= t, s, NEVER)))
+                    dp = dot(dy_tile, i, v_tile, key, D)                    # (2)
+                    add(dv, p, dy_tile, i, at, width)                       # (1)
+                    add(dk, p * (dp - delta[b, h, t]), q_tile, i, at, width)  # (3), (6)
                 cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        # 4. Write.
-        if key < T:
-            for d in range(D):
-                dheads[b, key, g, d] = dk[d]
-                dheads[b, key, g + n_kv, d] = dv[d]
+        hand_over(k_tile, key, at, dk, scale, width)                        # (4)
+        hand_over(v_tile, key, at, dv, float32(1), width)
+        cuda.syncthreads()  # no row is saved before its thread has handed it over
+        save(k_tile, dheads, b, start, g)
+        save(v_tile, dheads, b, start, g + n_kv)
 
-    return kernel
+    return Kernel(flash_dkv, "f[4] f[4] r f[3] f[3] f[4]", ROWS * D // width, target=(8, 0))
 
 
-def flash_attention_backward(
-    dy: Array,
-    heads: Array,
-    n_kv: int,
-    y: Array,
-    lse: Array,
-    delta: Array,
-    dheads: Array,
-    rows: int = 64,
-    columns: int = 32,
-) -> None:
-    """dheads (B, T, H+2G, D) by `dq_kernel` and `dkv_kernel`; delta (B, H, T) is working memory.
+def backward_launches(
+    dy: Any, heads: Any, n_kv: int, y: Any, lse: Any, delta: Any, dheads: Any
+) -> tuple[Launch, Launch]:
+    """dheads from dy and what `forward_launch` had and gave; to be run in this order.
 
-    dy (B, T, H*D), the rest as `flash_attention` had and gave it; all float32, GPU or NumPy.
+    delta is working memory. Every dheads and delta is written.
     """
-    B, T, N, D = heads.shape
-    H = N - 2 * n_kv
-    assert dheads.shape == heads.shape and dy.shape == y.shape == (B, T, H * D)
-    assert lse.shape == delta.shape == (B, H, T)
-    assert all(a.dtype == np.float32 for a in (dy, heads, y, lse, delta, dheads))
-    over_queries, over_keys = (blocks(T, rows), H, B), (blocks(T, rows), n_kv, B)
-    dq_kernel(D, rows, columns)[over_queries, rows](dy, heads, n_kv, y, lse, delta, dheads)
-    dkv_kernel(D, rows, columns)[over_keys, rows](dy, heads, n_kv, lse, delta, dheads)
+    B, T, H, D = _sizes(heads, n_kv)
+    for name, array in {"dy": dy, "y": y}.items():
+        _expect(name, array, (B, T, H, D))
+    for name, array in {"lse": lse, "delta": delta}.items():
+        _expect(name, array, (B, H, padded(T)))
+    _expect("dheads", dheads, tuple(heads.shape))
+    tiles = padded(T) // ROWS
+    return (
+        Launch(dq_kernel(D), (tiles, H, B), (dy, heads, n_kv, y, lse, delta, dheads)),
+        Launch(dkv_kernel(D), (tiles, n_kv, B), (dy, heads, n_kv, lse, delta, dheads)),
+    )

@@ -55,14 +55,9 @@ def attention_tiles(
 
 # %% sec-flash-backward
 def attention_tiles_backward(
-    dy: np.ndarray,
-    heads: np.ndarray,
-    n_kv: int,
-    y: np.ndarray,
-    lse: np.ndarray,
-    rows: int = 64,
-    columns: int = 64,
-) -> np.ndarray:
+    dy: np.ndarray, heads: np.ndarray, n_kv: int, y: np.ndarray, lse: np.ndarray,
+    rows: int = 64, columns: int = 64,
+) -> np.ndarray:  # fmt: skip
     """dheads (B, T, H+2G, D) from dy (B, T, H*D) and what `attention_tiles` had and gave.
 
     Equations eq-flash-backward and eq-flash-delta. Holds rows x columns probabilities at once.
@@ -82,7 +77,7 @@ def attention_tiles_backward(
                 k, v = heads[b, first:last, g], heads[b, first:last, g + n_kv]
                 p = np.exp(_scores(q, k, start, first) - lse[b, h, start:end, None])
                 dheads[b, first:last, g + n_kv] += p.T @ dy_tile           # (1), over the group
-                ds = p * (dy_tile @ v.T - delta) / math.sqrt(D)            # (2), (3), (4)
-                dheads[b, start:end, h] += ds @ k                          # (5)
-                dheads[b, first:last, g] += ds.T @ q                       # (6), over the group
+                dm = p * (dy_tile @ v.T - delta) / math.sqrt(D)            # (2), (3), (4)
+                dheads[b, start:end, h] += dm @ k                          # (5)
+                dheads[b, first:last, g] += dm.T @ q                       # (6), over the group
     return dheads

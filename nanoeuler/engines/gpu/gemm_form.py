@@ -35,27 +35,60 @@ THREADS = 384     # a producer's warpgroup and two consumers'
 REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 over 128 threads
 PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
 HEADER = 128  # bytes before the pieces: the word that a grid waits at
+LINES = 8         # sums of columns that a block's tile leaves, each of a warp's 16 rows
 # A thread's registers while it produces and while it consumes: 168 on average, all there are.
 FEW, MANY = 40, 232
-# What can be done with the sums of a tile: see Form.
-EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a way out allows.
+
+    aux: what it reads beside A and B: nothing, a "bias" (n,) or a "tile" of another (m, n). outs:
+    dtypes of C. second: whether it can store another array as well. sums: whether its columns can
+    be summed. cut: whether a tile can be made of pieces.
+    """
+
+    aux: str = ""
+    outs: tuple[str, ...] = ("bf16",)
+    second: bool = False
+    sums: bool = False
+    cut: bool = False
+
+
+# What can be done with the sums of a tile, and what may come with it: see Form.
+EPILOGUES = {
+    "store": Way(outs=("bf16", "float32"), sums=True, cut=True),
+    "add": Way(outs=("float32",), cut=True),
+    "bias": Way("bias"),
+    "bias and gelu": Way("bias", second=True),
+    "gelu backward": Way("tile", second=True, sums=True),
+    "residual": Way("tile", sums=True),
+    "swiglu": Way(second=True),
+}
 
 
 def verify(form: "Form") -> None:
     """UserError where there is no such form."""
-    wide = form.out == "float32"
     if form.layout not in ("NT", "NN", "TN") or form.cluster not in (1, 2):
         raise UserError(f"layouts are NT, NN, TN and clusters 1 or 2, not {form}")
-    if form.epilogue not in EPILOGUES or form.out not in ("bf16", "float32"):
-        raise UserError(f"epilogues are {', '.join(EPILOGUES)}, to bf16 or float32, not {form}")
-    if wide and form.epilogue not in ("store", "add") or form.epilogue == "add" and not wide:
-        raise UserError(f"float32 is stored or added to, and only float32 is added to: {form}")
-    if form.pingpong and (wide or form.epilogue == "residual"):
-        raise UserError(f"ping-pong has neither float32 nor residual: {form}")
-    if form.pieces not in ("no", "together", "after"):
-        raise UserError(f"pieces are no, together or after, not {form}")
-    if form.pieces != "no" and (form.pingpong or form.epilogue not in ("store", "add")):
-        raise UserError(f"pieces come with store and add, and not with ping-pong: {form}")
+    if form.epilogue not in EPILOGUES:
+        raise UserError(f"epilogues are {', '.join(EPILOGUES)}, not {form.epilogue!r}")
+    way, which = EPILOGUES[form.epilogue], f"{form.epilogue!r}"
+    if form.out not in way.outs:
+        raise UserError(f"{which} goes to {' or '.join(way.outs)}, not to {form.out}")
+    if form.second and not way.second:
+        raise UserError(f"{which} has no second array to store")
+    if form.sums not in ("no", "store", "add") or form.pieces not in ("no", "together", "after"):
+        raise UserError(f"sums are no, store or add, pieces no, together or after, not {form}")
+    if form.sums != "no" and (not way.sums or form.out == "float32"):
+        raise UserError(f"columns of {which} to {form.out} are not summed")
+    if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
+        raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
+    if form.pingpong and (form.out == "float32" or way.aux == "tile" or form.epilogue == "swiglu"):
+        raise UserError(f"ping-pong has no float32, no tile of another array, no swiglu: {form}")
+    if form.epilogue == "swiglu" and form.layout != "NT":
+        raise UserError(f"swiglu is for NT, weights as rows of gate and of up, not {form.layout}")
 
 
 @dataclass(frozen=True)
@@ -63,10 +96,12 @@ class Form:
     """What is settled when a kernel is compiled.
 
     layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256. cluster: 1
-    or 2 blocks that share B. epilogue: store; bias; bias and gelu (tanh); residual: another (m, n)
-    is added; add: C is added to. out: bf16 or float32 of C. pieces: items may be parts of a tile
-    along k, summed in order, by the same kernel ("together") or by another ("after"); "no": whole.
-    Float32 comes with store and add only, add with float32 only, pieces with store and add.
+    or 2 blocks that share B. epilogue, of the sums S: store S; add S to C; bias: S + bias (n,);
+    bias and gelu: GELU(S + bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R,
+    R (m, n); swiglu: silu(gate) up, S = (gate, up). out: bf16 or float32 of C. second: store U =
+    S + bias beside its GELU, GELU(U) beside S GELU'(U), or (gate, up). sums: store C's column sums,
+    or add them. pieces: items may be parts of a tile along k, summed in order, by the same kernel
+    ("together") or another ("after"); "no": whole. What goes with what: EPILOGUES.
     """
 
     layout: str = "NT"
@@ -75,14 +110,26 @@ class Form:
     epilogue: str = "store"
     out: str = "bf16"
     pieces: str = "no"
+    second: bool = False
+    sums: str = "no"
 
     def __post_init__(self) -> None:
         verify(self)
 
     @property
+    def way(self) -> Way:
+        """What the epilogue allows and reads."""
+        return EPILOGUES[self.epilogue]
+
+    @property
     def columns(self) -> int:
-        """Columns of C in a block's tile."""
+        """Columns of a block's tile of sums."""
         return 128 if self.pingpong else 256
+
+    @property
+    def of_c(self) -> int:
+        """Columns of C that a block's tile becomes: gate and up become one."""
+        return self.columns // 2 if self.epilogue == "swiglu" else self.columns
 
     @property
     def stage(self) -> int:

@@ -46,7 +46,7 @@ from nanoeuler.engines.gpu.ptx import (
 )
 
 SUM_THREADS = 128  # of a block that sums pieces: 512 columns of a row
-wait_all = copy_wait(0)
+wait_all = copy_wait(0)  # for all of the thread's copies
 
 
 def make_corner(form: MmaForm) -> Any:
@@ -198,6 +198,7 @@ def mma_kernel(form: MmaForm) -> Kernel:
     )
 
 
+# %% sec-mma-host
 @cache
 def sum_kernel(add: bool) -> Kernel:
     """The kernel that sums pieces in their order: pieces, C, columns, elements from row to row.

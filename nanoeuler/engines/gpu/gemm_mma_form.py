@@ -1,7 +1,7 @@
 # Made from book/07c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-mma-form
+# %% sec-mma
 """The form of a product that every card since 8.0 can do, and what fits it.
 
 C (m, n) = op(A) op(B), where the layout names how A and B are stored:

@@ -30,7 +30,7 @@ from nanoeuler.engines.gpu.ptx import (
     tanh_approx,
 )
 
-wait_all = copy_wait(0)
+wait_all = copy_wait(0)  # for all of the thread's copies
 
 
 def gelu(x):

@@ -13,13 +13,26 @@
 from functools import cache
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_epilogue import make_finish, make_sums
+from nanoeuler.engines.gpu.gemm_columns import strip_columns
+from nanoeuler.engines.gpu.gemm_epilogue import (
+    make_bias,
+    make_curve,
+    make_meet,
+    make_read_tile,
+    make_strip,
+    make_swiglu,
+    make_tile,
+    put_bf16,
+    put_pairs,
+)
 from nanoeuler.engines.gpu.gemm_form import (
     ALIGN,
     BOX,
     FEW,
     HEADER,
+    LINES,
     MANY,
+    PIECE,
     REGISTERS,
     RING,
     SHARED,
@@ -32,6 +45,7 @@ from nanoeuler.engines.gpu.gemm_form import (
     prepare,
     skip,
 )
+from nanoeuler.engines.gpu.gemm_pieces import make_sums, put_piece
 from nanoeuler.engines.gpu.gemm_plan import TILE_K
 from nanoeuler.engines.gpu.hopper import (
     bulk_wait,
@@ -54,81 +68,96 @@ from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import barrier, grid_barrier, load_int4, shared_address
 
 
-def make_fetch(form: Form) -> Any:
-    """fetch(to, full, map_a, map_b, k, row, column, rank): one k-block of A and B into a stage."""
-    cluster, layout = form.cluster, form.layout
-    share = form.columns // cluster  # columns of B that a block fetches, for all of its cluster
-    a_bytes = TILE_M * TILE_K * 2
+def make_fetch_b(form: Form) -> Any:
+    """fetch_b(to, full, map_b, k, y, rank, n): the block's share of B of tiles in column y."""
+    cluster, dense, gated = form.cluster, form.layout == "NT", form.epilogue == "swiglu"
+    share, of_c = form.columns // cluster, form.of_c
     everyone = (1 << cluster) - 1
 
-    def fetch_b(to, map_b, x, y, full):
+    def load(to, map_b, x, y, full):
         if cluster > 1:
             tma_load_multicast(to, map_b, x, y, full, everyone)
         else:
             tma_load(to, map_b, x, y, full)
 
-    def fetch(to, full, map_a, map_b, k, row, column, rank):
+    def fetch_b(to, full, map_b, k, y, rank, n):
+        column = int32(y * of_c + (0 if gated else rank * share))
+        to = int32(to + rank * (share * TILE_K * 2))
+        if gated and cluster > 1:  # one block fetches gates, the other ups, n rows below
+            load(to, map_b, k, column + rank * n, full)
+        elif gated:
+            load(to, map_b, k, column, full)
+            load(to + 2 * BOX, map_b, k, column + n, full)
+        elif dense:
+            load(to, map_b, k, column, full)
+        else:
+            for j in range(share // 64):
+                load(to + j * BOX, map_b, column + j * 64, k, full)
+
+    return fetch_b
+
+
+def make_fetch(form: Form) -> Any:
+    """fetch(to, full, map_a, map_b, k, row, y, rank, n): one k-block of A and B into a stage."""
+    layout, a_bytes, fetch_b = form.layout, TILE_M * TILE_K * 2, make_fetch_b(form)
+
+    def fetch(to, full, map_a, map_b, k, row, y, rank, n):
         if layout == "TN":
             tma_load(to, map_a, row, k, full)
             tma_load(to + BOX, map_a, row + 64, k, full)
         else:
             tma_load(to, map_a, k, row, full)
-        b = int32(to + a_bytes + rank * (share * TILE_K * 2))
-        if layout == "NT":
-            fetch_b(b, map_b, k, column, full)
-        else:
-            for j in range(share // 64):
-                fetch_b(b + j * BOX, map_b, column + j * 64, k, full)
+        fetch_b(int32(to + a_bytes), full, map_b, k, y, rank, n)
 
     return fetch
 
 
-def make_fetch_residual(form: Form) -> Any:
-    """fetch_residual(base, bars, map_r, row, column, stage, phase): a tile, 128 x 128 a stage.
+def make_fetch_tile(form: Form) -> Any:
+    """fetch_tile(base, bars, map_d, row, column, stage, phase): of another array, as `meet` wants.
 
-    Returns the ring's state after them.
+    128 x 128 a stage. Returns the ring's state after them.
     """
     stages, stage_bytes = form.stages, form.stage
 
-    def fetch_residual(base, bars, map_r, row, column, stage, phase):
+    def fetch_tile(base, bars, map_d, row, column, stage, phase):
         for half in range(2):
             full = int32(bars + 8 * stage)
             mbarrier_wait(full + 8 * stages, phase ^ 1)
             mbarrier_expect(full, 4 * BOX)
             to = int32(base + stage * stage_bytes)
             for j in range(2):
-                tma_load(to + j * 2 * BOX, map_r, column + half * 128 + j * 64, row, full)
+                tma_load(to + j * 2 * BOX, map_d, column + half * 128 + j * 64, row, full)
             stage, phase = advance(stage, phase, stages)
         return stage, phase
 
-    return fetch_residual
+    return fetch_tile
 
 
 def make_produce(form: Form) -> Any:
     """produce(...): one thread walks the list of items and keeps the ring full."""
     cluster, stages, stage_bytes, columns = form.cluster, form.stages, form.stage, form.columns
-    share, residual = columns // cluster, form.epilogue == "residual"
-    fetch, fetch_residual = make_fetch(form), make_fetch_residual(form)
+    met, fetch, fetch_tile = form.way.aux == "tile", make_fetch(form), make_fetch_tile(form)
 
-    def produce(base, bars, map_a, map_b, aux, work, item, end):
+    def produce(base, bars, map_a, map_b, aux, work, n, item, end):
         rank = int32(cuda.blockIdx.x & (cluster - 1))
         map_acquire(map_a)
         map_acquire(map_b)
+        if met:
+            map_acquire(aux)
         stage, phase = int32(0), int32(0)
         while item < end:
             x, y, ks, _ = load_int4(work + int64(item) * 16)
             row = int32((x * cluster + rank) * TILE_M)
-            column = int32(y * columns)
             for k in range(ks & 0xFFFF, ks >> 16):
                 full = int32(bars + 8 * stage)
                 mbarrier_wait(full + 8 * stages, phase ^ 1)  # its last readers are done
                 mbarrier_expect(full, stage_bytes)
                 to = int32(base + stage * stage_bytes)
-                at = int32(column + rank * share)
-                fetch(to, full, map_a, map_b, int32(k * TILE_K), row, at, rank)
+                fetch(to, full, map_a, map_b, int32(k * TILE_K), row, y, rank, n)
                 stage, phase = advance(stage, phase, stages)
-            if residual:
-                stage, phase = fetch_residual(base, bars, aux, row, column, stage, phase)
+            if met:
+                column = int32(y * columns)
+                stage, phase = fetch_tile(base, bars, aux, row, column, stage, phase)
             item = int32(item + 1)
 
     return produce
@@ -163,6 +192,67 @@ def make_multiply(form: Form) -> Any:
     return multiply
 
 
+def make_out_strip(form: Form) -> Any:
+    """out_strip(acc, u, q, ...): all that is done with strip q of the sums, and it goes to C."""
+    across, second = form.columns // 64, form.second
+    met, summed, curved = form.way.aux == "tile", form.sums != "no", "and gelu" in form.epilogue
+    meet, curve = make_meet(form), make_curve(form)
+    strip, strip_of_pairs = make_strip(put_bf16), make_strip(put_pairs)
+
+    def out_strip(acc, u, q, boxes, map_c, map_d, lines, n, column, row, line, c, t):
+        i, x, y = q * 32, int32(column + q % across * 64), int32(row + q // across * 64)
+        if met:
+            meet(acc, u, q)
+        if met and second:
+            strip_of_pairs(u, q * 16, boxes, map_d, x, y, c, t)
+        elif second:
+            strip(acc, i, boxes, map_d, x, y, c, t)
+        if curved:
+            curve(acc, i)
+        if summed:
+            strip_columns(acc, i, lines, x, int32(line + q // across * 4), n, int32(t & 31))
+        box = boxes + BOX if second else boxes + (q & 1) * BOX
+        strip(acc, i, box, map_c, x, y, c, t)
+
+    return out_strip
+
+
+def make_finish(form: Form) -> Any:
+    """finish(...): a tile's registers to C, or as a piece to memory; returns the ring's state."""
+    bias, read_tile, swiglu = make_bias(form), make_read_tile(form), make_swiglu(form)
+    tile, out_strip, cluster, of_c = make_tile(form), make_out_strip(form), form.cluster, form.of_c
+    biased, met, gated = form.way.aux == "bias", form.way.aux == "tile", form.epilogue == "swiglu"
+    split, plain = form.pieces != "no", gated or form.out == "float32"
+    own = 0 if form.pingpong else 64  # rows of a tile that are above the second consumer's
+
+    def finish(
+        acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
+    ):  # fmt: skip
+        rank = int32(cuda.blockIdx.x & (cluster - 1))
+        block = int32(x * cluster + rank)
+        row, column = int32(block * TILE_M + c * own), int32(y * of_c)
+        line, u = int32(block * LINES + c * (own // 16) + (t >> 5)), cuda.local.array(64, int32)
+        if met:
+            stage, phase = read_tile(u, base, bars, stage, phase, c, t)
+        if biased:
+            bias(acc, aux, column, n, int32(t & 31))
+        if gated:
+            swiglu(acc, boxes, map_d, column, row, n, c, t)
+        if split and slot >= 0:
+            piece = space + int64(int32(slot * cluster + rank)) * PIECE
+            put_piece(acc, piece + int64(c * (PIECE // 2)), t)
+        elif plain or split:
+            tile(acc, boxes, map_c, column, row, c, t)
+        else:
+            out_strip(acc, u, 0, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            out_strip(acc, u, 1, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            out_strip(acc, u, 2, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            out_strip(acc, u, 3, boxes, map_c, map_d, space, n, column, row, line, c, t)
+        return stage, phase
+
+    return finish
+
+
 def make_turns(form: Form) -> Any:
     """take(bars, turn, c) and pass_on(bars, c, t): of two ping-pong consumers, one multiplies.
 
@@ -194,7 +284,7 @@ def make_consume(form: Form) -> Any:
     take, pass_on = make_turns(form)
     wait = wgmma_wait(REGISTERS)
 
-    def consume(base, bars, map_c, aux, work, pieces, n, item, end, c, t):
+    def consume(base, bars, map_c, map_d, aux, work, space, n, item, end, c, t):
         acc = cuda.local.array(REGISTERS, float32)
         # A descriptor has 18 bits of address; above them a cluster's addresses have the rank.
         a = int64(of_a) | int64(((base + c * own) & 0x3FFFF) >> 4)
@@ -216,7 +306,7 @@ def make_consume(form: Form) -> Any:
             wait(acc)
             release(bars + 8 * (stages + last), t)
             stage, phase = finish(
-                acc, boxes, base, bars, map_c, aux, pieces, n, x, y, slot, stage, phase, c, t
+                acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
             )
             if pingpong:  # pass over the other consumer's stages
                 stage, phase = skip(stage, phase, stages, count)
@@ -245,13 +335,15 @@ def make_together(form: Form) -> Any:
 
 @cache
 def gemm_kernel(form: Form) -> Kernel:
-    """The kernel of a form: maps of A, B, C, aux (bias, map), work list, pieces, columns of C."""
+    """The kernel of a form: maps of A, B, C, another output; aux (bias, or map), work list, space
+    for pieces or for sums of columns, columns of C."""
     cluster, stages, pingpong = form.cluster, form.stages, form.pingpong
     produce, consume, together = make_produce(form), make_consume(form), make_together(form)
     fewer, more = set_registers(FEW, False), set_registers(MANY, True)
     readers = cluster if pingpong else 2 * cluster  # warpgroups that give a stage back
+    second = form.second
 
-    def gemm_wgmma(map_a, map_b, map_c, aux, work, space, n):
+    def gemm_wgmma(map_a, map_b, map_c, map_d, aux, work, space, n):
         shared = cuda.shared.array(0, int8)
         base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
         bars = int32(base + RING + SLOTS * BOX)
@@ -266,13 +358,15 @@ def gemm_kernel(form: Form) -> Kernel:
         if group == 0:
             fewer()
             if t == 0:
-                produce(base, bars, map_a, map_b, aux, work, item, end)
+                produce(base, bars, map_a, map_b, aux, work, n, item, end)
         else:
             more()
             c = int32(group - 1)
             if t == 0:
                 map_acquire(map_c)
-            consume(base, bars, map_c, aux, work, space + HEADER, n, item, end, c, t)
+                if second:
+                    map_acquire(map_d)
+            consume(base, bars, map_c, map_d, aux, work, space + HEADER, n, item, end, c, t)
             together(base, map_c, work, space, c, t)
             if t == 0:
                 bulk_wait()
@@ -281,7 +375,7 @@ def gemm_kernel(form: Form) -> Kernel:
             cluster_wait()
 
     return Kernel(
-        gemm_wgmma, "l l l l l l r", THREADS, SHARED, cluster, together=form.pieces == "together"
+        gemm_wgmma, "l l l l l l l r", THREADS, SHARED, cluster, together=form.pieces == "together"
     )
 
 

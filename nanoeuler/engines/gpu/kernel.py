@@ -75,6 +75,11 @@ class Kernel:
         """The types of the function's parameters."""
         return operands(self.args)
 
+    @property
+    def block(self) -> tuple[int, ...]:
+        """The threads of a block by its axes."""
+        return self.threads if isinstance(self.threads, tuple) else (self.threads,)
+
 
 def fits(operand: Operand, value: Any) -> bool:
     """Whether `value` can be the argument: l takes an array or a Map as well as a number."""

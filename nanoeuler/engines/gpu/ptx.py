@@ -57,6 +57,8 @@ load_float4_if_below = ptx(
     " @p ld.global.cg.v4.f32 {$0, $1, $2, $3}, [$4]; }",
     "l r r", "f f f f",
 )  # fmt: skip
+# address, 2 float32
+store_float2 = ptx("st.global.v2.f32 [$0], {$1, $2};", "l f f")
 # address, 4 float32
 store_float4 = ptx("st.global.v4.f32 [$0], {$1, $2, $3, $4};", "l f f f f")
 # address, count -> up to 2 float32, zeros behind `count` of them; no other thread writes them
@@ -115,6 +117,16 @@ load_shared_float4 = ptx("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "r", "f f f
 inverse_root = ptx("rsqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
 # x -> sqrt(x), relative error below 2^-22 (the manual)
 square_root = ptx("sqrt.approx.ftz.f32 $0, $1;", "f", "f", True)
+
+
+# int32 -> the float32 with these bits
+float_of = ptx("mov.b32 $0, $1;", "r", "f", True)
+# float32 -> its bits
+bits_of = ptx("mov.b32 $0, $1;", "f", "r", True)
+# a, b, c -> a * b + c, rounded once
+fma = ptx("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", True)
+# two pairs of bf16 -> the larger low one and the larger high one; a nan gives way to a number
+larger_pair = ptx("max.bf16x2 $0, $1, $2;", "r r", "r", True)
 
 
 # x, mask -> x of the lane whose number differs in the bits of `mask`

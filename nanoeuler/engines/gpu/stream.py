@@ -12,6 +12,7 @@ those of x' as it is stored, so that they can be made anew from it, bit for bit.
 
 import functools
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm_plan import cover
@@ -24,9 +25,11 @@ from nanoeuler.engines.gpu.vectors import (
     expect,
     given,
     kind_of,
+    make_load,
     make_load_row,
     make_round_row,
     make_row_sum,
+    make_store,
     make_store_row,
     piece,
     place,
@@ -35,6 +38,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
 
 NORMS = {"rms": 1, "layer": 2}  # and the numbers that each keeps of a row
+MOST = 8  # columns that a lane is meant to hold: many small blocks (see the attempts)
 EPS = {"rms": RMSNORM_EPS, "layer": LAYERNORM_EPS}
 
 
@@ -86,7 +90,7 @@ def move_norm_kernel(
 
     Block b has rows b * R to b * R + R - 1, a warp each (R = 4), or one row, all its warps.
     """
-    layout = Layout(columns, piece(stream, kind))
+    layout = Layout(columns, piece(stream, kind), MOST)
     load_x = make_load_row(layout, stream, own=move)
     load_t, load_gain = make_load_row(layout, kind), make_load_row(layout, "float32")
     store_x, store_n = make_store_row(layout, stream), make_store_row(layout, kind)
@@ -147,4 +151,40 @@ def move_norm_launch(
         expect("bias", bias, (columns,), "float32")
     kernel = move_norm_kernel(columns, norm, stream, kind, t is not None, bias is not None)
     args = x, given(t), weight, given(moved), n, gain, given(bias), stats, rows
-    return Launch(kernel, (cover(rows, Layout(columns, piece(stream, kind)).rows),), args)
+    return Launch(kernel, (cover(rows, Layout(columns, piece(stream, kind), MOST).rows),), args)
+
+
+ADDERS = 256  # threads of a block that adds
+
+
+@functools.cache
+def add_scaled_kernel(stream: str, kind: str) -> Kernel:
+    """out = x + weight t, all in one line of `count` pieces; thread i of the grid has piece i."""
+    width, size, size_t = piece(stream, kind), SIZES[stream], SIZES[kind]
+    load_x, load_t = make_load(stream, width, own=True), make_load(kind, width)
+    store = make_store(stream, width)
+
+    def add_scaled(x, t, weight, out, count):
+        i = int32(cuda.blockIdx.x * ADDERS + cuda.threadIdx.x)
+        values, others = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        if i < count:
+            load_x(values, 0, x + int64(i) * (width * size))
+            load_t(others, 0, t + int64(i) * (width * size_t))
+            for k in range(width):
+                values[k] += weight * others[k]
+            store(values, 0, out + int64(i) * (width * size))
+
+    return Kernel(add_scaled, "l l f l r", ADDERS, target=(8, 0))
+
+
+def add_scaled_launch(x: Any, t: Any, weight: float, out: Any) -> Launch:
+    """out = x + weight t; out may be x. x and out of one kind, t of any, all of one shape."""
+    stream, kind = kind_of(x), kind_of(t)
+    width, elements = piece(stream, kind), prod(x.shape)
+    for name, array, its in (("x", x, stream), ("t", t, kind), ("the sum", out, stream)):
+        expect(name, array, tuple(x.shape), its)
+    if elements % width or not elements:
+        raise UserError(f"what is added has a multiple of {width} elements, not {elements}")
+    count = elements // width
+    args = x, t, weight, out, count
+    return Launch(add_scaled_kernel(stream, kind), (cover(count, ADDERS),), args)

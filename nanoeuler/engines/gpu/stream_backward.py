@@ -6,8 +6,7 @@
 
 In one pass over dn, x' and the dx that is there: dx (rows, columns), of the gradient stream's kind;
 a copy, weight dx, of the activations' kind, for the product whose output was added; and partial
-sums of dn x^ (gain), dn (bias) and the copy (that product's bias). Equations eq-backprop-rmsnorm
-and eq-backprop-layernorm.
+sums of dn x^ (gain), dn (bias), weight dx (its bias). Equations eq-backprop-rmsnorm, -layernorm.
 """
 
 import functools
@@ -44,6 +43,8 @@ from nanoeuler.engines.gpu.vectors import (
 )
 from nanoeuler.errors import UserError
 
+MOST = 32  # columns that a lane is meant to hold: few blocks, few partial sums
+
 
 @dataclass(frozen=True)
 class Form:
@@ -66,7 +67,7 @@ class Form:
     @property
     def layout(self) -> Layout:
         """Who holds which columns."""
-        return Layout(self.columns, piece(self.stream, self.kind, self.gradient))
+        return Layout(self.columns, piece(self.stream, self.kind, self.gradient), MOST)
 
     @property
     def sums(self) -> int:
@@ -75,9 +76,18 @@ class Form:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor has registers for: 12 warps with one sum, else 8."""
-        warps = 12 if self.sums == 1 else 8
-        return max(1, warps * LANES // self.layout.threads)
+        """Blocks that a multiprocessor has registers for: 12 warps if a lane has little, else 8."""
+        few = self.sums == 1 and self.layout.pieces * self.layout.width <= 24
+        return max(1, (12 if few else 8) * LANES // self.layout.threads)
+
+
+def add_piece(sums, i, address, first):
+    """Four of `sums` to shared memory: stored by the first who has them, added by others."""
+    a, b, c, d = sums[i], sums[i + 1], sums[i + 2], sums[i + 3]
+    if not first:
+        e, f, g, h = load_shared_float4(address)
+        a, b, c, d = e + a, f + b, g + c, h + d
+    store_shared_float4(address, a, b, c, d)
 
 
 def make_write_sums(form: Form) -> Callable:
@@ -96,13 +106,6 @@ def make_write_sums(form: Form) -> Callable:
                     for k in range(0, width, 4):
                         at = (s * columns + column + k) * 4
                         store(sums, s * own + j * width + k, out + at)
-
-    def add_piece(sums, i, address, first):
-        a, b, c, d = sums[i], sums[i + 1], sums[i + 2], sums[i + 3]
-        if not first:
-            e, f, g, h = load_shared_float4(address)
-            a, b, c, d = e + a, f + b, g + c, h + d
-        store_shared_float4(address, a, b, c, d)
 
     def in_turn(sums, out, lane, warp):
         pile = cuda.shared.array(size, float32)
@@ -185,19 +188,16 @@ def make_read(form: Form) -> Callable:
 
 @functools.cache
 def norm_backward_kernel(form: Form) -> Kernel:
-    """dx and partial sums from dn; see `norm_backward_launches`.
-
-    Of G blocks of R rows at a time, block b has rows b R to b R + R - 1, then those G R further.
-    """
+    """dx and partial sums from dn; of G blocks of R warps, warp w of b has rows b R + w + i G R."""
     layout = form.layout
     read, slope, write_sums = make_read(form), make_slope(form), make_write_sums(form)
     load_dx = make_load_row(layout, form.gradient, own=True)
-    store_dx = make_store_row(layout, form.gradient)
-    settle, store_copy = make_round_row(layout, form.gradient), make_store_row(layout, form.kind)
+    settle = make_round_row(layout, form.gradient)
+    store_dx, store_copy = (make_store_row(layout, kind) for kind in (form.gradient, form.kind))
     lanes, rows_a_block, own = layout.lanes, layout.rows, layout.pieces * layout.width
-    columns, size, size_copy = form.columns, SIZES[form.gradient], SIZES[form.kind]
-    add, copy, moved, count = form.add, form.copy, form.moved, form.sums
-    last, all_sums = count - 1, count * own
+    columns, size, narrow = form.columns, SIZES[form.gradient], SIZES[form.kind]
+    wide = form.sums * columns
+    add, copy, moved, all_sums = form.add, form.copy, form.moved, form.sums * own
 
     def norm_backward(dn, x, stats, gain, before, dx, weight, scaled, partials, rows):
         warp, lane = int32(cuda.threadIdx.x // lanes), int32(cuda.threadIdx.x % lanes)
@@ -219,15 +219,14 @@ def norm_backward_kernel(form: Form) -> Kernel:
             for k in range(own):
                 g[k] *= weight
                 if moved:
-                    sums[last * own + k] += g[k]
+                    sums[all_sums - own + k] += g[k]
             if copy:
-                store_copy(g, place(scaled, row, columns, size_copy), lane)
+                store_copy(g, place(scaled, row, columns, narrow), lane)
             row += int32(cuda.gridDim.x * rows_a_block)
-        out = place(partials, cuda.blockIdx.x, count * columns, 4)
-        write_sums(sums, out, lane, warp)
+        write_sums(sums, place(partials, cuda.blockIdx.x, wide, 4), lane, warp)
 
-    args = "l l l l l l f l l r"
-    return Kernel(norm_backward, args, layout.threads, resident=form.resident, target=(8, 0))
+    types = "l l l l l l f l l r"
+    return Kernel(norm_backward, types, layout.threads, resident=form.resident, target=(8, 0))
 
 
 def norm_backward_blocks(form: Form, rows: int, multiprocessors: int = MULTIPROCESSORS) -> int:

@@ -1,7 +1,7 @@
 """The products by mma.sync, which every card since 8.0 can do, against cuBLAS.
 
-Each form is checked on ragged sizes and on those of a training step, again and again. Other tiles
-and rings than the ones that are chosen are timed beside them.
+Each form is checked on ragged sizes and on those of a training step, again and again. A kernel that
+does nothing but mma.sync, on registers, says what is the most there can be.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import numpy as np
 from bench.card import Contest, ghost
-from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case, library, operands, stored
+from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case
 
 from nanoeuler.engines.gpu.gemm_mma import mma_kernel, sum_kernel
 from nanoeuler.engines.gpu.gemm_mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
@@ -36,23 +36,14 @@ class Product:
         return choose_mma(form.layout, *self.shape, form.epilogue, form.out, HOPPER)
 
 
-def tiles(layout, epilogue="store", out="bf16"):
-    """Forms of one kind with different tiles."""
-    small = MmaForm(layout, epilogue, out, columns=128, resident=2)
-    return MmaForm(layout, epilogue, out), small
-
-
-NT = (
-    *tiles("NT"), MmaForm("NT", group=8), MmaForm("NT", group=32), MmaForm("NT", stages=4),
-    MmaForm("NT", rows=256, columns=128),
-)  # fmt: skip
 STEPS = 16384
+SMALL = MmaForm("NT", columns=128, resident=2)  # two blocks on a multiprocessor
 PRODUCTS = [
-    Product((8192,) * 3, NT),
-    Product((STEPS, 2304, 768), tiles("NT")),
-    Product((STEPS, 768, 3072), tiles("NT")),
-    Product((STEPS, 768, 3072), tiles("NN")),
-    Product((768, 768, STEPS), tiles("TN", "store", "float32")),
+    Product((8192,) * 3, (MmaForm("NT"), SMALL)),
+    Product((STEPS, 2304, 768), (MmaForm("NT"), SMALL)),
+    Product((STEPS, 768, 3072), (MmaForm("NT"),)),
+    Product((STEPS, 768, 3072), (MmaForm("NN"),)),
+    Product((768, 768, STEPS), (MmaForm("TN", "store", "float32"),)),
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
 OTHERS.append(MmaForm("TN", "add", "float32"))
@@ -106,7 +97,33 @@ def limit(bench):
 def kernels():
     """Name -> maker of each kernel."""
     made = {label(form): partial(mma_kernel, form) for form in FORMS} | {"limit": limit_kernel}
-    return made | {f"sum, {'added' if a else 'stored'}": partial(sum_kernel, a) for a in (0, 1)}
+    sums = {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
+    return made | sums
+
+
+def stored(form, m, n, k):
+    """The shapes of A, B, C and aux as they are stored; None for no aux."""
+    a = (k, m) if form.layout[0] == "T" else (m, k)
+    b = (k, n) if form.layout[1] == "N" else (n, k)
+    aux = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
+    return a, b, (m, n), aux
+
+
+def operands(bench, form, shape):
+    """Random A, B and aux, and a C of zeros."""
+    a, b, c, aux = stored(form, *shape)
+    kind = bench.torch.float32 if form.out == "float32" else bench.torch.bfloat16
+    zeros = bench.torch.zeros(c, device="cuda", dtype=kind)
+    return bench.random(*a), bench.random(*b), zeros, aux and bench.random(*aux)
+
+
+def library(torch, form, a, b, c):
+    """A function that multiplies with cuBLAS, into c unless that is float32."""
+    a = a.T if form.layout[0] == "T" else a
+    b = b.T if form.layout[1] == "T" else b
+    if form.out == "float32":
+        return lambda: torch.mm(a, b, out_dtype=torch.float32)
+    return lambda: torch.mm(a, b, out=c)
 
 
 def plans():
@@ -140,7 +157,7 @@ def check(bench, form, shape):
     c = bench.output(m, n, dtype=torch.float32 if form.out == "float32" else torch.bfloat16)
     want = (a.T if form.layout[0] == "T" else a).double()
     want = want @ (b.T if form.layout[1] == "T" else b).double()
-    peer = bench.error(library(torch, "cuBLAS", form, a, b, torch.empty_like(c), None)(), want)
+    peer = bench.error(library(torch, form, a, b, torch.empty_like(c))(), want)
     if aux is not None:
         want += aux.double()
     if "gelu" in form.epilogue:
@@ -172,7 +189,7 @@ def entrants(bench, made):
     count = 1 if 2 * (m * k + n * k + m * n) > L2 else 3
     form = made.forms[0]
     sets = [operands(bench, form, made.shape) for _ in range(count)]
-    field = {"cuBLAS": [library(bench.torch, "cuBLAS", form, *tensors) for tensors in sets]}
+    field = {"cuBLAS": [library(bench.torch, form, a, b, c) for a, b, c, _ in sets]}
     for form in dict.fromkeys((*made.forms, made.choice)):
         field[label(form)] = [ours(bench, form, *tensors) for tensors in sets]
     return field

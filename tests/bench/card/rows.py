@@ -1,4 +1,4 @@
-"""Kernels that work on rows: move-and-norm, its backward, sums down columns, gates, RoPE, embedding.
+"""Kernels that work on rows: move-and-norm, its backward, columns, gates, RoPE, embedding.
 
 Each piece of work is checked against float64 beside PyTorch's own arithmetic in the same kinds, and
 timed against `copy_` of half as many bytes as it moves, so that both move the same, and PyTorch.
@@ -7,11 +7,12 @@ timed against `copy_` of half as many bytes as it moves, so that both move the s
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from bench.card import Bench, Contest
 
-from nanoeuler.engines.gpu import columns, stream, stream_backward
+from nanoeuler.engines.gpu import columns, embedding, gates, rotary, stream, stream_backward
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.stream_backward import Form, form_of, norm_backward_blocks
@@ -19,7 +20,9 @@ from nanoeuler.engines.gpu.vectors import piece
 
 SETS = 3  # of operands: together more than the L2 cache
 STEP = 16384, 768  # rows and columns of a step of the 124M model: 16 sequences of 1024
+WIDE = 16384, 3072  # ... and of its MLP's inside
 RAGGED = (1000, 776), (17, 768), (1, 768)
+VOCABULARY, DEVICE = 50304, "cuda"
 LEAST = 2e-7  # relative, of float32: three roundings of 2^-24, of a product, a sum and a root
 
 
@@ -28,7 +31,8 @@ class Work:
     """One set of operands: what is launched, its outputs, and what they should be.
 
     outputs: name -> tensor that is written; exact() -> name -> float64; torch() -> name -> what
-    PyTorch makes of the same operands in the same kinds. moved: bytes.
+    PyTorch makes of the same operands in the same kinds; more() -> what else is compared, where
+    there is some. moved: bytes.
     """
 
     launches: Any
@@ -36,6 +40,7 @@ class Work:
     exact: Callable[[], dict[str, Any]]
     torch: Callable[[], dict[str, Any]]
     moved: int
+    more: Callable[[], dict[str, Any]] = dict
 
 
 def real(bench: Bench, kind: str) -> Any:
@@ -89,7 +94,7 @@ def move_norm(
     return Work(
         launch, {"moved": moved, "n": n, "stats": stats},
         lambda: kept(result(x.double(), t.double())), lambda: result(x, t),
-        size_of(x, t, moved, n),
+        size_of(x, t, moved, n), lambda: kept(result(x, t)),
     )  # fmt: skip
 
 
@@ -122,7 +127,7 @@ def norm_backward(
     )  # fmt: skip
 
     def result(kind: Any) -> dict[str, Any]:
-        leaves = [tensor.to(kind).requires_grad_() for tensor in (x, gain, bias)]
+        leaves = [tensor.detach().to(kind).requires_grad_() for tensor in (x, gain, bias)]
         norm_of(bench, norm, *leaves).backward(dn.to(kind))
         total = before.to(torch.float64 if kind == torch.float64 else before.dtype)
         total = total + leaves[0].grad
@@ -155,6 +160,124 @@ def column_sums(bench: Bench, rows: int, width: int, kind: str) -> Work:
     )  # fmt: skip
 
 
+def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
+    """SwiGLU or GELU, forward, or backward with h again and the sums of du. width: of h."""
+    torch, view, wide = bench.torch, bench.view, 2 if what == "swiglu" else 1
+    u, dh = bench.random(rows, wide * width), bench.random(rows, width)
+    h = bench.output(rows, width)
+    curve = torch.nn.functional.gelu
+
+    def forward(u: Any) -> Any:
+        if wide == 1:
+            return curve(u, approximate="tanh")
+        return torch.nn.functional.silu(u[:, :width]) * u[:, width:]
+
+    if not slope:
+        launch = getattr(gates, f"{what}_launch")(view(u), view(h))
+        return Work(
+            launch, {"h": h}, lambda: {"h": forward(u.double())}, lambda: {"h": forward(u)},
+            size_of(u, h),
+        )  # fmt: skip
+    du, dbias = bench.output(*u.shape), bench.random(wide * width, dtype=torch.float32)
+    start = dbias.clone()
+    shape = gates.partials_shape(rows, width, "bf16", wide)
+    partials = bench.output(*shape, dtype=torch.float32)
+    launches = getattr(gates, f"{what}_backward_launches")(
+        view(dh), view(u), view(du), h=view(h), dbias=view(dbias), partials=view(partials)
+    )
+
+    def result(kind: Any) -> dict[str, Any]:
+        leaf = u.detach().to(kind).requires_grad_()
+        made = forward(leaf)
+        made.backward(dh.to(kind))
+        return {"h": made.detach(), "du": leaf.grad, "dbias": start + leaf.grad.sum(0)}
+
+    outputs = {"h": h, "du": du, "dbias": dbias}
+    return Work(
+        launches, outputs, lambda: result(torch.float64), lambda: result(torch.bfloat16),
+        size_of(dh, u, du, h),
+    )  # fmt: skip
+
+
+def rope(bench: Bench, rows: int, width: int, back: bool) -> Work:
+    """Queries' and keys' heads of D = 64 turned, width / D of each and as many values."""
+    torch, D, T = bench.torch, 64, 1024 if rows % 1024 == 0 else rows
+    n, N = 2 * width // D, 3 * width // D
+    heads = bench.random(rows, N * D)
+    half = torch.arange(D // 2, device=heads.device)
+    angle = torch.arange(T, device=heads.device)[:, None] * 10000.0 ** (-2.0 * half / D)
+    cos, sin = angle.cos().float(), angle.sin().float()
+    views = [bench.view(tensor) for tensor in (heads, cos, sin)]
+    launch = rotary.rope_launch(*views, n, D, T, back=back)
+    first = heads.clone()
+
+    def result(x: Any) -> dict[str, Any]:
+        x = x.view(-1, T, N, D)
+        a, b = x[:, :, :n, : D // 2], x[:, :, :n, D // 2 :]
+        c, s = (table[:, None].to(x.dtype) for table in (cos, -sin if back else sin))
+        turned = torch.cat([a * c - b * s, a * s + b * c], -1)
+        return {"heads": torch.cat([turned, x[:, :, n:]], 2).view(rows, N * D)}
+
+    return Work(
+        launch, {"heads": heads}, lambda: result(first.double()), lambda: result(first),
+        2 * rows * n * D * 2,
+    )  # fmt: skip
+
+
+def batch(bench: Bench, rows: int) -> Any:
+    """Tokens of a batch, as frequent as words: the n-th is drawn n times less than the first."""
+    share = 1 / bench.torch.arange(1, VOCABULARY + 1, device=DEVICE, dtype=bench.torch.float32)
+    return bench.torch.multinomial(share, rows, replacement=True).int()
+
+
+def embed(bench: Bench, rows: int, width: int) -> Work:
+    """Rows of the embedding and of the positions, bf16."""
+    tokens, T = batch(bench, rows), 1024 if rows % 1024 == 0 else rows
+    table, positions = bench.random(VOCABULARY, width), bench.random(T, width)
+    x = bench.output(rows, width)
+    views = [bench.view(tensor) for tensor in (tokens, table, x)]
+    launch = embedding.embed_launch(*views, T, positions=bench.view(positions))
+
+    def result(table: Any, positions: Any) -> dict[str, Any]:
+        made = bench.torch.nn.functional.embedding(tokens, table).view(-1, T, width) + positions
+        return {"x": made.view(rows, width)}
+
+    return Work(
+        launch, {"x": x}, lambda: result(table.double(), positions.double()),
+        lambda: result(table, positions), 2 * size_of(x),
+    )  # fmt: skip
+
+
+def embed_backward(bench: Bench, rows: int, width: int) -> Work:
+    """The gradients of the embedding and of the positions, float32, from a bf16 stream's."""
+    torch, view = bench.torch, bench.view
+    tokens, T = batch(bench, rows), 1024 if rows % 1024 == 0 else rows
+    dx = bench.random(rows, width)
+    dtable = torch.zeros(VOCABULARY, width, device=dx.device)
+    dpositions = torch.zeros(T, width, device=dx.device)
+    plan = embedding.scatter_plan(tokens.cpu().numpy(), VOCABULARY)
+    plan = torch.from_numpy(plan).to(dx.device)
+    slots = bench.output(*embedding.slots_shape(rows, VOCABULARY, width), dtype=torch.float32)
+    launches = embedding.embed_backward_launches(
+        view(dx), view(plan), view(dtable), view(slots), T=T, dpositions=view(dpositions)
+    )
+
+    def result(kind: Any) -> dict[str, Any]:
+        table = torch.zeros(VOCABULARY, width, device=dx.device, dtype=kind)
+        table.index_add_(0, tokens, dx.to(kind))
+        return {"dtable": table, "dpositions": dx.to(kind).view(-1, T, width).sum(0)}
+
+    def timed() -> dict[str, Any]:  # into a table that is there
+        dpositions.add_(dx.view(-1, T, width).sum(0, dtype=torch.float32))
+        return {"": dtable.index_add_(0, tokens, dx.float())}
+
+    many = tokens.unique().numel()  # rows of the table that are read and written
+    return Work(
+        launches, {"dtable": dtable, "dpositions": dpositions}, lambda: result(torch.float64),
+        timed, 2 * size_of(dx) + 8 * width * (many + T), lambda: result(torch.float32),
+    )  # fmt: skip
+
+
 # What is checked and timed: its name in the rows, and how its operands are made for a shape.
 WORKS = {
     "move and norm": partial(move_norm, norm="rms", kind="bf16"),
@@ -165,12 +288,23 @@ WORKS = {
     "move and norm, float32 stream, backward": partial(
         norm_backward, norm="rms", gradient="float32"
     ),
+    "SwiGLU": partial(gate, what="swiglu", slope=False),
+    "SwiGLU, backward": partial(gate, what="swiglu", slope=True),
+    "GELU": partial(gate, what="gelu", slope=False),
+    "GELU, backward": partial(gate, what="gelu", slope=True),
+    "RoPE": partial(rope, back=False),
+    "RoPE, backward": partial(rope, back=True),
+    "embedding": partial(embed),
+    "embedding, backward": partial(embed_backward),
     "column sums": partial(column_sums, kind="bf16"),
     "column sums, float32": partial(column_sums, kind="float32"),
 }
 
 
-def launched(width: int) -> list[Kernel]:
+TIMED = [what for what in WORKS if what not in ("RoPE, backward", "column sums, float32")]
+
+
+def launched(width: int) -> list[Callable[[], Kernel]]:
     """The kernels of all works on rows of this width."""
     forms = [
         Form(width, "rms", "bf16", "bf16", "bf16", True, False, False, False),
@@ -183,16 +317,49 @@ def launched(width: int) -> list[Kernel]:
             partial(stream.move_norm_kernel, width, norm, kind, "bf16", True, norm == "layer")
         )
     for kind in ("bf16", "float32"):
-        threads = columns.Walk(1, width, piece(kind)).threads
+        threads = columns.Walk(1, width, piece(kind), columns.SUMMING).threads
         makers.append(partial(columns.columns_kernel, kind, threads))
-    return [*makers, partial(columns.sum_kernel, True), partial(columns.sum_kernel, False)]
+    makers += [partial(columns.sum_kernel, add) for add in (True, False)]
+    return [*makers, *of_gates(width), *of_tokens(width)]
+
+
+def of_gates(width: int) -> list[Callable[[], Kernel]]:
+    """Makers of the gates' kernels, for h of this width."""
+    threads = columns.Walk(1, width, piece("bf16"), columns.FREE).threads
+    return [
+        partial(gates.swiglu_kernel, "bf16", threads),
+        partial(gates.gelu_kernel, "bf16", False, threads),
+        partial(gates.swiglu_backward_kernel, "bf16", True, True, threads),
+        partial(gates.gelu_backward_kernel, "bf16", False, True, True, threads),
+    ]
+
+
+def of_tokens(width: int) -> list[Callable[[], Kernel]]:
+    """Makers of the embedding's kernels."""
+    return [
+        partial(embedding.embed_kernel, width, "bf16", "bf16", True),
+        partial(embedding.scatter_kernel, width, "bf16"),
+        partial(embedding.several_kernel, width),
+        partial(embedding.positions_kernel, width, "bf16"),
+    ]
+
+
+def label(maker: partial) -> str:
+    """The name of a maker's kernel: the function's and its options; of true ones, their names."""
+    name, options = maker.func.__name__.removesuffix("_kernel").replace("_", " "), []
+    names = list(signature(maker.func).parameters)
+    for key, value in zip(names, maker.args, strict=True):
+        pairs = vars(value).items() if isinstance(value, Form) else [(key, value)]
+        options += [k if v is True else str(v) for k, v in pairs if v is not False]
+    return " ".join([name, *options])
 
 
 def kernels() -> dict[str, Callable[[], Kernel]]:
     """Name -> maker of each kernel."""
     widths = sorted({width for _, width in (STEP, *RAGGED)})
-    makers = [maker for width in widths for maker in launched(width)]
-    return {f"rows {maker.func.__name__}{maker.args}": maker for maker in makers}
+    makers = [maker for width in widths for maker in launched(width)] + of_gates(WIDE[1])
+    makers.append(partial(rotary.rope_kernel, "bf16", 24, 36, 64))
+    return {label(maker): maker for maker in makers}
 
 
 def check(bench: Bench, make: Callable[..., Work]) -> dict[str, Any]:
@@ -202,7 +369,7 @@ def check(bench: Bench, make: Callable[..., Work]) -> dict[str, Any]:
     for shape in (STEP, *RAGGED):
         work = make(bench, *shape)
         first = bench.repeat(bench.call(work.launches), work.outputs)
-        exact, torch = work.exact(), work.torch()
+        exact, torch = work.exact(), work.torch() | work.more()
         for name, values in first.items():
             found = {
                 "error": bench.error(values, exact[name]),
@@ -232,10 +399,13 @@ def entrants(bench: Bench, make: Callable[[], Work]) -> dict[str, list[Callable[
 
 
 def contests(bench: Bench) -> list[Contest]:
-    """All works at the size of a step."""
-    rows, width = STEP
-    return [
-        Contest(what, f"{rows}x{width} bf16", partial(entrants, bench, partial(make, bench, *STEP)),
-                peer=("copy", "torch"))
-        for what, make in WORKS.items()
-    ]  # fmt: skip
+    """Works at the size of a step."""
+    made = []
+    for what in TIMED:
+        make = WORKS[what]
+        shape = WIDE if make.func is gate else STEP
+        field = partial(entrants, bench, partial(make, bench, *shape))
+        made.append(
+            Contest(what, f"{shape[0]}x{shape[1]} bf16", field, peer=("copy", "torch"))
+        )
+    return made

@@ -11,6 +11,7 @@ by thread.
 """
 
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -98,6 +99,17 @@ TYPES = {
 } | {"float32": float32}
 
 
+def of_all(function: Callable) -> Callable:
+    """A function of NumPy's with float64 inside, as `math` has it."""
+    return lambda value: function(np.asarray(value, np.float64)).view(Lanes)
+
+
+# Stands in for the module `math`, which takes one number at a time.
+MATH = SimpleNamespace(
+    **vars(math) | {name: of_all(getattr(np, name)) for name in ("exp", "log", "sqrt")}
+)
+
+
 class Rows(Array):
     """An array that all threads index at once; it keeps a row of elements for each instruction."""
 
@@ -113,9 +125,7 @@ class Rows(Array):
             elements = np.ravel_multi_index(index if type(index) is tuple else (index,), self.shape)
         except (ValueError, TypeError) as error:  # outside, or no index at all
             raise Apart from error
-        if np.shape(elements) != (self.log.threads,):
-            return np.broadcast_to(elements, self.log.threads)
-        return elements
+        return elements if elements.ndim else np.full(self.log.threads, elements)
 
     def __getitem__(self, index: Any) -> Lanes:
         elements = self._elements(index)
@@ -203,6 +213,11 @@ class Cuda:
         """All threads are here already."""
         self.block.settle()
         self.block.machine.counts["barriers"] += 1
+
+    @staticmethod
+    def selp(condition: Any, yes: Any, no: Any) -> Lanes:
+        """One of two values for each thread."""
+        return np.where(condition, yes, no).view(Lanes)
 
     def _shared(self, shape: Any, dtype: Any) -> Array:
         return array_at(sys._getframe(1), self.block, shape, dtype)

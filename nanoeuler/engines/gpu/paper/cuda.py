@@ -142,6 +142,11 @@ class Cuda(Places):
     syncthreads = staticmethod(sync_threads)
     syncwarp = staticmethod(sync_warp)
 
+    @staticmethod
+    def selp(condition: Any, yes: Any, no: Any) -> Any:
+        """One of two values, both computed: threads that choose differently do not part."""
+        return yes if condition else no
+
     def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
         """The value of one lane."""
         return shuffle(mask, "shfl_sync", value, lambda own: lane)

@@ -196,7 +196,7 @@ def extent(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = as_strided(number, array.shape, [8 * step // size for step in steps])
         places[...] = np.arange(array.size).reshape(array.shape)
     if (number >= 0).sum() != array.size:
-        raise UserError(f"elements of an array with strides {steps} lie on each other, or backwards")
+        raise UserError(f"elements with strides {steps} lie on each other, or backwards")
     return as_strided(array, (count,), (size,)).view(np.uint8), number
 
 

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -127,7 +128,7 @@ class Setting:
         self.launch = launch
         self.machine = machine = Machine(seed)
         machine.watch = watch
-        shape = kernel.threads if isinstance(kernel.threads, tuple) else (kernel.threads,)
+        shape = kernel.block
         if not 1 <= np.prod(shape) <= MOST_THREADS or kernel.shared > MOST:
             raise UserError(
                 f"a block has at most {MOST_THREADS} threads and {MOST} bytes of shared memory, "
@@ -209,6 +210,6 @@ class Together(Run):
             def replace(value: Any, cuda: abreast.Cuda = cuda) -> Any:
                 if isinstance(value, Name):
                     return cuda if value is instruction.cuda else abreast.TYPES[value.name]
-                return value
+                return abreast.MATH if value is math else value
 
             rebind(self.launch.kernel.function, replace)(*self._args(block))

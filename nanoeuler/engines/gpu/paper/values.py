@@ -12,7 +12,15 @@ import math
 
 import numpy as np
 
-from nanoeuler.engines.gpu.paper.numbers import Register, bits, float32, int32, int64, uint32
+from nanoeuler.engines.gpu.paper.numbers import (
+    Register,
+    bits,
+    float32,
+    from_bf16,
+    int32,
+    int64,
+    uint32,
+)
 from nanoeuler.engines.gpu.paper.translate import op
 
 F32 = np.float32  # short, for the lines below
@@ -112,3 +120,13 @@ def rounded(value: float) -> int:
 def pack(high: float, low: float) -> int:
     """Two float32 as bf16 in one register, the first in the upper half."""
     return int32(rounded(high) << 16 | rounded(low))
+
+
+@op(r"(max|min)\.bf16x2", 1)
+def extreme_pair(name: str, a: int, b: int) -> int:
+    """`extreme` of the two lower bf16 of registers, and of the two upper ones."""
+    low, high = (
+        rounded(extreme(name, from_bf16(a >> by & 0xFFFF), from_bf16(b >> by & 0xFFFF)))
+        for by in (0, 16)
+    )
+    return int32(high << 16 | low)

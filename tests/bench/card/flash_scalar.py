@@ -1,0 +1,173 @@
+"""Attention's float32 kernels, the oracle of those on tensor cores, against PyTorch's float32.
+
+Checked against float64 on odd lengths, grouped heads and all head widths. Each is timed once, to
+say what an oracle costs, against PyTorch's kernels for float32.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from bench.card import Contest, ghost
+
+from nanoeuler.engines.gpu import flash
+
+LEAST = 4 * 2.0**-24  # a product, a sum, an exponential and a quotient round at least once each
+ORACLE = "oracle of attention,"  # of rows that chapter 8 shows
+SETS = 3  # sets of operands: the timed case has 50 MB of them, as much as the L2 cache
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape: B sequences, H query heads, G key heads, T positions, head width D."""
+
+    B: int
+    H: int
+    G: int
+    T: int
+    D: int
+
+    def __str__(self):
+        heads = f"{self.H}/{self.G}" if self.G != self.H else f"{self.H}"
+        return f"B{self.B} H{heads} T{self.T} D{self.D} causal float32"
+
+
+ODD = [
+    Case(1, 1, 1, 1, 32), Case(2, 4, 4, 33, 32), Case(2, 4, 2, 130, 64), Case(1, 4, 1, 77, 128),
+    Case(2, 6, 3, 513, 64), Case(1, 4, 2, 1000, 128),
+]  # fmt: skip
+TIMED = Case(4, 12, 12, 1024, 64)
+
+
+def kernels():
+    """Name -> maker of each kernel."""
+    makers = {"forward": flash.forward_kernel, "dq": flash.dq_kernel, "dkv": flash.dkv_kernel}
+    return {
+        f"{name} {D}": partial(make, D) for D in (32, 64, 128) for name, make in makers.items()
+    }
+
+
+def shapes(case):
+    """Shapes of all arrays of a case."""
+    heads = case.B, case.T, case.H + 2 * case.G, case.D
+    queries = case.B, case.T, case.H, case.D
+    lines = case.B, case.H, flash.padded(case.T)
+    return {"dy": queries, "heads": heads, "y": queries, "lse": lines, "delta": lines,
+            "dheads": heads}  # fmt: skip
+
+
+def launches(case, a):
+    """The three launches: forward, dq, dkv. a: name -> each of `shapes`."""
+    forward = flash.forward_launch(a["heads"], case.G, a["y"], a["lse"])
+    names = "y", "lse", "delta", "dheads"
+    arrays = (a[name] for name in names)
+    return forward, *flash.backward_launches(a["dy"], a["heads"], case.G, *arrays)
+
+
+def plans():
+    """Name -> launches of every check, without arrays."""
+    return {
+        str(case): launches(
+            case, {name: ghost(shape, np.float32) for name, shape in shapes(case).items()}
+        )
+        for case in [*ODD, TIMED]
+    }
+
+
+class Problem:
+    """A case with its arrays on the GPU; outputs lie between margins, all poisoned with nan."""
+
+    def __init__(self, bench, case, seed=0):
+        self.bench, self.case, torch = bench, case, bench.torch
+        torch.manual_seed(seed + case.T)
+        make = {"dy": bench.random, "heads": bench.random}
+        self.tensors = {
+            name: make.get(name, bench.output)(*shape, dtype=torch.float32)
+            for name, shape in shapes(case).items()
+        }
+
+    def ours(self):
+        """Functions that put forward, dq, dkv on torch's stream."""
+        views = {name: self.bench.view(tensor) for name, tensor in self.tensors.items()}
+        return [self.bench.call(launch) for launch in launches(self.case, views)]
+
+    def split(self, kind):
+        """q, k, v, dy (B, heads, T, D) of a dtype, keys and values once for each query head."""
+        case, sharing = self.case, self.case.H // self.case.G
+        heads, dy = (self.tensors[name].to(kind).transpose(1, 2) for name in ("heads", "dy"))
+        q, k, v = heads.split([case.H, case.G, case.G], 1)
+        k, v = (x.repeat_interleave(sharing, 1) for x in (k, v))
+        return [x.contiguous() for x in (q, k, v, dy)]
+
+    def plain(self, kind):
+        """y (B, T, H, D) and dheads by the definition, in a dtype of PyTorch's."""
+        torch, case = self.bench.torch, self.case
+        q, k, v, dy = self.split(kind)
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(case.D)
+        later = torch.ones(case.T, case.T, device="cuda", dtype=torch.bool).triu(1)
+        y = torch.softmax(scores.masked_fill(later, -math.inf), -1) @ v
+        dq, dk, dv = torch.autograd.grad(y, (q, k, v), dy)
+        group = case.B, case.G, case.H // case.G, case.T, case.D
+        dk, dv = (x.view(group).sum(2) for x in (dk, dv))
+        return y.detach().transpose(1, 2), torch.cat([dq, dk, dv], 1).transpose(1, 2)
+
+
+def check(bench, case):
+    """Errors of y, dq, dk, dv, ours and PyTorch's."""
+    problem, torch = Problem(bench, case), bench.torch
+    calls = problem.ours()
+    outputs = {name: problem.tensors[name] for name in ("y", "lse", "delta", "dheads")}
+    seen = bench.repeat(lambda: [call() for call in calls], outputs)
+    want, peer = problem.plain(torch.float64), problem.plain(torch.float32)
+
+    def parts(y, dheads):
+        dq, dk, dv = dheads.split([case.H, case.G, case.G], 2)
+        return {"y": y, "dq": dq, "dk": dk, "dv": dv}
+
+    def error(values, exact):  # dq and dk of a single position are zero: compared with 0.01
+        least = 0.01 * math.sqrt(exact.numel())
+        return ((values.double() - exact).norm() / max(exact.norm(), least)).item()
+
+    exact = parts(*want)
+    mine, library = parts(seen["y"], seen["dheads"]), parts(*peer)
+    return {
+        name: {"error": error(mine[name], x), "peer": error(library[name], x), "least": LEAST}
+        for name, x in exact.items()
+    }
+
+
+def checks(bench):
+    """Name -> check of each case."""
+    return {f"attention {case}": partial(check, bench, case) for case in [*ODD, TIMED]}
+
+
+def entrants(bench, backward):
+    """Name -> calls, one for each set of operands: ours, and PyTorch's own kernels for float32."""
+    aten, made = bench.torch.ops.aten, {"ours": [], "torch": []}
+    back = aten._scaled_dot_product_efficient_attention_backward
+    for seed in range(SETS):
+        problem = Problem(bench, TIMED, seed)
+        forward, dq, dkv = problem.ours()
+        forward()  # the backward needs its y and lse
+        q, k, v, dy = problem.split(bench.torch.float32)
+        attend = partial(
+            aten._scaled_dot_product_efficient_attention, q, k, v, None, True, 0.0, True
+        )
+        if backward:
+            made["ours"].append(lambda dq=dq, dkv=dkv: (dq(), dkv()))
+            needs = [True, True, True, False]
+            made["torch"].append(partial(back, dy, q, k, v, None, *attend(), 0.0, needs, True))
+        else:
+            made["ours"].append(forward)
+            made["torch"].append(attend)
+    return made
+
+
+def contests(bench):
+    """What is timed."""
+    return [
+        Contest(f"{ORACLE} {way}", str(TIMED), partial(entrants, bench, way == "backward"))
+        for way in ("forward", "backward")
+    ]

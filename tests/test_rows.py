@@ -1,0 +1,749 @@
+"""Kernels between two products, on paper: against float64, in bytes, in any order of blocks.
+
+Bounds of errors. U is the unit roundoff of float32 (2^-24) and B of bf16 (2^-8; 0 where float32 is
+stored). A sum of n terms, in any order, is off by at most n U times the sum of absolute values; a
+number that is stored as bf16 by B of itself. Reciprocals and roots are approximate to 4 U.
+"""
+
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import numpy as np
+import pytest
+from mutants import Mutant, load
+
+from nanoeuler.engines.gpu import columns as columns_module
+from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward, vectors
+from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.engines.gpu.vectors import STORED, Layout, piece
+from nanoeuler.errors import UserError
+from nanoeuler.model import backward, layers
+
+U, B = 2.0**-24, {"bf16": 2.0**-8, "float32": 0.0}
+CORES = 2  # multiprocessors, on paper
+
+
+def draw(shape, kind="bf16", scale=1.0, seed=0):
+    """Normal deviates as they are stored."""
+    rng = np.random.default_rng([seed, *shape])
+    values = (rng.standard_normal(shape) * scale).astype(np.float32)
+    return to_bf16(values) if kind == "bf16" else values
+
+
+def real(array):
+    """What is stored, as float64."""
+    return (from_bf16(array) if array.dtype == np.uint16 else array).astype(np.float64)
+
+
+def blank(shape, kind="bf16"):
+    """Room for an output: NaN until it is written."""
+    return np.full(shape, 0x7FC0 if kind == "bf16" else np.nan, STORED[kind])
+
+
+def play(launches, fresh=(), seed=None):
+    """Run launches, one after the other; their reports. fresh: what the first alone may write."""
+    launches = launches if isinstance(launches, (list, tuple)) else [launches]
+    return [run(launch, seed, () if i else fresh) for i, launch in enumerate(launches)]
+
+
+def close(values, want, bound):
+    """Assert that values are within a bound, element by element, and that all are numbers."""
+    off = np.abs(real(values) - want)
+    assert np.isfinite(real(values)).all() and (off <= bound).all(), (off - bound).max()
+
+
+def chain(layout):
+    """The most additions behind a sum over a row: a lane's own, five of a warp, the warps'."""
+    return layout.pieces * layout.width + 5 + layout.lanes // 32
+
+
+# ---- Move and norm
+
+
+def norm_of(norm, x, gain, bias):
+    """y and what the kernels keep, in float64."""
+    if norm == "rms":
+        y, r = layers.rmsnorm(x, gain)
+        return y, 1 / r
+    y, stats = layers.layernorm(x, gain, bias)
+    return y, np.concatenate([stats[:, :1], 1 / stats[:, 1:]], axis=1)
+
+
+def check_move_norm(
+    module, rows, columns, norm="rms", kind="bf16", out="bf16", scale=1.0, weight=0.5, seed=None
+):
+    """Run move-and-norm and compare; returns its report and its outputs."""
+    x, t = draw((rows, columns), kind, scale), draw((rows, columns), out, scale, seed=1)
+    gain, bias = draw((columns,), "float32"), draw((columns,), "float32", seed=1)
+    bias = bias if norm == "layer" else None
+    moved, n = blank((rows, columns), kind), blank((rows, columns), out)
+    stats = blank((rows, module.NORMS[norm]), "float32")
+    launch = module.move_norm_launch(
+        norm, x, n, gain, stats, bias=bias, t=t, weight=weight, moved=moved
+    )
+    (report,) = play(launch, (moved, n, stats), seed)
+    want = real(x) + weight * real(t)
+    close(moved, want, (B[kind] + 2 * U) * (np.abs(real(x)) + weight * np.abs(real(t))))
+
+    m, gain, length = real(moved), real(gain), chain(Layout(columns, piece(kind, out), stream.MOST))
+    y, kept = norm_of(norm, m, gain, None if bias is None else real(bias))
+    inverse, largest = kept[:, -1:], np.abs(m).max(axis=1, keepdims=True)
+    off = (length + 12) * U * inverse * (largest if norm == "layer" else np.abs(m))
+    close(n, y, (B[out] + U) * np.abs(y) + np.abs(gain) * off + (0 if bias is None else 2 * U))
+    shift = (length + 12) * U * (1 + (inverse * largest) ** 2 * (norm == "layer"))
+    close(stats[:, -1:], inverse, shift * inverse)
+    if norm == "layer":
+        close(stats[:, :1], kept[:, :1], length * U * largest)
+    return report, (moved, n, stats)
+
+
+SHAPES = [(1, 8), (3, 64), (17, 776), (3, 1032)]
+
+
+@pytest.mark.parametrize("rows, columns", SHAPES)
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("float32", "bf16"), ("float32", "float32")])
+def test_move_and_norm(rows, columns, norm, kinds):
+    check_move_norm(stream, rows, columns, norm, *kinds)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_a_norm_alone_gives_what_the_moved_stream_gave(norm):
+    """So that n can be made anew from the stream, for a backward that did not keep it."""
+    _, (moved, n, stats) = check_move_norm(stream, 3, 72, norm)
+    gain, bias = draw((72,), "float32"), draw((72,), "float32", seed=1)
+    again, kept = blank(n.shape), blank(stats.shape, "float32")
+    bias = bias if norm == "layer" else None
+    play(stream.move_norm_launch(norm, moved, again, gain, kept, bias=bias), (again, kept))
+    assert (again == n).all() and (kept == stats).all()
+
+
+def test_the_stream_may_move_in_place():
+    x, t, gain = draw((3, 72)), draw((3, 72), seed=1), draw((72,), "float32")
+    stats = blank((3, 1), "float32")
+    moved, n, again = blank(x.shape), blank(x.shape), blank(x.shape)
+    play(stream.move_norm_launch("rms", x, n, gain, stats, t=t, moved=moved))
+    play(stream.move_norm_launch("rms", x, again, gain, stats, t=t, moved=x))
+    assert (x == moved).all() and (n == again).all()
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1e4, 1e15])
+def test_move_and_norm_of_small_and_large(scale):
+    """Squares of 1e15 are still float32; of 1e-18 the root is that of eps, and all is zero."""
+    check_move_norm(stream, 3, 64, "rms", scale=scale)
+    check_move_norm(stream, 3, 64, "layer", "float32", scale=scale)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_bytes_of_move_and_norm(norm):
+    """x, t, x', n once; gain (and bias), which the cache keeps, once a row; stats."""
+    rows, columns = 6, 256
+    report, _ = check_move_norm(stream, rows, columns, norm)
+    kept = stream.NORMS[norm]
+    parameters = rows * columns * 4 * kept  # "layer" has a bias, "rms" has none
+    assert report["global loads bytes"] == 2 * rows * columns * 2 + parameters
+    assert report["global stores bytes"] == 2 * rows * columns * 2 + rows * kept * 4
+    # Two loads of 16 bytes, 32 apart, touch every sector of float32 twice.
+    assert report["global loads sectors"] == (2 * rows * columns * 2 + 2 * parameters) // 32
+    assert report["global stores sectors"] == 2 * rows * columns * 2 // 32 + rows * kept
+
+
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("float32", "bf16"), ("bf16", "float32")])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (17, 136)])
+def test_adding_alone(kinds, rows, columns):
+    x, t = draw((rows, columns), kinds[0]), draw((rows, columns), kinds[1], seed=1)
+    out, want = blank(x.shape, kinds[0]), real(x) - 0.3 * real(t)
+    (report,) = play(stream.add_scaled_launch(x, t, -0.3, out), (out,))
+    close(out, want, (B[kinds[0]] + 2 * U) * (np.abs(real(x)) + np.abs(real(t))))
+    assert report["global loads bytes"] == x.nbytes + t.nbytes
+    assert report["global stores bytes"] == out.nbytes
+    play(stream.add_scaled_launch(x, t, -0.3, x))
+    assert (x == out).all()
+
+
+# ---- ... backward
+
+
+def check_backward(
+    module, rows, columns, norm="rms", kinds=("bf16", "bf16", "bf16"), copied=True, moved=True,
+    added=True, scale=1.0, seed=None, cores=CORES,
+):  # fmt: skip
+    """Run the backward and compare; kinds of the stream, of dn and of dx. Returns all outputs."""
+    kind, out, gradient = kinds
+    x, dn = draw((rows, columns), kind), draw((rows, columns), out, scale, seed=1)
+    gain, weight = draw((columns,), "float32"), 0.5
+    stats = norm_of(norm, real(x), real(gain), None)[1].astype(np.float32)
+    before = draw((rows, columns), gradient, scale, seed=2)
+    dx = before.copy() if added else blank(before.shape, gradient)
+    copy = blank(dx.shape, out) if copied else None
+    names = ["dgain"] + ["dbias"] * (norm == "layer") + ["dmoved"] * moved
+    sums = {name: draw((columns,), "float32", seed=i) for i, name in enumerate(names)}
+    start = {name: real(array) for name, array in sums.items()}
+    optional = {"copy": copy, "dbias": sums.get("dbias"), "dmoved": sums.get("dmoved")}
+    form = module.form_of(norm, dn, x, dx, dx if added else None, *optional.values())
+    blocks = module.norm_backward_blocks(form, rows, cores)
+    partials = blank((blocks, form.sums * columns), "float32")
+    launches = module.norm_backward_launches(
+        norm, dn, x, stats, gain, dx, sums["dgain"], partials, before=dx if added else None,
+        weight=weight, multiprocessors=cores, **optional,
+    )  # fmt: skip
+    fresh = (partials, *([copy] if copied else []), *([] if added else [dx]))
+    play(launches, fresh, seed)
+
+    gains, biases = np.zeros(columns), np.zeros(columns)
+    g, m = real(dn), real(x)
+    inverse = real(stats[:, -1:])
+    if norm == "rms":
+        slope = backward.rmsnorm_backward(g, m, real(gain), 1 / inverse, gains)
+        x_hat = m * inverse
+    else:
+        both = np.concatenate([real(stats[:, :1]), 1 / inverse], axis=1)
+        slope = backward.layernorm_backward(g, m, real(gain), both, gains, biases)
+        x_hat = (m - both[:, :1]) * inverse
+    old = real(before) if added else 0 * g
+    length, h = chain(form.layout), np.abs(g * real(gain))
+    mean = h.mean(axis=1, keepdims=True) + (h * np.abs(x_hat)).mean(axis=1, keepdims=True)
+    off = U * inverse * (6 * h + (length + 8) * (1 + np.abs(x_hat)) * mean)
+    close(dx, old + slope, off + (B[gradient] + 2 * U) * np.abs(old + slope) + U * np.abs(old))
+
+    scaled = weight * real(dx)  # from here on of what is stored
+    if copied:
+        close(copy, scaled, (B[out] + U) * np.abs(scaled))
+    terms = {"dgain": g * x_hat, "dbias": g, "dmoved": scaled}
+    for name, array in sums.items():
+        size = np.abs(terms[name]).sum(axis=0) + np.abs(start[name])
+        close(array, start[name] + terms[name].sum(axis=0), (rows + blocks + 20) * U * size)
+    return [dx, *([copy] if copied else []), *sums.values()]
+
+
+@pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (17, 72)])
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_norm_backward(rows, columns, norm):
+    check_backward(stream_backward, rows, columns, norm)
+    check_backward(stream_backward, rows, columns, norm, ("bf16", "bf16", "float32"), moved=False)
+
+
+@pytest.mark.parametrize("columns", [776, 1032])
+def test_norm_backward_of_wide_rows(columns):
+    check_backward(stream_backward, 5, columns, "rms", moved=False, cores=1)
+
+
+def test_norm_backward_of_float32_alone_and_without_what_is_not_wanted():
+    check_backward(stream_backward, 3, 64, "layer", ("float32",) * 3)
+    plain = dict(copied=False, moved=False, added=False)
+    check_backward(stream_backward, 3, 64, "rms", **plain)
+    check_backward(stream_backward, 3, 64, "layer", scale=1e15, **plain)
+
+
+# ---- Sums down the columns
+
+
+def check_columns(module, rows, columns, kind, add=True, scale=1.0, seed=None, cores=CORES):
+    """Sum the columns of a matrix and compare; returns the reports and the sums."""
+    matrix, out = draw((rows, columns), kind, scale), draw((columns,), "float32")
+    before = real(out) if add else np.zeros(columns)
+    shape = module.partials_shape(rows, columns, piece(kind), cores)
+    partials = blank(shape, "float32")
+    launches = module.columns_launches(matrix, out, partials, add, cores)
+    reports = play(launches, (partials,), seed)
+    size = np.abs(real(matrix)).sum(axis=0) + np.abs(before)
+    close(out, before + real(matrix).sum(axis=0), (rows + len(partials) + 2) * U * size)
+    return reports, [out]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (70, 136)])
+def test_column_sums(rows, columns, kind):
+    check_columns(columns_module, rows, columns, kind, cores=1)
+    check_columns(columns_module, rows, columns, kind, add=False, scale=1e30, cores=1)
+
+
+def test_column_sums_of_several_strips():
+    assert columns_module.Walk(3, 520, 4, columns_module.SUMMING).strips == 2
+    check_columns(columns_module, 3, 520, "float32", cores=1)
+
+
+def test_bytes_of_column_sums():
+    rows, columns = 70, 136
+    (first, second), _ = check_columns(columns_module, rows, columns, "bf16", cores=1)
+    slabs = columns_module.partials_shape(rows, columns, 8, 1)[0]
+    assert slabs == 16 and first["global loads bytes"] == rows * columns * 2
+    assert first["global stores bytes"] == slabs * columns * 4
+    # Each of 16 warps has a row; it loads eight, the last again where there are no more.
+    assert second["global loads bytes"] == (slabs * 8 * columns + columns) * 4
+    assert second["global stores bytes"] == columns * 4
+
+
+# ---- Gates
+
+
+def sigma_bound(x):
+    """The relative error of sigmoid(x): of the product in the power, the power and the quotient."""
+    return (np.abs(x) + 10) * U
+
+
+def check_gates(
+    module, what, rows, F, kind="bf16", forward=True, biased=False, again=True, summed=True,
+    scale=1.0, seed=None, cores=CORES, place=False,
+):  # fmt: skip
+    """Run a gate and compare; place: du over u. Returns the reports and the outputs."""
+    wide = 2 if what == "swiglu" else 1
+    u, dh = draw((rows, wide * F), kind, scale), draw((rows, F), kind, seed=1)
+    bias = draw((F,), kind, seed=2) if biased else None
+    h = blank((rows, F), kind)
+    x = real(u) + (0 if bias is None else real(bias))
+    if what == "swiglu":
+        gate, up = x[:, :F], x[:, F:]
+        want, share = layers.swiglu(x), sigma_bound(gate)
+    else:
+        want, share = layers.gelu(x), sigma_bound(2 * x * (1 + x * x))
+    tiny = 2.0**-50 * np.abs(x).max() ** 2  # what float64's 1 + tanh leaves of a share of 1e-16
+    bound = (B[kind] + 2 * share) * np.abs(want) + tiny
+    if forward:
+        made = getattr(module, f"{what}_launch")
+        more = {} if what == "swiglu" else {"bias": bias}
+        reports = play(made(u, h, multiprocessors=cores, **more), (h,), seed)
+        close(h, want, bound)
+        return reports, [h]
+
+    du = u if place else blank(u.shape, kind)
+    dbias = draw((wide * F,), "float32") if summed else None
+    start = real(dbias) if summed else 0
+    shape = module.partials_shape(rows, F, kind, wide, cores)
+    partials = blank(shape, "float32") if summed else None
+    optional = {"h": h if again else None, "dbias": dbias, "partials": partials}
+    optional |= {} if what == "swiglu" else {"bias": bias}
+    made = getattr(module, f"{what}_backward_launches")
+    fresh = [a for a in (h if again else None, partials, None if place else du) if a is not None]
+    reports = play(made(dh, u, du, multiprocessors=cores, **optional), fresh, seed)
+    g = real(dh)
+    if what == "swiglu":
+        exact = backward.swiglu_backward(g, x)
+        parts = np.abs(g * up) * (1 + np.abs(gate)), np.abs(g * gate)
+        off = np.concatenate([3 * share * part for part in parts], axis=1)
+    else:
+        exact = backward.gelu_backward(g, x)
+        off = 4 * share * np.abs(g) * (1 + np.abs(x) * (1 + x * x))
+    close(du, exact, off + B[kind] * np.abs(exact) + tiny * np.abs(g).max())
+    if again:
+        close(h, want, bound)
+    if summed:  # sums are of what was not rounded yet
+        size = np.abs(exact).sum(axis=0) + np.abs(start)
+        many = rows + len(partials) + 2
+        close(dbias, start + exact.sum(axis=0), off.sum(axis=0) + many * U * size)
+    return reports, [du, *(a for a in (h if again else None, dbias) if a is not None)]
+
+
+@pytest.mark.parametrize("what", ["swiglu", "gelu"])
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("rows, F", [(1, 8), (17, 72), (3, 776)])
+def test_gates(what, kind, rows, F):
+    check_gates(gates, what, rows, F, kind, cores=1)
+    check_gates(gates, what, rows, F, kind, scale=30.0, cores=1)
+
+
+@pytest.mark.parametrize("what", ["swiglu", "gelu"])
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("rows, F", [(1, 8), (17, 72)])
+def test_gates_backward(what, kind, rows, F):
+    check_gates(gates, what, rows, F, kind, forward=False, cores=1)
+    check_gates(gates, what, rows, F, kind, forward=False, scale=30.0, place=True, cores=1)
+    check_gates(gates, what, rows, F, kind, forward=False, again=False, summed=False)
+
+
+def test_gelu_of_a_bias():
+    check_gates(gates, "gelu", 3, 72, biased=True)
+    check_gates(gates, "gelu", 3, 72, biased=True, forward=False, cores=1)
+
+
+def test_gates_of_numbers_whose_powers_overflow():
+    """sigmoid(-1000) is 1 / infinity, sigmoid(1000) one: no NaN comes of it."""
+    u = to_bf16(np.float32([[-1000.0, 1000.0] * 4 + [1.0] * 8]))
+    h, du = blank((1, 8)), blank((1, 16))
+    play(gates.swiglu_launch(u, h))
+    assert real(h).tolist() == [[0.0, 1000.0] * 4]
+    play(gates.swiglu_backward_launches(to_bf16(np.ones((1, 8), np.float32)), u, du))
+    assert real(du).tolist() == [[0.0, 1.0] * 4 + [0.0, 1000.0] * 4]
+    play(gates.gelu_backward_launches(to_bf16(np.ones((1, 8), np.float32)), u[:, :8].copy(), h))
+    assert real(h).tolist() == [[0.0, 1.0] * 4]
+
+
+def test_bytes_of_gates():
+    rows, F = 6, 256
+    element, out = rows * F * 2, 2 * F * 4
+    (first,), _ = check_gates(gates, "swiglu", rows, F)
+    assert (first["global loads bytes"], first["global stores bytes"]) == (2 * element, element)
+    assert first["global loads sectors"] == 2 * element // 32
+    (first, _), _ = check_gates(gates, "swiglu", rows, F, forward=False, cores=1)
+    assert first["global loads bytes"] == 3 * element
+    assert first["global stores bytes"] == 3 * element + rows * out  # a slab each, and h again
+    (first,), _ = check_gates(gates, "gelu", rows, F, forward=False, again=False, summed=False)
+    assert (first["global loads bytes"], first["global stores bytes"]) == (2 * element, element)
+
+
+# ---- RoPE
+
+
+def check_rope(module, B_, T, n, N, D, kind="bf16", start=0, seed=None, scale=1.0):
+    """Turn heads and turn them back, and compare; returns the first report and the heads."""
+    cos, sin = (table.astype(np.float32) for table in layers.rope_tables(start + T + 2, D))
+    heads = draw((B_ * T, N * D), kind, scale)
+    shape = (B_, T, N, D)
+    outcomes, reports = [], []
+    for back in (False, True):
+        x = real(heads).reshape(shape)
+        turn = layers.rope if not back else backward.rope_backward
+        want = turn(x, n, real(cos)[start : start + T], real(sin)[start : start + T])
+        launch = module.rope_launch(heads, cos, sin, n, D, T, start=start, back=back)
+        reports += play(launch, seed=seed)
+        pairs = np.abs(x[..., : D // 2]) + np.abs(x[..., D // 2 :])
+        both = np.concatenate([pairs, pairs], axis=-1)
+        turned = (B[kind] * np.abs(want) + 3 * U * both) * (np.arange(N) < n)[:, None]
+        close(heads, want.reshape(heads.shape), turned.reshape(heads.shape) + 1e-37)
+        outcomes.append(heads.copy())
+    return reports[0], outcomes
+
+
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("n, N, D", [(1, 3, 16), (4, 6, 48), (2, 2, 128), (0, 2, 16)])
+def test_rope(kind, n, N, D):
+    check_rope(rotary, 2, 3, n, N, D, kind)
+    check_rope(rotary, 1, 1, n, N, D, kind, start=5, scale=1e30)
+
+
+def test_bytes_of_rope():
+    rows, n, D = 6, 4, 64
+    report, _ = check_rope(rotary, 2, 3, n, 6, D)
+    turned, angles = rows * n * D * 2, rows * n * D * 4
+    assert report["global stores bytes"] == turned
+    assert report["global loads bytes"] == turned + angles
+    assert report["global stores sectors"] == turned // 32
+
+
+# ---- Embedding
+
+
+def check_embed(module, tokens, V, C, kind="bf16", out="bf16", learned=True, start=1, seed=None):
+    """Rows of an embedding, plus positions, and compare."""
+    rows, T = tokens.size, tokens.shape[1]
+    table, positions = draw((V, C), kind), draw((start + T + 1, C), kind, seed=1)
+    x = blank((rows, C), out)
+    given = positions if learned else None
+    launch = module.embed_launch(
+        tokens.reshape(-1).astype(np.int32), table, x, T, positions=given, start=start
+    )
+    (report,) = play(launch, (x,), seed)
+    at = real(positions)[start : start + T] if learned else None
+    want = layers.embed(tokens, real(table), at).reshape(rows, C)
+    close(x, want, (B[out] + U) * np.abs(want) * (learned or kind != out) + 1e-37)
+    return report, [x]
+
+
+def check_embed_backward(
+    module, tokens, V, C, kind="bf16", learned=True, seed=None, scale=1.0, cores=CORES
+):
+    """Gradients of an embedding and of positions, and compare; returns the gradients."""
+    rows, (sequences, T) = tokens.size, tokens.shape
+    dx = draw((rows, C), kind, scale)
+    dtable, dpositions = draw((V, C), "float32"), draw((T + 1, C), "float32", seed=1)
+    want, at = real(dtable), real(dpositions)
+    size, size_at = np.abs(want), np.abs(at)
+    backward.embed_backward(real(dx).reshape(sequences, T, C), tokens, want, at[:T])
+    backward.embed_backward(np.abs(real(dx)).reshape(sequences, T, C), tokens, size, size_at[:T])
+    plan = module.scatter_plan(tokens, V)
+    assert plan.dtype == np.int32 and plan.shape == (module.plan_length(rows, V),)
+    slots = blank(module.slots_shape(rows, V, C), "float32")
+    launches = module.embed_backward_launches(
+        dx, plan, dtable, slots, T=T, dpositions=dpositions if learned else None,
+        multiprocessors=cores,
+    )  # fmt: skip
+    reports = play(launches, (slots,), seed)
+    close(dtable, want, (rows + 2) * U * size)
+    if learned:
+        close(dpositions, at, (sequences + 1) * U * size_at)
+    return reports, [dtable, dpositions]
+
+
+def sequences(B_, T, V, seed=0):
+    """Tokens of a batch: small numbers are frequent."""
+    draws = np.random.default_rng(seed).random((B_, T)) ** 3
+    return (draws * V).astype(np.int64)
+
+
+@pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("bf16", "float32"), ("float32", "float32")])
+@pytest.mark.parametrize("B_, T, V, C", [(1, 1, 3, 8), (2, 3, 5, 264), (3, 1, 7, 136)])
+def test_embedding(kinds, B_, T, V, C):
+    tokens = sequences(B_, T, V)
+    check_embed(embedding, tokens, V, C, *kinds)
+    check_embed(embedding, tokens, V, C, *kinds, learned=False)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("B_, T, V, C", [(1, 1, 3, 8), (2, 3, 5, 264), (5, 33, 4, 64)])
+def test_embedding_backward(kind, B_, T, V, C):
+    check_embed_backward(embedding, sequences(B_, T, V), V, C, kind)
+
+
+def test_one_token_everywhere():
+    check_embed_backward(embedding, np.full((3, 64), 2), 4, 16, learned=False, scale=1e30)
+
+
+@pytest.mark.parametrize("rows, V", [(1, 1), (31, 4), (32, 1), (33, 1), (1000, 7), (1000, 5000)])
+def test_a_plan_names_every_place_once_and_fits(rows, V):
+    tokens = sequences(1, rows, V, seed=rows).reshape(-1)
+    plan = embedding.scatter_plan(tokens, V)
+    room, most, slots = embedding.plan_sizes(rows, V)
+    body, order = plan[:-rows].reshape(-1, 4), plan[-rows:]
+    (chunks, several), items = body[0, :2], body[1 : 1 + room]
+    assert chunks <= room and several <= most and sorted(order) == list(range(rows))
+    assert not items[chunks:].any()
+    covered, used = [], []
+    for token, first, end, slot in items[:chunks]:
+        assert 0 < end - first <= embedding.CHUNK and (tokens[order[first:end]] == token).all()
+        assert (np.diff(order[first:end]) > 0).all()  # in the order of places
+        covered += range(first, end)
+        used += [slot] if slot >= 0 else []
+    assert covered == list(range(rows)) and used == list(range(len(used))) and len(used) <= slots
+    for token, first, last, _ in body[1 + room : 1 + room + several]:
+        own = items[:chunks][(items[:chunks, 3] >= first) & (items[:chunks, 3] < last)]
+        assert (own[:, 0] == token).all() and len(own) > 1
+        assert (own[:, 2] - own[:, 1]).sum() == (tokens == token).sum()
+
+
+def test_a_plan_has_room_in_the_worst_case():
+    """Every token but the last at one place more than a whole number of chunks."""
+    tokens = np.repeat(np.arange(30), embedding.CHUNK + 1)
+    embedding.scatter_plan(tokens, 40)
+    with pytest.raises(UserError, match=r"numbers in \[0, 29\)"):
+        embedding.scatter_plan(tokens, 29)
+
+
+# ---- The order of blocks, and what is refused
+
+
+EVERYTHING = {
+    "move and norm": lambda seed: check_move_norm(stream, 9, 64, "layer", seed=seed)[1],
+    "a wide row": lambda seed: check_move_norm(stream, 2, 1032, "layer", seed=seed)[1],
+    "norm backward": lambda seed: check_backward(
+        stream_backward, 9, 64, "layer", ("bf16", "bf16", "float32"), seed=seed
+    ),
+    "columns": lambda seed: check_columns(columns_module, 40, 8, "bf16", seed=seed, cores=1)[1],
+    "SwiGLU": lambda seed: check_gates(
+        gates, "swiglu", 20, 8, forward=False, seed=seed, place=True, cores=1
+    )[1],
+    "GELU": lambda seed: check_gates(
+        gates, "gelu", 20, 8, forward=False, seed=seed, biased=True, cores=1
+    )[1],
+    "RoPE": lambda seed: check_rope(rotary, 2, 5, 2, 3, 16, seed=seed)[1],
+    "embedding": lambda seed: check_embed_backward(
+        embedding, sequences(3, 25, 4), 4, 16, seed=seed
+    )[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_equal_bits_whatever_the_order_of_blocks(what):
+    first, *others = [EVERYTHING[what](seed) for seed in (None, 0, 1)]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def norm_arrays(columns=64, rows=2):
+    x, stats = np.zeros((rows, columns), np.uint16), np.zeros((rows, 1), np.float32)
+    return {"x": x, "n": x.copy(), "gain": np.ones(columns, np.float32), "stats": stats}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(n=np.zeros((2, 63), np.uint16)), r"n is uint16 \(2, 64\), not uint16 \(2, 63\)"),
+        (dict(gain=np.ones(64)), r"gain is float32 \(64,\), not float64"),
+        (dict(x=np.zeros((2, 64), np.int32)), r"bf16 \(uint16\) or float32, not int32"),
+        (dict(x=np.zeros((2, 128), np.uint16)[:, ::2]), "x is in C order"),
+        (dict(t=np.zeros((2, 64), np.uint16)), "come together"),
+        (dict(bias=np.zeros(64, np.float32)), "has no bias"),
+        (norm_arrays(60), "multiple of 8 columns, at most 32768, not 60"),
+    ],
+)
+def test_move_and_norm_refuses(change, message):
+    with pytest.raises(UserError, match=message):
+        stream.move_norm_launch("rms", **(norm_arrays() | change))
+
+
+def test_memory_that_is_not_aligned_is_refused():
+    class Elsewhere:
+        address, shape, strides, dtype = 8, (2, 64), (128, 2), np.dtype(np.uint16)
+
+    with pytest.raises(UserError, match="x begins at a multiple of 16 bytes, not at 8"):
+        stream.move_norm_launch("rms", **(norm_arrays() | {"x": Elsewhere()}))
+
+
+def turn_zeros(n, D, T=3, start=0):
+    table = np.zeros((6, D // 2), np.float32)
+    rotary.rope_launch(np.zeros((6, 48), np.uint16), table, table, n, D, T, start=start)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: stream.move_norm_launch("batch", **norm_arrays()), "norms are rms and layer"),
+        (lambda: piece("bf16", "float16"), "bf16 or float32, not 'float16'"),
+        (lambda: columns_module.Walk(0, 8, 8, 512), "rows and a multiple of 8 columns, not 0 x 8"),
+        (lambda: turn_zeros(4, 16), "4 heads of width 16, 16 at a time, are not in 48"),
+        (lambda: turn_zeros(1, 24), "1 heads of width 24, 16 at a time, are not in 48"),
+        (lambda: turn_zeros(1, 16, start=4), "no sequences of 3 positions from 4 to 6"),
+        (lambda: turn_zeros(1, 16, T=4), "6 rows are no sequences of 4 positions"),
+        (
+            lambda: embedding.embed_launch(
+                np.zeros(6, np.int32), np.zeros((4, 8), np.uint16), np.zeros((6, 8), np.uint16), 4
+            ),
+            "8 columns, 6 rows, T = 4",
+        ),
+        (
+            lambda: gates.gelu_backward_launches(
+                *(np.zeros((2, 8), np.uint16) for _ in "abc"), dbias=np.zeros(8, np.float32)
+            ),
+            "dbias and the partial sums for it come together",
+        ),
+    ],
+)  # fmt: skip
+def test_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+# ---- Planted faults
+
+
+def with_fault(name, fault):
+    """The module of this name, or, of a fault in vectors, a copy of it that uses the wrong one."""
+    wrong = load(fault)
+    if fault.module.endswith(name):
+        return wrong
+    text = Path(MODULES[name].__file__).read_text(encoding="utf-8")
+    copy = ModuleType(f"{name}_over_{fault.function}")
+    exec(compile(text, MODULES[name].__file__, "exec"), vars(copy))
+    for helper in vars(copy).keys() & vars(vectors).keys():
+        if isinstance(getattr(vectors, helper), FunctionType):
+            setattr(copy, helper, getattr(wrong, helper))
+    return copy
+
+
+MODULES = {
+    "stream": stream, "stream_backward": stream_backward, "columns": columns_module,
+    "gates": gates, "rotary": rotary, "embedding": embedding,
+}  # fmt: skip
+
+
+def wide(module):
+    check_move_norm(module, 2, 1032, "layer")
+
+
+def added(module):
+    x, t, out = draw((3, 8)), draw((3, 8), seed=1), blank((3, 8))
+    play(module.add_scaled_launch(x, t, 0.5, out), (out,))
+    close(out, real(x) + 0.5 * real(t), 2.0**-8 * (np.abs(real(x)) + np.abs(real(t))))
+
+
+def ragged(module):
+    check_move_norm(module, 9, 72, "layer")
+
+
+def slopes(module):
+    check_backward(module, 9, 72, "layer", cores=1)
+
+
+def long(module):
+    check_columns(module, 230, 8, "bf16", cores=1)
+
+
+def swiglu(module):
+    check_gates(module, "swiglu", 70, 8, forward=False, cores=1)
+
+
+def gelu(module):
+    check_gates(module, "gelu", 70, 8, forward=False, biased=True, cores=1)
+
+
+def turned(module):
+    check_rope(module, 2, 3, 2, 4, 32, start=1)
+
+
+def looked_up(module):
+    check_embed(module, sequences(2, 3, 5), 5, 264)
+
+
+def scattered(module):
+    check_embed_backward(module, sequences(3, 33, 4), 4, 264)
+
+
+def in_turns(module):
+    check_embed_backward(module, sequences(3, 33, 14), 14, 520, learned=False, cores=1)
+
+
+# Where: module, function; what is wrong; what becomes what; what must see it.
+FAULTS = [
+    ("vectors", "over_warps", "cuda.syncthreads()  # all parts are there", "pass", wide),
+    ("vectors", "over_warps", "cuda.syncthreads()  # all have read", "pass  # all have read", wide),
+    ("vectors", "warp_sum", "range(5)", "range(4)", ragged),
+    ("vectors", "load_row", "whole or column < columns", "True", ragged),
+    ("vectors", "load_row", "values[k] = float32(0)", "pass", ragged),
+    ("vectors", "store_row", "whole or column < columns", "True", ragged),
+    ("vectors", "settle", "if rounds:", "if False:", ragged),
+    ("stream", "move_norm", "if row < rows:", "if row <= rows:", ragged),
+    ("stream", "move_norm", "values[k] += weight * others[k]", "values[k] += others[k]", ragged),
+    ("stream", "move_norm", "if biased:", "if False:", ragged),
+    ("stream", "add_scaled", "if i < count", "if i <= count", added),
+    ("stream", "add_scaled", "+= weight *", "= weight *", added),
+    ("stream", "inside", "whole or (j * lanes + lane) * width < columns", "True", ragged),
+    ("stream", "normed", " + float32(eps)", "", lambda m: check_move_norm(m, 3, 64, scale=1e-3)),
+    ("stream_backward", "in_turn", "cuda.syncthreads()  # the", "pass  # the", slopes),
+    ("stream_backward", "in_turn", "turn == 0)", "False)", slopes),
+    ("stream_backward", "in_turn", "range(warps)", "range(warps - 1)", slopes),
+    ("stream_backward", "slope", "g[k] -= shift", "pass", slopes),
+    ("stream_backward", "slope", "g[k] - x_hat[k] * along", "g[k] + x_hat[k] * along", slopes),
+    ("stream_backward", "slope", "row_sum(along) * float32(share)", "row_sum(along)", slopes),
+    ("stream_backward", "read", "sums[own + k] += g[k]", "sums[own + k] += x_hat[k]", slopes),
+    ("stream_backward", "norm_backward", "g[k] += old[k]", "pass", slopes),
+    ("stream_backward", "norm_backward", "sums[k] = float32(0)", "pass", slopes),
+    ("stream_backward", "norm_backward", "cuda.gridDim.x * rows_a_block", "rows_a_block", slopes),
+    ("stream_backward", "norm_backward", "settle(g)", "pass", slopes),
+    ("columns", "add_up", "cuda.syncthreads()", "pass", long),
+    ("columns", "add_up", "value if row < count else float32(0)", "value", long),
+    ("columns", "add_up", "total += load_own_float(out)", "pass", long),
+    ("columns", "slab_sums", "row += slabs", "row += rows", long),
+    ("columns", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
+    ("columns", "slab_sums", "if column < columns", "if column <= columns", long),
+    ("gates", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
+    ("gates", "gated_rows", "store(up, i", "store(gate, i", swiglu),
+    ("gates", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
+    ("gates", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
+    ("gates", "gated_backward", "while row < rows", "while row < 0", swiglu),
+    ("gates", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
+    ("gates", "curved_rows", "value[at] += shift[k]", "pass", gelu),
+    ("gates", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
+    ("rotary", "turn", "sign * sin[k]", "sin[k]", turned),
+    ("rotary", "rope", "start + row -", "row -", turned),
+    ("rotary", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
+    ("embedding", "embed", "T * divide(row, T)", "0", looked_up),
+    ("embedding", "embed", "values[k] += others[k]", "pass", looked_up),
+    ("embedding", "pile", "while i < end", "while i < end - 1", scattered),
+    ("embedding", "pile", "i += AHEAD", "i += AHEAD + 1", scattered),
+    ("embedding", "scatter", "if slot < 0", "if slot <= 0", scattered),
+    ("embedding", "scatter", "item += int32(cuda.gridDim.x * WARPS)", "break", in_turns),
+    ("embedding", "several", "first, end, 1, 0", "first, end - 1, 1, 0", scattered),
+    ("embedding", "add_positions", "B, T, t, columns", "B, T, 0, columns", scattered),
+    ("embedding", "scatter_plan", "(starts + counts)[of]", "(starts + CHUNK)[of]", scattered),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "module, function, old, new, check", FAULTS, ids=lambda part: str(part)[:30]
+)
+def test_planted_faults_are_found(module, function, old, new, check):
+    name = module if module != "vectors" else "stream"
+    wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))
+    with pytest.raises((AssertionError, Fault)):
+        check(wrong)

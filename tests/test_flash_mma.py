@@ -148,7 +148,7 @@ MISTAKES = [
     ("rows past the end are written", PARTS, "put_rows", "first + here < T", "True"),
     ("lanes do not wait for lanes", PARTS, "put_rows", "cuda.syncwarp()", "pass"),
     ("delta left out", BACKWARD, "query_step", "s[n] * (dp[n] - delta[h])", "s[n] * dp[n]"),
-    ("delta not padded", BACKWARD, "pad_deltas", "store_float(", "float32("),
+    ("delta not padded", BACKWARD, "pad_deltas", "after >= T", "after < 0"),
     ("dq not scaled", BACKWARD, "flash_mma_dq", "parts.dq, root, root", "parts.dq, scale, scale"),
     ("a query before its key", BACKWARD, "forbid_earlier", "8 * n < distance", "8 * n < below"),
     ("the same head again", BACKWARD, "fill_queries", "head * group.do_head", "0 * group.do_head"),

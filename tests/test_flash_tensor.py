@@ -18,7 +18,8 @@ from bench.card import flash
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import flash_plan
-from nanoeuler.engines.gpu.flash_plan import backward_launches, forward_launch, padded
+from nanoeuler.engines.gpu.flash_layout import padded
+from nanoeuler.engines.gpu.flash_plan import backward_launches, forward_launch
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.errors import UserError

@@ -16,8 +16,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.flash_layout import PAD, clear, quad_sum, quarter_dot, round_up
 from nanoeuler.engines.gpu.flash_parts import (
-    PAD,
     Heads,
     Place,
     QueryBlock,
@@ -26,7 +26,6 @@ from nanoeuler.engines.gpu.flash_parts import (
     block_head,
     by_columns,
     by_rows,
-    clear,
     fetch,
     forbid_earlier,
     forbid_later,
@@ -40,9 +39,7 @@ from nanoeuler.engines.gpu.flash_parts import (
     prefetch_maps,
     put,
     put_done,
-    quad_sum,
     query_block,
-    round_up,
     shared_base,
     stage_out,
     start_ring,
@@ -63,11 +60,8 @@ from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import (
     exp2,
-    high_bf16,
     load_float,
-    load_int4,
     load_shared_float2,
-    low_bf16,
     pack_bf16,
     store_float,
 )
@@ -86,22 +80,6 @@ class QueryParts(NamedTuple):
     dq: Any
     lse: Any
     delta: Any
-
-
-def pair_dot(x: int, y: int, total: float) -> float:
-    """total + the products of two pairs of bf16."""
-    return total + low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y)
-
-
-def quarter_dot(x: int, y: int, D: int) -> float:
-    """The dot product of D / 4 bf16 at each of two addresses: what a lane has of a row."""
-    total = float32(0)
-    for i in range(D // 32):
-        x0, x1, x2, x3 = load_int4(x + 16 * i)
-        y0, y1, y2, y3 = load_int4(y + 16 * i)
-        total = pair_dot(x1, y1, pair_dot(x0, y0, total))
-        total = pair_dot(x3, y3, pair_dot(x2, y2, total))
-    return total
 
 
 class Outputs(NamedTuple):

@@ -11,11 +11,9 @@ T positions, D head width. s scores, p probabilities not yet divided by their su
 
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.flash_layout import LOWEST, PAD, PAST_END, clear, quad_sum, round_up
 from nanoeuler.engines.gpu.flash_parts import (
     BOX,
-    LOWEST,
-    PAD,
-    PAST_END,
     Heads,
     Place,
     QueryBlock,
@@ -23,7 +21,6 @@ from nanoeuler.engines.gpu.flash_parts import (
     advance,
     by_columns,
     by_rows,
-    clear,
     fetch,
     forbid_later,
     full_of,
@@ -35,9 +32,7 @@ from nanoeuler.engines.gpu.flash_parts import (
     prefetch_maps,
     put,
     put_done,
-    quad_sum,
     query_block,
-    round_up,
     shared_base,
     stage_out,
     start_ring,

@@ -32,12 +32,12 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     forbid_later,
     head_of,
     left,
-    load_columns,
     load_left,
     load_rows,
     own_column,
     own_lane,
     own_row,
+    own_thread,
     own_warp,
     put_rows,
     right,
@@ -54,12 +54,16 @@ from nanoeuler.engines.gpu.ptx import (
     divide,
     exp2,
     larger,
+    ldmatrix_across,
+    load_shared_float2,
     log2,
     mma_tile,
     pack_bf16,
     reciprocal,
     shuffle_xor,
     store_float,
+    store_shared_float2,
+    zeros,
 )
 
 WARPS = 4
@@ -130,71 +134,80 @@ def exponentials(half: Half, k: int, scale: float) -> None:
 
 class Form(NamedTuple):
     """A form of the forward kernel: head width; stages of keys and values in shared memory; blocks
-    of a multiprocessor that registers must suffice for; whether queries stay in registers.
+    of a multiprocessor that registers must suffice for; whether sums wait in shared memory from
+    step to step, because registers do not suffice.
     """
 
     D: int
     stages: int
     resident: int
-    hold: bool
+    park: bool = False
 
 
 class Registers(NamedTuple):
-    """A thread's registers: both halves; queries, where they stay there; B of a product."""
+    """A thread's registers: both halves, and B of a product."""
 
     low: Half
     high: Half
-    q: Any
     b: Any
 
 
 def scores(form: Form) -> Callable:
     """s = q k^T of a step, for both halves or for the second."""
-    D, hold = form.D, form.hold
-    multiply = mma_tile(16, KEYS)
-
-    def operand(half: Half, q: Any, h: int, i: int, tile: int) -> None:
-        """A of half h, 16 i columns on: from registers or from shared memory."""
-        if hold:
-            for j in range(4):
-                half.a[j] = q[8 * i + 4 * h + j]
-        else:
-            load_left(half.a, 0, int32(beside(tile, i) + h * HALF * 2 * D))
+    D = form.D
+    multiply, part = mma_tile(16, KEYS), KEYS // 2
+    clear = zeros(part)
 
     def both(x: Registers, q_tile: int, k_tile: int) -> None:
-        clear(x.low.s, KEYS // 2)
-        clear(x.high.s, KEYS // 2)
+        clear(x.low.s)
+        clear(x.high.s)
         q_tile = again(q_tile)  # or else all addresses of A would stay in registers
         for i in range(D // 16):
-            operand(x.low, x.q, 0, i, q_tile)
-            operand(x.high, x.q, 1, i, q_tile)
-            load_rows(x.b, k_tile, i, KEYS, D)
+            load_left(x.low.a, 0, beside(q_tile, i))
+            load_left(x.high.a, 0, int32(beside(q_tile, i) + HALF * 2 * D))
+            load_rows(x.b, beside(k_tile, i), KEYS, D)
             multiply(x.low.s, x.low.a, x.b)
             multiply(x.high.s, x.high.a, x.b)
 
     def second(x: Registers, q_tile: int, k_tile: int) -> None:
-        clear(x.high.s, KEYS // 2)
+        clear(x.high.s)
         for i in range(D // 16):
-            operand(x.high, x.q, 1, i, q_tile)
-            load_rows(x.b, k_tile, i, KEYS, D)
+            load_left(x.high.a, 0, int32(beside(q_tile, i) + HALF * 2 * D))
+            load_rows(x.b, beside(k_tile, i), KEYS, D)
             multiply(x.high.s, x.high.a, x.b)
 
     return both, second
+
+
+def park(x: Registers, lot: int) -> None:
+    """Leave both halves' sums in shared memory, in this thread's places of a lot."""
+    to = int32(lot + 8 * own_thread())
+    store_shared_float2(to, x.low.total[0], x.low.total[1])
+    store_shared_float2(int32(to + 8 * THREADS), x.high.total[0], x.high.total[1])
+
+
+def unpark(x: Registers, lot: int) -> None:
+    """The sums again."""
+    here = int32(lot + 8 * own_thread())
+    x.low.total[0], x.low.total[1] = load_shared_float2(here)
+    x.high.total[0], x.high.total[1] = load_shared_float2(int32(here + 8 * THREADS))
 
 
 def steps_of(form: Form) -> tuple[Callable, Callable]:
     """A step of the forward kernel on one tile of keys and values, which are there."""
     D = form.D
     both, second = scores(form)
-    multiply = mma_tile(16, D)
+    multiply, load = mma_tile(16, D), ldmatrix_across(D // 16)
 
     def whole(
-        x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float,
-    ) -> None:  # fmt: skip
+        x: Registers, q_tile: int, k_tile: int, lot: int, ahead: int, scale: float
+    ) -> None:
         """o += p v for both halves. ahead: from the first key to this warp's first query."""
         both(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
         if ahead < KEYS:
             forbid_later(x.low.s, KEYS, int32(ahead + own_row() - own_column()))
+        if form.park:
+            unpark(x, lot)
         raise_maximum(x.low, scale)
         correct(x.low, D)
         raise_maximum(x.high, scale)
@@ -203,13 +216,13 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
         for k in range(KEYS // 16):
             exponentials(x.low, k, scale)
             exponentials(x.high, k, scale)
-            load_columns(x.b, v_tile, k, D)
+            load(x.b, int32(v_tile + k * 32 * D))
             multiply(x.low.o, x.low.a, x.b)
             multiply(x.high.o, x.high.a, x.b)
+        if form.park:
+            park(x, lot)
 
-    def diagonal(
-        x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float,
-    ) -> None:  # fmt: skip
+    def diagonal(x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float) -> None:
         """o += p v for the second half, whose first step it is, on the diagonal."""
         second(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
         forbid_later(x.high.s, KEYS, int32(ahead + own_row() - own_column()))
@@ -217,7 +230,7 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
         v_tile = int32(k_tile + KEYS * D * 2 + left(D))
         for k in range(KEYS // 16):
             exponentials(x.high, k, scale)
-            load_columns(x.b, v_tile, k, D)
+            load(x.b, int32(v_tile + k * 32 * D))
             multiply(x.high.o, x.high.a, x.b)
 
     return whole, diagonal
@@ -237,13 +250,6 @@ def loop_of(form: Form) -> Callable:
     size = 2 * KEYS * D * 2
     whole, diagonal = steps_of(form)
     here = copy_wait(stages - 2)
-
-    def hold_queries(q: Any, tile: int) -> None:
-        """All queries of this warp into registers, where the form keeps them there."""
-        if form.hold:
-            for i in range(D // 16):
-                load_left(q, 8 * i, beside(tile, i))
-                load_left(q, 8 * i + 4, int32(beside(tile, i) + HALF * 2 * D))
 
     def fill(tiles: int, work: Work, step: int, steps: int, whole: bool) -> None:
         """Start copying a step's keys and values to its stage, if there is such a step: a group."""
@@ -266,14 +272,16 @@ def loop_of(form: Form) -> Callable:
         here()
         cuda.syncthreads()
         fill(tiles, work, int32(stages - 1), steps, False)
-        hold_queries(x.q, int32(q + left(D)))
         diagonal(x, q, tiles, own, scale)
+        lot = int32(tiles + stages * size)
+        if form.park:
+            park(x, lot)
         for i in range(1, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
             fill(tiles, work, int32(i + stages - 1), steps, True)
             ahead = int32(own + (i - 1) * KEYS)
-            whole(x, q, int32(tiles + i % stages * size), ahead, scale)
+            whole(x, q, int32(tiles + i % stages * size), lot, ahead, scale)
 
     return loop
 
@@ -310,16 +318,15 @@ ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps;
 
 
 def shared_bytes(form: Form) -> int:
-    """Queries, then stages of keys and of values."""
-    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2
+    """Queries, then stages of keys and of values, then room to park."""
+    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2 + 16 * THREADS * form.park
 
 
 @functools.cache
 def forward_kernel(form: Form) -> Kernel:
     """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
     D, loop = form.D, loop_of(form)
-    wide, part, held = D // 2, KEYS // 2, D // 2 if form.hold else 1
-    most = max(D, KEYS) // 4
+    wide, part, most = D // 2, KEYS // 2, max(D, KEYS) // 4
 
     def flash_mma(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
@@ -348,7 +355,7 @@ def forward_kernel(form: Form) -> Kernel:
                 cuda.local.array(wide, float32), cuda.local.array(2, float32),
                 cuda.local.array(2, float32), cuda.local.array(2, float32),
             ),
-            cuda.local.array(held, int32), cuda.local.array(most, int32),
+            cuda.local.array(most, int32),
         )  # fmt: skip
         new_half(x.low, D)
         new_half(x.high, D)

@@ -31,7 +31,6 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     forbid_later,
     head_of,
     left,
-    load_columns,
     load_left,
     load_rows,
     own_column,
@@ -53,11 +52,13 @@ from nanoeuler.engines.gpu.ptx import (
     copy_wait,
     divide,
     exp2,
+    ldmatrix_across,
     load_float,
     load_shared_float2,
     mma_tile,
     pack_bf16,
     store_float,
+    zeros,
 )
 
 
@@ -84,19 +85,20 @@ def products(form: BackForm) -> tuple[Callable, Callable]:
     """The two products of the backward, each for the 16 rows of a warp."""
     D, columns = form.D, form.step
     row_mma, column_mma = mma_tile(16, columns), mma_tile(16, D)
+    zero, across = zeros(columns // 2), ldmatrix_across(D // 16)
 
     def rows_times(acc: Any, by: Fragments, left_tile: int, right_tile: int) -> None:
         """acc = A B^T: 16 rows of a tile by all rows of a step's tile, over D."""
-        clear(acc, columns // 2)
+        zero(acc)
         left_tile = again(left_tile)  # or else all addresses of A would stay in registers
         for i in range(D // 16):
             load_left(by.a, 0, beside(left_tile, i))
-            load_rows(by.b, right_tile, i, columns, D)
+            load_rows(by.b, beside(right_tile, i), columns, D)
             row_mma(acc, by.a, by.b)
 
     def add_columns(acc: Any, by: Fragments, tile: int, k: int) -> None:
         """acc += A B: A is there, 16 x 16; B are rows 16 k to 16 k + 15 of a step's tile."""
-        load_columns(by.b, tile, k, D)
+        across(by.b, int32(tile + k * 32 * D))
         column_mma(acc, by.a, by.b)
 
     return rows_times, add_columns

@@ -18,7 +18,6 @@ from nanoeuler.engines.gpu.ptx import (
     copy_async,
     copy_async_part,
     ldmatrix4,
-    ldmatrix4_turned,
     load_shared_int4,
     pack_bf16,
     shared_address,
@@ -149,12 +148,8 @@ def right(D: int) -> int:
 
 
 def beside(address: int, i: int) -> int:
-    """The same row 16 i columns further: chunks are swapped, so that is an exclusive or.
-
-    Chunks are swapped within 128 bytes, and i goes on beyond: that part of it is a sum, which costs
-    no register of its own.
-    """
-    return int32((address ^ (i & 3) << 5) + (i >> 2) * 128)
+    """The same row 16 i columns further: chunks are swapped, so that is an exclusive or."""
+    return int32(address ^ i << 5)
 
 
 def load_left(a: Any, i: int, address: int) -> None:
@@ -162,18 +157,11 @@ def load_left(a: Any, i: int, address: int) -> None:
     a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
 
 
-def load_rows(b: Any, tile: int, i: int, rows: int, D: int) -> None:
-    """B for a product with rows of a tile, 16 i columns on; tile: its address, `right` on."""
+def load_rows(b: Any, address: int, rows: int, D: int) -> None:
+    """B of a product with rows of a tile, for 16 columns; address: of the first rows (`right`)."""
     for n in range(rows // 16):
-        j, address = 4 * n, int32(beside(tile, i) + n * 32 * D)
-        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4(address)
-
-
-def load_columns(b: Any, tile: int, k: int, D: int) -> None:
-    """B for a product with columns of a tile, rows 16 k to 16 k + 15; `left` on."""
-    for n in range(D // 16):
-        j, address = 4 * n, int32(beside(tile, n) + k * 32 * D)
-        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4_turned(address)
+        j, here = 4 * n, int32(address + n * 32 * D)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4(here)
 
 
 def forbid_later(s: Any, keys: int, distance: int) -> None:

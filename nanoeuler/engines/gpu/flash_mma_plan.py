@@ -18,6 +18,7 @@ from nanoeuler.engines.gpu.flash_layout import (
 )
 from nanoeuler.engines.gpu.flash_mma import QUERIES, Form, forward_kernel
 from nanoeuler.engines.gpu.flash_mma_backward import BackForm, dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.flash_mma_parts import EVERY_CARD as EVERY_CARD
 from nanoeuler.engines.gpu.gemm_plan import cover
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.errors import UserError
@@ -31,7 +32,7 @@ DQ = {
 DKDV = {
     32: BackForm(32, 4, 64, 2, 3), 64: BackForm(64, 4, 64, 2, 3), 128: BackForm(128, 4, 64, 2, 2)
 }  # fmt: skip
-FORMS = {32: Form(32, 2, 2, True), 64: Form(64, 2, 2, True), 128: Form(128, 2, 2, False)}
+FORMS = {32: Form(32, 2, 2), 64: Form(64, 2, 2), 128: Form(128, 2, 2, park=True)}
 
 
 def with_steps(**arrays: Any) -> list[Any]:

@@ -13,6 +13,7 @@ T positions, D head width; a head, without more, is a query or key head of one s
 
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.flash_layout import FORBIDDEN, round_up
 from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait_read_all,
@@ -29,7 +30,6 @@ from nanoeuler.engines.gpu.ptx import (
     barrier,
     pack_bf16,
     shared_address,
-    shuffle_xor,
     store_shared_int,
     ticket,
     uniform,
@@ -37,10 +37,6 @@ from nanoeuler.engines.gpu.ptx import (
 
 PANEL = 64         # columns of a panel: 128 bytes, the widest swizzle
 BOX = 64 * 128     # bytes of a panel of 64 rows
-PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
-FORBIDDEN = -1e30  # the score of a key that its query may not see
-LOWEST = -1e20     # the running maximum before any score
-PAST_END = 1e30    # lse of rows past T: makes their probabilities 0 in the backward
 STRIDE = 1024      # bytes from 8 rows of a panel to the next 8: the swizzle repeats after them
 
 
@@ -67,11 +63,6 @@ def own_row(at: Place) -> int:
 def own_column(at: Place) -> int:
     """The first of a thread's columns in an accumulator: this one and the next, then every 8."""
     return int32((at.lane & 3) * 2)
-
-
-def round_up(n: int, size: int) -> int:
-    """n rounded up to a multiple of `size`, a power of two."""
-    return int32((n + size - 1) & -size)
 
 
 def shared_base() -> int:
@@ -241,18 +232,6 @@ def forbid_earlier(s: Any, queries: int, first: int, key: int, at: Place) -> Non
             s[4 * n + 2] = float32(FORBIDDEN)
         if 8 * n + 1 < below:
             s[4 * n + 3] = float32(FORBIDDEN)
-
-
-def clear(values: Any, n: int) -> None:
-    """Zero the first n of some float registers."""
-    for i in range(n):
-        values[i] = float32(0)
-
-
-def quad_sum(x: float) -> float:
-    """The sum of x over the four lanes that share a row of an accumulator."""
-    x += shuffle_xor(x, int32(1))
-    return x + shuffle_xor(x, int32(2))
 
 
 def warpgroup_sync(at: Place) -> None:

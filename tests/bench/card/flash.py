@@ -16,6 +16,7 @@ from bench.card import Contest, ghost
 from nanoeuler.engines.gpu import flash_plan
 from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
+from nanoeuler.engines.gpu.flash_layout import padded
 
 SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
 LSE = 1e-3  # absolute; scores of some tens in float32, products of bf16 are exact in it
@@ -90,7 +91,7 @@ def shapes(case):
     """Shapes of all arrays of a case; the last two are of float32."""
     queries = case.B, case.H, case.T, case.D
     keys = case.B, case.G, case.T, case.D
-    lines = case.B, case.H, flash_plan.padded(case.T)
+    lines = case.B, case.H, padded(case.T)
     return dict.fromkeys(("q", "do", "o", "dq"), queries) | dict.fromkeys(
         ("k", "v", "dk", "dv"), keys
     ) | dict.fromkeys(("lse", "delta"), lines)  # fmt: skip

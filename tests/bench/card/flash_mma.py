@@ -10,8 +10,8 @@ from bench.card import Contest, ghost
 from bench.card.flash import LEAST, LSE, SETS, Case, Problem, errors, exact, fold, kind, shapes
 
 from nanoeuler.engines.gpu import flash_mma_plan as plan
-from nanoeuler.engines.gpu.flash_mma import Form, forward_kernel
-from nanoeuler.engines.gpu.flash_mma_backward import BackForm, dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.flash_mma import forward_kernel
+from nanoeuler.engines.gpu.flash_mma_backward import dkdv_kernel, dq_kernel
 
 PEER = "FlashAttention-2"
 TIMED = [Case(16, 12, 12, 1024, 64), Case(4, 16, 16, 4096, 64), Case(4, 16, 16, 4096, 128)]
@@ -21,97 +21,51 @@ ODD = [
     Case(2, 4, 2, 130, 32), Case(2, 6, 3, 257, 64), Case(1, 4, 2, 333, 128),
     Case(2, 4, 1, 1000, 64),
 ]  # fmt: skip
-FORMS = [
-    *plan.FORMS.values(), Form(64, 2, 2, False), Form(64, 3, 2, True), Form(64, 2, 3, False),
-    Form(32, 3, 3, True),
-]  # fmt: skip
-
-
-DQ = [
-    *plan.DQ.values(), BackForm(64, 8, 64, 2, 1), BackForm(64, 8, 64, 2, 2),
-    BackForm(128, 4, 32, 2, 3), BackForm(128, 8, 32, 2, 1),
-]  # fmt: skip
-DKDV = [
-    *plan.DKDV.values(), BackForm(64, 4, 64, 2, 2), BackForm(64, 8, 64, 2, 1),
-    BackForm(64, 4, 32, 2, 3), BackForm(128, 4, 32, 2, 2), BackForm(128, 8, 32, 2, 1),
-]  # fmt: skip
 
 
 def kernels():
     """Name -> maker of each kernel."""
-    made = {spell(form): partial(forward_kernel, form) for form in dict.fromkeys(FORMS)}
-    made |= {back("dq", form): partial(dq_kernel, form) for form in dict.fromkeys(DQ)}
-    return made | {back("dkdv", form): partial(dkdv_kernel, form) for form in dict.fromkeys(DKDV)}
+    made = {f"forward {D}": partial(forward_kernel, form) for D, form in plan.FORMS.items()}
+    made |= {f"dq {D}": partial(dq_kernel, form) for D, form in plan.DQ.items()}
+    return made | {f"dkdv {D}": partial(dkdv_kernel, form) for D, form in plan.DKDV.items()}
 
 
-def back(what, form):
-    """A form of a backward kernel in a few words."""
-    D, warps, step, stages, resident = form
-    return f"mma {what} {D}, {warps} warps, {step} a step, {stages} stages, {resident} blocks"
-
-
-def spell(form):
-    """A form in a few words."""
-    held = ", queries held" if form.hold else ""
-    return f"mma forward {form.D}, {form.stages} stages, {form.resident} blocks{held}"
-
-
-def forward(views, form=None):
-    """The launch of the forward pass."""
-    return plan.forward_launch(*(views[name] for name in ("q", "k", "v", "o", "lse")), form)
-
-
-def backward(views, forms=None):
-    """The launches of the backward pass."""
+def launches(views):
+    """The three launches: forward, dq, dkdv. views: name -> each of `shapes`."""
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    return plan.backward_launches(*(views[name] for name in names), forms)
-
-
-def pairs_of(D):
-    """Forms of dq and of dkdv to check and time together: each kernel's forms occur."""
-    dq, dkdv = ([f for f in dict.fromkeys(forms) if f.D == D] for forms in (DQ, DKDV))
-    n = max(len(dq), len(dkdv))
-    return [(dq[i % len(dq)], dkdv[i % len(dkdv)]) for i in range(n)]
+    forward = plan.forward_launch(*(views[name] for name in ("q", "k", "v", "o", "lse")))
+    return forward, *plan.backward_launches(*(views[name] for name in names))
 
 
 def plans():
     """Name -> launches of every check, without arrays."""
-    made = {}
-    for case in ODD + TIMED + ALSO:
-        views = {n: ghost(s, kind(n)) for n, s in shapes(case).items()}
-        made[f"mma {case}"] = (forward(views), *backward(views))
-    return made
+    return {
+        f"mma {case}": launches({n: ghost(s, kind(n)) for n, s in shapes(case).items()})
+        for case in ODD + TIMED + ALSO
+    }
 
 
-def check(bench, case, form, packed):
+def calls(bench, problem):
+    """Functions that put forward, dq, dkdv on torch's stream."""
+    views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
+    return [bench.call(launch) for launch in launches(views)]
+
+
+def check(bench, case, packed):
     """Errors by part, ours and FlashAttention-2's."""
     problem = Problem(bench, case, packed=packed)
-    views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
-    call = bench.call(forward(views, form))
-    outputs = {name: problem.tensors[name] for name in ("o", "lse")}
-    o, lse = bench.repeat(call, outputs).values()
+    steps = calls(bench, problem)
+    names = "o", "lse", "delta", "dq", "dk", "dv"
+    outputs = {name: problem.tensors[name] for name in names}
+    o, lse, _, dq, dk, dv = bench.repeat(lambda: [step() for step in steps], outputs).values()
     want = exact(problem)
     off = (lse[-1:, :, : case.T].double() - want[1]).abs().max().item()
     if not off < LSE or not (lse[..., case.T :] == 1e30).all():
         raise ValueError(f"lse is off by {off:.1e}")
-    there = problem.peer(PEER)[0]()[0]
-    pairs = [(x[-1:].double() - want[0]).norm() / want[0].norm() for x in (o, there)]
-    return {"o": {"error": pairs[0].item(), "peer": pairs[1].item(), "least": LEAST}}
-
-
-def check_backward(bench, case, forms, packed):
-    """Errors by part, ours and FlashAttention-2's, of the gradients."""
-    problem = Problem(bench, case, packed=packed)
-    views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
-    bench.call(forward(views))()
-    call = bench.call(backward(views, forms))
-    outputs = {name: problem.tensors[name] for name in ("delta", "dq", "dk", "dv")}
-    _, dq, dk, dv = bench.repeat(call, outputs).values()
-    want = exact(problem)
-    seen = errors(problem, want, problem.tensors["o"], dq, dk, dv)
-    there, back = problem.peer(PEER)
-    o, (q, k, v) = there()[0], back()[:3]
-    peers = errors(problem, want, o, q, fold(problem, k), fold(problem, v))
+    seen = errors(problem, want, o, dq, dk, dv)
+    forward, backward = problem.peer(PEER)
+    o, (dq, dk, dv) = forward()[0], backward()[:3]
+    peers = errors(problem, want, o, dq, fold(problem, dk), fold(problem, dv))
     return {
         part: {"error": error, "peer": peer, "least": LEAST}
         for part, error, peer in zip(("o", "dq", "dk", "dv"), seen, peers, strict=True)
@@ -119,64 +73,34 @@ def check_backward(bench, case, forms, packed):
 
 
 def checks(bench):
-    """Name -> check of each case with each form, some in the model's layout too."""
-    made = {}
-    for case in ODD + ALSO + TIMED:
-        for form in dict.fromkeys(FORMS):
-            if form.D == case.D and (case in ODD or form == plan.FORMS[case.D]):
-                made[f"{spell(form)}, {case}"] = partial(check, bench, case, form, False)
-        if case in ODD:
-            name = f"mma forward {case}, packed"
-            made[name] = partial(check, bench, case, plan.FORMS[case.D], True)
-        for dq, dkdv in pairs_of(case.D)[: None if case in ODD else 1]:
-            name = f"{case}, {back('dq', dq)}, {back('dkdv', dkdv)}"
-            made[name] = partial(check_backward, bench, case, (dq, dkdv), False)
-        if case in ODD:
-            made[f"mma backward {case}, packed"] = partial(check_backward, bench, case, None, True)
-    return made
+    """Name -> check of each case, the odd ones in the model's layout too."""
+    made = {f"mma {case}": partial(check, bench, case, False) for case in ODD + ALSO + TIMED}
+    return made | {f"mma {case}, packed": partial(check, bench, case, True) for case in ODD}
 
 
-def problems_of(bench, case):
-    """As many sets of operands as overflow the L2 cache."""
-    size = 2 * 8 * case.B * case.H * case.T * case.D
-    return [Problem(bench, case, seed) for seed in range(max(1, min(3, SETS // size)))]
-
-
-def entrants(bench, case):
-    """Name -> calls of the forward, one for each set of operands."""
-    made = {}
-    for problem in problems_of(bench, case):
-        views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
-        made.setdefault("ours", []).append(bench.call(forward(views)))
-        for form in dict.fromkeys(FORMS):
-            if form.D == case.D and form != plan.FORMS[case.D]:
-                made.setdefault(spell(form), []).append(bench.call(forward(views, form)))
-        made.setdefault(PEER, []).append(problem.peer(PEER)[0])
-    return made
-
-
-def back_entrants(bench, case):
-    """Name -> calls of the backward, one for each set of operands; its kernels by themselves."""
-    made = {}
-    for problem in problems_of(bench, case):
-        views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
-        bench.call(forward(views))()
-        for n, forms in enumerate(pairs_of(case.D)):
-            launches = backward(views, forms)
-            if not n:
-                bench.call(launches)()
-                made.setdefault("ours", []).append(bench.call(launches))
-            made.setdefault(back("dq", forms[0]), []).append(bench.call(launches[0]))
-            made.setdefault(back("dkdv", forms[1]), []).append(bench.call(launches[1]))
-        made.setdefault(PEER, []).append(problem.peer(PEER)[1])
+def entrants(bench, case, backward):
+    """Name -> calls, one for each set of operands: ours, its two halves backward, the peer."""
+    size, made = 2 * 8 * case.B * case.H * case.T * case.D, {}
+    for seed in range(max(1, min(3, SETS // size))):
+        problem = Problem(bench, case, seed)
+        forward, dq, dkdv = calls(bench, problem)
+        forward()  # the backward needs its o and lse
+        ways = {"ours": forward}
+        if backward:
+            dq()
+            ways = {"ours": lambda dq=dq, dkdv=dkdv: (dq(), dkdv()), "dq": dq, "dk, dv": dkdv}
+        for who, call in {**ways, PEER: problem.peer(PEER)[backward]}.items():
+            made.setdefault(who, []).append(call)
     return made
 
 
 def contests(bench):
     """What is timed."""
-    made = {"forward": entrants, "backward": back_entrants}
     return [
-        Contest(f"attention {way}, mma.sync", str(case), partial(make, bench, case), peer=PEER)
-        for case in TIMED
-        for way, make in made.items()
-    ]
+        Contest(
+            f"attention {'backward' if backward else 'forward'}, mma.sync", str(case),
+            partial(entrants, bench, case, backward), peer=PEER,
+        )
+        for case in TIMED + ALSO
+        for backward in (False, True)
+    ]  # fmt: skip

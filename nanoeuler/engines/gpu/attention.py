@@ -1,0 +1,43 @@
+# Made from book/08b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-choice
+"""Causal attention on whatever tensor cores a card has: the choice between two families.
+
+Arrays as in flash_layout.py. Left out: cards before 8.0, which have float32 kernels (flash.py).
+"""
+
+from types import ModuleType
+from typing import Any
+
+from nanoeuler.engines.gpu import flash_mma_plan, flash_plan
+from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.errors import UserError
+
+HOPPER = 9, 0  # the one capability that has wgmma
+
+
+def family(capability: tuple, D: int) -> ModuleType:
+    """The module that plans launches for heads of width D on a card of this capability."""
+    capability = tuple(capability)[:2]
+    if capability < flash_mma_plan.EVERY_CARD:
+        needs, has = (".".join(map(str, x)) for x in (flash_mma_plan.EVERY_CARD, capability))
+        raise UserError(
+            f"attention on tensor cores is for GPUs of capability {needs} or newer, and this one "
+            f"has {has}: use the float32 kernels of engines.gpu.flash"
+        )
+    return flash_plan if capability == HOPPER and D in flash_plan.WIDTHS else flash_mma_plan
+
+
+def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, capability: tuple) -> Launch:
+    """o and lse of q, k, v: see `forward_launch` of either family."""
+    return family(capability, q.shape[-1]).forward_launch(q, k, v, o, lse)
+
+
+def backward_launches(
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    capability: tuple,
+) -> tuple[Launch, Launch]:  # fmt: skip
+    """delta, dq, dk, dv, to be run in this order: see `backward_launches` of either family."""
+    plan = family(capability, q.shape[-1])
+    return plan.backward_launches(do, q, k, v, o, lse, delta, dq, dk, dv)

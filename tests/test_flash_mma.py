@@ -1,0 +1,242 @@
+"""Attention by mma.sync without a GPU: on paper against float64, counts, planted faults, plans.
+
+Bounds are those of test_flash_tensor.py, which say where they come from.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from mutants import Mutant, load
+from test_flash_tensor import NAMES, U, change, exact_and_bounds, inputs, worst
+
+from nanoeuler.engines.gpu import (
+    attention,
+    flash_mma,
+    flash_mma_backward,
+    flash_mma_plan,
+    flash_plan,
+)
+from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.errors import UserError
+
+GRADIENTS = "dq", "dk", "dv"
+
+
+def forward(a, plan=flash_mma_plan):
+    return plan.forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")))
+
+
+def backward(a, plan=flash_mma_plan):
+    order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    return plan.backward_launches(*(a[name] for name in order))
+
+
+def play(a, seed=None, plans=(flash_mma_plan, flash_mma_plan)):
+    """Forward and backward on paper, each by its plan; returns their reports."""
+    reports = [run(forward(a, plans[0]), seed)]
+    return reports + [run(launch, seed) for launch in backward(a, plans[1])]
+
+
+def off(a):
+    """The largest error of all results as a share of its bound; nan if anything is.
+
+    inf where lse is wrong, or anything past T.
+    """
+    T, (_, lse, of_p) = a["q"].shape[2], exact_and_bounds(a)
+    bound = of_p / math.log(2) + 8 * U * np.abs(lse).max()
+    if not np.abs(a["lse"][..., :T] - lse).max() < bound:
+        return math.inf
+    if not ((a["lse"][..., T:] == np.float32(1e30)).all() and (a["delta"][..., T:] == 0).all()):
+        return math.inf
+    return worst(a, ("o", *GRADIENTS))
+
+
+# ---- On paper
+
+
+@pytest.mark.parametrize(
+    "shape, seed, scale",
+    [
+        ((1, 4, 4, 1, 64), None, 1),   # one position, most of a tile beyond the end
+        ((1, 4, 2, 5, 32), 1, 1),
+        ((1, 4, 1, 63, 32), None, 1),  # the ring wraps in the heads of a group
+        ((1, 1, 1, 64, 64), 2, 30),    # a tile, to the row; scores of thousands
+        ((2, 1, 1, 65, 32), None, 30),
+        ((1, 1, 1, 65, 128), None, 1),
+        ((1, 1, 1, 130, 32), 3, 1),    # the rings of two stages wrap
+    ],
+)
+def test_forward_and_backward(shape, seed, scale):
+    a = inputs(*shape, scale=scale)
+    play(a, seed)
+    assert off(a) < 1
+
+
+def test_a_longer_forward():
+    """The ring of two stages wraps three times."""
+    a = inputs(1, 1, 1, 257, 32)
+    run(forward(a))
+    assert worst(a, ("o",)) < 1
+
+
+@pytest.mark.parametrize("plans", [(flash_mma_plan, flash_plan), (flash_plan, flash_mma_plan)])
+def test_one_family_s_backward_takes_the_other_s_forward(plans):
+    a = inputs(1, 1, 1, 70, 64)
+    play(a, plans=plans)
+    assert off(a) < 1
+
+
+def test_heads_may_lie_side_by_side():
+    """q, k, v, and their gradients, in the model's packed heads (B, T, H+2G, D): the same bits."""
+    a = inputs(1, 2, 1, 33, 32)
+    play(a)
+    b = dict(a)
+    for names in (("q", "k", "v"), GRADIENTS, ("do",), ("o",)):
+        packed = np.concatenate([a[name] for name in names], 1).transpose(0, 2, 1, 3).copy()
+        if names[0] in ("dq", "o"):
+            packed[...] = 0x7FC0
+        starts = np.cumsum([a[name].shape[1] for name in names])[:-1]
+        parts = np.split(packed.transpose(0, 2, 1, 3), starts, axis=1)
+        b |= dict(zip(names, parts, strict=True))
+    b |= {name: np.full_like(a[name], np.nan) for name in ("lse", "delta")}
+    play(b)
+    for name in (*NAMES, "lse", "delta"):
+        assert np.array_equal(a[name], b[name]), name
+
+
+def test_the_order_of_blocks_and_warps_changes_no_bit():
+    outcomes = []
+    for seed in (None, 5):
+        a = inputs(1, 2, 1, 33, 32)
+        play(a, seed)
+        outcomes.append([a[name].tobytes() for name in (*NAMES, "lse", "delta")])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("D", flash_mma_plan.WIDTHS)
+def test_what_is_moved_is_what_was_predicted(D):
+    """One head of 128 queries: each matrix comes once, and no bank is asked twice at a time."""
+    a = inputs(1, 1, 1, 128, D)
+    report = run(forward(a))
+    tile = 2 * 128 * D  # bytes
+    assert report["global loads bytes"] == 3 * tile
+    assert report["global stores bytes"] == tile + 4 * 128
+    assert report["tensor FLOPs"] == 3 * 2 * 2 * 64 * 64 * D  # three quarters of 128 x 128 pairs
+    loads, rounds = report["shared loads"], report["shared loads wavefronts"]
+    assert rounds == 4 * loads if D < 128 else rounds < 4 * loads  # 512 bytes by 128; or 256
+    assert report["barriers"] == 2
+
+
+# ---- Planted faults
+
+PARTS, FORWARD, BACKWARD = (
+    f"engines.gpu.{name}" for name in ("flash_mma_parts", "flash_mma", "flash_mma_backward")
+)
+MISTAKES = [
+    ("a wait is missing", FORWARD, "loop", "here()  # this", "pass  # this"),
+    ("a barrier is missing", FORWARD, "loop", "cuda.syncthreads()  # every", "pass  # every"),
+    ("a stage is filled too early", FORWARD, "loop", "int32(i + stages - 1)", "int32(i + stages)"),
+    ("o not corrected", FORWARD, "correct", "o[i] *= alpha[0]", "pass"),
+    ("total not corrected", FORWARD, "raise_maximum", "half.total[1] *= alpha[1]", "pass"),
+    ("the first half has no mask", FORWARD, "whole", "ahead < KEYS", "False"),
+    ("too few key heads", FORWARD, "flash_mma", "divide(head, sharing)", "divide(head, heads)"),
+    ("lse without the maximum", FORWARD, "save_lines", "half.m[j] + log2", "log2"),
+    ("the diagonal is forbidden", PARTS, "forbid_later", "8 * n > distance", "8 * n >= distance"),
+    ("chunks swapped in one place", PARTS, "right", "lane >> 3 & 1", "lane >> 4 & 1"),
+    ("rows past the end are copied", PARTS, "copy_rows", "else int32(0)", "else int32(16)"),
+    ("rows past the end are written", PARTS, "put_rows", "first + here < T", "True"),
+    ("lanes do not wait for lanes", PARTS, "put_rows", "cuda.syncwarp()", "pass"),
+    ("delta left out", BACKWARD, "step", "s[n] * (dp[n] - delta[h])", "s[n] * dp[n]"),
+    ("delta not padded", BACKWARD, "pad_deltas", "store_float(", "float32("),
+    ("dq not scaled", BACKWARD, "flash_mma_dq", "parts.dq, root, root", "parts.dq, scale, scale"),
+    ("a query before its key", BACKWARD, "forbid_earlier", "8 * n < distance", "8 * n < below"),
+    ("the same head again", BACKWARD, "fill_queries", "head * group.do_head", "0 * group.do_head"),
+    ("lse of the first head", BACKWARD, "fill_queries", "head * group.line", "0 * group.line"),
+    ("dk not scaled", BACKWARD, "flash_mma_dkdv", "parts.dk, root, root", "parts.dk, scale, scale"),
+]  # fmt: skip
+
+
+def caught(a):
+    """Whether a run of everything fails, or its results do."""
+    try:
+        play(a)
+    except (Fault, UserError):
+        return True
+    return not off(a) < 1
+
+
+@pytest.mark.parametrize("what, module, function, old, new", MISTAKES)
+def test_mistakes_are_seen(what, module, function, old, new, monkeypatch):
+    wrong = load(Mutant(module, function, what, old, new))
+    users = [flash_mma, flash_mma_backward] if module == PARTS else [flash_mma_plan]
+    names = [function] if module == PARTS else ["forward_kernel", "dq_kernel", "dkdv_kernel"]
+    for user in users:
+        for name in names:
+            if hasattr(user, name) and hasattr(wrong, name):
+                monkeypatch.setattr(user, name, getattr(wrong, name))
+    a = inputs(1, 2, 1, 130, 32)
+    assert caught(a), what
+
+
+def test_an_unswapped_tile_asks_banks_twice(monkeypatch):
+    """Results are right without the swap, and only the counts tell."""
+    monkeypatch.setattr("nanoeuler.engines.gpu.flash_mma_parts.turn", lambda row, D: 0)
+    a = inputs(1, 1, 1, 128, 32)
+    report = run(forward(a))
+    assert report["shared loads wavefronts"] > 4 * report["shared loads"]
+
+
+# ---- Plans
+
+
+@pytest.mark.parametrize(
+    "capability, D, plan",
+    [
+        ((8, 0), 64, flash_mma_plan), ((8, 9), 128, flash_mma_plan), ((12, 0), 64, flash_mma_plan),
+        ((9, 0), 32, flash_mma_plan), ((9, 0), 64, flash_plan), ((9, 0), 128, flash_plan),
+    ],
+)  # fmt: skip
+def test_the_card_and_the_width_choose_the_family(capability, D, plan):
+    a = inputs(1, 2, 1, 8, D)
+    assert attention.family(capability, D) is plan
+    names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    launch = attention.forward_launch(*(a[n] for n in ("q", "k", "v", "o", "lse")), capability)
+    assert launch.kernel is forward(a, plan).kernel
+    launches = attention.backward_launches(*(a[name] for name in names), capability)
+    assert [x.kernel for x in launches] == [x.kernel for x in backward(a, plan)]
+
+
+def test_older_cards_are_refused():
+    with pytest.raises(UserError, match=r"capability 8.0 or newer, and this one has 7.5"):
+        attention.family((7, 5), 64)
+
+
+@pytest.mark.parametrize(
+    "name, to, words",
+    [
+        ("k", {"dtype": np.float32}, "attention's k is uint16 .*, not float32"),
+        ("lse", {"shape": (1, 4, 8)}, r"attention's lse is float32 \(1, 4, 128\), not"),
+        ("q", {"shape": (1, 4, 8, 96)}, "head width 32, 64 or 128, not 96"),
+        ("q", {"shape": (1, 3, 8, 64)}, "3 query heads do not share 2 key heads evenly"),
+    ],
+)
+def test_forward_refuses_what_does_not_fit(name, to, words):
+    with pytest.raises(UserError, match=words):
+        forward(change(inputs(1, 4, 2, 8, 64), name, **to))
+
+
+def test_rows_have_to_begin_at_multiples_of_16_bytes():
+    a = inputs(1, 4, 2, 8, 64)
+    with pytest.raises(UserError, match="attention's dq has dense rows"):
+        backward(a | {"dq": np.empty((1, 4, 8, 65), np.uint16)[..., :64]})
+
+
+def test_every_card_has_the_shared_memory():
+    """99 KiB of a block: CUDA C++ Programming Guide, compute capability 8.6 and 8.9."""
+    plan = flash_mma_plan
+    kernels = [flash_mma.forward_kernel(form) for form in plan.FORMS.values()]
+    kernels += [flash_mma_backward.dq_kernel(form) for form in plan.DQ.values()]
+    kernels += [flash_mma_backward.dkdv_kernel(form) for form in plan.DKDV.values()]
+    assert max(kernel.shared for kernel in kernels) <= 99 * 1024
+    assert {kernel.target for kernel in kernels} == {(8, 0)}

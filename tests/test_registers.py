@@ -40,7 +40,8 @@ def test_shared_memory_is_read_off_the_text():
     text = """
 .extern .shared .align 16 .b8 dynamic[];
 .shared .align 4 .b8 one[512];
+.visible .shared .align 4 .b8 _cudapy_smem_1[4224];
     .shared .align 4 .b8 two[64];
     ld.shared.b32 %r1, [%r2+8];
 """
-    assert registers.static(text) == 576
+    assert registers.static(text) == 512 + 4224 + 64

@@ -50,12 +50,11 @@ def play(launches, fresh=(), seed=None):
 def close(values, want, bound):
     """Assert that values are within a bound, element by element, and that all are numbers."""
     off = np.abs(real(values) - want)
-    assert np.isfinite(real(values)).all() and (off <= bound).all(), (off / bound).max()
+    assert np.isfinite(real(values)).all() and (off <= bound).all(), (off - bound).max()
 
 
-def chain(width, columns):
+def chain(layout):
     """The most additions behind a sum over a row: a lane's own, five of a warp, the warps'."""
-    layout = Layout(columns, width)
     return layout.pieces * layout.width + 5 + layout.lanes // 32
 
 
@@ -87,7 +86,7 @@ def check_move_norm(
     want = real(x) + weight * real(t)
     close(moved, want, (B[kind] + 2 * U) * (np.abs(real(x)) + weight * np.abs(real(t))))
 
-    m, gain, length = real(moved), real(gain), chain(piece(kind, out), columns)
+    m, gain, length = real(moved), real(gain), chain(Layout(columns, piece(kind, out), stream.MOST))
     y, kept = norm_of(norm, m, gain, None if bias is None else real(bias))
     inverse, largest = kept[:, -1:], np.abs(m).max(axis=1, keepdims=True)
     off = (length + 12) * U * inverse * (largest if norm == "layer" else np.abs(m))
@@ -203,7 +202,7 @@ def check_backward(
         slope = backward.layernorm_backward(g, m, real(gain), both, gains, biases)
         x_hat = (m - both[:, :1]) * inverse
     old = real(before) if added else 0 * g
-    length, h = chain(form.layout.width, columns), np.abs(g * real(gain))
+    length, h = chain(form.layout), np.abs(g * real(gain))
     mean = h.mean(axis=1, keepdims=True) + (h * np.abs(x_hat)).mean(axis=1, keepdims=True)
     off = U * inverse * (6 * h + (length + 8) * (1 + np.abs(x_hat)) * mean)
     close(dx, old + slope, off + (B[gradient] + 2 * U) * np.abs(old + slope) + U * np.abs(old))
@@ -218,16 +217,16 @@ def check_backward(
     return [dx, *([copy] if copied else []), *sums.values()]
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (17, 136)])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (17, 72)])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_norm_backward(rows, columns, norm):
     check_backward(stream_backward, rows, columns, norm)
-    check_backward(stream_backward, rows, columns, norm, ("bf16", "bf16", "float32"))
+    check_backward(stream_backward, rows, columns, norm, ("bf16", "bf16", "float32"), moved=False)
 
 
-@pytest.mark.parametrize("norm, columns", [("layer", 776), ("rms", 1032)])
-def test_norm_backward_of_wide_rows(norm, columns):
-    check_backward(stream_backward, 5, columns, norm, cores=1)
+@pytest.mark.parametrize("columns", [776, 1032])
+def test_norm_backward_of_wide_rows(columns):
+    check_backward(stream_backward, 5, columns, "rms", moved=False, cores=1)
 
 
 def test_norm_backward_of_float32_alone_and_without_what_is_not_wanted():
@@ -253,21 +252,26 @@ def check_columns(module, rows, columns, kind, add=True, scale=1.0, seed=None, c
     return reports, [out]
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (70, 136), (5, 1032)])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (70, 136)])
 def test_column_sums(rows, columns, kind):
     check_columns(columns_module, rows, columns, kind, cores=1)
     check_columns(columns_module, rows, columns, kind, add=False, scale=1e30, cores=1)
+
+
+def test_column_sums_of_several_strips():
+    assert columns_module.Walk(3, 520, 4, columns_module.SUMMING).strips == 2
+    check_columns(columns_module, 3, 520, "float32", cores=1)
 
 
 def test_bytes_of_column_sums():
     rows, columns = 70, 136
     (first, second), _ = check_columns(columns_module, rows, columns, "bf16", cores=1)
     slabs = columns_module.partials_shape(rows, columns, 8, 1)[0]
-    assert slabs == 32 and first["global loads bytes"] == rows * columns * 2
+    assert slabs == 16 and first["global loads bytes"] == rows * columns * 2
     assert first["global stores bytes"] == slabs * columns * 4
-    # The sum loads eight rows ahead, the last of them again and again where there are no more.
-    assert second["global loads bytes"] == (16 * 8 * columns + columns) * 4
+    # Each of 16 warps has a row; it loads eight, the last again where there are no more.
+    assert second["global loads bytes"] == (slabs * 8 * columns + columns) * 4
     assert second["global stores bytes"] == columns * 4
 
 
@@ -586,7 +590,7 @@ def turn_zeros(n, D, T=3, start=0):
     [
         (lambda: stream.move_norm_launch("batch", **norm_arrays()), "norms are rms and layer"),
         (lambda: piece("bf16", "float16"), "bf16 or float32, not 'float16'"),
-        (lambda: columns_module.Walk(0, 8, 8), "rows and a multiple of 8 columns, not 0 x 8"),
+        (lambda: columns_module.Walk(0, 8, 8, 512), "rows and a multiple of 8 columns, not 0 x 8"),
         (lambda: turn_zeros(4, 16), "4 heads of width 16, 16 at a time, are not in 48"),
         (lambda: turn_zeros(1, 24), "1 heads of width 24, 16 at a time, are not in 48"),
         (lambda: turn_zeros(1, 16, start=4), "no sequences of 3 positions from 4 to 6"),
@@ -652,7 +656,7 @@ def slopes(module):
 
 
 def long(module):
-    check_columns(module, 200, 8, "bf16", cores=1)
+    check_columns(module, 230, 8, "bf16", cores=1)
 
 
 def swiglu(module):
@@ -713,12 +717,13 @@ FAULTS = [
     ("columns", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
     ("columns", "slab_sums", "if column < columns", "if column <= columns", long),
     ("gates", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
-    ("gates", "gated_backward", "store(up, 0, du + wide + half)", "pass", swiglu),
+    ("gates", "gated_rows", "store(up, i", "store(gate, i", swiglu),
     ("gates", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
-    ("gates", "gated_backward", "row += int32(cuda.gridDim.y)", "row += rows", swiglu),
+    ("gates", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
+    ("gates", "gated_backward", "while row < rows", "while row < 0", swiglu),
     ("gates", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
-    ("gates", "curved_backward", "value[k] += shift[k]", "pass", gelu),
-    ("gates", "curved_backward", "sums[k] += slope[k]", "sums[k] = slope[k]", gelu),
+    ("gates", "curved_rows", "value[at] += shift[k]", "pass", gelu),
+    ("gates", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
     ("rotary", "turn", "sign * sin[k]", "sin[k]", turned),
     ("rotary", "rope", "start + row -", "row -", turned),
     ("rotary", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),

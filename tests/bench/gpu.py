@@ -208,7 +208,8 @@ def save(rows):
     for kind, name in FILES.items():
         if rows[kind] and os.environ.get("OUT"):
             path = Path(os.environ["OUT"]) / f"{name}.json"
-            path.write_text(json.dumps(rows[kind], indent=0))
+            before = json.loads(path.read_text()) if path.exists() else []
+            path.write_text(json.dumps(before + rows[kind], indent=0))
         try:
             measurements.update(name, rows[kind]) if rows[kind] else None
         except UserError as error:  # a copy without the book has no place for them

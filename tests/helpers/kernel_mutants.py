@@ -17,9 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
 
 TESTS = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
@@ -184,7 +188,11 @@ def check_columns(module):
 
     for add, kind in ((True, "bf16"), (False, "float32")):
         test_rows.check_columns(module, 70, 136, kind, add=add, cores=1)
+    for rows in range(1, 40, 3):  # as many rows as a thread has on the way, and one more or less
+        test_rows.check_columns(module, rows, 8, "bf16", cores=1)
     test_rows.check_columns(module, 5, 1032, "bf16", cores=1, seed=0)
+    with mock.patch.object(test_rows.stream_backward, "sum_launch", module.sum_launch):
+        test_rows.check_backward(test_rows.stream_backward, 3, 64, "layer", cores=1)  # three sums
 
 
 def check_rotary(module):
@@ -204,12 +212,21 @@ def check_norm(module):
     import test_update
 
     test_update.play_norm(module)
+    case = test_update.Judgement(np.ones(16))
+    for _ in range(5):
+        case.run(0, module)
+        case.check()
 
 
 def check_update(module):
     import test_update
 
     test_update.play_update(module)
+    many = replace(test_update.TINY, vocab_size=260)  # 4160 parameters: tiles of two rounds
+    case = test_update.Training(many, 2)
+    for seed in (0, 1):
+        case.step(seed, module)
+        case.check()
 
 
 CHECKS = {

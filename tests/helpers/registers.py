@@ -25,24 +25,28 @@ from nanoeuler.errors import UserError  # noqa: E402
 
 TABLE = TESTS / "registers.tsv"
 MACHINES = (8, 0), (9, 0)  # the oldest that the kernels are for, and the one they are measured on
-HEAD = "family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic"
+HEAD = "family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic", "divisions"
 NOTE = """\
 # What ptxas says of each kernel: registers of a thread; bytes of a thread that are spilled, and of
-# its stack; bytes of shared memory of a block that are fixed, and that the launch asks for.
+# its stack; bytes of shared memory of a block that are fixed, and that the launch asks for; and the
+# divisions of 64 bits in its PTX, a hundred instructions each, which numba makes of // and %.
 # Written by tests/helpers/registers.py, held by tests/test_registers.py.
 """
 Line = tuple[str, ...]  # as in HEAD
+DIVISION = re.compile(r"\b(?:div|rem)\.[su]64\b")
+# An array of fixed size in shared memory, as PTX lays it out.
+STATIC = re.compile(r"(?m)^\s*(?:\.visible )?\.shared [^\[]*\[(\d+)\]")
 
 
 def static(text: str) -> int:
     """The bytes of shared memory that a PTX text lays out itself."""
-    return sum(int(size) for size in re.findall(r"(?m)^\s*\.shared [^\[]*\[(\d+)\]", text))
+    return sum(int(size) for size in STATIC.findall(text))
 
 
 def measure(make: Callable[[], Kernel]) -> list[Line]:
     """The lines of one kernel, without its names, for each GPU that can run it."""
     code, kernel = build(make), make()
-    lines = []
+    divisions, lines = len(DIVISION.findall(code.text)), []
     for capability in MACHINES:
         try:
             target = machine(kernel, capability)
@@ -52,7 +56,7 @@ def measure(make: Callable[[], Kernel]) -> list[Line]:
         name = f"{target[0]}.{target[1]}" + "".join(target[2:])
         if other.warnings:  # such as that products wait for themselves
             raise RuntimeError(*other.warnings)
-        figures = other.registers, other.spills, other.stack, static(other.text), kernel.shared
+        figures = other.registers, other.spills, other.stack, static(other.text), kernel.shared, divisions
         lines.append((name, *map(str, figures)))
     return lines
 

@@ -33,8 +33,10 @@ from nanoeuler.errors import UserError
 
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
 AHEAD = 4  # rows that a thread of other blocks loads before it uses one
-STRIP = 128   # threads of a block at most
-ROOM = 1024  # threads of all blocks that a multiprocessor gets; it has 64 registers for each
+STRIP = 128  # threads of a block at most
+# Threads of all blocks that a multiprocessor gets. Who sums writes little for each of them if they
+# are few, and begins several loads at a time; who does not sum has twice as many.
+SUMMING, FREE = 512, 2048
 
 
 @functools.cache
@@ -94,11 +96,13 @@ class Walk:
     """Who works on a matrix whose threads each keep their columns and go down the rows.
 
     Block (s, b) has strip s, a piece of `width` columns a thread, and rows b, b + slabs, ...
+    room: threads of all blocks on a multiprocessor.
     """
 
     rows: int
     columns: int
     width: int
+    room: int
     multiprocessors: int = MULTIPROCESSORS
 
     def __post_init__(self) -> None:
@@ -119,7 +123,7 @@ class Walk:
     @property
     def slabs(self) -> int:
         """Blocks of a strip, each with every slabs-th row."""
-        room = self.multiprocessors * (ROOM // self.threads) // self.strips
+        room = self.multiprocessors * (self.room // self.threads) // self.strips
         return min(self.rows, max(1, room))
 
     @property
@@ -130,7 +134,7 @@ class Walk:
 
 def partials_shape(rows: int, columns: int, width: int, multiprocessors: int) -> tuple[int, int]:
     """The shape of the partial sums of a matrix."""
-    return Walk(rows, columns, width, multiprocessors).slabs, columns
+    return Walk(rows, columns, width, SUMMING, multiprocessors).slabs, columns
 
 
 @functools.cache
@@ -163,7 +167,7 @@ def columns_kernel(kind: str, threads: int) -> Kernel:
             for k in range(0, width, 4):
                 store(sums, k, out + k * 4)
 
-    return Kernel(slab_sums, "l l r r", threads, resident=ROOM // threads, target=(8, 0))
+    return Kernel(slab_sums, "l l r r", threads, resident=SUMMING // threads, target=(8, 0))
 
 
 def columns_launches(
@@ -175,7 +179,7 @@ def columns_launches(
     """
     rows, columns = matrix.shape
     kind = kind_of(matrix)
-    walk = Walk(rows, columns, piece(kind), multiprocessors)
+    walk = Walk(rows, columns, piece(kind), SUMMING, multiprocessors)
     expect("the matrix", matrix, (rows, columns), kind)
     expect("partial sums", partials, (walk.slabs, columns), "float32")
     kernel = columns_kernel(kind, walk.threads)

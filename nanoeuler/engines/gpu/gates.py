@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nanoeuler.engines.gpu.columns import ROOM, Walk, sum_launch
+from nanoeuler.engines.gpu.columns import FREE, SUMMING, Walk, sum_launch
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
@@ -32,6 +32,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
 
 LOG2_E = 1.4426950408889634  # e^x is 2^(x log2 e)
+AHEAD = 2  # rows that a thread loads before it uses one, on the way back
 CUBIC, SCALE = GELU_CUBIC, GELU_SCALE
 
 
@@ -83,7 +84,7 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
             store(gate, 0, place(h, row, columns, size) + int64(column) * size)
             row += int32(cuda.gridDim.y)
 
-    return Kernel(gated, "l l r r", threads, resident=ROOM // threads, target=(8, 0))
+    return Kernel(gated, "l l r r", threads, resident=FREE // threads, target=(8, 0))
 
 
 @functools.cache
@@ -106,7 +107,7 @@ def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
             store(values, 0, place(h, row, columns, size) + int64(column) * size)
             row += int32(cuda.gridDim.y)
 
-    return Kernel(curved, "l l l r r", threads, resident=ROOM // threads, target=(8, 0))
+    return Kernel(curved, "l l l r r", threads, resident=FREE // threads, target=(8, 0))
 
 
 def make_zero(width: int) -> Callable:
@@ -130,45 +131,97 @@ def make_put(width: int) -> Callable:
     return put
 
 
+def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
+    """gated_rows(dh, u, du, h, here, wide, step, half, left, right): `count` rows, loads first.
+
+    here, wide: bytes from the beginning of h and u to this thread's in the first row; step: of h
+    from row to row; half: from gate to up. Adds du to left (dgate) and right (dup).
+    """
+    width, many = piece(kind), count * piece(kind)
+    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
+    store = make_store(kind, width)
+
+    def gated_rows(dh, u, du, h, here, wide, step, half, left, right):
+        slope, gate = cuda.local.array(many, float32), cuda.local.array(many, float32)
+        up, value = cuda.local.array(many, float32), cuda.local.array(width, float32)
+        for i in range(count):
+            load(slope, i * width, dh + here + i * step)
+            load_u(gate, i * width, u + wide + i * 2 * step)
+            load_u(up, i * width, u + wide + i * 2 * step + half)
+        for i in range(count):
+            for k in range(width):
+                at = i * width + k
+                value[k], sigma = swiglu(gate[at], up[at])
+                gate[at], up[at] = swiglu_slopes(slope[at], gate[at], up[at], sigma)
+                left[k] += gate[at]
+                right[k] += up[at]
+            store(gate, i * width, du + wide + i * 2 * step)
+            store(up, i * width, du + wide + i * 2 * step + half)
+            if again:
+                store(value, 0, h + here + i * step)
+
+    return gated_rows
+
+
 @functools.cache
 def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -> Kernel:
     """du of dh and u, and h once more (again), and partial sums of du's columns (summed)."""
     width, size = piece(kind), SIZES[kind]
-    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
-    store = make_store(kind, width)
+    one, several = make_gated_rows(kind, 1, again), make_gated_rows(kind, AHEAD, again)
     zero, put = make_zero(width), make_put(width)
 
     def gated_backward(dh, u, du, h, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
-        slope, gate = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        up, value = cuda.local.array(width, float32), cuda.local.array(width, float32)
         left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
         zero(left)
         zero(right)
-        row, half = int32(cuda.blockIdx.y), int64(columns) * size
-        while row < rows and column < columns:
-            here = place(0, row, columns, size) + int64(column) * size
-            wide = place(0, row, 2 * columns, size) + int64(column) * size
-            load(slope, 0, dh + here)
-            load_u(gate, 0, u + wide)
-            load_u(up, 0, u + wide + half)
-            for k in range(width):
-                value[k], sigma = swiglu(gate[k], up[k])
-                gate[k], up[k] = swiglu_slopes(slope[k], gate[k], up[k], sigma)
-                left[k] += gate[k]
-                right[k] += up[k]
-            store(gate, 0, du + wide)
-            store(up, 0, du + wide + half)
-            if again:
-                store(value, 0, h + here)
-            row += int32(cuda.gridDim.y)
-        if summed and column < columns:
-            out = place(partials, cuda.blockIdx.y, 2 * columns, 4) + int64(column) * 4
-            put(left, out)
-            put(right, out + int64(columns) * 4)
+        row, slabs, half = int32(cuda.blockIdx.y), int32(cuda.gridDim.y), int64(columns) * size
+        if column < columns:
+            at = int64(column) * size
+            while row + (AHEAD - 1) * slabs < rows:
+                here = row * half + at
+                several(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
+                row += AHEAD * slabs
+            while row < rows:
+                here = row * half + at
+                one(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
+                row += slabs
+            if summed:
+                out = place(partials, cuda.blockIdx.y, 2 * columns, 4) + int64(column) * 4
+                put(left, out)
+                put(right, out + int64(columns) * 4)
 
     args = "l l l l l r r"
-    return Kernel(gated_backward, args, threads, resident=ROOM // threads, target=(8, 0))
+    return Kernel(gated_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
+
+
+def make_curved_rows(kind: str, count: int, again: bool) -> Callable:
+    """curved_rows(dh, u, du, h, here, step, shift, sums): `count` rows, loads first.
+
+    here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
+    """
+    width, many = piece(kind), count * piece(kind)
+    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
+    store = make_store(kind, width)
+
+    def curved_rows(dh, u, du, h, here, step, shift, sums):
+        slope, value = cuda.local.array(many, float32), cuda.local.array(many, float32)
+        for i in range(count):
+            load(slope, i * width, dh + here + i * step)
+            load_u(value, i * width, u + here + i * step)
+        for i in range(count):
+            for k in range(width):
+                at = i * width + k
+                value[at] += shift[k]
+                slope[at] *= gelu_slope(value[at])
+                sums[k] += slope[at]
+                if again:
+                    value[at] *= gelu_share(value[at])
+            store(slope, i * width, du + here + i * step)
+            if again:
+                store(value, i * width, h + here + i * step)
+
+    return curved_rows
 
 
 @functools.cache
@@ -177,45 +230,39 @@ def gelu_backward_kernel(
 ) -> Kernel:
     """du of dh and u, h once more (again), and partial sums of du's columns (summed)."""
     width, size = piece(kind), SIZES[kind]
-    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
-    store = make_store(kind, width)
-    zero, put = make_zero(width), make_put(width)
+    load, zero, put = make_load(kind, width), make_zero(width), make_put(width)
+    one, several = make_curved_rows(kind, 1, again), make_curved_rows(kind, AHEAD, again)
 
     def curved_backward(dh, u, bias, du, h, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
-        slope, value = cuda.local.array(width, float32), cuda.local.array(width, float32)
         sums, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
         zero(sums)
         zero(shift)
-        if biased and column < columns:
-            load(shift, 0, bias + int64(column) * size)
-        row = int32(cuda.blockIdx.y)
-        while row < rows and column < columns:
-            here = place(0, row, columns, size) + int64(column) * size
-            load(slope, 0, dh + here)
-            load_u(value, 0, u + here)
-            for k in range(width):
-                value[k] += shift[k]
-                slope[k] *= gelu_slope(value[k])
-                sums[k] += slope[k]
-            store(slope, 0, du + here)
-            if again:
-                for k in range(width):
-                    value[k] *= gelu_share(value[k])
-                store(value, 0, h + here)
-            row += int32(cuda.gridDim.y)
-        if summed and column < columns:
-            put(sums, place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)
+        row, slabs = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+        if column < columns:
+            at, step = int64(column) * size, slabs * (int64(columns) * size)
+            if biased:
+                load(shift, 0, bias + at)
+            while row + (AHEAD - 1) * slabs < rows:
+                several(dh, u, du, h, place(at, row, columns, size), step, shift, sums)
+                row += AHEAD * slabs
+            while row < rows:
+                one(dh, u, du, h, place(at, row, columns, size), step, shift, sums)
+                row += slabs
+            if summed:
+                put(sums, place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)
 
     args = "l l l l l l r r"
-    return Kernel(curved_backward, args, threads, resident=ROOM // threads, target=(8, 0))
+    return Kernel(curved_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
 
 
-def _walk(name: str, u: Any, wide: int, multiprocessors: int, **others: Any) -> tuple[str, Walk]:
+def _walk(
+    name: str, u: Any, wide: int, room: int, multiprocessors: int, **others: Any
+) -> tuple[str, Walk]:
     # The kind of u (rows, wide * F) and who has what of (rows, F), which the others are.
     rows, columns = u.shape[0], u.shape[1] // wide
     kind = kind_of(u)
-    walk = Walk(rows, columns, piece(kind), multiprocessors)
+    walk = Walk(rows, columns, piece(kind), room, multiprocessors)
     expect(f"{name}'s u", u, (rows, wide * columns), kind)
     for other, (array, across) in others.items():
         if array is not None:
@@ -225,7 +272,7 @@ def _walk(name: str, u: Any, wide: int, multiprocessors: int, **others: Any) -> 
 
 def swiglu_launch(u: Any, h: Any, multiprocessors: int = MULTIPROCESSORS) -> Launch:
     """h (rows, F) = silu(gate) up of u (rows, 2F)."""
-    kind, walk = _walk("SwiGLU", u, 2, multiprocessors, h=(h, 1))
+    kind, walk = _walk("SwiGLU", u, 2, FREE, multiprocessors, h=(h, 1))
     kernel = swiglu_kernel(kind, walk.threads)
     return Launch(kernel, walk.grid, (u, h, walk.rows, walk.columns))
 
@@ -234,7 +281,7 @@ def gelu_launch(
     u: Any, h: Any, bias: Any = None, multiprocessors: int = MULTIPROCESSORS
 ) -> Launch:
     """h (rows, F) = gelu(u + bias), tanh form, of u (rows, F), bias (F,) or none."""
-    kind, walk = _walk("GELU", u, 1, multiprocessors, h=(h, 1))
+    kind, walk = _walk("GELU", u, 1, FREE, multiprocessors, h=(h, 1))
     if bias is not None:
         expect("GELU's bias", bias, (walk.columns,), kind)
     kernel = gelu_kernel(kind, bias is not None, walk.threads)
@@ -245,7 +292,7 @@ def partials_shape(
     rows: int, F: int, kind: str, wide: int, multiprocessors: int = MULTIPROCESSORS
 ) -> tuple[int, int]:
     """The shape of the partial sums of du (rows, wide * F): wide is 2 of SwiGLU, 1 of GELU."""
-    return Walk(rows, F, piece(kind), multiprocessors).slabs, wide * F
+    return Walk(rows, F, piece(kind), SUMMING, multiprocessors).slabs, wide * F
 
 
 def _sums(dbias: Any, partials: Any, slabs: int, width: int) -> list[Launch]:
@@ -266,7 +313,8 @@ def swiglu_backward_launches(
 
     Adds du's sums over rows to dbias (2F,) float32; `partials_shape` says what partials are.
     """
-    kind, walk = _walk("SwiGLU", u, 2, multiprocessors, dh=(dh, 1), du=(du, 2), h=(h, 1))
+    others = {"dh": (dh, 1), "du": (du, 2), "h": (h, 1)}
+    kind, walk = _walk("SwiGLU", u, 2, SUMMING, multiprocessors, **others)
     kernel = swiglu_backward_kernel(kind, h is not None, dbias is not None, walk.threads)
     args = dh, u, du, given(h), given(partials), walk.rows, walk.columns
     sums = _sums(dbias, partials, walk.slabs, 2 * walk.columns)
@@ -281,7 +329,8 @@ def gelu_backward_launches(
 
     Adds du's sums over rows to dbias (F,) float32; `partials_shape` says what partials are.
     """
-    kind, walk = _walk("GELU", u, 1, multiprocessors, dh=(dh, 1), du=(du, 1), h=(h, 1))
+    others = {"dh": (dh, 1), "du": (du, 1), "h": (h, 1)}
+    kind, walk = _walk("GELU", u, 1, SUMMING, multiprocessors, **others)
     if bias is not None:
         expect("GELU's bias", bias, (walk.columns,), kind)
     wanted = bias is not None, h is not None, dbias is not None

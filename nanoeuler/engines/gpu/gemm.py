@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu.gemm_columns import WIDE, columns_kernel
-from nanoeuler.engines.gpu.gemm_form import HEADER, PIECE, REGISTERS, TILE_M, Form
+from nanoeuler.engines.gpu.gemm_form import (
+    EPILOGUES,
+    HEADER,
+    LINES,
+    PIECE,
+    REGISTERS,
+    TILE_M,
+    Form,
+)
 from nanoeuler.engines.gpu.gemm_plan import (
     MULTIPROCESSORS,
     TILE_K,
@@ -106,7 +114,7 @@ def maps(form: Form, of: Operands) -> list[Any]:
 
 def space_for(form: Form, m: int, n: int, who: Plan) -> int:
     """Bytes that a plan's pieces need, or the lines of its sums of columns."""
-    lines = cover(m, TILE_M * form.cluster) * form.cluster * form.lines
+    lines = cover(m, TILE_M * form.cluster) * form.cluster * LINES
     return HEADER + (who.slots * form.cluster * PIECE if form.sums == "no" else lines * n * 4)
 
 
@@ -132,7 +140,7 @@ def product(
     if form.pieces == "after" and who.slots:
         launches.append(Launch(sum_kernel(form), (grid,), (views[2], work, space, grid)))
     if form.sums != "no":
-        lines = cover(m, TILE_M) * form.lines
+        lines = cover(m, TILE_M) * LINES
         args = space, lines, n, sums
         launches.append(Launch(columns_kernel(form.sums == "add"), (cover(n, WIDE),), args))
     return launches
@@ -141,6 +149,9 @@ def product(
 # k-blocks that cutting tiles must save. Where it saved 64 and 70 it lost 5 and 2 % (8192^3, NN
 # 16384 x 768 x 50304); where it saves 116 and more, most blocks would have nothing to do without.
 WORTH = 100
+# The k up to which putting a tile's sums away is worth hiding: at 768 ping-pong was 10 % ahead in
+# turn and within 2 % alone, in NT and for n of 2304 and more; at 3072 it was 8 % behind alone.
+SHALLOW = 1024
 
 
 def choose(
@@ -149,9 +160,12 @@ def choose(
 ) -> Form:  # fmt: skip
     """The form that is fastest for a product, as measured (chapter 7d)."""
     few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
-    cluster = 1 if m <= TILE_M or few or "gelu" in epilogue else 2
-    form = Form(layout, False, cluster, epilogue, out, "no", second, sums)
-    if not form.way.cut or sums != "no":
+    way, curved = EPILOGUES[epilogue], epilogue == "bias and gelu" and not second
+    plain = out == "bf16" and way.aux != "tile" and epilogue != "swiglu"
+    pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
+    cluster = 1 if m <= TILE_M or few or curved else 2
+    form = Form(layout, pingpong, cluster, epilogue, out, "no", second, sums)
+    if pingpong or not way.cut or sums != "no":
         return form
     parts = replace(form, pieces="together")
     gain = plan(form, m, n, k).load - plan(parts, m, n, k).load

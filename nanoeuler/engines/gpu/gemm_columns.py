@@ -5,9 +5,8 @@
 """Sums of C's columns, without atomics: a line of sums of each warp's rows, and lines in order."""
 
 from functools import cache
-from typing import Any
 
-from nanoeuler.engines.gpu.gemm_form import HEADER, Form
+from nanoeuler.engines.gpu.gemm_form import HEADER
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import (
@@ -27,26 +26,18 @@ def halve(sums, count, bit, lane):
         sums[i] = keep + shuffle_xor(give, bit)
 
 
-def make_columns(form: Form) -> Any:
-    """columns(acc, lines, column, line, n, lane): sums over a warp's rows to a line of (., n)."""
-    across, pingpong = form.columns // 64, form.pingpong
-
-    def columns(acc, lines, column, line, n, lane):
-        sums = cuda.local.array(16, float32)
-        for q in range(across):
-            for i in range(16):
-                at = q * 32 + i // 2 * 4 + i % 2
-                sums[i] = acc[at] + acc[at + 2]
-                if pingpong:
-                    sums[i] += acc[64 + at] + acc[66 + at]
-            halve(sums, 8, 16, lane)
-            halve(sums, 4, 8, lane)
-            halve(sums, 2, 4, lane)
-            at = int32(column + q * 64 + lane * 2)
-            if at < n:
-                store_float2(lines + (int64(line) * n + at) * 4, sums[0], sums[1])
-
-    return columns
+def strip_columns(acc, i, lines, column, line, n, lane):
+    """Sums over a warp's 16 rows of a strip, registers from i on, to a line of lines (., n)."""
+    sums = cuda.local.array(16, float32)
+    for j in range(16):
+        at = i + j // 2 * 4 + j % 2
+        sums[j] = acc[at] + acc[at + 2]
+    halve(sums, 8, 16, lane)
+    halve(sums, 4, 8, lane)
+    halve(sums, 2, 4, lane)
+    at = int32(column + lane * 2)
+    if at < n:
+        store_float2(lines + (int64(line) * n + at) * 4, sums[0], sums[1])
 
 
 WIDE = 32  # columns of a block: 8 lanes with 16 bytes each

@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.hopper import (
     tma_add,
     tma_store,
 )
-from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.instruction import float32, int32, int64
 from nanoeuler.engines.gpu.ptx import (
     barrier,
     high_bf16,
@@ -63,12 +63,8 @@ def silu(x):
 
 
 def make_bias(form: Form) -> Any:
-    """bias(acc, address, column, n, lane): acc = f(acc + bias), f GELU or nothing."""
-    columns, curved = form.columns, form.epilogue == "bias and gelu" and not form.second
-    halves = 2 if form.pingpong else 1
-
-    def curve(x):
-        return gelu(x) if curved else x
+    """bias(acc, address, column, n, lane): acc += bias, of the columns from `column` on."""
+    columns, halves = form.columns, 2 if form.pingpong else 1
 
     def bias(acc, address, column, n, lane):
         first = int32(column + (lane & 3) * 2)
@@ -78,10 +74,10 @@ def make_bias(form: Form) -> Any:
             low, high = low_bf16(pair), high_bf16(pair)
             for half in range(halves):
                 i = half * 64 + 4 * j
-                acc[i] = curve(acc[i] + low)
-                acc[i + 1] = curve(acc[i + 1] + high)
-                acc[i + 2] = curve(acc[i + 2] + low)
-                acc[i + 3] = curve(acc[i + 3] + high)
+                acc[i] += low
+                acc[i + 1] += high
+                acc[i + 2] += low
+                acc[i + 3] += high
 
     return bias
 
@@ -142,56 +138,50 @@ def make_send(add: bool) -> Any:
     return send
 
 
-def make_strip(form: Form) -> Any:
-    """strip(acc, i, box, map_c, column, row, c, t): a strip's registers, from i on, to C."""
-    put = put_float32 if form.out == "float32" else put_bf16
-    send = make_send(form.epilogue == "add")
+def make_strip(put: Any, add: bool = False) -> Any:
+    """strip(registers, i, box, map_c, column, row, c, t): a strip, from register i on, to C."""
+    send = make_send(add)
 
-    def strip(acc, i, box, map_c, column, row, c, t):
+    def strip(registers, i, box, map_c, column, row, c, t):
         free(c, t)
-        put(acc, i, box, t)
+        put(registers, i, box, t)
         send(map_c, column, row, box, c, t)
 
     return strip
 
 
-def curve_strip(acc, i):
-    """32 registers from `i` on: each the GELU of what it is in bf16."""
-    for j in range(16):
-        k = i + 2 * j
-        pair = pack_bf16(acc[k], acc[k + 1])
-        acc[k], acc[k + 1] = gelu(low_bf16(pair)), gelu(high_bf16(pair))
+def make_wide_strip(form: Form) -> Any:
+    """The same of a form's sums as they are, in its own dtype, stored in C or added to it."""
+    return make_strip(put_float32 if form.out == "float32" else put_bf16, form.epilogue == "add")
 
 
 def make_tile(form: Form) -> Any:
-    """tile(acc, boxes, map_c, map_u, column, row, c, t): a consumer's registers to C, by strips.
-
-    map_u: where u goes before its GELU is taken, where the form says so.
-    """
+    """tile(acc, boxes, map_c, column, row, c, t): a consumer's registers to C as they are."""
     registers, wide = form.strip, form.strip * 2  # of a strip; its columns
-    across = form.of_c // wide
-    count = REGISTERS // registers * form.of_c // form.columns
-    both = form.second and form.epilogue == "bias and gelu"
-    strip = make_strip(form)
+    across, count = form.of_c // wide, REGISTERS // registers * form.of_c // form.columns
+    strip = make_wide_strip(form)
 
-    def two(acc, q, boxes, map_c, map_u, column, row, c, t):
-        x, y, i = column + q % across * wide, row + q // across * 64, q * registers
-        strip(acc, i, boxes, map_u, x, y, c, t)
-        curve_strip(acc, i)
-        strip(acc, i, boxes + BOX, map_c, x, y, c, t)
-
-    def tile(acc, boxes, map_c, map_u, column, row, c, t):
-        if both:  # too long for the compiler to unroll, and a loop would put acc into memory
-            two(acc, 0, boxes, map_c, map_u, column, row, c, t)
-            two(acc, 1, boxes, map_c, map_u, column, row, c, t)
-            two(acc, 2, boxes, map_c, map_u, column, row, c, t)
-            two(acc, 3, boxes, map_c, map_u, column, row, c, t)
-        else:
-            for q in range(count):
-                x, y, i = column + q % across * wide, row + q // across * 64, q * registers
-                strip(acc, i, boxes + (q & 1) * BOX, map_c, x, y, c, t)
+    def tile(acc, boxes, map_c, column, row, c, t):
+        for q in range(count):
+            x, y = column + q % across * wide, row + q // across * 64
+            strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, y, c, t)
 
     return tile
+
+
+def make_curve(form: Form) -> Any:
+    """curve(acc, i): 32 registers from i on become their GELU, of bf16 where that is stored."""
+    second = form.second
+
+    def curve(acc, i):
+        for j in range(0, 32, 2):
+            low, high = acc[i + j], acc[i + j + 1]
+            if second:
+                pair = pack_bf16(low, high)
+                low, high = low_bf16(pair), high_bf16(pair)
+            acc[i + j], acc[i + j + 1] = gelu(low), gelu(high)
+
+    return curve
 
 
 def add_pair(acc, i, pair):
@@ -223,17 +213,14 @@ def read_strip(u, q, at, t):
 def make_read_tile(form: Form) -> Any:
     """read_tile(u, base, bars, stage, phase, c, t): the tile that waits in the ring, 128 x 128 a
     stage in boxes of 64 columns, into 64 registers. Returns the ring's state after it."""
-    stages, stage_bytes, pingpong = form.stages, form.stage, form.pingpong
-    stops, each = (1, STRIPS) if pingpong else (2, STRIPS // 2)  # stages, and strips of each
-    release = make_release(form)
+    stages, stage_bytes, release = form.stages, form.stage, make_release(form)
 
     def read_tile(u, base, bars, stage, phase, c, t):
-        for stop in range(stops):
+        for half in range(2):
             mbarrier_wait(bars + 8 * stage, phase)
-            for s in range(each):
-                q = stop * each + s
-                side = q // 2 * BOX if pingpong else c * BOX
-                read_strip(u, q, int32(base + stage * stage_bytes + q % 2 * 2 * BOX + side), t)
+            at = int32(base + stage * stage_bytes + c * BOX)
+            for q in range(2):
+                read_strip(u, half * 2 + q, int32(at + q * 2 * BOX), t)
             barrier(1 + c, 128)  # all warps have read it, not only the one that says so
             release(bars + 8 * (stages + stage), t)
             stage, phase = advance(stage, phase, stages)
@@ -243,29 +230,13 @@ def make_read_tile(form: Form) -> Any:
 
 
 def make_meet(form: Form) -> Any:
-    """meet(acc, boxes, base, bars, map_d, column, row, stage, phase, c, t): acc and the tile that
-    waits in the ring; map_d: where GELU of it goes. Returns the ring's state after it."""
-    across, second = form.columns // 64, form.second
-    read_tile, send = make_read_tile(form), make_send(False)
+    """meet(acc, u, q): strip q of the sums and that of a tile in pairs, which become their GELU in
+    a backward one."""
     meet_pair = add_pair if form.epilogue == "residual" else bend_pair
 
-    def one(acc, u, q, boxes, map_d, column, row, c, t):
+    def meet(acc, u, q):
         for i in range(16):
             u[q * 16 + i] = meet_pair(acc, q * 32 + 2 * i, u[q * 16 + i])
-        if second:
-            box = int32(boxes + (q & 1) * BOX)
-            free(c, t)
-            put_pairs(u, q * 16, box, t)
-            send(map_d, column + q % across * 64, row + q // across * 64, box, c, t)
-
-    def meet(acc, boxes, base, bars, map_d, column, row, stage, phase, c, t):
-        u = cuda.local.array(64, int32)
-        stage, phase = read_tile(u, base, bars, stage, phase, c, t)
-        one(acc, u, 0, boxes, map_d, column, row, c, t)
-        one(acc, u, 1, boxes, map_d, column, row, c, t)
-        one(acc, u, 2, boxes, map_d, column, row, c, t)
-        one(acc, u, 3, boxes, map_d, column, row, c, t)
-        return stage, phase
 
     return meet
 
@@ -276,7 +247,7 @@ def make_swiglu(form: Form) -> Any:
     map_s: (m, 2 n), where both go before, rounded, where the form says so; n is then a multiple of
     64, so that a strip of gates ends where they end.
     """
-    second, strip = form.second, make_strip(form)
+    second, strip = form.second, make_strip(put_bf16)
 
     def swiglu(acc, boxes, map_s, column, row, n, c, t):
         if second:

@@ -35,6 +35,7 @@ THREADS = 384     # a producer's warpgroup and two consumers'
 REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 over 128 threads
 PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
 HEADER = 128  # bytes before the pieces: the word that a grid waits at
+LINES = 8         # sums of columns that a block's tile leaves, each of a warp's 16 rows
 # A thread's registers while it produces and while it consumes: 168 on average, all there are.
 FEW, MANY = 40, 232
 
@@ -84,8 +85,8 @@ def verify(form: "Form") -> None:
         raise UserError(f"columns of {which} to {form.out} are not summed")
     if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
-    if form.pingpong and (form.out == "float32" or form.epilogue == "swiglu"):
-        raise UserError(f"ping-pong has neither float32 nor swiglu: {form}")
+    if form.pingpong and (form.out == "float32" or way.aux == "tile" or form.epilogue == "swiglu"):
+        raise UserError(f"ping-pong has no float32, no tile of another array, no swiglu: {form}")
     if form.epilogue == "swiglu" and form.layout != "NT":
         raise UserError(f"swiglu is for NT, weights as rows of gate and of up, not {form.layout}")
 
@@ -129,11 +130,6 @@ class Form:
     def of_c(self) -> int:
         """Columns of C that a block's tile becomes: gate and up become one."""
         return self.columns // 2 if self.epilogue == "swiglu" else self.columns
-
-    @property
-    def lines(self) -> int:
-        """Lines of column sums that a block's tile gives, one a warp: of 16 rows, or of 32."""
-        return 4 if self.pingpong else 8
 
     @property
     def stage(self) -> int:

@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_epilogue import make_strip
+from nanoeuler.engines.gpu.gemm_epilogue import make_wide_strip
 from nanoeuler.engines.gpu.gemm_form import BOX, PIECE, REGISTERS, TILE_M, Form
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.ptx import load_float4_if_below, load_int4, store_float4
@@ -49,7 +49,7 @@ def make_gather(form: Form) -> Any:
 def make_sums(form: Form) -> Any:
     """sums(...): a warpgroup walks its list of strips, sums the pieces of each, puts it in C."""
     cluster, columns, registers = form.cluster, form.columns, form.strip
-    gather, strip = make_gather(form), make_strip(form)
+    gather, strip = make_gather(form), make_wide_strip(form)
 
     def sums(work, head, pieces, boxes, map_c, c, t):
         total = cuda.local.array(registers, float32)

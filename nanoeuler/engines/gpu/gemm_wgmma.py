@@ -13,13 +13,24 @@
 from functools import cache
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_columns import make_columns
-from nanoeuler.engines.gpu.gemm_epilogue import make_bias, make_meet, make_swiglu, make_tile
+from nanoeuler.engines.gpu.gemm_columns import strip_columns
+from nanoeuler.engines.gpu.gemm_epilogue import (
+    make_bias,
+    make_curve,
+    make_meet,
+    make_read_tile,
+    make_strip,
+    make_swiglu,
+    make_tile,
+    put_bf16,
+    put_pairs,
+)
 from nanoeuler.engines.gpu.gemm_form import (
     ALIGN,
     BOX,
     FEW,
     HEADER,
+    LINES,
     MANY,
     PIECE,
     REGISTERS,
@@ -106,10 +117,10 @@ def make_fetch_tile(form: Form) -> Any:
 
     128 x 128 a stage. Returns the ring's state after them.
     """
-    stages, stage_bytes, halves = form.stages, form.stage, form.columns // 128
+    stages, stage_bytes = form.stages, form.stage
 
     def fetch_tile(base, bars, map_d, row, column, stage, phase):
-        for half in range(halves):
+        for half in range(2):
             full = int32(bars + 8 * stage)
             mbarrier_wait(full + 8 * stages, phase ^ 1)
             mbarrier_expect(full, 4 * BOX)
@@ -181,35 +192,62 @@ def make_multiply(form: Form) -> Any:
     return multiply
 
 
+def make_out_strip(form: Form) -> Any:
+    """out_strip(acc, u, q, ...): all that is done with strip q of the sums, and it goes to C."""
+    across, second = form.columns // 64, form.second
+    met, summed, curved = form.way.aux == "tile", form.sums != "no", "and gelu" in form.epilogue
+    meet, curve = make_meet(form), make_curve(form)
+    strip, strip_of_pairs = make_strip(put_bf16), make_strip(put_pairs)
+
+    def out_strip(acc, u, q, boxes, map_c, map_d, lines, n, column, row, line, c, t):
+        i, x, y = q * 32, int32(column + q % across * 64), int32(row + q // across * 64)
+        if met:
+            meet(acc, u, q)
+        if met and second:
+            strip_of_pairs(u, q * 16, boxes, map_d, x, y, c, t)
+        elif second:
+            strip(acc, i, boxes, map_d, x, y, c, t)
+        if curved:
+            curve(acc, i)
+        if summed:
+            strip_columns(acc, i, lines, x, int32(line + q // across * 4), n, int32(t & 31))
+        box = boxes + BOX if second else boxes + (q & 1) * BOX
+        strip(acc, i, box, map_c, x, y, c, t)
+
+    return out_strip
+
+
 def make_finish(form: Form) -> Any:
     """finish(...): a tile's registers to C, or as a piece to memory; returns the ring's state."""
-    tile, bias, meet, swiglu = make_tile(form), make_bias(form), make_meet(form), make_swiglu(form)
+    bias, read_tile, swiglu = make_bias(form), make_read_tile(form), make_swiglu(form)
+    tile, out_strip, cluster, of_c = make_tile(form), make_out_strip(form), form.cluster, form.of_c
     biased, met, gated = form.way.aux == "bias", form.way.aux == "tile", form.epilogue == "swiglu"
-    split, summed, cluster, of_c = form.pieces != "no", form.sums != "no", form.cluster, form.of_c
-    columns, lines = make_columns(form), form.lines
+    split, plain = form.pieces != "no", gated or form.out == "float32"
     own = 0 if form.pingpong else 64  # rows of a tile that are above the second consumer's
 
     def finish(
         acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
     ):  # fmt: skip
-        block = int32(x * cluster + int32(cuda.blockIdx.x & (cluster - 1)))
+        rank = int32(cuda.blockIdx.x & (cluster - 1))
+        block = int32(x * cluster + rank)
         row, column = int32(block * TILE_M + c * own), int32(y * of_c)
+        line, u = int32(block * LINES + c * (own // 16) + (t >> 5)), cuda.local.array(64, int32)
+        if met:
+            stage, phase = read_tile(u, base, bars, stage, phase, c, t)
         if biased:
             bias(acc, aux, column, n, int32(t & 31))
-        if met:
-            stage, phase = meet(
-                acc, boxes, base, bars, map_d, column, row, stage, phase, c, t
-            )  # fmt: skip
         if gated:
             swiglu(acc, boxes, map_d, column, row, n, c, t)
-        if summed:
-            line = int32(block * lines + c * (own // 16) + (t >> 5))
-            columns(acc, space, column, line, n, int32(t & 31))
         if split and slot >= 0:
-            piece = int32(slot * cluster + int32(cuda.blockIdx.x & (cluster - 1)))
-            put_piece(acc, space + int64(piece) * PIECE + int64(c * (PIECE // 2)), t)
+            piece = space + int64(int32(slot * cluster + rank)) * PIECE
+            put_piece(acc, piece + int64(c * (PIECE // 2)), t)
+        elif plain or split:
+            tile(acc, boxes, map_c, column, row, c, t)
         else:
-            tile(acc, boxes, map_c, map_d, column, row, c, t)
+            out_strip(acc, u, 0, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            out_strip(acc, u, 1, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            out_strip(acc, u, 2, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            out_strip(acc, u, 3, boxes, map_c, map_d, space, n, column, row, line, c, t)
         return stage, phase
 
     return finish
@@ -245,7 +283,6 @@ def make_consume(form: Form) -> Any:
     multiply, release, finish = make_multiply(form), make_release(form), make_finish(form)
     take, pass_on = make_turns(form)
     wait = wgmma_wait(REGISTERS)
-    more = 1 if form.way.aux == "tile" else 0  # stages of a ping-pong tile beside its k-blocks
 
     def consume(base, bars, map_c, map_d, aux, work, space, n, item, end, c, t):
         acc = cuda.local.array(REGISTERS, float32)
@@ -256,7 +293,7 @@ def make_consume(form: Form) -> Any:
         stage, phase, turn = int32(0), int32(0), int32(c ^ 1)
         x, y, ks, slot = load_int4(work + int64(item) * 16)
         if pingpong and c == 1:  # the second tile, and so on
-            stage, phase = skip(stage, phase, stages, (ks >> 16) + more)
+            stage, phase = skip(stage, phase, stages, ks >> 16)
             item = int32(item + 1)
             x, y, ks, slot = load_int4(work + int64(item) * 16)
         while item < end:
@@ -265,8 +302,6 @@ def make_consume(form: Form) -> Any:
             turn = take(bars, turn, c)
             count = int32((ks >> 16) - (ks & 0xFFFF))
             stage, phase, last = multiply(acc, a, b, bars, stage, phase, count, t)
-            if more:  # or the other could take an older round of this stage for its own
-                mbarrier_wait(bars + 8 * stage, phase)
             pass_on(bars, c, t)
             wait(acc)
             release(bars + 8 * (stages + last), t)
@@ -274,7 +309,7 @@ def make_consume(form: Form) -> Any:
                 acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
             )
             if pingpong:  # pass over the other consumer's stages
-                stage, phase = skip(stage, phase, stages, count + more)
+                stage, phase = skip(stage, phase, stages, count)
             x, y, ks, slot = next_x, next_y, next_ks, next_slot
 
     return consume

@@ -239,7 +239,9 @@ def loss_kernel(form: Form) -> Kernel:
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
         target = load_int(targets + 4 * int64(start + n))
         address, its_loss = logits + ACCESS * int64(n) * vectors, losses + 4 * int64(start + n)
-        base = shared_address(cuda.shared.array(0, int8)) if shared else int32(-1)
+        base = int32(-1)
+        if shared:
+            base = int32((shared_address(cuda.shared.array(0, int8)) + ACCESS - 1) & -ACCESS)
         row = Row(address, base, columns, vectors, t, threads, lane, wide)
         if target == IGNORE:
             if gradient:
@@ -264,12 +266,18 @@ def loss_kernel(form: Form) -> Kernel:
                     at = vector(row, first + i)
                     spread(here, x, i, at, row, target, shift, weight, scale)
 
-    return Kernel(loss, "l l l l r r r r", threads, ACCESS * form.vectors, target=(8, 0))
+    room = ACCESS * (form.vectors + 1) if shared else 0  # one more, to begin at a multiple
+    resident = 2 if shared else 1
+    return Kernel(
+        loss, "l l l l r r r r", threads, room, resident=resident, target=(8, 0)
+    )
 
 
 HOLD = 4          # vectors in a thread's registers at most, for a row that is held there
 BLOCKS = 128, 256, 512  # threads of its block
-STEP = 512, 4     # threads of longer rows, and vectors that each has in registers at a time
+# Threads, and vectors that each has in registers at a time, of rows in shared memory and of rows
+# that are read twice: measured, the table of attempts.
+WAITING, AGAIN = (1024, 2), (512, 4)
 ROOM = 112 << 10  # bytes of a row in shared memory at most: a multiprocessor has room for two
 
 
@@ -281,8 +289,8 @@ def form_for(columns: int, wide: bool, gradient: bool = True) -> Form:
             count = -(-vectors // threads)
             return Form("registers", threads, count, wide=wide, gradient=gradient)
     if vectors * ACCESS <= ROOM:
-        return Form("shared", *STEP, vectors, wide, gradient)
-    return Form("nowhere", *STEP, wide=wide, gradient=gradient)
+        return Form("shared", *WAITING, vectors, wide, gradient)
+    return Form("nowhere", *AGAIN, wide=wide, gradient=gradient)
 
 
 def loss_launch(

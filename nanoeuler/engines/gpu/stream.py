@@ -38,6 +38,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
 
 NORMS = {"rms": 1, "layer": 2}  # and the numbers that each keeps of a row
+MOST = 8  # columns that a lane is meant to hold: many small blocks (see the attempts)
 EPS = {"rms": RMSNORM_EPS, "layer": LAYERNORM_EPS}
 
 
@@ -89,7 +90,7 @@ def move_norm_kernel(
 
     Block b has rows b * R to b * R + R - 1, a warp each (R = 4), or one row, all its warps.
     """
-    layout = Layout(columns, piece(stream, kind))
+    layout = Layout(columns, piece(stream, kind), MOST)
     load_x = make_load_row(layout, stream, own=move)
     load_t, load_gain = make_load_row(layout, kind), make_load_row(layout, "float32")
     store_x, store_n = make_store_row(layout, stream), make_store_row(layout, kind)
@@ -150,7 +151,7 @@ def move_norm_launch(
         expect("bias", bias, (columns,), "float32")
     kernel = move_norm_kernel(columns, norm, stream, kind, t is not None, bias is not None)
     args = x, given(t), weight, given(moved), n, gain, given(bias), stats, rows
-    return Launch(kernel, (cover(rows, Layout(columns, piece(stream, kind)).rows),), args)
+    return Launch(kernel, (cover(rows, Layout(columns, piece(stream, kind), MOST).rows),), args)
 
 
 ADDERS = 256  # threads of a block that adds

@@ -43,6 +43,8 @@ from nanoeuler.engines.gpu.vectors import (
 )
 from nanoeuler.errors import UserError
 
+MOST = 32  # columns that a lane is meant to hold: few blocks, few partial sums
+
 
 @dataclass(frozen=True)
 class Form:
@@ -65,7 +67,7 @@ class Form:
     @property
     def layout(self) -> Layout:
         """Who holds which columns."""
-        return Layout(self.columns, piece(self.stream, self.kind, self.gradient))
+        return Layout(self.columns, piece(self.stream, self.kind, self.gradient), MOST)
 
     @property
     def sums(self) -> int:
@@ -74,9 +76,9 @@ class Form:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor has registers for: 12 warps with one sum, else 8."""
-        warps = 12 if self.sums == 1 else 8
-        return max(1, warps * LANES // self.layout.threads)
+        """Blocks that a multiprocessor has registers for: 12 warps if a lane has little, else 8."""
+        few = self.sums == 1 and self.layout.pieces * self.layout.width <= 24
+        return max(1, (12 if few else 8) * LANES // self.layout.threads)
 
 
 def add_piece(sums, i, address, first):

@@ -37,9 +37,8 @@ STORED = {"bf16": "uint16", "float32": "float32"}  # as what dtype it is stored
 ACCESS = 16  # bytes that a thread moves at once, at most
 STEP = 8  # columns come in multiples of it: 16 bytes of bf16
 LANES = 32  # threads of a warp
-MOST = 32 * LANES  # columns of a row that one warp holds at most: 32 registers a lane
 WARPS = 4  # of a block, when a warp has a row to itself
-LIMIT = 32 * MOST  # columns: a block has at most 32 warps
+LIMIT = 32 * 32 * LANES  # columns: a block has at most 32 warps, a lane 32 of them in registers
 
 
 def piece(*kinds: str) -> int:
@@ -110,11 +109,12 @@ def make_store(kind: str, width: int) -> Callable:
 @dataclass(frozen=True)
 class Layout:
     """Who holds which columns of a row: lane l of its warps, in piece j, has `width` of them from
-    (j * lanes + l) * width on.
+    (j * lanes + l) * width on. most: columns that a lane is meant to hold, of rows that allow it.
     """
 
     columns: int
     width: int
+    most: int
 
     def __post_init__(self) -> None:
         if self.columns % STEP or not 0 < self.columns <= LIMIT:
@@ -124,8 +124,8 @@ class Layout:
 
     @property
     def lanes(self) -> int:
-        """Threads of a row: one warp, or as many as hold its columns."""
-        return LANES * cover(self.columns, MOST)
+        """Threads of a row: one warp, or as many as hold its columns, at most 32."""
+        return LANES * min(32, cover(self.columns, LANES * self.most))
 
     @property
     def rows(self) -> int:

@@ -45,11 +45,6 @@ def bf16(layout, pingpong=False, cluster=1, epilogue="store", **more):
     return Form(layout, pingpong, cluster, epilogue, **more)
 
 
-def both(layout, epilogue, pingpong=(False, True), **more):
-    """Forms of an epilogue: cooperative and in ping-pong, alone and in clusters."""
-    return tuple(bf16(layout, p, c, epilogue, **more) for p in pingpong for c in (1, 2))
-
-
 def wide(epilogue, cluster, pieces):
     return Form("TN", False, cluster, epilogue, "float32", pieces)
 
@@ -62,16 +57,16 @@ CUT = (
     *(wide("store", c, "together") for c in (1, 2)), wide("store", 2, "after"),
     wide("add", 2, "together"),
 )  # fmt: skip
-CURVED = both("NT", "bias and gelu")
-CURVED_BOTH = both("NT", "bias and gelu", second=True)
-BENT = both("NN", "gelu backward")
-BENT_ALL = both("NN", "gelu backward", second=True, sums="store")
-GATED = both("NT", "swiglu", (False,))
-GATED_BOTH = both("NT", "swiglu", (False,), second=True)
-RESIDUAL = both("NT", "residual")
+CURVED = bf16("NT", False, 1, "bias and gelu"), bf16("NT", True, 1, "bias and gelu")
+CURVED_BOTH = tuple(bf16("NT", p, 2, "bias and gelu", second=True) for p in (False, True))
+BENT = (bf16("NN", False, 2, "gelu backward"),)
+BENT_ALL = (bf16("NN", False, 2, "gelu backward", second=True, sums="store"),)
+GATED = (bf16("NT", False, 2, "swiglu"),)
+GATED_BOTH = (bf16("NT", False, 2, "swiglu", second=True),)
+RESIDUAL = bf16("NT", False, 1, "residual"), bf16("NT", False, 2, "residual")
 OTHERS = (
     bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after"),
-    bf16("NN", True, 1, "gelu backward", sums="add"), bf16("NN", False, 1, sums="store"),
+    bf16("NN", True, 1, sums="store"), bf16("NN", False, 1, "gelu backward", sums="add"),
     bf16("NT", False, 2, "residual", sums="add"),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from functools import cache, partial
 
 import numpy as np
 from bench.card import Contest, ghost
-from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case, library, operands, stored
+from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case
 
 from nanoeuler.engines.gpu.gemm_mma import mma_kernel, sum_kernel
 from nanoeuler.engines.gpu.gemm_mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
@@ -101,6 +101,31 @@ def kernels():
     return made | sums
 
 
+def stored(form, m, n, k):
+    """The shapes of A, B, C and aux as they are stored; None for no aux."""
+    a = (k, m) if form.layout[0] == "T" else (m, k)
+    b = (k, n) if form.layout[1] == "N" else (n, k)
+    aux = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
+    return a, b, (m, n), aux
+
+
+def operands(bench, form, shape):
+    """Random A, B and aux, and a C of zeros."""
+    a, b, c, aux = stored(form, *shape)
+    kind = bench.torch.float32 if form.out == "float32" else bench.torch.bfloat16
+    zeros = bench.torch.zeros(c, device="cuda", dtype=kind)
+    return bench.random(*a), bench.random(*b), zeros, aux and bench.random(*aux)
+
+
+def library(torch, form, a, b, c):
+    """A function that multiplies with cuBLAS, into c unless that is float32."""
+    a = a.T if form.layout[0] == "T" else a
+    b = b.T if form.layout[1] == "T" else b
+    if form.out == "float32":
+        return lambda: torch.mm(a, b, out_dtype=torch.float32)
+    return lambda: torch.mm(a, b, out=c)
+
+
 def plans():
     """Name -> launches of every check and contest, without arrays."""
     shapes = {(form, shape) for form in FORMS for shape in (*RAGGED, *STEP)}
@@ -132,7 +157,7 @@ def check(bench, form, shape):
     c = bench.output(m, n, dtype=torch.float32 if form.out == "float32" else torch.bfloat16)
     want = (a.T if form.layout[0] == "T" else a).double()
     want = want @ (b.T if form.layout[1] == "T" else b).double()
-    peer = bench.error(library(torch, "cuBLAS", form, a, b, torch.empty_like(c), None)(), want)
+    peer = bench.error(library(torch, form, a, b, torch.empty_like(c))(), want)
     if aux is not None:
         want += aux.double()
     if "gelu" in form.epilogue:
@@ -164,7 +189,7 @@ def entrants(bench, made):
     count = 1 if 2 * (m * k + n * k + m * n) > L2 else 3
     form = made.forms[0]
     sets = [operands(bench, form, made.shape) for _ in range(count)]
-    field = {"cuBLAS": [library(bench.torch, "cuBLAS", form, *tensors) for tensors in sets]}
+    field = {"cuBLAS": [library(bench.torch, form, a, b, c) for a, b, c, _ in sets]}
     for form in dict.fromkeys((*made.forms, made.choice)):
         field[label(form)] = [ours(bench, form, *tensors) for tensors in sets]
     return field

@@ -7,6 +7,7 @@ timed against `copy_` of half as many bytes as it moves, so that both move the s
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from bench.card import Bench, Contest
@@ -300,6 +301,9 @@ WORKS = {
 }
 
 
+TIMED = [what for what in WORKS if what not in ("RoPE, backward", "column sums, float32")]
+
+
 def launched(width: int) -> list[Callable[[], Kernel]]:
     """The kernels of all works on rows of this width."""
     forms = [
@@ -313,23 +317,20 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
             partial(stream.move_norm_kernel, width, norm, kind, "bf16", True, norm == "layer")
         )
     for kind in ("bf16", "float32"):
-        threads = columns.Walk(1, width, piece(kind)).threads
+        threads = columns.Walk(1, width, piece(kind), columns.SUMMING).threads
         makers.append(partial(columns.columns_kernel, kind, threads))
     makers += [partial(columns.sum_kernel, add) for add in (True, False)]
     return [*makers, *of_gates(width), *of_tokens(width)]
 
 
 def of_gates(width: int) -> list[Callable[[], Kernel]]:
-    """Makers of the gates' kernels, for h of this width, and of RoPE's."""
-    threads = columns.Walk(1, width, piece("bf16")).threads
-    heads = width // 64
-    turn = [partial(rotary.rope_kernel, "bf16", 2 * heads, 3 * heads, 64)]
+    """Makers of the gates' kernels, for h of this width."""
+    threads = columns.Walk(1, width, piece("bf16"), columns.FREE).threads
     return [
         partial(gates.swiglu_kernel, "bf16", threads),
         partial(gates.gelu_kernel, "bf16", False, threads),
         partial(gates.swiglu_backward_kernel, "bf16", True, True, threads),
         partial(gates.gelu_backward_kernel, "bf16", False, True, True, threads),
-        *(turn if width % 64 == 0 else []),
     ]
 
 
@@ -343,11 +344,22 @@ def of_tokens(width: int) -> list[Callable[[], Kernel]]:
     ]
 
 
+def label(maker: partial) -> str:
+    """The name of a maker's kernel: the function's and its options; of true ones, their names."""
+    name, options = maker.func.__name__.removesuffix("_kernel").replace("_", " "), []
+    names = list(signature(maker.func).parameters)
+    for key, value in zip(names, maker.args, strict=True):
+        pairs = vars(value).items() if isinstance(value, Form) else [(key, value)]
+        options += [k if v is True else str(v) for k, v in pairs if v is not False]
+    return " ".join([name, *options])
+
+
 def kernels() -> dict[str, Callable[[], Kernel]]:
     """Name -> maker of each kernel."""
     widths = sorted({width for _, width in (STEP, *RAGGED)})
     makers = [maker for width in widths for maker in launched(width)] + of_gates(WIDE[1])
-    return {f"rows {maker.func.__name__}{maker.args}": maker for maker in makers}
+    makers.append(partial(rotary.rope_kernel, "bf16", 24, 36, 64))
+    return {label(maker): maker for maker in makers}
 
 
 def check(bench: Bench, make: Callable[..., Work]) -> dict[str, Any]:
@@ -387,9 +399,10 @@ def entrants(bench: Bench, make: Callable[[], Work]) -> dict[str, list[Callable[
 
 
 def contests(bench: Bench) -> list[Contest]:
-    """All works at the size of a step."""
+    """Works at the size of a step."""
     made = []
-    for what, make in WORKS.items():
+    for what in TIMED:
+        make = WORKS[what]
         shape = WIDE if make.func is gate else STEP
         field = partial(entrants, bench, partial(make, bench, *shape))
         made.append(

@@ -8,8 +8,8 @@ from twins import TWINS, compare
 from nanoeuler.engines.gpu import paper
 
 SEEDS = 3  # inputs of each twin
-UNITS = {"bits": "words that differ from the paper's", "absolute": "from the paper's",
-         "relative": "relative to the paper's"}  # fmt: skip
+UNITS = {"bits": "words that differ from the paper's", "absolute": "absolute, from the paper's",
+         "relative": "relative, to the paper's"}  # fmt: skip
 
 
 def kernels():

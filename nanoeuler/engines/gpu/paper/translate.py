@@ -187,8 +187,8 @@ class Calls(Words):
         return f"{', '.join(into)} = {line}" if into else line
 
 
-class Translation(Calls):
-    """... and all of it."""
+class Body(Calls):
+    """... its whole body, with jumps."""
 
     def lines(self) -> Iterator[str]:
         """The function's body. Labels cut it into parts; a jump enters the loop again at one."""
@@ -217,6 +217,10 @@ class Translation(Calls):
         pairs = zip(self.results, self.instruction.ret, strict=True)
         answer = ", ".join(f"as_{operand.letter}({name})" for name, operand in pairs)
         yield f"{' ' * bool(self.labels)}return {answer}"
+
+
+class Translation(Body):
+    """... and the function."""
 
     def batch(self) -> Callable | None:
         """One function for all statements, where they are many of a kind that has one."""

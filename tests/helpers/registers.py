@@ -56,7 +56,8 @@ def measure(make: Callable[[], Kernel]) -> list[Line]:
         name = f"{target[0]}.{target[1]}" + "".join(target[2:])
         if other.warnings:  # such as that products wait for themselves
             raise RuntimeError(*other.warnings)
-        figures = other.registers, other.spills, other.stack, static(other.text), kernel.shared, divisions
+        memory = static(other.text), kernel.shared
+        figures = other.registers, other.spills, other.stack, *memory, divisions
         lines.append((name, *map(str, figures)))
     return lines
 
@@ -97,15 +98,15 @@ def write(lines: Iterable[Line]) -> None:
 
 
 def main(only: list[str]) -> None:
-    """Compile, and write the lines of the families asked for, or all."""
+    """Compile, family by family, and write the lines of each as soon as it is done."""
     known = families()
-    kept = [line for line in read() if only and line[0] in known and line[0] not in only]
-    lines = lines_of(makers(only), os.cpu_count())
-    write(kept + lines)
-    for line in lines:
-        if line[4] != "0":
+    for family in only or known:
+        lines = lines_of(makers([family]), os.cpu_count())
+        write([line for line in read() if line[0] in known and line[0] != family] + lines)
+        spilled = [line for line in lines if line[HEAD.index("spills")] != "0"]
+        for line in spilled:
             print("SPILLS", *line)
-    print(f"{len(lines)} lines")
+        print(f"{family}: {len(lines)} lines, {len(spilled)} with spills", flush=True)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ from nanoeuler.engines.gpu.ptx import (
     tanh_approx,
 )
 
-STRIPS = 4  # of 64 x 64, in a consumer's sums
-
 
 def gelu_tangent(x):
     """t of GELU(x) = x/2 (1 + t), tanh form; and x squared."""

@@ -66,7 +66,7 @@ GATED_BOTH = (bf16("NT", False, 2, "swiglu", second=True),)
 RESIDUAL = bf16("NT", False, 1, "residual"), bf16("NT", False, 2, "residual")
 OTHERS = (
     bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after"),
-    bf16("NN", True, 1, sums="store"), bf16("NN", False, 1, "gelu backward", sums="add"),
+    bf16("NN", True, 1, sums="store"), bf16("NN", False, 2, "gelu backward", sums="add"),
     bf16("NT", False, 2, "residual", sums="add"),
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
 """Kernels that work on rows: move-and-norm, its backward, columns, gates, RoPE, embedding.
 
 Each piece of work is checked against float64 beside PyTorch's own arithmetic in the same kinds, and
-timed against `copy_` of half as many bytes as it moves, so that both move the same, and PyTorch.
+timed against copies of half as many bytes as it moves, so that both move the same (a kernel that
+negates, and `copy_`, which in a graph is the driver's), and against PyTorch.
 """
 
 from collections.abc import Callable
@@ -386,14 +387,18 @@ def checks(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     return {f"rows: {what}": partial(check, bench, make) for what, make in WORKS.items()}
 
 
+PEERS = "copy", "torch copy_", "torch"
+
+
 def entrants(bench: Bench, make: Callable[[], Work]) -> dict[str, list[Callable[[], Any]]]:
     """Ours, PyTorch's, and a copy of half as many bytes as the work moves."""
     works = [make() for _ in range(SETS)]
-    halves = [work.moved // 4 for work in works]  # elements of bf16
-    pairs = [(bench.random(half), bench.random(half)) for half in halves]
+    kind, halves = bench.torch.float32, [work.moved // 8 for work in works]
+    pairs = [(bench.random(n, dtype=kind), bench.random(n, dtype=kind)) for n in halves]
     return {
         "ours": [bench.call(work.launches) for work in works],
-        "copy": [partial(there.copy_, here) for there, here in pairs],
+        "copy": [partial(bench.torch.neg, here, out=there) for there, here in pairs],
+        "torch copy_": [partial(there.copy_, here) for there, here in pairs],
         "torch": [work.torch for work in works],
     }
 
@@ -405,7 +410,5 @@ def contests(bench: Bench) -> list[Contest]:
         make = WORKS[what]
         shape = WIDE if make.func is gate else STEP
         field = partial(entrants, bench, partial(make, bench, *shape))
-        made.append(
-            Contest(what, f"{shape[0]}x{shape[1]} bf16", field, peer=("copy", "torch"))
-        )
+        made.append(Contest(what, f"{shape[0]}x{shape[1]} bf16", field, peer=PEERS))
     return made

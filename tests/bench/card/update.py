@@ -207,8 +207,8 @@ def adamw_entrants(bench):
     half = parts()[1] * BYTES // 2 // 4
     source, target = (torch.randn(half, device="cuda") for _ in range(2))
     state = State(bench)
-    made["copy"] = [partial(target.copy_, source)]
-    made["copy by a kernel"] = [partial(torch.neg, source, out=target)]
+    made["copy"] = [partial(torch.neg, source, out=target)]  # a kernel: the faster of the two
+    made["torch copy_"] = [partial(target.copy_, source)]  # in a graph, a copy by the driver
     made["ours"] = [state.call()]
     made["torch fused"] = [torch_adamw(state)]
     return made
@@ -371,7 +371,7 @@ def contests(bench):
     return [
         Contest(
             "AdamW", "124M float32 masters", partial(adamw_entrants, bench),
-            "ours", ("copy", "copy by a kernel", "torch fused"),
+            "ours", ("copy", "torch copy_", "torch fused"),
         ),
         Contest(
             "gradient norm", "124M float32", partial(norm_entrants, bench), "ours",

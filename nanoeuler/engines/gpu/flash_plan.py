@@ -17,7 +17,7 @@ from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.kernel import Launch, Map
 from nanoeuler.errors import UserError
 
-WIDTHS = 64, 128
+WIDTHS = 64, 128  # of heads: one or two panels of the 128-byte swizzle
 # Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache,
 # which has 50 MiB. Measured: 2 to 6 % at T = 4096 (the table of attempts).
 FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20

@@ -65,8 +65,8 @@ from nanoeuler.engines.gpu.ptx import (
     zeros,
 )
 
-WARPS = 4
-THREADS = 32 * WARPS
+WARPS = 4          # of a block: two blocks of 255 registers a thread fill the register file
+THREADS = 32 * WARPS  # of a block
 HALF = 16 * WARPS  # queries of each half of a block, 16 to each warp
 QUERIES = 2 * HALF
 KEYS = 64          # of a step

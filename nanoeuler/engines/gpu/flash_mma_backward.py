@@ -221,6 +221,7 @@ def dq_loop(form: BackForm) -> Callable:
     return loop
 
 
+# Six arrays with their steps, lse and delta; T, heads, sharing; scale, root.
 DQ_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
 
 
@@ -442,7 +443,7 @@ def dkdv_loop(form: BackForm) -> Callable:
     return loop
 
 
-DKDV_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
+DKDV_ARGUMENTS = DQ_ARGUMENTS  # six arrays again
 
 
 @functools.cache

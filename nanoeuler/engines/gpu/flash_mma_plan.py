@@ -23,7 +23,7 @@ from nanoeuler.engines.gpu.gemm_plan import cover
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.errors import UserError
 
-WIDTHS = 32, 64, 128
+WIDTHS = 32, 64, 128  # of heads: a row is 64, 128 or 256 bytes, which `turn` knows to swap
 # Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache.
 FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
 DQ = {

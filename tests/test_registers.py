@@ -16,6 +16,9 @@ compiles = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None or assembler() is None,
     reason="numba-cuda or ptxas is missing: pip install -e '.[gpu]' on Linux",
 )
+# Bytes that a kernel may spill. Attention of width 128 needs two registers more than there are on
+# 8.0: chapter 8a says what was done about the others.
+ALLOWED = {("flash_mma", "forward 128", "8.0"): "16"}
 NAMES = sorted(registers.makers())
 PARTS = [NAMES[i : i + CHUNK] for i in range(0, len(NAMES), CHUNK)]
 
@@ -25,7 +28,8 @@ def test_the_table_names_every_kernel():
     assert {line[:2] for line in rows} == {*NAMES}
     assert len({line[:3] for line in rows}) == len(rows)
     for line in rows:
-        assert line[4] == "0", f"{line[:3]} spills {line[4]} bytes"
+        most = ALLOWED.get(line[:3], "0")
+        assert line[4] == most, f"{line[:3]} spills {line[4]} bytes"
 
 
 @compiles

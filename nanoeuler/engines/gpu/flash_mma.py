@@ -38,7 +38,6 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     own_lane,
     own_row,
     own_thread,
-    own_warp,
     put_rows,
     right,
     share,
@@ -180,17 +179,24 @@ def scores(form: Form) -> Callable:
 
 
 def park(x: Registers, lot: int) -> None:
-    """Leave both halves' sums in shared memory, in this thread's places of a lot."""
+    """Leave both halves' sums, and maxima of one, in this thread's places of a lot."""
     to = int32(lot + 8 * own_thread())
     store_shared_float2(to, x.low.total[0], x.low.total[1])
     store_shared_float2(int32(to + 8 * THREADS), x.high.total[0], x.high.total[1])
+    store_shared_float2(int32(to + 16 * THREADS), x.low.m[0], x.low.m[1])
 
 
 def unpark(x: Registers, lot: int) -> None:
-    """The sums again."""
+    """They are needed again."""
     here = int32(lot + 8 * own_thread())
     x.low.total[0], x.low.total[1] = load_shared_float2(here)
     x.high.total[0], x.high.total[1] = load_shared_float2(int32(here + 8 * THREADS))
+    x.low.m[0], x.low.m[1] = load_shared_float2(int32(here + 16 * THREADS))
+
+
+def own_distance() -> int:
+    """On the diagonal: from this lane's first key to the last that its upper query sees."""
+    return int32((own_thread() >> 5) * 16 + own_row() - own_column())
 
 
 def steps_of(form: Form) -> tuple[Callable, Callable]:
@@ -200,12 +206,13 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
     multiply, load = mma_tile(16, D), ldmatrix_across(D // 16)
 
     def whole(
-        x: Registers, q_tile: int, k_tile: int, lot: int, ahead: int, scale: float
+        x: Registers, queries: int, k_tile: int, lot: int, masked: bool, scale: float
     ) -> None:
-        """o += p v for both halves. ahead: from the first key to this warp's first query."""
-        both(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
-        if ahead < KEYS:
-            forbid_later(x.low.s, KEYS, int32(ahead + own_row() - own_column()))
+        """o += p v for both halves. masked: whether the first half is on the diagonal."""
+        q_tile = int32(queries + (own_thread() >> 5) * 32 * D + left(D))
+        both(x, q_tile, int32(k_tile + right(D)))
+        if masked:
+            forbid_later(x.low.s, KEYS, own_distance())
         if form.park:
             unpark(x, lot)
         raise_maximum(x.low, scale)
@@ -222,10 +229,11 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
         if form.park:
             park(x, lot)
 
-    def diagonal(x: Registers, q_tile: int, k_tile: int, ahead: int, scale: float) -> None:
+    def diagonal(x: Registers, queries: int, k_tile: int, scale: float) -> None:
         """o += p v for the second half, whose first step it is, on the diagonal."""
-        second(x, int32(q_tile + left(D)), int32(k_tile + right(D)))
-        forbid_later(x.high.s, KEYS, int32(ahead + own_row() - own_column()))
+        q_tile = int32(queries + (own_thread() >> 5) * 32 * D + left(D))
+        second(x, q_tile, int32(k_tile + right(D)))
+        forbid_later(x.high.s, KEYS, own_distance())
         raise_maximum(x.high, scale)
         v_tile = int32(k_tile + KEYS * D * 2 + left(D))
         for k in range(KEYS // 16):
@@ -259,29 +267,26 @@ def loop_of(form: Form) -> Callable:
             copy_pair(to, work.k, work.v, row, KEYS, work.T, D, THREADS, whole)
         copy_commit()
 
-    def loop(
-        x: Registers, q: int, tiles: int, work: Work, steps: int, scale: float
-    ) -> None:
-        """From the diagonal down. q: this warp's queries; tiles: the stages.
+    def loop(x: Registers, queries: int, work: Work, steps: int, scale: float) -> None:
+        """From the diagonal down. queries: their tile; the stages follow it.
 
         The first group of copies is not committed yet.
         """
-        own = int32(16 * own_warp())
+        tiles = int32(queries + QUERIES * D * 2)
+        lot = int32(tiles + stages * size)
         for i in range(stages - 1):
             fill(tiles, work, int32(i), steps, False)
         here()
         cuda.syncthreads()
         fill(tiles, work, int32(stages - 1), steps, False)
-        diagonal(x, q, tiles, own, scale)
-        lot = int32(tiles + stages * size)
+        diagonal(x, queries, tiles, scale)
         if form.park:
             park(x, lot)
         for i in range(1, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
             fill(tiles, work, int32(i + stages - 1), steps, True)
-            ahead = int32(own + (i - 1) * KEYS)
-            whole(x, q, int32(tiles + i % stages * size), lot, ahead, scale)
+            whole(x, queries, int32(tiles + i % stages * size), lot, i == 1, scale)
 
     return loop
 
@@ -319,7 +324,7 @@ ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps;
 
 def shared_bytes(form: Form) -> int:
     """Queries, then stages of keys and of values, then room to park."""
-    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2 + 16 * THREADS * form.park
+    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2 + 24 * THREADS * form.park
 
 
 @functools.cache
@@ -359,10 +364,10 @@ def forward_kernel(form: Form) -> Kernel:
         )  # fmt: skip
         new_half(x.low, D)
         new_half(x.high, D)
-        own, row = int32(tile + own_warp() * 32 * D), int32(first + 16 * own_warp())
-        stages = int32(tile + QUERIES * D * 2)
-        loop(x, own, stages, Work(of_k, of_v, T), int32(last // KEYS + 1), scale)
+        loop(x, tile, Work(of_k, of_v, T), int32(last // KEYS + 1), scale)
         # 3. Out.
+        warp = int32(own_thread() >> 5)
+        own, row = int32(tile + warp * 32 * D), int32(first + 16 * warp)
         line = lse + 4 * (int64(number) * round_up(T, PAD))
         to = head_of(o, (o_batch, o_head, o_row), batch, head)
         save_lines(x.low, line, row, T)

@@ -159,7 +159,7 @@ def over_keys(form: BackForm) -> Callable:
     size = keys * D * 2
     rows_times, add_columns = products(form)
 
-    def step(
+    def query_step(
         parts: QueryParts, q: int, do: int, k: int, ahead: int, scale: float
     ) -> None:
         """dq += ds k. q, do: addresses of A; k: of the tile of keys, values follow.
@@ -182,7 +182,7 @@ def over_keys(form: BackForm) -> Callable:
                 by.a[i] = pack_bf16(x, y)  # the scale comes at the end
             add_columns(parts.dq, by, turned, j)
 
-    return step
+    return query_step
 
 
 def dq_loop(form: BackForm) -> Callable:
@@ -343,7 +343,7 @@ def over_queries(form: BackForm) -> Callable:
     size = queries * D * 2
     rows_times, add_columns = products(form)
 
-    def step(
+    def key_step(
         parts: KeyParts, k: int, v: int, q: int, line: int, ahead: int, scale: float,
     ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q. k, v: addresses of A; q: of the tile of queries, do follows.
@@ -363,7 +363,7 @@ def over_queries(form: BackForm) -> Callable:
             key_gradients(s, dp, j, by.a, int32(line + 4 * queries))  # the scale comes at the end
             add_columns(parts.dk, by, turned, j)
 
-    return step
+    return key_step
 
 
 class Group(NamedTuple):

@@ -740,7 +740,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(
-    "module, function, old, new, check", FAULTS, ids=lambda part: str(part)[:30]
+    "module, function, old, new, check", FAULTS, ids=lambda part: getattr(part, "__name__", str(part)[:30])
 )
 def test_planted_faults_are_found(module, function, old, new, check):
     name = module if module != "vectors" else "stream"

@@ -740,8 +740,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(
-    "module, function, old, new, check", FAULTS, ids=lambda part: getattr(part, "__name__", str(part)[:30])
-)
+    "module, function, old, new, check", FAULTS,
+    ids=lambda part: getattr(part, "__name__", str(part)[:30]),
+)  # fmt: skip
 def test_planted_faults_are_found(module, function, old, new, check):
     name = module if module != "vectors" else "stream"
     wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))

@@ -55,27 +55,29 @@ def test_a_wheel_holds_every_room_and_runs_from_an_empty_folder(tmp_path):
 
 
 def untyped(file):
-    """The public functions and methods of a module that say nothing of an argument or a result."""
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    """The public functions and methods of a module that say nothing of an argument or a result.
+
+    But for what runs on a GPU: parts of kernels, in modules that use its instructions, may have no
+    types at all, since they take registers and addresses, and each says in words which.
+    """
+    text = (ROOT / file).read_text(encoding="utf-8")
+    tree = ast.parse(text)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     for node in (node for body in (tree, *classes) for node in body.body):
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             silent = [a for a in named if not a.annotation and a.arg not in ("self", "cls")]
-            if silent or not node.returns:
+            kernel = "from nanoeuler.engines.gpu.instruction import" in text
+            part = kernel and silent == named and not node.returns
+            if (silent or not node.returns) and not part:
                 yield f"{file}: {node.name}"
 
 
-PARTS_OF_KERNELS = (  # modules that have public ones
-    "gemm_form", "gemm_epilogue", "gemm_columns", "gemm_pieces", "flash_forward",
-)  # fmt: skip
+PARTS_OF_KERNELS = "gemm_form", "gemm_epilogue", "flash_forward"  # modules that have public ones
 
 
 def test_a_package_that_says_it_is_typed_is():
-    """But for commands, whose arguments the command line reads, and parts of kernels.
-
-    Those take registers and addresses, and each says in words which.
-    """
+    """But for commands, whose arguments the command line reads, and parts of kernels."""
     files = [file for file in book.package(ROOT) if file.endswith(".py")]
     assert "nanoeuler/py.typed" in book.package(ROOT)
     parts = [f"nanoeuler/engines/gpu/{name}.py" for name in PARTS_OF_KERNELS]

@@ -45,9 +45,9 @@ def forward(a):
     return forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")))
 
 
-def backward(a):
+def backward(a, **more):
     order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    return backward_launches(*(a[name] for name in order))
+    return backward_launches(*(a[name] for name in order), **more)
 
 
 def fold(x, G):
@@ -94,10 +94,7 @@ def worst(a, names):
     return max(np.max(np.abs(from_bf16(a[n]) - sums[n][0]) / (sums[n][1] + tiny)) for n in names)
 
 
-@pytest.fixture
-def crowd(monkeypatch):
-    """A function that makes plans use as many warpgroups a block as there can be."""
-    return lambda: monkeypatch.setattr(flash_plan, "MULTIPROCESSORS", 0)
+CROWD = {"multiprocessors": 0}  # a plan for as many warpgroups in a block as there can be
 
 
 # ---- On paper
@@ -132,22 +129,19 @@ def test_forward(shape, seed):
         ((1, 2, 1, 193, 128), True, 2),
     ],
 )  # fmt: skip
-def test_backward(shape, all_warpgroups, seed, crowd):
-    if all_warpgroups:
-        crowd()
+def test_backward(shape, all_warpgroups, seed):
     a = inputs(*shape)
     run(forward(a), seed)
-    for launch in backward(a):
+    for launch in backward(a, **CROWD if all_warpgroups else {}):
         run(launch, seed)
     assert worst(a, ["dq", "dk", "dv"]) < 1
     assert (a["delta"][..., shape[3] :] == 0).all()
 
 
-def test_dq_when_the_ring_wraps_twice(crowd):
-    crowd()
+def test_dq_when_the_ring_wraps_twice():
     a = inputs(1, 1, 1, 520, 64)
     run(forward(a))
-    run(backward(a)[0])  # the last block has nine steps of four stages
+    run(backward(a, **CROWD)[0])  # the last block has nine steps of four stages
     assert worst(a, ["dq"]) < 1
 
 
@@ -235,15 +229,14 @@ def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch)
 
 
 @pytest.mark.parametrize("what, function, old, new", BACKWARD)
-def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch, crowd):
+def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch):
     a = inputs(1, 2, 1, 200, 64)
     run(forward(a))
     wrong = load(Mutant("engines.gpu.flash_backward", function, what, old, new))
     for name in ("dq_kernel", "dkdv_kernel"):
         monkeypatch.setattr(flash_plan, name, getattr(wrong, name))
-    crowd()
     try:
-        for launch in backward(a):
+        for launch in backward(a, **CROWD):
             run(launch)
     except Fault:
         return
@@ -305,6 +298,9 @@ def test_grids_cover_and_small_ones_are_split(shape, dq, dkdv):
     a |= {name: np.empty((B, H, padded(T)), np.float32) for name in ("lse", "delta")}
     made = [(launch.kernel.threads, launch.grid) for launch in backward(a)]
     assert made == [dq, dkdv]
+    few = [launch.kernel.threads for launch in backward(a, multiprocessors=1)]
+    many = [launch.kernel.threads for launch in backward(a, multiprocessors=1 << 20)]
+    assert few == [256 if D == 64 else 384, 256] and many == [128, 128]
     grid = forward(a).grid
     assert grid[0] * grid[2] == B * H and grid[1] == -(-T // 128)
 
@@ -332,6 +328,9 @@ def table():
     }
 
 
+STATIC = registers.HEAD.index("static")
+
+
 def test_the_chapter_s_table_is_what_the_kernels_ask_for():
     rows, kernels = table(), flash.kernels()
     lines = {line[1]: line for line in registers.read() if line[0] == "flash"}
@@ -340,4 +339,58 @@ def test_the_chapter_s_table_is_what_the_kernels_ask_for():
         kernel = kernels[MAKERS[name]]()
         assert (threads, blocks, shared) == (kernel.threads, kernel.resident, kernel.shared)
         assert blocks * (shared + 1024) <= 228 * 1024  # an SM's, 1 KiB of it for each block
+        assert lines[MAKERS[name]][STATIC] == "0"  # `shared_base` of NARROW has no byte to round up
         assert int(lines[MAKERS[name]][3]) <= most and blocks * threads * most <= 65536
+
+
+# ---- The chapter's exercises
+
+# Which exercise, what is wrong with its solution, the text and what it becomes.
+ANSWERS = [
+    ("without", "nothing gone", 'r"\\n *dq_before', 'r"\\n *dq_never'),
+    ("without", "another wait gone", "dq_before", "rows_done"),
+    ("without", "all waits gone", "dq_before", r"\\w+_done"),
+    ("window_tiles", "no window", "max(0, first - W + 1) // keys", "0"),
+    ("window_tiles", "a key too many", "first - W + 1) //", "first - W) //"),
+    ("window_tiles", "only the diagonal", " or n * keys < last - W + 1", ""),
+    ("window_tiles", "only the window", "n * keys + keys - 1 > first or ", ""),
+    ("window_tiles", "edge of the first query", "last - W + 1", "first - W + 1"),
+    ("window_tiles", "a mask everywhere", "if n * keys + keys - 1 > first or", "if True or"),
+    ("width", "exponentials of both rows", "TENSOR / (EXP", "TENSOR / (2 * EXP"),
+    ("width", "turned around", "times * TENSOR", "TENSOR / times"),
+]
+
+
+def answer(name, old="", new=""):
+    """The functions of an exercise: its check, and the solution with `old` replaced."""
+    text = (project_root() / "book" / "08b-flash-on-tensor-cores.md").read_text(encoding="utf-8")
+    cells = re.findall(r"ipython3\n(.*?)```", text, re.S)
+    (judge,) = (cell for cell in cells if f"def check_{name}(" in cell)
+    (solution,) = (cell for cell in cells if f"def solution_{name}(" in cell)
+    assert old in solution
+    names = {"np": np, "re": re, "run": run, "padded": padded, "TENSOR": 2048, "EXP": 16}
+    names["backward_launches"] = backward_launches
+    for cell in judge, re.sub(r"^:.*\n", "", solution, flags=re.M).replace(old, new):
+        exec(re.split(r"\n(?:assert )?check_", cell)[0], names)  # without the chapter's own calls
+    return names[f"check_{name}"], names[f"solution_{name}"]
+
+
+NUMBERS = {"without": (384, 2)}  # what goes with an answer
+
+
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    check, wrong = answer(name, old, new)
+    assert not check(wrong, *NUMBERS.get(name, ())), what
+
+
+@pytest.mark.parametrize("T, groups", [(128, 1), (384, 1), (128, 2), (256, 2)])
+def test_numbers_for_which_the_paper_is_content_are_refused(T, groups):
+    check, right = answer("without")
+    assert not check(right, T, groups)
+
+
+@pytest.mark.parametrize("name", ["without", "window_tiles", "width"])
+def test_exercises_take_right_answers(name):
+    check, right = answer(name)
+    assert check(right, *NUMBERS.get(name, ()))

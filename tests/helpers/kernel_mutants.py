@@ -172,6 +172,7 @@ def check_stream(module):
     for norm in ("rms", "layer"):
         test_rows.check_move_norm(module, 3, 72, norm, seed=0)
         test_rows.check_move_norm(module, 2, 1032, norm, "float32")
+    test_rows.added(module)
 
 
 def check_stream_backward(module):

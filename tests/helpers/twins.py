@@ -237,6 +237,8 @@ TABLE = {
     "load_own_float": Row("load_own_float(x + 4 * lane)", lambda x, n, b: x[:32]),
     "load_own_float4": Row("load_own_float4(x + 16 * lane)", lambda x, n, b: four(x)),
     "store_float": Row("store_float(out + 4 * lane, f);", lambda x, n, b: x[:32]),
+    "store_float2": Row("store_float2(out + 8 * lane, f, g);",
+                        lambda x, n, b: x[:64].reshape(2, 32).T),
     "store_float4": Row("store_float4(out + 16 * lane, f, g, h, f);", lambda x, n, b: np.stack(
         [x[:32], x[32:64], np.abs(x[64:96]), x[:32]], 1)),
     "store_int": Row("store_int(out + 4 * lane, i);", lambda x, n, b: n[:32]),

@@ -9,7 +9,6 @@ Left out: running it (`device`). numba's CUDA target comes from the door.
 
 import importlib.util
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -64,6 +63,9 @@ def lay_out(
     context: Any, builder: Any, instruction: Instruction, kinds: Iterable, values: Iterable
 ) -> Call:
     """The call with arguments `values` of numba types `kinds`."""
+    # Results are "=f", not "=&f", though a text of several lines may write one before it has read
+    # all inputs: PTX has as many registers as one likes, so LLVM gives each result a register of
+    # its own, unless the kernel makes a result the next value of an input. None of ours does.
     count = len(instruction.ret)
     results = [operand.letter for operand in instruction.ret]
     written = [operand for operand in instruction.args if operand.written]
@@ -246,12 +248,7 @@ def machine(kernel: Kernel, capability: tuple | None = None) -> tuple:
 
 
 def build(make: Callable[[], Kernel], capability: tuple | None = None) -> Code:
-    """Compile what `make` makes, for a GPU of this capability, or for the oldest that can run it.
-
-    In a process of its own it must not simulate a GPU.
-    """
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "0"
-    door.config.ENABLE_CUDASIM = 0
+    """Compile what `make` makes, for a GPU of this capability or for the oldest that can run it."""
     kernel = make()
     return assemble(to_ptx(kernel), machine(kernel, capability))
 
@@ -260,7 +257,7 @@ def build_all(
     makers: Mapping[str, Callable[[], Kernel]], workers: int | None = None,
     capability: tuple | None = None,
 ) -> dict[str, Code | Exception]:  # fmt: skip
-    """Compile many kernels, each in one of `workers` processes: name -> code, or what went wrong.
+    """Compile many kernels in `workers` processes: name -> code, or what went wrong.
 
     makers: name -> a function that makes the kernel, importable, or a functools.partial of one.
     capability: of the GPU they are for; without one, each for the oldest that can run it.

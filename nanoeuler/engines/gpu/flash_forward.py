@@ -345,8 +345,9 @@ def narrow_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
     save_output(rows, o, row, q_tile, 64, at)
 
 
-# Two blocks on an SM leave each thread 128 registers, and no byte to begin at a multiple of 1024:
-# dynamic shared memory does begin at one, behind the KiB that the system keeps for itself.
+# Two blocks on an SM leave each thread 128 registers, and no KiB for rounding `shared_base` up: a
+# kernel without static shared memory, as a test holds it to be, has its dynamic memory at a
+# multiple of 1024, behind the KiB that the system keeps for itself.
 NARROW = Kernel(narrow_forward, ARGUMENTS, 256, shared_bytes(64, STAGES), resident=2)
 
 

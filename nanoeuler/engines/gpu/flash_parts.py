@@ -152,8 +152,9 @@ def full_of(ring: Ring, stage: int) -> int:
 def leave(ring: Ring, stage: int, warps: int) -> int:
     """This warp is done with a stage: how many of `warps` left it before; -1 on lanes but one.
 
-    So a single thread gets warps - 1, in the last warp: it refills the stage. The answer takes a
-    while; it is looked at as late as possible.
+    To be called after the wait for the last product that reads the stage: a product that was only
+    issued may not have read it yet. A single thread gets warps - 1, in the last warp: it refills
+    the stage. The answer takes a while; it is looked at as late as possible.
     """
     return ticket(int32(ring.left + 8 * stage), int32(warps - 1))
 

@@ -17,7 +17,7 @@ from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.kernel import Launch, Map
 from nanoeuler.errors import UserError
 
-WIDTHS = 64, 128  # of heads: one or two panels of the 128-byte swizzle
+WIDTHS = 64, 128  # head widths: whole panels of the widest swizzle, and accumulators that fit
 # Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache,
 # which has 50 MiB. Measured: 2 to 6 % at T = 4096 (the table of attempts).
 FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
@@ -41,14 +41,15 @@ def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any) -> Launch:
     return Launch(kernel, grid, (*maps, lse, T, H, H // G, scales(D)[0]))
 
 
-def warpgroups(most: int, T: int, heads: int) -> int:
+def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:
     """How many warpgroups share a block: `most`, or one, when that leaves multiprocessors idle."""
-    return most if cover(T, 64 * most) * heads >= MULTIPROCESSORS else 1
+    return most if cover(T, 64 * most) * heads >= multiprocessors else 1
 
 
 def backward_launches(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any
-) -> tuple[Launch, Launch]:
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
     delta is working memory. Every dq, dk, dv and delta is written. do and o are laid out alike.
@@ -59,15 +60,17 @@ def backward_launches(
     if o.strides != do.strides:
         raise UserError(f"attention's o and do lie alike, not {o.strides} and {do.strides}")
     return (
-        _dq_launch((q, k, v, do, dq), o, lse, delta, H // G),
-        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, H // G),
+        _dq_launch((q, k, v, do, dq), o, lse, delta, H // G, multiprocessors),
+        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, H // G, multiprocessors),
     )
 
 
-def _dq_launch(arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int) -> Launch:
+def _dq_launch(
+    arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int, multiprocessors: int
+) -> Launch:
     do = arrays[3]
     B, H, T, D = do.shape
-    groups = warpgroups(2 if D == 64 else 3, T, B * H)
+    groups = warpgroups(2 if D == 64 else 3, T, B * H, multiprocessors)
     together = at_a_time(B * H, 4 * T * D, BACKWARD_SHARE)
     grid = together, cover(T, 64 * groups), B * H // together
     maps = [_box(array, 64) for array in arrays]
@@ -75,9 +78,12 @@ def _dq_launch(arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int) -> Lau
     return Launch(dq_kernel(D, groups), grid, (*maps, *pointers, T, H, sharing, *scales(D)))
 
 
-def _dkdv_launch(arrays: tuple, lse: Any, delta: Any, sharing: int) -> Launch:
+def _dkdv_launch(
+    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int
+) -> Launch:
     B, H, T, D = arrays[0].shape
-    heads, groups = B * H // sharing, warpgroups(2, T, B * H // sharing)
+    heads = B * H // sharing
+    groups = warpgroups(2, T, heads, multiprocessors)
     kernel, queries = dkdv_kernel(D, groups), step_queries(D)
     together = at_a_time(heads, 4 * T * D * sharing, BACKWARD_SHARE)
     grid = together, cover(T, 64 * groups), heads // together

@@ -150,7 +150,8 @@ def product(
 # 16384 x 768 x 50304); where it saves 116 and more, most blocks would have nothing to do without.
 WORTH = 100
 # The k up to which putting a tile's sums away is worth hiding: at 768 ping-pong was 10 % ahead in
-# turn and within 2 % alone, in NT and for n of 2304 and more; at 3072 it was 8 % behind alone.
+# turn and within 2 % alone, in NT and for n of 2304 and more; at 3072 it was 8 % behind alone. With
+# a GELU and one store it was level in one run and 4 % behind in the next, so it is not taken there.
 SHALLOW = 1024
 
 
@@ -162,7 +163,7 @@ def choose(
     few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
     way, curved = EPILOGUES[epilogue], epilogue == "bias and gelu" and not second
     plain = out == "bf16" and way.aux != "tile" and epilogue != "swiglu"
-    pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
+    pingpong = layout == "NT" and plain and not (few or curved) and k <= SHALLOW < n
     cluster = 1 if m <= TILE_M or few or curved else 2
     form = Form(layout, pingpong, cluster, epilogue, out, "no", second, sums)
     if pingpong or not way.cut or sums != "no":

@@ -6,7 +6,7 @@
 
     blockIdx.x -> a tile of C, in groups of rows; blockIdx.y -> a piece of its k-blocks
     warp       -> 64 x 64 of the tile: those below each other first
-    step       -> a k-block of 64, in four products of 16
+    step       -> 16 of a k-block's 64
 
 Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 C.
 """
@@ -139,7 +139,7 @@ def make_multiply(form: MmaForm) -> Any:
         at, slot, ahead = find(base, warp, lane), int32(0), int32(last)
         load(a0, b0, at, slot, 0)
         for i in range(count):
-            load(a1, b1, at, slot, 1)  # (2) fragments of the next product, and a part of a k-block
+            load(a1, b1, at, slot, 1)  # (2) fragments of the next step, and a part of a k-block
             fetch(0, ahead, sources)
             mma(acc, a0, b0)
             load(a0, b0, at, slot, 2)

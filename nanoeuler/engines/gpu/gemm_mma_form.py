@@ -33,8 +33,9 @@ class MmaForm:
 
     layout: NT, NN or TN. epilogue: store; bias; bias and gelu (tanh); residual: another (m, n) is
     added; add: C is added to. out: bf16 or float32 of C. rows, columns: of a block's tile, one warp
-    for each 64 x 64. stages: of the ring. resident: blocks of a multiprocessor. group: row tiles
-    that go together. Float32 comes with store and add only, add with float32 only.
+    for each 64 x 64. stages: of the ring. resident: blocks that share a multiprocessor. group:
+    rows of tiles that blocks fill together. Float32 comes with store and add only, add with
+    float32 only.
     """
 
     layout: str = "NT"

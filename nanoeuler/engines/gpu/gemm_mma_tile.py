@@ -16,7 +16,7 @@ from nanoeuler.engines.gpu.gemm_mma_form import DEPTH, SIDE, MmaForm
 from nanoeuler.engines.gpu.instruction import int32, int64
 from nanoeuler.engines.gpu.ptx import copy_async_part, ldmatrix_across, ldmatrix_down
 
-PARTS = 3  # a k-block is fetched in so many parts, beside the first three of its four products
+PARTS = 3  # a k-block is fetched in so many parts, beside the first three of its four steps
 
 
 def make_begin(form: MmaForm, dense: bool, extent: int) -> tuple[Any, Any]:

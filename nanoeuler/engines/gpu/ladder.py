@@ -163,7 +163,7 @@ def copy_wide(x: Any, y: Any, loads: int = 4, grid: int = 0) -> Launch:
 
     | index       | is    | covers                                                     |
     |-------------|-------|------------------------------------------------------------|
-    | blockIdx.x  | chunk | 4 loads THREADS numbers                                    |
+    | blockIdx.x  | chunk | 4 * loads * THREADS numbers                                |
     | j, thread   | at    | 4 numbers of it: neighbours read neighbours, `loads` times |
     | loop        | start | later chunks, where `grid` blocks are too few              |
     """

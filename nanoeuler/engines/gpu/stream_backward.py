@@ -234,7 +234,9 @@ def norm_backward_blocks(form: Form, rows: int, multiprocessors: int = MULTIPROC
     return min(cover(rows, form.layout.rows), multiprocessors * form.resident)
 
 
-def form_of(norm: str, dn: Any, x: Any, dx: Any, before: Any, copy: Any, dbias: Any, dmoved: Any):
+def form_of(
+    norm: str, dn: Any, x: Any, dx: Any, before: Any, copy: Any, dbias: Any, dmoved: Any
+) -> Form:
     """The form of a launch, from what it is given."""
     return Form(
         x.shape[1], norm, kind_of(x), kind_of(dn), kind_of(dx), before is not None,

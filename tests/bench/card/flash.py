@@ -17,13 +17,15 @@ from nanoeuler.engines.gpu import flash_plan
 from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
 from nanoeuler.engines.gpu.flash_layout import padded
+from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
 
 SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
 LSE = 1e-3  # absolute; scores of some tens in float32, products of bf16 are exact in it
 LEAST = 2.0**-9  # what rounding a result to bf16 alone may cost
 PEERS = "FlashAttention-2", "cuDNN"
-# Which warpgroups share a block: as planned, always one, as many as there can be.
-CROWDS = {"planned": None, "one warpgroup": 1 << 30, "all warpgroups": 0}
+# Which warpgroups share a block: as planned, always one, as many as there can be. What the plan is
+# told of the card's multiprocessors.
+CROWDS = {"planned": MULTIPROCESSORS, "one warpgroup": 1 << 30, "all warpgroups": 0}
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,10 @@ def wide():
 
 def launches(arrays, crowd):
     """The three launches: forward, dq, dkdv. arrays: name -> each of `shapes`."""
-    limit, flash_plan.MULTIPROCESSORS = flash_plan.MULTIPROCESSORS, CROWDS[crowd]
-    if CROWDS[crowd] is None:
-        flash_plan.MULTIPROCESSORS = limit
-    try:
-        names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-        forward = flash_plan.forward_launch(*(arrays[n] for n in ("q", "k", "v", "o", "lse")))
-        return forward, *flash_plan.backward_launches(*(arrays[n] for n in names))
-    finally:
-        flash_plan.MULTIPROCESSORS = limit
+    names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    forward = flash_plan.forward_launch(*(arrays[n] for n in ("q", "k", "v", "o", "lse")))
+    backward = flash_plan.backward_launches(*(arrays[n] for n in names), CROWDS[crowd])
+    return forward, *backward
 
 
 def shapes(case):

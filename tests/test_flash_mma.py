@@ -58,7 +58,7 @@ def off(a):
 @pytest.mark.parametrize(
     "shape, seed, scale",
     [
-        ((1, 4, 4, 1, 64), None, 1),   # one position, most of a tile beyond the end
+        ((1, 4, 4, 1, 32), None, 1),   # one position, most of a tile beyond the end
         ((1, 4, 2, 5, 32), 1, 1),
         ((1, 4, 1, 63, 32), None, 1),  # the ring wraps in the heads of a group
         ((1, 1, 1, 64, 64), 2, 30),    # a tile, to the row; scores of thousands
@@ -82,14 +82,14 @@ def test_a_longer_forward():
 
 @pytest.mark.parametrize("plans", [(flash_mma_plan, flash_plan), (flash_plan, flash_mma_plan)])
 def test_one_family_s_backward_takes_the_other_s_forward(plans):
-    a = inputs(1, 1, 1, 70, 64)
+    a = inputs(1, 1, 1, 63, 64)
     play(a, plans=plans)
     assert off(a) < 1
 
 
 def test_heads_may_lie_side_by_side():
     """q, k, v, and their gradients, in the model's packed heads (B, T, H+2G, D): the same bits."""
-    a = inputs(1, 2, 1, 33, 32)
+    a = inputs(1, 2, 1, 5, 32)
     play(a)
     b = dict(a)
     for names in (("q", "k", "v"), GRADIENTS, ("do",), ("o",)):
@@ -108,7 +108,7 @@ def test_heads_may_lie_side_by_side():
 def test_the_order_of_blocks_and_warps_changes_no_bit():
     outcomes = []
     for seed in (None, 5):
-        a = inputs(1, 2, 1, 33, 32)
+        a = inputs(1, 2, 1, 5, 32)
         play(a, seed)
         outcomes.append([a[name].tobytes() for name in (*NAMES, "lse", "delta")])
     assert outcomes[0] == outcomes[1]
@@ -188,7 +188,8 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
         a = {name: array.copy() for name, array in before.items()}
         assert fails(backward(a), a, GRADIENTS)
         return
-    a = inputs(1, 2, 1, 130, 32)  # four steps in the last block: the ring wraps
+    H = 2 if "head" in what else 1
+    a = inputs(1, H, 1, 130, 32)  # four steps in the last block: the ring wraps
     a["delta"][...] = 0
     lse = exact_and_bounds(a)[1]
     wrong_results = fails([forward(a)], a, ("o",))

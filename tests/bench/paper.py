@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before anything imports numba
+if __name__ == "__main__":  # before anything imports numba, and in no process that compiles
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import numpy as np  # noqa: E402
 from numba import cuda as simulator  # noqa: E402

@@ -30,17 +30,18 @@ CROWDS = {"planned": MULTIPROCESSORS, "one warpgroup": 1 << 30, "all warpgroups"
 
 @dataclass(frozen=True)
 class Case:
-    """A shape: B sequences, H query heads, G key heads, T positions, head width D."""
+    """A shape: B sequences, H query heads, G key heads, T positions, head width D; its dtype."""
 
     B: int
     H: int
     G: int
     T: int
     D: int
+    dtype: str = "bf16"
 
     def __str__(self):
         heads = f"{self.H}/{self.G}" if self.G != self.H else f"{self.H}"
-        return f"B{self.B} H{heads} T{self.T} D{self.D} causal bf16"
+        return f"B{self.B} H{heads} T{self.T} D{self.D} causal {self.dtype}"
 
 
 TIMED = [

@@ -5,39 +5,23 @@ say what an oracle costs, against PyTorch's kernels for float32.
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
+from bench.card.flash import Case
 
 from nanoeuler.engines.gpu import flash
 
 LEAST = 4 * 2.0**-24  # a product, a sum, an exponential and a quotient round at least once each
 ORACLE = "oracle of attention,"  # of rows that chapter 8 shows
 SETS = 3  # sets of operands: the timed case has 50 MB of them, as much as the L2 cache
-
-
-@dataclass(frozen=True)
-class Case:
-    """A shape: B sequences, H query heads, G key heads, T positions, head width D."""
-
-    B: int
-    H: int
-    G: int
-    T: int
-    D: int
-
-    def __str__(self):
-        heads = f"{self.H}/{self.G}" if self.G != self.H else f"{self.H}"
-        return f"B{self.B} H{heads} T{self.T} D{self.D} causal float32"
-
-
+case_of = partial(Case, dtype="float32")
 ODD = [
-    Case(1, 1, 1, 1, 32), Case(2, 4, 4, 33, 32), Case(2, 4, 2, 130, 64), Case(1, 4, 1, 77, 128),
-    Case(2, 6, 3, 513, 64), Case(1, 4, 2, 1000, 128),
+    case_of(1, 1, 1, 1, 32), case_of(2, 4, 4, 33, 32), case_of(2, 4, 2, 130, 64),
+    case_of(1, 4, 1, 77, 128), case_of(2, 6, 3, 513, 64), case_of(1, 4, 2, 1000, 128),
 ]  # fmt: skip
-TIMED = Case(4, 12, 12, 1024, 64)
+TIMED = case_of(4, 12, 12, 1024, 64)
 
 
 def kernels():

@@ -21,9 +21,9 @@ BYTES = 5e6
 MOST_PIECES = 16  # along k: more are not worth the sum
 
 
-def cover(size: int, part: int) -> int:
-    """How many parts cover a size."""
-    return -(-size // part)
+def cover(n: int, size: int) -> int:
+    """How many of `size` cover n: n / size, rounded up."""
+    return -(-n // size)
 
 
 def pieces_of(form: MmaForm, m: int, n: int, k: int, blocks: int = BLOCKS) -> int:

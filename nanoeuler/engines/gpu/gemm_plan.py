@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm_mma_plan import cover
+
 TILE_K = 64        # elements of k in a block: 128 bytes of bf16, the width of a swizzled row
 GROUP = 8          # row tiles that go together (4 to 16 are within 2 % of each other, chapter 7d)
 EPILOGUE = 4       # k-blocks: what a cluster's second piece costs beside its own k-blocks, about
@@ -83,11 +85,6 @@ def row(part: Item | Sum) -> tuple[int, int, int, int]:
         return part.x, part.y, part.first | part.end << 16, part.slot
     where = part.rank << 8 | part.half << 4 | part.strip
     return part.x, part.y, where, part.slot | part.pieces << 16
-
-
-def cover(n: int, size: int) -> int:
-    """How many of `size` cover n: n / size, rounded up."""
-    return -(-n // size)
 
 
 def tiles(m: int, n: int, rows: int, columns: int, group: int = GROUP) -> list[tuple[int, int]]:

@@ -7,10 +7,9 @@ of the product with it, of p v, of the sum. Each gradient's bound is the relativ
 times the sum of their absolute values.
 """
 
-import re
-
 import numpy as np
 import pytest
+from exercises import answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import Mutant, load
@@ -20,7 +19,6 @@ from nanoeuler.engines.gpu.flash import ROWS, padded
 from nanoeuler.engines.gpu.flash_tiles import attention_tiles, attention_tiles_backward
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.errors import UserError
-from nanoeuler.files import project_root
 from nanoeuler.model.attention import attention
 from nanoeuler.model.backward import attention_backward
 
@@ -296,8 +294,7 @@ def test_a_tile_without_its_spare_column_has_conflicts():
 
 # ---- The chapter's exercises
 
-MERGE = "def solution_merge"
-WINDOW = "def solution_window"
+CHAPTER, MERGE, WINDOW = "08-flash-attention", "merge", "window"
 # Whose check, what is wrong with the solution, the text and what it becomes.
 ANSWERS = [
     (MERGE, "a mean", "w1 * y1 + w2 * y2", "(y1 + y2) / 2"),
@@ -313,26 +310,13 @@ ANSWERS = [
 ]
 
 
-def answer(part, old="", new=""):
-    """The names of an exercise's cells: its check, and the solution with `old` replaced."""
-    text = (project_root() / "book" / "08-flash-attention.md").read_text(encoding="utf-8")
-    (solution,) = (c for c in re.findall(r"ipython3\n(.*?)```", text, re.S) if part in c)
-    check = "def check_" + part.removeprefix("def solution_")
-    (judge,) = (c for c in re.findall(r"ipython3\n(.*?)```", text, re.S) if check in c)
-    assert old in solution
-    names = {"np": np}
-    for cell in judge, re.sub(r"^:.*\n", "", solution, flags=re.M).replace(old, new):
-        exec(re.split(r"\n(?:assert )?check_", cell)[0], names)  # without the chapter's own calls
-    return names[check[4:]], names[part[4:]]
-
-
-@pytest.mark.parametrize("part, what, old, new", ANSWERS)
-def test_exercises_refuse_wrong_answers(part, what, old, new):
-    check, wrong = answer(part, old, new)
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    check, wrong = answer(CHAPTER, name, old, new, np=np)
     assert not check(wrong, seed=1), what
 
 
-@pytest.mark.parametrize("part", [MERGE, WINDOW])
-def test_exercises_take_right_answers(part):
-    check, right = answer(part)
+@pytest.mark.parametrize("name", [MERGE, WINDOW])
+def test_exercises_take_right_answers(name):
+    check, right = answer(CHAPTER, name, np=np)
     assert all(check(right, seed) for seed in range(3))

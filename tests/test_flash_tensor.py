@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import registers
 from bench.card import flash
+from exercises import answer
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import flash_plan
@@ -25,6 +26,7 @@ from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 
+CHAPTER = "08b-flash-on-tensor-cores"
 u, U = 2.0**-8, 2.0**-24
 NAMES = "q", "k", "v", "do", "o", "dq", "dk", "dv"
 
@@ -320,7 +322,7 @@ MAKERS = {
 
 def table():
     """name -> (threads, blocks an SM, registers, shared bytes) as chapter 8b has them."""
-    text = (project_root() / "book" / "08b-flash-on-tensor-cores.md").read_text(encoding="utf-8")
+    text = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")
     row = re.compile(r"^\| ([^|]+?) \| (\d+) x (\d) \| (\d+) \| ([\d,]+) \|", re.M)
     return {
         name: (int(threads), int(blocks), int(registers), int(shared.replace(",", "")))
@@ -361,18 +363,10 @@ ANSWERS = [
 ]
 
 
-def answer(name, old="", new=""):
+def exercise(name, old="", new=""):
     """The functions of an exercise: its check, and the solution with `old` replaced."""
-    text = (project_root() / "book" / "08b-flash-on-tensor-cores.md").read_text(encoding="utf-8")
-    cells = re.findall(r"ipython3\n(.*?)```", text, re.S)
-    (judge,) = (cell for cell in cells if f"def check_{name}(" in cell)
-    (solution,) = (cell for cell in cells if f"def solution_{name}(" in cell)
-    assert old in solution
-    names = {"np": np, "re": re, "run": run, "padded": padded, "TENSOR": 2048, "EXP": 16}
-    names["backward_launches"] = backward_launches
-    for cell in judge, re.sub(r"^:.*\n", "", solution, flags=re.M).replace(old, new):
-        exec(re.split(r"\n(?:assert )?check_", cell)[0], names)  # without the chapter's own calls
-    return names[f"check_{name}"], names[f"solution_{name}"]
+    tools = {"run": run, "padded": padded, "backward_launches": backward_launches}
+    return answer(CHAPTER, name, old, new, np=np, re=re, TENSOR=2048, EXP=16, **tools)
 
 
 NUMBERS = {"without": (384, 2)}  # what goes with an answer
@@ -380,17 +374,17 @@ NUMBERS = {"without": (384, 2)}  # what goes with an answer
 
 @pytest.mark.parametrize("name, what, old, new", ANSWERS)
 def test_exercises_refuse_wrong_answers(name, what, old, new):
-    check, wrong = answer(name, old, new)
+    check, wrong = exercise(name, old, new)
     assert not check(wrong, *NUMBERS.get(name, ())), what
 
 
 @pytest.mark.parametrize("T, groups", [(128, 1), (384, 1), (128, 2), (256, 2)])
 def test_numbers_for_which_the_paper_is_content_are_refused(T, groups):
-    check, right = answer("without")
+    check, right = exercise("without")
     assert not check(right, T, groups)
 
 
 @pytest.mark.parametrize("name", ["without", "window_tiles", "width"])
 def test_exercises_take_right_answers(name):
-    check, right = answer(name)
+    check, right = exercise(name)
     assert check(right, *NUMBERS.get(name, ()))

@@ -321,8 +321,8 @@ def test_memory_that_is_not_there_is_named_with_sizes(driver):
     ("name", "kind", "words"),
     [
         ("OUT_OF_MEMORY", MemoryError, "the GPU's driver: CUDA_ERROR_OUT_OF_MEMORY"),
-        ("ILLEGAL_ADDRESS", RuntimeError, "reached outside of its arrays; this process cannot"),
-        ("MISALIGNED_ADDRESS", RuntimeError, "loaded from where no such load begins"),
+        ("ILLEGAL_ADDRESS", RuntimeError, "reached outside of its arrays; this process is lost"),
+        ("MISALIGNED_ADDRESS", RuntimeError, "read from where no such read begins"),
         ("NO_BINARY_FOR_GPU", RuntimeError, "NO_BINARY_FOR_GPU$"),
     ],
 )

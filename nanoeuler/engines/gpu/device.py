@@ -26,15 +26,14 @@ from nanoeuler.engines.gpu.views import dense, part_of, reach, require_dense
 MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
 # ctypes of a kernel's arguments, by the letter of their type.
 CTYPES = {"r": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
-LOST = "; this process cannot use the GPU any more"
-CAPTURE = "something that a graph cannot hold was done while launches were captured"
 # What an error of the driver means here, by what its name contains.
 MEANINGS = {
-    "ILLEGAL_ADDRESS": f"a launch before this one reached outside of its arrays{LOST}",
-    "MISALIGNED_ADDRESS": f"a launch before this one loaded from where no such load begins{LOST}",
-    "LAUNCH_FAILED": f"a launch before this one broke{LOST}",
-    "LAUNCH_OUT_OF_RESOURCES": "a block of this kernel has more threads than registers suffice for",
-    "STREAM_CAPTURE": CAPTURE,
+    "ILLEGAL_ADDRESS": "a launch before this reached outside of its arrays; this process is lost",
+    "MISALIGNED_ADDRESS": "a launch before this read from where no such read begins; this process "
+    "is lost",
+    "LAUNCH_FAILED": "a launch before this broke; this process is lost",
+    "LAUNCH_OUT_OF_RESOURCES": "a block of this kernel wants more registers than there are",
+    "STREAM_CAPTURE": "something that a graph cannot hold was done while launches were captured",
 }
 
 

@@ -11,20 +11,14 @@ that are small differences of large terms, and a planted fault is beyond it by f
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import recorded as helpers
 from recorded import step_on_paper
 
-from nanoeuler.engines.gpu import multiply, primitives
-from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS
-from nanoeuler.engines.gpu.program import ARENA, Recording
-from nanoeuler.engines.gpu.step import Machine, record_step, record_sums
-from nanoeuler.errors import UserError
-from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.engines.gpu.primitives import BF16
+from nanoeuler.engines.gpu.step import Machine
+from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
-from nanoeuler.model.weights import Weights
-from nanoeuler.training.optim import AdamW
 
 HOPPER, AMPERE = Machine((9, 0), 132), Machine((8, 0), 108)
 GPT = ModelConfig(

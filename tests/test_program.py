@@ -19,9 +19,9 @@ from nanoeuler.engines.gpu.program import (
     Recording,
     bind,
     constants,
-    steps_of,
 )
 from nanoeuler.engines.gpu.stream import add_scaled_launch
+from nanoeuler.engines.gpu.views import dense
 
 FLOAT = np.dtype(np.float32)
 
@@ -38,7 +38,7 @@ def numbers(array, memory):
 def test_views_are_those_of_numpy(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4)))
     memory = np.arange(1200, dtype=np.float32).view(np.uint8)
-    ours, theirs = Array("m", 64, shape, FLOAT, steps_of(shape, 4)), None
+    ours, theirs = Array("m", 64, shape, FLOAT, dense(shape, 4)), None
     theirs = memory.view(np.float32)[16 : 16 + np.prod(shape)].reshape(shape)
     for _ in range(data.draw(st.integers(1, 4))):
         if not ours.shape:
@@ -62,7 +62,7 @@ def test_views_are_those_of_numpy(data):
 
 
 def test_reshape_keeps_the_order_and_refuses_what_is_not_in_it():
-    x = Array("m", 0, (2, 3, 4), FLOAT, steps_of((2, 3, 4), 4))
+    x = Array("m", 0, (2, 3, 4), FLOAT, dense((2, 3, 4), 4))
     assert x.reshape(-1, 4).shape == (6, 4) == x.reshape((6, 4)).shape
     assert x.reshape(2, -1).strides == (48, 4)
     with pytest.raises(AssertionError, match="C order"):

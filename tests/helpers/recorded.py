@@ -61,13 +61,8 @@ def by_numpy(monkeypatch):
     """Have all products of a recorded step done by NumPy: their kernels are tested elsewhere."""
 
     def call(self, name, a, b, c, *, epilogue="store", aux=None, second=None, sums=None):
-        args = tuple(
-            None if array is None else rehearsed(array) for array in (a, b, c, aux, second, sums)
-        )
-        self.recording.add(name, [NumpyProduct(args, epilogue)], 2 * a.shape[1] * math.prod(c.shape))
-
-    def rehearsed(array):
-        return array
+        work = NumpyProduct((a, b, c, aux, second, sums), epilogue)
+        self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))
 
     monkeypatch.setattr(multiply.Multiplier, "__call__", call)
     play = rehearse.run
@@ -115,13 +110,11 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None):
     w, tokens, targets, scale = problem(config, B, T)
     rules = AdamW(w)
     recorded = recorded or record_step(config, B, T, machine, precision, rules, pieces)
-    page = np.zeros(recorded.program.sizes["inputs"], np.uint8)
-    fill_batch(page, recorded, tokens, targets)
-    fill_step(page, recorded, tokens, scale, np.float32([RATES]), config.vocab_size)
-    memories = {
-        "inputs": page, "weights": w.flat.copy(),
-        "gradients": np.full(w.flat.size, np.nan, np.float32),
-    }  # fmt: skip
+    memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
+    fill_batch(memories, tokens, targets)
+    fill_step(memories, scale, np.float32([RATES]), config.vocab_size)
+    memories["weights"] = w.flat.copy()
+    memories["gradients"] = np.full(w.flat.size, np.nan, np.float32)
     if precision.kind == "bf16":
         memories["copies"] = to_bf16(w.flat)
     list(rehearse.rehearse(recorded.program, memories))
@@ -130,9 +123,7 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None):
     exact_sums = loss_and_gradients(
         ReferenceEngine(), config, exact_w, tokens, targets, scale, exact
     )
-    width = recorded.results.sums.shape[1]
-    count = recorded.results.sums.shape[0] * width
-    sums = memories["results"][: 4 * count].view(np.float32).reshape(-1, width)
+    sums = memories["sums"].view(np.float32).reshape(recorded.results["sums"].shape)
     sums = sums[:, : config.n_predict].sum(axis=0)
     gradients = Weights(config, flat=memories["gradients"])
     return Outcome(recorded, memories, gradients, sums, exact, exact_sums, w)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu.primitives import CudaPrimitives, rows_of
+from nanoeuler.engines.gpu.primitives import DTYPES, CudaPrimitives, rows_of
 from nanoeuler.engines.gpu.program import Array
 from nanoeuler.engines.interface import Cache, Engine
 from nanoeuler.errors import UserError
@@ -20,6 +20,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Block
 
 LOSS_ROWS = 2048  # rows whose logits are held at a time
+LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 
 
@@ -144,11 +145,19 @@ class CudaEngine(Mlps):
         dn = None if dW is None else self.take(*n.shape)
         for first in range(0, rows.shape[0], LOSS_ROWS):
             part = rows[first : first + LOSS_ROWS]
-            logits = self.take(part.shape[0], K * pitch)
+            logits = self._logits(part.shape[0], K * pitch, pitch == V)
             used = logits[:, : K * V]
             self.product("logits", part, copy, used)
             self.entropy(logits, aims, scale, losses, V, first, dW is not None)
             if dW is not None:
                 self.product("logits, dX", used, copy.T, rows_of(dn)[first : first + LOSS_ROWS])
                 self.gradient(dW, part, used, "logits")
+            del logits, used
         return self.sum_of(losses), dn
+
+    def _logits(self, rows: int, columns: int, full: bool) -> Array:
+        """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
+        if full:
+            return self.take(rows, columns)
+        memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
+        return memory[:rows]

@@ -18,15 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.kernel import Launch, Map
+from nanoeuler.engines.gpu.views import dense
 
 ALIGN = 256  # bytes: what cudaMalloc aligns to (CUDA C++ Programming Guide, device memory accesses)
 ARENA, CONSTANTS = "arena", "constants"  # memories that every program has
 Part = Callable[[str, int, tuple, np.dtype, tuple], Any]
-
-
-def steps_of(shape: Sequence[int], size: int) -> tuple[int, ...]:
-    """The strides, in bytes, of an array in C order with elements of `size` bytes."""
-    return tuple(math.prod(shape[i + 1 :]) * size for i in range(len(shape)))
 
 
 def round_up(size: int) -> int:
@@ -73,8 +69,8 @@ class Array:
             rest = math.prod(self.shape) // -math.prod(shape)
             shape = tuple(rest if extent == -1 else extent for extent in shape)
         assert math.prod(shape) == math.prod(self.shape), f"{self.shape} is not {shape}"
-        assert self.strides == steps_of(self.shape, self.dtype.itemsize), "it is not in C order"
-        return replace(self, shape=shape, strides=steps_of(shape, self.dtype.itemsize))
+        assert self.strides == dense(self.shape, self.dtype.itemsize), "it is not in C order"
+        return replace(self, shape=shape, strides=dense(shape, self.dtype.itemsize))
 
     def __getitem__(self, key: slice | int | tuple) -> "Array":
         """A view, by slices of step 1 and by numbers, of leading axes."""
@@ -171,14 +167,14 @@ class Recording:
     def whole(self, memory: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """The memory of this name as one array; it exists outside of the program, or grows."""
         kind = np.dtype(dtype)
-        made = Array(memory, 0, tuple(shape), kind, steps_of(shape, kind.itemsize))
+        made = Array(memory, 0, tuple(shape), kind, dense(shape, kind.itemsize))
         self.program.sizes[memory] = max(self.program.sizes.get(memory, 0), made.nbytes)
         return made
 
     def place(self, memory: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array of its own behind what the memory of this name has so far."""
         kind, start = np.dtype(dtype), self.program.sizes.get(memory, 0)
-        made = Array(memory, start, tuple(shape), kind, steps_of(shape, kind.itemsize))
+        made = Array(memory, start, tuple(shape), kind, dense(shape, kind.itemsize))
         self.program.sizes[memory] = start + round_up(made.nbytes)
         return made
 
@@ -188,7 +184,7 @@ class Recording:
         size = round_up(max(1, math.prod(shape) * kind.itemsize))
         start, now = self.arena.take(size), len(self.program.steps)
         weakref.finalize(lease, self._give, start, size, now).atexit = False
-        return Array(ARENA, start, tuple(shape), kind, steps_of(shape, kind.itemsize), lease)
+        return Array(ARENA, start, tuple(shape), kind, dense(shape, kind.itemsize), lease)
 
     def _give(self, start: int, size: int, first: int) -> None:
         self.arena.give(start, size)

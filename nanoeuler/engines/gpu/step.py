@@ -5,8 +5,7 @@
 """A training step, and a judgement of the model, as recorded programs: nothing here runs.
 
 The step: gradients of norms, biases and tables to zero; forward and backward for each piece of the
-batch; the norm of all gradients; AdamW. What changes from step to step comes in the memory
-"inputs" and leaves in "results". Left out: running it (stepper.py), schedules.
+batch; the norm of all gradients; AdamW. Left out: running it (stepper.py), schedules.
 
 B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's flat buffer.
 """
@@ -27,7 +26,6 @@ from nanoeuler.model.transformer import loss_and_gradients, loss_sums
 from nanoeuler.model.weights import Weights
 
 GRADIENTS, MOMENTS = "gradients", ("m", "v")  # memories of float32 (N,), besides WEIGHTS
-INPUTS, RESULTS = "inputs", "results"
 
 
 class Machine(NamedTuple):
@@ -37,36 +35,18 @@ class Machine(NamedTuple):
     multiprocessors: int
 
 
-class Inputs(NamedTuple):
-    """What a program reads of its batch, in the memory "inputs".
-
-    tokens int32 (B, T); targets int32 (B, T, K); of a step also the scatter plan of each piece,
-    int32, scale float32 (K,) and rates float32 (1, 4), as `norm.schedule` makes them.
-    """
-
-    tokens: Array
-    targets: Array
-    plans: tuple[Array, ...] = ()
-    scale: Array | None = None
-    rates: Array | None = None
-
-
-class Results(NamedTuple):
-    """What it leaves in "results", which is zero at first.
-
-    float32 sums (pieces, K, up to a multiple of 4), and of a step the decision (8,).
-    """
-
-    sums: Array
-    decision: Array | None = None
-
-
 class Recorded(NamedTuple):
-    """A program with its ends."""
+    """A program with its ends, each a memory of its name.
+
+    inputs: tokens int32 (B, T), targets int32 (B, T, K); of a step also scale float32 (K,), rates
+    float32 (1, 4) as `norm.schedule` makes them, and for piece i of the batch its scatter plan,
+    "plan i". results: sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step
+    its decision float32 (8,).
+    """
 
     program: Program
-    inputs: Inputs
-    results: Results
+    inputs: dict[str, Array]
+    results: dict[str, Array]
 
 
 def pieces_of(B: int, pieces: int) -> list[slice]:
@@ -98,36 +78,41 @@ def updated(config: ModelConfig, copied: bool) -> np.ndarray:
 
 
 class Writer:
-    """What both programs begin with: a recording, weights, an engine."""
+    """What both programs begin with: a recording, weights, an engine, and their ends."""
 
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision):
         self.recording, self.config = Recording(), config
         self.flat = self.whole(WEIGHTS)
         self.weights = Weights(config, np.float32, self.flat)
         self.copied = precision.kind == "bf16"
-        self.copies = self.recording.whole(
-            COPIES, (self.flat.shape[0] if self.copied else 16,), np.uint16
-        )
+        length = self.flat.shape[0] if self.copied else 16
+        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
         self.engine = CudaEngine(self.recording, *machine, precision)
         self.engine.names = {view.address: name for name, view in self.weights.items()}
+        self.inputs: dict[str, Array] = {}
+        self.results: dict[str, Array] = {}
 
     def whole(self, memory: str) -> Array:
         """A flat buffer (N,)."""
         return self.recording.whole(memory, Weights(self.config).flat.shape, np.float32)
 
-    def sums(self, pieces: int) -> Array:
-        """Where the sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
-        width = -(-self.config.n_predict // 4) * 4
-        return self.recording.place(RESULTS, (pieces, width), np.float32)
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Something that the host sends."""
+        return self.inputs.setdefault(name, self.recording.whole(name, shape, dtype))
 
-    def input(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Something of a batch."""
-        return self.recording.place(INPUTS, shape, dtype)
+    def result(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Something that it fetches."""
+        return self.results.setdefault(name, self.recording.whole(name, shape, np.float32))
 
-    def batch(self, B: int, T: int) -> tuple[Array, Array]:
-        """tokens and targets."""
+    def batch(self, B: int, T: int, pieces: int) -> tuple[Array, Array, Array]:
+        """tokens, targets, and sums: a row for each piece, 16 bytes or a multiple of it."""
         K = self.config.n_predict
-        return self.input((B, T), np.int32), self.input((B, T, K), np.int32)
+        ends = self.input("tokens", (B, T), np.int32), self.input("targets", (B, T, K), np.int32)
+        return *ends, self.result("sums", (pieces, -(-K // 4) * 4))
+
+    def end(self) -> Recorded:
+        """The program and its ends."""
+        return Recorded(self.recording.end(), self.inputs, self.results)
 
 
 def record_sums(
@@ -135,11 +120,10 @@ def record_sums(
 ) -> Recorded:
     """The program of `transformer.loss_sums`."""
     this = Writer(config, machine, precision)
-    tokens, targets = this.batch(B, T)
-    sums = this.sums(1)
+    tokens, targets, sums = this.batch(B, T, 1)
     this.engine.sums = sums[0, : config.n_predict]
     loss_sums(this.engine, config, this.weights, tokens, targets)
-    return Recorded(this.recording.end(), Inputs(tokens, targets), Results(sums))
+    return this.end()
 
 
 def record_step(
@@ -147,62 +131,50 @@ def record_step(
     optimizer: Optimizer, pieces: int = 1,
 ) -> Recorded:  # fmt: skip
     """The program of a training step on a batch of B sequences, a piece of them at a time."""
-    this, V, K = Writer(config, machine, precision), config.vocab_size, config.n_predict
-    recording, engine = this.recording, this.engine
-    flat = this.whole(GRADIENTS)
-    gradients = Weights(config, np.float32, flat)
-    tokens, targets = this.batch(B, T)
-    cut = pieces_of(B, pieces)
-    plans = tuple(this.input((plan_length((x.stop - x.start) * T, V),), np.int32) for x in cut)
-    scale, rates = this.input((K,), np.float32), this.input((1, 4), np.float32)
-    sums = this.sums(len(cut))
-    decision = recording.place(RESULTS, (8,), np.float32)
+    this, K = Writer(config, machine, precision), config.n_predict
+    recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
+    gradients, cut = Weights(config, np.float32, flat), pieces_of(B, pieces)
+    tokens, targets, sums = this.batch(B, T, len(cut))
+    scale = this.input("scale", (K,), np.float32)
     recording.add("clear", clear_launch(recording.constant(cleared(config)), flat))
     for i, x in enumerate(cut):
-        engine.plans, engine.sums = {tokens[x].address: plans[i]}, sums[i, :K]
-        loss_and_gradients(
-            engine, config, this.weights, tokens[x], targets[x], scale, gradients
-        )
-    blocks = norm.blocks_for(flat.shape[0])
-    partials = recording.take((blocks,), np.float32)
-    number = recording.place("number", (1,), np.int32)
-    losses = sums.reshape(-1)
+        length = plan_length((x.stop - x.start) * T, config.vocab_size)
+        plan = this.input(f"plan {i}", (length,), np.int32)
+        engine.plans, engine.sums = {tokens[x].address: plan}, sums[i, :K]
+        loss_and_gradients(engine, config, this.weights, tokens[x], targets[x], scale, gradients)
+    record_update(this, flat, sums.reshape(-1), optimizer)
+    return this.end()
+
+
+def record_update(this: Writer, flat: Array, losses: Array, optimizer: Optimizer) -> None:
+    """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
+    recording = this.recording
+    partials = recording.take((norm.blocks_for(flat.shape[0]),), np.float32)
+    rates, decision = this.input("rates", (1, 4), np.float32), this.result("decision", (8,))
+    number = recording.whole("number", (1,), np.int32)
     launches = norm.norm_launches(
         flat, partials, losses, rates, number, optimizer.clip_norm, decision
     )
     recording.add("norm of gradients", launches)
-    moments = [this.whole(memory) for memory in MOMENTS]
-    table = recording.constant(updated(config, this.copied))
+    table = recording.constant(updated(this.config, this.copied))
     launch = update.adamw_launch(
-        table, decision, this.flat, flat, *moments, this.copies,
+        table, decision, this.flat, flat, *map(this.whole, MOMENTS), this.copies,
         optimizer.beta1, optimizer.beta2, optimizer.eps,
     )  # fmt: skip
     recording.add("AdamW", launch)
-    inputs = Inputs(tokens, targets, plans, scale, rates)
-    return Recorded(recording.end(), inputs, Results(sums, decision))
 
 
-def fill_batch(
-    page: np.ndarray, recorded: Recorded, tokens: np.ndarray, targets: np.ndarray
-) -> None:
-    """Write a batch into the bytes of "inputs"."""
-    host_view(page, recorded.inputs.tokens)[...] = tokens
-    host_view(page, recorded.inputs.targets)[...] = targets
+Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
 
 
-def fill_step(
-    page: np.ndarray, recorded: Recorded, tokens: np.ndarray, scale: np.ndarray,
-    rates: np.ndarray, V: int,
-) -> None:  # fmt: skip
-    """Write what a step wants besides: where each token stands, the loss's scale, the rates."""
-    inputs = recorded.inputs
-    cut = pieces_of(len(tokens), len(inputs.plans))
-    for x, plan in zip(cut, inputs.plans, strict=True):
-        host_view(page, plan)[...] = scatter_plan(tokens[x].reshape(-1), V)
-    host_view(page, inputs.scale)[...] = scale
-    host_view(page, inputs.rates)[...] = rates
+def fill_batch(page: Page, tokens: np.ndarray, targets: np.ndarray) -> None:
+    """Write a batch: tokens (B, T), targets (B, T, K)."""
+    page["tokens"][...], page["targets"][...] = tokens, targets
 
 
-def host_view(page: np.ndarray, array: Array) -> np.ndarray:
-    """An array of a memory, in a copy of its bytes on the host."""
-    return np.ndarray(array.shape, array.dtype, page, array.address)
+def fill_step(page: Page, scale: np.ndarray, rates: np.ndarray, V: int) -> None:
+    """Write what a step wants besides: the loss's scale, the rates, where each token stands."""
+    page["scale"][...], page["rates"][...] = scale, rates
+    plans = [name for name in page if name.startswith("plan")]
+    for i, x in enumerate(pieces_of(len(page["tokens"]), len(plans))):
+        page[f"plan {i}"][...] = scatter_plan(page["tokens"][x].reshape(-1), V)

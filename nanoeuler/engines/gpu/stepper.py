@@ -17,17 +17,15 @@ import numpy as np
 
 from nanoeuler.engines.gpu import norm
 from nanoeuler.engines.gpu.device import Device
+from nanoeuler.engines.gpu.mail import Inbox, Outbox
 from nanoeuler.engines.gpu.primitives import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
-from nanoeuler.engines.gpu.program import ARENA, CONSTANTS, bind, constants
+from nanoeuler.engines.gpu.program import ARENA, CONSTANTS, Array, bind, constants
 from nanoeuler.engines.gpu.step import (
-    INPUTS,
     MOMENTS,
-    RESULTS,
     Machine,
     Recorded,
     fill_batch,
     fill_step,
-    host_view,
     record_step,
     record_sums,
 )
@@ -36,8 +34,6 @@ from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.transformer import head_weights, loss_scale
 from nanoeuler.model.weights import Weights
 
-OWN = INPUTS, RESULTS, CONSTANTS  # memories that each program has for itself
-
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
     """float32 (N,) rounded to bf16, nearest even, as uint16: what AdamW's kernel makes of them."""
@@ -45,38 +41,38 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-class Loaded(NamedTuple):
-    """A program on the device: its ends, its own memories, its graph, two pages for each way."""
+def fields(arrays: dict[str, Array]) -> dict[str, tuple]:
+    """The fields of a box for these memories."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
 
-    recorded: Recorded
-    memories: dict[str, Any]
+
+class Loaded(NamedTuple):
+    """A program on the device. shared: the memories that others may use when it does not run."""
+
     graph: Any
-    inbox: tuple[np.ndarray, np.ndarray]
-    outbox: tuple[np.ndarray, np.ndarray]
+    inbox: Inbox
+    outbox: Outbox
+    shared: dict[str, Any]
 
 
 class Resident:
-    """A model on a device: its weights and moments there, and the programs that work on them.
+    """A model on a device: its weights and moments there.
 
-    `weights` and the `optimizer`'s moments are the run's; pieces: in how many parts a batch goes
-    through memory.
+    `weights` and the `optimizer`'s moments are the run's.
     """
 
     def __init__(
-        self, weights: Weights, optimizer: Optimizer, device: Any, *,
-        precision: Precision = BF16, pieces: int = 1,
-    ) -> None:  # fmt: skip
-        self.weights, self.optimizer, self.device = weights, optimizer, device
-        self.precision, self.pieces = precision, pieces
-        self.machine = Machine(tuple(device.capability), device.multiprocessors)
+        self, weights: Weights, optimizer: Optimizer, device: Any, precision: Precision = BF16
+    ) -> None:
+        self.weights, self.optimizer = weights, optimizer
+        self.device, self.precision = device, precision
         self.memories: dict[str, Any] = {}
-        self.programs: dict[tuple, Loaded] = {}
         self.push()
 
     def push(self) -> None:
         """Bring the device's weights and moments up to date with those of the run."""
-        flat = self.weights.flat
-        arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if self._copied else np.zeros(16, np.uint16)}
+        flat, copied = self.weights.flat, self.precision.kind == "bf16"
+        arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
         arrays |= {name: getattr(self.optimizer, name).flat for name in MOMENTS}
         for name, values in arrays.items():
             if name in self.memories:
@@ -90,106 +86,105 @@ class Resident:
         for name in MOMENTS:
             getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
 
-    @property
-    def _copied(self) -> bool:
-        return self.precision.kind == "bf16"
+
+class Programs(Resident):
+    """The recorded programs of a model, by what they do and for which batches."""
+
+    programs: dict[tuple, Loaded]
 
     def load(self, recorded: Recorded) -> Loaded:
         """Give a recorded program its memory, compile its kernels and make it a graph."""
-        program, device, sizes = recorded.program, self.device, recorded.program.sizes
-        own = {CONSTANTS: device.array(constants(program))}
-        own[RESULTS] = device.array(np.zeros(sizes[RESULTS], np.uint8))
-        own[INPUTS] = device.empty((sizes[INPUTS],), np.uint8)
-        for name, size in sizes.items():
-            if name not in (*self.memories, *OWN):
-                own[name] = self._shared(name, size)
+        program, device = recorded.program, self.device
+        inbox, outbox = (Box(device, fields(ends)) for Box, ends in (
+            (Inbox, recorded.inputs), (Outbox, recorded.results)))  # fmt: skip
+        device.fill(outbox.parts["sums"], 0)
+        own = {CONSTANTS: device.array(constants(program)), **inbox.parts, **outbox.parts}
+        shared = {
+            name: self.share(name, size)
+            for name, size in program.sizes.items()
+            if name not in {**own, **self.memories} and size
+        }
+        memories = {**self.memories, **own, **shared}
 
         def part(memory: str, address: int, *rest: Any) -> Any:
-            whole = own[memory] if memory in own else self.memories[memory]
-            return device.part(whole, address, *rest)
+            return device.part(memories[memory], address, *rest)
 
         starts = [device.prepare(launch) for launch in bind(program, part)]
-        inbox = device.page(sizes[INPUTS]), device.page(sizes[INPUTS])
-        outbox = device.page(sizes[RESULTS]), device.page(sizes[RESULTS])
-        return Loaded(recorded, own, device.capture(starts), inbox, outbox)
+        return Loaded(device.capture(starts), inbox, outbox, shared)
 
-    def _shared(self, name: str, size: int) -> Any:
-        """A memory that programs share, as they run one after another; zero at first."""
+    def share(self, name: str, size: int) -> Any:
+        """A memory for a program, which may be another's; zero at first, but for the arena."""
         for other in self.programs.values():
-            there = other.memories.get(name)
+            there = other.shared.get(name)
             if there is not None and there.shape[0] >= size:
                 return there
-        if name == ARENA:  # which holds nothing that was not written before it is read
+        if name == ARENA:  # in which nothing is read that was not written
             return self.device.empty((size,), np.uint8)
         return self.device.array(np.zeros(size, np.uint8))
 
-    def step_program(self, B: int, T: int) -> Loaded:
-        """The program of a training step on such a batch; recorded when it is first asked for."""
-        key = "step", B, T
+    def program_for(self, kind: str, B: int, T: int, pieces: int = 1) -> Loaded:
+        """The program of a "step" or of "sums" on B sequences; recorded when first asked for."""
+        key, config = (kind, B, T), self.weights.config
         if key not in self.programs:
-            config = self.weights.config
-            recorded = record_step(
-                config, B, T, self.machine, self.precision, self.optimizer, self.pieces
-            )
+            machine = Machine(tuple(self.device.capability), self.device.multiprocessors)
+            given = config, B, T, machine, self.precision
+            steps = kind == "step"
+            recorded = record_step(*given, self.optimizer, pieces) if steps else record_sums(*given)
             self.programs[key] = self.load(recorded)
         return self.programs[key]
 
-    def sums_program(self, B: int, T: int) -> Loaded:
-        """The program for batches of B sequences, or the one for more of them that is there."""
-        for kind, rows, length in self.programs:
-            if kind == "sums" and rows >= B and length == T:
-                return self.programs[kind, rows, length]
-        recorded = record_sums(self.weights.config, B, T, self.machine, self.precision)
-        return self.programs.setdefault(("sums", B, T), self.load(recorded))
 
+class CudaStepper(Programs, Stepper):
+    """Training steps of one model on a device: `engines.gpu.device.Device`, or one on paper.
 
-class CudaStepper(Resident, Stepper):
-    """Training steps of one model on a device: `engines.gpu.device.Device`, or one on paper."""
+    pieces: in how many parts a batch goes through memory.
+    """
 
-    begun: tuple | None = None  # the step that is not known yet: number, program, outbox, wait
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, *,
+        precision: Precision = BF16, pieces: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(weights, optimizer, device, precision)
+        self.programs, self.pieces = {}, pieces
+        self.begun: tuple[int, Loaded] | None = None  # the step that is not known yet
 
     def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
         """As `Stepper.step`: begins this step, and returns the one before."""
-        this, config, rules = self.step_program(*tokens.shape), self.weights.config, self.optimizer
-        page, outbox = this.inbox[number % 2], this.outbox[number % 2]
-        scale = loss_scale(targets, head_weights(config.n_predict))
-        fill_batch(page, this.recorded, tokens, targets)
+        config, rules = self.weights.config, self.optimizer
+        this = self.program_for("step", *tokens.shape, self.pieces)
+        page, scale = this.inbox.page(), loss_scale(targets, head_weights(config.n_predict))
         rates = norm.schedule([lr], rules.beta1, rules.beta2, rules.weight_decay, first=number)
-        fill_step(page, this.recorded, tokens, scale, rates, config.vocab_size)
-        wait = self._run(this, page, outbox)
-        taken = self.finish()
-        self.begun = number, this, outbox, wait
+        fill_batch(page, tokens, targets)
+        fill_step(page, scale, rates, config.vocab_size)
+        self._begin(this)
+        taken, self.begun = self.finish(), (number, this)
         return taken
 
     def finish(self) -> list[Taken]:
         """As `Stepper.finish`."""
         if self.begun is None:
             return []
-        (number, this, outbox, wait), self.begun = self.begun, None
-        wait()
-        results = this.recorded.results
-        sums = host_view(outbox, results.sums)[:, : self.weights.config.n_predict]
-        norm_of_all = host_view(outbox, results.decision)[5]
-        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(norm_of_all))]
+        (number, this), self.begun = self.begun, None
+        results = this.outbox.read()
+        sums = results["sums"][:, : self.weights.config.n_predict]
+        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
 
     def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """As `Stepper.sums`."""
+        """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
         (B, T), K = tokens.shape, self.weights.config.n_predict
-        this = self.sums_program(B, T)
-        rows = this.recorded.inputs.tokens.shape[0]
-        tokens = np.concatenate([tokens, np.zeros((rows - B, T), tokens.dtype)])
-        targets = np.concatenate([targets, np.full((rows - B, T, K), IGNORE, targets.dtype)])
-        page, outbox = this.inbox[0], this.outbox[0]
-        fill_batch(page, this.recorded, tokens, targets)
-        self._run(this, page, outbox)()
-        return host_view(outbox, this.recorded.results.sums)[0, :K].astype(np.float64)
+        most = max([B, *(b for kind, b, t in self.programs if kind == "sums" and t == T)])
+        tokens = np.concatenate([tokens, np.zeros((most - B, T), tokens.dtype)])
+        targets = np.concatenate([targets, np.full((most - B, T, K), IGNORE, targets.dtype)])
+        this = self.program_for("sums", most, T)
+        fill_batch(this.inbox.page(), tokens, targets)
+        self._begin(this)
+        return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
-    def _run(self, this: Loaded, page: np.ndarray, outbox: np.ndarray) -> Any:
-        """Send a page, launch the graph, fetch its results; a function that waits for them."""
-        self.device.send(this.memories[INPUTS], page)
+    def _begin(self, this: Loaded) -> None:
+        """Send the inbox, launch, have the results fetched; wait for nothing."""
+        this.inbox.send()
         this.graph.launch()
-        self.device.fetch(outbox, this.memories[RESULTS])
-        return self.device.mark()
+        this.outbox.fetch()
 
 
 @cache

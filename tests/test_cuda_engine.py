@@ -71,3 +71,10 @@ def test_gradients_are_the_references(name, machine, monkeypatch):
     config, precision, pieces = MODELS[name]
     helpers.by_numpy(monkeypatch)
     check(step_on_paper(config, 2, 8, machine, precision, pieces))
+
+
+# Of float32: u = 2^-24 for every rounding of numbers and sums; a sum of k terms in order, of which
+# each partial sum is rounded, grows as sqrt(k) u at most here, with k below 256.
+FLOAT32 = 4 * 16 * 2.0**-24
+# Of two pieces: what is left out of a product is 2^-16 of its terms.
+TF32 = 2.0**-14

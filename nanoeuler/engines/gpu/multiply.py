@@ -16,6 +16,7 @@ from nanoeuler.engines.gpu import gemm
 from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma, mma_product
 from nanoeuler.engines.gpu.gemm_mma_plan import space_for as mma_space
 from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.pieces import pieces_product, split_shapes
 from nanoeuler.engines.gpu.products import HOPPER
 from nanoeuler.engines.gpu.program import Array, Recording
 
@@ -32,20 +33,49 @@ def stored(a: Array) -> Array:
     return a.T if turned(a) else a
 
 
-class Multiplier:
-    """What records products. hopper: whether the kernels for wgmma are used.
-
-    fused: whether a product can end in GELU's backward, SwiGLU, a second array, column sums.
-    """
+class TensorCores:
+    """Products of bf16 as launches. hopper: whether the kernels for wgmma are used."""
 
     def __init__(self, recording: Recording, capability: tuple, multiprocessors: int):
         self.recording, self.capability = recording, tuple(capability)
-        self.hopper, self.multiprocessors = self.capability == HOPPER, multiprocessors
+        self.multiprocessors, self.hopper = multiprocessors, self.capability == HOPPER
 
-    @property
-    def fused(self) -> bool:
-        """Whether the ways out of Hopper's products are there."""
-        return self.hopper
+    def bf16(self, layout, a, b, c, aux, epilogue, second, sums) -> list[Launch]:
+        """The launches of a product of bf16, by the kernels for this card."""
+        m, n = c.shape
+        k = a.shape[1] if layout[0] == "N" else a.shape[0]
+        out = "float32" if c.dtype == np.float32 else "bf16"
+        if self.hopper:
+            adds = "no" if sums is None else "add"
+            form = gemm.choose(layout, m, n, k, epilogue, out, second is not None, adds)
+            who = gemm.plan(form, m, n, k, self.multiprocessors)
+            parted = (form.pieces, form.sums) != ("no", "no")
+            return gemm.product(
+                form, a, b, c, aux, second=second, sums=sums, place=self.recording.constant,
+                space=self._space(gemm.space_for(form, m, n, who)) if parted else None,
+                blocks=self.multiprocessors,
+            )  # fmt: skip
+        form = choose_mma(layout, m, n, k, epilogue, out, self.capability)
+        blocks = self.multiprocessors * form.resident
+        need = mma_space(form, m, n, k, blocks)
+        space = self._space(need) if need else None
+        return mma_product(form, a, b, c, aux, space=space, blocks=blocks)
+
+    def _space(self, size: int) -> Array:
+        return self.recording.whole(SPACE, (size,), np.uint8)
+
+
+class Multiplier(TensorCores):
+    """What records products, of bf16, or of float32 in so many pieces.
+
+    fused: whether a product can end in GELU's backward, in a second array, in column sums.
+    """
+
+    def __init__(
+        self, recording: Recording, capability: tuple, multiprocessors: int, pieces: int
+    ) -> None:
+        super().__init__(recording, capability, multiprocessors)
+        self.pieces, self.fused = pieces, self.hopper and pieces == 1
 
     def __call__(
         self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
@@ -55,34 +85,22 @@ class Multiplier:
         if turned(c):
             a, b, c = b.T, a.T, c.T
         layout = "NT"[turned(a)] + "NT"[turned(b)]
-        (m, k), n = a.shape, b.shape[1]
-        operands = stored(a), stored(b), c, aux
-        launches = (
-            self._wgmma(layout, m, n, k, operands, epilogue, second, sums) if self.hopper
-            else self._mma(layout, m, n, k, operands, epilogue)
-        )  # fmt: skip
+        (m, k), n, arrays = a.shape, b.shape[1], (stored(a), stored(b), c)
+        if self.pieces == 1:
+            launches = self.bf16(layout, *arrays, aux, epilogue, second, sums)
+        else:
+            launches = self.float32(layout, m, n, k, *arrays, epilogue)
         self.recording.add(name, launches, 2 * m * n * k)
 
-    def _wgmma(self, layout, m, n, k, operands, epilogue, second, sums) -> list[Launch]:
-        out = "float32" if operands[2].dtype == np.float32 else "bf16"
-        adds = "no" if sums is None else "add"
-        form = gemm.choose(layout, m, n, k, epilogue, out, second is not None, adds)
-        space = None
-        if (form.pieces, form.sums) != ("no", "no"):
-            who = gemm.plan(form, m, n, k, self.multiprocessors)
-            space = self._space(gemm.space_for(form, m, n, who))
-        return gemm.product(
-            form, *operands, second=second, sums=sums, place=self.recording.constant,
-            space=space, blocks=self.multiprocessors,
+    def float32(self, layout, m, n, k, a, b, c, epilogue) -> list[Launch]:
+        """Cut both operands, then multiply all pairs of pieces that matter (chapter 7g)."""
+        shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
+        cut = [self.recording.take(shape, np.uint16) for shape in shapes]
+
+        def product(capability, layout, a, b, c, *, epilogue, **_):
+            return self.bf16(layout, a, b, c, None, epilogue, None, None)
+
+        return pieces_product(
+            self.capability, layout, a, b, c, *cut, pieces=self.pieces, epilogue=epilogue,
+            blocks=self.multiprocessors, product=product,
         )  # fmt: skip
-
-    def _mma(self, layout, m, n, k, operands, epilogue) -> list[Launch]:
-        out = "float32" if operands[2].dtype == np.float32 else "bf16"
-        form = choose_mma(layout, m, n, k, epilogue, out, self.capability)
-        blocks = self.multiprocessors * form.resident
-        need = mma_space(form, m, n, k, blocks)
-        space = self._space(need) if need else None
-        return mma_product(form, *operands, space=space, blocks=blocks)
-
-    def _space(self, size: int) -> Array:
-        return self.recording.whole(SPACE, (size,), np.uint8)

@@ -11,6 +11,7 @@ where rows run along it, and what rounds differently than the kernels that there
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm_mma_form import pitch
@@ -160,12 +161,14 @@ def pieces_product(
     capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, split_a: Any, split_b: Any, *,
     pieces: int = 3, epilogue: str = "store", stretches: int | None = None,
     blocks: int = MULTIPROCESSORS, place: Any = lambda array: array,
+    product: Callable[..., list[Launch]] = product_on,
 ) -> list[Launch]:  # fmt: skip
     """The launches, in order, of C = op(A) op(B), or C += with "add", of float32 matrices.
 
     a, b (2-d) as the layout stores them and as `split_launch` takes them; c (m, n), rows a multiple
     of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. stretches: k is taken
-    in so many equal ones, each but the first added to C. The rest: `product_on`.
+    in so many equal ones, each but the first added to C. The rest: `product_on`, or another
+    `product` of bf16 with its arguments.
     """
     if layout not in AXES or pieces not in PAIRS or epilogue not in ("store", "add"):
         known = f"{', '.join(AXES)} of 1, 2, 3 pieces, store and add"
@@ -180,7 +183,7 @@ def pieces_product(
 
     def multiply(way: str) -> list[Launch]:
         arrays = split_a, split_b, c
-        return product_on(capability, layout, *arrays, epilogue=way, blocks=blocks, place=place)
+        return product(capability, layout, *arrays, epilogue=way, blocks=blocks, place=place)
 
     first, later = multiply(epilogue), multiply("add") if stretches > 1 else []
     made = []

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.gpu import attention, columns, gates
+from nanoeuler.engines.gpu import attention, columns, flash, gates
 from nanoeuler.engines.gpu.embedding import embed_backward_launches, embed_launch, slots_shape
+from nanoeuler.engines.gpu.fill import add_row_launch
 from nanoeuler.engines.gpu.flash_layout import padded
 from nanoeuler.engines.gpu.loss import loss_launch, sums_launch
 from nanoeuler.engines.gpu.multiply import Multiplier
@@ -92,7 +93,8 @@ class Pending:
 class Recorder:
     """What all operations use: where arrays come from, and where launches go.
 
-    names: of parameters, by their address. stored: gradients that this step has written before.
+    narrow: whether activations are bf16. names: of parameters, by their address. stored: the
+    addresses of gradients that this step has written before.
     """
 
     def __init__(
@@ -100,8 +102,9 @@ class Recorder:
         precision: Precision = BF16,
     ) -> None:  # fmt: skip
         self.recording, self.precision = recording, precision
+        self.narrow = precision.kind == "bf16"
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
-        self.multiply = Multiplier(recording, capability, multiprocessors)
+        self.multiply = Multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[int, str] = {}
         self.stored: set[int] = set()
         self.pending: Pending | None = None
@@ -141,7 +144,7 @@ class Recorder:
 
     def copy_of(self, w: Array) -> Array:
         """The bf16 copy of weights: at half their address, since it lies as they do."""
-        if self.precision.kind == "float32":
+        if not self.narrow:
             return w
         steps = tuple(step // 2 for step in w.strides)
         return Array(COPIES, w.address // 2, w.shape, np.dtype(np.uint16), steps)
@@ -202,9 +205,12 @@ class Linear(Sums):
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         """As `Primitives.linear`."""
-        y = self.take(*x.shape[:-1], w.shape[1])
-        ends = {} if bias is None else {"epilogue": "bias", "aux": self.copy_of(bias)}
+        y, ends = self.take(*x.shape[:-1], w.shape[1]), {}
+        if bias is not None and self.narrow:
+            ends = {"epilogue": "bias", "aux": self.copy_of(bias)}
         self.product(self.name_of(w), rows_of(x), self.copy_of(w), rows_of(y), **ends)
+        if bias is not None and not self.narrow:
+            self.write(f"{self.name_of(w)}, bias", add_row_launch(rows_of(y), bias))
         return y
 
     def back(self, dy: Array, w: Array) -> Array:
@@ -326,9 +332,13 @@ class Heads(Norms):
     def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
         """As `Primitives.attention`; the backward wants y and lse."""
         (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
-        y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
-        o = y.reshape(B, T, H, D).swapaxes(1, 2)
-        launch = attention.forward_launch(*split(heads, n_kv), o, lse, self.capability)
+        y, length = self.take(B, T, H * D), (padded if self.narrow else flash.padded)(T)
+        lse, parts = self.take(B, H, length, kind="float32"), y.reshape(B, T, H, D)
+        if self.narrow:
+            ends = *split(heads, n_kv), parts.swapaxes(1, 2), lse
+            launch = attention.forward_launch(*ends, self.capability)
+        else:
+            launch = flash.forward_launch(heads, n_kv, parts, lse)
         self.write("attention", launch)
         return y, (y, lse)
 
@@ -336,10 +346,12 @@ class Heads(Norms):
         """As `Primitives.attention_backward`."""
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
-        do, o = (each.reshape(B, T, N - 2 * n_kv, D).swapaxes(1, 2) for each in (dy, y))
-        launches = attention.backward_launches(
-            do, *split(heads, n_kv), o, lse, delta, *split(dheads, n_kv), self.capability
-        )
+        do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
+        if self.narrow:
+            ends = *split(heads, n_kv), o.swapaxes(1, 2), lse, delta, *split(dheads, n_kv)
+            launches = attention.backward_launches(do.swapaxes(1, 2), *ends, self.capability)
+        else:
+            launches = flash.backward_launches(do, heads, n_kv, o, lse, delta, dheads)
         self.write("attention backward", launches)
         return dheads
 

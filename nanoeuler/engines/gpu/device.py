@@ -332,7 +332,8 @@ class Device(Starter):
         The graph keeps the functions, and by them all arrays.
         """
         starts, driver = list(starts), self.driver
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        # Libraries load their kernels when these are first used; that is no part of the graph.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         check(driver.cuStreamBeginCapture(self.stream, mode))
         self.capturing = True
         try:

@@ -11,6 +11,7 @@ from bench.card import ghost
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import fill, pieces, products
+from nanoeuler.engines.gpu.device import DeviceArray
 from nanoeuler.engines.gpu.gemm_mma_form import MmaForm
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
@@ -147,8 +148,9 @@ F32 = np.float32
         (np.zeros((4, 16), np.uint16), (0,), 1, None, "float32 is cut"),
         (np.zeros((4, 16), F32), (0,), 0, (2, 5), "from 0 to 4: float32, 2 to 5"),
         (np.zeros((4, 16), F32), (0,), 0, (2, 2), "2 to 2"),
-        (np.zeros((4, 12), F32), (0,), 0, None, "in eights, not 0 to 4: pad"),
-        (np.zeros((4, 16), F32), (0,), 1, (4, 12), "in eights, not 4 to 12"),
+        (np.zeros((4, 12), F32), (0,), 0, None, "in eights, not 12 from 0 on: pad"),
+        (np.zeros((4, 16), F32), (0,), 1, (4, 12), "in eights, not 8 from 4 on"),
+        (np.zeros((0, 16), F32), (0,), 1, None, "some elements, less than .*, not 0 x 16"),
         (np.zeros((4, 18), F32)[:, :16], (0,), 1, None, "multiple of 16 bytes apart"),
         (np.zeros((4, 32), F32)[:, ::2], (0,), 1, None, "rows are dense"),
     ],
@@ -163,7 +165,10 @@ def test_pieces_that_do_not_fit():
     for out in np.zeros((4, 32), np.uint16), np.zeros((4, 48), F32), np.zeros((48, 4), np.uint16).T:
         with pytest.raises(UserError, match="the pieces is"):
             split_launch(x, out, (0, 1, 0), 1)
-    with pytest.raises(UserError, match="less than 2.34 elements"):
+    lower = DeviceArray(72, (4, 16), np.dtype(F32), (64, 4))
+    with pytest.raises(UserError, match="begins at a multiple of 16 bytes: 72"):
+        split_launch(lower, np.zeros((4, 16), np.uint16), (0,), 1)
+    with pytest.raises(UserError, match="less than 2.34, not 2147483648 x 8"):
         split_launch(ghost((1 << 31, 8), F32), ghost((1 << 31, 8)), (0,), 1)
 
 
@@ -318,7 +323,7 @@ def test_working_arrays_are_those_of_a_stretch():
         (dict(b=np.zeros((16, 8), F32)), "does not fit"),
         (dict(c=np.zeros((8, 16), np.uint16)), "to uint16"),
         (dict(c=np.zeros((8, 24), F32)), "does not give"),
-        (dict(a=np.zeros((8, 0), F32), b=np.zeros((16, 0), F32)), "does not give|0 to 0"),
+        (dict(a=np.zeros((8, 0), F32), b=np.zeros((16, 0), F32)), "does not fit"),
         (dict(split_a=np.zeros((8, 16), np.uint16)), "the pieces is|does not give"),
         (dict(capability=(7, 5)), "8.0 or newer"),
     ],

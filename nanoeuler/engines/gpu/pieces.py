@@ -28,7 +28,7 @@ from nanoeuler.engines.gpu.ptx import (
     pack_bf16,
     store_int4,
 )
-from nanoeuler.engines.gpu.vectors import STEP, expect, make_load
+from nanoeuler.engines.gpu.vectors import ACCESS, STEP, expect, make_load
 from nanoeuler.errors import UserError
 
 # How many pieces -> (i, j) of the products A_i B_j in the order of k, the smallest first.
@@ -115,9 +115,13 @@ def split_launch(
         raise UserError(f"float32 is cut, from 0 to {x.shape[axis]}: {x.dtype}, {first} to {end}")
     rows, columns = (end - first, x.shape[1]) if axis == 0 else (x.shape[0], end - first)
     if columns % WIDTH or axis and first % WIDTH:
-        raise UserError(f"columns that are cut come in eights, not {first} to {end}: pad the rows")
-    if rows * columns >= WIDTH << 31:
-        raise UserError(f"a matrix that is cut has less than 2^34 elements, not {rows} x {columns}")
+        came = f"{columns} from {first if axis else 0} on"
+        raise UserError(f"columns that are cut come in eights, not {came}: pad the rows")
+    if not 0 < rows * columns < WIDTH << 31:
+        came = f"{rows} x {columns}"
+        raise UserError(f"a matrix that is cut has some elements, less than 2^34, not {came}")
+    if getattr(x, "address", 0) % ACCESS:
+        raise UserError(f"a matrix that is cut begins at a multiple of {ACCESS} bytes: {x.address}")
     expect("the pieces", out, split_shape((rows, columns), len(which), axis), "bf16")
     wide, across = 4 * pitch(x), columns // WIDTH
     line, step = out.strides[0], 2 * columns if axis else rows * out.strides[0]
@@ -176,7 +180,7 @@ def pieces_product(
     (of_a, of_b), (m, n) = AXES[layout], c.shape
     k = a.shape[of_a]
     stretches = stretches or stretches_for(layout, m, n, k, pieces, blocks)
-    if k != b.shape[of_b] or k % stretches or str(c.dtype) != "float32":
+    if not 0 < k == b.shape[of_b] or k % stretches or str(c.dtype) != "float32":
         came = f"{a.shape} by {b.shape} to {c.dtype} in {stretches} equal stretches"
         raise UserError(f"{layout} of float32 does not fit {came}")
     left, right = zip(*PAIRS[pieces], strict=True)

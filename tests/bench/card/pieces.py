@@ -136,7 +136,8 @@ def check_product(bench, count, capability, epilogue, shape):
     error = bench.error(peer, exact)
     if epilogue == "add":
         exact += of.c.normal_()
-    c = bench.repeat(of.call(bench, capability, epilogue=epilogue), {"C": of.c})["C"]
+    outputs = {"C": of.c, "pieces of A": of.work[0], "pieces of B": of.work[1]}
+    c = bench.repeat(of.call(bench, capability, epilogue=epilogue), outputs)["C"]
     return {"error": bench.error(c, exact), "peer": error, "least": least(*shape, count)}
 
 
@@ -277,16 +278,17 @@ def checks(bench):
 def product_entrants(bench, shape):
     """Ours in three and two pieces, by either instruction, and PyTorch's."""
     sets = {n: [operands(bench, n, "NT", *shape) for _ in range(SETS)] for n in (2, 3)}
-    return {
+    made = {
         "torch float32": [partial(of.torch, bench) for of in sets[3]],
         "torch TF32": [partial(of.torch, bench, tf32=True) for of in sets[3]],
         "3 pieces": [of.call(bench) for of in sets[3]],
         "2 pieces": [of.call(bench) for of in sets[2]],
         "3 pieces, mma.sync": [of.call(bench, ANY) for of in sets[3]],
-        "3 pieces, one stretch": [
-            replaced(bench, of, shape).call(bench, stretches=1) for of in sets[3]
-        ],
-    }  # fmt: skip
+    }
+    if stretches_for("NT", *shape) > 1:
+        long = [replaced(bench, of, shape) for of in sets[3]]
+        made["3 pieces, one stretch"] = [of.call(bench, stretches=1) for of in long]
+    return made
 
 
 def replaced(bench, of, shape):

@@ -55,6 +55,23 @@ def off(a):
 # ---- On paper
 
 
+def check_forward(B, H, G, T, D):
+    """Run a forward pass; AssertionError unless o and lse are right."""
+    a = inputs(B, H, G, T, D)
+    run(forward(a))
+    _, lse, of_p = exact_and_bounds(a)
+    assert worst(a, ("o",)) < 1
+    assert np.abs(a["lse"][..., :T] - lse).max() < of_p / math.log(2) + 8 * U * np.abs(lse).max()
+    assert (a["lse"][..., T:] == np.float32(1e30)).all()
+
+
+def check_both(B, H, G, T, D):
+    """Run both passes; AssertionError unless all results are right."""
+    a = inputs(B, H, G, T, D)
+    play(a)
+    assert off(a) < 1
+
+
 @pytest.mark.parametrize(
     "shape, seed, scale",
     [

@@ -525,14 +525,17 @@ def test_buffers_that_do_not_fit():
 
 def play_loss(wrong):
     """Cross-entropy by a module with a fault in it: of two warps, and in several rounds of one."""
-    for form in (HELD, loss.Form("shared", 32, 1, 65), loss.Form("nowhere", 32, 1)):
-        problem = Problem(2, 2, 501, 520)
+    forms = HELD, loss.Form("shared", 32, 1, 65), loss.Form("nowhere", 32, 1)
+    for form, columns in zip(forms, (519, 517, 515), strict=True):  # they end in any word
+        problem = Problem(2, 2, columns, 520)
         problem.targets[1, 0] = IGNORE
         problem.run(wrong, form=form)
         problem.check(form)
-    problem = Problem(2, 1, 256, 256)
-    problem.run(wrong, form=HELD)
-    problem.check(HELD)
+    for shape in ((2, 1, 256, 256), (1, 2, 7, 16, True)):
+        problem = Problem(*shape)
+        form = HELD._replace(wide=problem.wide)
+        problem.run(wrong, form=form)
+        problem.check(form)
     extreme = extremes()
     extreme.run(wrong, form=HELD)
     extreme.check(HELD)

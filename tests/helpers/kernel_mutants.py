@@ -89,7 +89,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
 def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
     """(parent, field, number, node) of everything inside a function's body that runs on a GPU."""
     for field, value in ast.iter_fields(node):
-        if field in ("decorator_list", "args", "returns", "annotation") and not (
+        if field in ("decorator_list", "args", "keywords", "returns", "annotation") and not (
             isinstance(node, ast.Call) and name_of(node) != "Kernel"
         ):
             continue
@@ -216,7 +216,7 @@ def check_gates(module):
         more = {} if what == "swiglu" else {"biased": True}
         test_rows.check_gates(module, what, 3, 72, "float32", cores=1, **more)
         test_rows.check_gates(module, what, 70, 8, cores=1, **more)
-        test_rows.check_gates(module, what, 70, 8, forward=False, cores=1, seed=0, **more)
+        test_rows.check_gates(module, what, 70, 24, forward=False, cores=1, seed=0, **more)
         test_rows.check_gates(
             module, what, 3, 24, "float32", False, again=False, summed=False, place=True
         )
@@ -235,8 +235,8 @@ def check_flash_mma(module):
     import test_flash_mma
 
     with mock.patch.object(test_flash_mma.flash_mma_plan, "forward_kernel", module.forward_kernel):
-        test_flash_mma.check_forward(1, 2, 1, 130, 32)
-        test_flash_mma.check_forward(1, 1, 1, 20, 128)  # sums are parked
+        test_flash_mma.check_forward(2, 2, 1, 5, 32)
+        test_flash_mma.check_forward(1, 1, 1, 208, 32, form=test_flash_mma.PARKED)
 
 
 def check_flash_mma_backward(module):
@@ -244,7 +244,8 @@ def check_flash_mma_backward(module):
 
     plan, kernels = test_flash_mma.flash_mma_plan, ("dq_kernel", "dkdv_kernel")
     with mock.patch.multiple(plan, **{name: getattr(module, name) for name in kernels}):
-        test_flash_mma.check_both(1, 2, 1, 70, 32)
+        test_flash_mma.check_both(2, 2, 1, 5, 32)
+        test_flash_mma.check_both(1, 1, 1, 70, 32)
 
 
 def check_flash_mma_parts(module):
@@ -260,8 +261,8 @@ def check_flash_mma_parts(module):
         plan, names = test_flash_mma.flash_mma_plan, ("forward_kernel", "dq_kernel", "dkdv_kernel")
         for name in names:
             stack.enter_context(mock.patch.object(plan, name, getattr(plan, name).__wrapped__))
-        test_flash_mma.check_both(1, 2, 1, 70, 32)
-        test_flash_mma.check_forward(1, 1, 1, 20, 64)
+        test_flash_mma.check_both(2, 2, 1, 5, 32)
+        test_flash_mma.check_forward(1, 1, 1, 70, 64)
 
 
 def check_loss(module):

@@ -1,10 +1,17 @@
 """What all tests share: the same examples every time, and an order that keeps workers busy."""
 
+import signal
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
+
+# A shell has what it starts in the background ignore Ctrl-C, and so do children of that, down to
+# the programs that tests interrupt. A handler ends that; programs that are started inherit none.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

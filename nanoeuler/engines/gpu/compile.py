@@ -13,12 +13,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import ir
@@ -153,6 +155,18 @@ def argument(types: Any, operand: Operand) -> Any:
     return getattr(types, TYPES[operand.letter])
 
 
+@contextmanager
+def uncopied(cuda: Any) -> Iterator[None]:
+    """numba's inliner changes what it has just read of a helper, and keeps no copy of it."""
+    inliner = cuda.core.inline_closurecall
+    module = inliner.copy
+    inliner.copy = SimpleNamespace(copy=module.copy, deepcopy=lambda block: block)
+    try:
+        yield
+    finally:
+        inliner.copy = module
+
+
 def to_ptx(kernel: Kernel) -> str:
     """The PTX of a kernel. Needs numba-cuda, no GPU, and a process that does not simulate one."""
     cuda = door.compiler()
@@ -166,10 +180,11 @@ def to_ptx(kernel: Kernel) -> str:
 
     function = rebind(kernel.function, replace, cuda.jit(device=True, inline="always"))
     arguments = [argument(cuda.types, operand) for operand in kernel.parameters]
-    text, _ = cuda.compile_ptx(
-        function, cuda.types.void(*arguments), cc=kernel.target,
-        launch_bounds=(math.prod(kernel.block), kernel.resident),
-    )  # fmt: skip
+    with uncopied(cuda):
+        text, _ = cuda.compile_ptx(
+            function, cuda.types.void(*arguments), cc=kernel.target,
+            launch_bounds=(math.prod(kernel.block), kernel.resident),
+        )  # fmt: skip
     return re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", text)
 
 

@@ -1,12 +1,13 @@
 """A recorded training step on paper, beside the reference engine in float64."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nanoeuler.engines.gpu import multiply, rehearse
+from nanoeuler.engines.gpu.paper import device
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.step import fill_batch, fill_step, record_step
 from nanoeuler.engines.reference import ReferenceEngine
@@ -36,6 +37,15 @@ class NumpyProduct:
 
     args: tuple  # a, b, c, aux, second, sums, with None for what there is not
     epilogue: str
+    kernel: Any = "NumPy"
+
+    def play(self):
+        """Run on arrays of a device on paper."""
+        arrays = [None if arg is None else arg._values for arg in self.args]
+        replace(self, args=tuple(arrays)).run()
+        for arg in self.args[2], self.args[4]:
+            if arg is not None:
+                arg._written[...] = True
 
     def run(self):
         a, b, c, aux, second, sums = self.args
@@ -47,6 +57,10 @@ class NumpyProduct:
         elif self.epilogue == "bias and gelu":
             second[...] = to_bf16(total.astype(np.float32))
             total = gelu(total)[0]
+        elif self.epilogue == "swiglu":
+            second[...] = to_bf16(total.astype(np.float32))
+            gate, up = np.split(total, 2, axis=1)
+            total = gate / (1 + np.exp(-gate)) * up
         elif self.epilogue == "gelu backward":
             h, slope = gelu(numbers(aux))
             total = total * slope
@@ -65,10 +79,16 @@ def by_numpy(monkeypatch):
         self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))
 
     monkeypatch.setattr(multiply.Multiplier, "__call__", call)
-    play = rehearse.run
-    monkeypatch.setattr(
-        rehearse, "run", lambda this: this.run() if isinstance(this, NumpyProduct) else play(this)
-    )
+    run, play = rehearse.run, device.play
+
+    def run_or_not(this):
+        return this.run() if isinstance(this, NumpyProduct) else run(this)
+
+    def play_or_not(this, seed):
+        return this.play() if isinstance(this, NumpyProduct) else play(this, seed)
+
+    monkeypatch.setattr(rehearse, "run", run_or_not)
+    monkeypatch.setattr(device, "play", play_or_not)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Block
 
 LOSS_ROWS = 2048  # rows whose logits are held at a time
+GATES = 64  # hidden channels come in multiples of it where a product stores gates (`gemm.sizes`)
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 
@@ -81,12 +82,22 @@ class Mlps(Attends):
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """As `Sublayers.mlp`; u alone is kept."""
-        if config.mlp == "gelu" and self.multiply.fused:
+        gated = config.mlp == "swiglu"
+        if self.multiply.fused and not gated:
             u, h = self._up_gelu(n, b.w_up, b.w_up_bias)
+        elif self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
+            u, h = self._up_swiglu(n, b.w_up)
         else:
             u = self.linear(n, b.w_up, b.w_up_bias)
-            h = self.swiglu(u) if config.mlp == "swiglu" else self.gelu(u)
+            h = self.swiglu(u) if gated else self.gelu(u)
         return self.linear(h, b.w_down, b.w_down_bias), u
+
+    def _up_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
+        """u = n w, gate and up, and silu(gate) up, by one product."""
+        u, h = self.take(*n.shape[:-1], w.shape[1]), self.take(*n.shape[:-1], w.shape[1] // 2)
+        ends = {"epilogue": "swiglu", "second": rows_of(u)}
+        self.product("w_up, SwiGLU", rows_of(n), self.copy_of(w), rows_of(h), **ends)
+        return u, h
 
     def _up_gelu(self, n: Array, w: Array, bias: Array | None) -> tuple[Array, Array]:
         """u = n w + bias and GELU(u), by one product."""

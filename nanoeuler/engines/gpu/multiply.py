@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu import gemm
-from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma, mma_product
-from nanoeuler.engines.gpu.gemm_mma_plan import space_for as mma_space
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.pieces import pieces_product, split_shapes
-from nanoeuler.engines.gpu.products import HOPPER
+from nanoeuler.engines.gpu.products import HOPPER, product_on, space_on
 from nanoeuler.engines.gpu.program import Array, Recording
 
 SPACE = "space"  # the memory in which pieces of products wait; zero before the first step
@@ -34,35 +31,28 @@ def stored(a: Array) -> Array:
 
 
 class TensorCores:
-    """Products of bf16 as launches. hopper: whether the kernels for wgmma are used."""
+    """Products of bf16 as launches. What has to wait does so in one workspace, of all of them."""
 
     def __init__(self, recording: Recording, capability: tuple, multiprocessors: int):
         self.recording, self.capability = recording, tuple(capability)
-        self.multiprocessors, self.hopper = multiprocessors, self.capability == HOPPER
+        self.multiprocessors = multiprocessors
 
-    def bf16(self, layout, a, b, c, aux, epilogue, second, sums) -> list[Launch]:
-        """The launches of a product of bf16, by the kernels for this card."""
-        m, n = c.shape
-        k = a.shape[1] if layout[0] == "N" else a.shape[0]
+    def bf16(
+        self, layout: str, a: Array, b: Array, c: Array, aux: Any = None,
+        epilogue: str = "store", second: Any = None, sums: Any = None,
+    ) -> list[Launch]:  # fmt: skip
+        """The launches of `product_on`; sums are added to."""
+        (m, n), k = c.shape, a.shape[1] if layout[0] == "N" else a.shape[0]
         out = "float32" if c.dtype == np.float32 else "bf16"
-        if self.hopper:
-            adds = "no" if sums is None else "add"
-            form = gemm.choose(layout, m, n, k, epilogue, out, second is not None, adds)
-            who = gemm.plan(form, m, n, k, self.multiprocessors)
-            parted = (form.pieces, form.sums) != ("no", "no")
-            return gemm.product(
-                form, a, b, c, aux, second=second, sums=sums, place=self.recording.constant,
-                space=self._space(gemm.space_for(form, m, n, who)) if parted else None,
-                blocks=self.multiprocessors,
-            )  # fmt: skip
-        form = choose_mma(layout, m, n, k, epilogue, out, self.capability)
-        blocks = self.multiprocessors * form.resident
-        need = mma_space(form, m, n, k, blocks)
-        space = self._space(need) if need else None
-        return mma_product(form, a, b, c, aux, space=space, blocks=blocks)
-
-    def _space(self, size: int) -> Array:
-        return self.recording.whole(SPACE, (size,), np.uint8)
+        need = space_on(
+            self.capability, layout, m, n, k, epilogue=epilogue, out=out,
+            second=second is not None, summed=sums is not None, blocks=self.multiprocessors,
+        )  # fmt: skip
+        return product_on(
+            self.capability, layout, a, b, c, aux, epilogue=epilogue, second=second, sums=sums,
+            add_sums=True, space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
+            blocks=self.multiprocessors, place=self.recording.constant,
+        )  # fmt: skip
 
 
 class Multiplier(TensorCores):
@@ -75,7 +65,7 @@ class Multiplier(TensorCores):
         self, recording: Recording, capability: tuple, multiprocessors: int, pieces: int
     ) -> None:
         super().__init__(recording, capability, multiprocessors)
-        self.pieces, self.fused = pieces, self.hopper and pieces == 1
+        self.pieces, self.fused = pieces, self.capability == HOPPER and pieces == 1
 
     def __call__(
         self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
@@ -98,7 +88,7 @@ class Multiplier(TensorCores):
         cut = [self.recording.take(shape, np.uint16) for shape in shapes]
 
         def product(capability, layout, a, b, c, *, epilogue, **_):
-            return self.bf16(layout, a, b, c, None, epilogue, None, None)
+            return self.bf16(layout, a, b, c, epilogue=epilogue)
 
         return pieces_product(
             self.capability, layout, a, b, c, *cut, pieces=self.pieces, epilogue=epilogue,

@@ -237,7 +237,7 @@ class Linear(Sums):
         self.write("embed", launch)
         return x
 
-    plans: dict[int, Array]  # the scatter plan of each array of tokens, by its address
+    plan: Array  # the scatter plan of the tokens
 
     def embed_backward(
         self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
@@ -246,7 +246,7 @@ class Linear(Sums):
         rows = rows_of(dx)
         slots = self.take(*slots_shape(rows.shape[0], *dtable.shape), kind="float32")
         launches = embed_backward_launches(
-            rows, self.plans[tokens.address], dtable, slots, T=tokens.shape[1],
+            rows, self.plan, dtable, slots, T=tokens.shape[1],
             dpositions=dpositions, multiprocessors=self.multiprocessors,
         )  # fmt: skip
         self.write("embed backward", launches)

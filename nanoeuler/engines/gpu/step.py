@@ -10,6 +10,7 @@ batch; the norm of all gradients; AdamW. Left out: running it (stepper.py), sche
 B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's flat buffer.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,9 +39,9 @@ class Machine(NamedTuple):
 class Recorded(NamedTuple):
     """A program with its ends, each a memory of its name.
 
-    inputs: tokens int32 (B, T), targets int32 (B, T, K); of a step also scale float32 (K,), rates
-    float32 (1, 4) as `norm.schedule` makes them, and for piece i of the batch its scatter plan,
-    "plan i". results: sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step
+    inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
+    step its scatter plan, "plan i"; of a step also scale float32 (K,) and rates float32 (1, 4), as
+    `norm.schedule` makes them. results: sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step
     its decision float32 (8,).
     """
 
@@ -104,11 +105,15 @@ class Writer:
         """Something that it fetches."""
         return self.results.setdefault(name, self.recording.whole(name, shape, np.float32))
 
-    def batch(self, B: int, T: int, pieces: int) -> tuple[Array, Array, Array]:
-        """tokens, targets, and sums: a row for each piece, 16 bytes or a multiple of it."""
-        K = self.config.n_predict
-        ends = self.input("tokens", (B, T), np.int32), self.input("targets", (B, T, K), np.int32)
-        return *ends, self.result("sums", (pieces, -(-K // 4) * 4))
+    def batch(self, i: int, B: int, T: int) -> tuple[Array, Array]:
+        """tokens and targets of piece i."""
+        shape = B, T, self.config.n_predict
+        tokens = self.input(f"tokens {i}", (B, T), np.int32)
+        return tokens, self.input(f"targets {i}", shape, np.int32)
+
+    def sums(self, pieces: int) -> Array:
+        """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
+        return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
 
     def end(self) -> Recorded:
         """The program and its ends."""
@@ -120,9 +125,8 @@ def record_sums(
 ) -> Recorded:
     """The program of `transformer.loss_sums`."""
     this = Writer(config, machine, precision)
-    tokens, targets, sums = this.batch(B, T, 1)
-    this.engine.sums = sums[0, : config.n_predict]
-    loss_sums(this.engine, config, this.weights, tokens, targets)
+    this.engine.sums = this.sums(1)[0, : config.n_predict]
+    loss_sums(this.engine, config, this.weights, *this.batch(0, B, T))
     return this.end()
 
 
@@ -134,14 +138,13 @@ def record_step(
     this, K = Writer(config, machine, precision), config.n_predict
     recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
     gradients, cut = Weights(config, np.float32, flat), pieces_of(B, pieces)
-    tokens, targets, sums = this.batch(B, T, len(cut))
-    scale = this.input("scale", (K,), np.float32)
+    sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
     recording.add("clear", clear_launch(recording.constant(cleared(config)), flat))
     for i, x in enumerate(cut):
-        length = plan_length((x.stop - x.start) * T, config.vocab_size)
-        plan = this.input(f"plan {i}", (length,), np.int32)
-        engine.plans, engine.sums = {tokens[x].address: plan}, sums[i, :K]
-        loss_and_gradients(engine, config, this.weights, tokens[x], targets[x], scale, gradients)
+        tokens, targets = this.batch(i, x.stop - x.start, T)
+        length = plan_length(math.prod(tokens.shape), config.vocab_size)
+        engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
+        loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
     record_update(this, flat, sums.reshape(-1), optimizer)
     return this.end()
 
@@ -168,13 +171,16 @@ Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
 
 
 def fill_batch(page: Page, tokens: np.ndarray, targets: np.ndarray) -> None:
-    """Write a batch: tokens (B, T), targets (B, T, K)."""
-    page["tokens"][...], page["targets"][...] = tokens, targets
+    """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces."""
+    pieces = sum(name.startswith("tokens") for name in page)
+    for i, x in enumerate(pieces_of(len(tokens), pieces)):
+        page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
 
 
 def fill_step(page: Page, scale: np.ndarray, rates: np.ndarray, V: int) -> None:
     """Write what a step wants besides: the loss's scale, the rates, where each token stands."""
     page["scale"][...], page["rates"][...] = scale, rates
-    plans = [name for name in page if name.startswith("plan")]
-    for i, x in enumerate(pieces_of(len(page["tokens"]), len(plans))):
-        page[f"plan {i}"][...] = scatter_plan(page["tokens"][x].reshape(-1), V)
+    for name in page:
+        if name.startswith("plan"):
+            tokens = page[name.replace("plan", "tokens")]
+            page[name][...] = scatter_plan(tokens.reshape(-1), V)

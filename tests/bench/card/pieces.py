@@ -124,9 +124,11 @@ def operands(bench, count, layout, m, n, k):
 def least(layout, m, n, k, count):
     """What cut-off sums lose: half a last digit each, of sums that are half the last on average.
 
-    A sum is cut off after every 16 of k, as chapter 7g finds; counted are those at full size.
+    A sum is cut off after every 16 of k, as chapter 7g finds; counted are those at full size. And
+    2^-17, about, where numbers are cut into two pieces.
     """
-    return 2.0**-25 * max(2, k // stretches_for(layout, m, n, k, count) / 16)
+    sums = k // stretches_for(layout, m, n, k, count) / 16
+    return 2.0**-25 * max(2, sums) + (2.0**-17 if count < 3 else 0)
 
 
 def check_product(bench, count, capability, epilogue, shape):

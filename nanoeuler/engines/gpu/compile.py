@@ -31,7 +31,6 @@ from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.errors import UserError
 
 TYPES = {"r": "int32", "l": "int64", "f": "float32", "p": "int64"}  # numba's, by the letter
-ELEMENTS = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}  # and of an array's elements
 # LLVM's types of the same; an address is an integer.
 LLVM = {"r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType(), "p": ir.IntType(64)}
 # PTX ISA, release notes: the oldest version with all that `ptx` uses. Drivers read no newer version
@@ -151,7 +150,7 @@ def intrinsic(cuda: Any, instruction: Instruction) -> Any:
 def argument(types: Any, operand: Operand) -> Any:
     """numba's type of a kernel's parameter: a number, or an array that the kernel indexes."""
     if operand.axes:
-        return types.Array(getattr(types, ELEMENTS[operand.letter]), operand.axes, "C")
+        return types.Array(getattr(types, operand.dtype), operand.axes, "C")
     return getattr(types, TYPES[operand.letter])
 
 

@@ -160,6 +160,7 @@ def test_faults_between_kernels_are_seen(what, monkeypatch):
         monkeypatch.setattr(getattr(module, owner), function, method)
     else:
         monkeypatch.setattr(module, function, vars(wrong)[function])
+    monkeypatch.setattr(wrong, "LOSS_ROWS", 2, raising=False)
     assert is_seen(monkeypatch)
 
 

@@ -587,7 +587,7 @@ ERRORS = {  # a command line, and what its one line must say
     "train --accumulate 0": "--accumulate",
     "train --keep 0": "--keep",
     "train --preset huge": "unknown preset 'huge': choose small or euler-10m or euler-116m or gpt2",
-    "train --engine cuda --out new": "trains on a CPU",
+    "train --engine cuda --out new": "needs a GPU, and there is no CUDA driver",
     "train --engine abacus --out new": "unknown engine 'abacus'",
     "train --data binary --out new": "expected UTF-8 text",
     "train --data empty --out new": "",

@@ -21,6 +21,7 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from nanoeuler import compiler
+from nanoeuler.engines import choice
 from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
 from nanoeuler.engines.cpu import ladder, loops, memory, norms, products
 from nanoeuler.engines.cpu.engine import LOSS_ROWS, CpuEngine, FusedEngine
@@ -766,14 +767,21 @@ def test_numba_told_not_to_compile():
     assert "unset it" in child(code, NUMBA_DISABLE_JIT="1")
 
 
-def test_engine_names():
-    assert engine_factory("auto") is engine_factory("cpu") is CpuEngine
+def test_engine_names(monkeypatch):
+    assert engine_factory("cpu") is CpuEngine
     assert engine_factory("reference") is ReferenceEngine
+    for name in "gpu", "auto", "cuda":
+        with pytest.raises(UserError, match=f"'{name}'"):
+            engine_factory(name)
+    monkeypatch.setattr(choice, "_no_gpu", lambda: "it is away")
     assert [engine_name(x) for x in ("auto", "cpu", "fused")] == ["cpu", "cpu", "fused"]
-    with pytest.raises(UserError, match="'gpu'.*reference"):
-        engine_factory("gpu")
-    with pytest.raises(UserError, match="trains on a CPU"):
-        make_stepper("cuda", None, None)
+    with pytest.raises(UserError, match="'gpu': choose auto, cpu, .*, cuda-float32"):
+        engine_name("gpu")
+    for name in choice.GPU_ENGINES:
+        with pytest.raises(UserError, match="needs a GPU, and it is away: choose cpu, fused"):
+            make_stepper(name, None, None)
+    monkeypatch.setattr(choice, "_no_gpu", lambda: "")
+    assert [engine_name(x) for x in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
 
 
 def test_choosing_imports_no_compiler():

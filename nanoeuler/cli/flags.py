@@ -70,7 +70,12 @@ Tokenizer = Annotated[
     typer.Option("--tokenizer", metavar="FILE|RUN_DIR", help="a tokenizer.json, or a run with one"),
 ]
 # A name that engines.choice knows.
-Engine = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, fused or reference")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="auto, cuda, cuda-tf32, cuda-float32, cpu, fused or reference"
+    ),
+]
 # A name of config.PRESETS.
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="small, euler-10m, euler-116m or gpt2-124m")

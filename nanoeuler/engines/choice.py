@@ -5,31 +5,40 @@
 """Engines and steppers by name. An engine's modules are imported when it is asked for."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from nanoeuler.engines.interface import Engine, Optimizer, Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
-# Best first. Those for a GPU differ in what they multiply: bf16, or float32 in pieces of it.
-CPU_ENGINES = ("cpu", "fused", "reference")
+CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
+# The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
 
 
+def _no_gpu() -> str:
+    """Why no engine for a GPU can be used, in words; "" if one can."""
+    for module in "nanoeuler.engines.gpu", "nanoeuler.engines.gpu.stepper":
+        if find_spec(module) is None:
+            return "the chapter that builds it, 9b, is still to come"
+    from nanoeuler.engines.gpu.door import no_gpu
+
+    return no_gpu()
+
+
 def engine_name(name: str) -> str:
-    """The name of the engine that `name` stands for; "auto" is the best of this machine.
+    """The name of the engine that `name` stands for; "auto" is the fastest of this machine.
 
     UserError for a name that no engine has, and for an engine that finds no GPU.
     """
-    from nanoeuler.engines.gpu.door import no_gpu
-
     if name == "auto":
-        return CPU_ENGINES[0] if no_gpu() else GPU_ENGINES[0]
+        return CPU_ENGINES[0] if _no_gpu() else GPU_ENGINES[0]
     if name not in (*CPU_ENGINES, *GPU_ENGINES):
         names = ", ".join((*CPU_ENGINES, *GPU_ENGINES))
         raise UserError(f"unknown engine {name!r}: choose auto, {names}")
-    if name in GPU_ENGINES and no_gpu():
+    if name in GPU_ENGINES and (reason := _no_gpu()):
         names = ", ".join(CPU_ENGINES)
-        raise UserError(f"engine {name!r} needs a GPU, and {no_gpu()}: choose {names}")
+        raise UserError(f"engine {name!r} needs a GPU, and {reason}: choose {names}")
     return name
 
 

@@ -81,7 +81,7 @@ def report() -> str:
         f"memory     {memory()}",
         f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",
         f"parquet    {'duckdb is here' if duckdb else 'no duckdb: pip install -e .[data]'}",
-        f"GPU        {no_gpu() or 'found; this version trains on the CPU all the same'}",
+        f"GPU        {no_gpu() or 'found; --engine cuda trains on it'}",
         f"variables  {', '.join(pinned) or 'none that slows anything down'}",
     ]
     if pinned:

@@ -7,6 +7,7 @@
 `instruction` and `kernel` are what kernels are written in and launched as, on a GPU or on paper;
 `ptx`, `compile` and `device` bring them to a GPU, `paper` runs them without one. On tensor cores:
 products in gemm and gemm_*, attention in flash_parts, flash_forward, flash_backward, flash_plan.
+A training step: program, multiply, primitives, engine, step (recorded), stepper (run).
 
-May import: errors, model.
+May import: errors, model, engines.
 """

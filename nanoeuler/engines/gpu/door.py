@@ -15,8 +15,6 @@ import os
 import sys
 from typing import Any
 
-from numba import config
-
 from nanoeuler.errors import UserError
 
 # What to do where the compiler is missing.
@@ -41,7 +39,8 @@ def compiler() -> Any:
     """numba's CUDA target, which compiles without a GPU too; no driver is started."""
     if importlib.util.find_spec("numba_cuda") is None:
         raise UserError(f"no compiler for GPUs here: {MISSING}")
-    if config.ENABLE_CUDASIM or os.environ.get("NUMBA_ENABLE_CUDASIM", "0") != "0":
+    simulates = importlib.import_module("numba").config.ENABLE_CUDASIM
+    if simulates or os.environ.get("NUMBA_ENABLE_CUDASIM", "0") != "0":
         raise UserError("this process simulates a GPU and cannot compile for one: use another")
     target = importlib.import_module("numba.cuda")
     importlib.import_module("numba.cuda.extending")

@@ -36,7 +36,7 @@ from nanoeuler.engines.gpu.vectors import kind_of, piece
 from nanoeuler.engines.primitives import Primitives
 from nanoeuler.model.layers import rope_tables
 
-DTYPES = {"bf16": np.uint16, "float32": np.float32}
+DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
 WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf16 copy
 
 
@@ -52,7 +52,7 @@ class Precision(NamedTuple):
     pieces: int = 1
 
 
-BF16 = Precision()
+BF16 = Precision()  # what a GPU is fastest with
 # By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
 # float32 (chapter 7g).
 PRECISIONS = {

@@ -113,10 +113,10 @@ class Recorder:
         """An array of activations, or of another kind."""
         return self.recording.take(shape, DTYPES[kind or self.precision.kind])
 
-    def write(self, name: str, launches: Any) -> None:
+    def write(self, name: str, launches: Any, flops: int = 0) -> None:
         """Write launches down, behind what is pending."""
         self.settle()
-        self.recording.add(name, launches)
+        self.recording.add(name, launches, flops)
 
     def product(self, name: str, a: Array, b: Array, c: Array, **ends: Any) -> None:
         """Write a product down, behind what is pending."""
@@ -339,7 +339,7 @@ class Heads(Norms):
             launch = attention.forward_launch(*ends, self.capability)
         else:
             launch = flash.forward_launch(heads, n_kv, parts, lse)
-        self.write("attention", launch)
+        self.write("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
         return y, (y, lse)
 
     def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
@@ -352,7 +352,8 @@ class Heads(Norms):
             launches = attention.backward_launches(do.swapaxes(1, 2), *ends, self.capability)
         else:
             launches = flash.backward_launches(do, heads, n_kv, o, lse, delta, dheads)
-        self.write("attention backward", launches)
+        flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
+        self.write("attention backward", launches, flops)
         return dheads
 
 

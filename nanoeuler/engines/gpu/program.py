@@ -126,7 +126,7 @@ class Arena:
 
 # %% sec-step-recording
 class Step(NamedTuple):
-    """A launch of a list. name: what it is for; flops: of its matrix products, 0 for others."""
+    """A launch of a list. name: what it is for; flops: of the products in it, 0 for others."""
 
     name: str
     launch: Launch

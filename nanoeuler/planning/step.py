@@ -1,0 +1,68 @@
+# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-prediction
+"""What the list of a training step takes on a GPU: its memory, exactly, and its time, predicted.
+
+Left out: the driver's own memory, the host's time (which runs beside the device's).
+"""
+
+from typing import NamedTuple
+
+from nanoeuler.engines.choice import GPU_ENGINES
+from nanoeuler.engines.gpu.primitives import PRECISIONS
+from nanoeuler.engines.gpu.program import Program, Step
+from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import Weights
+from nanoeuler.training.optim import AdamW
+
+
+class Speeds(NamedTuple):
+    """How fast a GPU's kernels were measured to be, each alone."""
+
+    machine: Machine
+    products: float   # FLOPs a second, of bf16
+    attention: float  # of its products, forward and backward together
+    bytes: float      # a second, of kernels that do little else than move them
+    launch: float     # seconds from the end of one to the beginning of the next, in a graph
+
+
+# Rows of data/measurements/kernels.json, rounded: products of a step's shapes reach 460 to 670
+# TFLOP/s, attention 250 to 330, a copy 4.3 TB/s; and 1.2 us a launch in a graph.
+H200 = Speeds(Machine((9, 0), 132), 600e12, 270e12, 4.2e12, 1.2e-6)
+
+
+def seconds(step: Step, speeds: Speeds) -> float:
+    """What a launch takes: its products or its bytes, whichever is longer."""
+    rate = speeds.attention if step.name.startswith("attention") else speeds.products
+    return max(step.flops / rate, step.nbytes / speeds.bytes) + speeds.launch
+
+
+def table(program: Program, speeds: Speeds) -> list[tuple[str, int, float]]:
+    """(name, launches, seconds) of what a list does, the longest first."""
+    rows: dict[str, tuple[int, float]] = {}
+    for step in program.steps:
+        name = step.name.split(".")[-1]
+        count, spent = rows.get(name, (0, 0.0))
+        rows[name] = count + 1, spent + seconds(step, speeds)
+    made = [(name, count, spent) for name, (count, spent) in rows.items()]
+    return sorted(made, key=lambda row: -row[2])
+
+
+def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
+    """A line for each engine of a GPU: launches, memory, time. Says where an engine cannot."""
+    optimizer, lines = AdamW(Weights(config)), []
+    for engine in GPU_ENGINES:
+        try:
+            program = record_step(
+                config, batch_size, config.context, speeds.machine, PRECISIONS[engine], optimizer
+            ).program
+        except UserError as error:
+            lines.append(f"{engine:13} {error}")
+            continue
+        size = sum(program.sizes.values()) / 1e9
+        took = sum(seconds(step, speeds) for step in program.steps)
+        lines.append(f"{engine:13} {len(program.steps):8,} {size:10.3f} {1e3 * took:13,.2f}")
+    return "\n".join(["engine        launches  memory GB    h200, ms", *lines])

@@ -11,6 +11,7 @@ c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registe
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm_form import BOX, REGISTERS, Form, advance, make_release
+from nanoeuler.engines.gpu.gemm_mma_out import gelu, gelu_tangent
 from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait_read,
@@ -31,19 +32,6 @@ from nanoeuler.engines.gpu.ptx import (
     store_shared_float2,
     tanh_approx,
 )
-
-
-def gelu_tangent(x):
-    """t of GELU(x) = x/2 (1 + t), tanh form; and x squared."""
-    square = x * x
-    return tanh_approx(x * (float32(0.7978845608) + float32(0.0356774081) * square)), square
-
-
-def gelu(x):
-    """GELU, tanh form, of a float32: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    t, _ = gelu_tangent(x)
-    half = float32(0.5) * x
-    return half + half * t
 
 
 def gelu_and_slope(x):

@@ -701,7 +701,7 @@ def test_a_flaw_in_the_way_out_is_found(flaw):
 # Small products that together use every function of the kernels; which module needs which.
 SMALL = {
     "columns": (dict(layout="NN", sums="add", pingpong=True), (136, 136, 8), {}),
-    "plain": (dict(cluster=2), (9, 131, 328), dict(blocks=2, seed=1)),
+    "biased": (dict(cluster=2, epilogue="bias"), (9, 136, 328), dict(blocks=2, seed=1)),
     "turns": (dict(layout="NN", pingpong=True, epilogue="bias and gelu", second=True),
               (72, 264, 456), {}),
     "gates": (GATED, (72, 192, 72), dict(seed=2)),

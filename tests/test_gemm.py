@@ -707,7 +707,7 @@ SMALL = {
     "gates": (GATED, (72, 192, 72), dict(seed=2)),
     "gates apart": (dict(epilogue="swiglu", cluster=2), (9, 72, 72), dict(blocks=2)),
     "met": (ALL, (72, 264, 200), {}),
-    "pieces": (WIDE | dict(pieces="together", cluster=2), (8, 40, 137), dict(blocks=4, seed=3)),
+    "pieces": (WIDE | dict(pieces="together", cluster=2), (24, 40, 137), dict(blocks=4, seed=3)),
     "pieces after": (dict(layout="TN", pieces="after"), (67, 131, 137), dict(blocks=2)),
 }  # fmt: skip
 NEEDS = {"gemm_columns": ("columns",), "gemm_pieces": ("pieces", "pieces after")}

@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_refused():
         fit(form, a, b, c[:4])
     with pytest.raises(UserError, match="expected uint16, uint16, float32"):
         fit(MmaForm(out="float32"), a, b, c)
-    with pytest.raises(UserError, match=r"bias takes \(24,\), not None"):
+    with pytest.raises(UserError, match=r"aux of 'bias' is \(\(24,\), 'uint16'\), not None"):
         fit(MmaForm(epilogue="bias"), a, b, c)
     with pytest.raises(UserError, match="pad the rows"):
         fit(form, np.zeros((8, 15), np.uint16), np.zeros((24, 15), np.uint16), c)

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 LIMIT = 20  # seconds after which a check counts as hanging, of a slow one four times its own
 WAITS = re.compile(r"sync|barrier|fence|wait|arrive|commit")
 # Functions of the host, whose mistakes are others' business.
-HOST = re.compile("launch|shape|blocks|form|segments|tiles|schedule|plan|choose|fit|check")
+HOST = re.compile("launch|shape|blocks|form|segments|tiles|schedule|plan|choose|fit|check|verify")
 COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq,
@@ -292,11 +292,17 @@ def check_update(module):
         case.check()
 
 
+def check_products(module):
+    import test_gemm
+
+    test_gemm.play(module)
+
+
 CHECKS = {
     name.removeprefix("check_"): check
     for name, check in list(globals().items())
-    if name.startswith("check_")
-}
+    if name.startswith("check_") and name != "check_products"
+} | {f"gemm_{part}": check_products for part in ("form", "columns", "epilogue", "pieces", "wgmma")}
 
 
 def main() -> None:

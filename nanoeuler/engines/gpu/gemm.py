@@ -26,6 +26,7 @@ from nanoeuler.engines.gpu.gemm_form import (
     TILE_M,
     Form,
 )
+from nanoeuler.engines.gpu.gemm_mma_form import extents, require
 from nanoeuler.engines.gpu.gemm_plan import (
     MULTIPROCESSORS,
     TILE_K,
@@ -57,34 +58,13 @@ class Operands:
     sums: Any = None
 
 
-def require(name: str, array: Any, shape: tuple[int, ...] | None, kind: str) -> None:
-    """UserError unless the array has this shape and dtype, or is None where shape is.
-
-    Of one axis it is dense as well, for it is read by its address alone.
-    """
-    there = None if array is None else (tuple(array.shape), str(array.dtype))
-    wanted = None if shape is None else (shape, kind)
-    if there != wanted:
-        raise UserError(f"{name} is {wanted or 'nothing'}, not {there}")
-    if shape and len(shape) == 1 and array.strides[0] != array.dtype.itemsize:
-        raise UserError(f"{name} is dense, not {array.strides[0]} bytes apart: copy it")
-
-
 def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
     """m, n and k of a product, n of C's columns; UserError where something does not fit."""
-    m, k = of.a.shape if form.layout[0] == "N" else of.a.shape[::-1]
-    of_b, n_b = of.b.shape if form.layout[1] == "N" else of.b.shape[::-1]
     gated = form.epilogue == "swiglu"
-    n = n_b // 2 if gated else n_b
-    if of_b != k or tuple(of.c.shape) != (m, n) or not min(m, n, k) or gated and n_b % 2:
-        raise UserError(f"{form.layout}: {of.a.shape} by {of.b.shape} does not give {of.c.shape}")
-    kinds = [str(array.dtype) for array in (of.a, of.b, of.c)]
-    wanted = ["uint16", "uint16", "float32" if form.out == "float32" else "uint16"]
-    if kinds != wanted:
-        raise UserError(f"A, B and C are {', '.join(kinds)}; expected {', '.join(wanted)}")
+    m, n, k = extents(form, of.a, of.b, of.c, 2 if gated else 1)
     aux = {"": None, "bias": (n,), "tile": (m, n)}[form.way.aux]
     require(f"aux of {form.epilogue!r}", of.aux, aux, "uint16")
-    second = (m, n_b) if form.second else None
+    second = (m, 2 * n if gated else n) if form.second else None
     require(f"the second array of {form.epilogue!r}", of.second, second, "uint16")
     require("sums", of.sums, None if form.sums == "no" else (n,), "float32")
     if (form.way.aux == "bias" or form.sums != "no") and n % 8:

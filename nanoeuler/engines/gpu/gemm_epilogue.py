@@ -10,7 +10,8 @@ c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registe
 
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_form import BOX, REGISTERS, Form, advance, make_release
+from nanoeuler.engines.gpu.gemm_form import BOX, Form, advance, make_release
+from nanoeuler.engines.gpu.gemm_mma_out import gelu, gelu_tangent
 from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait_read,
@@ -31,19 +32,6 @@ from nanoeuler.engines.gpu.ptx import (
     store_shared_float2,
     tanh_approx,
 )
-
-
-def gelu_tangent(x):
-    """t of GELU(x) = x/2 (1 + t), tanh form; and x squared."""
-    square = x * x
-    return tanh_approx(x * (float32(0.7978845608) + float32(0.0356774081) * square)), square
-
-
-def gelu(x):
-    """GELU, tanh form, of a float32: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    t, _ = gelu_tangent(x)
-    half = float32(0.5) * x
-    return half + half * t
 
 
 def gelu_and_slope(x):
@@ -156,13 +144,12 @@ def make_wide_strip(form: Form) -> Any:
 def make_tile(form: Form) -> Any:
     """tile(acc, boxes, map_c, column, row, c, t): a consumer's registers to C as they are."""
     registers, wide = form.strip, form.strip * 2  # of a strip; its columns
-    across, count = form.of_c // wide, REGISTERS // registers * form.of_c // form.columns
-    strip = make_wide_strip(form)
+    count, strip = form.of_c // wide, make_wide_strip(form)
 
     def tile(acc, boxes, map_c, column, row, c, t):
         for q in range(count):
-            x, y = column + q % across * wide, row + q // across * 64
-            strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, y, c, t)
+            x = column + q * wide
+            strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, row, c, t)
 
     return tile
 

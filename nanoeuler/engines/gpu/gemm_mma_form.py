@@ -76,33 +76,56 @@ class MmaForm:
         return ALIGN + self.stages * self.stage
 
 
-def fit(form: Any, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:
-    """m, n and k of a product of 2-d arrays; UserError where something does not fit."""
+def pitch(array: Any) -> int:
+    """Elements from one row of a 2-d array to the next; UserError if 16-byte copies cannot go."""
+    size, address = array.dtype.itemsize, getattr(array, "address", 0)
+    if array.strides[1] != size or array.strides[0] % PITCH or address % PITCH:
+        raise UserError(
+            f"rows are dense and a multiple of {PITCH} bytes apart, from an address that is one, "
+            f"not {tuple(array.strides)} from {address}: pad the rows"
+        )
+    return array.strides[0] // size
+
+
+def require(name: str, array: Any, shape: tuple[int, ...] | None, kind: str) -> None:
+    """UserError unless the array has this shape and dtype, or is None where shape is.
+
+    Of one axis it is dense as well, for it is read by its address alone; of two as `pitch` says.
+    """
+    there = None if array is None else (tuple(array.shape), str(array.dtype))
+    wanted = None if shape is None else (shape, kind)
+    if there != wanted:
+        raise UserError(f"{name} is {wanted or 'nothing'}, not {there}")
+    if shape and len(shape) == 1 and array.strides[0] != array.dtype.itemsize:
+        raise UserError(f"{name} is dense, not {array.strides[0]} bytes apart: copy it")
+    if shape and len(shape) == 2:
+        pitch(array)
+
+
+def extents(form: Any, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, int, int]:
+    """m, n and k of a product C (m, n) of 2-d arrays; UserError where something does not fit.
+
+    form: has layout and out. parts: B has so many times the columns of C.
+    """
     m, k = a.shape if form.layout[0] == "N" else a.shape[::-1]
     of_b = b.shape if form.layout[1] == "N" else b.shape[::-1]
-    n = of_b[1]
-    if of_b[0] != k or tuple(c.shape) != (m, n) or not min(m, n, k):
+    n = of_b[1] // parts
+    if tuple(of_b) != (k, n * parts) or tuple(c.shape) != (m, n) or not min(m, n, k):
         raise UserError(f"{form.layout}: {a.shape} by {b.shape} does not give {c.shape}")
     kinds = [str(array.dtype) for array in (a, b, c)]
     wanted = ["uint16", "uint16", "float32" if form.out == "float32" else "uint16"]
     if kinds != wanted:
         raise UserError(f"A, B and C are {', '.join(kinds)}; expected {', '.join(wanted)}")
-    shape = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
-    if shape != (None if aux is None else tuple(aux.shape)):
-        raise UserError(f"{form.epilogue} takes {shape}, not {getattr(aux, 'shape', None)}")
-    if "bias" in form.epilogue and n % 2:
-        raise UserError(f"columns with a bias come in pairs, not {n}: pad W by a row of zeros")
-    for array in (a, b, c, *([aux] if form.epilogue == "residual" else [])):
+    for array in (a, b, c):
         pitch(array)
     return m, n, k
 
 
-def pitch(array: Any) -> int:
-    """Elements from one row of a 2-d array to the next; UserError if 16-byte copies cannot go."""
-    size = array.dtype.itemsize
-    if array.strides[1] != size or array.strides[0] % PITCH:
-        raise UserError(
-            f"rows are dense and a multiple of {PITCH} bytes apart, not {tuple(array.strides)}: "
-            "pad the rows"
-        )
-    return array.strides[0] // size
+def fit(form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:
+    """m, n and k of a product by mma.sync; UserError where something does not fit."""
+    m, n, k = extents(form, a, b, c)
+    shape = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
+    require(f"aux of {form.epilogue!r}", aux, shape, "uint16")
+    if "bias" in form.epilogue and n % 2:
+        raise UserError(f"columns with a bias come in pairs, not {n}: pad W by a row of zeros")
+    return m, n, k

@@ -33,11 +33,17 @@ from nanoeuler.engines.gpu.ptx import (
 wait_all = copy_wait(0)  # for all of the thread's copies
 
 
+def gelu_tangent(x):
+    """t of GELU(x) = x/2 (1 + t), tanh form; and x squared."""
+    square = x * x
+    return tanh_approx(x * (float32(0.7978845608) + float32(0.0356774081) * square)), square
+
+
 def gelu(x):
     """GELU, tanh form, of a float32: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    t, _ = gelu_tangent(x)
     half = float32(0.5) * x
-    inner = x * (float32(0.7978845608) + float32(0.0356774081) * x * x)
-    return half + half * tanh_approx(inner)
+    return half + half * t
 
 
 def make_bias(form: MmaForm) -> Any:

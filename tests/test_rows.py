@@ -685,7 +685,7 @@ def scattered(module):
 def in_turns(module):
     """Two tokens have several chunks, and each warp several pieces of work."""
     tokens = np.resize([0, 1, 0, 1, 0, 1, 5], (3, 33))
-    with mock.patch.object(module, "BLOCKS", 1):
+    with mock.patch.object(module, "BLOCKS", 2):
         check_embed_backward(module, tokens, 14, 520, learned=False, cores=1)
 
 

@@ -48,6 +48,12 @@ class Map:
             )
 
 
+def require_aligned(address: int) -> None:
+    """UserError unless an array with a map may begin at this address."""
+    if address % MAP_ALIGN:
+        raise UserError(f"the copy engine wants arrays to begin at multiples of {MAP_ALIGN} bytes")
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel and what the machine must know of it before it starts.

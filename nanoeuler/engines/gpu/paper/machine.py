@@ -26,7 +26,7 @@ OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: one while a
 
 class Fault(Exception):
     """What a GPU does not forgive. `kind` is a word: race, bounds, unwritten, proxy, flight,
-    divergence, deadlock, misuse; of what the host does: capture, dead."""
+    divergence, deadlock, misuse; of what the host does: capture."""
 
     def __init__(self, kind: str, text: str):
         super().__init__(text)

@@ -110,6 +110,12 @@ MATH = SimpleNamespace(
 )
 
 
+@functools.lru_cache(1 << 14)  # the places of a tile: each is read by every step of a loop
+def alike(place: tuple, shape: tuple, threads: int) -> np.ndarray:
+    """The element at a place, for each of the threads that name it."""
+    return np.full(threads, np.ravel_multi_index(place, shape))
+
+
 class Rows(Array):
     """An array that all threads index at once; it keeps a row of elements for each instruction."""
 
@@ -121,8 +127,11 @@ class Rows(Array):
         self.before: list[int] = []
 
     def _elements(self, index: Any) -> np.ndarray:
+        place = index if type(index) is tuple else (index,)
         try:
-            elements = np.ravel_multi_index(index if type(index) is tuple else (index,), self.shape)
+            if all(type(i) is int for i in place):
+                return alike(place, self.shape, self.log.threads)
+            elements = np.ravel_multi_index(place, self.shape)
         except (ValueError, TypeError) as error:  # outside, or no index at all
             raise Apart from error
         return elements if elements.ndim else np.full(self.log.threads, elements)

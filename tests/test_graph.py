@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import inspect
+import re
 import weakref
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from lazy_driver import Driver, Error
 
 from nanoeuler.engines.gpu import compile as compiler
-from nanoeuler.engines.gpu import device, mail, paper
+from nanoeuler.engines.gpu import device, door, mail, paper
 from nanoeuler.engines.gpu.instruction import cuda
 from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
 from nanoeuler.errors import UserError
@@ -79,8 +80,8 @@ def test_both_devices_have_the_same_methods():
     assert own == (["thing", "free", "handle"], ["what"])
     assert real.pop("load")[:1] == on_paper.pop("load")
     assert real == on_paper
-    expected = "array capture empty fetch fill host mark memory_used page part prepare run send"
-    assert sorted(real) == [*expected.split(), "synchronize"]
+    names = "array capture empty fetch fill host load_all mark memory_used page part prepare run"
+    assert sorted(real) == [*names.split(), "send", "synchronize"]
 
 
 def test_a_graph_runs_on_what_its_arrays_hold_when_it_is_started(either):
@@ -240,6 +241,45 @@ def test_fields_lie_apart_and_begin_where_wide_loads_may():
 
 
 # ---- The driver alone
+
+
+def maker(by):
+    """A kernel that no other process could make by its name."""
+
+    def many(x):
+        x[cuda.threadIdx.x] *= by
+
+    return Kernel(many, "f[1]", 32, target=(8, 0))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {door.MISSING}"
+)
+def test_kernels_at_hand_are_compiled_in_copies_of_the_process():
+    kernels = [maker(by) for by in (2, 3, 5)]
+    codes = compiler.build_copies(kernels, workers=2)
+    alone = [compiler.build(lambda kernel=kernel: kernel) for kernel in kernels]
+
+    def text(code):
+        return re.sub(r"B\d+v\d+", "", code.text)  # numba counts what a process compiles
+
+    assert [*map(text, codes)] == [*map(text, alone)] and len({*map(text, codes)}) == 3
+    broken = Kernel(lambda x: x.nothing_of_the_kind(), "f[1]", 32, target=(8, 0))
+    with pytest.raises(Exception, match="nothing_of_the_kind"):
+        compiler.build_copies([kernels[0], broken], workers=2)
+
+
+def test_only_what_is_missing_is_compiled_and_all_is_loaded(driver, monkeypatch):
+    gpu, asked = device.Device(), []
+
+    def build_copies(kernels, capability):
+        asked.append([kernel.function.__name__ for kernel in kernels])
+        return [compiler.Code(f".entry {name}(") for name in asked[-1]]
+
+    monkeypatch.setattr(device, "build_copies", build_copies)
+    gpu.load_all([KERNELS["add"], KERNELS["scale"], KERNELS["add"]])
+    gpu.load_all(KERNELS.values())
+    assert asked == [["add", "scale"], ["learn"]] and {*gpu.functions} == {*KERNELS.values()}
 
 
 def test_pages_and_events_go_back_to_the_driver(driver):

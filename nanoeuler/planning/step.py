@@ -25,6 +25,7 @@ class Speeds(NamedTuple):
     machine: Machine
     products: float   # FLOPs a second, of bf16
     attention: float  # of its products, forward and backward together
+    scalar: float     # of the same in float32, without tensor cores
     bytes: float      # a second, of kernels that do little else than move them
     launch: float     # seconds from the end of one to the beginning of the next, in a graph
 

@@ -13,12 +13,16 @@ import re
 import shutil
 import subprocess
 import tempfile
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Iterator, Mapping
+=======
+from collections.abc import Callable, Iterable, Mapping, Sequence
+>>>>>>> graph
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -279,3 +283,29 @@ def build_all(
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {name: pool.submit(build, make, capability) for name, make in makers.items()}
         return {name: job.exception() or job.result() for name, job in jobs.items()}
+
+
+AT_HAND: list[Kernel] = []  # what copies of this process compile, by its number
+
+
+def build_number(number: int, capability: tuple | None) -> Code:
+    """Compile one of the kernels at hand."""
+    return build(lambda: AT_HAND[number], capability)
+
+
+def build_copies(
+    kernels: Sequence[Kernel], capability: tuple | None = None, workers: int | None = None
+) -> list[Code]:
+    """Compile kernels as they are, in copies of this process, or in itself where it has none.
+
+    What fails in a copy is compiled again here, where it can say why.
+    """
+    if len(kernels) < 2 or "fork" not in get_all_start_methods():
+        return [build(lambda kernel=kernel: kernel, capability) for kernel in kernels]
+    AT_HAND[:] = kernels
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+        jobs = [pool.submit(build_number, n, capability) for n in range(len(kernels))]
+        return [
+            build_number(n, capability) if job.exception() else job.result()
+            for n, job in enumerate(jobs)
+        ]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu import door
-from nanoeuler.engines.gpu.compile import Code, assemble, entry, machine, to_ptx
+from nanoeuler.engines.gpu.compile import Code, assemble, build_copies, entry, machine, to_ptx
 from nanoeuler.engines.gpu.instruction import Operand
 from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map, require_aligned
 from nanoeuler.engines.gpu.views import dense, part_of, reach, require_dense
@@ -296,6 +296,13 @@ class Starter(Post):
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check(driver.cuFuncSetAttribute(function, limit, kernel.shared))
         return self.functions.setdefault(kernel, function)
+
+    def load_all(self, kernels: Iterable[Kernel]) -> None:
+        """Load kernels, those that are not loaded yet compiled side by side."""
+        missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
+        codes = build_copies(missing, self.capability)
+        for kernel, code in zip(missing, codes, strict=True):
+            self.load(kernel, code)
 
 
 class Device(Starter):

@@ -8,10 +8,12 @@ Left out: the update (stepper.py), caches of keys and values. Letters as in prim
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from nanoeuler.engines.gpu.pieces import eights
 from nanoeuler.engines.gpu.primitives import DTYPES, CudaPrimitives, rows_of
 from nanoeuler.engines.gpu.program import Array
 from nanoeuler.engines.interface import Cache, Engine
@@ -161,10 +163,19 @@ class CudaEngine(Mlps):
             self.product("logits", part, copy, used)
             self.entropy(logits, aims, scale, losses, V, first, dW is not None)
             if dW is not None:
-                self.product("logits, dX", used, copy.T, rows_of(dn)[first : first + LOSS_ROWS])
+                dpart = rows_of(dn)[first : first + LOSS_ROWS]
+                self.product("logits, dX", *self._eights(logits, copy.T), dpart)
                 self.gradient(dW, part, used, "logits")
             del logits, used
         return self.sum_of(losses), dn
+
+    def _eights(self, logits: Array, W: Array) -> tuple[Array, Array]:
+        """dlogits and W^T (K V, C) with as many columns, and rows, as a product of float32 wants.
+
+        The columns that are added are zero, and the rows are the weights that follow W's.
+        """
+        width = W.shape[0] if self.narrow else eights(W.shape[0])
+        return logits[:, :width], replace(W, shape=(width, W.shape[1]))
 
     def _logits(self, rows: int, columns: int, full: bool) -> Array:
         """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""

@@ -93,10 +93,15 @@ def split_kernel(which: tuple[int, ...]) -> Kernel:
     return Kernel(split, "l l r r l l l l", THREADS, target=(8, 0))
 
 
+def eights(columns: int) -> int:
+    """Columns, up to a multiple of 8."""
+    return cover(columns, WIDTH) * WIDTH
+
+
 def split_shape(shape: tuple[int, int], count: int, axis: int) -> tuple[int, int]:
     """The shape of `count` pieces of a matrix: below each other (axis 0) or side by side (1)."""
     rows, columns = shape
-    return (count * rows, columns) if axis == 0 else (rows, count * columns)
+    return (count * rows, eights(columns)) if axis == 0 else (rows, count * columns)
 
 
 def split_launch(
@@ -106,7 +111,8 @@ def split_launch(
 
     x (rows, columns) float32, rows a multiple of 16 bytes apart; out uint16 (bf16), of
     `split_shape`: block q of its rows or columns is piece which[q] of x, 0 the largest. part: from
-    which row or column to which. Columns, of a part too, are a multiple of 8.
+    which row or column to which. Columns, of a part too, are a multiple of 8, or along axis 0 have
+    room up to one.
     """
     if axis not in (0, 1) or not which or not {*which} <= {0, 1, 2}:
         raise UserError(f"pieces 0, 1, 2 are laid along axis 0 or 1, not {which} along {axis}")
@@ -114,6 +120,8 @@ def split_launch(
     if str(x.dtype) != "float32" or not 0 <= first < end <= x.shape[axis]:
         raise UserError(f"float32 is cut, from 0 to {x.shape[axis]}: {x.dtype}, {first} to {end}")
     rows, columns = (end - first, x.shape[1]) if axis == 0 else (x.shape[0], end - first)
+    if axis == 0 and 4 * eights(columns) <= x.strides[0]:
+        columns = eights(columns)  # those past the last are cut too, and nobody reads their pieces
     if columns % WIDTH or axis and first % WIDTH:
         came = f"{columns} from {first if axis else 0} on"
         raise UserError(f"columns that are cut come in eights, not {came}: pad the rows")
@@ -186,7 +194,12 @@ def pieces_product(
     left, right = zip(*PAIRS[pieces], strict=True)
 
     def multiply(way: str) -> list[Launch]:
-        arrays = split_a, split_b, c
+        cut_a, cut_b = split_a, split_b
+        if of_a == 0 and m % WIDTH:
+            cut_a = split_a[:, :m]
+        if of_b == 0 and n % WIDTH:
+            cut_b = split_b[:, :n]
+        arrays = cut_a, cut_b, c
         return product(capability, layout, *arrays, epilogue=way, blocks=blocks, place=place)
 
     first, later = multiply(epilogue), multiply("add") if stretches > 1 else []

@@ -236,6 +236,11 @@ class Starter(Post):
             self.refuse(f"{kernel.function.__name__} is compiled")
             self.loaded.add(kernel)
 
+    def load_all(self, kernels: Iterable[Kernel]) -> None:
+        """Compile kernels, those that are new."""
+        for kernel in kernels:
+            self.load(kernel)
+
     def prepare(self, launch: Launch) -> Callable[..., Report | None]:
         """A function of a stream that runs the launch, or has it captured; it keeps the arrays."""
         sheets(launch)

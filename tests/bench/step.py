@@ -1,0 +1,357 @@
+"""A training step of ours beside PyTorch's, on a GPU: `python tests/bench/step.py [PART ...]`.
+
+Parts, all if none is named:
+    correct   loss and every gradient against float64, ours beside PyTorch's in the same precision
+    time      milliseconds of a step (forward, backward, clipping, AdamW, copies), and the memory
+    memory    that alone, after few steps
+    curve     the loss over 500 steps from the same weights and batches
+    products  cuBLAS by our door against float64, and beside PyTorch; what a launch costs the host
+Names of presets after --preset, and words of a job's name after --only, leave out the rest. Each
+side works in a process of its own, with a watch-dog, and what is known is saved at once: rows of
+data/measurements/gpu.json, and in the folder $OUT, where curves and errors of all tensors are left
+too. --dry does all of it without a GPU, on models so small that nothing can be said of their speed.
+
+Tokens are those of the file $NANOEULER_TOKENS (uint16, .npy), which
+    python tests/bench/step.py tokens FOLDER FILE.npy [GPT2-RANKS]
+makes of the texts of a folder: by a tokenizer of 4,096 that it learns, or by GPT-2's of that file
+of ranks. Without it they are the bytes of the text that comes with the package, over and over.
+"""
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from nanoeuler import measurements
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESETS
+from nanoeuler.training.optim import learning_rate
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
+
+from bench.gpu import circumstances  # noqa: E402
+from step_sides import OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
+from watched import serve, watch  # noqa: E402
+
+CASES = [  # preset, batch, context, precision
+    ("gpt2-124m", 16, 1024, "bf16"),
+    ("euler-116m", 16, 512, "bf16"),
+    ("euler-116m", 64, 512, "bf16"),
+    ("euler-116m", 16, 512, "TF32"),
+    ("euler-116m", 16, 512, "float32"),
+]
+CURVES = CASES[:2]
+CORRECT = [
+    (preset, 2, PRESETS[preset].context, precision)
+    for preset in ("gpt2-124m", "euler-116m") for precision in ("bf16", "TF32", "float32")
+]  # fmt: skip
+PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
+PARTS = "correct", "time", "memory", "curve", "products"
+WARM, WINDOWS, STEPS = 8, 20, 5  # steps before, and windows of so many steps, each timed as one
+PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
+SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
+DRY_SILENCE = 3600  # on paper a step takes minutes
+FILE = "gpu"  # of data/measurements
+
+
+# ---- Jobs: "part: preset BxT precision: who"
+
+
+def spell(part, case, who):
+    """The name of a job."""
+    preset, batch, context, precision = case
+    return f"{part}: {preset} {batch}x{context} {precision}: {who}"
+
+
+def read(job):
+    """part, preset, batch, context, precision, who of a job's name."""
+    part, case, who = job.split(": ")
+    preset, size, precision = case.split()
+    return part, preset, *map(int, size.split("x")), precision, who
+
+
+def sides(parts):
+    """The jobs of PyTorch and ours. PyTorch comes first: exact gradients are its, in float64."""
+    torch, ours = [], []
+    for part in parts:
+        cases = {"correct": CORRECT, "curve": CURVES, "products": []}.get(part, CASES)
+        if part == "memory" and "time" in parts:
+            continue  # which says it as well
+        for case in cases:
+            names = {"correct": ("exact", "torch eager"), "curve": PEERS[:1]}.get(part, PEERS)
+            if case[0] != "gpt2-124m":
+                names = [name for name in names if "padded" not in name]
+            torch += [spell(part, case, name) for name in names]
+            ours.append(spell(part, case, OURS))
+    if "products" in parts:
+        ours += [f"launch: of 1,000: {OURS}"] + [f"products: {name}: {OURS}" for name in PRODUCTS]
+    return torch, ours
+
+
+# ---- What a job does
+
+
+def time_steps(job, dry, windows):
+    """Milliseconds of a step, clock and power, bytes of memory."""
+    this, batch = side(*read(job)[1:], dry)
+    each, warm = (1, 1) if dry else (STEPS, WARM)
+    made = [batch(step) for step in range(1, 1 + each)]
+    count, seconds = 0, []
+
+    def run(steps):
+        nonlocal count
+        for i in range(steps):
+            count += 1
+            this.step(*made[i % each], 1e-4, count)
+        this.wait()
+
+    begin = time.perf_counter()
+    run(warm)
+    first = time.perf_counter() - begin
+    for _ in range(windows):
+        begin = time.perf_counter()
+        run(each)
+        seconds.append((time.perf_counter() - begin) / each)
+    state = (0.0, 0.0) if dry else sensor()()
+    if not np.isfinite(this.sums()).all():
+        raise ValueError("a loss is not finite")
+    return {"ms": 1e3 * median(seconds), "least": 1e3 * min(seconds), "most": 1e3 * max(seconds),
+            "first": first, "MHz": state[0], "W": state[1]} | this.memory()  # fmt: skip
+
+
+@cache
+def sensor():
+    """A function that returns the card's clock in MHz and its power in W."""
+    from gpu_times import make_sensor
+
+    return make_sensor()
+
+
+def correct(job, dry, folder):
+    """Relative errors of the loss's sums and of each gradient; of the exact one, where it is."""
+    part, preset, batch, context, _, who = read(job)
+    exact = Path(folder) / f"{preset}.npz"
+    if who == "exact" and exact.exists():
+        return {"exact": True}
+    this, batch = side(*read(job)[1:], dry)
+    sums, gradients = this.gradients(*batch(1))
+    if who == "exact":
+        np.savez(exact, sums=sums, **gradients)
+        return {"exact": True}
+    if not exact.exists():
+        raise ValueError("PyTorch has left no gradients in float64")
+    with np.load(exact) as file:
+        found = {"sums": sums, **gradients}
+        return {"errors": {name: relative(found[name], file[name]) for name in file.files}}
+
+
+def relative(values, exact):
+    """The length of the difference over the length."""
+    difference = np.asarray(values, np.float64) - exact
+    return float(np.linalg.norm(difference.ravel()) / max(np.linalg.norm(exact.ravel()), 1e-300))
+
+
+def curve(job, dry, steps):
+    """The mean loss in nats of the next token, of each step."""
+    this, batch = side(*read(job)[1:], dry)
+    counts = []
+    for number in range(1, steps + 1):
+        words, targets = batch(number)
+        counts.append(int((targets[..., 0] >= 0).sum()))
+        this.step(words, targets, learning_rate(number, steps, PEAK_RATE), number)
+        if number % 100 == 0:
+            print(f"  {job}: step {number}", flush=True)
+    this.wait()
+    return {"losses": (this.sums()[:, 0] / counts).tolist()}
+
+
+def child(folder, dry, steps):
+    """Do the jobs that the watch-dog hands in."""
+
+    def do(job):
+        part = job.split(": ")[0]
+        if part == "correct":
+            return correct(job, dry, folder)
+        if part == "curve":
+            return curve(job, dry, steps)
+        if part in ("launch", "products"):
+            return launch(dry) if part == "launch" else products(job.split(": ")[1])
+        outcome = time_steps(job, dry, WINDOWS if part == "time" else 1)
+        gc.collect()  # before the next is measured
+        return outcome
+
+    serve(do)
+
+
+# ---- What it says, and the rows
+
+
+def row(where, what, case, engine, value, unit, peer=None, peer_value=None):
+    return where | {"what": what, "case": case, "engine": engine, "value": value, "unit": unit,
+                    "peer": peer, "peer_value": peer_value}  # fmt: skip
+
+
+def step_rows(case, engine, seen, peer=None, other=None):
+    """(what, case, engine, value, unit, peer, peer_value) of a training step's outcome."""
+    other = other or {}
+    tokens = int(case.split()[1].split("x")[0]) * int(case.split()[1].split("x")[1])
+    yield "training step", case, engine, seen["ms"], "ms", peer, other.get("ms")
+    for name, key in ("peak memory", "arrays"), ("peak memory, card", "card"):
+        yield name, case, engine, seen[key] / 2**30, "GiB", peer, other and other[key] / 2**30
+    if peer is None:
+        yield "tokens a second", case, engine, 1e3 * tokens / seen["ms"], "tokens/s", None, None
+        yield "training step, clock", case, engine, seen["MHz"], "MHz", None, None
+        yield "training step, power", case, engine, seen["W"], "W", None, None
+
+
+def pair_rows(part, case, ours, peer, theirs):
+    """What can be said of ours beside a peer's outcome, as `step_rows`."""
+    if part in ("time", "memory"):
+        for what, *rest in step_rows(case, OURS, ours, peer, theirs):
+            if part == "time" or "memory" in what:
+                yield what, *rest
+    elif part == "curve":
+        last = [float(np.mean(seen["losses"][-LAST:])) for seen in (ours, theirs)]
+        steps = len(ours["losses"])
+        yield f"loss after {steps} steps", case, OURS, last[0], "nats", peer, last[1]
+        yield "loss curves, largest distance", case, OURS, apart(ours, theirs), "nats", peer, None
+    elif part == "correct":
+        mine, other = ours["errors"], theirs["errors"]
+        worst = max(mine, key=lambda name: mine[name] / max(other[name], 1e-300))
+        yield "gradient error, largest", case, OURS, max(mine.values()), "relative", peer, max(
+            other.values())  # fmt: skip
+        yield "gradient error, worst beside", case, OURS, mine[worst], worst, peer, other[worst]
+
+
+def apart(ours, theirs):
+    """The largest distance of two curves, each a mean over LAST steps."""
+    count = min(LAST, len(ours["losses"]))
+    smooth = [np.convolve(x["losses"], np.ones(count) / count, "valid") for x in (ours, theirs)]
+    return float(np.abs(smooth[0] - smooth[1]).max())
+
+
+def own_rows(job, seen):
+    """What is said of one outcome alone."""
+    part, case, who = job.split(": ")
+    if part == "time":
+        yield from step_rows(case, who, seen)
+    elif part == "products":
+        yield ("check", f"cuBLAS: {case}", OURS, seen["error"], "relative to float64", "torch",
+               seen["peer error"])  # fmt: skip
+        yield "matmul, cuBLAS by our door", case, OURS, seen["ms"], "ms", "torch", seen["peer ms"]
+    elif part == "launch":
+        for name, value in seen.items():
+            yield f"launch, {name}", case, OURS, value, "us", None, None
+
+
+class Journal:
+    """All outcomes so far; each new one is told, and saved with what it makes known."""
+
+    def __init__(self, where, dry):
+        self.where, self.dry, self.outcomes, self.rows = where, dry, {}, []
+
+    def tell(self, job, seen):
+        """Print an outcome, and save rows and files."""
+        self.outcomes[job] = seen
+        if "failed" in seen:
+            print(f"{job}: FAILED, {seen['failed']}", flush=True)
+            return
+        part, case, who = job.split(": ")
+        print(f"{job}: {short(seen)}", flush=True)
+        new = list(own_rows(job, seen))
+        for peer in ("torch compile", "torch eager", "torch compile, padded"):
+            pair = [self.outcomes.get(f"{part}: {case}: {name}", {}) for name in (OURS, peer)]
+            known = all(outcome and "failed" not in outcome for outcome in pair)
+            if known and who in (OURS, peer):
+                new += pair_rows(part, case, pair[0], peer, pair[1])
+        for each in new:
+            if each[5] and each[6]:
+                print(f"    {each[0]}: {each[3] / each[6]:.3f} of {each[5]}", flush=True)
+        self.save([row(self.where, *each) for each in new])
+
+    def save(self, new):
+        """Put rows where they belong; and all of them, curves and errors, where $OUT says."""
+        self.rows += new
+        if os.environ.get("OUT"):
+            out = Path(os.environ["OUT"])
+            (out / "step.json").write_text(json.dumps(self.rows, indent=0))
+            for name, key in ("curves", "losses"), ("gradients", "errors"):
+                whole = {job: x[key] for job, x in self.outcomes.items() if key in x}
+                (out / f"{name}.json").write_text(json.dumps(whole))
+        try:
+            measurements.update(FILE, new) if new and not self.dry else None
+        except UserError as error:  # a copy without the book has no place for them
+            print(error)
+
+
+def short(seen):
+    """An outcome in a few words."""
+    if "losses" in seen:
+        return f"{seen['losses'][0]:.4f} to {np.mean(seen['losses'][-LAST:]):.4f}"
+    if "errors" in seen:
+        worst = max(seen["errors"], key=seen["errors"].get)
+        return f"largest error {seen['errors'][worst]:.2e} ({worst})"
+    return ", ".join(f"{name} {value:.5g}" for name, value in seen.items())
+
+
+def run(options):
+    """Do what is asked for; returns whether anything failed."""
+    commit = options.commit or (measurements.commit() if shutil.which("git") else "")
+    journal = Journal(circumstances(options.device, commit), options.dry)
+    with tempfile.TemporaryDirectory() as folder:
+        for jobs in sides(options.what):
+            jobs = [job for job in jobs if all(word in job for word in options.only)
+                    and any(word in job for word in options.preset or [""])]  # fmt: skip
+            command = [sys.executable, __file__, "--child", folder, "--steps", str(options.steps)]
+            watch(command + ["--dry"] * options.dry, jobs, journal.tell,
+                  DRY_SILENCE if options.dry else SILENCE)  # fmt: skip
+    failed = [job for job, seen in journal.outcomes.items() if "failed" in seen]
+    print(*(f"FAILED {job}" for job in failed), sep="\n", end="\n" if failed else "")
+    return bool(failed)
+
+
+def name_of_card():
+    """What the card is called; "" without one."""
+    try:
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    except ImportError:
+        return ""
+
+
+def main():
+    if sys.argv[1:2] == ["tokens"]:
+        return make_tokens(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--dry", action="store_true", help="tiny models, without a GPU")
+    parser.add_argument("--preset", nargs="+", default=[], help="only these")
+    parser.add_argument("--only", nargs="+", default=[], help="words that a job's name contains")
+    parser.add_argument("--steps", type=int, default=CURVE_STEPS, help="of a curve")
+    parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if strange := {*options.what} - {*PARTS}:
+        parser.error(f"parts are {', '.join(PARTS)}, before --only, not {', '.join(strange)}")
+    if options.child:
+        return child(options.child, options.dry, options.steps)
+    options.what, options.device = options.what or list(PARTS), name_of_card()
+    if not options.device and not options.dry:
+        print("there is no NVIDIA GPU here: nothing was measured; --dry rehearses")
+        return 0
+    return int(run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,13 +31,17 @@ class Speeds(NamedTuple):
 
 
 # Rows of data/measurements/kernels.json, rounded: products of a step's shapes reach 460 to 670
-# TFLOP/s, attention 250 to 330, a copy 4.3 TB/s; and 1.2 us a launch in a graph.
-H200 = Speeds(Machine((9, 0), 132), 600e12, 270e12, 4.2e12, 1.2e-6)
+# TFLOP/s, attention 250 to 330, its float32 kernels 1 to 1.4, a copy 4.3 TB/s; and 1.2 us a launch
+# in a graph.
+H200 = Speeds(Machine((9, 0), 132), 600e12, 270e12, 1.2e12, 4.2e12, 1.2e-6)
 
 
 def seconds(step: Step, speeds: Speeds) -> float:
     """What a launch takes: its products or its bytes, whichever is longer."""
-    rate = speeds.attention if step.name.startswith("attention") else speeds.products
+    rate = speeds.products
+    if step.name.startswith("attention"):
+        narrow = not step.launch.kernel.function.__module__.endswith(".flash")
+        rate = speeds.attention if narrow else speeds.scalar
     return max(step.flops / rate, step.nbytes / speeds.bytes) + speeds.launch
 
 

@@ -8,12 +8,13 @@ A matrix is (rows, columns) with dense rows, or the transpose of such. What the 
 bf16, or float32 in pieces. Left out: two transposed operands, which no gradient needs.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nanoeuler.engines.gpu.kernel import Launch
-from nanoeuler.engines.gpu.pieces import pieces_product, split_shapes
+from nanoeuler.engines.gpu.pieces import eights, pieces_product, split_shapes
 from nanoeuler.engines.gpu.products import HOPPER, product_on, space_on
 from nanoeuler.engines.gpu.program import Array, Recording
 
@@ -84,6 +85,8 @@ class Multiplier(TensorCores):
 
     def float32(self, layout, m, n, k, a, b, c, epilogue) -> list[Launch]:
         """Cut both operands, then multiply all pairs of pieces that matter (chapter 7g)."""
+        if layout[0] == "T" and m % 8:  # what stands behind each row is cut as well, in eights
+            a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
         cut = [self.recording.take(shape, np.uint16) for shape in shapes]
 

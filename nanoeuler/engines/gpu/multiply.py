@@ -83,7 +83,9 @@ class Multiplier(TensorCores):
             launches = self.float32(layout, m, n, k, *arrays, epilogue)
         self.recording.add(name, launches, 2 * m * n * k)
 
-    def float32(self, layout, m, n, k, a, b, c, epilogue) -> list[Launch]:
+    def float32(
+        self, layout: str, m: int, n: int, k: int, a: Array, b: Array, c: Array, epilogue: str
+    ) -> list[Launch]:
         """Cut both operands, then multiply all pairs of pieces that matter (chapter 7g)."""
         if layout[0] == "T" and m % 8:  # what stands behind each row is cut as well, in eights
             a = replace(a, shape=(k, eights(m)))

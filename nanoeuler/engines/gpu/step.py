@@ -21,7 +21,6 @@ from nanoeuler.engines.gpu.engine import CudaEngine
 from nanoeuler.engines.gpu.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import Array, Program, Recording
-from nanoeuler.engines.interface import Optimizer
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
 from nanoeuler.model.weights import Weights
@@ -34,6 +33,15 @@ class Machine(NamedTuple):
 
     capability: tuple[int, int]
     multiprocessors: int
+
+
+class Rules(NamedTuple):
+    """The optimizer's numbers that no step changes: see `training.optim.AdamW`."""
+
+    clip_norm: float
+    beta1: float
+    beta2: float
+    eps: float
 
 
 class Recorded(NamedTuple):
@@ -132,7 +140,7 @@ def record_sums(
 
 def record_step(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
-    optimizer: Optimizer, pieces: int = 1,
+    rules: Rules, pieces: int = 1,
 ) -> Recorded:  # fmt: skip
     """The program of a training step on a batch of B sequences, a piece of them at a time."""
     this, K = Writer(config, machine, precision), config.n_predict
@@ -145,24 +153,22 @@ def record_step(
         length = plan_length(math.prod(tokens.shape), config.vocab_size)
         engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
         loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
-    record_update(this, flat, sums.reshape(-1), optimizer)
+    record_update(this, flat, sums.reshape(-1), rules)
     return this.end()
 
 
-def record_update(this: Writer, flat: Array, losses: Array, optimizer: Optimizer) -> None:
+def record_update(this: Writer, flat: Array, losses: Array, rules: Rules) -> None:
     """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
     recording = this.recording
     partials = recording.take((norm.blocks_for(flat.shape[0]),), np.float32)
     rates, decision = this.input("rates", (1, 4), np.float32), this.result("decision", (8,))
     number = recording.whole("number", (1,), np.int32)
-    launches = norm.norm_launches(
-        flat, partials, losses, rates, number, optimizer.clip_norm, decision
-    )
+    launches = norm.norm_launches(flat, partials, losses, rates, number, rules.clip_norm, decision)
     recording.add("norm of gradients", launches)
     table = recording.constant(updated(this.config, this.copied))
     launch = update.adamw_launch(
         table, decision, this.flat, flat, *map(this.whole, MOMENTS), this.copies,
-        optimizer.beta1, optimizer.beta2, optimizer.eps,
+        rules.beta1, rules.beta2, rules.eps,
     )  # fmt: skip
     recording.add("AdamW", launch)
 

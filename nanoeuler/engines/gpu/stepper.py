@@ -24,6 +24,7 @@ from nanoeuler.engines.gpu.step import (
     MOMENTS,
     Machine,
     Recorded,
+    Rules,
     fill_batch,
     fill_step,
     record_step,
@@ -128,8 +129,11 @@ class Programs(Resident):
         if key not in self.programs:
             machine = Machine(tuple(self.device.capability), self.device.multiprocessors)
             given = config, B, T, machine, self.precision
-            steps = kind == "step"
-            recorded = record_step(*given, self.optimizer, pieces) if steps else record_sums(*given)
+            if kind == "step":
+                rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
+                recorded = record_step(*given, rules, pieces)
+            else:
+                recorded = record_sums(*given)
             self.programs[key] = self.load(recorded)
         return self.programs[key]
 

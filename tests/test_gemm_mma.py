@@ -8,6 +8,7 @@ import pytest
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import gemm_mma, paper
+from nanoeuler.engines.gpu.gemm_columns import columns_kernel
 from nanoeuler.engines.gpu.gemm_mma import mma_kernel
 from nanoeuler.engines.gpu.gemm_mma_form import DEPTH, EPILOGUES, MmaForm, fit
 from nanoeuler.engines.gpu.gemm_mma_plan import (
@@ -20,7 +21,7 @@ from nanoeuler.engines.gpu.gemm_mma_plan import (
     space_for,
 )
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.products import product_on
+from nanoeuler.engines.gpu.products import product_on, space_on
 from nanoeuler.errors import UserError
 
 SMALL = dict(rows=64, columns=64, stages=3)  # one warp, a ring that wraps after three k-blocks
@@ -29,12 +30,14 @@ POISON = 0x7FC0  # bf16's nan
 
 
 def rows_of(values, dtype=np.uint16):
-    """A 2-d array with rows 16 bytes apart or a multiple, and nan behind each row."""
+    """A view of a larger array: nan lies above and below, 32 bytes (a sector) to its left, and to
+    its right as much as rows need that are a multiple of 16 bytes apart."""
     step = 16 // np.dtype(dtype).itemsize
-    room = np.full((len(values), cover(values.shape[1], step) * step), POISON, dtype)
+    room = np.empty((len(values) + 2, (2 + cover(values.shape[1], step)) * step), dtype)
     room[...] = np.nan if dtype == np.float32 else POISON
-    room[:, : values.shape[1]] = values if dtype == np.float32 else to_bf16(values)
-    return room[:, : values.shape[1]]
+    inside = room[1:-1, 2 * step : 2 * step + values.shape[1]]
+    inside[...] = values if dtype == np.float32 else to_bf16(values)
+    return inside
 
 
 class Case:
@@ -81,7 +84,7 @@ class Case:
     def run(self, seed=None, blocks=BLOCKS, kernel=None):
         """C after it, and the reports of its launches."""
         c = self.output()
-        behind = c.base.copy()
+        around = c.base.copy()
         space = np.full(space_for(self.form, *self.shape, blocks) // 4, np.nan, np.float32)
         launches = mma_product(
             self.form, self.a, self.b, c, self.aux, space=space if space.size else None,
@@ -91,8 +94,9 @@ class Case:
             launches = [replace(launches[0], kernel=kernel)]
         reports = [paper.run(launch, seed, fresh=[space]) for launch in launches[:1]]
         reports += [paper.run(launch, seed) for launch in launches[1:]]
-        width = c.shape[1]
-        assert (c.base[:, width:].view(np.uint8) == behind[:, width:].view(np.uint8)).all()
+        left = 32 // c.itemsize
+        around[1:-1, left : left + c.shape[1]] = c
+        assert (c.base.view(np.uint8) == around.view(np.uint8)).all()
         return c, reports
 
     def check(self, c):
@@ -315,3 +319,31 @@ def test_what_mma_has_not_got_is_refused_on_its_cards():
         product_on((8, 0), "NT", a, b, c, epilogue="swiglu")
     with pytest.raises(UserError, match="8.0 or newer, not"):
         product_on((7, 5), "NT", a, b[:128], c)
+    for more in (dict(second=c), dict(sums=np.zeros(128, np.float32))):
+        with pytest.raises(UserError, match=r"stores C alone, on a GPU of \(8, 0\)"):
+            product_on((8, 0), "NT", a, b[:128], c, **more)
+
+
+@pytest.mark.parametrize("capability", [(9, 0), (8, 0)])
+def test_a_product_says_what_space_it_needs_before_there_are_arrays(capability):
+    a, c = np.zeros((16384, 768), np.uint16), np.zeros((768, 768), np.float32)
+    need = space_on(capability, "TN", 768, 768, 16384, out="float32")
+    assert need > 0
+    for space in (np.zeros(need, np.uint8), None):
+        first, *_ = product_on(capability, "TN", a, a, c, space=space)
+        given = [x.nbytes for x in first.args if getattr(x, "dtype", None) == np.uint8]
+        assert given == [need]
+    with pytest.raises(UserError, match=f"needs {need} bytes of space, not {need - 1}"):
+        product_on(capability, "TN", a, a, c, space=np.zeros(need - 1, np.uint8))
+    assert space_on(capability, "NT", 16384, 3072, 768) == 0
+
+
+def test_what_hopper_stores_beside_c_is_handed_on():
+    a, b, u, h = (np.zeros(x, np.uint16) for x in ((128, 64), (256, 64), (128, 256), (128, 256)))
+    sums, kind = np.zeros(256, np.float32), "gelu backward"
+    need = space_on((9, 0), "NT", 128, 256, 64, epilogue=kind, second=True, summed=True)
+    given = dict(epilogue=kind, second=u, sums=sums, space=np.zeros(need, np.uint8))
+    for add in (False, True):
+        launches = product_on((9, 0), "NT", a, b, h, u, add_sums=add, **given)
+        assert launches[0].args[3].array is u and launches[1].args[3] is sums
+        assert launches[1].kernel is columns_kernel(add)

@@ -4,11 +4,14 @@
 # %% sec-gemm-host
 """Products on tensor cores: C = op(A) op(B) of arrays, as launches. bf16 in, float32 sums.
 
-Any m, n and k; rows are multiples of 16 bytes apart. Equal operands give equal bits, always.
+Any m, n and k; operands may be views, their rows dense and multiples of 16 bytes apart. Equal
+operands give equal bits, always.
 Compute capability 9.0 (H100, H200). Left out: batches, and adding to a bf16 C.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,11 +58,16 @@ class Operands:
 
 
 def require(name: str, array: Any, shape: tuple[int, ...] | None, kind: str) -> None:
-    """UserError unless the array has this shape and dtype, or is None where shape is."""
+    """UserError unless the array has this shape and dtype, or is None where shape is.
+
+    Of one axis it is dense as well, for it is read by its address alone.
+    """
     there = None if array is None else (tuple(array.shape), str(array.dtype))
     wanted = None if shape is None else (shape, kind)
     if there != wanted:
         raise UserError(f"{name} is {wanted or 'nothing'}, not {there}")
+    if shape and len(shape) == 1 and array.strides[0] != array.dtype.itemsize:
+        raise UserError(f"{name} is dense, not {array.strides[0]} bytes apart: copy it")
 
 
 def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
@@ -88,10 +96,14 @@ def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
     return m, n, k
 
 
+@cache
 def plan(
     form: Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
 ) -> Plan:
-    """Who multiplies what on a machine with room for `blocks` blocks; cut: `gemm_plan.split`."""
+    """Who multiplies what on a machine with room for `blocks` blocks; cut: `gemm_plan.split`.
+
+    Equal arguments give the same plan, and so the same array of words.
+    """
     order = tiles(m, n, TILE_M * form.cluster, form.of_c)
     clusters, k_blocks = blocks // form.cluster, cover(k, TILE_K)
     if form.pieces == "no":
@@ -99,6 +111,7 @@ def plan(
     return split(order, k_blocks, clusters, form.cluster, REGISTERS // form.strip, cut)
 
 
+# %% sec-gemm-space
 def maps(form: Form, of: Operands) -> list[Any]:
     """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
     rows_b = 128 if form.epilogue == "swiglu" else form.columns // form.cluster
@@ -112,10 +125,15 @@ def maps(form: Form, of: Operands) -> list[Any]:
     ]
 
 
-def space_for(form: Form, m: int, n: int, who: Plan) -> int:
-    """Bytes that a plan's pieces need, or the lines of its sums of columns."""
-    lines = cover(m, TILE_M * form.cluster) * form.cluster * LINES
-    return HEADER + (who.slots * form.cluster * PIECE if form.sums == "no" else lines * n * 4)
+def space_bytes(
+    form: Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
+) -> int:
+    """Bytes of workspace that a product wants, for pieces or for sums of columns; 0: none."""
+    if form.sums != "no":
+        return HEADER + cover(m, TILE_M * form.cluster) * form.cluster * LINES * n * 4
+    if form.pieces != "no":
+        return HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * PIECE
+    return 0
 
 
 def product(
@@ -125,16 +143,20 @@ def product(
 ) -> list[Launch]:  # fmt: skip
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
-    place: puts a NumPy array where the target can read it. space: bytes for pieces and for sums of
-    columns, `space_for` of them, zero at first and shared by products that follow each other.
+    place: puts a NumPy array where the target can read it; the work list of equal sizes is one
+    array, which comes again. space: `space_bytes` or more, whose first word is zero at first;
+    products that follow each other share it. If none comes, zeros are placed.
     """
     of = Operands(a, b, c, aux, second, sums)
     m, n, k = sizes(form, of)
-    who = plan(form, m, n, k, blocks, cut)
-    work = place(who.words())
-    if (form.pieces, form.sums) != ("no", "no") and space is None:
-        space = place(np.zeros(space_for(form, m, n, who), np.uint8))
-    views, space = maps(form, of), 0 if space is None else space
+    who, need = plan(form, m, n, k, blocks, cut), space_bytes(form, m, n, k, blocks, cut)
+    work = place(who.words)
+    if need and space is None:
+        space = place(np.zeros(need, np.uint8))
+    room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
+    if room < need:
+        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
+    views, space = maps(form, of), space if need else 0
     grid = len(who.items) * form.cluster
     launches = [Launch(gemm_kernel(form), (grid,), (*views, work, space, n))]
     if form.pieces == "after" and who.slots:
@@ -146,28 +168,78 @@ def product(
     return launches
 
 
-# k-blocks that cutting tiles must save. Where it saved 64 and 70 it lost 5 and 2 % (8192^3, NN
-# 16384 x 768 x 50304); where it saves 116 and more, most blocks would have nothing to do without.
+# Ping-pong, cluster and pieces of the forms that were fastest most often.
+COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
+# The fastest form of products that were timed alone at full load, as `tests/bench/card/gemm.py`
+# prints it: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster, pieces)}.
+MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
+    ("NT", "store", "bf16", False): {
+        (8192, 8192, 8192): COOPERATIVE,
+        (16384, 768, 768): COOPERATIVE,
+        (16384, 768, 3072): COOPERATIVE,
+        (16384, 2304, 768): PINGPONG,
+        (16384, 3072, 768): PINGPONG,
+        (16384, 50304, 768): PINGPONG,
+    },
+    ("NN", "store", "bf16", False): {
+        (16384, 768, 768): COOPERATIVE,
+        (16384, 768, 2304): COOPERATIVE,
+        (16384, 768, 3072): COOPERATIVE,
+        (16384, 3072, 768): COOPERATIVE,
+        (16384, 768, 50304): COOPERATIVE,
+    },
+    ("TN", "store", "float32", False): {
+        (768, 768, 16384): (False, 1, "together"),
+        (768, 3072, 16384): CUT,
+        (2304, 768, 16384): CUT,
+        (3072, 768, 16384): CUT,
+        (50304, 768, 16384): COOPERATIVE,
+    },
+    ("NT", "bias and gelu", "bf16", False): {(16384, 3072, 768): (False, 1, "no")},
+    ("NT", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NN", "gelu backward", "bf16", True): {(16384, 3072, 768): COOPERATIVE},
+    ("NT", "swiglu", "bf16", False): {(16384, 2048, 768): COOPERATIVE},
+    ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
+}
+NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
+# For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
+# (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
 WORTH = 100
-# The k up to which putting a tile's sums away is worth hiding: at 768 ping-pong was 10 % ahead in
-# turn and within 2 % alone, in NT and for n of 2304 and more; at 3072 it was 8 % behind alone. With
-# a GELU and one store it was level in one run and 4 % behind in the next, so it is not taken there.
+# The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 %
+# ahead in turn and within 2 % alone for n of 2304 and more; at 3072 it was 8 % behind alone.
 SHALLOW = 1024
+
+
+def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple[bool, int, str] | None:
+    """Ping-pong, cluster and pieces of the most similar product in MEASURED, if one is near."""
+
+    def factor(other: tuple[int, int, int]) -> float:
+        return max(max(a / b, b / a) for a, b in zip(sizes, other, strict=True))
+
+    known = MEASURED.get(kind, {})
+    nearest = min(known, key=factor, default=None)
+    return known[nearest] if nearest and factor(nearest) <= NEAR else None
+
+
+def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[bool, int, str]:
+    """The same by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
+    few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
+    pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
+    cluster = 1 if m <= TILE_M or few else 2
+    clusters, blocks = MULTIPROCESSORS // cluster, cover(k, TILE_K)
+    count = cover(m, TILE_M * cluster) * cover(n, 256)
+    saved = cover(count, clusters) * blocks - cover(count * blocks, clusters)
+    return pingpong, cluster, "together" if cut and not pingpong and saved > WORTH else "no"
 
 
 def choose(
     layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16",
     second: bool = False, sums: str = "no",
 ) -> Form:  # fmt: skip
-    """The form that is fastest for a product, as measured (chapter 7d)."""
-    few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
-    way, curved = EPILOGUES[epilogue], epilogue == "bias and gelu" and not second
+    """The form that was fastest for such a product, or for those without, one by their sizes."""
+    way, kind = EPILOGUES[epilogue], (layout, "store" if epilogue == "add" else epilogue)
     plain = out == "bf16" and way.aux != "tile" and epilogue != "swiglu"
-    pingpong = layout == "NT" and plain and not (few or curved) and k <= SHALLOW < n
-    cluster = 1 if m <= TILE_M or few or curved else 2
-    form = Form(layout, pingpong, cluster, epilogue, out, "no", second, sums)
-    if pingpong or not way.cut or sums != "no":
-        return form
-    parts = replace(form, pieces="together")
-    gain = plan(form, m, n, k).load - plan(parts, m, n, k).load
-    return parts if gain > WORTH else form
+    found = like((*kind, out, second), (m, n, k))
+    pingpong, cluster, pieces = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
+    pieces = pieces if sums == "no" else "no"
+    return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums)

@@ -6,9 +6,11 @@
 
 C (m, n) = op(A) op(B), where the layout names how A and B are stored:
 
-    NT   forward  Y = X W^T    A (m, k)   B (n, k)
-    NN   dX = dY W             A (m, k)   B (k, n)
-    TN   dW = dY^T X           A (k, m)   B (k, n)
+    NN   forward  Y = X W      A (m, k)   B (k, n)
+    NT   dX = dY W^T           A (m, k)   B (n, k)
+    TN   dW = X^T dY           A (k, m)   B (k, n)
+
+for weights W (inputs, outputs); a product with weights the other way round is NT, and dX NN.
 """
 
 from dataclasses import dataclass
@@ -87,8 +89,6 @@ def verify(form: "Form") -> None:
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
     if form.pingpong and (form.out == "float32" or way.aux == "tile" or form.epilogue == "swiglu"):
         raise UserError(f"ping-pong has no float32, no tile of another array, no swiglu: {form}")
-    if form.epilogue == "swiglu" and form.layout != "NT":
-        raise UserError(f"swiglu is for NT, weights as rows of gate and of up, not {form.layout}")
 
 
 @dataclass(frozen=True)

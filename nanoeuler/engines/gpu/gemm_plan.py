@@ -8,7 +8,10 @@ A cluster of blocks owns a list of items, each a tile of C and a range of its k-
 product is C (m, n) over k; a cluster's tile has `rows` by `columns` elements, a k-block TILE_K.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +24,7 @@ SPARES = 2         # items after the last, for a consumer that reads one or two 
 MULTIPROCESSORS = 132  # of an H100 or H200 SXM; each has room for one block
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """k-blocks first to end of tile (x, y); slot: where the piece waits for its sum, -1: whole."""
 
     x: int
@@ -32,8 +34,7 @@ class Item:
     slot: int = -1
 
 
-@dataclass(frozen=True)
-class Sum:
+class Sum(NamedTuple):
     """A strip of tile (x, y) that is the sum of pieces: of block `rank`, of its upper 64 rows or
     the lower (half), the strip-th from the left."""
 
@@ -46,70 +47,66 @@ class Sum:
     pieces: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Lists of items, one a cluster; of sums, one a warpgroup that multiplies; slots for pieces."""
+def table(parts: Iterable[Sequence[int]], width: int) -> np.ndarray:
+    """Tuples of `width` numbers as int32 (count, width)."""
+    return np.array(list(parts), np.int32).reshape(-1, width)
 
-    items: list[list[Item]]
-    sums: list[list[Sum]]
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """items: one table a cluster, rows as in `Item`; sums: one a warpgroup that multiplies, rows as
+    in `Sum`; slots: places for pieces."""
+
+    items: list[np.ndarray]
+    sums: list[np.ndarray]
     slots: int
 
     @property
     def load(self) -> int:
         """The largest number of k-blocks that a cluster has: what the product waits for."""
-        return longest(self.items)
+        return max(int((own[:, 3] - own[:, 2]).sum()) for own in self.items)
 
+    @cached_property
     def words(self) -> np.ndarray:
-        """The lists as the kernels read them, int32 (n, 4).
+        """The lists as the kernels read them, int32 (n, 4); one array, however often it is asked.
 
         Row c: where the items of cluster c begin and end; row clusters + w: the same of the sums of
         warpgroup w; then items (x, y, first | end << 16, slot), sums (x, y, rank << 8 |
         half << 4 | strip, slot | pieces << 16), and spares.
         """
-        heads, body = [], []
-        start = len(self.items) + len(self.sums)
-        for own in (*self.items, *self.sums):
-            heads.append((start + len(body), start + len(body) + len(own), 0, 0))
-            body += [row(part) for part in own]
-        return np.array(heads + body + [(0, 0, 0, 0)] * SPARES, dtype=np.int32)
+        lengths = [len(own) for own in (*self.items, *self.sums)]
+        ends = len(lengths) + np.cumsum(lengths)
+        words = np.zeros((ends[-1] + SPARES, 4), np.int32)
+        words[: len(ends), 0], words[: len(ends), 1] = ends - lengths, ends
+        x, y, first, end, slot = np.concatenate(self.items).T
+        items = np.stack([x, y, first | end << 16, slot], 1)
+        none = table((), len(Sum._fields))
+        x, y, rank, half, strip, slot, pieces = np.concatenate([none, *self.sums]).T
+        sums = np.stack([x, y, rank << 8 | half << 4 | strip, slot | pieces << 16], 1)
+        words[len(lengths) : -SPARES] = np.concatenate([items, sums])
+        words.setflags(write=False)
+        return words
 
 
-def longest(lists: list[list[Item]]) -> int:
-    """The largest number of k-blocks on a list."""
-    return max(sum(item.end - item.first for item in own) for own in lists)
-
-
-def row(part: Item | Sum) -> tuple[int, int, int, int]:
-    """Four int32 for an item or a sum, as in `Plan.words`."""
-    if isinstance(part, Item):
-        return part.x, part.y, part.first | part.end << 16, part.slot
-    where = part.rank << 8 | part.half << 4 | part.strip
-    return part.x, part.y, where, part.slot | part.pieces << 16
-
-
-def tiles(m: int, n: int, rows: int, columns: int, group: int = GROUP) -> list[tuple[int, int]]:
-    """All tiles (x, y) of C, `group` rows of tiles at a time and down the rows first.
+def tiles(m: int, n: int, rows: int, columns: int, group: int = GROUP) -> np.ndarray:
+    """All tiles (x, y) of C, (count, 2), `group` rows of tiles at a time and down the rows first.
 
     Tiles that are worked on at the same time are neighbours in this order, and share what they
     read: a group of 8 by 8 tiles reads 8 stripes of A and 8 of B, not 64 and 1.
     """
-    down, across = cover(m, rows), cover(n, columns)
-    return [
-        (x, y)
-        for first in range(0, down, group)
-        for y in range(across)
-        for x in range(first, min(down, first + group))
-    ]
+    x, y = np.indices((cover(m, rows), cover(n, columns)), np.int32).reshape(2, -1)
+    return np.stack([x, y], 1)[np.lexsort((x, y, x // group))]  # the last key counts first
 
 
-def whole(order: list[tuple[int, int]], blocks: int, clusters: int) -> Plan:
+def whole(order: np.ndarray, blocks: int, clusters: int) -> Plan:
     """Whole tiles of `blocks` k-blocks, dealt round."""
-    lists = [[Item(x, y, 0, blocks) for x, y in order[c::clusters]] for c in range(clusters)]
-    return Plan([own for own in lists if own], [], 0)
+    items = np.empty((len(order), 5), np.int32)
+    items[:, :2], items[:, 2:] = order, (0, blocks, -1)
+    return Plan([items[c::clusters] for c in range(min(clusters, len(order)))], [], 0)
 
 
 # %% sec-gemm-pieces
-def level(order: list[tuple[int, int]], blocks: int, clusters: int) -> list[list[Item]]:
+def level(order: np.ndarray, blocks: int, clusters: int) -> list[list[Item]]:
     """Every cluster gets the same number of k-blocks, or one more; slots are not given yet.
 
     Clusters take equal ranges of different tiles at the same k, so that together they read each
@@ -132,7 +129,12 @@ def level(order: list[tuple[int, int]], blocks: int, clusters: int) -> list[list
     return [own for own in lists if own]
 
 
-def even(order: list[tuple[int, int]], blocks: int, clusters: int) -> list[list[Item]]:
+def longest(lists: list[list[Item]]) -> int:
+    """The largest number of k-blocks on a list."""
+    return max(sum(item.end - item.first for item in own) for own in lists)
+
+
+def even(order: np.ndarray, blocks: int, clusters: int) -> list[list[Item]]:
     """Each tile in the same number of pieces, as many as there are clusters for, one a cluster."""
     pieces = max(1, min(blocks, clusters // len(order)))
     cuts = [i * blocks // pieces for i in range(pieces + 1)]
@@ -161,7 +163,7 @@ def slotted(lists: list[list[Item]], blocks: int) -> tuple[list[list[Item]], dic
 
 
 def split(
-    order: list[tuple[int, int]], blocks: int, clusters: int, cluster: int, strips: int,
+    order: np.ndarray, blocks: int, clusters: int, cluster: int, strips: int,
     cut: str = "best",
 ) -> Plan:  # fmt: skip
     """Tiles cut along k; the pieces wait in slots, and each strip is summed in the order of k.
@@ -184,6 +186,7 @@ def split(
         for half in range(2)
         for rank in range(cluster)
     ]
-    workers = len(lists) * cluster * 2
-    sums = [tasks[w::workers] for w in range(workers)]
-    return Plan(lists, sums, sum(pieces for _, pieces in slots.values()))
+    workers, count = len(lists) * cluster * 2, sum(pieces for _, pieces in slots.values())
+    sums = table(tasks, len(Sum._fields))
+    items = [table(own, len(Item._fields)) for own in lists]
+    return Plan(items, [sums[w::workers] for w in range(workers)], count)

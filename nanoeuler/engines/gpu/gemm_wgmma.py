@@ -70,9 +70,10 @@ from nanoeuler.engines.gpu.ptx import barrier, grid_barrier, load_int4, shared_a
 
 def make_fetch_b(form: Form) -> Any:
     """fetch_b(to, full, map_b, k, y, rank, n): the block's share of B of tiles in column y."""
-    cluster, dense, gated = form.cluster, form.layout == "NT", form.epilogue == "swiglu"
-    share, of_c = form.columns // cluster, form.of_c
-    everyone = (1 << cluster) - 1
+    cluster, dense, gated = form.cluster, form.layout[1] == "T", form.epilogue == "swiglu"
+    share, of_c, everyone = form.columns // cluster, form.of_c, (1 << cluster) - 1
+    parts = 2 if gated and cluster == 1 else 1  # gates and ups; in a cluster a block has either
+    wide = share // parts
 
     def load(to, map_b, x, y, full):
         if cluster > 1:
@@ -81,18 +82,15 @@ def make_fetch_b(form: Form) -> Any:
             tma_load(to, map_b, x, y, full)
 
     def fetch_b(to, full, map_b, k, y, rank, n):
-        column = int32(y * of_c + (0 if gated else rank * share))
+        column = int32(y * of_c + rank * (n if gated else share))
         to = int32(to + rank * (share * TILE_K * 2))
-        if gated and cluster > 1:  # one block fetches gates, the other ups, n rows below
-            load(to, map_b, k, column + rank * n, full)
-        elif gated:
-            load(to, map_b, k, column, full)
-            load(to + 2 * BOX, map_b, k, column + n, full)
-        elif dense:
-            load(to, map_b, k, column, full)
-        else:
-            for j in range(share // 64):
-                load(to + j * BOX, map_b, column + j * 64, k, full)
+        for part in range(parts):  # ups come n after gates, in B's rows or columns
+            at, x = int32(to + part * (wide * TILE_K * 2)), int32(column + part * n)
+            if dense:
+                load(at, map_b, k, x, full)
+            else:
+                for j in range(wide // 64):
+                    load(at + j * BOX, map_b, x + j * 64, k, full)
 
     return fetch_b
 
@@ -315,17 +313,23 @@ def make_consume(form: Form) -> Any:
     return consume
 
 
+def arrival(block, blocks):
+    """What a block adds to the word at which a grid waits: all add 2^31, and its top bit turns."""
+    return 0x80000000 - (blocks - 1) if block == 0 else 1
+
+
 def make_together(form: Form) -> Any:
-    """together(...): the consumers of all blocks wait for each other, then sum the pieces."""
+    """together(...): the consumers of all blocks wait for each other, then sum the pieces.
+
+    space: its first word has some top bit and zeros below, before and after.
+    """
     sums, cluster, at_once = make_sums(form), form.cluster, form.pieces == "together"
 
     def together(base, map_c, work, space, c, t):
         if at_once:
             barrier(3, 256)
             if c == 0 and t == 0:
-                others = int32(cuda.gridDim.x - 1)
-                last = cuda.blockIdx.x == 0
-                grid_barrier(space, int32(0x80000000 - others) if last else int32(1))
+                grid_barrier(space, int32(arrival(cuda.blockIdx.x, cuda.gridDim.x)))
             barrier(3, 256)
             head = int32(cuda.gridDim.x // cluster + cuda.blockIdx.x * 2 + c)
             sums(work, head, space + HEADER, int32(base + RING + c * 2 * BOX), map_c, c, t)

@@ -90,8 +90,8 @@ class Kernel:
 def fits(operand: Operand, value: Any) -> bool:
     """Whether `value` can be the argument: l takes an array or a Map as well as a number."""
     if operand.axes:
-        kind = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}[operand.letter]
-        return str(getattr(value, "dtype", "")) == kind and len(value.shape) == operand.axes
+        kind = str(getattr(value, "dtype", ""))
+        return kind == operand.dtype and len(value.shape) == operand.axes
     if isinstance(value, Map) or hasattr(value, "strides"):
         return operand.letter == "l"
     return isinstance(value, float if operand.letter == "f" else int)

@@ -1,18 +1,25 @@
 """The products on tensor cores, against cuBLAS and PyTorch.
 
-Each form is checked on ragged sizes and on those of a training step, again and again.
+Each form is checked on ragged sizes and on those of a training step, again and again. All products
+of the presets' training steps are timed by their roles: `gpu.py time --only gemm:step --rounds 1`.
+`PYTHONPATH=.:tests python -m bench.card.gemm` then adds up whole steps, and prints the fastest form
+of each product as `gemm.MEASURED` has it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
 
+from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm import Operands, choose, product
 from nanoeuler.engines.gpu.gemm_columns import columns_kernel
 from nanoeuler.engines.gpu.gemm_form import Form
+from nanoeuler.engines.gpu.gemm_plan import cover
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
+from nanoeuler.model.config import PRESETS, parameter_shapes
 
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
 RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104), (8, 8, 8)]  # 8: less than any box
@@ -32,6 +39,8 @@ class Product:
     forms: tuple[Form, ...]
     peers: tuple[str, ...]
     cuts: tuple[str, ...] = ("best",)
+    step: str = ""  # whose it is
+    times: int = 0  # that the step has it
 
     @property
     def choice(self):
@@ -108,8 +117,80 @@ def products():
         *plain("NN", NN, (step, 768, 2304)),
         *fused("matmul and residual", RESIDUAL, (step, 768, 3072), (step, 768, 768)),
     ]
+    made += [one for step in STEPS for one in products_of(*step)]
     # What the package chooses is always there.
     return [replace(x, forms=tuple(dict.fromkeys((*x.forms, x.choice)))) for x in made]
+
+
+# ---- The products of a training step
+
+# Preset, sequences and positions of a batch, rows of logits at a time.
+STEPS = (
+    ("gpt2-124m", 16, 1024, (2048, 4096, 16384)), ("euler-116m", 16, 512, (2048, 8192)),
+    ("euler-116m", 64, 512, (4096, 32768)),
+)  # fmt: skip
+
+
+def roles(config, rows):
+    """(role, layout, sizes, epilogue, more of its form) of a layer's products."""
+    plain, gated = "bias" if config.bias else "store", config.mlp == "swiglu"
+    up = "swiglu" if gated else "bias and gelu"
+    back = ("store", {}) if gated else ("gelu backward", {"second": True, "sums": "store"})
+    weights = parameter_shapes(config)
+    for name in ("qkv", "o", "_up", "_down"):
+        k, n = weights[f"block.0.w{name}"]
+        name = name.strip("_")
+        if name == "up":
+            yield f"forward {name}", "NN", (rows, config.hidden, k), up, {"second": True}
+        else:
+            yield f"forward {name}", "NN", (rows, n, k), plain, {}
+        yield f"d input of {name}", "NT", (rows, k, n), *(back if name == "down" else ("store", {}))
+        yield f"d weights of {name}", "TN", (k, n, rows), "store", {"out": "float32"}
+
+
+def head(config, rows):
+    """The same of the last layer, for so many rows of logits."""
+    C, outputs = config.dim, cover(config.vocab_size * config.n_predict, 64) * 64
+    there, back = ("NT", "NN") if config.tied else ("NN", "NT")
+    turned = (outputs, C, rows) if config.tied else (C, outputs, rows)
+    yield "logits", there, (rows, outputs, C), "store", {}
+    yield "d input of logits", back, (rows, C, outputs), "store", {}
+    yield "d weights of logits", "TN", turned, "store", {"out": "float32"}
+
+
+def plausible(layout, shape, epilogue, more):
+    """The forms of ours that may win."""
+    make = partial(Form, layout, epilogue=epilogue, **more)
+    few = cover(shape[0], 256) * cover(shape[1], 256) < 132
+    if "out" in more:
+        cut = tuple(make(cluster=c, pieces="together") for c in (2, 1))
+        return (make(cluster=2), *cut) if few else (make(cluster=2), cut[0])
+    if epilogue == "swiglu":
+        return make(cluster=2), make()
+    if epilogue == "gelu backward":
+        return (make(cluster=2),)
+    long = few and epilogue == "store" and shape[2] > shape[1]
+    third = (make(cluster=2, pieces="together"),) if long else ()
+    return (make(cluster=2), make(pingpong=True, cluster=2), *third)
+
+
+def products_of(preset, sequences, positions, chunks):
+    """The products of a preset's step, each size once for each role; of logits by rows."""
+    config, rows = PRESETS[preset], sequences * positions
+    step = f"{preset} {sequences}x{positions}"
+    layer = [(step, *role, config.n_layers) for role in roles(config, rows)]
+    ends = [(f"{step} by {n}", *role, rows // n) for n in chunks for role in head(config, n)]
+    for step, role, layout, shape, epilogue, more, times in layer + ends:
+        ways = [(epilogue, "", times)]
+        if layout == "TN":  # the first of a step is stored, others are added
+            first = 1 if "logits" in role else times
+            ways = [("store", ", stored", first), ("add", ", added", times - first)]
+        for way, how, count in ways:
+            peers = ("cuBLAS", "torch") if way == "add" else ("cuBLAS",)
+            yield Product(
+                f"step {step}: {role}{how}", case(layout, *shape), shape,
+                plausible(layout, shape, way, more), peers, step=step, times=count,
+            )  # fmt: skip
 
 
 def label(form, cut=""):
@@ -139,7 +220,7 @@ def stored(form, m, n, k):
     """The shapes of a product's operands as they are stored; None for those that it has not."""
     wide = 2 * n if form.epilogue == "swiglu" else n
     a = (k, m) if form.layout[0] == "T" else (m, k)
-    b = (k, n) if form.layout[1] == "N" else (wide, k)
+    b = (k, wide) if form.layout[1] == "N" else (wide, k)
     aux = {"": None, "bias": (n,), "tile": (m, n)}[form.way.aux]
     second = (m, wide) if form.second else None
     return Operands(a, b, (m, n), aux, second, None if form.sums == "no" else (n,))
@@ -209,6 +290,10 @@ def library(torch, peer, form, of):
     """A function that does the same with the library; `peer` says how."""
     if peer == "cuBLASLt":
         return lambda: torch._addmm_activation(of.aux, of.a, of.b.T, use_gelu=True)
+    if form.epilogue == "add" and peer == "cuBLAS":
+        return lambda: torch.addmm(of.c, of.a.T, of.b, out_dtype=torch.float32)
+    if form.epilogue == "add":
+        return lambda: of.c.add_(torch.mm(of.a.T, of.b, out_dtype=torch.float32))
     plain = form.epilogue in ("store", "residual") and form.out == "bf16"
     return lambda: results(torch, form, of, of.c if plain else None)
 
@@ -288,3 +373,44 @@ def contests(bench):
         )
         for made in products()
     ]  # fmt: skip
+
+
+# ---- What came of it
+
+
+def steps(rows: list[dict]) -> Iterator[str]:
+    """A line for each step, of rows of kernels.json: its products added up, ours and the peer's."""
+    seen = {(row["what"], row["case"]): row for row in rows
+            if row["engine"] == "cuda" and row["peer"] in ("cuBLAS", "torch")}  # fmt: skip
+    by_step: dict[str, list] = {}
+    for made in products():
+        if made.step:
+            by_step.setdefault(made.step, []).append((made, seen.get((made.what, made.case))))
+    for step, parts in by_step.items():
+        whole = by_step.get(step.partition(" by ")[0], []) if " by " in step else []
+        if whole and all(row for made, row in whole + parts if made.times):
+            ours, peer = (
+                sum(made.times * row[key] for made, row in whole + parts if made.times)
+                for key in ("value", "peer_value")
+            )
+            yield f"step {step} rows: {ours:.3f} ms, library {peer:.3f}: {ours / peer:.3f}"
+
+
+def fastest(rows: list[dict]) -> Iterator[str]:
+    """A line for `gemm.MEASURED` of each product that was timed: the fastest of our forms."""
+    forms, best = {label(form): form for form in FORMS}, {}
+    shapes = {(made.what, made.case): made.shape for made in products()}
+    for row in rows:
+        form, shape = forms.get(row["engine"]), shapes.get((row["what"], row["case"]))
+        if form and shape and row["unit"] == "ms":
+            epilogue = "store" if form.epilogue == "add" else form.epilogue
+            key = (form.layout, epilogue, form.out, form.second), shape
+            way = form.pingpong, form.cluster, form.pieces
+            best[key] = min(best.get(key, (row["value"], way)), (row["value"], way))
+    for (kind, shape), (ms, way) in sorted(best.items()):
+        yield f"{kind}: {shape}: {way},  # {ms:.4f} ms"
+
+
+if __name__ == "__main__":
+    rows = measurements.load("kernels")
+    print(*fastest(rows), *steps(rows), sep="\n")

@@ -235,8 +235,9 @@ class Machine(Queues):
     def _turn(self) -> None:
         thread = self._draw(self.queue)
         thread.switch()
-        if thread.block.log is not None:
-            thread.block.log.mark(thread.number)
+        log = thread.block.log
+        if log is not None:
+            log.mark(thread.number)
 
     def _draw(self, waiting: collections.deque) -> Any:
         if self.random:

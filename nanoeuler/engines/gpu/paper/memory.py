@@ -69,9 +69,11 @@ class Checks(Words):
 
     def check(self, words: np.ndarray, action: str, needs: int, lacks: int = 0) -> None:
         """Fault unless all `words` have the flags `needs` and none of `lacks`."""
-        if words.size and not 0 <= words.min() <= words.max() < len(self.flags):
+        if words.size and words.view(np.uint64).max() >= len(self.flags):  # or below 0
             fault("bounds", f"{action} shared byte {4 * int(words.max())}, {WHY[USED][1]}")
         flags = self.flags[words]
+        if not np.count_nonzero(flags & (needs | lacks) != needs):
+            return
         for flag, (kind, why) in WHY.items():
             wrong = flags & flag == 0 if needs & flag else flags & lacks & flag != 0
             if wrong.any():
@@ -98,7 +100,7 @@ class Order(Checks):
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
         late = self.written[words] > known[self.writer[words]]
-        if late.any():
+        if np.count_nonzero(late):
             word = int(words[late].flat[0])
             return word, f"the write by {self.clock.names[self.writer[word]]}"
         if writes:

@@ -8,6 +8,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 WORKERS ?= 2
+# Hundreds of programs that tests start import the package: it is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-gpu book html clean
 

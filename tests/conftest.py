@@ -1,17 +1,34 @@
 """What all tests share: the same examples every time, and an order that keeps workers busy."""
 
+import gc
+import signal
+import sys
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
 
+# jsonschema, which reads notebooks, does without the package for internet addresses, whose import
+# builds a grammar for longer than most tests take. (pyproject.toml leaves nbval out for the same.)
+sys.modules.setdefault("rfc3987_syntax", None)
+
+# The paper and the compiler make many objects and hardly any cycles: looking for those after every
+# 700 new objects, as Python does, takes a tenth of the tests' time.
+gc.set_threshold(50_000, 20, 50)
+
+# A shell has what it starts in the background ignore Ctrl-C, and so do children of that, down to
+# the programs that tests interrupt. A handler ends that; programs that are started inherit none.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_collection_modifyitems(items):
     """For --dist loadgroup: each chapter by itself, each other file in one piece; long ones first.
 
     A file in one piece makes its fixtures once. What chapters compile, the others find compiled.
-    Machine code of kernels is made in processes of its own, a few kernels in each.
+    Each kernel's machine code is a test by itself, too.
     """
     alone = "test_chapters", "test_registers"
     items.sort(key=lambda item: (item.path.stem not in alone, -item.path.stat().st_size))

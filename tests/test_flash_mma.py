@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from exercises import answer
 from mutants import Mutant, load
 from test_flash_tensor import NAMES, U, change, exact_and_bounds, inputs, worst
 
@@ -23,8 +24,11 @@ from nanoeuler.errors import UserError
 GRADIENTS = "dq", "dk", "dv"
 
 
-def forward(a, plan=flash_mma_plan):
-    return plan.forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")))
+PARKED = flash_mma.Form(32, 2, 2, park=True)  # as of width 128, in a quarter of the time
+
+
+def forward(a, plan=flash_mma_plan, **more):
+    return plan.forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")), **more)
 
 
 def backward(a, plan=flash_mma_plan):
@@ -55,6 +59,23 @@ def off(a):
 # ---- On paper
 
 
+def check_forward(B, H, G, T, D, **more):
+    """Run a forward pass; AssertionError unless o and lse are right."""
+    a = inputs(B, H, G, T, D)
+    run(forward(a, **more))
+    _, lse, of_p = exact_and_bounds(a)
+    assert worst(a, ("o",)) < 1
+    assert np.abs(a["lse"][..., :T] - lse).max() < of_p / math.log(2) + 8 * U * np.abs(lse).max()
+    assert (a["lse"][..., T:] == np.float32(1e30)).all()
+
+
+def check_both(B, H, G, T, D):
+    """Run both passes; AssertionError unless all results are right."""
+    a = inputs(B, H, G, T, D)
+    play(a)
+    assert off(a) < 1
+
+
 @pytest.mark.parametrize(
     "shape, seed, scale",
     [
@@ -73,11 +94,9 @@ def test_forward_and_backward(shape, seed, scale):
     assert off(a) < 1
 
 
-def test_a_longer_forward():
-    """The ring of two stages wraps three times."""
-    a = inputs(1, 1, 1, 257, 32)
-    run(forward(a))
-    assert worst(a, ("o",)) < 1
+def test_a_longer_forward_whose_sums_are_parked():
+    """The ring of two stages wraps twice, and all rows of a lane are there in its last block."""
+    check_forward(1, 1, 1, 208, 32, form=PARKED)
 
 
 @pytest.mark.parametrize("plans", [(flash_mma_plan, flash_plan), (flash_plan, flash_mma_plan)])
@@ -257,3 +276,41 @@ def test_every_card_has_the_shared_memory():
     kernels += [flash_mma_backward.dkdv_kernel(form) for form in plan.DKDV.values()]
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024
     assert {kernel.target for kernel in kernels} == {(8, 0)}
+
+
+# ---- The chapter's exercises
+
+CHAPTER, ROTATED, WINDOW, SPARED = "08a-flash-on-every-card", "rotated", "window", "spared"
+# Whose check, what is wrong with the solution, the text and what it becomes.
+ANSWERS = [
+    (ROTATED, "not at all", "chunk + turn", "chunk"),
+    (ROTATED, "out of the row", "(chunk + turn) % (D // 8)", "(chunk + turn)"),
+    (ROTATED, "swapped", "chunk + turn", "chunk ^ turn"),
+    (ROTATED, "four rows alone", "row & 7", "row & 3"),
+    (ROTATED, "two rows of a line alike", "row >> 1 & 3", "row & 3"),
+    (WINDOW, "the future", "not 0 <= behind < W", "not behind < W"),
+    (WINDOW, "a key too many", "behind < W", "behind <= W"),
+    (WINDOW, "the diagonal", "0 <= behind", "0 < behind"),
+    (WINDOW, "one query alone", "8 * (i // 2)", "0"),
+    (WINDOW, "pairs of keys", "i % 2", "0"),
+    (WINDOW, "half of the keys", "keys // 8", "keys // 16"),
+    (SPARED, "one row", "** rows", "** 1"),
+    (SPARED, "some row", "(1 - 1 / j) ** rows", "1 - (1 / j) ** rows"),
+    (SPARED, "the next tile", "1 - 1 / j", "1 - 1 / (j + 1)"),
+]  # fmt: skip
+
+
+def judge_answer(name, old="", new=""):
+    """What the check of an exercise says of its solution, with `old` replaced by `new`."""
+    check, solution = answer(CHAPTER, name, old, new, np=np, math=math, FORBIDDEN=-1e30)
+    return check(solution)
+
+
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    assert not judge_answer(name, old, new), what
+
+
+@pytest.mark.parametrize("name", [ROTATED, WINDOW, SPARED])
+def test_exercises_take_right_answers(name):
+    assert judge_answer(name)

@@ -708,6 +708,8 @@ def make_wgmma(layout, registers=False, flaw=""):
                 own[0] = 0
         else:
             from_shared(acc, a, b, 1)
+        if flaw == "sums overwritten":
+            acc[0] = float32(0)
         if flaw != "no wait for the product":
             wait(acc)
         for i in range(32):
@@ -751,6 +753,7 @@ def test_wgmma(layout, registers):
     ("no wait for the product", False, "flight"),
     ("no fence", False, "flight"),
     ("A overwritten", True, "flight"),
+    ("sums overwritten", False, "flight"),
 ])  # fmt: skip
 def test_a_flaw_around_wgmma_is_found(flaw, registers, kind):
     for seed in (None, 0, 1):

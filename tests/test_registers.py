@@ -11,7 +11,6 @@ import registers
 
 from nanoeuler.engines.gpu.compile import assembler
 
-CHUNK = 6  # kernels that one process compiles: half a minute at most
 compiles = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None or assembler() is None,
     reason="numba-cuda or ptxas is missing: pip install -e '.[gpu]' on Linux",
@@ -19,13 +18,12 @@ compiles = pytest.mark.skipif(
 # Bytes that a kernel may spill. Attention of width 128 needs two registers more than there are on
 # 8.0: chapter 8a says what was done about the others.
 ALLOWED = {("flash_mma", "forward 128", "8.0"): "16"}
-NAMES = sorted(registers.makers())
-PARTS = [NAMES[i : i + CHUNK] for i in range(0, len(NAMES), CHUNK)]
+MAKERS = registers.makers()
 
 
 def test_the_table_names_every_kernel():
     rows = registers.read()
-    assert {line[:2] for line in rows} == {*NAMES}
+    assert {line[:2] for line in rows} == MAKERS.keys()
     assert len({line[:3] for line in rows}) == len(rows)
     for line in rows:
         most = ALLOWED.get(line[:3], "0")
@@ -33,11 +31,10 @@ def test_the_table_names_every_kernel():
 
 
 @compiles
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: " ".join(part[0]))
-def test_kernels_need_what_the_table_says(part):
-    makers = registers.makers()
-    lines = registers.lines_of({names: makers[names] for names in part}, 1)
-    assert sorted(lines) == sorted(line for line in registers.read() if line[:2] in part)
+@pytest.mark.parametrize("names", MAKERS, ids=" ".join)
+def test_a_kernel_needs_what_the_table_says(names):
+    lines = [(*names, *line) for line in registers.measure(MAKERS[names])]
+    assert lines == [line for line in registers.read() if line[:2] == names]
 
 
 def test_shared_memory_is_read_off_the_text():

@@ -7,13 +7,16 @@ number that is stored as bf16 by B of itself. Reciprocals and roots are approxim
 
 from pathlib import Path
 from types import FunctionType, ModuleType
+from unittest import mock
 
 import numpy as np
 import pytest
+from exercises import answer
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import columns as columns_module
 from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward, vectors
+from nanoeuler.engines.gpu.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.vectors import STORED, Layout, piece
@@ -680,7 +683,10 @@ def scattered(module):
 
 
 def in_turns(module):
-    check_embed_backward(module, sequences(3, 33, 14), 14, 520, learned=False, cores=1)
+    """Two tokens have several chunks, and each warp several pieces of work."""
+    tokens = np.resize([0, 1, 0, 1, 0, 1, 5], (3, 33))
+    with mock.patch.object(module, "BLOCKS", 1):
+        check_embed_backward(module, tokens, 14, 520, learned=False, cores=1)
 
 
 # Where: module, function; what is wrong; what becomes what; what must see it.
@@ -748,3 +754,42 @@ def test_planted_faults_are_found(module, function, old, new, check):
     wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))
     with pytest.raises((AssertionError, Fault)):
         check(wrong)
+
+
+# ---- The chapter's exercises
+
+CHAPTER, RELU, BACKWARDS = "07e-row-kernels", "squared_relu", "backwards"
+CELLS = {  # what the cells before an exercise have imported
+    "np": np, "run": run, "Fault": Fault, "to_bf16": to_bf16, "from_bf16": from_bf16,
+    "Kernel": Kernel, "Launch": Launch, "Walk": columns_module.Walk, "FREE": columns_module.FREE,
+    "piece": piece, "embedding": embedding,
+}  # fmt: skip
+# Whose check, what is wrong with the solution, the text and what it becomes.
+ANSWERS = [
+    (RELU, "not squared", "positive * positive", "positive"),
+    (RELU, "negative numbers too", "max(values[k], float32(0))", "values[k]"),
+    (RELU, "one row of each block", "row += int32(cuda.gridDim.y)", "row = rows"),
+    (RELU, "past the last column", "row < rows and column < columns", "row < rows"),
+    (RELU, "loaded twice", "load(values, 0, u + at)", "load(values, 0, u + at);" * 2),
+    (RELU, "the first strip alone", "cuda.blockIdx.x * threads + ", ""),
+    (RELU, "half of each piece", "range(width)", "range(width // 2)"),
+    (BACKWARDS, "as before", "order[own][::-1]", "order[own]"),
+    (BACKWARDS, "tokens backwards as well", "order[own] = order[own][::-1]",
+     "order[:] = order[::-1]"),
+    (BACKWARDS, "of the first token alone", "range(V)", "range(1)"),
+    (BACKWARDS, "chunk by chunk", "order[own] = order[own][::-1]",
+     "order[own] = np.concatenate([c[::-1] for c in np.split(order[own], [32])])"),
+    (BACKWARDS, "the first place for all", "order[own][::-1]", "order[own][0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    check, wrong = answer(CHAPTER, name, old, new, **CELLS)
+    assert not check(wrong), what
+
+
+@pytest.mark.parametrize("name", [RELU, BACKWARDS])
+def test_exercises_take_right_answers(name):
+    check, right = answer(CHAPTER, name, **CELLS)
+    assert check(right)

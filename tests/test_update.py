@@ -8,10 +8,12 @@ import math
 
 import numpy as np
 import pytest
+from exercises import answer
 from mutants import Mutant, load
 
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2
 from nanoeuler.engines.gpu import loss, norm, update
+from nanoeuler.engines.gpu.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.errors import UserError
@@ -156,6 +158,15 @@ def test_logits_that_are_large_equal_or_forbidden(form, wide):
     problem = extremes(wide)
     problem.run(form=form)
     problem.check(form)
+
+
+def test_equal_logits_of_a_billion():
+    """Up to 1.48e9: then the last bit of the largest, times log2(e), is worth 256."""
+    problem = Problem(8, 1, 8, 8, wide=True)
+    rows = 1.48e9 * np.linspace(0.9, 1, 8, dtype=np.float32)
+    problem.set(np.repeat(rows[:, None, None], 8, axis=2))
+    problem.run()
+    assert np.abs(problem.losses - np.log(8)).max() < 1e-5
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -514,14 +525,17 @@ def test_buffers_that_do_not_fit():
 
 def play_loss(wrong):
     """Cross-entropy by a module with a fault in it: of two warps, and in several rounds of one."""
-    for form in (HELD, loss.Form("shared", 32, 1, 65), loss.Form("nowhere", 32, 1)):
-        problem = Problem(2, 2, 501, 520)
+    forms = HELD, loss.Form("shared", 32, 1, 65), loss.Form("nowhere", 32, 1)
+    for form, columns in zip(forms, (519, 517, 515), strict=True):  # they end in any word
+        problem = Problem(2, 2, columns, 520)
         problem.targets[1, 0] = IGNORE
         problem.run(wrong, form=form)
         problem.check(form)
-    problem = Problem(2, 1, 256, 256)
-    problem.run(wrong, form=HELD)
-    problem.check(HELD)
+    for shape in ((2, 1, 256, 256), (1, 2, 7, 16, True)):
+        problem = Problem(*shape)
+        form = HELD._replace(wide=problem.wide)
+        problem.run(wrong, form=form)
+        problem.check(form)
     extreme = extremes()
     extreme.run(wrong, form=HELD)
     extreme.check(HELD)
@@ -613,3 +627,45 @@ def test_faults_are_caught(fault, monkeypatch):
 @pytest.mark.parametrize("play", PLAYS)
 def test_plays_without_a_fault_pass(play):
     PLAYS[play](dict(loss=loss, norm=norm, update=update)[play])
+
+
+# ---- The chapter's exercises
+
+CHAPTER, SMEARED, NORM, MOMENTUM = "07f-loss-and-update", "smeared", "norm", "momentum"
+# Whose check, what is wrong with the solution, the text and what it becomes.
+ANSWERS = [
+    (SMEARED, "a target of 1", "q[target] += 1 - epsilon", "q[target] = 1"),
+    (SMEARED, "no target", "q[target] += 1 - epsilon", "pass"),
+    (SMEARED, "the loss alone", "/ s - q", "/ s - (q > 0.5)"),
+    (SMEARED, "no maximum", "top = z.max()", "top = 0.0"),
+    (SMEARED, "the maximum forgotten", "np.log(s) + top - q @ z", "np.log(s) - q @ z"),
+    (NORM, "not scaled", "y = x * scale", "y, scale = x, np.float32(1)"),
+    (NORM, "not scaled back", "dtype=np.float32)) / scale", "dtype=np.float32))"),
+    (NORM, "float64", "sum(dtype=np.float32)", "sum(dtype=np.float64)"),
+    (NORM, "the largest positive", "np.abs(x).max()", "x.max()"),
+    (MOMENTUM, "a neighbour's gradient", "mu * m1 + g1", "mu * m1 + g0"),
+    (MOMENTUM, "the old momentum", "w2 - lr * m2", "w2 - lr * (m2 - g2) / mu"),
+    (MOMENTUM, "past the end", "if i < count:", "if True:"),
+    (MOMENTUM, "a quarter of all", "int32(4 * (cuda", "int32((cuda"),
+]  # fmt: skip
+
+
+def judge_answer(name, old="", new=""):
+    """What the check of an exercise says of its solution, with `old` replaced by `new`."""
+    cells = {"np": np, "run": run, "Kernel": Kernel, "Launch": Launch}
+    check, solution = answer(CHAPTER, name, old, new, **cells)
+    return check(solution, *[4] * (name == MOMENTUM))  # parameters of a thread
+
+
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+@pytest.mark.filterwarnings("ignore")
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    try:
+        assert not judge_answer(name, old, new), what
+    except Fault:
+        pass
+
+
+@pytest.mark.parametrize("name", [SMEARED, NORM, MOMENTUM])
+def test_exercises_take_right_answers(name):
+    assert judge_answer(name)

@@ -10,23 +10,33 @@ from nanoeuler.engines.interface import Engine, Optimizer, Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
-# "auto" is the first of them: the fastest that runs everywhere.
-ENGINES = ("cpu", "fused", "reference")
+# Best first. Those for a GPU differ in what they multiply: bf16, or float32 in pieces of it.
+CPU_ENGINES = ("cpu", "fused", "reference")
+GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
 
 
 def engine_name(name: str) -> str:
-    """The name of the engine that `name`, which may be "auto", stands for; UserError if none."""
-    if name in ("auto", *ENGINES):
-        return ENGINES[0] if name == "auto" else name
-    names = f"auto, {', '.join(ENGINES)}"
-    if name == "cuda":
-        raise UserError(f"engine 'cuda': this version trains on a CPU; choose {names}")
-    raise UserError(f"unknown engine {name!r}: choose {names}")
+    """The name of the engine that `name` stands for; "auto" is the best of this machine.
+
+    UserError for a name that no engine has, and for an engine that finds no GPU.
+    """
+    from nanoeuler.engines.gpu.door import no_gpu
+
+    if name == "auto":
+        return CPU_ENGINES[0] if no_gpu() else GPU_ENGINES[0]
+    if name not in (*CPU_ENGINES, *GPU_ENGINES):
+        names = ", ".join((*CPU_ENGINES, *GPU_ENGINES))
+        raise UserError(f"unknown engine {name!r}: choose auto, {names}")
+    if name in GPU_ENGINES and no_gpu():
+        names = ", ".join(CPU_ENGINES)
+        raise UserError(f"engine {name!r} needs a GPU, and {no_gpu()}: choose {names}")
+    return name
 
 
 def engine_factory(name: str) -> Callable[[], Engine]:
-    """The function that makes engines of this name; UserError if there is none."""
-    name = engine_name(name)
+    """The function that makes engines of this name, one of those for a CPU; UserError if none."""
+    if name not in CPU_ENGINES:
+        raise UserError(f"expected one of the engines {', '.join(CPU_ENGINES)}, got {name!r}")
     if name == "reference":
         from nanoeuler.engines.reference import ReferenceEngine
 
@@ -46,11 +56,15 @@ def make_stepper(
 ) -> Stepper:
     """A stepper that trains `weights` with the engine of this name; UserError if there is none.
 
-    `optimizer` clips the gradients and updates the weights. threads: how many (None: one per core);
-    pieces: in how many parts a shard of the batch goes through memory. Neither threads nor engines
-    change more than a result's last bits, and threads not even those.
+    `optimizer` clips the gradients and updates the weights, or says how. threads: of a CPU, how
+    many (None: one per core); pieces: in how many parts a shard of the batch goes through memory.
+    Threads change no bit of a result, and engines that compute in float32 only its last.
     """
-    make_engine = engine_factory(engine)
+    name = engine_name(engine)
+    if name in GPU_ENGINES:
+        from nanoeuler.engines.gpu.stepper import cuda_stepper
+
+        return cuda_stepper(name, weights, optimizer, pieces)
     from nanoeuler.engines.cpu.stepper import CpuStepper
 
-    return CpuStepper(make_engine, weights, optimizer, threads, pieces)
+    return CpuStepper(engine_factory(name), weights, optimizer, threads, pieces)

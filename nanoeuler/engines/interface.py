@@ -185,7 +185,19 @@ class Taken(NamedTuple):
 
 
 class Optimizer(Protocol):
-    """What turns gradients into a change of the weights. It owns its moments."""
+    """What turns gradients into a change of the weights. It owns its moments, m and v.
+
+    A stepper calls `clip` and `update`, or does what they do with the numbers: see
+    `training.optim.AdamW`, which says what they mean.
+    """
+
+    m: Weights
+    v: Weights
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    clip_norm: float
 
     def clip(self, gradients: Weights) -> float:
         """Bound the gradients' global norm, in place; the norm before, finite if they all are."""

@@ -176,8 +176,9 @@ def backward(
 ) -> None:
     """Add to dw the gradient of the loss, given that of the stream's end, dn (B, T, C).
 
-    `saved` is of a `stream` from position 0, without caches. The gradient of the output matrix as
-    such is left out: `Engine.loss` adds it. Says `ready` to the engine, block by block.
+    `saved` is of a `stream` from position 0, without caches, and its layers are used up. The
+    gradient of the output matrix as such is left out: `Engine.loss` adds it. Says `ready` to the
+    engine, block by block.
     """
     assert saved.start == 0, f"expected a pass from position 0, got one from {saved.start}"
     dgain, dbias = dw["norm"], dw.get("norm_bias")
@@ -186,7 +187,8 @@ def backward(
     for i in reversed(range(config.n_layers)):
         block = i // config.repeat
         with engine.scratch():  # dx outlives the layer; nothing else in it does
-            layer_backward(engine, config, w.blocks[block], dw.blocks[block], saved.layers[i], dx)
+            stages = saved.layers.pop()
+            layer_backward(engine, config, w.blocks[block], dw.blocks[block], stages, dx)
         if i % config.repeat == 0:
             engine.ready(block)
     engine.enter_backward(config, dw, saved.tokens, dx)

@@ -6,38 +6,52 @@ the library's error (rows of data/measurements/gpu.json), and each contest times
 library, alone at full load and in turn (rows of data/measurements/kernels.json). A family with a
 check that failed leaves no times. With $OUT set, the new rows are left there as well.
 
+Rows are written as soon as a check or contest has ended, so that a run that is cut off keeps them.
+Run again, it leaves out what has rows of this commit on this device; --again measures anew.
+
 Checks and contests run in a child with a watch-dog: one that breaks the child, or is silent for too
 long, is named and left out. --only rows takes one family, --only rows:norm of it what has "norm" in
-its name; --dry compiles and plans, without a GPU. The exit status is 1 where anything failed.
+its name; --dry compiles, plans and says how long a run will take, without a GPU. The exit status is
+1 where anything failed.
+
+Where a machine is lent for some minutes at a time, go from what is wanted most to what is left; the
+seconds are those that --dry foresees, and the first two fit into a call of 420:
+
+    gpu.py --only flash:T1024 update:AdamW      what is at stake now, in five rounds: 90 s
+    gpu.py check                                every check that is left: 140 s
+    gpu.py time --rounds 1                      every contest that is left, in one round: 320 s
+
+Each leaves out what the ones before it have done, so that the same lines can be sent again.
 """
 
 import argparse
-import datetime
-import json
 import os
 import pickle
-import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.compile import build_all
-from nanoeuler.errors import UserError
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
 
 import gpu_times  # noqa: E402
 from bench.card import NAMES, Bench, families  # noqa: E402
-from watched import serve, watch  # noqa: E402
+from gpu_rows import FILES, Record, circumstances, errors_of  # noqa: E402
+from watched import alive, serve, watch  # noqa: E402
 
-PACKAGES = "numpy", "numba", "numba-cuda", "torch"  # whose versions all rows name
-FILES = {"check": "gpu", "time": "kernels"}  # where rows go, in data/measurements
+# Seconds, as seen on a machine with an H200 and 16 cores; they foresee a run within about a third.
+KERNEL = 8  # of one core, to compile a kernel
+START = 4  # until a child has PyTorch and all kernels; one lists, one checks, one times
+CHECK = 0.15
+ENTRANT = 0.25  # to be set up and timed in turn
+ENTRANTS = 4  # of a contest that was never held
 
 
 # ---- What is compiled
@@ -80,11 +94,6 @@ def compiled(makers, card, workers):
 # ---- The child: a job is "check", "time" or "list", a family and a name, with colons
 
 
-def errors_of(outcome):
-    """Part -> errors of a check's outcome; the part is "" where there is but one."""
-    return {"": outcome} if "error" in outcome else outcome
-
-
 def judge(outcome):
     """ValueError where a check's error is too large for what the library makes of it."""
     for part, seen in errors_of(outcome).items():
@@ -124,7 +133,7 @@ def child(path):
         contests = {f"{c.what}: {c.case}": c for c in chosen[family].contests(bench)}
         contest = contests[name]
         field = usable(bench.torch, contest.entrants())
-        seen = gpu_times.times(bench.torch, field, rounds=rounds)
+        seen = gpu_times.times(bench.torch, field, rounds=rounds, beat=alive)
         del field
         bench.torch.cuda.empty_cache()
         names = {"what": contest.what, "case": contest.case}
@@ -157,65 +166,6 @@ def tell(job, outcome):
             )  # fmt: skip
 
 
-# ---- Rows
-
-
-def circumstances(device, commit):
-    """What all rows say of where they were measured."""
-    versions = {name: metadata.version(name) for name in PACKAGES}
-    return {
-        "device": device, "commit": commit, "date": datetime.date.today().isoformat(),
-        "versions": {"python": platform.python_version()} | versions,
-    }  # fmt: skip
-
-
-def check_rows(job, outcome, where):
-    """A row for each part of a check."""
-    name = job.split(": ", 1)[1]
-    for part, seen in errors_of(outcome).items():
-        peer = seen.get("peer")
-        yield where | {
-            "what": "check", "case": f"{name}{part and ', ' + part}", "engine": "cuda",
-            "value": seen["error"], "unit": seen.get("unit", "relative to float64"),
-            "peer": None if peer is None else "torch", "peer_value": peer,
-        }  # fmt: skip
-
-
-def time_rows(outcome, where):
-    """Rows of one contest: ours under "cuda", each other entrant under its own name."""
-    what, case, seen = outcome["what"], outcome["case"], outcome["times"]
-    peers = [who for who in outcome["peers"] if who in seen]
-
-    def row(what, engine, unit, value, peer=None, peer_value=None):
-        return where | {
-            "what": what, "case": case, "engine": engine, "value": round(value, 5),
-            "unit": unit, "peer": peer, "peer_value": peer_value and round(peer_value, 5),
-        }  # fmt: skip
-
-    names = [(who, who) for who in seen] + [("cuda", outcome["ours"])] * (outcome["ours"] in seen)
-    for engine, who in names:
-        yield row(f"{what}, clock", engine, "MHz", seen[who]["MHz"])
-        yield row(f"{what}, power", engine, "W", seen[who]["W"])
-        for way, title in (("alone", what), ("in turn", f"{what}, in turn")):
-            for peer in peers if who not in outcome["peers"] else []:
-                yield row(title, engine, "ms", seen[who][way], peer, seen[peer][way])
-            if not outcome["peers"]:
-                yield row(title, engine, "ms", seen[who][way])
-
-
-def save(rows):
-    """Put rows into the files where they belong, and by themselves where $OUT says."""
-    for kind, name in FILES.items():
-        if rows[kind] and os.environ.get("OUT"):
-            path = Path(os.environ["OUT"]) / f"{name}.json"
-            before = json.loads(path.read_text()) if path.exists() else []
-            path.write_text(json.dumps(before + rows[kind], indent=0))
-        try:
-            measurements.update(name, rows[kind]) if rows[kind] else None
-        except UserError as error:  # a copy without the book has no place for them
-            print(error)
-
-
 def summary(rows, outcomes):
     """The short table: ours against the library; and what failed. Returns whether anything did."""
     for row in rows["time"]:
@@ -232,34 +182,42 @@ def summary(rows, outcomes):
 # ---- The whole
 
 
+def jobs_of(kind, chosen, outcomes):
+    """All jobs of a kind, as the families list them."""
+    return [
+        f"{kind}: {family}: {name}"
+        for family in chosen
+        for name in outcomes[f"list: {family}: "].get(kind, [])
+    ]
+
+
+def wanted(job, parts):
+    """Whether the part of its family that was asked for is in a job's name."""
+    _, family, name = job.split(": ", 2)
+    return parts[family] in name
+
+
 def run(options, chosen, parts, codes):
-    """Do what is asked for, print it, save the rows; returns whether anything failed."""
+    """Do what is asked for, print and write what comes of it; returns whether anything failed."""
     commit = options.commit or measurements.commit() if shutil.which("git") else options.commit
     with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
         file.write(pickle.dumps((list(chosen), codes, options.rounds)))
         file.flush()
         command = [sys.executable, __file__, "--child", file.name]
         outcomes = watch(command, [f"list: {family}: " for family in chosen], lambda *_: None)
-        rows, device = {"check": [], "time": []}, None
+        device = next((seen["device"] for seen in outcomes.values() if "device" in seen), None)
+        record = Record(circumstances(device, commit), options.again)
+
+        def hear(job, outcome):
+            tell(job, outcome)
+            record.take(job, outcome)
+
         for kind in options.what:
-            jobs = []
-            for family in chosen:
-                listed = outcomes[f"list: {family}: "]
-                device = listed.get("device", device)
-                names = [n for n in listed.get(kind, []) if parts[family] in n]
-                jobs += [f"{kind}: {family}: {name}" for name in names]
-            outcomes |= watch(command, jobs, tell)
-    where = circumstances(device, commit)
-    bad = {job.split(": ")[1] for job, seen in outcomes.items()
-           if "failed" in seen and job.startswith("check")}  # fmt: skip
-    for job, outcome in outcomes.items():
-        kind, family, _ = job.split(": ", 2)
-        if kind == "check" and "failed" not in outcome:
-            rows["check"] += check_rows(job, outcome, where)
-        if kind == "time" and "failed" not in outcome and family not in bad:
-            rows["time"] += time_rows(outcome, where)
-    save(rows)
-    return summary(rows, outcomes)
+            jobs, begin = jobs_of(kind, chosen, outcomes), time.perf_counter()
+            rest = record.rest(kind, [job for job in jobs if wanted(job, parts)], jobs)
+            outcomes |= watch(command, rest, hear)
+            print(f"{kind}: {len(rest)} in {time.perf_counter() - begin:.0f} s", flush=True)
+    return summary(record.rows, outcomes)
 
 
 def rehearse(chosen):
@@ -268,6 +226,34 @@ def rehearse(chosen):
         for name, launches in getattr(module, "plans", dict)().items():
             grids = ", ".join(f"{x.grid} x {x.kernel.threads}" for x in launches)
             print(f"{family}: {name}: {grids}", flush=True)
+
+
+def entrants_of(contest, rows):
+    """How many take part in a contest, by the rows of when it was held last."""
+    title = f"{contest.what}, clock", contest.case
+    engines = {row["engine"] for row in rows if (row["what"], row["case"]) == title}
+    return len(engines - {"cuda"}) or ENTRANTS
+
+
+def foresee(options, chosen, parts):
+    """A line for each family: how much there is to do, and how many seconds it should take."""
+    rows, whole = measurements.load(FILES["time"]), START * (1 + len(options.what))
+    each = options.rounds * gpu_times.SECONDS + ENTRANT
+    print(f"{whole:5} s  to start")
+    for family, module in chosen.items():
+        part, kernels = parts[family], len(module.kernels())
+        checks = [name for name in module.checks(None) if part in name]
+        contests = [c for c in module.contests(None) if part in f"{c.what}: {c.case}"]
+        entrants = sum(entrants_of(contest, rows) for contest in contests)
+        seconds = KERNEL * kernels / options.cores
+        seconds += CHECK * len(checks) * ("check" in options.what)
+        seconds += each * entrants * ("time" in options.what)
+        whole += seconds
+        print(
+            f"{seconds:5.0f} s  {family}: {kernels} kernels, {len(checks)} checks,"
+            f" {len(contests)} contests of {entrants} entrants"
+        )
+    print(f"{whole:5.0f} s  in all, on {options.cores} cores, if no row is there", flush=True)
 
 
 def select(only, known):
@@ -285,8 +271,11 @@ def main():
     parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
     parser.add_argument("--only", nargs="+", default=[], help="families, or family:part of names")
     parser.add_argument("--rounds", type=int, default=gpu_times.ROUNDS, help="of timing, alone")
+    parser.add_argument("--again", action="store_true", help="also what this commit has rows of")
+    parser.add_argument("--cores", type=int, default=16, help="of the machine that --dry foresees")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the child ends too
     if options.child:
         return child(options.child)
     if strange := {*options.what} - {*FILES}:
@@ -298,9 +287,11 @@ def main():
     if not card and not options.dry:
         print("there is no NVIDIA GPU here: nothing was checked; --dry compiles the kernels")
         return 0
-    codes, broken = compiled(makers_of(chosen), card, os.cpu_count())
     if options.dry:
         rehearse(chosen)
+        foresee(options, chosen, parts)
+    codes, broken = compiled(makers_of(chosen), card, os.cpu_count())
+    if options.dry:
         return int(bool(broken))
     bad = run(options, chosen, parts, codes)
     print(f"{time.perf_counter() - begin:.0f} s", flush=True)

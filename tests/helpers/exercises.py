@@ -18,6 +18,7 @@ def answer(chapter, name, old="", new="", **names):
     (judge,) = (cell for cell in cells if f"def check_{name}(" in cell)
     (solution,) = (cell for cell in cells if f"def solution_{name}(" in cell)
     assert old in solution
+    names.setdefault("__name__", chapter)  # by which the paper tells a kernel from itself
     for cell in judge, solution.replace(old, new):
         tree = ast.parse("\n".join(line for line in cell.split("\n") if not line.startswith(":")))
         tree.body = [part for part in tree.body if isinstance(part, DEFINITIONS)]

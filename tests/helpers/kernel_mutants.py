@@ -10,13 +10,14 @@ import argparse
 import ast
 import copy
 import importlib
+import inspect
 import random
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ TESTS = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
-LIMIT = 20  # seconds after which a check counts as hanging
+LIMIT = 20  # seconds after which a check counts as hanging, of a slow one four times its own
 WAITS = re.compile(r"sync|barrier|fence|wait|arrive|commit")
 # Functions of the host, whose mistakes are others' business.
 HOST = re.compile("launch|shape|blocks|form|segments|tiles|schedule|plan|choose|fit|check|verify")
@@ -88,7 +89,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
 def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
     """(parent, field, number, node) of everything inside a function's body that runs on a GPU."""
     for field, value in ast.iter_fields(node):
-        if field in ("decorator_list", "args", "returns", "annotation") and not (
+        if field in ("decorator_list", "args", "keywords", "returns", "annotation") and not (
             isinstance(node, ast.Call) and name_of(node) != "Kernel"
         ):
             continue
@@ -137,11 +138,13 @@ def limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def killed(variant: Variant, name: str, check: Callable[[ModuleType], None]) -> bool:
-    """Whether a check of a module fails, or does not end, with this variant in it."""
+def killed(
+    variant: Variant, name: str, check: Callable[[ModuleType], None], seconds: float = 0
+) -> bool:
+    """Whether a check of a module fails, or does not end in time, with this variant in it."""
     module = ModuleType(f"variant_{name}")
     try:
-        with limit(LIMIT):
+        with limit(int(max(LIMIT, seconds))):
             exec(compile(variant.source, f"<{variant.function}>", "exec"), vars(module))
             check(module)
     except Exception:
@@ -157,10 +160,13 @@ def source_of(name: str) -> str:
 
 def survivors(name: str, check: Callable, count: int, seed: int = 0) -> tuple[list[Variant], int]:
     """Those of `count` variants of a module, drawn at random, that live on, and how many of all."""
+    begin = time.perf_counter()
     check(importlib.import_module(f"nanoeuler.engines.gpu.{name}"))  # as it is, it has to pass
+    patience = 4 * (time.perf_counter() - begin)
     everything = list(variants(source_of(name)))
     sample = random.Random(seed).sample(everything, min(count, len(everything)))
-    return [variant for variant in sample if not killed(variant, name, check)], len(sample)
+    left = [variant for variant in sample if not killed(variant, name, check, patience)]
+    return left, len(sample)
 
 
 # ---- The checks, at the sizes of the families' own tests
@@ -201,6 +207,62 @@ def check_rotary(module):
 
     for kind in ("bf16", "float32"):
         test_rows.check_rope(module, 2, 3, 2, 3, 16, kind, start=1, seed=0)
+
+
+def check_gates(module):
+    import test_rows
+
+    for what in ("swiglu", "gelu"):
+        more = {} if what == "swiglu" else {"biased": True}
+        test_rows.check_gates(module, what, 3, 72, "float32", cores=1, **more)
+        test_rows.check_gates(module, what, 70, 8, cores=1, **more)
+        test_rows.check_gates(module, what, 70, 24, forward=False, cores=1, seed=0, **more)
+        test_rows.check_gates(
+            module, what, 3, 24, "float32", False, again=False, summed=False, place=True
+        )
+
+
+def check_embedding(module):
+    import test_rows
+
+    test_rows.looked_up(module)
+    test_rows.check_embed(module, test_rows.sequences(2, 3, 5), 5, 8, "float32", learned=False)
+    test_rows.scattered(module)
+    test_rows.in_turns(module)
+
+
+def check_flash_mma(module):
+    import test_flash_mma
+
+    with mock.patch.object(test_flash_mma.flash_mma_plan, "forward_kernel", module.forward_kernel):
+        test_flash_mma.check_forward(2, 2, 1, 5, 32)
+        test_flash_mma.check_forward(1, 1, 1, 208, 32, form=test_flash_mma.PARKED)
+
+
+def check_flash_mma_backward(module):
+    import test_flash_mma
+
+    plan, kernels = test_flash_mma.flash_mma_plan, ("dq_kernel", "dkdv_kernel")
+    with mock.patch.multiple(plan, **{name: getattr(module, name) for name in kernels}):
+        test_flash_mma.check_both(2, 2, 1, 5, 32)
+        test_flash_mma.check_both(1, 1, 1, 70, 32)
+
+
+def check_flash_mma_parts(module):
+    import test_flash_mma
+
+    users = test_flash_mma.flash_mma, test_flash_mma.flash_mma_backward
+    with ExitStack() as stack:
+        for user in users:
+            parts = vars(user).keys() & vars(module).keys()
+            wrong = {name: getattr(module, name) for name in parts}
+            own = {name: made for name, made in wrong.items() if inspect.isfunction(made)}
+            stack.enter_context(mock.patch.dict(vars(user), own))
+        plan, names = test_flash_mma.flash_mma_plan, ("forward_kernel", "dq_kernel", "dkdv_kernel")
+        for name in names:
+            stack.enter_context(mock.patch.object(plan, name, getattr(plan, name).__wrapped__))
+        test_flash_mma.check_both(2, 2, 1, 5, 32)
+        test_flash_mma.check_forward(1, 1, 1, 70, 64)
 
 
 def check_loss(module):
@@ -247,10 +309,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("modules", nargs="*", default=list(CHECKS))
     parser.add_argument("-n", type=int, default=40, help="variants of each, at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawing")
     options = parser.parse_args()
     for name in options.modules:
         begin = time.perf_counter()
-        left, count = survivors(name, CHECKS[name], options.n)
+        left, count = survivors(name, CHECKS[name], options.n, options.seed)
         spent = time.perf_counter() - begin
         print(f"{name}: {count - len(left)} of {count} killed, {spent:.0f} s", flush=True)
         for variant in left:

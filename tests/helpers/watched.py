@@ -21,6 +21,11 @@ def say(**words: object) -> None:
     print(MARK + json.dumps(words), flush=True)
 
 
+def alive() -> None:
+    """In the child: a job that takes long says now and then that it does not hang."""
+    say(alive=True)
+
+
 def serve(do: Callable[[str], dict]) -> None:
     """In the child: do each job of standard input; its outcome is a dict of plain values.
 
@@ -72,12 +77,16 @@ def attempt(command: Sequence[str], jobs: list, tell: Callable, silence: float) 
                 print(line, end="", flush=True)
                 continue
             word = json.loads(line[1:])
-            current = word.get("begin")
+            current = word.get("begin", current)
             if "end" in word:
-                outcomes[word["end"]] = word["outcome"]
+                outcomes[word["end"]], current = word["outcome"], None
                 tell(word["end"], word["outcome"])
     except TimeoutError:
         end = f"was silent for {silence} s"
+    except BaseException:  # whoever watches is ended: nobody would hear the child
+        child.kill()
+        raise
+    if end != "ended":
         child.kill()
     child.wait()
     if current is not None:

@@ -10,6 +10,7 @@ float32 are the caller's working memory.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,103 @@ STRIP = 128  # threads of a block at most
 # Threads of all blocks that a multiprocessor gets. Who sums writes little for each of them if they
 # are few, and begins several loads at a time; who does not sum has twice as many.
 SUMMING, FREE = 512, 2048
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Who works on a matrix whose threads each keep their columns and go down the rows.
+
+    Block (s, b) has strip s, a piece of `width` columns a thread, and rows b, b + slabs, ...
+    room: threads of all blocks on a multiprocessor.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    room: int
+    multiprocessors: int = MULTIPROCESSORS
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.columns < 1 or self.columns % STEP:
+            shape = f"{self.rows} x {self.columns}"
+            raise UserError(f"a matrix has rows and a multiple of {STEP} columns, not {shape}")
+
+    @property
+    def strips(self) -> int:
+        """Strips that the columns are cut into."""
+        return cover(self.columns // self.width, STRIP)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: whole warps."""
+        return LANES * cover(cover(self.columns // self.width, self.strips), LANES)
+
+    @property
+    def slabs(self) -> int:
+        """Blocks of a strip, each with every slabs-th row."""
+        room = self.multiprocessors * (self.room // self.threads) // self.strips
+        return min(self.rows, max(1, room))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Blocks."""
+        return self.strips, self.slabs
+
+
+def partials_shape(rows: int, columns: int, width: int, multiprocessors: int) -> tuple[int, int]:
+    """The shape of the partial sums of a matrix."""
+    return Walk(rows, columns, width, SUMMING, multiprocessors).slabs, columns
+
+
+def make_zero(width: int) -> Callable:
+    """zero(values): values[:width] = 0."""
+
+    def zero(values):
+        for k in range(width):
+            values[k] = float32(0)
+
+    return zero
+
+
+def make_put(width: int) -> Callable:
+    """put(sums, address): float32 sums[:width] to memory."""
+    store = make_store("float32", 4)
+
+    def put(sums, address):
+        for k in range(0, width, 4):
+            store(sums, k, address + k * 4)
+
+    return put
+
+
+@functools.cache
+def columns_kernel(kind: str, threads: int) -> Kernel:
+    """Partial sums of a matrix of this kind; see `Walk` for who has what."""
+    width, ahead, size = piece(kind), AHEAD * piece(kind), SIZES[kind]
+    load, zero, put = make_load(kind, width), make_zero(width), make_put(width)
+
+    def slab_sums(matrix, partials, rows, columns):
+        column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
+        slab, slabs = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+        sums, values = cuda.local.array(width, float32), cuda.local.array(ahead, float32)
+        zero(sums)
+        if column < columns:
+            row, start = slab, matrix + int64(column) * size
+            while row + (AHEAD - 1) * slabs < rows:
+                for i in range(AHEAD):
+                    load(values, i * width, place(start, row + i * slabs, columns, size))
+                for i in range(AHEAD):
+                    for k in range(width):
+                        sums[k] += values[i * width + k]
+                row += AHEAD * slabs
+            while row < rows:
+                load(values, 0, place(start, row, columns, size))
+                for k in range(width):
+                    sums[k] += values[k]
+                row += slabs
+            put(sums, place(partials, slab, columns, 4) + int64(column) * 4)
+
+    return Kernel(slab_sums, "l l r r", threads, resident=SUMMING // threads, target=(8, 0))
 
 
 @functools.cache
@@ -89,85 +187,6 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     places = [given(out) for out in outs] + [0] * (3 - len(outs))
     args = partials, count, width, columns, *places
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Who works on a matrix whose threads each keep their columns and go down the rows.
-
-    Block (s, b) has strip s, a piece of `width` columns a thread, and rows b, b + slabs, ...
-    room: threads of all blocks on a multiprocessor.
-    """
-
-    rows: int
-    columns: int
-    width: int
-    room: int
-    multiprocessors: int = MULTIPROCESSORS
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < 1 or self.columns % STEP:
-            shape = f"{self.rows} x {self.columns}"
-            raise UserError(f"a matrix has rows and a multiple of {STEP} columns, not {shape}")
-
-    @property
-    def strips(self) -> int:
-        """Strips that the columns are cut into."""
-        return cover(self.columns // self.width, STRIP)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block: whole warps."""
-        return LANES * cover(cover(self.columns // self.width, self.strips), LANES)
-
-    @property
-    def slabs(self) -> int:
-        """Blocks of a strip, each with every slabs-th row."""
-        room = self.multiprocessors * (self.room // self.threads) // self.strips
-        return min(self.rows, max(1, room))
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Blocks."""
-        return self.strips, self.slabs
-
-
-def partials_shape(rows: int, columns: int, width: int, multiprocessors: int) -> tuple[int, int]:
-    """The shape of the partial sums of a matrix."""
-    return Walk(rows, columns, width, SUMMING, multiprocessors).slabs, columns
-
-
-@functools.cache
-def columns_kernel(kind: str, threads: int) -> Kernel:
-    """Partial sums of a matrix of this kind; see `Walk` for who has what."""
-    width, ahead, size = piece(kind), AHEAD * piece(kind), SIZES[kind]
-    load, store = make_load(kind, width), make_store("float32", 4)
-
-    def slab_sums(matrix, partials, rows, columns):
-        column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
-        slab, slabs = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-        sums, values = cuda.local.array(width, float32), cuda.local.array(ahead, float32)
-        for k in range(width):
-            sums[k] = float32(0)
-        if column < columns:
-            row, start = slab, matrix + int64(column) * size
-            while row + (AHEAD - 1) * slabs < rows:
-                for i in range(AHEAD):
-                    load(values, i * width, place(start, row + i * slabs, columns, size))
-                for i in range(AHEAD):
-                    for k in range(width):
-                        sums[k] += values[i * width + k]
-                row += AHEAD * slabs
-            while row < rows:
-                load(values, 0, place(start, row, columns, size))
-                for k in range(width):
-                    sums[k] += values[k]
-                row += slabs
-            out = place(partials, slab, columns, 4) + int64(column) * 4
-            for k in range(0, width, 4):
-                store(sums, k, out + k * 4)
-
-    return Kernel(slab_sums, "l l r r", threads, resident=SUMMING // threads, target=(8, 0))
 
 
 def columns_launches(

@@ -13,12 +13,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import ir
@@ -29,7 +31,6 @@ from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.errors import UserError
 
 TYPES = {"r": "int32", "l": "int64", "f": "float32", "p": "int64"}  # numba's, by the letter
-ELEMENTS = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}  # and of an array's elements
 # LLVM's types of the same; an address is an integer.
 LLVM = {"r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType(), "p": ir.IntType(64)}
 # PTX ISA, release notes: the oldest version with all that `ptx` uses. Drivers read no newer version
@@ -149,8 +150,20 @@ def intrinsic(cuda: Any, instruction: Instruction) -> Any:
 def argument(types: Any, operand: Operand) -> Any:
     """numba's type of a kernel's parameter: a number, or an array that the kernel indexes."""
     if operand.axes:
-        return types.Array(getattr(types, ELEMENTS[operand.letter]), operand.axes, "C")
+        return types.Array(getattr(types, operand.dtype), operand.axes, "C")
     return getattr(types, TYPES[operand.letter])
+
+
+@contextmanager
+def uncopied(cuda: Any) -> Iterator[None]:
+    """numba's inliner changes what it has just read of a helper, and keeps no copy of it."""
+    inliner = cuda.core.inline_closurecall
+    module = inliner.copy
+    inliner.copy = SimpleNamespace(copy=module.copy, deepcopy=lambda block: block)
+    try:
+        yield
+    finally:
+        inliner.copy = module
 
 
 def to_ptx(kernel: Kernel) -> str:
@@ -166,10 +179,11 @@ def to_ptx(kernel: Kernel) -> str:
 
     function = rebind(kernel.function, replace, cuda.jit(device=True, inline="always"))
     arguments = [argument(cuda.types, operand) for operand in kernel.parameters]
-    text, _ = cuda.compile_ptx(
-        function, cuda.types.void(*arguments), cc=kernel.target,
-        launch_bounds=(math.prod(kernel.block), kernel.resident),
-    )  # fmt: skip
+    with uncopied(cuda):
+        text, _ = cuda.compile_ptx(
+            function, cuda.types.void(*arguments), cc=kernel.target,
+            launch_bounds=(math.prod(kernel.block), kernel.resident),
+        )  # fmt: skip
     return re.sub(r"(?m)^\.version .*$", f".version {PTX_VERSION}", text)
 
 

@@ -4,14 +4,15 @@
 # %% sec-gemm-device
 """A GPU: memory on it, kernels loaded into it, launches run by it. Nothing here starts on import.
 
-NVIDIA's driver comes from the door. Left out: streams and graphs, whose handles are handed in.
+NVIDIA's driver comes from the door. The methods are those of `paper.device`, with the same meaning.
 """
 
 import ctypes
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,21 @@ import numpy as np
 from nanoeuler.engines.gpu import door
 from nanoeuler.engines.gpu.compile import Code, assemble, entry, machine, to_ptx
 from nanoeuler.engines.gpu.instruction import Operand
-from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
+from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map, require_aligned
+from nanoeuler.engines.gpu.views import dense, part_of, reach, require_dense
 
 MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
 # ctypes of a kernel's arguments, by the letter of their type.
 CTYPES = {"r": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
+# What an error of the driver means here, by what its name contains.
+MEANINGS = {
+    "ILLEGAL_ADDRESS": "a launch before this reached outside of its arrays; this process is lost",
+    "MISALIGNED_ADDRESS": "a launch before this read from where no such read begins; this process "
+    "is lost",
+    "LAUNCH_FAILED": "a launch before this broke; this process is lost",
+    "LAUNCH_OUT_OF_RESOURCES": "a block of this kernel wants more registers than there are",
+    "STREAM_CAPTURE": "something that a graph cannot hold was done while launches were captured",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +52,15 @@ class DeviceArray:
 
 
 def check(outcome: tuple) -> Any:
-    """What a call of the driver returned, after its error code; RuntimeError if that is not 0."""
+    """What a call of the driver returned, after its error code.
+
+    If that is not 0: MemoryError where there is no room, RuntimeError otherwise.
+    """
     error, *values = outcome
     if int(error):
-        raise RuntimeError(f"the GPU's driver: {error.name}")
+        means = [text for part, text in MEANINGS.items() if part in error.name]
+        text = ": ".join(["the GPU's driver", error.name, *means])
+        raise MemoryError(text) if "OUT_OF_MEMORY" in error.name else RuntimeError(text)
     return values[0] if len(values) == 1 else values
 
 
@@ -54,8 +70,8 @@ def number_of(driver: Any, handle: Any, name: str) -> int:
     return check(driver.cuDeviceGetAttribute(attribute, handle))
 
 
-class Memory:
-    """One GPU and what it stores.
+class Card:
+    """One GPU, and when what it holds is given back.
 
     capability: of its architecture, as (9, 0); multiprocessors: how many it has.
     """
@@ -70,35 +86,134 @@ class Memory:
         parts = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
         self.capability = tuple(number_of(driver, self.handle, part) for part in parts)
         self.multiprocessors = number_of(driver, self.handle, "MULTIPROCESSOR_COUNT")
+        self.capturing = False
+        self.later: list[tuple[Callable, Any]] = []
+
+    def memory_used(self) -> int:
+        """The bytes that are taken of the GPU's memory, by whomever."""
+        free, whole = check(self.driver.cuMemGetInfo())
+        return whole - free
+
+    def keep(self, thing: Any, free: Callable, handle: Any) -> None:
+        """Have the driver's `free` called with a handle once `thing` is forgotten."""
+        weakref.finalize(thing, self._forget, free, handle).atexit = False
+
+    def _forget(self, free: Callable, handle: Any) -> None:
+        """Give back, after the capture if there is one: Python forgets things at any time."""
+        if self.capturing:
+            self.later.append((free, handle))
+        else:
+            free(handle)
+
+
+class Memory(Card):
+    """A GPU and what it stores."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
-        """Memory for an array in C order, as it is; freed when the array is forgotten."""
-        kind = np.dtype(dtype)
-        steps = [math.prod(shape[i + 1 :]) * kind.itemsize for i in range(len(shape))]
+        """Memory for an array in C order, as it is; freed when array and parts are forgotten.
+
+        MemoryError, with how much there is, where it does not fit.
+        """
+        kind, shape = np.dtype(dtype), tuple(shape)
         size = math.prod(shape) * kind.itemsize
-        address = int(check(self.driver.cuMemAlloc(max(1, size))))
-        made = DeviceArray(address, tuple(shape), kind, tuple(steps))
-        weakref.finalize(made, self.driver.cuMemFree, address).atexit = False
+        try:
+            address = int(check(self.driver.cuMemAlloc(max(1, size))))
+        except MemoryError:
+            free, whole = check(self.driver.cuMemGetInfo())
+            raise MemoryError(
+                f"an array {shape} of {kind} takes {size / 1e9:.2f} GB, and {self.name} has "
+                f"{free / 1e9:.2f} of its {whole / 1e9:.2f} GB free"
+            ) from None
+        made = DeviceArray(address, shape, kind, dense(shape, kind.itemsize))
+        self.keep(made, self.driver.cuMemFree, address)
         return made
+
+    def part(
+        self, array: DeviceArray, offset: int, shape: tuple[int, ...], dtype: Any,
+        strides: tuple[int, ...] | None = None,
+    ) -> DeviceArray:  # fmt: skip
+        """A part of an array that begins `offset` bytes into it; the same memory, kept alive."""
+        made = part_of(array, offset, shape, dtype, strides)
+        return DeviceArray(array.address + offset, *made, owner=array)
+
+
+class Exchange(Memory):
+    """How the host reads and writes what a GPU stores."""
 
     def array(self, values: np.ndarray) -> DeviceArray:
         """A copy on the GPU of a NumPy array, in C order."""
-        values = np.ascontiguousarray(values)
+        values = np.asarray(values)
         made = self.empty(values.shape, values.dtype)
-        check(self.driver.cuMemcpyHtoD(made.address, values.ctypes.data, values.nbytes))
+        self.fill(made, values)
         return made
 
+    def fill(self, array: DeviceArray, values: Any) -> None:
+        """Put numbers of the host into an array in C order."""
+        require_dense(array)
+        numbers = np.asarray(np.broadcast_to(values, array.shape), array.dtype, order="C")
+        if numbers.nbytes:
+            address = numbers.ctypes.data
+            check(self.driver.cuMemcpyHtoD(array.address, address, numbers.nbytes))
+
     def host(self, array: DeviceArray) -> np.ndarray:
-        """A copy as a NumPy array of an array in C order; waits for what was launched before."""
-        values = np.empty(array.shape, array.dtype)
+        """A copy as a NumPy array; waits for what was launched before."""
+        size = reach(array.shape, array.strides, array.dtype.itemsize)
+        there = np.empty(max(1, size), np.uint8)
+        self.synchronize()
+        if size:
+            check(self.driver.cuMemcpyDtoH(there.ctypes.data, array.address, size))
+        values = np.ndarray(array.shape, array.dtype, there, 0, array.strides)
+        return np.asarray(values, order="C")
+
+    def synchronize(self) -> None:
+        """Wait for everything that was begun."""
         check(self.driver.cuCtxSynchronize())
-        check(self.driver.cuMemcpyDtoH(values.ctypes.data, array.address, values.nbytes))
-        return values
 
 
-def encode(memory: Memory, view: Map) -> DeviceArray:
+class Post(Exchange):
+    """Copies that the host does not wait for, on a stream of the device's own."""
+
+    @cached_property
+    def stream(self) -> int:
+        """The handle of the stream of graphs and of copies; in order with the default stream."""
+        made = check(self.driver.cuStreamCreate(int(self.driver.CUstream_flags.CU_STREAM_DEFAULT)))
+        return int(made)
+
+    def page(self, size: int) -> np.ndarray:
+        """`size` bytes of the host's memory, kept where they are, that `send` and `fetch` take."""
+        address = int(check(self.driver.cuMemHostAlloc(size, 0)))
+        bytes_there = (ctypes.c_uint8 * size).from_address(address)
+        self.keep(bytes_there, self.driver.cuMemFreeHost, address)
+        return np.frombuffer(bytes_there, np.uint8)
+
+    def send(self, array: DeviceArray, page: np.ndarray) -> None:
+        """Copy a page into an array (bytes,) uint8, after what was launched before."""
+        there, here = array.address, page.ctypes.data
+        check(self.driver.cuMemcpyHtoDAsync(there, here, page.nbytes, self.stream))
+
+    def fetch(self, page: np.ndarray, array: DeviceArray) -> None:
+        """Copy an array (bytes,) uint8 to a page, after what was launched before."""
+        there, here = array.address, page.ctypes.data
+        check(self.driver.cuMemcpyDtoHAsync(here, there, page.nbytes, self.stream))
+
+    def mark(self) -> Callable[[], None]:
+        """A function that waits until everything that was begun before `mark` is done."""
+        kinds = self.driver.CUevent_flags  # the host sleeps while it waits, and takes no time
+        flags = int(kinds.CU_EVENT_DISABLE_TIMING) | int(kinds.CU_EVENT_BLOCKING_SYNC)
+        event = check(self.driver.cuEventCreate(flags))
+        check(self.driver.cuEventRecord(event, self.stream))
+
+        def wait() -> None:
+            check(self.driver.cuEventSynchronize(event))
+
+        self.keep(wait, self.driver.cuEventDestroy, event)
+        return wait
+
+
+def encode(memory: Exchange, view: Map) -> DeviceArray:
     """A tensor map in the GPU's memory (cuTensorMapEncodeTiled: innermost axes first)."""
     driver, array = memory.driver, view.array
+    require_aligned(array.address)
     kinds = driver.CUtensorMapDataType
     kind = {
         "uint16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -161,8 +276,8 @@ def parameters(operand: Operand, arg: Any) -> list[tuple[Any, Any]]:
     return [(word, ctypes.c_int64) for word in words]
 
 
-class Device(Memory):
-    """One GPU that runs launches."""
+class Starter(Post):
+    """A GPU that runs launches."""
 
     def __init__(self, number: int = 0):
         super().__init__(number)
@@ -182,7 +297,11 @@ class Device(Memory):
         check(driver.cuFuncSetAttribute(function, limit, kernel.shared))
         return self.functions.setdefault(kernel, function)
 
-    def prepare(self, launch: Launch) -> Callable[[int], None]:
+
+class Device(Starter):
+    """One GPU that runs launches, one by one or as a graph."""
+
+    def prepare(self, launch: Launch) -> Callable[..., None]:
         """A function of a stream's handle that puts the launch on that stream, again and again.
 
         Maps are encoded once, here; the launch's arrays live as long as the function.
@@ -206,3 +325,38 @@ class Device(Memory):
     def run(self, launch: Launch, stream: int = 0) -> None:
         """Put a launch on a stream; it runs when its turn comes."""
         self.prepare(launch)(stream)
+
+    def capture(self, starts: Iterable[Callable]) -> "Graph":
+        """A graph of what these functions of a stream launch; nothing runs, and nothing may wait.
+
+        The graph keeps the functions, and by them all arrays.
+        """
+        starts, driver = list(starts), self.driver
+        # Libraries load their kernels when these are first used; that is no part of the graph.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check(driver.cuStreamBeginCapture(self.stream, mode))
+        self.capturing = True
+        try:
+            for start in starts:
+                start(self.stream)
+        finally:  # a capture that was begun is ended, whatever happened in it
+            outcome = driver.cuStreamEndCapture(self.stream)
+            self.capturing = False
+            while self.later:
+                free, handle = self.later.pop()
+                free(handle)
+        return Graph(self, check(outcome), starts)
+
+
+class Graph:
+    """Launches that were captured. starts: what launched them, which keeps their arrays."""
+
+    def __init__(self, device: Device, graph: Any, starts: list[Callable]):
+        self.device, self.starts, driver = device, starts, device.driver
+        self.executable = check(driver.cuGraphInstantiate(graph, 0))
+        device.keep(self, driver.cuGraphExecDestroy, self.executable)
+        check(driver.cuGraphDestroy(graph))
+
+    def launch(self) -> None:
+        """Put all launches on the device's stream, to run on what their arrays hold then."""
+        check(self.device.driver.cuGraphLaunch(self.executable, self.device.stream))

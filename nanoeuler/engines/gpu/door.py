@@ -53,3 +53,11 @@ def driver() -> Any:
     if importlib.util.find_spec("cuda") is None:
         raise UserError(f"no way to call the driver here: {MISSING}")
     return importlib.import_module("cuda.bindings.driver")
+
+
+def products() -> Any:
+    """NVIDIA's matrix products, as Python calls them (nvmath.bindings.cublas)."""
+    if importlib.util.find_spec("nvmath") is None:
+        what = "pip install 'nvmath-python[cu13]' (the extra gpu-vendor)"
+        raise UserError(f"no cuBLAS here: {what}, or let our own kernels multiply")
+    return importlib.import_module("nvmath.bindings.cublas")

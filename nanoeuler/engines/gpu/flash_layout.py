@@ -75,6 +75,7 @@ def at_a_time(heads: int, size: int, share: int) -> int:
     return max(fit, default=1)
 
 
+# %% sec-flash-mma-plan
 def expect(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> None:
     """Refuse an array of another shape or dtype, or that begins where 16 bytes do not fit."""
     if tuple(array.shape) != shape or str(array.dtype) != dtype:

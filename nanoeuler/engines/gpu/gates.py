@@ -13,7 +13,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nanoeuler.engines.gpu.columns import FREE, SUMMING, Walk, sum_launch
+from nanoeuler.engines.gpu.columns import (
+    FREE,
+    SUMMING,
+    Walk,
+    make_put,
+    make_zero,
+    sum_launch,
+)
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
@@ -108,27 +115,6 @@ def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
             row += int32(cuda.gridDim.y)
 
     return Kernel(curved, "l l l r r", threads, resident=FREE // threads, target=(8, 0))
-
-
-def make_zero(width: int) -> Callable:
-    """zero(values): values[:width] = 0."""
-
-    def zero(values):
-        for k in range(width):
-            values[k] = float32(0)
-
-    return zero
-
-
-def make_put(width: int) -> Callable:
-    """put(sums, address): float32 sums[:width] to memory."""
-    store = make_store("float32", 4)
-
-    def put(sums, address):
-        for k in range(0, width, 4):
-            store(sums, k, address + k * 4)
-
-    return put
 
 
 def make_gated_rows(kind: str, count: int, again: bool) -> Callable:

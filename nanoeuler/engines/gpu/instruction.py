@@ -19,6 +19,7 @@ from nanoeuler.errors import UserError
 # A token of an operand list: a letter; for registers their number, + where they are written too,
 # = where they are only written; for an array that a kernel indexes, its axes.
 OPERAND = re.compile(r"(?:[rlfp]|[+=]?[rlf]\*[1-9]\d*|[hrlf]\[[1-4]\])")
+DTYPES = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}  # of elements, by the letter
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Operand:
     written: bool = False
     read: bool = True
     axes: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """Of the elements of an array that the kernel indexes."""
+        return DTYPES[self.letter]
 
 
 def operands(tokens: str) -> tuple[Operand, ...]:

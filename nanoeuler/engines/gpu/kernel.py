@@ -48,6 +48,12 @@ class Map:
             )
 
 
+def require_aligned(address: int) -> None:
+    """UserError unless an array with a map may begin at this address."""
+    if address % MAP_ALIGN:
+        raise UserError(f"the copy engine wants arrays to begin at multiples of {MAP_ALIGN} bytes")
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel and what the machine must know of it before it starts.
@@ -84,8 +90,8 @@ class Kernel:
 def fits(operand: Operand, value: Any) -> bool:
     """Whether `value` can be the argument: l takes an array or a Map as well as a number."""
     if operand.axes:
-        kind = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}[operand.letter]
-        return str(getattr(value, "dtype", "")) == kind and len(value.shape) == operand.axes
+        kind = str(getattr(value, "dtype", ""))
+        return kind == operand.dtype and len(value.shape) == operand.axes
     if isinstance(value, Map) or hasattr(value, "strides"):
         return operand.letter == "l"
     return isinstance(value, float if operand.letter == "f" else int)

@@ -103,12 +103,14 @@ def decide(sums, count, losses, heads, schedule, steps, number, limit, decision)
 DECIDE = Kernel(decide, "l r l r l r l f l", THREADS, target=(8, 0))
 
 
-def schedule(rates: Sequence[float], beta1: float, beta2: float, decay: float) -> np.ndarray:
+def schedule(
+    rates: Sequence[float], beta1: float, beta2: float, decay: float, first: int = 1
+) -> np.ndarray:
     """What each step takes, float32 (steps, 4): learning rate, both bias corrections, decay.
 
-    rates: the learning rates of steps 1, 2, ... Worked out in float64 and rounded once.
+    rates: the learning rates of steps `first`, ... Worked out in float64 and rounded once.
     """
-    number = np.arange(1, len(rates) + 1)
+    number = np.arange(first, first + len(rates))
     parts = rates, 1 / (1 - beta1**number), 1 / (1 - beta2**number), np.full(len(rates), decay)
     return np.stack(parts, axis=1).astype(np.float32)
 

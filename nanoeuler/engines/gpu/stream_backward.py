@@ -81,6 +81,65 @@ class Form:
         return max(1, (12 if few else 8) * LANES // self.layout.threads)
 
 
+def make_read(form: Form) -> Callable:
+    """read(g, x_hat, sums, dn, x, stats, row, lane) -> inverse: a row of dn and of x^.
+
+    Adds the row to the sums of dn x^ and of dn.
+    """
+    layout, own = form.layout, form.layout.pieces * form.layout.width
+    load_dn, load_x = make_load_row(layout, form.kind), make_load_row(layout, form.stream)
+    size, size_x = SIZES[form.kind], SIZES[form.stream]
+    columns, centred, biased = form.columns, form.norm == "layer", form.biased
+    kept = 4 * NORMS[form.norm]
+
+    def read(g, x_hat, sums, dn, x, stats, row, lane):
+        load_dn(g, place(dn, row, columns, size), lane)
+        load_x(x_hat, place(x, row, columns, size_x), lane)
+        stats += int64(row) * kept
+        mean = float32(0)
+        if centred:
+            mean = load_float(stats)
+            stats += 4
+        inverse = load_float(stats)
+        for k in range(own):
+            x_hat[k] = (x_hat[k] - mean) * inverse
+            sums[k] += g[k] * x_hat[k]                                  # (4)
+            if biased:
+                sums[own + k] += g[k]                                   # (5)
+        return inverse
+
+    return read
+
+
+def make_slope(form: Form) -> Callable:
+    """slope(g, x_hat, gain, inverse, lane): g = the norm's gradient of g = dn, for a row.
+
+    The numbers are those of the equations.
+    """
+    layout, centred = form.layout, form.norm == "layer"
+    row_sum, share = make_row_sum(layout), 1 / layout.columns
+    own = layout.pieces * layout.width
+    load_gain = make_load_row(layout, "float32")
+
+    def slope(g, x_hat, gain, inverse, lane):
+        gains = cuda.local.array(own, float32)
+        load_gain(gains, gain, lane)
+        along, shift = float32(0), float32(0)
+        for k in range(own):
+            g[k] *= gains[k]                                            # (1)
+            shift += g[k]                                               # (2)
+            along += g[k] * x_hat[k]                                    # (3)
+        along = row_sum(along) * float32(share)
+        if centred:
+            shift = row_sum(shift) * float32(share)
+            for k in range(own):
+                g[k] -= shift
+        for k in range(own):
+            g[k] = (g[k] - x_hat[k] * along) * inverse
+
+    return slope
+
+
 def add_piece(sums, i, address, first):
     """Four of `sums` to shared memory: stored by the first who has them, added by others."""
     a, b, c, d = sums[i], sums[i + 1], sums[i + 2], sums[i + 3]
@@ -125,65 +184,6 @@ def make_write_sums(form: Form) -> Callable:
             store_float4(out + i * 16, a, b, c, d)
 
     return in_turn if warps > 1 else directly
-
-
-def make_slope(form: Form) -> Callable:
-    """slope(g, x_hat, gain, inverse, lane): g = the norm's gradient of g = dn, for a row.
-
-    The numbers are those of the equations.
-    """
-    layout, centred = form.layout, form.norm == "layer"
-    row_sum, share = make_row_sum(layout), 1 / layout.columns
-    own = layout.pieces * layout.width
-    load_gain = make_load_row(layout, "float32")
-
-    def slope(g, x_hat, gain, inverse, lane):
-        gains = cuda.local.array(own, float32)
-        load_gain(gains, gain, lane)
-        along, shift = float32(0), float32(0)
-        for k in range(own):
-            g[k] *= gains[k]                                            # (1)
-            shift += g[k]                                               # (2)
-            along += g[k] * x_hat[k]                                    # (3)
-        along = row_sum(along) * float32(share)
-        if centred:
-            shift = row_sum(shift) * float32(share)
-            for k in range(own):
-                g[k] -= shift
-        for k in range(own):
-            g[k] = (g[k] - x_hat[k] * along) * inverse
-
-    return slope
-
-
-def make_read(form: Form) -> Callable:
-    """read(g, x_hat, sums, dn, x, stats, row, lane) -> inverse: a row of dn and of x^.
-
-    Adds the row to the sums of dn x^ and of dn.
-    """
-    layout, own = form.layout, form.layout.pieces * form.layout.width
-    load_dn, load_x = make_load_row(layout, form.kind), make_load_row(layout, form.stream)
-    size, size_x = SIZES[form.kind], SIZES[form.stream]
-    columns, centred, biased = form.columns, form.norm == "layer", form.biased
-    kept = 4 * NORMS[form.norm]
-
-    def read(g, x_hat, sums, dn, x, stats, row, lane):
-        load_dn(g, place(dn, row, columns, size), lane)
-        load_x(x_hat, place(x, row, columns, size_x), lane)
-        stats += int64(row) * kept
-        mean = float32(0)
-        if centred:
-            mean = load_float(stats)
-            stats += 4
-        inverse = load_float(stats)
-        for k in range(own):
-            x_hat[k] = (x_hat[k] - mean) * inverse
-            sums[k] += g[k] * x_hat[k]                                  # (4)
-            if biased:
-                sums[own + k] += g[k]                                   # (5)
-        return inverse
-
-    return read
 
 
 @functools.cache

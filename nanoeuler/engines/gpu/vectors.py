@@ -225,6 +225,7 @@ def place(address: int, row: int, columns: int, size: int) -> int:
     return address + int64(row) * (columns * size)
 
 
+# %% sec-rows-stream
 def expect(name: str, array: Any, shape: tuple[int, ...], kind: str) -> None:
     """UserError unless `array` is of this kind and shape, in C order, from 16 bytes on."""
     dtype = STORED.get(kind, kind)

@@ -237,6 +237,17 @@ def checks(bench):
     return made | packed
 
 
+def peers(problems, backward):
+    """Name -> calls of those of the library's ways that this machine has."""
+    made = {}
+    for peer in PEERS:
+        try:
+            made[peer] = [problem.peer(peer)[backward] for problem in problems]
+        except RuntimeError as error:
+            print(f"  no {peer}: {str(error).splitlines()[0][:90]}", flush=True)
+    return made
+
+
 def entrants(bench, case, backward):
     """Name -> calls, one for each set of operands: ours, its two halves backward, the peers."""
     size = 2 * 8 * case.B * case.H * case.T * case.D
@@ -251,12 +262,7 @@ def entrants(bench, case, backward):
             ways = {"ours": lambda dq=dq, dkdv=dkdv: (dq(), dkdv()), "dq": dq, "dk, dv": dkdv}
         for who, call in ways.items():
             made.setdefault(who, []).append(call)
-    for peer in PEERS:
-        try:
-            made[peer] = [problem.peer(peer)[backward] for problem in problems]
-        except RuntimeError as error:
-            print(f"  no {peer}: {str(error).splitlines()[0][:90]}", flush=True)
-    return made
+    return made | peers(problems, backward)
 
 
 def contests(bench):

@@ -113,7 +113,8 @@ class Entries:
 
     def mark(self, thread: int) -> None:
         """This thread's turn ends here."""
-        self.marks.append((thread, len(self.reads), len(self.writes)))
+        if self.reads or self.writes:
+            self.marks.append((thread, len(self.reads), len(self.writes)))
 
 
 class Log(Entries):
@@ -135,17 +136,18 @@ class Log(Entries):
 
     def settle(self) -> None:
         """Check and count what is written down, and begin anew."""
+        if not (self.reads or self.writes):
+            return
         self.mark(getattr(current(), "number", 0))
-        if self.reads or self.writes:
-            marks = np.array(self.marks)
-            sides = []
-            for n, elements in (1, self.reads), (2, self.writes):
-                threads = np.repeat(marks[:, 0], np.diff(marks[:, n], prepend=0))
-                sides.append(Side(np.array(elements, np.int64), threads, np.arange(len(elements))))
-            for array in self.arrays:
-                reads, writes = (side.within(array) for side in sides)
-                if len(reads.at) + len(writes.at):
-                    array.state.settle(self, array, reads, writes)
+        marks = np.array(self.marks)
+        sides = []
+        for n, elements in (1, self.reads), (2, self.writes):
+            threads = np.repeat(marks[:, 0], np.diff(marks[:, n], prepend=0))
+            sides.append(Side(np.array(elements, np.int64), threads, np.arange(len(elements))))
+        for array in self.arrays:
+            reads, writes = (side.within(array) for side in sides)
+            if len(reads.at) + len(writes.at):
+                array.state.settle(self, array, reads, writes)
         for entries in (self.reads, self.writes, self.before, self.plain, self.marks, *self.lines):
             entries.clear()
 

@@ -26,7 +26,7 @@ OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: one while a
 
 class Fault(Exception):
     """What a GPU does not forgive. `kind` is a word: race, bounds, unwritten, proxy, flight,
-    divergence, deadlock, misuse; of what the host does: capture, dead."""
+    divergence, deadlock, misuse; of what the host does: capture."""
 
     def __init__(self, kind: str, text: str):
         super().__init__(text)
@@ -235,8 +235,9 @@ class Machine(Queues):
     def _turn(self) -> None:
         thread = self._draw(self.queue)
         thread.switch()
-        if thread.block.log is not None:
-            thread.block.log.mark(thread.number)
+        log = thread.block.log
+        if log is not None:
+            log.mark(thread.number)
 
     def _draw(self, waiting: collections.deque) -> Any:
         if self.random:

@@ -9,6 +9,7 @@ into it, or holds a plain store that the copy engine and the tensor cores may no
 it last, and when each actor last read it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ WINDOW = 1024  # shared addresses start here: the first KiB of a block's window 
 CLUSTER_BIT = 24  # from here up a shared address carries the block's rank in its cluster
 MOST = 227 * 1024  # bytes of a block: CUDA C++ Programming Guide, compute capability 9.0
 STATIC = 48 * 1024  # of those, for arrays of fixed size: ibid.
+# Bytes: memory that is asked for begins at a multiple (CUDA C++ Programming Guide, device memory).
+ALLOCATION = 256
 
 USED, WRITTEN, ARRIVING, UNFENCED = 1, 2, 4, 8  # flags of a word
 WHY = {
@@ -66,9 +69,11 @@ class Checks(Words):
 
     def check(self, words: np.ndarray, action: str, needs: int, lacks: int = 0) -> None:
         """Fault unless all `words` have the flags `needs` and none of `lacks`."""
-        if words.size and not 0 <= words.min() <= words.max() < len(self.flags):
+        if words.size and words.view(np.uint64).max() >= len(self.flags):  # or below 0
             fault("bounds", f"{action} shared byte {4 * int(words.max())}, {WHY[USED][1]}")
         flags = self.flags[words]
+        if not np.count_nonzero(flags & (needs | lacks) != needs):
+            return
         for flag, (kind, why) in WHY.items():
             wrong = flags & flag == 0 if needs & flag else flags & lacks & flag != 0
             if wrong.any():
@@ -95,7 +100,7 @@ class Order(Checks):
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
         late = self.written[words] > known[self.writer[words]]
-        if late.any():
+        if np.count_nonzero(late):
             word = int(words[late].flat[0])
             return word, f"the write by {self.clock.names[self.writer[word]]}"
         if writes:
@@ -227,19 +232,21 @@ class Region:
 class Addresses:
     """Where a launch's arrays and tensor maps are: far apart, so that overruns hit nothing.
 
-    fresh: by the id of an array, for each of its elements, whether nobody wrote it yet.
+    By the id of an array: fresh, for each of its elements, whether nobody wrote it yet; past, how
+    many bytes behind a multiple of ALLOCATION it begins.
     """
 
     START, APART = 1 << 40, 1 << 20
 
-    def __init__(self, fresh: dict[int, np.ndarray]):
-        self.next, self.regions, self.maps, self.fresh = self.START, [], {}, fresh
+    def __init__(self, fresh: dict[int, np.ndarray], past: Mapping[int, int]):
+        self.next, self.regions, self.maps = self.START, [], {}
+        self.fresh, self.past = fresh, past
 
     def address(self, array: np.ndarray) -> int:
         """Where this array is, from the launch on."""
-        address = self.next
+        address = self.next + self.past.get(id(array), 0)
         self.regions.append(Region(address, array, self.fresh.get(id(array))))
-        self.next = (address + self.regions[-1].bytes.size + self.APART) & ~255
+        self.next = (address + self.regions[-1].bytes.size + self.APART) & -ALLOCATION
         return address
 
     def map_address(self, tile_map: Map) -> int:

@@ -19,10 +19,11 @@ class Integer:
         self.name, self.bits, self.dtype = name, bits, np.dtype(name)
         self.low = -(1 << bits - 1) if signed else 0
         self.mask = (1 << bits) - 1
+        self.high = self.low + self.mask
 
     def __call__(self, value: Any) -> int:
         value = int(value)
-        if self.low <= value <= self.low + self.mask:
+        if self.low <= value <= self.high:
             return value
         return ((value - self.low) & self.mask) + self.low
 
@@ -39,8 +40,8 @@ def dtype(kind: Any) -> np.dtype:
     return kind.dtype if isinstance(kind, Integer) else np.dtype(getattr(kind, "__name__", kind))
 
 
-_register = np.zeros(1, np.uint32)  # one register, seen as bits or as a number
-_number = _register.view(np.float32)
+_register = np.zeros(1, np.uint32)  # one register, seen as bits, with a sign, or as a number
+_signed, _number = _register.view(np.int32), _register.view(np.float32)
 
 
 def number(bits: int) -> np.float32:
@@ -52,7 +53,7 @@ def number(bits: int) -> np.float32:
 def bits(value: float) -> int:
     """The bits of a float32, as an int32."""
     _number[0] = value
-    return int32(int(_register[0]))
+    return _signed.item()
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:

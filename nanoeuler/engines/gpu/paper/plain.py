@@ -7,8 +7,10 @@
 PTX ISA, "Data Movement and Conversion Instructions", "atom".
 """
 
+import functools
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -209,13 +211,19 @@ def shuffle(mode: str, value: Register, lane: int, limits: int, mask: int) -> Re
     """Each lane gets the value of another; of a lane that is none, its own."""
     if limits != (0 if mode == "up" else 31):
         fault("misuse", f"shuffles with limits {limits:#x}: only whole warps are known here")
-    source = {
-        "bfly": lambda own, n: own ^ n, "idx": lambda own, n: n,
-        "up": lambda own, n: own - n, "down": lambda own, n: own + n,
-    }[mode]  # fmt: skip
+    return meet(uint32(mask), f"shfl.{mode}", (current().lane, value, lane), EXCHANGE[mode])
 
-    def together(values):
-        by_lane = {own: value for own, value, _ in values}
-        return [by_lane.get(source(own, n), value) for own, value, n in values]
 
-    return meet(uint32(mask), f"shfl.{mode}", (current().lane, value, lane), together)
+def exchange(source: Callable[[int, int], int], values: list[tuple]) -> list[Register]:
+    """What each of the lanes that meet gets: that of lane `source(own lane, number)`."""
+    by_lane = {own: value for own, value, _ in values}
+    return [by_lane.get(source(own, n), value) for own, value, n in values]
+
+
+# By the mode of a shuffle.
+EXCHANGE = {
+    "bfly": functools.partial(exchange, operator.xor),
+    "idx": functools.partial(exchange, lambda own, n: n),
+    "up": functools.partial(exchange, operator.sub),
+    "down": functools.partial(exchange, operator.add),
+}

@@ -9,9 +9,9 @@ import importlib
 import inspect
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -68,26 +68,32 @@ def on_paper(value: Any) -> Any:
 def run(
     launch: Launch,
     seed: int | None = None,
-    fresh: Iterable[np.ndarray] = (),
+    fresh: Iterable[np.ndarray] | dict[int, np.ndarray] = (),
     watch: tuple[int, int] | None = None,
+    past: Mapping[int, int] = MappingProxyType({}),
 ) -> Report:
     """Run a launch on paper; its arrays are NumPy arrays and hold the results afterwards.
 
     seed: an order of blocks, warps and copies; without one, they go in order and copies are late.
-    fresh: arrays of the launch that count as not written, so that reading them is a Fault.
+    fresh: arrays of the launch that count as not written, so that reading them is a Fault; or, by
+    the id of an array, which of its elements (size,) count so, which is brought up to date.
     watch: from which byte to which of block 0's shared memory the report keeps a history of states.
+    past: by the id of an array, how many bytes behind a multiple of 256 it begins; 0 for others.
     """
     arrays = [a.array if isinstance(a, Map) else a for a in launch.args]
     arrays = [array for array in arrays if isinstance(array, np.ndarray)]
+    if not isinstance(fresh, dict):
+        fresh = {id(array): np.ones(array.size, bool) for array in fresh}
+    arrays += fresh.values()
     plain = not launch.kernel.together and not instructions(launch.kernel.function)
     if plain and seed is None and watch is None:
         copies = [array.copy() for array in arrays]
         try:
-            return Together(launch, seed, fresh).play()
+            return Together(launch, seed, fresh, None, past).play()
         except Exception:  # whatever it is, it has to show again when threads run one by one
             for array, copy in zip(arrays, copies, strict=True):
                 array[...] = copy
-    return Run(launch, seed, fresh, watch).play()
+    return Run(launch, seed, fresh, watch, past).play()
 
 
 def instructions(function: FunctionType) -> set[Instruction]:
@@ -122,7 +128,7 @@ class Setting:
     """A launch, laid out on paper: machine, memory, arguments."""
 
     def __init__(
-        self, launch: Launch, seed: int | None, fresh: Iterable, watch: tuple | None = None
+        self, launch: Launch, seed: int | None, fresh: dict, watch: tuple | None, past: Mapping
     ):
         kernel = launch.kernel
         self.launch = launch
@@ -138,8 +144,7 @@ class Setting:
             Place(*(*size, 1, 1)[:3]) for size in (launch.grid, shape)
         )
         machine.shared = kernel.shared
-        self.fresh = {id(array): np.ones(array.size, bool) for array in fresh}
-        self.memory = machine.memory = Global(self.fresh)
+        self.memory = machine.memory = Global(fresh, past)
         self.names = list(inspect.signature(kernel.function).parameters)
         self.args = [
             argument(self.memory, operand, value, kernel.together)

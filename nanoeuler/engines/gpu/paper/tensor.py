@@ -155,7 +155,8 @@ class Lent(Local):
     def __getitem__(self, index):
         fault("flight", "registers of a wgmma under way: a wgmma wait is missing")
 
-    __setitem__ = __getitem__
+    def __setitem__(self, index, value):
+        self[index]
 
 
 class Feeding(Local):

@@ -114,6 +114,18 @@ SPECIAL = {
 }
 # What an operand of a kernel becomes, by the letter of its type, as numba casts it.
 CASTS = {"r": numbers.int32, "l": numbers.int64, "f": numbers.float32}
+# Whether operand {0} is that already, as most are: no call is needed then.
+FITS = {
+    "r": "type({0}) is int and -1 << 31 <= {0} < 1 << 31",
+    "l": "type({0}) is int and -1 << 63 <= {0} < 1 << 63",
+    "f": "type({0}) is float32",
+}
+# A register as a result: a move of bits does not say what they are.
+RESULTS = {
+    "r": "{0} if type({0}) is int else bits({0})",
+    "l": "int({0})",
+    "f": "number({0}) if type({0}) is int else {0}",
+}
 
 
 class Words:
@@ -197,7 +209,8 @@ class Body(Calls):
                 yield f"{name} = {name}.address"
             elif not operand.count:
                 self.env[f"cast_{operand.letter}"] = CASTS[operand.letter]
-                yield f"{name} = cast_{operand.letter}({name})"
+                fits = FITS[operand.letter].format(name)
+                yield f"if not ({fits}): {name} = cast_{operand.letter}({name})"
         indent, label = "", 0
         if self.labels:
             yield from ("at = 0", "while True:", " if at <= 0:", "  pass")
@@ -215,7 +228,7 @@ class Body(Calls):
             else:
                 yield f"{indent}{test}{self.call(number, part)}"
         pairs = zip(self.results, self.instruction.ret, strict=True)
-        answer = ", ".join(f"as_{operand.letter}({name})" for name, operand in pairs)
+        answer = ", ".join(RESULTS[operand.letter].format(name) for name, operand in pairs)
         yield f"{' ' * bool(self.labels)}return {answer}"
 
 
@@ -238,20 +251,10 @@ class Translation(Body):
         """The Python function that does what the text says."""
         if batch := self.batch():
             return batch
-        self.env |= {"number": numbers.number, "as_f": as_float, "as_r": as_int, "as_l": int}
+        self.env |= {name: getattr(numbers, name) for name in ("number", "bits", "float32")}
         source = f"def ptx({', '.join(self.args)}):\n" + "".join(f" {x}\n" for x in self.lines())
         exec(compile(source, f"<{self.instruction.text[:40]}>", "exec"), self.env)
         return self.env["ptx"]
-
-
-def as_float(value: Any) -> Any:
-    """A register's value as float32: a move of bits does not say what they are."""
-    return numbers.number(value) if type(value) is int else value
-
-
-def as_int(value: Any) -> int:
-    """A register's value as int32."""
-    return value if type(value) is int else numbers.bits(value)
 
 
 @functools.cache

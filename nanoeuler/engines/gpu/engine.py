@@ -1,0 +1,174 @@
+# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-engine
+"""The engine of a GPU: where it fuses what the model's code calls one by one.
+
+Left out: the update (stepper.py), caches of keys and values. Letters as in primitives.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.engines.gpu.primitives import DTYPES, CudaPrimitives, rows_of
+from nanoeuler.engines.gpu.program import Array
+from nanoeuler.engines.interface import Cache, Engine
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import Block
+
+LOSS_ROWS = 2048  # rows whose logits are held at a time
+GATES = 64  # hidden channels come in multiples of it where a product stores gates (`gemm.sizes`)
+LOGITS = "logits"  # the memory for those with padding: zero before the first step
+PITCH = 64  # columns: a row of one head's logits is a multiple of it long
+
+
+class Moves(CudaPrimitives, Engine):
+    """The stream's moves, each with its norm."""
+
+    def move_norm(
+        self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
+        bias: Array | None,
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        """As `Engine.move_norm`: the last term is added where the sum is normed."""
+        if not terms:
+            return x, *self.norm(config.norm, x, gain, bias, {})
+        *others, (weight, k) = terms
+        for each, velocity in others:
+            x = self.add(x, velocity, each)
+        moved = self.take(*x.shape, kind=self.precision.stream)
+        move = {"t": rows_of(k), "weight": float(weight), "moved": rows_of(moved)}
+        return moved, *self.norm(config.norm, x, gain, bias, move)
+
+    def move_norm_backward(
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None, dx: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `Engine.move_norm_backward`: added where it is computed."""
+        return self.norm_backward(config.norm, dn, x, gain, stats, dgain, dbias, dx)
+
+
+class Attends(Moves):
+    """Attention's sublayer; n is not kept."""
+
+    def attend(
+        self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None
+    ) -> tuple[Array, Any]:
+        """As `Sublayers.attend`."""
+        out, saved = super().attend(config, b, n, start, cache)
+        return out, saved._replace(n=None)
+
+    def attend_backward(
+        self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
+        again: Callable[[], Array],
+    ) -> Array:  # fmt: skip
+        """As `Sublayers.attend_backward`."""
+        dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
+        dheads = self.attention_backward(dy, saved.heads, config.n_kv_heads, saved.p)
+        del dy
+        if config.position == "rope":
+            cos, sin = self.rope_tables(config.context, config.head_dim)
+            turned = config.n_heads + config.n_kv_heads
+            T = dout.shape[1]
+            self.rope_backward(dheads, turned, cos[:T], sin[:T])
+        drows = dheads.reshape(*dout.shape[:2], -1)
+        return self.linear_backward(drows, again(), b.wqkv, db.wqkv, db.wqkv_bias)
+
+
+class Mlps(Attends):
+    """The MLP's sublayer; n and h are not kept."""
+
+    def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
+        """As `Sublayers.mlp`; u alone is kept."""
+        gated = config.mlp == "swiglu"
+        if self.multiply.fused and not gated:
+            u, h = self._up_gelu(n, b.w_up, b.w_up_bias)
+        elif self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
+            u, h = self._up_swiglu(n, b.w_up)
+        else:
+            u = self.linear(n, b.w_up, b.w_up_bias)
+            h = self.swiglu(u) if gated else self.gelu(u)
+        return self.linear(h, b.w_down, b.w_down_bias), u
+
+    def _up_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
+        """u = n w, gate and up, and silu(gate) up, by one product."""
+        u, h = self.take(*n.shape[:-1], w.shape[1]), self.take(*n.shape[:-1], w.shape[1] // 2)
+        ends = {"epilogue": "swiglu", "second": rows_of(u)}
+        self.product("w_up, SwiGLU", rows_of(n), self.copy_of(w), rows_of(h), **ends)
+        return u, h
+
+    def _up_gelu(self, n: Array, w: Array, bias: Array | None) -> tuple[Array, Array]:
+        """u = n w + bias and GELU(u), by one product."""
+        u, h = (self.take(*n.shape[:-1], w.shape[1]) for _ in "uh")
+        none = np.zeros(w.shape[1], np.uint16)
+        aux = self.recording.constant(none) if bias is None else self.copy_of(bias)
+        ends = {"epilogue": "bias and gelu", "aux": aux, "second": rows_of(u)}
+        self.product("w_up, GELU", rows_of(n), self.copy_of(w), rows_of(h), **ends)
+        return u, h
+
+    def mlp_backward(
+        self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
+        again: Callable[[], Array],
+    ) -> Array:  # fmt: skip
+        """As `Sublayers.mlp_backward`."""
+        dout = self.operand(dout, db.w_down_bias, "w_down")
+        if config.mlp == "gelu" and self.multiply.fused:
+            du, h = self._down_gelu(dout, b.w_down, saved, db.w_up_bias)
+        else:
+            dh, gated = self.back(dout, b.w_down), config.mlp == "swiglu"
+            du, h = self.gate_backward(gated, dh, saved, db.w_up_bias, again=True)
+            del dh
+        self.gradient(db.w_down, h, dout, "w_down")
+        del h
+        self.gradient(db.w_up, again(), du, "w_up")
+        return self.back(du, b.w_up)
+
+    def _down_gelu(
+        self, dout: Array, w: Array, u: Array, dbias: Array | None
+    ) -> tuple[Array, Array]:
+        """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
+        du = self.take(*u.shape)
+        ends = {"epilogue": "gelu backward", "aux": rows_of(u), "second": rows_of(u)}
+        a, b = rows_of(dout), self.copy_of(w).T
+        self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
+        return du, u
+
+
+class CudaEngine(Mlps):
+    """Records a pass of the model into `recording`, for a card of this capability."""
+
+    def loss(
+        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
+    ) -> tuple[Array, Array | None]:
+        """As `Engine.loss`: the logits of LOSS_ROWS positions at a time."""
+        rows, aims = rows_of(n), rows_of(targets)
+        K = aims.shape[1]
+        V = W.shape[1] // K
+        pitch = -(-V // PITCH) * PITCH
+        if K > 1 and pitch != V:
+            raise UserError(
+                "the cuda engine predicts several tokens where the vocabulary is a multiple of "
+                f"{PITCH}, and {V} is none: choose another vocabulary, or another engine"
+            )
+        losses, copy = self.take(*aims.shape, kind="float32"), self.copy_of(W)
+        dn = None if dW is None else self.take(*n.shape)
+        for first in range(0, rows.shape[0], LOSS_ROWS):
+            part = rows[first : first + LOSS_ROWS]
+            logits = self._logits(part.shape[0], K * pitch, pitch == V)
+            used = logits[:, : K * V]
+            self.product("logits", part, copy, used)
+            self.entropy(logits, aims, scale, losses, V, first, dW is not None)
+            if dW is not None:
+                self.product("logits, dX", used, copy.T, rows_of(dn)[first : first + LOSS_ROWS])
+                self.gradient(dW, part, used, "logits")
+            del logits, used
+        return self.sum_of(losses), dn
+
+    def _logits(self, rows: int, columns: int, full: bool) -> Array:
+        """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
+        if full:
+            return self.take(rows, columns)
+        memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
+        return memory[:rows]

@@ -1,0 +1,437 @@
+# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-primitives
+"""Single operations on a GPU. They do nothing at once: they write launches down.
+
+What the model's code calls, in the order in which it does, becomes a `Program`. Arrays are
+`program.Array`; matrices of weights are read from a bf16 copy that lies as the weights do. Left
+out: what is fused out of several operations (engine.py), caches of keys and values.
+
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens, F MLP width.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.gpu import attention, columns, flash, gates
+from nanoeuler.engines.gpu.embedding import embed_backward_launches, embed_launch, slots_shape
+from nanoeuler.engines.gpu.fill import add_row_launch
+from nanoeuler.engines.gpu.flash_layout import padded
+from nanoeuler.engines.gpu.loss import loss_launch, sums_launch
+from nanoeuler.engines.gpu.multiply import Multiplier
+from nanoeuler.engines.gpu.program import Array, Recording
+from nanoeuler.engines.gpu.rotary import rope_launch
+from nanoeuler.engines.gpu.stream import NORMS, add_scaled_launch, move_norm_launch
+from nanoeuler.engines.gpu.stream_backward import (
+    form_of,
+    norm_backward_blocks,
+    norm_backward_launches,
+)
+from nanoeuler.engines.gpu.vectors import kind_of, piece
+from nanoeuler.engines.primitives import Primitives
+from nanoeuler.model.layers import rope_tables
+
+DTYPES = {"bf16": np.uint16, "float32": np.float32}
+WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf16 copy
+
+
+class Precision(NamedTuple):
+    """The kinds of numbers: of activations, of the stream, of its gradient.
+
+    pieces: of float32, how many of its pieces of bf16 are multiplied.
+    """
+
+    kind: str = "bf16"
+    stream: str = "float32"
+    gradient: str = "float32"
+    pieces: int = 1
+
+
+BF16 = Precision()
+# By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
+# float32 (chapter 7g).
+PRECISIONS = {
+    "cuda": BF16,
+    "cuda-tf32": Precision("float32", pieces=2),
+    "cuda-float32": Precision("float32", pieces=3),
+}
+
+
+def rows_of(x: Array) -> Array:
+    """x (..., columns) as a matrix."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def split(heads: Array, n_kv: int) -> tuple[Array, Array, Array]:
+    """q (B, H, T, D), k and v (B, G, T, D) in heads (B, T, H + 2G, D)."""
+    H = heads.shape[2] - 2 * n_kv
+    parts = heads[:, :, :H], heads[:, :, H : H + n_kv], heads[:, :, H + n_kv :]
+    q, k, v = (part.swapaxes(1, 2) for part in parts)
+    return q, k, v
+
+
+@dataclass
+class Pending:
+    """A norm's backward that is not written down yet: what comes next says what else it gives.
+
+    scaled: the array for weight dx, if one was asked for.
+    """
+
+    norm: str
+    arrays: tuple  # dn, x, stats, gain, dx, dgain
+    before: Array | None
+    dbias: Array | None
+    weight: float = 1.0
+    scaled: Array | None = None
+
+
+class Recorder:
+    """What all operations use: where arrays come from, and where launches go.
+
+    narrow: whether activations are bf16. names: of parameters, by their address. stored: the
+    addresses of gradients that this step has written before.
+    """
+
+    def __init__(
+        self, recording: Recording, capability: tuple = (9, 0), multiprocessors: int = 132,
+        precision: Precision = BF16,
+    ) -> None:  # fmt: skip
+        self.recording, self.precision = recording, precision
+        self.narrow = precision.kind == "bf16"
+        self.capability, self.multiprocessors = tuple(capability), multiprocessors
+        self.multiply = Multiplier(recording, capability, multiprocessors, precision.pieces)
+        self.names: dict[int, str] = {}
+        self.stored: set[int] = set()
+        self.pending: Pending | None = None
+
+    def take(self, *shape: int, kind: str | None = None) -> Array:
+        """An array of activations, or of another kind."""
+        return self.recording.take(shape, DTYPES[kind or self.precision.kind])
+
+    def write(self, name: str, launches: Any) -> None:
+        """Write launches down, behind what is pending."""
+        self.settle()
+        self.recording.add(name, launches)
+
+    def product(self, name: str, a: Array, b: Array, c: Array, **ends: Any) -> None:
+        """Write a product down, behind what is pending."""
+        self.settle()
+        self.multiply(name, a, b, c, **ends)
+
+    def settle(self, dmoved: Array | None = None) -> None:
+        """Write down what is pending; dmoved: where the sums of weight dx are added."""
+        if self.pending is None:
+            return
+        this, self.pending = self.pending, None
+        dn, x, stats, gain, dx, dgain = this.arrays
+        dn, x, dx = rows_of(dn), rows_of(x), rows_of(dx)
+        before = None if this.before is None else dx
+        copy = None if this.scaled is None else rows_of(this.scaled)
+        form = form_of(this.norm, dn, x, dx, before, copy, this.dbias, dmoved)
+        blocks = norm_backward_blocks(form, x.shape[0], self.multiprocessors)
+        partials = self.take(blocks, form.sums * x.shape[1], kind="float32")
+        launches = norm_backward_launches(
+            this.norm, dn, x, stats, gain, dx, dgain, partials, before=before, copy=copy,
+            dbias=this.dbias, weight=float(this.weight), dmoved=dmoved,
+            multiprocessors=self.multiprocessors,
+        )  # fmt: skip
+        self.recording.add("norm backward", launches)
+
+    def copy_of(self, w: Array) -> Array:
+        """The bf16 copy of weights: at half their address, since it lies as they do."""
+        if not self.narrow:
+            return w
+        steps = tuple(step // 2 for step in w.strides)
+        return Array(COPIES, w.address // 2, w.shape, np.dtype(np.uint16), steps)
+
+    def name_of(self, w: Array) -> str:
+        """What a matrix of weights is called: the last part of its name."""
+        return self.names.get(w.address, "product")
+
+
+class Sums(Recorder):
+    """Gradients of parameters, and what they are sums of."""
+
+    def gradient(self, dw: Array, x: Array, dy: Array, name: str) -> None:
+        """dw = x^T dy, or that is added, where the step has written dw before."""
+        end = "add" if dw.address in self.stored else "store"
+        self.stored.add(dw.address)
+        matrix = dy if len(dy.shape) == 2 else rows_of(dy)
+        self.product(f"{name}, dW", rows_of(x).T, matrix, dw, epilogue=end)
+
+    def column_sums(self, matrix: Array, out: Array, name: str) -> None:
+        """Add the sums over the rows of a matrix to out."""
+        width, processors = piece(kind_of(matrix)), self.multiprocessors
+        shape = columns.partials_shape(*matrix.shape, width, processors)
+        partials = self.take(*shape, kind="float32")
+        self.write(name, columns.columns_launches(matrix, out, partials, True, processors))
+
+    def operand(self, dy: Array, dbias: Array | None, name: str) -> Array:
+        """dy as an operand of products, its sums over rows added to dbias.
+
+        Where dy comes from a norm's backward that is pending, that gives both.
+        """
+        this, kind = self.pending, self.precision.kind
+        if this and dy is this.scaled or this and dy is this.arrays[4] and this.weight == 1:
+            if kind_of(dy) != kind:
+                this.scaled = this.scaled or self.take(*dy.shape)
+                dy = this.scaled
+            self.settle(dbias)
+            return dy
+        if kind_of(dy) != kind:
+            dy = self.scale(dy, 1.0)
+        if dbias is not None:
+            self.column_sums(rows_of(dy), dbias, f"{name}, bias gradient")
+        return dy
+
+    def scale(self, x: Array, h: float) -> Array:
+        """A new array h x, of activations: from the norm's backward that made x, if it can."""
+        out, this = self.take(*x.shape), self.pending
+        if this and x is this.arrays[4] and this.scaled is None:
+            this.scaled, this.weight = out, h
+            return out
+        zeros = self.recording.constant(np.zeros(rows_of(x).shape, out.dtype))
+        self.write("scale", add_scaled_launch(zeros, rows_of(x), float(h), rows_of(out)))
+        return out
+
+
+class Linear(Sums):
+    """Linear maps, and the tables that tokens look up."""
+
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """As `Primitives.linear`."""
+        y, ends = self.take(*x.shape[:-1], w.shape[1]), {}
+        if bias is not None and self.narrow:
+            ends = {"epilogue": "bias", "aux": self.copy_of(bias)}
+        self.product(self.name_of(w), rows_of(x), self.copy_of(w), rows_of(y), **ends)
+        if bias is not None and not self.narrow:
+            self.write(f"{self.name_of(w)}, bias", add_row_launch(rows_of(y), bias))
+        return y
+
+    def back(self, dy: Array, w: Array) -> Array:
+        """dx (..., I) = dy (..., O) w^T."""
+        dx = self.take(*dy.shape[:-1], w.shape[0])
+        name = f"{self.name_of(w)}, dX"
+        self.product(name, rows_of(dy), self.copy_of(w).T, rows_of(dx))
+        return dx
+
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """As `Primitives.linear_backward`."""
+        dy = self.operand(dy, dbias, self.name_of(w))
+        self.gradient(dw, x, dy, self.name_of(w))
+        return self.back(dy, w)
+
+    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
+        """As `Primitives.embed`."""
+        x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
+        launch = embed_launch(
+            tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions
+        )
+        self.write("embed", launch)
+        return x
+
+    plan: Array  # the scatter plan of the tokens
+
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
+    ) -> None:
+        """As `Primitives.embed_backward`."""
+        rows = rows_of(dx)
+        slots = self.take(*slots_shape(rows.shape[0], *dtable.shape), kind="float32")
+        launches = embed_backward_launches(
+            rows, self.plan, dtable, slots, T=tokens.shape[1],
+            dpositions=dpositions, multiprocessors=self.multiprocessors,
+        )  # fmt: skip
+        self.write("embed backward", launches)
+
+
+class Norms(Linear):
+    """The stream: what is added to it, and what reads it through a norm."""
+
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """As `Primitives.add`."""
+        out = self.take(*x.shape, kind=kind_of(x))
+        self.write("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(out)))
+        return out
+
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """As `Primitives.add_into`."""
+        self.write("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(x)))
+
+    def norm(
+        self, norm: str, x: Array, gain: Array, bias: Array | None, move: dict[str, Any]
+    ) -> tuple[Array, Array]:
+        """n and stats of x, or of what it is moved to: see `stream.move_norm_launch`."""
+        n, rows = self.take(*x.shape), rows_of(x)
+        stats = self.take(rows.shape[0], NORMS[norm], kind="float32")
+        launch = move_norm_launch(norm, rows, rows_of(n), gain, stats, bias=bias, **move)
+        self.write("move and norm" if move else "norm", launch)
+        return n, stats
+
+    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+        """As `Primitives.rmsnorm`."""
+        return self.norm("rms", x, gain, None, {})
+
+    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
+        """As `Primitives.layernorm`."""
+        return self.norm("layer", x, gain, bias, {})
+
+    def norm_backward(
+        self, norm: str, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None, dx: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """dx, to which the norm's gradient is added. Written down with what comes next."""
+        self.settle()
+        out = self.take(*x.shape, kind=self.precision.gradient) if dx is None else dx
+        self.pending = Pending(norm, (dy, x, stats, gain, out, dgain), dx, dbias)
+        return out
+
+    def rmsnorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
+    ) -> Array:
+        """As `Primitives.rmsnorm_backward`."""
+        return self.norm_backward("rms", dy, x, gain, stats, dgain)
+
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `Primitives.layernorm_backward`."""
+        return self.norm_backward("layer", dy, x, gain, stats, dgain, dbias)
+
+
+class Heads(Norms):
+    """Positions, and attention."""
+
+    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+        """As `Primitives.rope_tables`."""
+        cos, sin = (
+            self.recording.constant(table.astype(np.float32)) for table in rope_tables(T, D)
+        )
+        return cos, sin
+
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array, back: bool = False) -> Array:
+        """As `Primitives.rope`, in place."""
+        B, T, N, D = heads.shape
+        rows = heads.reshape(B * T, N * D)
+        launch = rope_launch(rows, cos, sin, n, D, T, back=back)
+        self.write("rope backward" if back else "rope", launch)
+        return heads
+
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """As `Primitives.rope_backward`, in place."""
+        return self.rope(dheads, n, cos, sin, back=True)
+
+    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
+        """As `Primitives.attention`; the backward wants y and lse."""
+        (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
+        y, length = self.take(B, T, H * D), (padded if self.narrow else flash.padded)(T)
+        lse, parts = self.take(B, H, length, kind="float32"), y.reshape(B, T, H, D)
+        if self.narrow:
+            ends = *split(heads, n_kv), parts.swapaxes(1, 2), lse
+            launch = attention.forward_launch(*ends, self.capability)
+        else:
+            launch = flash.forward_launch(heads, n_kv, parts, lse)
+        self.write("attention", launch)
+        return y, (y, lse)
+
+    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
+        """As `Primitives.attention_backward`."""
+        (B, T, N, D), (y, lse) = heads.shape, p
+        dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
+        do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
+        if self.narrow:
+            ends = *split(heads, n_kv), o.swapaxes(1, 2), lse, delta, *split(dheads, n_kv)
+            launches = attention.backward_launches(do.swapaxes(1, 2), *ends, self.capability)
+        else:
+            launches = flash.backward_launches(do, heads, n_kv, o, lse, delta, dheads)
+        self.write("attention backward", launches)
+        return dheads
+
+
+class Gates(Heads):
+    """What the MLP does between its products."""
+
+    def swiglu(self, gate_up: Array) -> Array:
+        """As `Primitives.swiglu`."""
+        h = self.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        launch = gates.swiglu_launch(rows_of(gate_up), rows_of(h), self.multiprocessors)
+        self.write("swiglu", launch)
+        return h
+
+    def gelu(self, u: Array) -> Array:
+        """As `Primitives.gelu`."""
+        h = self.take(*u.shape)
+        launch = gates.gelu_launch(rows_of(u), rows_of(h), multiprocessors=self.multiprocessors)
+        self.write("gelu", launch)
+        return h
+
+    def gate_backward(
+        self, gated: bool, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
+    ) -> tuple[Array, Array | None]:
+        """du, and h again where it is wanted; du's sums over rows are added to dbias."""
+        (rows, F), processors = rows_of(dh).shape, self.multiprocessors
+        du, h = self.take(*u.shape), self.take(*dh.shape) if again else None
+        partials = None
+        if dbias is not None:
+            shape = gates.partials_shape(rows, F, kind_of(dh), 1 + gated, processors)
+            partials = self.take(*shape, kind="float32")
+        backward = gates.swiglu_backward_launches if gated else gates.gelu_backward_launches
+        launches = backward(
+            rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
+            dbias=dbias, partials=partials, multiprocessors=processors,
+        )  # fmt: skip
+        self.write("swiglu backward" if gated else "gelu backward", launches)
+        return du, h
+
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """As `Primitives.swiglu_backward`."""
+        return self.gate_backward(True, dh, gate_up)[0]
+
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """As `Primitives.gelu_backward`."""
+        return self.gate_backward(False, dh, u)[0]
+
+
+class CudaPrimitives(Gates, Primitives):
+    """All single operations."""
+
+    sums: Array | None = None  # where the next loss leaves its sums, float32 (K,)
+
+    def entropy(
+        self, logits: Array, targets: Array, scale: Array, losses: Array, V: int, first: int,
+        gradient: bool,
+    ) -> None:  # fmt: skip
+        """Losses of rows `first` on, whose logits (n, K P) these are; their gradient in place."""
+        if isinstance(scale, np.ndarray):
+            scale = self.recording.constant(scale.astype(np.float32))
+        launch = loss_launch(logits, targets, scale, losses, V, first=first, gradient=gradient)
+        self.write("cross-entropy", launch)
+
+    def sum_of(self, losses: Array) -> Array:
+        """The sums (K,) of losses (rows, K)."""
+        sums, self.sums = self.sums or self.take(losses.shape[1], kind="float32"), None
+        self.write("sums of losses", sums_launch(losses, sums))
+        return sums
+
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """As `Primitives.cross_entropy`, in place."""
+        K, V = logits.shape[-2:]
+        aims = rows_of(targets)
+        losses = self.take(*aims.shape, kind="float32")
+        self.entropy(logits.reshape(-1, K * V), aims, scale, losses, V, 0, True)
+        return self.sum_of(losses), logits
+
+    def begin(self) -> None:
+        """Nothing: an array's place returns when nobody holds it."""
+
+    def scratch(self) -> nullcontext:
+        """Nothing: an array's place returns when nobody holds it."""
+        return nullcontext()

@@ -1,0 +1,186 @@
+# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-step
+"""A training step, and a judgement of the model, as recorded programs: nothing here runs.
+
+The step: gradients of norms, biases and tables to zero; forward and backward for each piece of the
+batch; the norm of all gradients; AdamW. Left out: running it (stepper.py), schedules.
+
+B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's flat buffer.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.gpu import norm, update
+from nanoeuler.engines.gpu.embedding import plan_length, scatter_plan
+from nanoeuler.engines.gpu.engine import CudaEngine
+from nanoeuler.engines.gpu.fill import clear_launch, clear_table
+from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
+from nanoeuler.engines.gpu.program import Array, Program, Recording
+from nanoeuler.engines.interface import Optimizer
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import loss_and_gradients, loss_sums
+from nanoeuler.model.weights import Weights
+
+GRADIENTS, MOMENTS = "gradients", ("m", "v")  # memories of float32 (N,), besides WEIGHTS
+
+
+class Machine(NamedTuple):
+    """What a program is recorded for: a card's compute capability, its multiprocessors."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+class Recorded(NamedTuple):
+    """A program with its ends, each a memory of its name.
+
+    inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
+    step its scatter plan, "plan i"; of a step also scale float32 (K,) and rates float32 (1, 4), as
+    `norm.schedule` makes them. results: sums float32 (pieces, K, up to a multiple of 4), zero at
+    first, and of a step its decision float32 (8,).
+    """
+
+    program: Program
+    inputs: dict[str, Array]
+    results: dict[str, Array]
+
+
+def pieces_of(B: int, pieces: int) -> list[slice]:
+    """The sequences of each piece of a batch, of nearly equal number, none empty."""
+    pieces = min(pieces, B)
+    return [slice(B * i // pieces, B * (i + 1) // pieces) for i in range(pieces)]
+
+
+def cleared(config: ModelConfig) -> np.ndarray:
+    """The tiles of all gradients that a step adds to and never stores."""
+    weights, spans = Weights(config), []
+    for part in update.segments(weights, weights.flat):
+        spans.append((part.start, part.length))
+    names = [
+        name == "positions" or view.ndim == 1 or (name == "embedding" and not config.tied)
+        for name, view in weights.items()
+    ]
+    chosen = [span for span, wanted in zip(spans, names, strict=True) if wanted]
+    return clear_table(chosen, weights.flat.size)
+
+
+def updated(config: ModelConfig, copied: bool) -> np.ndarray:
+    """The tiles of all parameters, for AdamW; copied: whether there is a bf16 copy."""
+    weights = Weights(config)
+    parts = update.segments(weights, weights.flat)
+    if not copied:
+        parts = [part._replace(copy=-1) for part in parts]
+    return update.tiles(parts)
+
+
+class Writer:
+    """What both programs begin with: a recording, weights, an engine, and their ends."""
+
+    def __init__(self, config: ModelConfig, machine: Machine, precision: Precision):
+        self.recording, self.config = Recording(), config
+        self.flat = self.whole(WEIGHTS)
+        self.weights = Weights(config, np.float32, self.flat)
+        self.copied = precision.kind == "bf16"
+        length = self.flat.shape[0] if self.copied else 16
+        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
+        self.engine = CudaEngine(self.recording, *machine, precision)
+        self.engine.names = {view.address: name for name, view in self.weights.items()}
+        self.inputs: dict[str, Array] = {}
+        self.results: dict[str, Array] = {}
+
+    def whole(self, memory: str) -> Array:
+        """A flat buffer (N,)."""
+        return self.recording.whole(memory, Weights(self.config).flat.shape, np.float32)
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Something that the host sends."""
+        return self.inputs.setdefault(name, self.recording.whole(name, shape, dtype))
+
+    def result(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Something that it fetches."""
+        return self.results.setdefault(name, self.recording.whole(name, shape, np.float32))
+
+    def batch(self, i: int, B: int, T: int) -> tuple[Array, Array]:
+        """tokens and targets of piece i."""
+        shape = B, T, self.config.n_predict
+        tokens = self.input(f"tokens {i}", (B, T), np.int32)
+        return tokens, self.input(f"targets {i}", shape, np.int32)
+
+    def sums(self, pieces: int) -> Array:
+        """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
+        return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
+
+    def end(self) -> Recorded:
+        """The program and its ends."""
+        return Recorded(self.recording.end(), self.inputs, self.results)
+
+
+def record_sums(
+    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision
+) -> Recorded:
+    """The program of `transformer.loss_sums`."""
+    this = Writer(config, machine, precision)
+    this.engine.sums = this.sums(1)[0, : config.n_predict]
+    loss_sums(this.engine, config, this.weights, *this.batch(0, B, T))
+    return this.end()
+
+
+def record_step(
+    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
+    optimizer: Optimizer, pieces: int = 1,
+) -> Recorded:  # fmt: skip
+    """The program of a training step on a batch of B sequences, a piece of them at a time."""
+    this, K = Writer(config, machine, precision), config.n_predict
+    recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
+    gradients, cut = Weights(config, np.float32, flat), pieces_of(B, pieces)
+    sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
+    recording.add("clear", clear_launch(recording.constant(cleared(config)), flat))
+    for i, x in enumerate(cut):
+        tokens, targets = this.batch(i, x.stop - x.start, T)
+        length = plan_length(math.prod(tokens.shape), config.vocab_size)
+        engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
+        loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
+    record_update(this, flat, sums.reshape(-1), optimizer)
+    return this.end()
+
+
+def record_update(this: Writer, flat: Array, losses: Array, optimizer: Optimizer) -> None:
+    """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
+    recording = this.recording
+    partials = recording.take((norm.blocks_for(flat.shape[0]),), np.float32)
+    rates, decision = this.input("rates", (1, 4), np.float32), this.result("decision", (8,))
+    number = recording.whole("number", (1,), np.int32)
+    launches = norm.norm_launches(
+        flat, partials, losses, rates, number, optimizer.clip_norm, decision
+    )
+    recording.add("norm of gradients", launches)
+    table = recording.constant(updated(this.config, this.copied))
+    launch = update.adamw_launch(
+        table, decision, this.flat, flat, *map(this.whole, MOMENTS), this.copies,
+        optimizer.beta1, optimizer.beta2, optimizer.eps,
+    )  # fmt: skip
+    recording.add("AdamW", launch)
+
+
+Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
+
+
+def fill_batch(page: Page, tokens: np.ndarray, targets: np.ndarray) -> None:
+    """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces."""
+    pieces = sum(name.startswith("tokens") for name in page)
+    for i, x in enumerate(pieces_of(len(tokens), pieces)):
+        page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
+
+
+def fill_step(page: Page, scale: np.ndarray, rates: np.ndarray, V: int) -> None:
+    """Write what a step wants besides: the loss's scale, the rates, where each token stands."""
+    page["scale"][...], page["rates"][...] = scale, rates
+    for name in page:
+        if name.startswith("plan"):
+            tokens = page[name.replace("plan", "tokens")]
+            page[name][...] = scatter_plan(tokens.reshape(-1), V)

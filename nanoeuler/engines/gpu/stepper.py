@@ -1,0 +1,200 @@
+# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-stepper
+"""Training steps on a GPU: see `interface.Stepper`. A step is one graph, and nobody waits for it.
+
+Weights, gradients and moments live on the device; `pull` and `push` exchange them with the run's.
+Works the same on paper. Left out: several devices.
+
+B batch, T positions, K predicted tokens.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.gpu import norm
+from nanoeuler.engines.gpu.device import Device
+from nanoeuler.engines.gpu.mail import Inbox, Outbox
+from nanoeuler.engines.gpu.primitives import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
+from nanoeuler.engines.gpu.program import ARENA, CONSTANTS, Array, bind, constants
+from nanoeuler.engines.gpu.step import (
+    MOMENTS,
+    Machine,
+    Recorded,
+    fill_batch,
+    fill_step,
+    record_step,
+    record_sums,
+)
+from nanoeuler.engines.interface import Optimizer, Stepper, Taken
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.transformer import head_weights, loss_scale
+from nanoeuler.model.weights import Weights
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    """float32 (N,) rounded to bf16, nearest even, as uint16: what AdamW's kernel makes of them."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def fields(arrays: dict[str, Array]) -> dict[str, tuple]:
+    """The fields of a box for these memories."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+class Loaded(NamedTuple):
+    """A program on the device. shared: the memories that others may use when it does not run."""
+
+    graph: Any
+    inbox: Inbox
+    outbox: Outbox
+    shared: dict[str, Any]
+
+
+class Resident:
+    """A model on a device: its weights and moments there.
+
+    `weights` and the `optimizer`'s moments are the run's.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, precision: Precision = BF16
+    ) -> None:
+        self.weights, self.optimizer = weights, optimizer
+        self.device, self.precision = device, precision
+        self.memories: dict[str, Any] = {}
+        self.push()
+
+    def push(self) -> None:
+        """Bring the device's weights and moments up to date with those of the run."""
+        flat, copied = self.weights.flat, self.precision.kind == "bf16"
+        arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
+        arrays |= {name: getattr(self.optimizer, name).flat for name in MOMENTS}
+        for name, values in arrays.items():
+            if name in self.memories:
+                self.device.fill(self.memories[name], values)
+            else:
+                self.memories[name] = self.device.array(values)
+
+    def pull(self) -> None:
+        """Bring the run's weights and moments up to date with those of the device."""
+        self.weights.flat[...] = self.device.host(self.memories[WEIGHTS])
+        for name in MOMENTS:
+            getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
+
+
+class Programs(Resident):
+    """The recorded programs of a model, by what they do and for which batches."""
+
+    programs: dict[tuple, Loaded]
+
+    def load(self, recorded: Recorded) -> Loaded:
+        """Give a recorded program its memory, compile its kernels and make it a graph."""
+        program, device = recorded.program, self.device
+        inbox, outbox = (Box(device, fields(ends)) for Box, ends in (
+            (Inbox, recorded.inputs), (Outbox, recorded.results)))  # fmt: skip
+        device.fill(outbox.parts["sums"], 0)
+        own = {CONSTANTS: device.array(constants(program)), **inbox.parts, **outbox.parts}
+        shared = {
+            name: self.share(name, size)
+            for name, size in program.sizes.items()
+            if name not in {**own, **self.memories} and size
+        }
+        memories = {**self.memories, **own, **shared}
+
+        def part(memory: str, address: int, *rest: Any) -> Any:
+            return device.part(memories[memory], address, *rest)
+
+        starts = [device.prepare(launch) for launch in bind(program, part)]
+        return Loaded(device.capture(starts), inbox, outbox, shared)
+
+    def share(self, name: str, size: int) -> Any:
+        """A memory for a program, which may be another's; zero at first, but for the arena."""
+        for other in self.programs.values():
+            there = other.shared.get(name)
+            if there is not None and there.shape[0] >= size:
+                return there
+        if name == ARENA:  # in which nothing is read that was not written
+            return self.device.empty((size,), np.uint8)
+        return self.device.array(np.zeros(size, np.uint8))
+
+    def program_for(self, kind: str, B: int, T: int, pieces: int = 1) -> Loaded:
+        """The program of a "step" or of "sums" on B sequences; recorded when first asked for."""
+        key, config = (kind, B, T), self.weights.config
+        if key not in self.programs:
+            machine = Machine(tuple(self.device.capability), self.device.multiprocessors)
+            given = config, B, T, machine, self.precision
+            steps = kind == "step"
+            recorded = record_step(*given, self.optimizer, pieces) if steps else record_sums(*given)
+            self.programs[key] = self.load(recorded)
+        return self.programs[key]
+
+
+class CudaStepper(Programs, Stepper):
+    """Training steps of one model on a device: `engines.gpu.device.Device`, or one on paper.
+
+    pieces: in how many parts a batch goes through memory.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, *,
+        precision: Precision = BF16, pieces: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(weights, optimizer, device, precision)
+        self.programs, self.pieces = {}, pieces
+        self.begun: tuple[int, Loaded] | None = None  # the step that is not known yet
+
+    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+        """As `Stepper.step`: begins this step, and returns the one before."""
+        config, rules = self.weights.config, self.optimizer
+        this = self.program_for("step", *tokens.shape, self.pieces)
+        page, scale = this.inbox.page(), loss_scale(targets, head_weights(config.n_predict))
+        rates = norm.schedule([lr], rules.beta1, rules.beta2, rules.weight_decay, first=number)
+        fill_batch(page, tokens, targets)
+        fill_step(page, scale, rates, config.vocab_size)
+        self._begin(this)
+        taken, self.begun = self.finish(), (number, this)
+        return taken
+
+    def finish(self) -> list[Taken]:
+        """As `Stepper.finish`."""
+        if self.begun is None:
+            return []
+        (number, this), self.begun = self.begun, None
+        results = this.outbox.read()
+        sums = results["sums"][:, : self.weights.config.n_predict]
+        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
+
+    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
+        (B, T), K = tokens.shape, self.weights.config.n_predict
+        most = max([B, *(b for kind, b, t in self.programs if kind == "sums" and t == T)])
+        tokens = np.concatenate([tokens, np.zeros((most - B, T), tokens.dtype)])
+        targets = np.concatenate([targets, np.full((most - B, T, K), IGNORE, targets.dtype)])
+        this = self.program_for("sums", most, T)
+        fill_batch(this.inbox.page(), tokens, targets)
+        self._begin(this)
+        return this.outbox.read()["sums"][0, :K].astype(np.float64)
+
+    def _begin(self, this: Loaded) -> None:
+        """Send the inbox, launch, have the results fetched; wait for nothing."""
+        this.inbox.send()
+        this.graph.launch()
+        this.outbox.fetch()
+
+
+@cache
+def gpu() -> Device:
+    """The GPU of this process: kernels are compiled for it once."""
+    return Device()
+
+
+def cuda_stepper(
+    engine: str, weights: Weights, optimizer: Optimizer, pieces: int = 1
+) -> CudaStepper:
+    """A stepper on the GPU, for one of `choice.GPU_ENGINES`."""
+    return CudaStepper(weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces)

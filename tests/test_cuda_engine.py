@@ -1,0 +1,217 @@
+"""The engine of a GPU on paper: gradients of a recorded step against the reference in float64.
+
+The bound in bf16. A number that is rounded to bf16 is off by at most u = 2^-9 of it, in the root
+of the mean square by u / sqrt(3) where all mantissas are as likely. A gradient has passed at most
+R such roundings on its way: per layer the weights, n, heads, p, y and the sublayers' output,
+forward and backward, twice, and again at the ends: R = 24 L + 8. Roundings of different tensors
+are independent, so that they add up as squares do. Four times that leaves room for gradients
+that are small differences of large terms, and a planted fault is beyond it by far.
+"""
+
+import importlib
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import recorded as helpers
+from mutants import Mutant, load
+from recorded import step_on_paper
+
+from nanoeuler.engines.gpu import engine
+from nanoeuler.engines.gpu.paper.numbers import to_bf16
+from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS
+from nanoeuler.engines.gpu.program import ARENA, Recording
+from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.weights import Weights
+from nanoeuler.training.optim import AdamW
+
+HOPPER, AMPERE = Machine((9, 0), 132), Machine((8, 0), 108)
+GPT = ModelConfig(
+    vocab_size=71, dim=64, n_layers=1, n_heads=1, n_kv_heads=1, hidden=64, context=16, n_predict=1,
+    norm="layer", position="learned", mlp="gelu", bias=True, tied=True,
+)  # fmt: skip
+EULER = ModelConfig(
+    vocab_size=64, dim=64, n_layers=1, n_heads=2, n_kv_heads=1, hidden=88, context=16, n_predict=3
+)
+NARROW = BF16._replace(stream="bf16", gradient="bf16")
+# Each pair of switches' values occurs in one of them.
+MODELS = {
+    "GPT-2's": (GPT, BF16, 1),
+    "GPT-2's, narrow stream": (GPT, NARROW, 1),
+    "Euler's": (EULER, BF16, 1),
+    "Euler's, narrow stream, in pieces": (EULER, NARROW, 2),
+    "tied RoPE, shared, by Heun": (
+        replace(EULER, n_predict=1, tied=True, n_layers=2, repeat=2, integrator="heun",
+                step_size=0.7, mlp="gelu"), BF16, 1,
+    ),
+    "LayerNorm without bias, learned, SwiGLU": (
+        replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), BF16, 1
+    ),
+    "RMSNorm, learned, GELU, biases, untied": (
+        replace(GPT, norm="rms", tied=False, vocab_size=64, step_size=0.5), NARROW, 1
+    ),
+}  # fmt: skip
+
+
+def bound(config):
+    """The largest relative error of a gradient in bf16: see above."""
+    stages = len(INTEGRATORS[config.integrator].b)
+    return 4 * math.sqrt(24 * config.n_layers * stages + 8) * 2**-9 / math.sqrt(3)
+
+
+def check(outcome):
+    """All gradients and sums within the bound; those of padding zero."""
+    errors = outcome.errors()
+    wrong = {name: error for name, error in errors.items() if not error < bound_of(outcome)}
+    assert not wrong, wrong
+
+
+def bound_of(outcome):
+    return bound(outcome.exact.config)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_the_references(name, monkeypatch):
+    config, precision, pieces = MODELS[name]
+    helpers.by_numpy(monkeypatch)
+    check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
+
+
+@pytest.mark.parametrize("name", ["GPT-2's", "Euler's, narrow stream, in pieces"])
+def test_gradients_are_the_references_on_other_cards(name, monkeypatch):
+    """Where products end in nothing but a bias, GELU is its own kernel, and so are sums."""
+    config, precision, pieces = MODELS[name]
+    helpers.by_numpy(monkeypatch)
+    check(step_on_paper(config, 2, 4, AMPERE, precision, pieces))
+
+
+# Of float32 a number is off by at most u = 2^-24 of it, and a sum of k terms, each partial sum of
+# which is rounded, by sqrt(k) u where roundings are independent; here k is below 128. Of two
+# pieces, what is left out of a product is 2^-16 of its terms (chapter 7g).
+@pytest.mark.parametrize("which, u", [("cuda-float32", 2.0**-24), ("cuda-tf32", 2.0**-16)])
+def test_float32_is_as_exact_as_its_pieces(which, u):
+    config = replace(EULER, n_heads=1, hidden=40, n_predict=1, bias=True)
+    outcome = step_on_paper(config, 1, 4, HOPPER, PRECISIONS[which])
+    roundings = math.sqrt((24 * config.n_layers + 8) * 128)
+    worst = max(outcome.errors().values())
+    assert worst < 4 * roundings * u, worst
+
+
+def test_the_whole_step_changes_weights_as_adamw_does(monkeypatch):
+    """The masters, moments and bf16 copies after a step, from the gradients that it had."""
+    helpers.by_numpy(monkeypatch)
+    outcome = step_on_paper(GPT, 1, 4, HOPPER, BF16)
+    weights, moments = outcome.before, AdamW(outcome.before)
+    gradients = Weights(GPT, flat=outcome.memories["gradients"].copy())
+    moments.weight_decay = helpers.RATES[3]
+    moments.clip(gradients)
+    lr, number = helpers.RATES[0], 1
+    moments.update(weights, gradients, lr, number)
+    made = outcome.memories["weights"]
+    # A change is lr times a number near 1, of some ten operations of which each rounds by 2^-24,
+    # and the weight itself is rounded once. The rates are not the optimizer's own: RATES has the
+    # corrections 1 / (1 - 0.9) and 1 / (1 - 0.98).
+    limit = 10 * 2.0**-24 * (lr * 2 + np.abs(weights.flat)) + 1e-9
+    assert np.all(np.abs(made - weights.flat) <= limit)
+    named = {name: view for name, view in Weights(GPT, flat=made).items() if "norm" not in name}
+    copies = Weights(GPT, np.uint16, outcome.memories["copies"])
+    for name, view in named.items():
+        np.testing.assert_array_equal(copies[name], to_bf16(np.ascontiguousarray(view)), name)
+
+
+# What may go wrong between kernels: the module, its class, the function, the text and its mutant.
+PRIMITIVES, ENGINE = "engines.gpu.primitives", "engines.gpu.engine"
+FAULTS = {
+    "values begin a head early": (
+        PRIMITIVES, "", "split", "heads[:, :, H + n_kv :]", "heads[:, :, H : H + n_kv]"
+    ),
+    "the bf16 copy of the neighbours": (
+        PRIMITIVES, "Recorder", "copy_of", "w.address // 2", "w.address // 2 + 32"
+    ),
+    "a later gradient is stored": (PRIMITIVES, "Sums", "gradient", '"add" if', '"store" if'),
+    "the first gradient is added": (PRIMITIVES, "Sums", "gradient", 'else "store"', 'else "add"'),
+    "no sums of dx": (
+        PRIMITIVES, "Recorder", "settle", "self.pending = self.pending, None",
+        "self.pending, dmoved = self.pending, None, None",
+    ),
+    "the step's weight is forgotten": (
+        PRIMITIVES, "Recorder", "settle", "float(this.weight)", "1.0"
+    ),
+    "dx is not added to": (
+        PRIMITIVES, "Norms", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
+    ),
+    "targets of other rows": (
+        ENGINE, "CudaEngine", "loss", "losses, V, first,", "losses, V, 0,"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_faults_between_kernels_are_seen(what, monkeypatch):
+    name, owner, function, old, new = FAULTS[what]
+    wrong = load(Mutant(name, function, what, old, new))
+    module = importlib.import_module(f"nanoeuler.{name}")
+    if owner:
+        method = vars(getattr(wrong, owner))[function]
+        monkeypatch.setattr(getattr(module, owner), function, method)
+    else:
+        monkeypatch.setattr(module, function, vars(wrong)[function])
+    monkeypatch.setattr(wrong, "LOSS_ROWS", 2, raising=False)
+    assert is_seen(monkeypatch)
+
+
+def is_seen(monkeypatch):
+    """Whether a step in two pieces, its logits in two parts, is wrong or refused."""
+    monkeypatch.setattr(engine, "LOSS_ROWS", 2)
+    helpers.by_numpy(monkeypatch)
+    config = replace(GPT, step_size=0.5)
+    try:
+        errors = step_on_paper(config, 2, 3, HOPPER, BF16, 2).errors()
+    except UserError:
+        return True
+    return any(not error < 2 * bound(config) for error in errors.values())
+
+
+def test_memory_that_is_lent_again_too_early_is_seen(monkeypatch):
+    take = Recording.take
+    monkeypatch.setattr(
+        Recording, "take", lambda self, *args: replace(take(self, *args), lease=None)
+    )
+    assert is_seen(monkeypatch)
+
+
+def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
+    assert not is_seen(monkeypatch)
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused():
+    config = replace(EULER, vocab_size=70)
+    with pytest.raises(UserError, match="a multiple of 64, and 70 is none"):
+        record_step(config, 1, 4, HOPPER, BF16, AdamW(Weights(config)))
+
+
+@pytest.mark.parametrize("name, pieces", [("gpt2-124m", 1), ("gpt2-124m", 4), ("euler-116m", 1)])
+def test_presets_are_recorded_in_the_memory_that_they_need(name, pieces):
+    """At full size: every byte of the arena is lent, and lent to nobody else meanwhile."""
+    config = PRESETS[name]
+    rules = AdamW(Weights(GPT))
+    program = record_step(config, 16, 512, HOPPER, BF16, rules, pieces).program
+    most = 0
+    for start, size, first, last in program.loans:
+        assert first <= last <= len(program.steps) and start + size <= program.sizes[ARENA]
+        most = max(most, start + size)
+    assert most == program.sizes[ARENA]
+    marks = sorted({first for _, _, first, _ in program.loans})
+    for now in marks[:: max(1, len(marks) // 60)]:
+        there = sorted((s, s + n) for s, n, first, last in program.loans if first <= now < last)
+        assert all(end <= start for (_, end), (start, _) in zip(there, there[1:], strict=False))
+    # What is kept of a layer at least: two points of the stream in float32, qkv, y, u in bf16.
+    C, F, rows = config.dim, config.hidden, 16 // pieces * 512
+    heads = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+    u = 2 * F if config.mlp == "swiglu" else F
+    least = config.n_layers * rows * (2 * 4 * C + 2 * (heads + C + u))
+    assert least < program.sizes[ARENA] < 1.35 * least

@@ -110,7 +110,9 @@ class Programs(Resident):
         def part(memory: str, address: int, *rest: Any) -> Any:
             return device.part(memories[memory], address, *rest)
 
-        starts = [device.prepare(launch) for launch in bind(program, part)]
+        launches = list(bind(program, part))
+        device.load_all(launch.kernel for launch in launches)
+        starts = [device.prepare(launch) for launch in launches]
         return Loaded(device.capture(starts), inbox, outbox, shared)
 
     def share(self, name: str, size: int) -> Any:

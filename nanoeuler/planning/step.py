@@ -16,6 +16,7 @@ from nanoeuler.engines.gpu.step import Machine, Rules, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 
+MOST_LAYERS = 200  # a list is written in about a second
 RULES = Rules(1.0, 0.9, 0.98, 1e-8)  # those of chapter 6d; a step costs the same with others
 
 
@@ -58,6 +59,8 @@ def table(program: Program, speeds: Speeds) -> list[tuple[str, int, float]]:
 
 def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
     """A line for each engine of a GPU: launches, memory, time. Says where an engine cannot."""
+    if config.n_layers > MOST_LAYERS:
+        return f"the lists of more than {MOST_LAYERS} layers are long: none was written"
     lines, sizes = [], (config, batch_size, config.context, speeds.machine)
     for engine in GPU_ENGINES:
         try:

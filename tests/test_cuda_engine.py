@@ -138,14 +138,14 @@ FAULTS = {
     "a later gradient is stored": (PRIMITIVES, "Sums", "gradient", '"add" if', '"store" if'),
     "the first gradient is added": (PRIMITIVES, "Sums", "gradient", 'else "store"', 'else "add"'),
     "no sums of dx": (
-        PRIMITIVES, "Recorder", "settle", "self.pending = self.pending, None",
+        PRIMITIVES, "Pen", "settle", "self.pending = self.pending, None",
         "self.pending, dmoved = self.pending, None, None",
     ),
     "the step's weight is forgotten": (
-        PRIMITIVES, "Recorder", "settle", "float(this.weight)", "1.0"
+        PRIMITIVES, "Pen", "settle", "float(this.weight)", "1.0"
     ),
     "dx is not added to": (
-        PRIMITIVES, "Norms", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
+        PRIMITIVES, "NormsBackward", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
     ),
     "targets of other rows": (
         ENGINE, "CudaEngine", "loss", "losses, V, first,", "losses, V, 0,"

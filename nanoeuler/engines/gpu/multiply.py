@@ -56,8 +56,8 @@ class TensorCores:
         )  # fmt: skip
 
 
-class Multiplier(TensorCores):
-    """What records products, of bf16, or of float32 in so many pieces.
+class CutProducts(TensorCores):
+    """And of float32, in so many pieces.
 
     fused: whether a product can end in GELU's backward, in a second array, in column sums.
     """
@@ -67,21 +67,6 @@ class Multiplier(TensorCores):
     ) -> None:
         super().__init__(recording, capability, multiprocessors)
         self.pieces, self.fused = pieces, self.capability == HOPPER and pieces == 1
-
-    def __call__(
-        self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
-        aux: Any = None, second: Any = None, sums: Any = None,
-    ) -> None:  # fmt: skip
-        """Record C = A B with an epilogue: a (m, k), b (k, n), c (m, n), or its transpose."""
-        if turned(c):
-            a, b, c = b.T, a.T, c.T
-        layout = "NT"[turned(a)] + "NT"[turned(b)]
-        (m, k), n, arrays = a.shape, b.shape[1], (stored(a), stored(b), c)
-        if self.pieces == 1:
-            launches = self.bf16(layout, *arrays, aux, epilogue, second, sums)
-        else:
-            launches = self.float32(layout, m, n, k, *arrays, epilogue)
-        self.recording.add(name, launches, 2 * m * n * k)
 
     def float32(
         self, layout: str, m: int, n: int, k: int, a: Array, b: Array, c: Array, epilogue: str
@@ -99,3 +84,22 @@ class Multiplier(TensorCores):
             self.capability, layout, a, b, c, *cut, pieces=self.pieces, epilogue=epilogue,
             blocks=self.multiprocessors, product=product,
         )  # fmt: skip
+
+
+class Multiplier(CutProducts):
+    """What records products."""
+
+    def __call__(
+        self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
+        aux: Any = None, second: Any = None, sums: Any = None,
+    ) -> None:  # fmt: skip
+        """Record C = A B with an epilogue: a (m, k), b (k, n), c (m, n), or its transpose."""
+        if turned(c):
+            a, b, c = b.T, a.T, c.T
+        layout = "NT"[turned(a)] + "NT"[turned(b)]
+        (m, k), n, arrays = a.shape, b.shape[1], (stored(a), stored(b), c)
+        if self.pieces == 1:
+            launches = self.bf16(layout, *arrays, aux, epilogue, second, sums)
+        else:
+            launches = self.float32(layout, m, n, k, *arrays, epilogue)
+        self.recording.add(name, launches, 2 * m * n * k)

@@ -84,10 +84,9 @@ class Writer:
 
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision):
         self.recording, self.config = Recording(), config
-        self.flat = self.whole(WEIGHTS)
-        self.weights = Weights(config, np.float32, self.flat)
+        self.weights = Weights(config, np.float32, self.whole(WEIGHTS))
         self.copied = precision.kind == "bf16"
-        length = self.flat.shape[0] if self.copied else 16
+        length = self.weights.flat.shape[0] if self.copied else 16
         self.copies = self.recording.whole(COPIES, (length,), np.uint16)
         self.engine = CudaEngine(self.recording, *machine, precision)
         self.engine.names = {view.address: name for name, view in self.weights.items()}
@@ -160,7 +159,7 @@ def record_update(this: Writer, flat: Array, losses: Array, rules: Rules) -> Non
     recording.add("norm of gradients", launches)
     table = recording.constant(updated(this.weights, this.copied))
     launch = update.adamw_launch(
-        table, decision, this.flat, flat, *map(this.whole, MOMENTS), this.copies,
+        table, decision, this.weights.flat, flat, *map(this.whole, MOMENTS), this.copies,
         rules.beta1, rules.beta2, rules.eps,
     )  # fmt: skip
     recording.add("AdamW", launch)

@@ -413,12 +413,13 @@ def test_every_size_of_a_model_has_a_flag():
 
 
 def test_the_help_names_what_there_is(capfd):
-    from nanoeuler.engines.choice import ENGINES
+    from nanoeuler.engines.choice import CPU_ENGINES, GPU_ENGINES
 
     assert cli.main(["train", "--help"]) == 0
     text = " ".join(capfd.readouterr().out.split())
     assert ", ".join([*ne.PRESETS][:-1]) + f" or {[*ne.PRESETS][-1]}" in text
-    assert ", ".join(["auto", *ENGINES[:-1]]) + f" or {ENGINES[-1]}" in text
+    engines = ["auto", *GPU_ENGINES, *CPU_ENGINES]
+    assert ", ".join(engines[:-1]) + f" or {engines[-1]}" in text
 
 
 def test_a_model_of_other_sizes():

@@ -309,8 +309,8 @@ def test_stretches_are_equal_and_not_too_long(layout, size, k, count, stretches)
 
 def test_working_arrays_are_those_of_a_stretch():
     assert split_shapes("NT", 10, 20, 48, 3, 2) == ((10, 144), (20, 144))
-    assert split_shapes("NN", 10, 20, 48, 2) == ((10, 144), (144, 20))
-    assert split_shapes("TN", 10, 20, 48, 1) == ((48, 10), (48, 20))
+    assert split_shapes("NN", 10, 20, 48, 2) == ((10, 144), (144, 24)), "columns come in eights"
+    assert split_shapes("TN", 10, 20, 48, 1) == ((48, 16), (48, 24))
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,9 @@ def run_step(engine, config, batch_size):
     n, saved = model.stream(engine, config, w, tokens)
     W, dW = output_matrix(config, w), output_matrix(config, dw)
     _, dn = engine.loss(n, W, targets, scale, dW)
+    layers = list(saved.layers)  # the backward pass uses them up
     model.backward(engine, config, w, saved, dn, dw)
-    stages = [stage for halves in saved.layers for half in halves for stage in half]
+    stages = [stage for halves in layers for half in halves for stage in half]
     kept = [x for stage in stages for x in (stage.x, stage.stats, *stage.saved)]
     return w, dw, [*kept, saved.x, saved.stats, n]
 

@@ -6,5 +6,5 @@
 
 `cpu` is for processors, `gpu` for graphics cards. Engines know nothing of training or of text.
 
-May import: errors, model, engines.cpu, engines.gpu.
+May import: errors, model, engines.cpu.
 """

@@ -5,6 +5,7 @@
 """Engines and steppers by name. An engine's modules are imported when it is asked for."""
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 
 from nanoeuler.engines.interface import Engine, Optimizer, Stepper
@@ -14,16 +15,15 @@ from nanoeuler.model.weights import Weights
 CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
 # The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
+STEPPER = "nanoeuler.engines.gpu.stepper"  # theirs, named only: a later chapter builds it
 
 
 def _no_gpu() -> str:
     """Why no engine for a GPU can be used, in words; "" if one can."""
-    for module in "nanoeuler.engines.gpu", "nanoeuler.engines.gpu.stepper":
-        if find_spec(module) is None:
+    for room in "nanoeuler.engines.gpu", STEPPER:
+        if find_spec(room) is None:
             return "the chapter that builds it, 9b, is still to come"
-    from nanoeuler.engines.gpu.door import no_gpu
-
-    return no_gpu()
+    return import_module("nanoeuler.engines.gpu.door").no_gpu()
 
 
 def engine_name(name: str) -> str:
@@ -71,9 +71,7 @@ def make_stepper(
     """
     name = engine_name(engine)
     if name in GPU_ENGINES:
-        from nanoeuler.engines.gpu.stepper import cuda_stepper
-
-        return cuda_stepper(name, weights, optimizer, pieces)
+        return import_module(STEPPER).cuda_stepper(name, weights, optimizer, pieces)
     from nanoeuler.engines.cpu.stepper import CpuStepper
 
     return CpuStepper(engine_factory(name), weights, optimizer, threads, pieces)

@@ -1,6 +1,5 @@
 """What all tests share: the same examples every time, and an order that keeps workers busy."""
 
-import gc
 import signal
 import sys
 
@@ -13,10 +12,6 @@ settings.load_profile("nanoeuler")
 # jsonschema, which reads notebooks, does without the package for internet addresses, whose import
 # builds a grammar for longer than most tests take. (pyproject.toml leaves nbval out for the same.)
 sys.modules.setdefault("rfc3987_syntax", None)
-
-# The paper and the compiler make many objects and hardly any cycles: looking for those after every
-# 700 new objects, as Python does, takes a tenth of the tests' time.
-gc.set_threshold(50_000, 20, 50)
 
 # A shell has what it starts in the background ignore Ctrl-C, and so do children of that, down to
 # the programs that tests interrupt. A handler ends that; programs that are started inherit none.

@@ -7,7 +7,7 @@ import pytest
 from mutants import Mutant, load
 from tiled_product import make_product
 
-from nanoeuler.engines.gpu import gemm_epilogue, gemm_form, gemm_wgmma, hopper
+from nanoeuler.engines.gpu import gemm, gemm_epilogue, gemm_form, gemm_wgmma, hopper
 from nanoeuler.engines.gpu import ptx as ptx_module
 from nanoeuler.engines.gpu.gemm import product
 from nanoeuler.engines.gpu.gemm_form import Form
@@ -969,6 +969,8 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
     for other in gemm_form, gemm_epilogue, gemm_wgmma:
         if hasattr(other, function):
             monkeypatch.setattr(other, function, wrong)
+    # The wrong kernel must not be kept for the tests that come after this one.
+    monkeypatch.setattr(gemm, "gemm_kernel", gemm_wgmma.gemm_kernel.__wrapped__)
     with pytest.raises(Fault) as caught:
         form = {"epilogue": "residual"} if function == "make_read_tile" else {}
         multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)

@@ -13,11 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-<<<<<<< HEAD
-from collections.abc import Callable, Iterable, Iterator, Mapping
-=======
-from collections.abc import Callable, Iterable, Mapping, Sequence
->>>>>>> graph
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field

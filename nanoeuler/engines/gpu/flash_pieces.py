@@ -82,12 +82,12 @@ class Work(NamedTuple):
 
 def loop_of(form: Form) -> Callable:
     """All steps of a block."""
-    D, keys = form.D, form.step
+    D, keys, own = form.D, form.step, form.own * form.pieces
     cut, step = cutter(form, keys), over_keys(form)
 
     def loop(half: Half, by: Fragments, queries: int, work: Work, scale: float) -> None:
         """From the diagonal down. queries: the address of their tile; a step's tiles follow it."""
-        tile = int32(queries + form.own * form.pieces)
+        tile = int32(queries + own)
         row = int32(work.first + own_warp() * 16)
         q = int32(queries + own_warp() * 32 * D + left(D))
         steps = int32((min(work.T, int32(work.first + 16 * form.warps)) + keys - 1) // keys)

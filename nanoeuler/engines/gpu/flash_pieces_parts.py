@@ -86,9 +86,11 @@ def fetcher(form: Form, rows: int) -> tuple[Callable, Callable]:
         """Cut them, and store each piece in its tile."""
         of, words = share(D), cuda.local.array(4, int32)
         for i in range(count):
+            below = i * apart  # rows, which are swapped as the first where that is a multiple of 8
+            at = int32(tile + (of.to ^ (below & 7) << 4) + below * 2 * D)
             for p in range(pieces):
                 cut_eight(values, 8 * i, words)
-                to = int32(tile + of.to + i * apart * 2 * D + p * size)
+                to = int32(at + p * size)
                 store_shared_int4(to, words[0], words[1], words[2], words[3])
 
     return fetch, settle

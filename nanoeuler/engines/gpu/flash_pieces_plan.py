@@ -27,12 +27,17 @@ from nanoeuler.errors import UserError
 # By head width and pieces. At most 99 KiB of shared memory: what cards of 8.6 and 8.9 give a block.
 FORWARD = {
     (32, 2): Form(32, 2, 4, 64, 32, 3), (32, 3): Form(32, 3, 4, 64, 32, 3),
-    (64, 2): Form(64, 2, 4, 64, 64, 3), (64, 3): Form(64, 3, 4, 64, 64, 3),
+    (64, 2): Form(64, 2, 4, 64, 64, 3), (64, 3): Form(64, 3, 4, 64, 64, 2),
     (128, 2): Form(128, 2, 4, 64, 64, 2), (128, 3): Form(128, 3, 4, 32, 64, 2),
 }  # fmt: skip
-BACKWARD = {
+DQ = {
     (32, 2): Form(32, 2, 4, 64, 32, 3), (32, 3): Form(32, 3, 4, 64, 32, 3),
     (64, 2): Form(64, 2, 4, 64, 64, 3), (64, 3): Form(64, 3, 4, 64, 64, 2),
+    (128, 2): Form(128, 2, 4, 32, 64, 2), (128, 3): Form(128, 3, 2, 32, 64, 2),
+}  # fmt: skip
+DKDV = {
+    (32, 2): Form(32, 2, 4, 64, 32, 3), (32, 3): Form(32, 3, 4, 64, 32, 3),
+    (64, 2): Form(64, 2, 4, 64, 64, 2), (64, 3): Form(64, 3, 4, 64, 64, 2),
     (128, 2): Form(128, 2, 4, 32, 64, 2), (128, 3): Form(128, 3, 2, 32, 64, 2),
 }  # fmt: skip
 
@@ -69,13 +74,13 @@ def backward_launches(
     queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS, "float32")
     expect_lines(B, H, T, lse=lse, delta=delta)
-    form = form_of(BACKWARD, D, pieces)
+    of_dq, of_dkdv = form_of(DQ, D, pieces), form_of(DKDV, D, pieces)
     rest = lse, delta, T, H, H // G, *scales(D)
-    tiles, share = cover(T, 16 * form.warps), BACKWARD_SHARE
-    together = at_a_time(B * H, 8 * T * D, share)
+    together = at_a_time(B * H, 8 * T * D, BACKWARD_SHARE)
+    grid = together, cover(T, 16 * of_dq.warps), B * H // together
     arrays = with_steps(4, q=q, k=k, v=v, o=o, do=do, dq=dq)
-    first = Launch(dq_kernel(form), (together, tiles, B * H // together), (*arrays, *rest))
-    together = at_a_time(B * G, 8 * T * D * (H // G), share)
+    first = Launch(dq_kernel(of_dq), grid, (*arrays, *rest))
+    together = at_a_time(B * G, 8 * T * D * (H // G), BACKWARD_SHARE)
+    grid = together, cover(T, 16 * of_dkdv.warps), B * G // together
     arrays = with_steps(4, q=q, k=k, v=v, do=do, dk=dk, dv=dv)
-    grid = together, tiles, B * G // together
-    return first, Launch(dkdv_kernel(form), grid, (*arrays, *rest))
+    return first, Launch(dkdv_kernel(of_dkdv), grid, (*arrays, *rest))

@@ -109,8 +109,9 @@ ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps;
 def forward_kernel(form: Form) -> Kernel:
     """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
     D, rows, loop, most = form.D, 16 * form.warps, loop_of(form), max(form.columns, form.step) // 4
-    half, wide, part, held = form.step // 2, D // 2, form.columns // 2, D // 2
-    fetch, settle = fetcher(form, rows)
+    half, wide, part = form.step // 2, D // 2, form.columns // 2
+    fetch, settle, each, parts = fetcher(form, rows)
+    held = 8 * each
 
     def flash_pieces(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
@@ -122,8 +123,10 @@ def forward_kernel(form: Form) -> Kernel:
         kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
         # 1. Queries.
         tile, values = shared_base(), cuda.local.array(held, float32)
-        fetch(values, head_of(q, (q_batch, q_head, q_row), batch, head), first, T)
-        settle(values, tile)
+        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
+        for i in range(parts):
+            fetch(values, i, of_q, first, T)
+            settle(values, i, tile)
         # 2. All steps.
         x = Half(
             cuda.local.array(half, float32), cuda.local.array(4, int32),

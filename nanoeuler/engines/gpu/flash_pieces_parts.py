@@ -35,7 +35,7 @@ from nanoeuler.engines.gpu.ptx import (
     zeros,
 )
 
-HELD = 32  # float32 that a thread loads of a tile before it cuts any
+HELD = 4  # times eight float32 that a thread loads of a tile before it cuts any; half at D = 128
 
 
 class Form(NamedTuple):
@@ -62,17 +62,21 @@ class Form(NamedTuple):
         return self.step * self.D * 2
 
 
-def fetcher(form: Form, rows: int) -> tuple[Callable, Callable]:
-    """Two functions of a thread's share of a tile: load it, and cut and store it."""
+def fetcher(form: Form, rows: int) -> tuple[Callable, Callable, int, int]:
+    """Two functions of a thread's share of a tile: load a part of it, and cut and store that.
+
+    Also how many times eight numbers a part has, and how many parts there are.
+    """
     D, pieces, threads = form.D, form.pieces, 32 * form.warps
     apart = threads // (D // 8)
     count, size = rows // apart, rows * D * 2
+    each = min(count, HELD if D < 128 else HELD // 2)
 
-    def fetch(values: Any, head: Head, first: int, limit: int) -> None:
+    def fetch(values: Any, part: int, head: Head, first: int, limit: int) -> None:
         """Load rows `first` on; zeros from row `limit` on."""
         of = share(D)
-        for i in range(count):
-            row, at = int32(first + of.row + i * apart), 8 * i
+        for i in range(each):
+            row, at = int32(first + of.row + (part * each + i) * apart), 8 * i
             for j in range(8):
                 values[at + j] = float32(0)
             if row < limit:
@@ -82,18 +86,18 @@ def fetcher(form: Form, rows: int) -> tuple[Callable, Callable]:
                     values[at + j], values[at + j + 1] = a, b
                     values[at + j + 2], values[at + j + 3] = c, d
 
-    def settle(values: Any, tile: int) -> None:
+    def settle(values: Any, part: int, tile: int) -> None:
         """Cut them, and store each piece in its tile."""
         of, words = share(D), cuda.local.array(4, int32)
-        for i in range(count):
-            below = i * apart  # rows, which are swapped as the first where that is a multiple of 8
+        for i in range(each):
+            below = (part * each + i) * apart  # rows; those 8 below are swapped alike
             at = int32(tile + (of.to ^ (below & 7) << 4) + below * 2 * D)
             for p in range(pieces):
                 cut_eight(values, 8 * i, words)
                 to = int32(at + p * size)
                 store_shared_int4(to, words[0], words[1], words[2], words[3])
 
-    return fetch, settle
+    return fetch, settle, each, count // each
 
 
 def cut_eight(values: Any, at: int, words: Any) -> None:
@@ -107,20 +111,17 @@ def cut_eight(values: Any, at: int, words: Any) -> None:
 
 def cutter(form: Form, rows: int) -> Callable:
     """cut(tile, x, y, first, limit): so many rows of two heads into two tiles in pieces."""
-    fetch, settle = fetcher(form, rows)
-    held = rows * form.D // (32 * form.warps)
-    second, together = rows * form.D * 2 * form.pieces, held <= HELD
+    fetch, settle, each, parts = fetcher(form, rows)
+    held, second = 8 * each, rows * form.D * 2 * form.pieces
 
     def cut(tile: int, x: Head, y: Head, first: int, limit: int) -> None:
         """All threads of the block call it. The second tile is behind the first."""
         of_x, of_y = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        fetch(of_x, x, first, limit)
-        if together:
-            fetch(of_y, y, first, limit)
-        settle(of_x, tile)
-        if not together:
-            fetch(of_y, y, first, limit)
-        settle(of_y, int32(tile + second))
+        for part in range(parts):
+            fetch(of_x, part, x, first, limit)
+            fetch(of_y, part, y, first, limit)
+            settle(of_x, part, tile)
+            settle(of_y, part, int32(tile + second))
 
     return cut
 

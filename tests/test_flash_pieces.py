@@ -16,7 +16,6 @@ from test_flash_tensor import NAMES, fold
 from nanoeuler.engines.gpu import (
     flash_pieces,
     flash_pieces_backward,
-    flash_pieces_parts,
     flash_pieces_plan,
 )
 from nanoeuler.engines.gpu.flash_layout import padded
@@ -100,10 +99,8 @@ def worst(a, pieces, names=("o", "lse", *GRADIENTS)):
     if "dq" in names and not (a["delta"][..., T:] == 0).all():
         return math.inf
     tiny = 1e-30  # where both are zero
-    return max(
-        np.max(np.abs((a[n][..., :T] if n == "lse" else a[n]) - wanted[n][0]) / (wanted[n][1] + tiny))
-        for n in names
-    )
+    ours = {n: a[n][..., :T] if n == "lse" else a[n] for n in names}
+    return max(np.max(np.abs(ours[n] - wanted[n][0]) / (wanted[n][1] + tiny)) for n in names)
 
 
 # ---- On paper
@@ -119,6 +116,7 @@ def worst(a, pieces, names=("o", "lse", *GRADIENTS)):
         ((1, 1, 1, 33, 64), 2, None, 1),
         ((1, 1, 1, 17, 64), 3, 3, 1),
         ((1, 1, 1, 40, 128), 2, None, 1),
+        ((1, 1, 1, 3, 128), 3, None, 1),
         ((1, 1, 1, 40, 128), 3, 4, 1),  # two warps, more than one block; steps of 32
     ],
 )
@@ -185,7 +183,7 @@ def test_what_is_moved_is_what_was_predicted(pieces):
     report = run(forward(a, pieces))
     tile = 4 * 64 * D  # bytes
     assert report["global loads bytes"] == 3 * tile
-    assert report["global stores bytes"] == tile + 4 * 64
+    assert report["global stores bytes"] == tile + 4 * 128
     assert report["tensor FLOPs"] == {2: 3, 3: 6}[pieces] * 2 * 2 * 64 * 64 * D
     assert report["barriers"] == 2
 
@@ -207,7 +205,8 @@ MISTAKES = [
      "total[1] += s[i + 2]"),
     ("rows past the end are written", PARTS, "put_sums", "if t + 8 < T", "if t < T"),
     ("rows past the end are read", PARTS, "fetch", "if row < limit", "if row < limit + 1"),
-    ("a remainder is not taken", PARTS, "cut_eight", "values[i + 1] -= high", "values[i + 1] -= low"),
+    ("lse not padded", PARTS, "pad_line", "after >= T", "after < 0"),
+    ("a wrong remainder", PARTS, "cut_eight", "values[i + 1] -= high", "values[i + 1] -= low"),
     ("dq: tiles not waited for", BACKWARD, "dq_loop", LATE, "pass  # all"),
     ("dkdv: tiles filled too early", BACKWARD, "dkdv_loop", SOON, "pass  # all"),
     ("delta left out", BACKWARD, "query_step", "(dp[i + 1] - delta[0])", "dp[i + 1]"),
@@ -232,7 +231,7 @@ PAIRS = [
 
 
 KERNELS = "forward_kernel", "dq_kernel", "dkdv_kernel"
-USED = "cutter", "fetcher", "rows_product", "columns_product", "put_sums"
+USED = "cutter", "fetcher", "rows_product", "columns_product", "put_sums", "pad_line"
 
 
 def put_wrong(mutant, monkeypatch):
@@ -287,7 +286,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
         a = {name: array.copy() for name, array in before.items()}
         assert fails(backward(a, 2), a, GRADIENTS)
     else:
-        a = inputs(1, 2 if "head" in what else 1, 1, 66, 32)
+        a = inputs(1, 2 if "head" in what else 1, 1, 33 if "padded" in what else 66, 32)
         assert fails([forward(a, 2)], a, ("o", "lse"))
 
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import PAD, round_up
+from nanoeuler.engines.gpu.flash_layout import PAD, PAST_END, round_up
 from nanoeuler.engines.gpu.flash_mma import Half, correct, new_half, raise_maximum, save_lines
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
@@ -32,6 +32,7 @@ from nanoeuler.engines.gpu.flash_pieces_parts import (
     columns_product,
     cutter,
     fetcher,
+    pad_line,
     put_sums,
     rows_product,
 )
@@ -143,7 +144,9 @@ def forward_kernel(form: Form) -> Kernel:
         loop(x, by, tile, Work(of_k, of_v, T, first), scale)
         # 3. Out.
         row = int32(first + own_warp() * 16)
-        save_lines(x, lse + 4 * (int64(number) * round_up(T, PAD)), row, T)
+        line = lse + 4 * (int64(number) * round_up(T, PAD))
+        save_lines(x, line, row, T)
+        pad_line(line, int32(first + rows), T, float32(PAST_END), 2 * rows)
         to = head_of(o, (o_batch, o_head, o_row), batch, head)
         put_sums(x.o, 0, reciprocal(x.total[0]), reciprocal(x.total[1]), to, row, T, D)
 

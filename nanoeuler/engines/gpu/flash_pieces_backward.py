@@ -18,7 +18,6 @@ from nanoeuler.engines.gpu.flash_mma_backward import (
     DQ_ARGUMENTS,
     Group,
     forbid_earlier,
-    pad_deltas,
 )
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
@@ -39,6 +38,7 @@ from nanoeuler.engines.gpu.flash_pieces_parts import (
     Fragments,
     columns_product,
     cutter,
+    pad_line,
     put_sums,
     rows_product,
 )
@@ -192,7 +192,7 @@ def dq_kernel(form: Form) -> Kernel:
         of_o = head_of(o, (o_batch, o_head, o_row), batch, head)
         row = int32(first + own_warp() * 16)
         take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
-        pad_deltas(delta + line, int32(first + rows), T)
+        pad_line(delta + line, int32(first + rows), T, float32(0), 2 * rows)
         # 3. All tiles of keys.
         of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
         of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)

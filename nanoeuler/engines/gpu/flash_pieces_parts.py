@@ -11,7 +11,7 @@ A tile is `pieces` tiles of bf16 (flash_mma_parts.py), the largest piece first. 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import clear
+from nanoeuler.engines.gpu.flash_layout import PAD, round_up
 from nanoeuler.engines.gpu.flash_mma_parts import (
     Head,
     beside,
@@ -19,6 +19,7 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     load_rows,
     own_column,
     own_row,
+    own_thread,
     share,
 )
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
@@ -30,6 +31,7 @@ from nanoeuler.engines.gpu.ptx import (
     low_bf16,
     mma_tile,
     pack_bf16,
+    store_float,
     store_float2,
     store_shared_int4,
     zeros,
@@ -124,6 +126,15 @@ def cutter(form: Form, rows: int) -> Callable:
             settle(of_y, part, int32(tile + second))
 
     return cut
+
+
+def pad_line(line: int, after: int, T: int, value: float, threads: int) -> None:
+    """The last block of a head also sets what its line of lse or delta has `after` its own rows."""
+    if after >= T:
+        for i in range(0, PAD, threads):
+            t = int32(after + own_thread() + i)
+            if t < round_up(T, PAD):
+                store_float(line + 4 * int64(t), value)
 
 
 def put_sums(

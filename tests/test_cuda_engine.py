@@ -18,11 +18,14 @@ import recorded as helpers
 from mutants import Mutant, load
 from recorded import step_on_paper
 
+from nanoeuler.engines.choice import make_stepper
 from nanoeuler.engines.gpu import engine
+from nanoeuler.engines.gpu.paper import Device
 from nanoeuler.engines.gpu.paper.numbers import to_bf16
 from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS
 from nanoeuler.engines.gpu.program import ARENA, Recording
 from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.engines.gpu.stepper import CudaStepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
@@ -135,14 +138,14 @@ FAULTS = {
     "a later gradient is stored": (PRIMITIVES, "Sums", "gradient", '"add" if', '"store" if'),
     "the first gradient is added": (PRIMITIVES, "Sums", "gradient", 'else "store"', 'else "add"'),
     "no sums of dx": (
-        PRIMITIVES, "Recorder", "settle", "self.pending = self.pending, None",
+        PRIMITIVES, "Pen", "settle", "self.pending = self.pending, None",
         "self.pending, dmoved = self.pending, None, None",
     ),
     "the step's weight is forgotten": (
-        PRIMITIVES, "Recorder", "settle", "float(this.weight)", "1.0"
+        PRIMITIVES, "Pen", "settle", "float(this.weight)", "1.0"
     ),
     "dx is not added to": (
-        PRIMITIVES, "Norms", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
+        PRIMITIVES, "NormsBackward", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
     ),
     "targets of other rows": (
         ENGINE, "CudaEngine", "loss", "losses, V, first,", "losses, V, 0,"
@@ -191,15 +194,14 @@ def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
 def test_a_vocabulary_that_does_not_fit_is_refused():
     config = replace(EULER, vocab_size=70)
     with pytest.raises(UserError, match="a multiple of 64, and 70 is none"):
-        record_step(config, 1, 4, HOPPER, BF16, AdamW(Weights(config)))
+        record_step(config, 1, 4, HOPPER, BF16, helpers.RULES)
 
 
 @pytest.mark.parametrize("name, pieces", [("gpt2-124m", 1), ("gpt2-124m", 4), ("euler-116m", 1)])
 def test_presets_are_recorded_in_the_memory_that_they_need(name, pieces):
     """At full size: every byte of the arena is lent, and lent to nobody else meanwhile."""
     config = PRESETS[name]
-    rules = AdamW(Weights(GPT))
-    program = record_step(config, 16, 512, HOPPER, BF16, rules, pieces).program
+    program = record_step(config, 16, 512, HOPPER, BF16, helpers.RULES, pieces).program
     most = 0
     for start, size, first, last in program.loans:
         assert first <= last <= len(program.steps) and start + size <= program.sizes[ARENA]
@@ -215,3 +217,82 @@ def test_presets_are_recorded_in_the_memory_that_they_need(name, pieces):
     u = 2 * F if config.mlp == "swiglu" else F
     least = config.n_layers * rows * (2 * 4 * C + 2 * (heads + C + u))
     assert least < program.sizes[ARENA] < 1.35 * least
+
+
+@pytest.fixture
+def stepper(monkeypatch):
+    """A stepper on paper, its products by NumPy; tokens, targets; the reference's stepper."""
+    helpers.by_numpy(monkeypatch)
+    w, tokens, targets, _ = helpers.problem(GPT, 2, 4)
+    twin = Weights(GPT, flat=w.flat.copy())
+    device = Device(capability=(9, 0), multiprocessors=4)
+    return (
+        CudaStepper(w, AdamW(w), device), tokens, targets,
+        make_stepper("reference", twin, AdamW(twin)),
+    )  # fmt: skip
+
+
+def test_a_stepper_tells_of_each_step_one_step_late(stepper):
+    ours, tokens, targets, reference = stepper
+    told = []
+    for number in 1, 2:
+        told.append(ours.step(tokens, targets, 1e-3, number))
+        (exact,) = reference.step(tokens, targets, 1e-3, number)
+    assert told[0] == [] and [taken.number for taken in told[1]] == [1]
+    (last,) = ours.finish()
+    assert ours.finish() == [] and last.number == 2 and last.finite
+    # The second step's loss and norm are those of weights that the first has changed; a loss is a
+    # sum over 8 positions, a norm of gradients each of which is within the bound.
+    np.testing.assert_allclose(last.sums, exact.sums, rtol=bound(GPT))
+    np.testing.assert_allclose(last.norm, exact.norm, rtol=bound(GPT))
+    ours.pull()
+    # AdamW's first steps are lr times a number between -1 and 1, whatever the gradient's size: its
+    # sign decides, and that of a gradient near 0 is bf16's to choose.
+    moved = np.abs(ours.weights.flat - reference.weights.flat)
+    assert moved.max() <= 4.1e-3 and np.median(moved) < 1e-4 < np.abs(ours.weights.flat).max()
+
+
+def test_a_stepper_judges_batches_of_any_number_of_sequences(stepper):
+    ours, tokens, targets, reference = stepper
+    for part in slice(None), slice(1), slice(1, None):
+        exact = reference.sums(tokens[part], targets[part])
+        np.testing.assert_allclose(ours.sums(tokens[part], targets[part]), exact, rtol=bound(GPT))
+    assert len(ours.programs) == 1, "a smaller batch is filled up"
+
+
+def test_a_step_that_is_not_finite_changes_nothing(stepper):
+    ours, tokens, targets, _ = stepper
+    ours.step(tokens, targets, 1e-3, 1)
+    assert ours.finish()[0].finite
+    ours.pull()
+    states = ours.weights, ours.optimizer.m, ours.optimizer.v
+    before = [state.flat.copy() for state in states]
+    copies = ours.memories["copies"]
+    broken = ours.device.host(copies).copy()
+    broken[200] = 0x7FC0  # nan in bf16: of the embedding
+    ours.device.fill(copies, broken)
+    ours.step(tokens, targets, 1e-3, 2)
+    (taken,) = ours.finish()
+    assert taken.number == 2 and not taken.finite
+    ours.pull()
+    for state, old in zip(states, before, strict=True):
+        np.testing.assert_array_equal(state.flat, old)
+    ours.push()  # which makes the copies anew
+    ours.step(tokens, targets, 1e-3, 2)
+    assert ours.finish()[0].finite
+
+
+def test_what_is_pushed_comes_back(stepper):
+    ours, _, _, _ = stepper
+    rng = np.random.default_rng(0)
+    states = ours.weights, ours.optimizer.m, ours.optimizer.v
+    for state in states:
+        state.flat[...] = rng.standard_normal(state.flat.size)
+    kept = [state.flat.copy() for state in states]
+    ours.push()
+    for state in states:
+        state.flat[...] = 0
+    ours.pull()
+    for state, old in zip(states, kept, strict=True):
+        np.testing.assert_array_equal(state.flat, old)
+    np.testing.assert_array_equal(ours.device.host(ours.memories["copies"]), to_bf16(kept[0]))

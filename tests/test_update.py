@@ -356,7 +356,7 @@ class Training:
         self.w = self.weights.flat
         self.m, self.v, self.g = (np.zeros_like(self.w) for _ in range(3))
         self.copy = np.full(self.w.size, 0x7FC0, np.uint16)
-        self.parts = update.segments(self.weights, self.w)
+        self.parts = update.segments(self.weights)
         self.reference = Weights(config, np.float64)
         self.reference.flat[:] = self.w
         self.rule = AdamW(self.reference, weight_decay=DECAY, clip_norm=math.inf, **RULES)
@@ -445,7 +445,7 @@ def test_adamw_is_that_of_training_over_several_steps(config, rounds):
 
 def test_what_decays_and_what_has_a_copy():
     weights = initialise(TINY_GPT2, 0)
-    of = dict(zip(weights, update.segments(weights, weights.flat), strict=True))
+    of = dict(zip(weights, update.segments(weights), strict=True))
     assert of["embedding"].decay and of["block.0.wqkv"].decay
     assert not of["block.0.wqkv_bias"].decay and of["block.0.wqkv_bias"].copy >= 0
     assert not of["norm"].decay and of["norm"].copy == of["block.0.norm1_bias"].copy == -1

@@ -184,9 +184,12 @@ def plan(
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
-    from nanoeuler.planning.plan import report
+    from nanoeuler.planning import plan, step
 
-    print(report(flags.config_of(preset, sizes), **_given(batch_size=batch_size, tokens=tokens)))
+    config = flags.config_of(preset, sizes)
+    print(plan.report(config, **_given(batch_size=batch_size, tokens=tokens)))
+    print(f"\na step of our own on an H200, by its list of launches\n"
+          f"{step.report(config, batch_size or plan.BATCH_SIZE)}")  # fmt: skip
 
 
 @app.command()

@@ -49,31 +49,29 @@ class Weights(Mapping):
 
     `weights["block.0.wqkv"]` is a view; names, shapes and order are `parameter_shapes(config)`.
     `weights.flat` (N,) holds all of them, each padded with zeros to a multiple of 16 elements.
-    `weights.blocks[i]` is the `Block` i, and `flat[block_starts[i] :]` begins with it; the last of
-    the `block_starts` is where the blocks end. Give `flat` to lay the names over memory that
-    exists, of the right size and dtype.
+    `weights.starts[name]` is where a tensor begins there. `weights.blocks[i]` is the `Block` i, and
+    `flat[block_starts[i] :]` begins with it; the last of the `block_starts` is where the blocks
+    end. Give `flat` to lay the names over memory that exists, of the right size and dtype.
     """
 
     def __init__(
         self, config: ModelConfig, dtype: np.typing.DTypeLike = np.float32,
         flat: np.ndarray | None = None,
     ):  # fmt: skip
-        shapes = parameter_shapes(config)
-        size = sum(_padded(shape) for shape in shapes.values())
-        self.config = config
+        self.config, size = config, flat_size(config)
         self.flat = _aligned_zeros(size, dtype) if flat is None else flat
         assert self.flat.shape == (size,) and self.flat.dtype == dtype
-        self._views, starts, start = {}, {}, 0
-        for name, shape in shapes.items():
+        self._views, self.starts, start = {}, {}, 0
+        for name, shape in parameter_shapes(config).items():
             self._views[name] = self.flat[start : start + math.prod(shape)].reshape(shape)
-            starts[name] = start
+            self.starts[name] = start
             start += _padded(shape)
         self.blocks = [
             Block(*(self.get(f"block.{i}.{name}") for name in Block._fields))
             for i in range(config.n_blocks)
         ]
         first = [f"block.{i}.norm1" for i in range(config.n_blocks)]
-        self.block_starts = [starts[name] for name in (*first, "norm")]
+        self.block_starts = [self.starts[name] for name in (*first, "norm")]
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._views[name]
@@ -87,6 +85,11 @@ class Weights(Mapping):
     def zeros_like(self) -> "Weights":
         """New weights of the same configuration and dtype, all zero: a gradient, or a moment."""
         return Weights(self.config, self.flat.dtype)
+
+
+def flat_size(config: ModelConfig) -> int:
+    """N, the elements of a flat buffer for this architecture."""
+    return sum(_padded(shape) for shape in parameter_shapes(config).values())
 
 
 def _padded(shape: tuple) -> int:

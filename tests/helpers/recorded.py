@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu import multiply, rehearse
+from nanoeuler.engines.gpu.fill import CLEAR
 from nanoeuler.engines.gpu.paper import device
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.step import fill_batch, fill_step, record_step
+from nanoeuler.engines.gpu.step import Rules, fill_batch, fill_step, record_step
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights, initialise
-from nanoeuler.training.optim import AdamW
+from nanoeuler.training import optim
 
+RULES = Rules(optim.CLIP_NORM, optim.BETA1, optim.BETA2, optim.EPS)
 RATES = 0.01, 10.0, 50.0, 0.1  # learning rate, corrections of the moments, decay
 
 
@@ -37,7 +39,7 @@ class NumpyProduct:
 
     args: tuple  # a, b, c, aux, second, sums, with None for what there is not
     epilogue: str
-    kernel: Any = "NumPy"
+    kernel: Any = CLEAR  # any: a device on paper asks for one
 
     def play(self):
         """Run on arrays of a device on paper."""
@@ -128,8 +130,7 @@ def problem(config, B, T, seed=0):
 def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None):
     """Record a step, play it on paper, and compute it by the reference engine."""
     w, tokens, targets, scale = problem(config, B, T)
-    rules = AdamW(w)
-    recorded = recorded or record_step(config, B, T, machine, precision, rules, pieces)
+    recorded = recorded or record_step(config, B, T, machine, precision, RULES, pieces)
     memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
     fill_batch(memories, tokens, targets)
     fill_step(memories, scale, np.float32([RATES]), config.vocab_size)

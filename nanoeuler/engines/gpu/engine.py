@@ -110,6 +110,10 @@ class Mlps(Attends):
         self.product("w_up, GELU", rows_of(n), self.copy_of(w), rows_of(h), **ends)
         return u, h
 
+
+class MlpsBackward(Mlps):
+    """And the way back."""
+
     def mlp_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
@@ -138,7 +142,26 @@ class Mlps(Attends):
         return du, u
 
 
-class CudaEngine(Mlps):
+class Logits(MlpsBackward):
+    """The memory of logits, and their form in products."""
+
+    def _eights(self, logits: Array, W: Array) -> tuple[Array, Array]:
+        """dlogits and W^T (K V, C) with as many columns, and rows, as a product of float32 wants.
+
+        The columns that are added are zero, and the rows are the weights that follow W's.
+        """
+        width = W.shape[0] if self.narrow else eights(W.shape[0])
+        return logits[:, :width], replace(W, shape=(width, W.shape[1]))
+
+    def _logits(self, rows: int, columns: int, full: bool) -> Array:
+        """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
+        if full:
+            return self.take(rows, columns)
+        memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
+        return memory[:rows]
+
+
+class CudaEngine(Logits):
     """Records a pass of the model into `recording`, for a card of this capability."""
 
     def loss(
@@ -168,18 +191,3 @@ class CudaEngine(Mlps):
                 self.gradient(dW, part, used, "logits")
             del logits, used
         return self.sum_of(losses), dn
-
-    def _eights(self, logits: Array, W: Array) -> tuple[Array, Array]:
-        """dlogits and W^T (K V, C) with as many columns, and rows, as a product of float32 wants.
-
-        The columns that are added are zero, and the rows are the weights that follow W's.
-        """
-        width = W.shape[0] if self.narrow else eights(W.shape[0])
-        return logits[:, :width], replace(W, shape=(width, W.shape[1]))
-
-    def _logits(self, rows: int, columns: int, full: bool) -> Array:
-        """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
-        if full:
-            return self.take(rows, columns)
-        memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
-        return memory[:rows]

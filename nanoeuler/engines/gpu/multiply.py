@@ -8,12 +8,13 @@ A matrix is (rows, columns) with dense rows, or the transpose of such. What the 
 bf16, or float32 in pieces. Left out: two transposed operands, which no gradient needs.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nanoeuler.engines.gpu.kernel import Launch
-from nanoeuler.engines.gpu.pieces import pieces_product, split_shapes
+from nanoeuler.engines.gpu.pieces import eights, pieces_product, split_shapes
 from nanoeuler.engines.gpu.products import HOPPER, product_on, space_on
 from nanoeuler.engines.gpu.program import Array, Recording
 
@@ -55,8 +56,8 @@ class TensorCores:
         )  # fmt: skip
 
 
-class Multiplier(TensorCores):
-    """What records products, of bf16, or of float32 in so many pieces.
+class CutProducts(TensorCores):
+    """And of float32, in so many pieces.
 
     fused: whether a product can end in GELU's backward, in a second array, in column sums.
     """
@@ -66,6 +67,27 @@ class Multiplier(TensorCores):
     ) -> None:
         super().__init__(recording, capability, multiprocessors)
         self.pieces, self.fused = pieces, self.capability == HOPPER and pieces == 1
+
+    def float32(
+        self, layout: str, m: int, n: int, k: int, a: Array, b: Array, c: Array, epilogue: str
+    ) -> list[Launch]:
+        """Cut both operands, then multiply all pairs of pieces that matter (chapter 7g)."""
+        if layout[0] == "T" and m % 8:  # what stands behind each row is cut as well, in eights
+            a = replace(a, shape=(k, eights(m)))
+        shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
+        cut = [self.recording.take(shape, np.uint16) for shape in shapes]
+
+        def product(capability, layout, a, b, c, *, epilogue, **_):
+            return self.bf16(layout, a, b, c, epilogue=epilogue)
+
+        return pieces_product(
+            self.capability, layout, a, b, c, *cut, pieces=self.pieces, epilogue=epilogue,
+            blocks=self.multiprocessors, product=product,
+        )  # fmt: skip
+
+
+class Multiplier(CutProducts):
+    """What records products."""
 
     def __call__(
         self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
@@ -81,16 +103,3 @@ class Multiplier(TensorCores):
         else:
             launches = self.float32(layout, m, n, k, *arrays, epilogue)
         self.recording.add(name, launches, 2 * m * n * k)
-
-    def float32(self, layout, m, n, k, a, b, c, epilogue) -> list[Launch]:
-        """Cut both operands, then multiply all pairs of pieces that matter (chapter 7g)."""
-        shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
-        cut = [self.recording.take(shape, np.uint16) for shape in shapes]
-
-        def product(capability, layout, a, b, c, *, epilogue, **_):
-            return self.bf16(layout, a, b, c, epilogue=epilogue)
-
-        return pieces_product(
-            self.capability, layout, a, b, c, *cut, pieces=self.pieces, epilogue=epilogue,
-            blocks=self.multiprocessors, product=product,
-        )  # fmt: skip

@@ -111,8 +111,7 @@ def split_launch(
 
     x (rows, columns) float32, rows a multiple of 16 bytes apart; out uint16 (bf16), of
     `split_shape`: block q of its rows or columns is piece which[q] of x, 0 the largest. part: from
-    which row or column to which. Columns, of a part too, are a multiple of 8, or along axis 0 have
-    room up to one.
+    which row or column to which. Columns, of a part too, are a multiple of 8.
     """
     if axis not in (0, 1) or not which or not {*which} <= {0, 1, 2}:
         raise UserError(f"pieces 0, 1, 2 are laid along axis 0 or 1, not {which} along {axis}")
@@ -120,8 +119,6 @@ def split_launch(
     if str(x.dtype) != "float32" or not 0 <= first < end <= x.shape[axis]:
         raise UserError(f"float32 is cut, from 0 to {x.shape[axis]}: {x.dtype}, {first} to {end}")
     rows, columns = (end - first, x.shape[1]) if axis == 0 else (x.shape[0], end - first)
-    if axis == 0 and 4 * eights(columns) <= x.strides[0]:
-        columns = eights(columns)  # those past the last are cut too, and nobody reads their pieces
     if columns % WIDTH or axis and first % WIDTH:
         came = f"{columns} from {first if axis else 0} on"
         raise UserError(f"columns that are cut come in eights, not {came}: pad the rows")
@@ -178,9 +175,10 @@ def pieces_product(
     """The launches, in order, of C = op(A) op(B), or C += with "add", of float32 matrices.
 
     a, b (2-d) as the layout stores them and as `split_launch` takes them; c (m, n), rows a multiple
-    of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. stretches: k is taken
-    in so many equal ones, each but the first added to C. The rest: `product_on`, or another
-    `product` of bf16 with its arguments.
+    of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. A matrix that is cut
+    along its rows may have columns behind those that C wants, up to a multiple of 8. stretches: k
+    is taken in so many equal ones, each but the first added to C. The rest: `product_on`, or
+    another `product` of bf16 with its arguments.
     """
     if layout not in AXES or pieces not in PAIRS or epilogue not in ("store", "add"):
         known = f"{', '.join(AXES)} of 1, 2, 3 pieces, store and add"

@@ -113,6 +113,21 @@ class Recorder:
         """An array of activations, or of another kind."""
         return self.recording.take(shape, DTYPES[kind or self.precision.kind])
 
+    def copy_of(self, w: Array) -> Array:
+        """The bf16 copy of weights: at half their address, since it lies as they do."""
+        if not self.narrow:
+            return w
+        steps = tuple(step // 2 for step in w.strides)
+        return Array(COPIES, w.address // 2, w.shape, np.dtype(np.uint16), steps)
+
+    def name_of(self, w: Array) -> str:
+        """What a matrix of weights is called: the last part of its name."""
+        return self.names.get(w.address, "product")
+
+
+class Pen(Recorder):
+    """How launches come on the list, and what is held back."""
+
     def write(self, name: str, launches: Any, flops: int = 0) -> None:
         """Write launches down, behind what is pending."""
         self.settle()
@@ -142,19 +157,8 @@ class Recorder:
         )  # fmt: skip
         self.recording.add("norm backward", launches)
 
-    def copy_of(self, w: Array) -> Array:
-        """The bf16 copy of weights: at half their address, since it lies as they do."""
-        if not self.narrow:
-            return w
-        steps = tuple(step // 2 for step in w.strides)
-        return Array(COPIES, w.address // 2, w.shape, np.dtype(np.uint16), steps)
 
-    def name_of(self, w: Array) -> str:
-        """What a matrix of weights is called: the last part of its name."""
-        return self.names.get(w.address, "product")
-
-
-class Sums(Recorder):
+class Sums(Pen):
     """Gradients of parameters, and what they are sums of."""
 
     def gradient(self, dw: Array, x: Array, dy: Array, name: str) -> None:
@@ -170,6 +174,10 @@ class Sums(Recorder):
         shape = columns.partials_shape(*matrix.shape, width, processors)
         partials = self.take(*shape, kind="float32")
         self.write(name, columns.columns_launches(matrix, out, partials, True, processors))
+
+
+class Operands(Sums):
+    """What products work on."""
 
     def operand(self, dy: Array, dbias: Array | None, name: str) -> Array:
         """dy as an operand of products, its sums over rows added to dbias.
@@ -200,8 +208,8 @@ class Sums(Recorder):
         return out
 
 
-class Linear(Sums):
-    """Linear maps, and the tables that tokens look up."""
+class Linear(Operands):
+    """Linear maps."""
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         """As `Primitives.linear`."""
@@ -228,6 +236,10 @@ class Linear(Sums):
         self.gradient(dw, x, dy, self.name_of(w))
         return self.back(dy, w)
 
+
+class Tables(Linear):
+    """The tables that tokens look up."""
+
     def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
         """As `Primitives.embed`."""
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
@@ -252,7 +264,7 @@ class Linear(Sums):
         self.write("embed backward", launches)
 
 
-class Norms(Linear):
+class Norms(Tables):
     """The stream: what is added to it, and what reads it through a norm."""
 
     def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
@@ -283,6 +295,10 @@ class Norms(Linear):
         """As `Primitives.layernorm`."""
         return self.norm("layer", x, gain, bias, {})
 
+
+class NormsBackward(Norms):
+    """And the way back."""
+
     def norm_backward(
         self, norm: str, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None = None, dx: Array | None = None,
@@ -307,8 +323,8 @@ class Norms(Linear):
         return self.norm_backward("layer", dy, x, gain, stats, dgain, dbias)
 
 
-class Heads(Norms):
-    """Positions, and attention."""
+class Positions(NormsBackward):
+    """Heads that are turned."""
 
     def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
         """As `Primitives.rope_tables`."""
@@ -328,6 +344,10 @@ class Heads(Norms):
     def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
         """As `Primitives.rope_backward`, in place."""
         return self.rope(dheads, n, cos, sin, back=True)
+
+
+class Heads(Positions):
+    """Attention."""
 
     def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
         """As `Primitives.attention`; the backward wants y and lse."""
@@ -374,6 +394,10 @@ class Gates(Heads):
         self.write("gelu", launch)
         return h
 
+
+class GatesBackward(Gates):
+    """And the way back."""
+
     def gate_backward(
         self, gated: bool, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
     ) -> tuple[Array, Array | None]:
@@ -401,7 +425,7 @@ class Gates(Heads):
         return self.gate_backward(False, dh, u)[0]
 
 
-class CudaPrimitives(Gates, Primitives):
+class CudaPrimitives(GatesBackward, Primitives):
     """All single operations."""
 
     sums: Array | None = None  # where the next loss leaves its sums, float32 (K,)

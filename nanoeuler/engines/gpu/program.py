@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -31,8 +31,8 @@ def round_up(size: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Array:
-    """A place in a memory: shape, dtype and strides as NumPy's, and views as NumPy has them.
+class Place:
+    """A place in a memory: shape, dtype and strides as NumPy's.
 
     address: bytes from the beginning of the memory, which is aligned. lease: what has to live for
     the place to be ours; views share it.
@@ -51,18 +51,22 @@ class Array:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def T(self) -> "Array":
+    def T(self) -> Self:
         """Its axes in reverse order, of the same memory."""
         return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
 
-    def swapaxes(self, i: int, j: int) -> "Array":
+    def swapaxes(self, i: int, j: int) -> Self:
         """Two axes exchanged."""
         order = list(range(len(self.shape)))
         order[i], order[j] = j, i
         shape, strides = ([part[k] for k in order] for part in (self.shape, self.strides))
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
-    def reshape(self, *extents: Any) -> "Array":
+
+class Array(Place):
+    """Views as NumPy has them."""
+
+    def reshape(self, *extents: Any) -> Self:
         """The same elements in C order under another shape; -1 stands for what is left."""
         shape = extents[0] if isinstance(extents[0], tuple) else extents
         if -1 in shape:
@@ -72,7 +76,7 @@ class Array:
         assert self.strides == dense(self.shape, self.dtype.itemsize), "it is not in C order"
         return replace(self, shape=shape, strides=dense(shape, self.dtype.itemsize))
 
-    def __getitem__(self, key: slice | int | tuple) -> "Array":
+    def __getitem__(self, key: slice | int | tuple) -> Self:
         """A view, by slices of step 1 and by numbers, of leading axes."""
         keys = key if isinstance(key, tuple) else (key,)
         address, shape, strides = self.address, list(self.shape), list(self.strides)
@@ -157,8 +161,8 @@ class Lease:
     """That bytes of the arena are lent: until the last array that holds this is forgotten."""
 
 
-class Recording:
-    """A program while it is written."""
+class Ledger:
+    """The memories of a program while it is written."""
 
     def __init__(self) -> None:
         self.program, self.arena = Program(sizes={CONSTANTS: 0}), Arena()
@@ -189,6 +193,10 @@ class Recording:
     def _give(self, start: int, size: int, first: int) -> None:
         self.arena.give(start, size)
         self.program.loans.append((start, size, first, len(self.program.steps)))
+
+
+class Recording(Ledger):
+    """A program while it is written."""
 
     def constant(self, values: np.ndarray) -> Array:
         """An array of numbers that are known now; equal ones are stored once."""

@@ -21,10 +21,9 @@ from nanoeuler.engines.gpu.engine import CudaEngine
 from nanoeuler.engines.gpu.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import Array, Program, Recording
-from nanoeuler.engines.interface import Optimizer
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
-from nanoeuler.model.weights import Weights
+from nanoeuler.model.weights import Weights, flat_size
 
 GRADIENTS, MOMENTS = "gradients", ("m", "v")  # memories of float32 (N,), besides WEIGHTS
 
@@ -34,6 +33,15 @@ class Machine(NamedTuple):
 
     capability: tuple[int, int]
     multiprocessors: int
+
+
+class Rules(NamedTuple):
+    """The optimizer's numbers that no step changes: see `training.optim.AdamW`."""
+
+    clip_norm: float
+    beta1: float
+    beta2: float
+    eps: float
 
 
 class Recorded(NamedTuple):
@@ -56,26 +64,19 @@ def pieces_of(B: int, pieces: int) -> list[slice]:
     return [slice(B * i // pieces, B * (i + 1) // pieces) for i in range(pieces)]
 
 
-def cleared(config: ModelConfig) -> np.ndarray:
+def cleared(weights: Weights) -> np.ndarray:
     """The tiles of all gradients that a step adds to and never stores."""
-    weights, spans = Weights(config), []
-    for part in update.segments(weights, weights.flat):
-        spans.append((part.start, part.length))
-    names = [
-        name == "positions" or view.ndim == 1 or (name == "embedding" and not config.tied)
-        for name, view in weights.items()
-    ]
-    chosen = [span for span, wanted in zip(spans, names, strict=True) if wanted]
-    return clear_table(chosen, weights.flat.size)
+    spans, tied = [], weights.config.tied
+    for name, part in zip(weights, update.segments(weights), strict=True):
+        if not part.decay or name == "positions" or (name == "embedding" and not tied):
+            spans.append((part.start, part.length))
+    return clear_table(spans, weights.flat.shape[0])
 
 
-def updated(config: ModelConfig, copied: bool) -> np.ndarray:
+def updated(weights: Weights, copied: bool) -> np.ndarray:
     """The tiles of all parameters, for AdamW; copied: whether there is a bf16 copy."""
-    weights = Weights(config)
-    parts = update.segments(weights, weights.flat)
-    if not copied:
-        parts = [part._replace(copy=-1) for part in parts]
-    return update.tiles(parts)
+    parts = update.segments(weights)
+    return update.tiles(parts if copied else [part._replace(copy=-1) for part in parts])
 
 
 class Writer:
@@ -83,10 +84,9 @@ class Writer:
 
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision):
         self.recording, self.config = Recording(), config
-        self.flat = self.whole(WEIGHTS)
-        self.weights = Weights(config, np.float32, self.flat)
+        self.weights = Weights(config, np.float32, self.whole(WEIGHTS))
         self.copied = precision.kind == "bf16"
-        length = self.flat.shape[0] if self.copied else 16
+        length = self.weights.flat.shape[0] if self.copied else 16
         self.copies = self.recording.whole(COPIES, (length,), np.uint16)
         self.engine = CudaEngine(self.recording, *machine, precision)
         self.engine.names = {view.address: name for name, view in self.weights.items()}
@@ -95,7 +95,7 @@ class Writer:
 
     def whole(self, memory: str) -> Array:
         """A flat buffer (N,)."""
-        return self.recording.whole(memory, Weights(self.config).flat.shape, np.float32)
+        return self.recording.whole(memory, (flat_size(self.config),), np.float32)
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Something that the host sends."""
@@ -132,37 +132,35 @@ def record_sums(
 
 def record_step(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
-    optimizer: Optimizer, pieces: int = 1,
+    rules: Rules, pieces: int = 1,
 ) -> Recorded:  # fmt: skip
     """The program of a training step on a batch of B sequences, a piece of them at a time."""
     this, K = Writer(config, machine, precision), config.n_predict
     recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
     gradients, cut = Weights(config, np.float32, flat), pieces_of(B, pieces)
     sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
-    recording.add("clear", clear_launch(recording.constant(cleared(config)), flat))
+    recording.add("clear", clear_launch(recording.constant(cleared(gradients)), flat))
     for i, x in enumerate(cut):
         tokens, targets = this.batch(i, x.stop - x.start, T)
         length = plan_length(math.prod(tokens.shape), config.vocab_size)
         engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
         loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
-    record_update(this, flat, sums.reshape(-1), optimizer)
+    record_update(this, flat, sums.reshape(-1), rules)
     return this.end()
 
 
-def record_update(this: Writer, flat: Array, losses: Array, optimizer: Optimizer) -> None:
+def record_update(this: Writer, flat: Array, losses: Array, rules: Rules) -> None:
     """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
     recording = this.recording
     partials = recording.take((norm.blocks_for(flat.shape[0]),), np.float32)
     rates, decision = this.input("rates", (1, 4), np.float32), this.result("decision", (8,))
     number = recording.whole("number", (1,), np.int32)
-    launches = norm.norm_launches(
-        flat, partials, losses, rates, number, optimizer.clip_norm, decision
-    )
+    launches = norm.norm_launches(flat, partials, losses, rates, number, rules.clip_norm, decision)
     recording.add("norm of gradients", launches)
-    table = recording.constant(updated(this.config, this.copied))
+    table = recording.constant(updated(this.weights, this.copied))
     launch = update.adamw_launch(
-        table, decision, this.flat, flat, *map(this.whole, MOMENTS), this.copies,
-        optimizer.beta1, optimizer.beta2, optimizer.eps,
+        table, decision, this.weights.flat, flat, *map(this.whole, MOMENTS), this.copies,
+        rules.beta1, rules.beta2, rules.eps,
     )  # fmt: skip
     recording.add("AdamW", launch)
 

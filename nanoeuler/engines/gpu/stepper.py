@@ -24,6 +24,7 @@ from nanoeuler.engines.gpu.step import (
     MOMENTS,
     Machine,
     Recorded,
+    Rules,
     fill_batch,
     fill_step,
     record_step,
@@ -87,8 +88,8 @@ class Resident:
             getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
 
 
-class Programs(Resident):
-    """The recorded programs of a model, by what they do and for which batches."""
+class Loader(Resident):
+    """Programs that have memory. programs: by what they do and for which batches."""
 
     programs: dict[tuple, Loaded]
 
@@ -109,7 +110,9 @@ class Programs(Resident):
         def part(memory: str, address: int, *rest: Any) -> Any:
             return device.part(memories[memory], address, *rest)
 
-        starts = [device.prepare(launch) for launch in bind(program, part)]
+        launches = list(bind(program, part))
+        device.load_all(launch.kernel for launch in launches)
+        starts = [device.prepare(launch) for launch in launches]
         return Loaded(device.capture(starts), inbox, outbox, shared)
 
     def share(self, name: str, size: int) -> Any:
@@ -122,19 +125,47 @@ class Programs(Resident):
             return self.device.empty((size,), np.uint8)
         return self.device.array(np.zeros(size, np.uint8))
 
+
+class Programs(Loader):
+    """The programs of a model."""
+
     def program_for(self, kind: str, B: int, T: int, pieces: int = 1) -> Loaded:
         """The program of a "step" or of "sums" on B sequences; recorded when first asked for."""
         key, config = (kind, B, T), self.weights.config
         if key not in self.programs:
             machine = Machine(tuple(self.device.capability), self.device.multiprocessors)
             given = config, B, T, machine, self.precision
-            steps = kind == "step"
-            recorded = record_step(*given, self.optimizer, pieces) if steps else record_sums(*given)
+            if kind == "step":
+                rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
+                recorded = record_step(*given, rules, pieces)
+            else:
+                recorded = record_sums(*given)
             self.programs[key] = self.load(recorded)
         return self.programs[key]
 
 
-class CudaStepper(Programs, Stepper):
+class Judge(Programs):
+    """Programs, run; and the one that judges."""
+
+    def begin(self, this: Loaded) -> None:
+        """Send the inbox, launch, have the results fetched; wait for nothing."""
+        this.inbox.send()
+        this.graph.launch()
+        this.outbox.fetch()
+
+    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
+        (B, T), K = tokens.shape, self.weights.config.n_predict
+        most = max([B, *(b for kind, b, t in self.programs if kind == "sums" and t == T)])
+        tokens = np.concatenate([tokens, np.zeros((most - B, T), tokens.dtype)])
+        targets = np.concatenate([targets, np.full((most - B, T, K), IGNORE, targets.dtype)])
+        this = self.program_for("sums", most, T)
+        fill_batch(this.inbox.page(), tokens, targets)
+        self.begin(this)
+        return this.outbox.read()["sums"][0, :K].astype(np.float64)
+
+
+class CudaStepper(Judge, Stepper):
     """Training steps of one model on a device: `engines.gpu.device.Device`, or one on paper.
 
     pieces: in how many parts a batch goes through memory.
@@ -156,7 +187,7 @@ class CudaStepper(Programs, Stepper):
         rates = norm.schedule([lr], rules.beta1, rules.beta2, rules.weight_decay, first=number)
         fill_batch(page, tokens, targets)
         fill_step(page, scale, rates, config.vocab_size)
-        self._begin(this)
+        self.begin(this)
         taken, self.begun = self.finish(), (number, this)
         return taken
 
@@ -168,23 +199,6 @@ class CudaStepper(Programs, Stepper):
         results = this.outbox.read()
         sums = results["sums"][:, : self.weights.config.n_predict]
         return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
-
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
-        (B, T), K = tokens.shape, self.weights.config.n_predict
-        most = max([B, *(b for kind, b, t in self.programs if kind == "sums" and t == T)])
-        tokens = np.concatenate([tokens, np.zeros((most - B, T), tokens.dtype)])
-        targets = np.concatenate([targets, np.full((most - B, T, K), IGNORE, targets.dtype)])
-        this = self.program_for("sums", most, T)
-        fill_batch(this.inbox.page(), tokens, targets)
-        self._begin(this)
-        return this.outbox.read()["sums"][0, :K].astype(np.float64)
-
-    def _begin(self, this: Loaded) -> None:
-        """Send the inbox, launch, have the results fetched; wait for nothing."""
-        this.inbox.send()
-        this.graph.launch()
-        this.outbox.fetch()
 
 
 @cache

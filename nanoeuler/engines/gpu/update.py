@@ -9,7 +9,8 @@ what to do with which. All that changes from step to step stands in device memor
 Left out: gradients of other types than float32, and masters in bf16.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from nanoeuler.engines.gpu.ptx import (
 )
 from nanoeuler.engines.gpu.vectors import expect
 from nanoeuler.errors import UserError
+from nanoeuler.model.weights import Weights
 
 THREADS = 256  # of a block: 128 to 1024 are alike (the table of attempts)
 LANE = 4     # parameters that a thread moves at once: 16 bytes of float32
@@ -136,16 +138,16 @@ class Segment(NamedTuple):
     copy: int = -1
 
 
-def segments(weights: Mapping[str, np.ndarray], flat: np.ndarray) -> list[Segment]:
-    """The segments of a model's `Weights` and their flat buffer, each with its padding.
+def segments(weights: Weights) -> list[Segment]:
+    """The segments of a model's weights, each with its padding, in the order of their names.
 
-    Matrices decay. All but what belongs to a norm has a copy, at the place that it has in `flat`.
+    Matrices decay. All but what belongs to a norm has a copy, at the place that it has itself.
     """
     made = []
     for name, view in weights.items():
-        start = (view.ctypes.data - flat.ctypes.data) // flat.itemsize
-        length = -(-view.size // LANE) * LANE  # what is padding stays 0: its gradient is
-        made.append(Segment(start, length, view.ndim > 1, -1 if "norm" in name else start))
+        start, count = weights.starts[name], math.prod(view.shape)
+        length = -(-count // LANE) * LANE  # what is padding stays 0: its gradient is
+        made.append(Segment(start, length, len(view.shape) > 1, -1 if "norm" in name else start))
     return made
 
 

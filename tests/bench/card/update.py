@@ -63,7 +63,7 @@ def kernels():
 def parts():
     """The segments of GPT-2's smallest model, and the number of its parameters with padding."""
     weights = Weights(PRESETS["gpt2-124m"])
-    return update.segments(weights, weights.flat), weights.flat.size
+    return update.segments(weights), weights.flat.size
 
 
 def plans():

@@ -86,9 +86,9 @@ def expect(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def shared_shape(
-    queries: dict[str, Any], keys: dict[str, Any], widths: tuple[int, ...]
+    queries: dict[str, Any], keys: dict[str, Any], widths: tuple[int, ...], dtype: str = "uint16"
 ) -> tuple[int, int, int, int, int]:
-    """B, H, G, T, D that all arrays agree on; D is one of `widths`."""
+    """B, H, G, T, D that all arrays, of this dtype, agree on; D is one of `widths`."""
     first, other = next(iter(queries.values())), next(iter(keys.values()))
     if len(first.shape) != 4 or len(other.shape) != 4:
         raise UserError(f"attention takes (batch, heads, T, D), not {first.shape}, {other.shape}")
@@ -100,9 +100,9 @@ def shared_shape(
     if G < 1 or H < 1 or H % G or B < 1 or T < 1:
         raise UserError(f"{H} query heads do not share {G} key heads evenly, {B} times {T} tokens")
     for name, array in queries.items():
-        expect(name, array, (B, H, T, D), "uint16")
+        expect(name, array, (B, H, T, D), dtype)
     for name, array in keys.items():
-        expect(name, array, (B, G, T, D), "uint16")
+        expect(name, array, (B, G, T, D), dtype)
     return B, H, G, T, D
 
 

@@ -86,14 +86,14 @@ class Half(NamedTuple):
     alpha: Any
 
 
-def raise_maximum(half: Half, scale: float) -> None:
+def raise_maximum(half: Half, scale: float, keys: int = KEYS) -> None:
     """m becomes the largest score so far, `total` follows, alpha is what o still has to follow.
 
     Two chains of comparisons for each row, then the three other lanes that share it.
     """
     lowest, s, m, alpha = float32(LOWEST), half.s, half.m, half.alpha
     a0, a1, b0, b1 = lowest, lowest, lowest, lowest
-    for i in range(0, KEYS // 2, 8):
+    for i in range(0, keys // 2, 8):
         a0 = larger(a0, larger(s[i], s[i + 1]))
         a1 = larger(a1, larger(s[i + 2], s[i + 3]))
         b0 = larger(b0, larger(s[i + 4], s[i + 5]))

@@ -35,12 +35,14 @@ DKDV = {
 FORMS = {32: Form(32, 2, 2), 64: Form(64, 2, 2), 128: Form(128, 2, 2, park=True)}
 
 
-def with_steps(**arrays: Any) -> list[Any]:
-    """Each array, then the bytes from sequence to sequence, head to head, row to row."""
+def with_steps(size: int, **arrays: Any) -> list[Any]:
+    """Each array of elements of so many bytes, then the bytes from sequence to sequence, head to
+    head, row to row.
+    """
     made = []
     for name, array in arrays.items():
         steps = tuple(map(int, array.strides))
-        if steps[3] != 2 or any(step % 16 for step in steps[:3]):
+        if steps[3] != size or any(step % 16 for step in steps[:3]):
             raise UserError(
                 f"attention's {name} has dense rows, and all else in steps of 16 bytes: pad the "
                 f"rows, strides are {steps}"
@@ -57,7 +59,7 @@ def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, form: Form | None =
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
     together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
-    arrays = with_steps(q=q, k=k, v=v, o=o)
+    arrays = with_steps(2, q=q, k=k, v=v, o=o)
     grid = together, cover(T, QUERIES), B * H // together
     kernel = forward_kernel(form or FORMS[D])
     return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0]))
@@ -78,9 +80,9 @@ def backward_launches(
     rest = lse, delta, T, H, H // G, *scales(D)
     together = at_a_time(B * H, 4 * T * D, BACKWARD_SHARE)
     grid = together, cover(T, 16 * of_dq.warps), B * H // together
-    arrays = with_steps(q=q, k=k, v=v, o=o, do=do, dq=dq)
+    arrays = with_steps(2, q=q, k=k, v=v, o=o, do=do, dq=dq)
     first = Launch(dq_kernel(of_dq), grid, (*arrays, *rest))
     together = at_a_time(B * G, 4 * T * D * (H // G), BACKWARD_SHARE)
     grid = together, cover(T, 16 * of_dkdv.warps), B * G // together
-    arrays = with_steps(q=q, k=k, v=v, do=do, dk=dk, dv=dv)
+    arrays = with_steps(2, q=q, k=k, v=v, do=do, dk=dk, dv=dv)
     return first, Launch(dkdv_kernel(of_dkdv), grid, (*arrays, *rest))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.gpu import attention, columns, flash, gates
+from nanoeuler.engines.gpu import attention, columns, flash_pieces_plan, gates
 from nanoeuler.engines.gpu.embedding import embed_backward_launches, embed_launch, slots_shape
 from nanoeuler.engines.gpu.fill import add_row_launch
 from nanoeuler.engines.gpu.flash_layout import padded
@@ -352,13 +352,12 @@ class Heads(Positions):
     def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
         """As `Primitives.attention`; the backward wants y and lse."""
         (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
-        y, length = self.take(B, T, H * D), (padded if self.narrow else flash.padded)(T)
-        lse, parts = self.take(B, H, length, kind="float32"), y.reshape(B, T, H, D)
+        y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
+        ends = *split(heads, n_kv), y.reshape(B, T, H, D).swapaxes(1, 2), lse
         if self.narrow:
-            ends = *split(heads, n_kv), parts.swapaxes(1, 2), lse
             launch = attention.forward_launch(*ends, self.capability)
         else:
-            launch = flash.forward_launch(heads, n_kv, parts, lse)
+            launch = flash_pieces_plan.forward_launch(*ends, self.precision.pieces)
         self.write("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
         return y, (y, lse)
 
@@ -367,11 +366,12 @@ class Heads(Positions):
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
+        ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
+        ends += split(dheads, n_kv)
         if self.narrow:
-            ends = *split(heads, n_kv), o.swapaxes(1, 2), lse, delta, *split(dheads, n_kv)
-            launches = attention.backward_launches(do.swapaxes(1, 2), *ends, self.capability)
+            launches = attention.backward_launches(*ends, self.capability)
         else:
-            launches = flash.backward_launches(do, heads, n_kv, o, lse, delta, dheads)
+            launches = flash_pieces_plan.backward_launches(*ends, self.precision.pieces)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
         self.write("attention backward", launches, flops)
         return dheads

@@ -81,6 +81,8 @@ load_shared_int = ptx("ld.shared.b32 $0, [$1];", "r", "r")
 load_shared_int4 = ptx("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "r", "r r r r")
 # address in shared memory, int32
 store_shared_int = ptx("st.shared.b32 [$0], $1;", "r r")
+# address in shared memory, 4 int32
+store_shared_int4 = ptx("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r r r r r")
 # address in shared memory, 2 float32
 store_shared_float2 = ptx("st.shared.v2.f32 [$0], {$1, $2};", "r f f")
 # address in shared memory -> the 2 float32 there

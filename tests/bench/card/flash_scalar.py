@@ -100,8 +100,12 @@ class Problem:
 
 def check(bench, case):
     """Errors of y, dq, dk, dv, ours and PyTorch's."""
-    problem, torch = Problem(bench, case), bench.torch
-    calls = problem.ours()
+    return compare(bench, Problem(bench, case), LEAST)
+
+
+def compare(bench, problem, least):
+    """The same of a problem whose arrays are there; least: what is granted in any case."""
+    torch, case, calls = bench.torch, problem.case, problem.ours()
     outputs = {name: problem.tensors[name] for name in ("y", "lse", "delta", "dheads")}
     seen = bench.repeat(lambda: [call() for call in calls], outputs)
     want, peer = problem.plain(torch.float64), problem.plain(torch.float32)
@@ -117,7 +121,7 @@ def check(bench, case):
     exact = parts(*want)
     mine, library = parts(seen["y"], seen["dheads"]), parts(*peer)
     return {
-        name: {"error": error(mine[name], x), "peer": error(library[name], x), "least": LEAST}
+        name: {"error": error(mine[name], x), "peer": error(library[name], x), "least": least}
         for name, x in exact.items()
     }
 
@@ -127,25 +131,25 @@ def checks(bench):
     return {f"attention {case}": partial(check, bench, case) for case in [*ODD, TIMED]}
 
 
+def library(bench, problem):
+    """PyTorch's own kernels for float32: forward and backward."""
+    aten, (q, k, v, dy) = bench.torch.ops.aten, problem.split(bench.torch.float32)
+    attend = partial(aten._scaled_dot_product_efficient_attention, q, k, v, None, True, 0.0, True)
+    needs = [True, True, True, False]
+    back = aten._scaled_dot_product_efficient_attention_backward
+    return attend, partial(back, dy, q, k, v, None, *attend(), 0.0, needs, True)
+
+
 def entrants(bench, backward):
     """Name -> calls, one for each set of operands: ours, and PyTorch's own kernels for float32."""
-    aten, made = bench.torch.ops.aten, {"ours": [], "torch": []}
-    back = aten._scaled_dot_product_efficient_attention_backward
+    made = {"ours": [], "torch": []}
     for seed in range(SETS):
         problem = Problem(bench, TIMED, seed)
         forward, dq, dkv = problem.ours()
         forward()  # the backward needs its y and lse
-        q, k, v, dy = problem.split(bench.torch.float32)
-        attend = partial(
-            aten._scaled_dot_product_efficient_attention, q, k, v, None, True, 0.0, True
-        )
-        if backward:
-            made["ours"].append(lambda dq=dq, dkv=dkv: (dq(), dkv()))
-            needs = [True, True, True, False]
-            made["torch"].append(partial(back, dy, q, k, v, None, *attend(), 0.0, needs, True))
-        else:
-            made["ours"].append(forward)
-            made["torch"].append(attend)
+        attend, back = library(bench, problem)
+        made["ours"].append((lambda dq=dq, dkv=dkv: (dq(), dkv())) if backward else forward)
+        made["torch"].append(back if backward else attend)
     return made
 
 

@@ -1,0 +1,329 @@
+"""Attention of float32 arrays in pieces of bf16: on paper against float64, planted faults, plans.
+
+Bounds are derived, element by element. A product of two numbers in pieces is off by at most OFF of
+itself; what float32 rounds is added with U = 2^-24, D + 8 times in a sum over D, T + 8 times in one
+over T. A score's error is relative in its p, once for itself and once for lse.
+"""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from mutants import Mutant, load
+from test_flash_tensor import NAMES, fold
+
+from nanoeuler.engines.gpu import (
+    flash_pieces,
+    flash_pieces_backward,
+    flash_pieces_plan,
+)
+from nanoeuler.engines.gpu.flash_layout import padded
+from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.errors import UserError
+
+U = 2.0**-24
+OFF = {2: 2.0**-15 * (1 + 2.0**-8), 3: 2.0**-24 + 2.0**-34}  # chapter 7g
+GRADIENTS = "dq", "dk", "dv"
+ARGUMENTS = "do", "q", "k", "v", "o", "lse", "delta", *GRADIENTS
+
+
+def inputs(B, H, G, T, D, seed=0, scale=1.0):
+    """q, k, v, do, and outputs full of nan."""
+    rng = np.random.default_rng(seed)
+    shapes = dict.fromkeys(NAMES, (B, H, T, D))
+    shapes |= dict.fromkeys(("k", "v", "dk", "dv"), (B, G, T, D))
+    shapes |= dict.fromkeys(("lse", "delta"), (B, H, padded(T)))
+    a = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
+    for name in NAMES[:4]:
+        values = rng.standard_normal(shapes[name]) * (scale if name in "qk" else 1)
+        a[name][...] = values
+    return a
+
+
+def forward(a, pieces):
+    names = "q", "k", "v", "o", "lse"
+    return flash_pieces_plan.forward_launch(*(a[name] for name in names), pieces)
+
+
+def backward(a, pieces):
+    return flash_pieces_plan.backward_launches(*(a[name] for name in ARGUMENTS), pieces)
+
+
+def play(a, pieces, seed=None):
+    """Forward and backward on paper; returns their reports."""
+    reports = [run(forward(a, pieces), seed)]
+    return reports + [run(launch, seed) for launch in backward(a, pieces)]
+
+
+def exact_and_bounds(a, pieces):
+    """name -> (float64 value, largest error) of o, lse in base 2, dq, dk, dv."""
+    q, k, v, do = (a[name].astype(float) for name in NAMES[:4])
+    (_, H, T, D), G = q.shape, k.shape[1]
+    k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
+    over_D, over_T, root = OFF[pieces] + (D + 8) * U, OFF[pieces] + (T + 8) * U, 1 / math.sqrt(D)
+    flip = partial(np.swapaxes, axis1=-2, axis2=-1)
+    later = np.triu(np.ones((T, T), bool), 1)
+    s = np.where(later, -np.inf, q @ flip(k) * root)
+    of_s = np.where(later, 0, np.abs(q) @ flip(np.abs(k)) * root) * over_D
+    lse = np.logaddexp.reduce(s, axis=-1)
+    p = np.exp(s - lse[..., None])
+    row = of_s.max(-1) + 8 * U * np.abs(np.where(later, 0, s)).max(-1) + (T + 8) * U
+    of_p = np.expm1(of_s + row[..., None])
+    o, size = p @ v, p @ np.abs(v)
+    of_o = (of_p * p) @ np.abs(v) + over_T * size
+    dp, delta = do @ flip(v), (do * o).sum(-1)[..., None]
+    ds = p * (dp - delta)
+    of_dp = np.abs(do) @ flip(np.abs(v)) * over_D
+    of_delta = (np.abs(do) * (of_o + (D + 8) * U * np.abs(o))).sum(-1)[..., None]
+    of_ds = of_p * np.abs(ds) + p * (of_dp + of_delta + 4 * U * (np.abs(dp) + np.abs(delta)))
+    of_ds *= 1 + of_p
+
+    def product(x, of_x, y, times):
+        error = of_x @ np.abs(y) + over_T * ((np.abs(x) + of_x) @ np.abs(y))
+        return times * (x @ y), times * error
+
+    dk, dv = product(flip(ds), flip(of_ds), q, root), product(flip(p), flip(of_p * p), do, 1)
+    return {
+        "o": (o, of_o), "lse": (lse / math.log(2), row / math.log(2) + 8 * U * np.abs(lse)),
+        "dq": product(ds, of_ds, k, root),
+        "dk": tuple(fold(x, G) for x in dk), "dv": tuple(fold(x, G) for x in dv),
+    }  # fmt: skip
+
+
+def worst(a, pieces, names=("o", "lse", *GRADIENTS)):
+    """The largest error as a share of its bound; nan if anything is; inf if wrong past the end."""
+    T, wanted = a["q"].shape[2], exact_and_bounds(a, pieces)
+    if "lse" in names and not (a["lse"][..., T:] == np.float32(1e30)).all():
+        return math.inf
+    if "dq" in names and not (a["delta"][..., T:] == 0).all():
+        return math.inf
+    tiny = 1e-30  # where both are zero
+    ours = {n: a[n][..., :T] if n == "lse" else a[n] for n in names}
+    return max(np.max(np.abs(ours[n] - wanted[n][0]) / (wanted[n][1] + tiny)) for n in names)
+
+
+# ---- On paper
+
+
+@pytest.mark.parametrize(
+    "shape, pieces, seed, scale",
+    [
+        ((1, 4, 2, 1, 32), 3, None, 1),  # one position, most of a tile beyond the end
+        ((1, 4, 1, 5, 32), 2, 1, 1),
+        ((2, 1, 1, 65, 32), 2, None, 30),  # scores of thousands
+        ((1, 2, 1, 66, 32), 3, 2, 1),
+        ((1, 1, 1, 33, 64), 2, None, 1),
+        ((1, 1, 1, 17, 64), 3, 3, 1),
+        ((1, 1, 1, 40, 128), 2, None, 1),
+        ((1, 1, 1, 3, 128), 3, None, 1),
+        ((1, 1, 1, 40, 128), 3, 4, 1),  # two warps, more than one block; steps of 32
+    ],
+)
+def test_forward_and_backward(shape, pieces, seed, scale):
+    a = inputs(*shape, scale=scale)
+    play(a, pieces, seed)
+    assert worst(a, pieces) < 1
+
+
+def full(rng, shape):
+    """Numbers whose second and third piece are positive and almost as large as can be."""
+    first, second = rng.integers(128, 140, shape), rng.integers(230, 251, shape)
+    return (2.0**-7 * first + 2.0**-16 * second + 0.9 * 2.0**-17).astype(np.float32)
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+def test_all_pairs_of_pieces_count(pieces):
+    """Of scores, told by lse of one position, and of probabilities by values."""
+    assert pairs_seen(pieces) < 1
+
+
+def pairs_seen(pieces):
+    """The largest error as a share of what the pieces leave out and some roundings."""
+    a, rng, D = inputs(1, 1, 1, 2, 32), np.random.default_rng(1), 32
+    wanted = 0.5 * (1 + 2.0**-8 * 0.98 + 2.0**-17 * 0.9)  # a probability with such pieces
+    bound = OFF[pieces] + (D + 8) * U
+    a["q"][...], a["k"][...] = full(rng, a["q"].shape), full(rng, a["k"].shape)
+    run(forward(a, pieces))
+    s = (a["q"][0, 0, 0].astype(float) @ a["k"][0, 0, 0]) / math.sqrt(D) / math.log(2)
+    of_scores = abs(a["lse"][0, 0, 0] / s - 1) / bound
+    a["q"][...] = a["k"][...] = 0
+    a["q"][0, 0, 1, 0] = math.log2(wanted) * math.sqrt(D) * math.log(2)
+    a["k"][0, 0, 0, 0] = 1
+    a["v"][...] = full(rng, a["v"].shape)
+    a["v"][0, 0, 1] = 0
+    run(forward(a, pieces))
+    s = a["q"][0, 0, 1, 0].astype(float) / math.sqrt(D)
+    o = math.exp(s) / (math.exp(s) + 1) * a["v"][0, 0, 0].astype(float)
+    return max(of_scores, np.abs(a["o"][0, 0, 1] / o - 1).max() / (OFF[pieces] + 12 * U))
+
+
+def test_heads_may_lie_side_by_side():
+    """In the model's packed heads (B, T, H+2G, D), and another order of blocks: the same bits."""
+    a = inputs(1, 2, 1, 5, 32)
+    play(a, 2)
+    b = dict(a)
+    for names in (("q", "k", "v"), GRADIENTS, ("do",), ("o",)):
+        packed = np.concatenate([a[name] for name in names], 1).transpose(0, 2, 1, 3).copy()
+        if names[0] in ("dq", "o"):
+            packed[...] = np.nan
+        starts = np.cumsum([a[name].shape[1] for name in names])[:-1]
+        parts = np.split(packed.transpose(0, 2, 1, 3), starts, axis=1)
+        b |= dict(zip(names, parts, strict=True))
+    b |= {name: np.full_like(a[name], np.nan) for name in ("lse", "delta")}
+    play(b, 2, 5)
+    for name in (*NAMES, "lse", "delta"):
+        assert np.array_equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+def test_what_is_moved_is_what_was_predicted(pieces):
+    """One head of 64 queries: each matrix comes once, products are as many as pairs."""
+    a, D = inputs(1, 1, 1, 64, 32), 32
+    report = run(forward(a, pieces))
+    tile = 4 * 64 * D  # bytes
+    assert report["global loads bytes"] == 3 * tile
+    assert report["global stores bytes"] == tile + 4 * 128
+    assert report["tensor FLOPs"] == {2: 3, 3: 6}[pieces] * 2 * 2 * 64 * 64 * D
+    assert report["barriers"] == 2
+
+
+# ---- Planted faults
+
+PARTS, FORWARD, BACKWARD = (
+    f"engines.gpu.flash_pieces{name}" for name in ("_parts", "", "_backward")
+)
+LATE = "cuda.syncthreads()  # all pieces"
+SOON = "cuda.syncthreads()  # all have left"
+MISTAKES = [
+    ("tiles not waited for", FORWARD, "loop", LATE, "pass  # all"),
+    ("tiles filled too early", FORWARD, "loop", SOON, "pass  # all"),
+    ("no mask", FORWARD, "step", "if ahead < keys:", "if False:"),
+    ("o not corrected", FORWARD, "step", "correct(half, D)", "pass"),
+    ("a key head for each head", FORWARD, "flash_pieces", "divide(head, sharing)", "int32(head)"),
+    ("a sum leaves one out", FORWARD, "exponentials", "total[1] += s[i + 2] + s[i + 3]",
+     "total[1] += s[i + 2]"),
+    ("rows past the end are written", PARTS, "put_sums", "if t + 8 < T", "if t < T"),
+    ("rows past the end are read", PARTS, "fetch", "if row < limit", "if row < limit + 1"),
+    ("lse not padded", PARTS, "pad_line", "after >= T", "after < 0"),
+    ("a wrong remainder", PARTS, "cut_eight", "values[i + 1] -= high", "values[i + 1] -= low"),
+    ("dq: tiles not waited for", BACKWARD, "dq_loop", LATE, "pass  # all"),
+    ("dkdv: tiles filled too early", BACKWARD, "dkdv_loop", SOON, "pass  # all"),
+    ("delta left out", BACKWARD, "query_step", "(dp[i + 1] - delta[0])", "dp[i + 1]"),
+    ("dq not scaled", BACKWARD, "flash_pieces_dq", "0, root, root", "0, scale, scale"),
+    ("a query before its key", BACKWARD, "key_step", "if ahead > -16:", "if False:"),
+    ("the same head again", BACKWARD, "fill", "head * group.do_head", "0 * group.do_head"),
+    ("lse of the first head", BACKWARD, "fill", "head * group.line", "0 * group.line"),
+    ("delta of another query", BACKWARD, "key_gradients", "line + 32 * n", "line"),
+]  # fmt: skip
+# Pairs that are left out, or made of other pieces.
+PAIRS = [
+    ("of_three", 3, "multiply(acc, by.a0, by.b)\n        load(by.b, at)", "load(by.b, at)"),
+    ("of_three", 3, "int32(at + 2 * apart)", "int32(at + apart)"),
+    ("of_three", 3, "multiply(acc, by.a2, by.b)", "pass"),
+    ("of_three", 3, "load(by.b, at)\n", "pass\n"),
+    ("of_three", 3, "by.a1, by.b)\n        multiply(acc, by.a0, by.b)", "by.a0, by.b)"),
+    ("of_three", 3, "by.a2, by.b)\n        multiply(acc, by.a1, by.b)", "by.a2, by.b)"),
+    ("of_two", 2, "multiply(acc, by.a0, by.b)", "pass"),
+    ("of_two", 2, "multiply(acc, by.a1, by.b)", "pass"),
+    ("cut_scores", 3, "by.a2[i] = pack_bf16(x - low_bf16(second)", "by.a2[i] = pack_bf16(x - x"),
+]
+
+
+KERNELS = "forward_kernel", "dq_kernel", "dkdv_kernel"
+USED = "cutter", "fetcher", "rows_product", "columns_product", "put_sums", "pad_line"
+
+
+def put_wrong(mutant, monkeypatch):
+    """Let all users have what a wrong module makes: kernels, or what they are made of."""
+    wrong = load(mutant)
+    users, names = [flash_pieces_plan], KERNELS
+    if mutant.module == PARTS:
+        users, names = [flash_pieces, flash_pieces_backward], USED
+    for user in users:
+        for name in names:
+            if hasattr(user, name) and hasattr(wrong, name):
+                monkeypatch.setattr(user, name, getattr(wrong, name))
+    forget()
+
+
+def forget():
+    """Kernels that were made of other parts."""
+    flash_pieces.forward_kernel.cache_clear()
+    flash_pieces_backward.dq_kernel.cache_clear()
+    flash_pieces_backward.dkdv_kernel.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Kernels that were made of wrong parts are forgotten."""
+    yield
+    forget()
+
+
+@pytest.fixture(scope="module")
+def before():
+    """Arrays with a forward pass that is right."""
+    a = inputs(1, 2, 1, 33, 32)  # two steps of dk and dv, a head each
+    run(forward(a, 2))
+    return a
+
+
+def fails(launches, a, names):
+    """Whether a run does not end well, or leaves wrong results."""
+    try:
+        for launch in launches:
+            run(launch)
+    except (Fault, UserError):
+        return True
+    return not worst(a, 2, names) < 1
+
+
+@pytest.mark.parametrize("what, module, function, old, new", MISTAKES)
+def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
+    put_wrong(Mutant(module, function, what, old, new), monkeypatch)
+    if module == BACKWARD:
+        a = {name: array.copy() for name, array in before.items()}
+        assert fails(backward(a, 2), a, GRADIENTS)
+    else:
+        a = inputs(1, 2 if "head" in what else 1, 1, 33 if "padded" in what else 66, 32)
+        assert fails([forward(a, 2)], a, ("o", "lse"))
+
+
+@pytest.mark.parametrize("function, pieces, old, new", PAIRS)
+def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
+    put_wrong(Mutant(PARTS, function, "a pair is missing", old, new), monkeypatch)
+    assert not pairs_seen(pieces) < 1
+
+
+# ---- Plans
+
+
+def test_every_card_has_the_shared_memory():
+    """99 KiB of a block: CUDA C++ Programming Guide, compute capability 8.6 and 8.9."""
+    plan, of = flash_pieces_plan, flash_pieces_backward
+    kernels = [flash_pieces.forward_kernel(form) for form in plan.FORWARD.values()]
+    kernels += [of.dq_kernel(form) for form in plan.DQ.values()]
+    kernels += [of.dkdv_kernel(form) for form in plan.DKDV.values()]
+    assert max(kernel.shared for kernel in kernels) <= 99 * 1024
+    assert {kernel.target for kernel in kernels} == {(8, 0)}
+
+
+@pytest.mark.parametrize(
+    "name, to, words",
+    [
+        ("k", np.zeros((1, 2, 8, 64), np.uint16), "attention's k is float32 .*, not uint16"),
+        ("lse", np.zeros((1, 4, 8), np.float32), r"attention's lse is float32 \(1, 4, 128\), not"),
+        ("q", np.zeros((1, 4, 8, 96), np.float32), "head width 32, 64 or 128, not 96"),
+        ("o", np.zeros((1, 4, 8, 65), np.float32)[..., :64], "attention's o has dense rows"),
+    ],
+    ids=["dtype", "lines", "width", "rows"],
+)
+def test_what_does_not_fit_is_refused(name, to, words):
+    with pytest.raises(UserError, match=words):
+        forward(inputs(1, 4, 2, 8, 64) | {name: to}, 2)
+
+
+def test_two_or_three_pieces():
+    with pytest.raises(UserError, match="2 or 3 pieces, not 1"):
+        forward(inputs(1, 4, 2, 8, 64), 1)

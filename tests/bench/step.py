@@ -5,6 +5,8 @@ Parts, all if none is named:
     time      milliseconds of a step (forward, backward, clipping, AdamW, copies), and the memory
     memory    that alone, after few steps
     curve     the loss over 500 steps from the same weights and batches
+    kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
+    replay    a small model's step as a graph, 1,000 times, against its launches one by one
     products  cuBLAS by our door against float64, and beside PyTorch; what a launch costs the host
 Names of presets after --preset, and words of a job's name after --only, leave out the rest. Each
 side works in a process of its own, with a watch-dog, and what is known is saved at once: rows of
@@ -40,7 +42,8 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
 
 from bench.gpu import circumstances  # noqa: E402
-from step_sides import OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
+from step_inside import REPLAYS, kernels, replay, tell  # noqa: E402
+from step_sides import NARROWED, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
 CASES = [  # preset, batch, context, precision
@@ -56,7 +59,7 @@ CORRECT = [
     for preset in ("gpt2-124m", "euler-116m") for precision in ("bf16", "TF32", "float32")
 ]  # fmt: skip
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
-PARTS = "correct", "time", "memory", "curve", "products"
+PARTS = "correct", "time", "memory", "curve", "kernels", "replay", "products"
 WARM, WINDOWS, STEPS = 8, 20, 5  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
 SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
@@ -81,21 +84,26 @@ def read(job):
 
 
 def sides(parts):
-    """The jobs of PyTorch and ours. PyTorch comes first: exact gradients are its, in float64."""
-    torch, ours = [], []
+    """The jobs of float64, which PyTorch does, then ours, then PyTorch's."""
+    exact, ours, torch = [], [], []
     for part in parts:
-        cases = {"correct": CORRECT, "curve": CURVES, "products": []}.get(part, CASES)
+        cases = {"correct": CORRECT, "curve": CURVES, "products": [], "replay": []}.get(part, CASES)
         if part == "memory" and "time" in parts:
             continue  # which says it as well
         for case in cases:
-            names = {"correct": ("exact", "torch eager"), "curve": PEERS[:1]}.get(part, PEERS)
+            names = {"correct": ("exact", "torch eager"), "curve": PEERS[:1], "kernels": PEERS[:1]}
+            names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
                 names = [name for name in names if "padded" not in name]
-            torch += [spell(part, case, name) for name in names]
-            ours.append(spell(part, case, OURS))
+            for name in names:
+                (exact if name == "exact" else torch).append(spell(part, case, name))
+            narrowed = NARROWED if case[-1] == "bf16" else ()
+            ours += [spell(part, case, who) for who in (OURS, *narrowed)]
+    if "replay" in parts:
+        ours.append(f"replay: {REPLAYS}: {OURS}")
     if "products" in parts:
         ours += [f"launch: of 1,000: {OURS}"] + [f"products: {name}: {OURS}" for name in PRODUCTS]
-    return torch, ours
+    return exact, ours, torch
 
 
 # ---- What a job does
@@ -184,6 +192,10 @@ def child(folder, dry, steps):
             return correct(job, dry, folder)
         if part == "curve":
             return curve(job, dry, steps)
+        if part == "kernels":
+            return {"table": kernels(*read(job)[1:], dry)}
+        if part == "replay":
+            return replay(dry)
         if part in ("launch", "products"):
             return launch(dry) if part == "launch" else products(job.split(": ")[1])
         outcome = time_steps(job, dry, WINDOWS if part == "time" else 1)
@@ -268,6 +280,7 @@ class Journal:
             return
         part, case, who = job.split(": ")
         print(f"{job}: {short(seen)}", flush=True)
+        tell(seen.get("table", {}))
         new = list(own_rows(job, seen))
         for peer in ("torch compile", "torch eager", "torch compile, padded"):
             pair = [self.outcomes.get(f"{part}: {case}: {name}", {}) for name in (OURS, peer)]
@@ -285,7 +298,7 @@ class Journal:
         if os.environ.get("OUT"):
             out = Path(os.environ["OUT"])
             (out / "step.json").write_text(json.dumps(self.rows, indent=0))
-            for name, key in ("curves", "losses"), ("gradients", "errors"):
+            for name, key in ("curves", "losses"), ("gradients", "errors"), ("kernels", "table"):
                 whole = {job: x[key] for job, x in self.outcomes.items() if key in x}
                 (out / f"{name}.json").write_text(json.dumps(whole))
         try:
@@ -298,6 +311,9 @@ def short(seen):
     """An outcome in a few words."""
     if "losses" in seen:
         return f"{seen['losses'][0]:.4f} to {np.mean(seen['losses'][-LAST:]):.4f}"
+    if "table" in seen:
+        whole = seen["table"]["all"]
+        return f"{whole[0]:.0f} kernels, {whole[1] / 1e3:.3f} ms, foretold {whole[2] / 1e3:.3f}"
     if "errors" in seen:
         worst = max(seen["errors"], key=seen["errors"].get)
         return f"largest error {seen['errors'][worst]:.2e} ({worst})"
@@ -311,7 +327,8 @@ def run(options):
     with tempfile.TemporaryDirectory() as folder:
         for jobs in sides(options.what):
             jobs = [job for job in jobs if all(word in job for word in options.only)
-                    and any(word in job for word in options.preset or [""])]  # fmt: skip
+                    and any(word in job for word in options.preset or [""])
+                    and job.split(": ")[2] in (options.sides or [job.split(": ")[2]])]  # fmt: skip
             command = [sys.executable, __file__, "--child", folder, "--steps", str(options.steps)]
             watch(command + ["--dry"] * options.dry, jobs, journal.tell,
                   DRY_SILENCE if options.dry else SILENCE)  # fmt: skip
@@ -338,6 +355,7 @@ def main():
     parser.add_argument("--dry", action="store_true", help="tiny models, without a GPU")
     parser.add_argument("--preset", nargs="+", default=[], help="only these")
     parser.add_argument("--only", nargs="+", default=[], help="words that a job's name contains")
+    parser.add_argument("--sides", nargs="+", default=[], help="only these, as cuda, torch compile")
     parser.add_argument("--steps", type=int, default=CURVE_STEPS, help="of a curve")
     parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)

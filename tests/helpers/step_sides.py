@@ -23,6 +23,10 @@ from nanoeuler.training.optim import AdamW
 
 OURS = "cuda"
 ENGINES = {"bf16": "cuda", "TF32": "cuda-tf32", "float32": "cuda-float32"}  # by precision
+NARROWED = {  # ours with a part of what is float32 in bf16, for comparison
+    "cuda, bf16 stream": {"stream": "bf16", "gradient": "bf16"},
+    "cuda, bf16 gradient": {"gradient": "bf16"},
+}
 
 
 # ---- What both sides are given
@@ -65,6 +69,13 @@ def make_tokens(folder, to, ranks=None):
     ids = np.concatenate([tokenizer.encode(text) for text in texts])
     np.save(to, ids.astype(np.uint16))
     print(f"{len(ids)} tokens of {len(paths)} texts, the largest {ids.max()}: {to}")
+
+
+def numbers_of(precision, who):
+    """The Precision of one of our sides."""
+    from nanoeuler.engines.gpu.primitives import PRECISIONS
+
+    return PRECISIONS[ENGINES[precision]]._replace(**NARROWED.get(who, {}))
 
 
 # ---- The sides: step, wait, sums of each step, gradients, memory
@@ -110,15 +121,14 @@ class Ours:
 
     def __init__(self, config, w, precision, who, dry):
         try:
-            from nanoeuler.engines.gpu.primitives import PRECISIONS
             from nanoeuler.engines.gpu.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
         self.device, self.taken = card(dry), []
         gc.collect()
         self.before = self.device.memory_used()
-        precision = PRECISIONS[ENGINES[precision]]
-        self.stepper = CudaStepper(w, AdamW(w), self.device, precision=precision)
+        numbers = numbers_of(precision, who)
+        self.stepper = CudaStepper(w, AdamW(w), self.device, precision=numbers)
 
     def step(self, tokens, targets, lr, number):
         self.taken += self.stepper.step(tokens, targets, lr, number)
@@ -166,7 +176,7 @@ def side(preset, batch, context, precision, who, dry):
     if "padded" in who:  # the words that are added are words like others
         config = replace(config, vocab_size=-(-config.vocab_size // 64) * 64)
         w = initialise(config, seed=0)
-    kind = Ours if who == OURS else Torch
+    kind = Ours if who.startswith(OURS) else Torch
     return kind(config, w, precision, who, dry), batches(config, batch, context)
 
 

@@ -43,7 +43,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler 
 
 from bench.gpu import circumstances  # noqa: E402
 from step_inside import REPLAYS, kernels, replay, tell  # noqa: E402
-from step_sides import NARROWED, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
+from step_sides import OTHERS, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
 CASES = [  # preset, batch, context, precision
@@ -97,8 +97,8 @@ def sides(parts):
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
-            narrowed = NARROWED if case[-1] == "bf16" else ()
-            ours += [spell(part, case, who) for who in (OURS, *narrowed)]
+            others = OTHERS if case[-1] == "bf16" else ["cuda, own products"]
+            ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
         ours.append(f"replay: {REPLAYS}: {OURS}")
     if "products" in parts:

@@ -41,6 +41,10 @@ class NumpyProduct:
     epilogue: str
     kernel: Any = CLEAR  # any: a device on paper asks for one
 
+    def prepare(self, device):
+        """As `Gemm.prepare`."""
+        return device.prepare(self)
+
     def play(self):
         """Run on arrays of a device on paper."""
         arrays = [None if arg is None else arg._values for arg in self.args]

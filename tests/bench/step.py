@@ -263,6 +263,14 @@ def own_rows(job, seen):
         yield ("check", f"cuBLAS: {case}", OURS, seen["error"], "relative to float64", "torch",
                seen["peer error"])  # fmt: skip
         yield "matmul, cuBLAS by our door", case, OURS, seen["ms"], "ms", "torch", seen["peer ms"]
+    elif part == "kernels":
+        for name, (_, took, foretold, _) in seen["table"].items():
+            if foretold or who == OURS:
+                peer = ("foretold", foretold) if foretold else (None, None)
+                yield f"in a step, {name}", case, who, took, "us", *peer
+    elif part == "replay":
+        for name, value in seen.items():
+            yield f"a small model, {name}", f"{case} steps", who, value, "numbers", None, None
     elif part == "launch":
         for name, value in seen.items():
             yield f"launch, {name}", case, OURS, value, "us", None, None

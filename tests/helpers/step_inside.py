@@ -53,7 +53,8 @@ def predicted(config, batch, context, numbers, multiplier):
     """[(what a launch is for, its microseconds by the plan, FLOPs)] of a step's list."""
     machine = Machine((9, 0), 132, multiplier)
     program = record_step(config, batch, context, machine, numbers, RULES).program
-    return [(step.name, 1e6 * seconds(step, H200), step.flops) for step in program.steps]
+    took = [1e6 * seconds(step, H200, numbers.pieces) for step in program.steps]
+    return [(step.name, us, step.flops) for step, us in zip(program.steps, took, strict=True)]
 
 
 def kernels(preset, batch, context, precision, who, dry):

@@ -239,6 +239,9 @@ def pair_rows(part, case, ours, peer, theirs):
         steps = len(ours["losses"])
         yield f"loss after {steps} steps", case, OURS, last[0], "nats", peer, last[1]
         yield "loss curves, largest distance", case, OURS, apart(ours, theirs), "nats", peer, None
+        for end in range(LAST, steps + 1, LAST):
+            means = [float(np.mean(seen["losses"][end - LAST : end])) for seen in (ours, theirs)]
+            yield f"loss at step {end}", case, OURS, means[0], "nats", peer, means[1]
     elif part == "correct":
         mine, other = ours["errors"], theirs["errors"]
         worst = max(mine, key=lambda name: mine[name] / max(other[name], 1e-300))

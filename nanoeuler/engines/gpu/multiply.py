@@ -40,7 +40,7 @@ class TensorCores:
 
     def bf16(
         self, layout: str, a: Array, b: Array, c: Array, aux: Any = None,
-        epilogue: str = "store", second: Any = None, sums: Any = None,
+        epilogue: str = "store", second: Any = None, sums: Any = None, turn: Any = None,
     ) -> list[Launch]:  # fmt: skip
         """The launches of `product_on`; sums are added to."""
         (m, n), k = c.shape, a.shape[1] if layout[0] == "N" else a.shape[0]
@@ -51,8 +51,8 @@ class TensorCores:
         )  # fmt: skip
         return product_on(
             self.capability, layout, a, b, c, aux, epilogue=epilogue, second=second, sums=sums,
-            add_sums=True, space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
-            blocks=self.multiprocessors, place=self.recording.constant,
+            turn=turn, add_sums=True, blocks=self.multiprocessors, place=self.recording.constant,
+            space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
         )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ class Multiplier(CutProducts):
 
     def __call__(
         self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
-        aux: Any = None, second: Any = None, sums: Any = None,
+        aux: Any = None, second: Any = None, sums: Any = None, turn: Any = None,
     ) -> None:  # fmt: skip
         """Record C = A B with an epilogue: a (m, k), b (k, n), c (m, n), or its transpose."""
         if turned(c):
@@ -99,7 +99,7 @@ class Multiplier(CutProducts):
         layout = "NT"[turned(a)] + "NT"[turned(b)]
         (m, k), n, arrays = a.shape, b.shape[1], (stored(a), stored(b), c)
         if self.pieces == 1:
-            launches = self.bf16(layout, *arrays, aux, epilogue, second, sums)
+            launches = self.bf16(layout, *arrays, aux, epilogue, second, sums, turn)
         else:
             launches = self.float32(layout, m, n, k, *arrays, epilogue)
         self.recording.add(name, launches, 2 * m * n * k)

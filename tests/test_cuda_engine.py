@@ -41,6 +41,8 @@ GPT = ModelConfig(
 EULER = ModelConfig(
     vocab_size=64, dim=64, n_layers=1, n_heads=2, n_kv_heads=1, hidden=88, context=16, n_predict=3
 )
+# Heads wide enough to be turned where they are made.
+TURNED = replace(EULER, dim=128, n_predict=1, hidden=64)
 WIDE = BF16._replace(stream="float32", gradient="float32")
 # Each pair of switches' values occurs in one of them.
 MODELS = {
@@ -52,6 +54,8 @@ MODELS = {
         replace(EULER, n_predict=1, tied=True, n_layers=2, repeat=2, integrator="heun",
                 step_size=0.7, mlp="gelu"), WIDE, 1,
     ),
+    "RoPE by the product, shared": (replace(TURNED, n_layers=2), BF16, 2),
+    "RoPE by its own kernels": (TURNED, BF16._replace(turns=False), 1),
     "LayerNorm without bias, learned, SwiGLU": (
         replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
     ),
@@ -213,6 +217,40 @@ def test_memory_that_is_lent_again_too_early_is_seen(monkeypatch):
 
 def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
     assert not is_seen(monkeypatch)
+
+
+# Where queries and keys are turned, and how: the text of `Turns.turning` and its mutant.
+TURNS = {
+    "values are turned too": ("n_heads + config.n_kv_heads", "n_heads + 2 * config.n_kv_heads"),
+    "keys are not turned": ("config.n_heads + config.n_kv_heads", "config.n_heads"),
+    "positions begin again too early": ("Turning(cos, sin, T,", "Turning(cos, sin, T // 2,"),
+    "positions begin with 1": ("x[start : start + T]", "x[start + 1 : start + T + 1]"),
+    "sines for cosines": ("Turning(cos, sin, T,", "Turning(sin, cos, T,"),
+}
+
+
+@pytest.mark.parametrize("what", TURNS)
+def test_heads_that_are_turned_wrongly_are_seen(what, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant(ENGINE, "turning", what, *TURNS[what]))
+    monkeypatch.setattr(engine.Turns, "turning", wrong.Turns.turning)
+    errors = step_on_paper(TURNED, 2, 4, HOPPER, BF16).errors()
+    assert any(not error < 2 * bound(TURNED) for error in errors.values())
+
+
+@pytest.mark.parametrize("change, names", [
+    ({}, {"wqkv, RoPE"}), ({"head": 32}, {"wqkv", "rope"}), ({"bias": True}, {"wqkv", "rope"}),
+    ({"turns": False}, {"wqkv", "rope"}), ({"card": AMPERE}, {"wqkv", "rope"}),
+])  # fmt: skip
+def test_where_heads_are_turned(change, names):
+    """By the product on Hopper, at widths that it has, without bias; else by RoPE's own kernel."""
+    config = replace(TURNED, bias=change.get("bias", False))
+    if "head" in change:
+        config = replace(config, n_heads=config.dim // change["head"])
+    precision = BF16._replace(turns=change.get("turns", True))
+    made = record_step(config, 1, 4, change.get("card", HOPPER), precision, helpers.RULES)
+    seen = {step.name.split(".")[-1] for step in made.program.steps}
+    assert seen & {"wqkv", "rope", "wqkv, RoPE"} == names
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused():

@@ -43,13 +43,15 @@ WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf
 class Precision(NamedTuple):
     """The kinds of numbers: of activations, of the stream, of its gradient.
 
-    pieces: of float32, how many of its pieces of bf16 are multiplied.
+    pieces: of float32, how many of its pieces of bf16 are multiplied. turns: whether heads are
+    turned where they are made, and rounded once, if the card can; else by RoPE's own kernels.
     """
 
     kind: str = "bf16"
     stream: str = "float32"
     gradient: str = "float32"
     pieces: int = 1
+    turns: bool = True
 
 
 BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with

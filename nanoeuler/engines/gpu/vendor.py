@@ -29,14 +29,14 @@ class Fastest(Multiplier):
 
     def work(
         self, layout: str, a: Array, b: Array, c: Array, epilogue: str, aux: Any, second: Any,
-        sums: Any,
+        sums: Any, turn: Any,
     ) -> list[Work]:  # fmt: skip
         """As `Multiplier.work`."""
         plain = epilogue in self.ends and aux is None and second is None and sums is None
         sizes = *c.shape, a.shape[layout[0] == "N"]
         if plain and self.pieces in self.pieces_of and not any(n % EIGHTS for n in sizes):
             return [Gemm(layout, (a, b, c), COMPUTE[self.pieces], epilogue == "add")]
-        return super().work(layout, a, b, c, epilogue, aux, second, sums)
+        return super().work(layout, a, b, c, epilogue, aux, second, sums, turn)
 
 
 class Library(Fastest):

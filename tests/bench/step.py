@@ -98,6 +98,7 @@ def sides(parts):
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
             others = OTHERS if case[-1] == "bf16" else ["cuda, own products"]
+            others = [] if part == "curve" else others
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
         ours.append(f"replay: {REPLAYS}: {OURS}")

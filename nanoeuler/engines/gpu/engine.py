@@ -27,6 +27,7 @@ from nanoeuler.model.weights import Block
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
 LOSS_ROWS = 4096
 GATES = 64  # hidden channels come in multiples of it where a product stores gates (`gemm.sizes`)
+COPIED = 8  # bf16: 16 bytes, of which the copy engine's rows are multiples
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 
@@ -137,7 +138,13 @@ class Mlps(Attends):
 
 
 class MlpsBackward(Mlps):
-    """And the way back."""
+    """And the way back.
+
+    bends_gates: whether a product ends in SwiGLU's backward where it can; a kernel of rows does it
+    otherwise.
+    """
+
+    bends_gates = True
 
     def mlp_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -147,6 +154,8 @@ class MlpsBackward(Mlps):
         dout = self.operand(dout, db.w_down_bias, "w_down")
         if config.mlp == "gelu" and self.multiply.fused:
             du, h = self._down_gelu(dout, b.w_down, saved, db.w_up_bias)
+        elif self._bends(config, db):
+            du, h = self._down_swiglu(dout, b.w_down, saved)
         else:
             dh, gated = self.back(dout, b.w_down), config.mlp == "swiglu"
             du, h = self.gate_backward(gated, dh, saved, db.w_up_bias, again=True)
@@ -165,6 +174,20 @@ class MlpsBackward(Mlps):
         a, b = rows_of(dout), self.copy_of(w).T
         self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
         return du, u
+
+    def _bends(self, config: ModelConfig, db: Block) -> bool:
+        """Whether SwiGLU's backward is a product's way out here."""
+        fits = db.w_up_bias is None and config.hidden % COPIED == 0
+        return self.bends_gates and self.multiply.fused and config.mlp == "swiglu" and fits
+
+    def _down_swiglu(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
+        """du over u, and h = silu(gate) up, by one product dout w^T, which is not stored."""
+        h = self.take(*u.shape[:-1], w.shape[0])
+        halves = u.reshape(1, -1, 2, w.shape[0]).swapaxes(1, 2)
+        ends = {"epilogue": "swiglu backward", "aux": halves, "second": halves}
+        a, b = rows_of(dout), self.copy_of(w).T
+        self.product("w_down, dX, SwiGLU", a, b, rows_of(h), **ends)
+        return u, h
 
 
 class Logits(MlpsBackward):

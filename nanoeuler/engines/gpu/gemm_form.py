@@ -50,8 +50,8 @@ class Way:
     aux: what it reads beside A and B: nothing, a "bias" (n,), a "tile" of another (m, n), or
     "tiles" of two. outs:
     dtypes of C. second: whether it can store another array as well. sums: whether its columns can
-    be summed. cut: whether a tile can be made of pieces. pingpong: what its blocks are, None:
-    either.
+    be summed. cut: whether a tile can be made of pieces. turn: the width of heads that it turns.
+    pingpong: what its blocks are, None: either.
     """
 
     aux: str = ""
@@ -59,6 +59,7 @@ class Way:
     second: bool = False
     sums: bool = False
     cut: bool = False
+    turn: int = 0
     pingpong: bool | None = None
 
 
@@ -72,6 +73,8 @@ EPILOGUES = {
     "residual": Way("tile", sums=True),
     "swiglu": Way(second=True, pingpong=False),
     "swiglu backward": Way("tiles", second=True, pingpong=True),
+    "rope 64": Way(turn=64, pingpong=False),
+    "rope 128": Way(turn=128, pingpong=False),
 }
 
 
@@ -93,7 +96,7 @@ def verify(form: "Form") -> None:
     if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
     if form.pingpong and form.out == "float32" or way.pingpong not in (None, form.pingpong):
-        raise UserError(f"float32 and swiglu are not ping-pong, swiglu backward is: {form}")
+        raise UserError(f"float32, swiglu and rope are not ping-pong, swiglu backward is: {form}")
     if way.aux == "tiles" and not form.second:
         raise UserError(f"{which} stores two arrays: {form}")
 
@@ -106,10 +109,11 @@ class Form:
     or 2 blocks that share B. epilogue, of the sums S: store S; add S to C; bias: S + bias (n,);
     bias and gelu: GELU(S + bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R,
     R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same of U = (gate, up),
-    and as second S times its slopes by gate and by up. out: bf16 or float32 of C. second: store U =
-    S + bias beside its GELU, GELU(U) beside S GELU'(U), or (gate, up). sums: store C's column sums,
-    or add them. pieces: items may be parts of a tile along k, summed in order, by the same kernel
-    ("together") or another ("after"); "no": whole. What goes with what: EPILOGUES.
+    and as second S times its slopes by gate and by up; rope 64 or 128: S, its first heads of that
+    width turned. out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U)
+    beside S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be
+    parts of a tile along k, summed in order, by the same kernel ("together") or another ("after");
+    "no": whole. What goes with what: EPILOGUES.
     """
 
     layout: str = "NT"

@@ -20,6 +20,7 @@ from recorded import step_on_paper
 
 from nanoeuler.engines.choice import make_stepper
 from nanoeuler.engines.gpu import engine, rehearse, vendor
+from nanoeuler.engines.gpu.engine import CudaEngine
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.paper import Device
 from nanoeuler.engines.gpu.paper.numbers import to_bf16
@@ -87,6 +88,30 @@ def test_gradients_are_the_references(name, monkeypatch):
     config, precision, pieces = MODELS[name]
     helpers.by_numpy(monkeypatch)
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
+
+
+def test_gradients_are_the_references_where_gates_have_a_kernel_of_their_own(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    monkeypatch.setattr(CudaEngine, "bends_gates", False)
+    check(step_on_paper(EULER, 2, 4, HOPPER, BF16))
+
+
+@pytest.mark.parametrize(
+    "change, bends",
+    [({}, True), (dict(hidden=72), True), (dict(bias=True), False), (dict(mlp="gelu"), False)],
+)
+def test_where_a_product_ends_in_the_backward_of_gates(change, bends, monkeypatch):
+    def recorded():
+        config = replace(EULER, **change)
+        program = record_step(config, 2, 4, HOPPER, BF16, helpers.RULES).program
+        return {step.name for step in program.steps}, program.sizes[ARENA]
+
+    names, size = recorded()
+    assert ("w_down, dX, SwiGLU" in names) == bends
+    assert ("swiglu backward" in names) == (not bends and "mlp" not in change)
+    monkeypatch.setattr(CudaEngine, "bends_gates", False)
+    without, more = recorded()
+    assert "w_down, dX, SwiGLU" not in without and size <= more
 
 
 @pytest.mark.parametrize("name", ["GPT-2's", "Euler's, narrow stream, in pieces"])

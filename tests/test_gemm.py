@@ -647,8 +647,17 @@ def test_equal_sizes_share_one_work_list_which_takes_no_time():
     assert placed[0] is placed[1]
 
 
-def test_the_order_of_blocks_and_warps_changes_no_bit():
-    form = Form("NN", epilogue="gelu backward", second=True, sums="store")
+@pytest.mark.parametrize(
+    "form",
+    [
+        dict(layout="NN", epilogue="gelu backward", second=True, sums="store"),
+        dict(layout="NN", epilogue="gelu backward", second=True, sums="store", pingpong=True),
+        UNGATED,
+    ],
+    ids=["cooperative", "ping-pong", "gates"],
+)
+def test_the_order_of_blocks_and_warps_changes_no_bit(form):
+    form = Form(**form)
     outcomes = [on_paper(form, 136, 72, 72, seed, blocks)[0]
                 for seed, blocks in ((None, 1), (1, 2), (2, 2))]  # fmt: skip
     for other in outcomes[1:]:
@@ -668,6 +677,41 @@ def forward_and_backward():
 def test_the_backward_takes_the_very_gelu_that_the_forward_took():
     forward, backward = forward_and_backward()
     assert (forward == backward).all()
+
+
+def test_the_backward_takes_the_very_gated_values_that_the_forward_took():
+    both = on_paper(Form(epilogue="swiglu", second=True), 64, 64, 72)[0]
+    halves = both["second"].copy().reshape(1, 64, 2, 64).swapaxes(1, 2)
+    form = Form(**UNGATED)
+    of = arrays(form, 64, 64, 8) | {"aux": halves, "second": halves}
+    for launch in product(form, **of):
+        run(launch)
+    assert (of["c"] == both["c"]).all()
+
+
+def test_gates_and_ups_of_every_float_have_finite_slopes():
+    """Gates as large as they get: the curve is 0 or the gate, and no slope is nan."""
+    form, of = Form(**UNGATED), arrays(Form(**UNGATED), 8, 64, 8)
+    of["a"][...] = of["b"][...] = to_bf16(np.float32(1))
+    gates, ups = of["aux"][0]
+    gates[...] = to_bf16(np.float32(np.geomspace(1e-30, 1e30, 64) * np.resize([1, -1], 64)))
+    ups[...] = to_bf16(np.float32(1))
+    for launch in product(form, **of):
+        run(launch)
+    g = from_bf16(gates).astype(float)
+    assert np.isfinite(from_bf16(of["second"])).all()
+    np.testing.assert_allclose(from_bf16(of["c"]), np.where(g > 0, g, 0) + np.where(
+        abs(g) < 50, silu(g) - np.where(g > 0, g, 0), 0), rtol=2**-7, atol=1e-6)  # fmt: skip
+
+
+def test_what_swiglus_backward_moves_is_what_was_predicted():
+    """A tile of 128 x 128 over two k-blocks: gate and up come once, three arrays go once."""
+    form = Form(**UNGATED)
+    (report,) = on_paper(form, 128, 128, 128)[2]
+    tile = 128 * 128 * 2
+    assert report["copies in bytes"] == 2 * form.stage + 2 * tile
+    assert report["copies out bytes"] == 3 * tile
+    assert report["shared stores wavefronts"] == 3 * tile // 128  # no bank twice
 
 
 def test_bytes_are_those_that_were_predicted():
@@ -731,6 +775,37 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm_epilogue.make_swiglu", "boxes + BOX, map_s", "boxes, map_s", GATED, "race"),
     "gates fetched twice": (
         "gemm_wgmma.make_fetch_b", "column + part * n)", "column)", GATED, "c second"),
+    "no fence before a bay leaves": (
+        "gemm_epilogue.make_met_strip", "        proxy_fence()\n", "", UNGATED, "proxy"),
+    "a strip met before it has come": (
+        "gemm_epilogue.make_met_strip", "        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)\n",
+        "", UNGATED, "race unwritten"),
+    "a strip of the tile before": (
+        "gemm_epilogue.make_met_strip", "q) * 8, lap)", "q) * 8, lap ^ 1)", UNGATED,
+        "race unwritten deadlock"),
+    "the box of C while it is being read": (
+        "gemm_epilogue.make_met_strip", "        free(c, t)\n", "", UNGATED, "race"),
+    "a bay given back a strip early": (
+        "gemm_epilogue.make_met_strip", "mbarrier_arrive(empty - 16)",
+        "mbarrier_arrive(empty - 8)", UNGATED, "race deadlock"),
+    "the last bays given back at once": (
+        "gemm_epilogue.make_leave", "            bulk_wait_read_all()\n", "", UNGATED, "race"),
+    "a bay given back while warps read it": (
+        "gemm_epilogue.make_met_strip", "        barrier(1 + c, 128)\n", "",
+        dict(layout="NN", epilogue="residual", pingpong=True), "race unwritten proxy"),
+    "a bay filled before it is empty": (
+        "gemm_wgmma.make_bring", "mbarrier_wait(empty, phase ^ 1)", "pass", UNGATED, "race"),
+    "slopes of up for those of gate": (
+        "gemm_epilogue.make_send_met", "store_tile(map_d, x, y, 0, 0, bay)",
+        "store_tile(map_d, x, y, 0, 0, bay + BOX)", UNGATED, "second"),
+    "a slope without its curve": (
+        "gemm_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED, "second"),
+    "an up by its neighbour's gate": (
+        "gemm_epilogue.gate_pair", "high_bf16(gates), high", "low_bf16(gates), high", UNGATED, "c"),
+    "the upper strips twice": (
+        "gemm_wgmma.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),
+    "a consumer's sums in the other's lines": (
+        "gemm_wgmma.make_out_met", "line + q // 2 * 4", "line", ALL | dict(pingpong=True), "sums"),
 }  # fmt: skip
 
 
@@ -741,7 +816,7 @@ def outcome_of(form):
             forward, backward = forward_and_backward()
             return [] if (forward == backward).all() else ["bits"]
         # A second tile where something has to follow the first one's.
-        n = 128 if form is GATED else 264 if form is MET else 136
+        n = 128 if form is GATED else 264 if form is MET or form.get("pingpong") else 136
         got, wanted, _ = on_paper(Form(**form), 72, n, 200)
         return wrong(got, wanted)
     except Fault as fault:

@@ -27,7 +27,6 @@ from nanoeuler.model.weights import Block
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
 LOSS_ROWS = 4096
 GATES = 64  # hidden channels come in multiples of it where a product stores gates (`gemm.sizes`)
-COPIED = 8  # bf16: 16 bytes, of which the copy engine's rows are multiples
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 
@@ -154,7 +153,7 @@ class MlpsBackward(Mlps):
         dout = self.operand(dout, db.w_down_bias, "w_down")
         if config.mlp == "gelu" and self.multiply.fused:
             du, h = self._down_gelu(dout, b.w_down, saved, db.w_up_bias)
-        elif self._bends(config, db):
+        elif self.bends_gates and self.multiply.fused and db.w_up_bias is None:
             du, h = self._down_swiglu(dout, b.w_down, saved)
         else:
             dh, gated = self.back(dout, b.w_down), config.mlp == "swiglu"
@@ -174,11 +173,6 @@ class MlpsBackward(Mlps):
         a, b = rows_of(dout), self.copy_of(w).T
         self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
         return du, u
-
-    def _bends(self, config: ModelConfig, db: Block) -> bool:
-        """Whether SwiGLU's backward is a product's way out here."""
-        fits = db.w_up_bias is None and config.hidden % COPIED == 0
-        return self.bends_gates and self.multiply.fused and config.mlp == "swiglu" and fits
 
     def _down_swiglu(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
         """du over u, and h = silu(gate) up, by one product dout w^T, which is not stored."""

@@ -43,7 +43,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler 
 
 from bench.gpu import circumstances  # noqa: E402
 from step_inside import REPLAYS, kernels, replay, tell  # noqa: E402
-from step_sides import NARROWED, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
+from step_sides import OTHERS, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
 CASES = [  # preset, batch, context, precision
@@ -97,8 +97,9 @@ def sides(parts):
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
-            narrowed = NARROWED if case[-1] == "bf16" else ()
-            ours += [spell(part, case, who) for who in (OURS, *narrowed)]
+            others = OTHERS if case[-1] == "bf16" else ["cuda, own products"]
+            others = [] if part == "curve" else others
+            ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
         ours.append(f"replay: {REPLAYS}: {OURS}")
     if "products" in parts:
@@ -239,6 +240,9 @@ def pair_rows(part, case, ours, peer, theirs):
         steps = len(ours["losses"])
         yield f"loss after {steps} steps", case, OURS, last[0], "nats", peer, last[1]
         yield "loss curves, largest distance", case, OURS, apart(ours, theirs), "nats", peer, None
+        for end in range(LAST, steps + 1, LAST):
+            means = [float(np.mean(seen["losses"][end - LAST : end])) for seen in (ours, theirs)]
+            yield f"loss at step {end}", case, OURS, means[0], "nats", peer, means[1]
     elif part == "correct":
         mine, other = ours["errors"], theirs["errors"]
         worst = max(mine, key=lambda name: mine[name] / max(other[name], 1e-300))
@@ -263,6 +267,14 @@ def own_rows(job, seen):
         yield ("check", f"cuBLAS: {case}", OURS, seen["error"], "relative to float64", "torch",
                seen["peer error"])  # fmt: skip
         yield "matmul, cuBLAS by our door", case, OURS, seen["ms"], "ms", "torch", seen["peer ms"]
+    elif part == "kernels":
+        for name, (_, took, foretold, _) in seen["table"].items():
+            if foretold or who == OURS:
+                peer = ("foretold", foretold) if foretold else (None, None)
+                yield f"in a step, {name}", case, who, took, "us", *peer
+    elif part == "replay":
+        for name, value in seen.items():
+            yield f"a small model, {name}", f"{case} steps", who, value, "numbers", None, None
     elif part == "launch":
         for name, value in seen.items():
             yield f"launch, {name}", case, OURS, value, "us", None, None

@@ -42,6 +42,10 @@ class NumpyProduct:
     turned: tuple = (0, 0)  # positions of a sequence, columns of heads that are turned
     kernel: Any = CLEAR  # any: a device on paper asks for one
 
+    def prepare(self, device):
+        """As `Gemm.prepare`."""
+        return device.prepare(self)
+
     def play(self):
         """Run on arrays of a device on paper."""
         arrays = [None if arg is None else arg._values for arg in self.args]

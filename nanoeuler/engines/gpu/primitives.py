@@ -54,7 +54,7 @@ class Precision(NamedTuple):
     turns: bool = True
 
 
-BF16 = Precision()  # what a GPU is fastest with
+BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
 # By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
 # float32 (chapter 7g).
 PRECISIONS = {
@@ -101,12 +101,12 @@ class Recorder:
 
     def __init__(
         self, recording: Recording, capability: tuple = (9, 0), multiprocessors: int = 132,
-        precision: Precision = BF16,
+        multiplier: type[Multiplier] = Multiplier, precision: Precision = BF16,
     ) -> None:  # fmt: skip
         self.recording, self.precision = recording, precision
         self.narrow = precision.kind == "bf16"
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
-        self.multiply = Multiplier(recording, capability, multiprocessors, precision.pieces)
+        self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[int, str] = {}
         self.stored: set[int] = set()
         self.pending: Pending | None = None

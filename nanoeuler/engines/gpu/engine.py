@@ -93,13 +93,13 @@ class Attends(Turns):
     ) -> Array:  # fmt: skip
         """As `Sublayers.attend_backward`."""
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
-        dheads = self.attention_backward(dy, saved.heads, config.n_kv_heads, saved.p)
+        T, G = dout.shape[1], config.n_kv_heads
+        by = self.turning(config, T)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p, by)
         del dy
-        if config.position == "rope":
+        if config.position == "rope" and by is None:
             cos, sin = self.rope_tables(config.context, config.head_dim)
-            turned = config.n_heads + config.n_kv_heads
-            T = dout.shape[1]
-            self.rope_backward(dheads, turned, cos[:T], sin[:T])
+            self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
         return self.linear_backward(drows, again(), b.wqkv, db.wqkv, db.wqkv_bias)
 

@@ -26,6 +26,7 @@ from nanoeuler.engines.gpu import (
     gemm_form,
     gemm_pieces,
     gemm_wgmma,
+    turn,
 )
 from nanoeuler.engines.gpu.device import DeviceArray
 from nanoeuler.engines.gpu.gemm import Operands, choose, plan, product, sizes, space_bytes
@@ -50,8 +51,10 @@ from nanoeuler.engines.gpu.kernel import Kernel, Map
 from nanoeuler.engines.gpu.paper.machine import Fault
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.paper.runner import run
+from nanoeuler.engines.gpu.turn import Turning
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, parameter_shapes
+from nanoeuler.model.layers import rope_tables
 
 SHARED_LIMIT = 227 * 1024  # CUDA C++ Programming Guide, technical specifications: of a block, 9.0
 WIDE = dict(layout="TN", epilogue="add", out="float32")
@@ -442,7 +445,25 @@ def expected(form, s, e, aux):
     return made
 
 
-def on_paper(form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, **more):
+def turned(by, D, s, e):
+    """Sums s with errors e, their first heads turned; both tables are float32, and exact here."""
+    if by is None:
+        return s, e
+    s, e, T, N = s.copy(), e.copy(), by.T, by.columns // D
+    cos, sin = (np.tile(x[:T].astype(float), (len(s) // T, 1))[:, None] for x in (by.cos, by.sin))
+    (a, b), (a_off, b_off) = (
+        x[:, : N * D].reshape(len(s), N, 2, D // 2).transpose(2, 0, 1, 3).copy() for x in (s, e)
+    )
+    sizes = abs(a * cos) + abs(b * sin), abs(a * sin) + abs(b * cos)
+    # Two products and their sum, each rounded once.
+    off = a_off * abs(cos) + b_off * abs(sin), a_off * abs(sin) + b_off * abs(cos)
+    for x, parts in ((s, (a * cos - b * sin, a * sin + b * cos)),
+                     (e, [o + 2 * F32 * size for o, size in zip(off, sizes, strict=True)])):
+        x[:, : N * D] = np.stack(parts, 2).reshape(len(s), N * D)
+    return s, e
+
+
+def on_paper(form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, turn=None, **more):
     """What a form stores, by name; what is expected, with the most it may be off; reports.
 
     All are views, and what lies around them has to stay as it is.
@@ -453,7 +474,8 @@ def on_paper(form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, **more):
     exact = {name: from_bf16(of[name]).astype(float) for name in of.keys() & {"a", "b", "aux"}}
     a = exact["a"].T if form.layout[0] == "T" else exact["a"]
     b = exact["b"].T if form.layout[1] == "T" else exact["b"]
-    wanted = expected(form, a @ b, k * F32 * (abs(a) @ abs(b)), exact.get("aux"))
+    s, e = turned(turn, form.way.turn, a @ b, k * F32 * (abs(a) @ abs(b)))
+    wanted = expected(form, s, e, exact.get("aux"))
     fresh = [of["c"]]
     if form.epilogue == "gelu backward" and form.second:
         of["second"] = of["aux"]  # GELU over U
@@ -463,7 +485,7 @@ def on_paper(form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, **more):
         if way == "add":
             of[name][...] = BEFORE
             fresh = [array for array in fresh if array is not of[name]]
-    launches = product(form, **of, blocks=blocks, **more)
+    launches = product(form, **of, turn=turn, blocks=blocks, **more)
     reports = [run(launch, seed, fresh=fresh) for launch in launches]
     for array in of.values():
         assert_untouched(array)
@@ -682,7 +704,7 @@ def exchanged(module):
            if callable(value) and value.__module__ == module.__name__
            and not isinstance(value, type)}  # fmt: skip
     with ExitStack() as stack:
-        for other in gemm_form, gemm_epilogue, gemm_columns, gemm_pieces, gemm_wgmma, gemm:
+        for other in turn, gemm_form, gemm_epilogue, gemm_columns, gemm_pieces, gemm_wgmma, gemm:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))
         for name in "gemm_kernel", "sum_kernel", "columns_kernel":  # not those that were kept
@@ -698,6 +720,8 @@ def test_a_flaw_in_the_way_out_is_found(flaw):
         assert {*outcome_of(form)} & {*signs.split()}
 
 
+# Angles of 80 positions by the width of heads.
+TABLES = {D: tuple(x.astype(np.float32) for x in rope_tables(80, D)) for D in (64, 128)}
 # Small products that together use every function of the kernels; which module needs which.
 SMALL = {
     "columns": (dict(layout="NN", sums="add", pingpong=True), (136, 136, 8), {}),
@@ -707,6 +731,8 @@ SMALL = {
     "gates": (GATED, (72, 192, 72), dict(seed=2)),
     "gates apart": (dict(epilogue="swiglu", cluster=2), (9, 72, 72), dict(blocks=2)),
     "met": (ALL, (72, 264, 200), {}),
+    "turned": (dict(layout="NN", epilogue="rope 64"), (140, 320, 72),
+               dict(turn=Turning(*TABLES[64], 70, 256))),
     "pieces": (WIDE | dict(pieces="together", cluster=2), (24, 40, 137), dict(blocks=4, seed=3)),
     "pieces after": (dict(layout="TN", pieces="after"), (67, 131, 137), dict(blocks=2)),
 }  # fmt: skip

@@ -8,10 +8,17 @@ Arrays as in flash_layout.py, D = 64 or 128. Left out: running the launches (dev
 which family of kernels a card gets (attention.py).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel, step_queries
-from nanoeuler.engines.gpu.flash_forward import KEYS, NARROW, QUERIES, WIDE
+from nanoeuler.engines.gpu.flash_forward import (
+    KEYS,
+    NARROW,
+    QUERIES,
+    RESIDENT,
+    WIDE,
+    reciprocal_of,
+)
 from nanoeuler.engines.gpu.flash_layout import at_a_time, expect_lines, scales, shared_shape
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.kernel import Launch, Map
@@ -27,18 +34,40 @@ def _box(array: Any, rows: int) -> Map:
     return Map(array, (1, 1, rows, 64))
 
 
-def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any) -> Launch:
+def forward_launch(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, places: int = RESIDENT * MULTIPROCESSORS
+) -> Launch:
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
-    lse of rows from T on is 1e30. Every o and lse is written.
+    lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of NARROW
+    the card runs at once.
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
-    together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
     maps = _box(q, 64), _box(k, KEYS), _box(v, KEYS), _box(o, 64)
-    kernel = NARROW if D == 64 else WIDE
-    grid = together, cover(T, QUERIES), B * H // together
-    return Launch(kernel, grid, (*maps, lse, T, H, H // G, scales(D)[0]))
+    tiles, scale = cover(T, QUERIES), scales(D)[0]
+    if D == 128:
+        together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
+        grid = together, tiles, B * H // together
+        return Launch(WIDE, grid, (*maps, lse, T, H, H // G, scale))
+    deal = deal_tiles(B * H, tiles, places)
+    by = (reciprocal_of(n, deal.links) for n in (deal.of_head, H, H // G))
+    return Launch(NARROW, (deal.blocks,), (*maps, lse, T, H, tiles, *deal[1:], scale, *by))
+
+
+class Deal(NamedTuple):
+    """How tiles of queries go to blocks: how many of these; links of a head, and in all."""
+
+    blocks: int
+    of_head: int
+    links: int
+
+
+def deal_tiles(heads: int, tiles: int, places: int) -> Deal:
+    """A long tile and a short one to a link, or each alone if all of them find a place."""
+    of_head = tiles if heads * tiles <= places else cover(tiles, 2)
+    links = heads * of_head
+    return Deal(min(links, places), of_head, links)
 
 
 def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:

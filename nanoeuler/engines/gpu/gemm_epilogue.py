@@ -10,7 +10,7 @@ c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registe
 
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_form import BOX, Form, advance, make_release
+from nanoeuler.engines.gpu.gemm_form import BOX, TILE_M, Form, advance, make_release
 from nanoeuler.engines.gpu.gemm_mma_out import gelu, gelu_tangent
 from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
@@ -21,7 +21,7 @@ from nanoeuler.engines.gpu.hopper import (
     tma_add,
     tma_store,
 )
-from nanoeuler.engines.gpu.instruction import float32, int32, int64
+from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.ptx import (
     barrier,
     high_bf16,
@@ -32,6 +32,7 @@ from nanoeuler.engines.gpu.ptx import (
     store_shared_float2,
     tanh_approx,
 )
+from nanoeuler.engines.gpu.turn import position, take_angles, turn
 
 
 def gelu_and_slope(x):
@@ -249,3 +250,25 @@ def make_swiglu(form: Form) -> Any:
             acc[i] = silu(gate) * up
 
     return swiglu
+
+
+# %% sec-gemm-turn
+def make_turns_of_heads(form: Form) -> Any:
+    """look_up(angles, by, x, c, t) before a tile is multiplied, turn_heads(acc, angles, by, y) of
+    its sums: the heads in its columns that are turned."""
+    D, columns, cluster = form.way.turn, form.columns, form.cluster
+
+    def look_up(angles, by, x, c, t):
+        if D > 0:
+            block, lane = int32(x * cluster + (cuda.blockIdx.x & (cluster - 1))), int32(t & 31)
+            row = int32(block * TILE_M + c * 64 + (t >> 5) * 16 + (lane >> 2))
+            above, below = position(row, by.T), position(int32(row + 8), by.T)
+            take_angles(angles, by.cos, by.sin, above, below, D, lane)
+
+    def turn_heads(acc, angles, by, y):
+        if D > 0:
+            for i in range(columns // D):
+                if y * columns + i * D < by.columns:
+                    turn(acc, i * (D // 2), angles, float32(1), D)
+
+    return look_up, turn_heads

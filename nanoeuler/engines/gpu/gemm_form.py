@@ -48,7 +48,7 @@ class Way:
 
     aux: what it reads beside A and B: nothing, a "bias" (n,) or a "tile" of another (m, n). outs:
     dtypes of C. second: whether it can store another array as well. sums: whether its columns can
-    be summed. cut: whether a tile can be made of pieces.
+    be summed. cut: whether a tile can be made of pieces. turn: the width of heads that it turns.
     """
 
     aux: str = ""
@@ -56,6 +56,7 @@ class Way:
     second: bool = False
     sums: bool = False
     cut: bool = False
+    turn: int = 0
 
 
 # What can be done with the sums of a tile, and what may come with it: see Form.
@@ -67,6 +68,8 @@ EPILOGUES = {
     "gelu backward": Way("tile", second=True, sums=True),
     "residual": Way("tile", sums=True),
     "swiglu": Way(second=True),
+    "rope 64": Way(turn=64),
+    "rope 128": Way(turn=128),
 }
 
 
@@ -89,6 +92,8 @@ def verify(form: "Form") -> None:
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
     if form.pingpong and (form.out == "float32" or way.aux == "tile" or form.epilogue == "swiglu"):
         raise UserError(f"ping-pong has no float32, no tile of another array, no swiglu: {form}")
+    if form.pingpong and way.turn:
+        raise UserError(f"ping-pong turns no heads: {form}")
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,11 @@ class Form:
     layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256. cluster: 1
     or 2 blocks that share B. epilogue, of the sums S: store S; add S to C; bias: S + bias (n,);
     bias and gelu: GELU(S + bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R,
-    R (m, n); swiglu: silu(gate) up, S = (gate, up). out: bf16 or float32 of C. second: store U =
-    S + bias beside its GELU, GELU(U) beside S GELU'(U), or (gate, up). sums: store C's column sums,
-    or add them. pieces: items may be parts of a tile along k, summed in order, by the same kernel
-    ("together") or another ("after"); "no": whole. What goes with what: EPILOGUES.
+    R (m, n); swiglu: silu(gate) up, S = (gate, up); rope 64 or 128: S, its first heads of that
+    width turned. out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U)
+    beside S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be
+    parts of a tile along k, summed in order, by the same kernel ("together") or another ("after");
+    "no": whole. What goes with what: EPILOGUES.
     """
 
     layout: str = "NT"

@@ -22,6 +22,7 @@ from nanoeuler.engines.gpu.gemm_epilogue import (
     make_strip,
     make_swiglu,
     make_tile,
+    make_turns_of_heads,
     put_bf16,
     put_pairs,
 )
@@ -66,6 +67,7 @@ from nanoeuler.engines.gpu.hopper import (
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import barrier, grid_barrier, load_int4, shared_address
+from nanoeuler.engines.gpu.turn import Turning
 
 
 def make_fetch_b(form: Form) -> Any:
@@ -280,10 +282,11 @@ def make_consume(form: Form) -> Any:
     a_bytes, own, step = TILE_M * TILE_K * 2, 0 if pingpong else BOX, 2 if pingpong else 1
     multiply, release, finish = make_multiply(form), make_release(form), make_finish(form)
     take, pass_on = make_turns(form)
-    wait = wgmma_wait(REGISTERS)
+    wait, (look_up, turn_heads) = wgmma_wait(REGISTERS), make_turns_of_heads(form)
+    of_angles = form.way.turn // 2 or 1
 
-    def consume(base, bars, map_c, map_d, aux, work, space, n, item, end, c, t):
-        acc = cuda.local.array(REGISTERS, float32)
+    def consume(base, bars, map_c, map_d, aux, work, space, n, by, item, end, c, t):
+        acc, angles = cuda.local.array(REGISTERS, float32), cuda.local.array(of_angles, float32)
         # A descriptor has 18 bits of address; above them a cluster's addresses have the rank.
         a = int64(of_a) | int64(((base + c * own) & 0x3FFFF) >> 4)
         b = int64(of_b) | int64(((base + a_bytes) & 0x3FFFF) >> 4)
@@ -298,11 +301,13 @@ def make_consume(form: Form) -> Any:
             item = int32(item + step)
             next_x, next_y, next_ks, next_slot = load_int4(work + int64(item) * 16)
             turn = take(bars, turn, c)
+            look_up(angles, by, x, c, t)
             count = int32((ks >> 16) - (ks & 0xFFFF))
             stage, phase, last = multiply(acc, a, b, bars, stage, phase, count, t)
             pass_on(bars, c, t)
             wait(acc)
             release(bars + 8 * (stages + last), t)
+            turn_heads(acc, angles, by, y)
             stage, phase = finish(
                 acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
             )
@@ -340,14 +345,14 @@ def make_together(form: Form) -> Any:
 @cache
 def gemm_kernel(form: Form) -> Kernel:
     """The kernel of a form: maps of A, B, C, another output; aux (bias, or map), work list, space
-    for pieces or for sums of columns, columns of C."""
+    for pieces or for sums of columns, columns of C, a `Turning`."""
     cluster, stages, pingpong = form.cluster, form.stages, form.pingpong
     produce, consume, together = make_produce(form), make_consume(form), make_together(form)
     fewer, more = set_registers(FEW, False), set_registers(MANY, True)
     readers = cluster if pingpong else 2 * cluster  # warpgroups that give a stage back
     second = form.second
 
-    def gemm_wgmma(map_a, map_b, map_c, map_d, aux, work, space, n):
+    def gemm_wgmma(map_a, map_b, map_c, map_d, aux, work, space, n, cos, sin, T, turned):
         shared = cuda.shared.array(0, int8)
         base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
         bars = int32(base + RING + SLOTS * BOX)
@@ -370,7 +375,8 @@ def gemm_kernel(form: Form) -> Kernel:
                 map_acquire(map_c)
                 if second:
                     map_acquire(map_d)
-            consume(base, bars, map_c, map_d, aux, work, space + HEADER, n, item, end, c, t)
+            by = Turning(cos, sin, T, turned)
+            consume(base, bars, map_c, map_d, aux, work, space + HEADER, n, by, item, end, c, t)
             together(base, map_c, work, space, c, t)
             if t == 0:
                 bulk_wait()
@@ -378,9 +384,8 @@ def gemm_kernel(form: Form) -> Kernel:
             cluster_arrive()
             cluster_wait()
 
-    return Kernel(
-        gemm_wgmma, "l l l l l l l r", THREADS, SHARED, cluster, together=form.pieces == "together"
-    )
+    args = "l l l l l l l r l l r r"
+    return Kernel(gemm_wgmma, args, THREADS, SHARED, cluster, together=form.pieces == "together")
 
 
 @cache

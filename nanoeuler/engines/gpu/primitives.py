@@ -43,16 +43,18 @@ WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf
 class Precision(NamedTuple):
     """The kinds of numbers: of activations, of the stream, of its gradient.
 
-    pieces: of float32, how many of its pieces of bf16 are multiplied.
+    pieces: of float32, how many of its pieces of bf16 are multiplied. turns: whether heads are
+    turned where they are made, and rounded once, if the card can; else by RoPE's own kernels.
     """
 
     kind: str = "bf16"
     stream: str = "float32"
     gradient: str = "float32"
     pieces: int = 1
+    turns: bool = True
 
 
-BF16 = Precision()  # what a GPU is fastest with
+BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
 # By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
 # float32 (chapter 7g).
 PRECISIONS = {
@@ -99,12 +101,12 @@ class Recorder:
 
     def __init__(
         self, recording: Recording, capability: tuple = (9, 0), multiprocessors: int = 132,
-        precision: Precision = BF16,
+        multiplier: type[Multiplier] = Multiplier, precision: Precision = BF16,
     ) -> None:  # fmt: skip
         self.recording, self.precision = recording, precision
         self.narrow = precision.kind == "bf16"
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
-        self.multiply = Multiplier(recording, capability, multiprocessors, precision.pieces)
+        self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[int, str] = {}
         self.stored: set[int] = set()
         self.pending: Pending | None = None

@@ -126,8 +126,8 @@ def products():
 
 # Preset, sequences and positions of a batch, rows of logits at a time.
 STEPS = (
-    ("gpt2-124m", 16, 1024, (2048, 4096, 16384)), ("euler-116m", 16, 512, (2048, 8192)),
-    ("euler-116m", 64, 512, (4096, 32768)),
+    ("gpt2-124m", 16, 1024, (2048, 4096)), ("euler-116m", 16, 512, (2048, 4096, 8192)),
+    ("euler-116m", 64, 512, (4096, 8192)),
 )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def products_of(preset, sequences, positions, chunks):
         if layout == "TN":  # the first of a step is stored, others are added
             first = 1 if "logits" in role else times
             ways = [("store", ", stored", first), ("add", ", added", times - first)]
-        for way, how, count in ways:
+        for way, how, count in [way for way in ways if way[2]]:
             peers = ("cuBLAS", "torch") if way == "add" else ("cuBLAS",)
             yield Product(
                 f"step {step}: {role}{how}", case(layout, *shape), shape,

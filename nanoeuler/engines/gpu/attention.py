@@ -12,10 +12,9 @@ from typing import Any
 
 from nanoeuler.engines.gpu import flash_mma_plan, flash_plan
 from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.products import HOPPER
 from nanoeuler.engines.gpu.turn import Turning
 from nanoeuler.errors import UserError
-
-HOPPER = 9, 0  # the one capability that has wgmma
 
 
 def family(capability: tuple, D: int) -> ModuleType:

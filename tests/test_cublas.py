@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from lazy_driver import Driver
 
-from nanoeuler.engines.gpu import cublas, device
+from nanoeuler import measurements
+from nanoeuler.engines.gpu import cublas, device, vendor
 from nanoeuler.engines.gpu.cublas import Gemm
+from nanoeuler.engines.gpu.multiply import Multiplier
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.errors import UserError
 
@@ -133,9 +135,9 @@ def test_what_the_library_is_told_describes_the_product(gpu, layout, compute, ad
     (a, b, c), exact = setting(gpu, layout, compute, out)
     if out == "bf16" and compute != "bf16":
         with pytest.raises(UserError, match="not so"):
-            Gemm(layout, a, b, c, compute, add)
+            Gemm(layout, (a, b, c), compute, add)
         return
-    start = Gemm(layout, a, b, c, compute, add).prepare(gpu)
+    start = Gemm(layout, (a, b, c), compute, add).prepare(gpu)
     start(3)
     found = gpu.host(c)
     found = (from_bf16(found) if out == "bf16" else found).astype(np.float64)
@@ -152,7 +154,7 @@ def test_what_the_library_is_told_describes_the_product(gpu, layout, compute, ad
 
 def test_a_product_is_captured_and_played_again(gpu):
     (a, b, c), exact = setting(gpu, "TN", "float32", "float32")
-    start = Gemm("TN", a, b, c, "float32", add=True).prepare(gpu)
+    start = Gemm("TN", (a, b, c), "float32", add=True).prepare(gpu)
     before = gpu.memory_used()
     graph = gpu.capture([start])
     assert gpu.memory_used() == before and (gpu.host(c) == exact[2].astype(np.float32)).all()
@@ -167,7 +169,7 @@ def test_one_library_serves_all_products_of_a_device(gpu):
     (a, b, c), _ = setting(gpu, "NN", "bf16", "float32")
     spaces = {}
     for _ in range(2):
-        Gemm("NN", a, b, c).prepare(gpu)(0)
+        Gemm("NN", (a, b, c)).prepare(gpu)(0)
         spaces[gpu.binding.space] = True
     assert len(spaces) == 1 and gpu.binding.calls.count(16) == 1
 
@@ -182,18 +184,18 @@ def array(shape, kind=np.float32, strides=None):
 @pytest.mark.parametrize(
     ("words", "made"),
     {
-        "no product TT": lambda: Gemm("TT", *[array((2, 2))] * 3, "float32"),
-        "no product NN in half": lambda: Gemm("NN", *[array((2, 2))] * 3, "half"),
+        "no product TT": lambda: Gemm("TT", (array((2, 2)),) * 3, "float32"),
+        "no product NN in half": lambda: Gemm("NN", (array((2, 2)),) * 3, "half"),
         "NT: (2, 3) by (4, 2) does not give (2, 4)": lambda: Gemm(
-            "NT", array((2, 3)), array((4, 2)), array((2, 4)), "float32"),
+            "NT", (array((2, 3)), array((4, 2)), array((2, 4))), "float32"),
         "does not give (4, 2)": lambda: Gemm(
-            "NT", array((2, 3)), array((4, 3)), array((4, 2)), "float32"),
+            "NT", (array((2, 3)), array((4, 3)), array((4, 2))), "float32"),
         "bf16: A, B and C are float32, float32, float32": lambda: Gemm(
-            "NN", *[array((2, 2))] * 3),
+            "NN", (array((2, 2)),) * 3),
         "rows of B dense": lambda: Gemm(
-            "NN", array((2, 2)), array((2, 2), strides=(4, 8)), array((2, 2)), "float32"),
+            "NN", (array((2, 2)), array((2, 2), strides=(4, 8)), array((2, 2))), "float32"),
         "rows of C dense": lambda: Gemm(
-            "NN", array((2, 2)), array((2, 2)), array((2, 2), strides=(4, 4)), "float32"),
+            "NN", (array((2, 2)), array((2, 2)), array((2, 2), strides=(4, 4))), "float32"),
     }.items(),
 )  # fmt: skip
 def test_what_is_no_product_is_refused(words, made):
@@ -205,6 +207,42 @@ def test_without_the_library_one_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="extra gpu-vendor"):
         cublas.door.products()
+
+
+def test_who_multiplies_is_as_one_wishes(monkeypatch):
+    monkeypatch.delenv("NANOEULER_PRODUCTS", raising=False)
+    monkeypatch.setattr(vendor, "find_spec", lambda name: None)
+    assert vendor.multiplier() is Multiplier
+    monkeypatch.setenv("NANOEULER_PRODUCTS", "cublas")
+    with pytest.raises(UserError, match="there is no cuBLAS here"):
+        vendor.multiplier()
+    monkeypatch.setattr(vendor, "find_spec", lambda name: name)
+    found = {}
+    for wish in "cublas", "ours", "fastest", "":
+        monkeypatch.setenv("NANOEULER_PRODUCTS", wish)
+        found[wish] = vendor.multiplier().__name__
+    assert found == {"cublas": "Library", "ours": "Multiplier", "fastest": "Fastest", "": "Fastest"}
+    monkeypatch.setenv("NANOEULER_PRODUCTS", "torch")
+    with pytest.raises(UserError, match="one of ours, fastest, cublas, and not 'torch'"):
+        vendor.multiplier()
+
+
+def test_the_choice_is_what_was_measured():
+    """On an H200, sizes of the presets' steps: ends that the library has, and those that it won."""
+    best = {}
+    for row in measurements.load("kernels"):
+        plain = row["what"].startswith("step ") and "in turn" not in row["what"]
+        if plain and row["unit"] == "ms" and row["peer"] == "cuBLAS":
+            end = "add" if "added" in row["what"] else "store"
+            key = end, row["what"], row["case"]
+            best[key] = min(best.get(key, 9.0), row["value"] / row["peer_value"])
+    mean = {}
+    for end in "store", "add":
+        ratios = [x for key, x in best.items() if key[0] == end and "gelu" not in key[1]]
+        ratios = [x for x in ratios if x > 0.75]  # those below end in GELU or SwiGLU, after all
+        mean[end] = float(np.exp(np.mean(np.log(ratios))))
+    assert len(best) > 40 and mean["store"] > 1.02 and mean["add"] < 0.98, mean
+    assert vendor.Fastest.ends == ("store",)
 
 
 @pytest.mark.skipif(

@@ -19,7 +19,9 @@ from mutants import Mutant, load
 from recorded import step_on_paper
 
 from nanoeuler.engines.choice import make_stepper
-from nanoeuler.engines.gpu import engine
+from nanoeuler.engines.gpu import engine, rehearse, vendor
+from nanoeuler.engines.gpu.engine import CudaEngine
+from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.paper import Device
 from nanoeuler.engines.gpu.paper.numbers import to_bf16
 from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS
@@ -40,22 +42,26 @@ GPT = ModelConfig(
 EULER = ModelConfig(
     vocab_size=64, dim=64, n_layers=1, n_heads=2, n_kv_heads=1, hidden=88, context=16, n_predict=3
 )
-NARROW = BF16._replace(stream="bf16", gradient="bf16")
+# Heads wide enough to be turned where they are made.
+TURNED = replace(EULER, dim=128, n_predict=1, hidden=64)
+WIDE = BF16._replace(stream="float32", gradient="float32")
 # Each pair of switches' values occurs in one of them.
 MODELS = {
-    "GPT-2's": (GPT, BF16, 1),
-    "GPT-2's, narrow stream": (GPT, NARROW, 1),
-    "Euler's": (EULER, BF16, 1),
-    "Euler's, narrow stream, in pieces": (EULER, NARROW, 2),
+    "GPT-2's": (GPT, WIDE, 1),
+    "GPT-2's, narrow stream": (GPT, BF16, 1),
+    "Euler's": (EULER, WIDE, 1),
+    "Euler's, narrow stream, in pieces": (EULER, BF16, 2),
     "tied RoPE, shared, by Heun": (
         replace(EULER, n_predict=1, tied=True, n_layers=2, repeat=2, integrator="heun",
-                step_size=0.7, mlp="gelu"), BF16, 1,
+                step_size=0.7, mlp="gelu"), WIDE, 1,
     ),
+    "RoPE by the product, shared": (replace(TURNED, n_layers=2), BF16, 2),
+    "RoPE by its own kernels": (TURNED, BF16._replace(turns=False), 1),
     "LayerNorm without bias, learned, SwiGLU": (
-        replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), BF16, 1
+        replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
     ),
     "RMSNorm, learned, GELU, biases, untied": (
-        replace(GPT, norm="rms", tied=False, vocab_size=64, step_size=0.5), NARROW, 1
+        replace(GPT, norm="rms", tied=False, vocab_size=64, step_size=0.5), BF16, 1
     ),
 }  # fmt: skip
 
@@ -84,12 +90,59 @@ def test_gradients_are_the_references(name, monkeypatch):
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
 
 
+def test_gradients_are_the_references_where_gates_have_a_kernel_of_their_own(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    monkeypatch.setattr(CudaEngine, "bends_gates", False)
+    check(step_on_paper(EULER, 2, 4, HOPPER, BF16))
+
+
+@pytest.mark.parametrize(
+    "change, bends",
+    [({}, True), (dict(hidden=72), True), (dict(bias=True), False), (dict(mlp="gelu"), False)],
+)
+def test_where_a_product_ends_in_the_backward_of_gates(change, bends, monkeypatch):
+    def recorded():
+        config = replace(EULER, **change)
+        program = record_step(config, 2, 4, HOPPER, BF16, helpers.RULES).program
+        return {step.name for step in program.steps}, program.sizes[ARENA]
+
+    names, size = recorded()
+    assert ("w_down, dX, SwiGLU" in names) == bends
+    assert ("swiglu backward" in names) == (not bends and "mlp" not in change)
+    monkeypatch.setattr(CudaEngine, "bends_gates", False)
+    without, more = recorded()
+    assert "w_down, dX, SwiGLU" not in without and size <= more
+
+
 @pytest.mark.parametrize("name", ["GPT-2's", "Euler's, narrow stream, in pieces"])
 def test_gradients_are_the_references_on_other_cards(name, monkeypatch):
     """Where products end in nothing but a bias, GELU is its own kernel, and so are sums."""
     config, precision, pieces = MODELS[name]
     helpers.by_numpy(monkeypatch)
     check(step_on_paper(config, 2, 4, AMPERE, precision, pieces))
+
+
+def multiplied(gemm):
+    """A product of the library's on paper: what it is told, done by NumPy."""
+    a, b, c = gemm.args
+    a, b = (helpers.numbers(x) for x in (a, b))
+    total = (a.T if gemm.layout[0] == "T" else a) @ (b.T if gemm.layout[1] == "T" else b)
+    total = (total + helpers.numbers(c) if gemm.add else total).astype(np.float32)
+    c[...] = to_bf16(total) if c.dtype == np.uint16 else total
+
+
+@pytest.mark.parametrize("multiplier", [vendor.Fastest, vendor.Library])
+def test_products_of_the_library_give_the_same_gradients(multiplier, monkeypatch):
+    """Theirs by NumPy, ours by the kernels."""
+    run, theirs = rehearse.run, []
+
+    def run_or_multiply(work):
+        return run(work) if isinstance(work, Launch) else theirs.append(multiplied(work))
+
+    monkeypatch.setattr(rehearse, "run", run_or_multiply)
+    machine = HOPPER._replace(multiplier=multiplier)
+    check(step_on_paper(replace(EULER, n_predict=1), 2, 4, machine, BF16))
+    assert len(theirs) > 8
 
 
 # Of float32 a number is off by at most u = 2^-24 of it, and a sum of k terms, each partial sum of
@@ -191,6 +244,45 @@ def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
     assert not is_seen(monkeypatch)
 
 
+# Where queries and keys are turned, and how: the text of `Turns.turning` and its mutant.
+TURNS = {
+    "values are turned too": ("n_heads + config.n_kv_heads", "n_heads + 2 * config.n_kv_heads"),
+    "keys are not turned": ("config.n_heads + config.n_kv_heads", "config.n_heads"),
+    "positions begin again too early": ("Turning(cos, sin, T,", "Turning(cos, sin, T // 2,"),
+    "sines for cosines": ("Turning(cos, sin, T,", "Turning(sin, cos, T,"),
+}
+
+
+@pytest.mark.parametrize("what", TURNS)
+def test_heads_that_are_turned_wrongly_are_seen(what, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant(ENGINE, "turning", what, *TURNS[what]))
+    monkeypatch.setattr(engine.Turns, "turning", wrong.Turns.turning)
+    try:
+        errors = step_on_paper(TURNED, 2, 4, HOPPER, BF16).errors()
+    except UserError:  # attention turns gradients of all heads and positions, or none
+        return
+    assert any(not error < 2 * bound(TURNED) for error in errors.values())
+
+
+APART = {"wqkv", "rope", "rope backward"}
+
+
+@pytest.mark.parametrize("change, names", [
+    ({}, {"wqkv, RoPE"}), ({"bias": True}, {"wqkv", "rope"}), ({"head": 32}, APART),
+    ({"turns": False}, APART), ({"card": AMPERE}, APART),
+])  # fmt: skip
+def test_where_heads_are_turned(change, names):
+    """By product and attention on Hopper, at widths that they have; else by RoPE's own kernels."""
+    config = replace(TURNED, bias=change.get("bias", False))
+    if "head" in change:
+        config = replace(config, n_heads=config.dim // change["head"])
+    precision = BF16._replace(turns=change.get("turns", True))
+    made = record_step(config, 1, 4, change.get("card", HOPPER), precision, helpers.RULES)
+    seen = {step.name.split(".")[-1] for step in made.program.steps}
+    assert seen & {*APART, "wqkv, RoPE"} == names
+
+
 def test_a_vocabulary_that_does_not_fit_is_refused():
     config = replace(EULER, vocab_size=70)
     with pytest.raises(UserError, match="a multiple of 64, and 70 is none"):
@@ -211,11 +303,11 @@ def test_presets_are_recorded_in_the_memory_that_they_need(name, pieces):
     for now in marks[:: max(1, len(marks) // 60)]:
         there = sorted((s, s + n) for s, n, first, last in program.loans if first <= now < last)
         assert all(end <= start for (_, end), (start, _) in zip(there, there[1:], strict=False))
-    # What is kept of a layer at least: two points of the stream in float32, qkv, y, u in bf16.
+    # What is kept of a layer at least: two points of the stream, qkv, y, u, all in bf16.
     C, F, rows = config.dim, config.hidden, 16 // pieces * 512
     heads = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
     u = 2 * F if config.mlp == "swiglu" else F
-    least = config.n_layers * rows * (2 * 4 * C + 2 * (heads + C + u))
+    least = config.n_layers * rows * 2 * (2 * C + heads + C + u)
     assert least < program.sizes[ARENA] < 1.35 * least
 
 

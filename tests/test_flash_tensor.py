@@ -19,6 +19,7 @@ from exercises import answer
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import flash_plan
+from nanoeuler.engines.gpu.flash_forward import NARROW, reciprocal_of
 from nanoeuler.engines.gpu.flash_layout import padded
 from nanoeuler.engines.gpu.flash_plan import backward_launches, forward_launch
 from nanoeuler.engines.gpu.paper import Fault, run
@@ -43,8 +44,8 @@ def inputs(B, H, G, T, D, seed=0, scale=1.0):
     return a | {name: np.full((B, H, padded(T)), np.nan, np.float32) for name in ("lse", "delta")}
 
 
-def forward(a):
-    return forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")))
+def forward(a, **more):
+    return forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")), **more)
 
 
 def backward(a, **more):
@@ -102,12 +103,20 @@ CROWD = {"multiprocessors": 0}  # a plan for as many warpgroups in a block as th
 # ---- On paper
 
 
+def hold(a):
+    """o and lse of a forward pass are within their bounds."""
+    T, (_, lse, of_p) = a["q"].shape[2], exact_and_bounds(a)
+    assert worst(a, ["o"]) < 1
+    assert np.abs(a["lse"][..., :T] - lse).max() < of_p / math.log(2) + 8 * U * np.abs(lse).max()
+    assert (a["lse"][..., T:] == np.float32(1e30)).all()
+
+
 @pytest.mark.parametrize(
     "shape, seed",
     [
         ((1, 2, 1, 1, 64), None),     # one position, most of a tile beyond the end
         ((2, 2, 2, 77, 64), 1),       # one tile, in another order of blocks and warps
-        ((1, 1, 1, 900, 64), None),   # the rings of three stages wrap twice
+        ((1, 1, 1, 513, 64), None),   # each tile alone, rings of two stages wrap twice
         ((1, 1, 1, 513, 128), None),  # two stages wrap twice; one row in the last tile
         ((1, 2, 1, 200, 128), 2),
     ],
@@ -115,10 +124,70 @@ CROWD = {"multiprocessors": 0}  # a plan for as many warpgroups in a block as th
 def test_forward(shape, seed):
     a = inputs(*shape)
     run(forward(a), seed)
-    assert worst(a, ["o"]) < 1
-    T, (_, lse, of_p) = shape[3], exact_and_bounds(a)
-    assert np.abs(a["lse"][..., :T] - lse).max() < of_p / math.log(2) + 8 * U * np.abs(lse).max()
-    assert (a["lse"][..., T:] == np.float32(1e30)).all()
+    hold(a)
+
+
+@pytest.mark.parametrize(
+    "shape, places, links",
+    [
+        ((1, 1, 1, 300, 64), 1, 2),   # a link of two tiles, then the one in the middle
+        ((1, 4, 2, 140, 64), 1, 4),   # four links of two tiles: queries come to each place twice
+        ((3, 1, 1, 70, 64), 2, 3),    # links of one tile; a chain of two sequences, and of one
+    ],
+)  # fmt: skip
+def test_chains_of_any_length_give_the_same_bits(shape, places, links):
+    a, b = inputs(*shape), inputs(*shape)
+    run(forward(a, places=1 << 20), 3)  # each tile alone
+    chained = forward(b, places=places)
+    assert chained.grid == (places,) and chained.args[9] == links
+    run(chained, None)
+    hold(a)
+    for name in ("o", "lse"):
+        assert np.array_equal(a[name], b[name]), name
+
+
+def rising(by, T=300):
+    """Inputs whose scores grow towards key 0, by so much from one tile of keys to the next."""
+    a = inputs(1, 1, 1, T, 64, scale=0.1)
+    q, k = (from_bf16(a[name]).copy() for name in "qk")
+    q[..., 0] = 8.0  # over the root of D: 1
+    k[..., 0] = by * (T // 128 - np.arange(T) // 128)
+    return a | {"q": to_bf16(q), "k": to_bf16(k)}
+
+
+# In powers of two 4.3, so that a maximum lags behind for a step and then moves; and 87, so that
+# all sums would overflow if it did not.
+SLOWLY, STEEPLY = 3.0, 60.0
+
+
+@pytest.mark.parametrize("by", [SLOWLY, STEEPLY])
+def test_a_maximum_that_lags_behind(by):
+    a = rising(by)
+    run(forward(a, places=1), 1)
+    hold(a)
+
+
+def rows_apart():
+    """Whether all others keep their bits when query 250's scores rise, and its warp corrects."""
+    a, b = (inputs(1, 1, 1, 300, 64) for _ in range(2))
+    b["q"][..., 250, :] = to_bf16(40 * from_bf16(b["k"])[..., 3, :])
+    for arrays in (a, b):
+        run(forward(arrays))
+    others = np.arange(300) != 250
+    assert not np.array_equal(a["o"], b["o"])
+    return all(
+        np.array_equal(a[name][:, :, :300][:, :, others], b[name][:, :, :300][:, :, others])
+        for name in ("o", "lse")
+    )
+
+
+def test_no_later_query_changes_a_bit_of_an_earlier_one(monkeypatch):
+    assert rows_apart()
+    what, old = "rows move with their warp", "(above - m[0]) * scale <= float32(LEAP)"
+    new = "above < float32(-1e30)"
+    wrong = load(Mutant("engines.gpu.flash_forward", "raise_lazily", what, old, new))
+    monkeypatch.setattr(flash_plan, "NARROW", wrong.NARROW)
+    assert not rows_apart()
 
 
 @pytest.mark.parametrize(
@@ -200,13 +269,24 @@ def test_the_order_of_blocks_and_warps_changes_no_bit():
 
 FORWARD = [
     ("o not corrected", "correct", "o[i] *= alpha[0]", "pass"),
-    ("total not corrected", "raise_maxima", "rows.total[0] *= alpha[0]", "pass"),
+    ("total not corrected", "follow", "total[0] *= alpha[0]", "pass"),
+    ("one lane's maximum", "quad_maximum", "larger(x, shuffle_xor(x, int32(2)))", "x"),
+    ("the vote the wrong way", "raise_lazily", "scale > float32(LEAP)", "scale < float32(LEAP)"),
+    ("rows the wrong way", "raise_lazily", "(above - m[0]) * scale <", "(above - m[0]) * scale >"),
     ("no mask for the first warpgroup", "diagonal", "forbid_later(s, HALF, key, row, at)", "pass"),
     ("the same values twice", "weigh_second", "int32(v + HALF * 128)", "v"),
-    ("a tile too early", "earlier", "step + STAGES, KEYS), 64)", "step + STAGES - 1, KEYS), 64)"),
-    ("no wait for values", "earlier", "mbarrier_wait(full_of(v, stage), phase)", "pass"),
+    ("a tile again", "go_on", "next_of(stand.later, chain.links)", "stand.later"),
+    ("the same link again", "next_of", "int32(now.link + cuda.gridDim.x)", "now.link"),
+    ("the long tile's keys twice", "cursor_key", "        end = now.long", "        pass"),
+    ("links in another order", "link_of", "int32(links.tiles - i)", "int32(i + 1)"),
+    ("no short tiles", "link_of", "links.of_head < links.tiles", "links.of_head > links.tiles"),
+    ("a stage filled too early", "refill", "stand.left == WARPS - 1", "stand.left >= WARPS - 2"),
+    ("no wait for values", "earlier", "mbarrier_wait(full_of(v,", "max(full_of(v,"),
+    ("the queries' other phase", "diagonal", "int32(item >> 1 & 1)", "int32(item & 1)"),
+    ("output overwritten", "fetch_next", "        bulk_wait_read_all()", "        pass"),
     ("output not handed over", "save_output", "hand_over(at)", "pass"),
-    ("no barrier after barriers", "start", "cuda.syncthreads()  #", "pass  #"),
+    ("gone too early", "outputs_read", "bulk_wait_read_all()", "pass"),
+    ("no barrier after barriers", "narrow_start", "cuda.syncthreads()  #", "pass  #"),
 ]
 BACKWARD = [
     ("delta left out", "query_gradients", "dp[j] - delta[1]", "dp[j]"),
@@ -218,13 +298,15 @@ BACKWARD = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # sums that overflow
 @pytest.mark.parametrize("what, function, old, new", FORWARD)
 def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
     wrong = load(Mutant("engines.gpu.flash_forward", function, what, old, new))
     monkeypatch.setattr(flash_plan, "NARROW", wrong.NARROW)
-    a = inputs(1, 1, 1, 520, 64)
+    # In one chain: three tiles of queries, the one in the middle alone.
+    a = rising(STEEPLY if function == "raise_lazily" else SLOWLY)
     try:
-        run(forward(a))
+        run(forward(a, places=1))
     except Fault:
         return
     assert not worst(a, ["o"]) < 1
@@ -303,8 +385,39 @@ def test_grids_cover_and_small_ones_are_split(shape, dq, dkdv):
     few = [launch.kernel.threads for launch in backward(a, multiprocessors=1)]
     many = [launch.kernel.threads for launch in backward(a, multiprocessors=1 << 20)]
     assert few == [256 if D == 64 else 384, 256] and many == [128, 128]
-    grid = forward(a).grid
-    assert grid[0] * grid[2] == B * H and grid[1] == -(-T // 128)
+
+
+@pytest.mark.parametrize(
+    "shape, grid, links",
+    [
+        ((16, 12, 12, 1024, 64), (264,), (4, 768)),  # pairs of tiles, three to most blocks
+        ((16, 12, 4, 512, 64), (264,), (2, 384)),
+        ((2, 1, 1, 9000, 64), (142,), (71, 142)),    # each tile finds a place, alone
+        ((4, 16, 16, 4096, 128), (16, 32, 4), None),
+        ((2, 6, 3, 193, 128), (12, 2, 1), None),
+    ],
+)  # fmt: skip
+def test_forward_grids_cover(shape, grid, links):
+    B, H, G, T, D = shape
+    a = {name: np.empty((B, H, T, D), np.uint16) for name in "qo"}
+    a |= {name: np.empty((B, G, T, D), np.uint16) for name in "kv"}
+    launch = forward(a | {"lse": np.empty((B, H, padded(T)), np.float32)})
+    assert launch.grid == grid
+    if links is None:
+        assert grid[0] * grid[2] == B * H and grid[1] == -(-T // 128)
+    else:
+        assert launch.args[8:10] == links and launch.kernel is NARROW
+
+
+@pytest.mark.parametrize("n, most", [(1, 5000), (3, 9999), (12, 5000), (264, 9000), (65535, 65537)])
+def test_quotients_are_exact(n, most):
+    by, x = reciprocal_of(n, most), np.arange(most + 1)
+    assert np.array_equal(x * by >> 32, x // n)
+
+
+def test_quotients_that_would_not_be_exact_are_refused():
+    with pytest.raises(UserError, match="split the batch"):
+        reciprocal_of(65536, 65536)
 
 
 # ---- Machine code, which test_registers.py makes and tests/registers.tsv has
@@ -341,7 +454,7 @@ def test_the_chapter_s_table_is_what_the_kernels_ask_for():
         kernel = kernels[MAKERS[name]]()
         assert (threads, blocks, shared) == (kernel.threads, kernel.resident, kernel.shared)
         assert blocks * (shared + 1024) <= 228 * 1024  # an SM's, 1 KiB of it for each block
-        assert lines[MAKERS[name]][STATIC] == "0"  # `shared_base` of NARROW has no byte to round up
+        assert lines[MAKERS[name]][STATIC] == "0"  # or dynamic memory begins elsewhere
         assert int(lines[MAKERS[name]][3]) <= most and blocks * threads * most <= 65536
 
 

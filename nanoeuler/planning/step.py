@@ -10,6 +10,7 @@ Left out: the driver's own memory, the host's time (which runs beside the device
 from typing import NamedTuple
 
 from nanoeuler.engines.choice import GPU_ENGINES
+from nanoeuler.engines.gpu.pieces import PAIRS
 from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.program import Program, Step
 from nanoeuler.engines.gpu.step import Machine, Rules, record_step
@@ -24,35 +25,49 @@ class Speeds(NamedTuple):
     """How fast a GPU's kernels were measured to be, each alone."""
 
     machine: Machine
-    products: float   # FLOPs a second, of bf16
-    attention: float  # of its products, forward and backward together
-    scalar: float     # of the same in float32, without tensor cores
-    bytes: float      # a second, of kernels that do little else than move them
-    launch: float     # seconds from the end of one to the beginning of the next, in a graph
+    products: dict[str, float]   # FLOPs a second, by what is multiplied
+    attention: dict[int, float]  # of its products, forward and backward together, by pieces
+    bytes: float                 # a second, of kernels that do little else than move them
+    launch: float                # seconds from the end of one to the beginning of the next
 
 
-# Rows of data/measurements/kernels.json, rounded: products of a step's shapes reach 460 to 670
-# TFLOP/s, attention 250 to 330, its float32 kernels 1 to 1.4, a copy 4.3 TB/s; and 1.2 us a launch
-# in a graph.
-H200 = Speeds(Machine((9, 0), 132), 600e12, 270e12, 1.2e12, 4.2e12, 1.2e-6)
+# Rows of data/measurements, rounded: products of a step's shapes reach 460 to 700 TFLOP/s alone,
+# attention 250 to 330, in two pieces 54 to 79, a copy 4.3 TB/s; and 1.2 us a launch in a graph. Of
+# the library's in float32 and attention in three pieces no step has been timed: half of two pieces,
+# and what NVIDIA's data sheet says of TF32 (dense) and float32, at the share that bf16 reaches.
+H200 = Speeds(
+    Machine((9, 0), 132), {"bf16": 600e12, "tf32": 300e12, "float32": 40e12},
+    {1: 270e12, 2: 60e12, 3: 30e12}, 4.2e12, 1.2e-6,
+)  # fmt: skip
+# How often a launch moves its arrays' bytes, where it is not once. AdamW reads and writes all but
+# the gradient and the copy: 30 bytes of 18. Cross-entropy reads logits twice and writes them; what
+# is in the L2 cache still, it does not fetch: measured. Rope turns 16 of 20 heads in place.
+PASSES = {"AdamW": 30 / 18, "cross-entropy": 2.3, "rope": 1.6, "rope backward": 1.6, "clear": 0.0}
 
 
-def seconds(step: Step, speeds: Speeds) -> float:
-    """What a launch takes: its products or its bytes, whichever is longer."""
-    rate = speeds.products
-    if step.name.startswith("attention"):
-        narrow = not step.launch.kernel.function.__module__.endswith(".flash")
-        rate = speeds.attention if narrow else speeds.scalar
-    return max(step.flops / rate, step.nbytes / speeds.bytes) + speeds.launch
+def seconds(step: Step, speeds: Speeds, pieces: int = 1) -> float:
+    """What a launch takes: its products or its bytes, whichever is longer.
+
+    pieces: of float32, in what is multiplied (`primitives.Precision`).
+    """
+    name, theirs = step.name.split(".")[-1], getattr(step.launch, "compute", "")
+    if name.startswith("attention"):
+        rate = speeds.attention[pieces]
+    elif theirs:  # the library's
+        rate = speeds.products[theirs]
+    else:
+        rate = speeds.products["bf16"] / len(PAIRS[pieces])
+    passes = PASSES.get(name, 1.0)
+    return max(step.flops / rate, passes * step.nbytes / speeds.bytes) + speeds.launch
 
 
-def table(program: Program, speeds: Speeds) -> list[tuple[str, int, float]]:
+def table(program: Program, speeds: Speeds, pieces: int = 1) -> list[tuple[str, int, float]]:
     """(name, launches, seconds) of what a list does, the longest first."""
     rows: dict[str, tuple[int, float]] = {}
     for step in program.steps:
         name = step.name.split(".")[-1]
         count, spent = rows.get(name, (0, 0.0))
-        rows[name] = count + 1, spent + seconds(step, speeds)
+        rows[name] = count + 1, spent + seconds(step, speeds, pieces)
     made = [(name, count, spent) for name, (count, spent) in rows.items()]
     return sorted(made, key=lambda row: -row[2])
 
@@ -69,6 +84,6 @@ def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
             lines.append(f"{engine:13} {error}")
             continue
         size = sum(program.sizes.values()) / 1e9
-        took = sum(seconds(step, speeds) for step in program.steps)
+        took = sum(seconds(step, speeds, PRECISIONS[engine].pieces) for step in program.steps)
         lines.append(f"{engine:13} {len(program.steps):8,} {size:10.3f} {1e3 * took:13,.2f}")
     return "\n".join(["engine        launches  memory GB    h200, ms", *lines])

@@ -43,7 +43,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler 
 
 from bench.gpu import circumstances  # noqa: E402
 from step_inside import REPLAYS, kernels, replay, tell  # noqa: E402
-from step_sides import NARROWED, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
+from step_sides import OTHERS, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
 CASES = [  # preset, batch, context, precision
@@ -60,7 +60,7 @@ CORRECT = [
 ]  # fmt: skip
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 PARTS = "correct", "time", "memory", "curve", "kernels", "replay", "products"
-WARM, WINDOWS, STEPS = 8, 20, 5  # steps before, and windows of so many steps, each timed as one
+WARM, WINDOWS, STEPS = 8, 6, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
 SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
 DRY_SILENCE = 3600  # on paper a step takes minutes
@@ -97,8 +97,9 @@ def sides(parts):
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
-            narrowed = NARROWED if case[-1] == "bf16" else ()
-            ours += [spell(part, case, who) for who in (OURS, *narrowed)]
+            others = OTHERS if case[-1] == "bf16" else ["cuda, own products"]
+            others = [] if part == "curve" else others
+            ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
         ours.append(f"replay: {REPLAYS}: {OURS}")
     if "products" in parts:
@@ -116,11 +117,12 @@ def time_steps(job, dry, windows):
     made = [batch(step) for step in range(1, 1 + each)]
     count, seconds = 0, []
 
-    def run(steps):
+    def run(steps, look=lambda: None):
         nonlocal count
         for i in range(steps):
             count += 1
             this.step(*made[i % each], 1e-4, count)
+        look()
         this.wait()
 
     begin = time.perf_counter()
@@ -130,7 +132,8 @@ def time_steps(job, dry, windows):
         begin = time.perf_counter()
         run(each)
         seconds.append((time.perf_counter() - begin) / each)
-    state = (0.0, 0.0) if dry else sensor()()
+    state = []
+    run(each, lambda: state.extend((0.0, 0.0) if dry else sensor()()))  # while it works
     if not np.isfinite(this.sums()).all():
         raise ValueError("a loss is not finite")
     return {"ms": 1e3 * median(seconds), "least": 1e3 * min(seconds), "most": 1e3 * max(seconds),
@@ -237,6 +240,9 @@ def pair_rows(part, case, ours, peer, theirs):
         steps = len(ours["losses"])
         yield f"loss after {steps} steps", case, OURS, last[0], "nats", peer, last[1]
         yield "loss curves, largest distance", case, OURS, apart(ours, theirs), "nats", peer, None
+        for end in range(LAST, steps + 1, LAST):
+            means = [float(np.mean(seen["losses"][end - LAST : end])) for seen in (ours, theirs)]
+            yield f"loss at step {end}", case, OURS, means[0], "nats", peer, means[1]
     elif part == "correct":
         mine, other = ours["errors"], theirs["errors"]
         worst = max(mine, key=lambda name: mine[name] / max(other[name], 1e-300))
@@ -261,6 +267,14 @@ def own_rows(job, seen):
         yield ("check", f"cuBLAS: {case}", OURS, seen["error"], "relative to float64", "torch",
                seen["peer error"])  # fmt: skip
         yield "matmul, cuBLAS by our door", case, OURS, seen["ms"], "ms", "torch", seen["peer ms"]
+    elif part == "kernels":
+        for name, (_, took, foretold, _) in seen["table"].items():
+            if foretold or who == OURS:
+                peer = ("foretold", foretold) if foretold else (None, None)
+                yield f"in a step, {name}", case, who, took, "us", *peer
+    elif part == "replay":
+        for name, value in seen.items():
+            yield f"a small model, {name}", f"{case} steps", who, value, "numbers", None, None
     elif part == "launch":
         for name, value in seen.items():
             yield f"launch, {name}", case, OURS, value, "us", None, None

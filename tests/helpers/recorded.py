@@ -12,7 +12,7 @@ from nanoeuler.engines.gpu.paper import device
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.step import Rules, fill_batch, fill_step, record_step
 from nanoeuler.engines.reference import ReferenceEngine
-from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.training import optim
@@ -37,9 +37,14 @@ def gelu(u):
 class NumpyProduct:
     """Stands on a list for the launches of a product: exact sums, rounded where they are stored."""
 
-    args: tuple  # a, b, c, aux, second, sums, with None for what there is not
+    args: tuple  # a, b, c, aux, second, sums, cos, sin, with None for what there is not
     epilogue: str
+    turned: tuple = (0, 0)  # positions of a sequence, columns of heads that are turned
     kernel: Any = CLEAR  # any: a device on paper asks for one
+
+    def prepare(self, device):
+        """As `Gemm.prepare`."""
+        return device.prepare(self)
 
     def play(self):
         """Run on arrays of a device on paper."""
@@ -50,8 +55,13 @@ class NumpyProduct:
                 arg._written[...] = True
 
     def run(self):
-        a, b, c, aux, second, sums = self.args
+        a, b, c, aux, second, sums, cos, sin = self.args
         total = numbers(a) @ numbers(b)
+        if cos is not None:
+            (T, columns), half = self.turned, cos.shape[1]
+            heads = total[:, :columns].reshape(-1, T, columns // (2 * half), 2 * half)
+            turned = rope(heads, heads.shape[2], numbers(cos)[:T], numbers(sin)[:T])
+            total[:, :columns] = turned.reshape(-1, columns)
         if "bias" in self.epilogue:
             total = total + numbers(aux)
         if self.epilogue == "add":
@@ -67,6 +77,13 @@ class NumpyProduct:
             h, slope = gelu(numbers(aux))
             total = total * slope
             second[...] = to_bf16(h.astype(np.float32))
+        elif self.epilogue == "swiglu backward":
+            (gate, up), dh = numbers(aux)[0], total
+            sigma = 1 / (1 + np.exp(-gate))
+            dgate = dh * up * sigma * (1 + gate * (1 - sigma))
+            both = np.stack([dgate, dh * gate * sigma])[None]
+            second[...] = to_bf16(both.astype(np.float32))
+            total = gate * sigma * up
         total = total.astype(np.float32)
         c[...] = to_bf16(total) if c.dtype == np.uint16 else total
         if sums is not None:
@@ -76,8 +93,11 @@ class NumpyProduct:
 def by_numpy(monkeypatch):
     """Have all products of a recorded step done by NumPy: their kernels are tested elsewhere."""
 
-    def call(self, name, a, b, c, *, epilogue="store", aux=None, second=None, sums=None):
-        work = NumpyProduct((a, b, c, aux, second, sums), epilogue)
+    def call(
+        self, name, a, b, c, *, epilogue="store", aux=None, second=None, sums=None, turn=None
+    ):
+        cos, sin, *turned = turn or (None, None, 0, 0)
+        work = NumpyProduct((a, b, c, aux, second, sums, cos, sin), epilogue, tuple(turned))
         self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))
 
     monkeypatch.setattr(multiply.Multiplier, "__call__", call)

@@ -49,11 +49,12 @@ def span(kernels):
     return kernels[-1]["ts"] + kernels[-1]["dur"] - kernels[0]["ts"] if kernels else 0.0
 
 
-def predicted(config, batch, context, numbers):
+def predicted(config, batch, context, numbers, multiplier):
     """[(what a launch is for, its microseconds by the plan, FLOPs)] of a step's list."""
-    machine = Machine((9, 0), 132)
+    machine = Machine((9, 0), 132, multiplier)
     program = record_step(config, batch, context, machine, numbers, RULES).program
-    return [(step.name, 1e6 * seconds(step, H200), step.flops) for step in program.steps]
+    took = [1e6 * seconds(step, H200, numbers.pieces) for step in program.steps]
+    return [(step.name, us, step.flops) for step, us in zip(program.steps, took, strict=True)]
 
 
 def kernels(preset, batch, context, precision, who, dry):
@@ -75,8 +76,8 @@ def kernels(preset, batch, context, precision, who, dry):
     seen, whole = watched(act)
     names = [(name[:90], 0.0, 0) for name, _ in seen]
     if who.startswith(step_sides.OURS):
-        numbers = step_sides.numbers_of(precision, who)
-        listed = predicted(step_sides.config_of(preset, dry), batch, context, numbers)
+        ways = step_sides.ways_of(precision, who)
+        listed = predicted(step_sides.config_of(preset, dry), batch, context, *ways)
         if len(seen) != STEPS * len(listed):
             raise ValueError(f"{len(seen)} kernels ran, and the list has {len(listed)}")
         names = listed * STEPS

@@ -23,9 +23,11 @@ from nanoeuler.training.optim import AdamW
 
 OURS = "cuda"
 ENGINES = {"bf16": "cuda", "TF32": "cuda-tf32", "float32": "cuda-float32"}  # by precision
-NARROWED = {  # ours with a part of what is float32 in bf16, for comparison
-    "cuda, bf16 stream": {"stream": "bf16", "gradient": "bf16"},
-    "cuda, bf16 gradient": {"gradient": "bf16"},
+OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision, who multiplies
+    "cuda, float32 stream": ({"stream": "float32", "gradient": "float32"}, ""),
+    "cuda, own products": ({}, "ours"),
+    "cuda, rope apart": ({"turns": False}, ""),
+    "cuda, gates apart": ({}, ""),
 }
 
 
@@ -71,11 +73,18 @@ def make_tokens(folder, to, ranks=None):
     print(f"{len(ids)} tokens of {len(paths)} texts, the largest {ids.max()}: {to}")
 
 
-def numbers_of(precision, who):
-    """The Precision of one of our sides."""
+def ways_of(precision, who):
+    """The Precision of one of our sides, and what records its products."""
     from nanoeuler.engines.gpu.primitives import PRECISIONS
+    from nanoeuler.engines.gpu.vendor import multiplier
 
-    return PRECISIONS[ENGINES[precision]]._replace(**NARROWED.get(who, {}))
+    changed, products = OTHERS.get(who, ({}, ""))
+    if products:
+        os.environ["NANOEULER_PRODUCTS"] = products
+    made = PRECISIONS[ENGINES[precision]]._replace(**changed), multiplier()
+    if products:
+        del os.environ["NANOEULER_PRODUCTS"]
+    return made
 
 
 # ---- The sides: step, wait, sums of each step, gradients, memory
@@ -121,14 +130,17 @@ class Ours:
 
     def __init__(self, config, w, precision, who, dry):
         try:
+            from nanoeuler.engines.gpu.engine import CudaEngine
             from nanoeuler.engines.gpu.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
         self.device, self.taken = card(dry), []
         gc.collect()
         self.before = self.device.memory_used()
-        numbers = numbers_of(precision, who)
-        self.stepper = CudaStepper(w, AdamW(w), self.device, precision=numbers)
+        CudaEngine.bends_gates = "gates apart" not in who
+        numbers, multiplier = ways_of(precision, who)
+        how = {"precision": numbers, "multiplier": multiplier}
+        self.stepper = CudaStepper(w, AdamW(w), self.device, **how)
 
     def step(self, tokens, targets, lr, number):
         self.taken += self.stepper.step(tokens, targets, lr, number)
@@ -207,7 +219,8 @@ def products(name):
     first, second = a.T if layout[0] == "T" else a, b.T if layout[1] == "T" else b
     exact = first.double() @ second.double() + add * c.double()
     theirs = (first @ second).float() + add * c
-    start = Gemm(layout, *map(bench.view, (a, b, c)), precision.lower(), add).prepare(bench.device)
+    arrays = tuple(map(bench.view, (a, b, c)))
+    start = Gemm(layout, arrays, precision.lower(), add).prepare(bench.device)
     start(torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     errors = {"error": bench.error(c, exact), "peer error": bench.error(theirs, exact)}

@@ -42,27 +42,26 @@ def pitch(array: Any, name: str) -> int:
 class Gemm:
     """C = op(A) op(B), or C + op(A) op(B) where `add` is set; sums in float32.
 
-    a, b: matrices as the layout has them, rows at any distance: uint16 (bf16's bits) where compute
-    is bf16, float32 where it is tf32 or float32. c: (m, n) float32, or uint16 where a and b are.
+    args: A, B and C. A and B are matrices as the layout has them, rows at any distance: uint16
+    (bf16's bits) where compute is bf16, float32 where it is tf32 or float32. C: (m, n) float32, or
+    uint16 where A and B are.
     """
 
     layout: str
-    a: Any
-    b: Any
-    c: Any
+    args: tuple[Any, Any, Any]
     compute: str = "bf16"
     add: bool = False
 
     def __post_init__(self) -> None:
         if self.layout not in ("NT", "NN", "TN") or self.compute not in COMPUTE:
             raise UserError(f"no product {self.layout} in {self.compute}")
-        m, k = self.a.shape if self.layout[0] == "N" else self.a.shape[::-1]
-        of_b, n = self.b.shape if self.layout[1] == "N" else self.b.shape[::-1]
-        shapes = f"{self.layout}: {self.a.shape} by {self.b.shape}"
-        if of_b != k or tuple(self.c.shape) != (m, n) or not min(m, n, k):
-            raise UserError(f"{shapes} does not give {self.c.shape}")
+        a, b, c = self.args
+        m, k = a.shape if self.layout[0] == "N" else a.shape[::-1]
+        of_b, n = b.shape if self.layout[1] == "N" else b.shape[::-1]
+        if of_b != k or tuple(c.shape) != (m, n) or not min(m, n, k):
+            raise UserError(f"{self.layout}: {a.shape} by {b.shape} does not give {c.shape}")
         kind = COMPUTE[self.compute][1]
-        kinds = [str(array.dtype) for array in (self.a, self.b, self.c)]
+        kinds = [str(array.dtype) for array in self.args]
         if kinds[:2] != [kind, kind] or kinds[2] not in {kind, "float32"}:
             raise UserError(f"{self.compute}: A, B and C are {', '.join(kinds)}; not so")
         self.description()
@@ -72,9 +71,9 @@ class Gemm:
 
         It reads our rows as columns. Equation eq-vendor-transpose.
         """
-        (m, n), k = self.c.shape, self.a.shape[self.layout[0] == "N"]
+        (m, n), k = self.args[2].shape, self.args[0].shape[self.layout[0] == "N"]
         first, second = self.layout[1] == "T", self.layout[0] == "T"
-        of_a, of_b, of_c = pitch(self.a, "A"), pitch(self.b, "B"), pitch(self.c, "C")
+        of_a, of_b, of_c = (pitch(x, name) for x, name in zip(self.args, "ABC", strict=True))
         return int(first), int(second), n, m, k, of_b, of_a, of_c
 
     def prepare(self, device: Any) -> Callable[..., None]:
@@ -108,9 +107,10 @@ class Library:
         transa, transb, *sizes, lda, ldb, ldc = gemm.description()
         zero, one = (ZERO_ONE.ctypes.data + 4 * i for i in range(2))
         beta = one if gemm.add else zero
-        kind = TYPES[str(gemm.a.dtype)]
-        first, second = (gemm.b.address, kind, lda), (gemm.a.address, kind, ldb)
-        result = gemm.c.address, TYPES[str(gemm.c.dtype)], ldc
+        a, b, c = gemm.args
+        kind = TYPES[str(a.dtype)]
+        first, second = (b.address, kind, lda), (a.address, kind, ldb)
+        result = c.address, TYPES[str(c.dtype)], ldc
         how = int(getattr(cublas.ComputeType, COMPUTE[gemm.compute][0]))
         way = int(cublas.GemmAlgo.DFALT)
         args = transa, transb, *sizes, one, *first, *second, beta, *result, how, way

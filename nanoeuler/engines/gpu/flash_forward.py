@@ -31,16 +31,16 @@ from nanoeuler.engines.gpu.flash_parts import (
     place,
     prefetch_maps,
     put,
-    put_done,
     query_block,
     shared_base,
     stage_out,
-    start_ring,
     tile_of,
     warpgroup_sync,
 )
 from nanoeuler.engines.gpu.hopper import (
     add_product,
+    bulk_commit,
+    bulk_wait_read_all,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
@@ -62,12 +62,13 @@ from nanoeuler.engines.gpu.ptx import (
     reciprocal,
     shuffle_xor,
     store_float,
+    store_shared_int,
 )
+from nanoeuler.errors import UserError
 
-QUERIES = 128  # of a block, 64 to each of two warpgroups
+QUERIES = 128  # of a tile, 64 to each of two warpgroups
 KEYS = 128     # of a step
 HALF = KEYS // 2
-ARGUMENTS = "l l l l l r r r f"  # maps of q, k, v, o; lse; T, heads, sharing; scale
 
 
 class Rows(NamedTuple):
@@ -89,25 +90,36 @@ def start_rows(rows: Rows, D: int) -> None:
         rows.m[h] = float32(LOWEST)
 
 
-def raise_maxima(s: Any, keys: int, rows: Rows, scale: float) -> None:
-    """m becomes the largest score so far, `total` follows, alpha is what o still has to follow.
-
-    Two chains of comparisons for each row, then the three other lanes that share it.
-    """
-    m, alpha = rows.m, rows.alpha
-    a0, a1, b0, b1 = m[0], m[1], float32(LOWEST), float32(LOWEST)
+def lane_maxima(s: Any, keys: int, m: Any) -> tuple[float, float]:
+    """The largest of m and of what this lane has of its two rows, each by two chains."""
+    a0, a1, b0, b1 = m[0], m[1], m[0], m[1]
     for i in range(0, keys // 2, 8):
         a0 = larger(a0, larger(s[i], s[i + 1]))
         a1 = larger(a1, larger(s[i + 2], s[i + 3]))
         b0 = larger(b0, larger(s[i + 4], s[i + 5]))
         b1 = larger(b1, larger(s[i + 6], s[i + 7]))
-    a0, a1 = larger(a0, b0), larger(a1, b1)
-    a0, a1 = larger(a0, shuffle_xor(a0, int32(1))), larger(a1, shuffle_xor(a1, int32(1)))
-    a0, a1 = larger(a0, shuffle_xor(a0, int32(2))), larger(a1, shuffle_xor(a1, int32(2)))
-    alpha[0], alpha[1] = exp2((m[0] - a0) * scale), exp2((m[1] - a1) * scale)
-    m[0], m[1] = a0, a1
-    rows.total[0] *= alpha[0]
-    rows.total[1] *= alpha[1]
+    return larger(a0, b0), larger(a1, b1)
+
+
+def quad_maximum(x: float) -> float:
+    """The largest x of the four lanes that share a row of an accumulator."""
+    x = larger(x, shuffle_xor(x, int32(1)))
+    return larger(x, shuffle_xor(x, int32(2)))
+
+
+def follow(rows: Rows, above: float, below: float, scale: float) -> None:
+    """m of the two rows becomes this, `total` follows, alpha is what o still has to follow."""
+    m, total, alpha = rows.m, rows.total, rows.alpha
+    alpha[0], alpha[1] = exp2((m[0] - above) * scale), exp2((m[1] - below) * scale)
+    m[0], m[1] = above, below
+    total[0] *= alpha[0]
+    total[1] *= alpha[1]
+
+
+def raise_maxima(s: Any, keys: int, rows: Rows, scale: float) -> None:
+    """m becomes the largest score so far; o has to follow by alpha."""
+    above, below = lane_maxima(s, keys, rows.m)
+    follow(rows, quad_maximum(above), quad_maximum(below), scale)
 
 
 def exponentials(s: Any, first: int, last: int, rows: Rows, scale: float) -> None:
@@ -152,38 +164,29 @@ def save_lse(lse: int, number: int, T: int, row: int, rows: Rows, scale: float, 
 
 
 def save_output(rows: Rows, to: Heads, row: int, tile: int, D: int, at: Place) -> None:
-    """o divided by `total`, through this warpgroup's tile of queries to memory."""
+    """o divided by `total`, through this warpgroup's tile of queries on its way to memory."""
     above, below = reciprocal(rows.total[0]), reciprocal(rows.total[1])
     warpgroup_sync(at)  # every warp has read the queries that are overwritten now
     stage_out(rows.o, above, below, tile, D, at)
     hand_over(at)
     if at.thread & 127 == 0:
         put(to, row, tile, D)
-        put_done()
+        bulk_commit()
+
+
+def outputs_read(at: Place) -> None:
+    """Before its end: the copies of `save_output` have read this block's shared memory."""
+    if at.thread & 127 == 0:
+        bulk_wait_read_all()
 
 
 class Shared(NamedTuple):
-    """A block's shared memory: tiles of queries, their mbarrier, rings of keys and of values."""
+    """A block's shared memory: tiles of queries, their first mbarrier, rings of keys and values."""
 
     q: int
     q_full: int
     k: Ring
     v: Ring
-
-
-def shared_memory(D: int, stages: int) -> Shared:
-    """Queries, keys, values, then the barriers; `shared_bytes` of it."""
-    q = shared_base()
-    size, bars = int32(KEYS * D * 2), int32(q + (QUERIES + 2 * stages * KEYS) * D * 2)
-    k = Ring(int32(q + QUERIES * D * 2), size, int32(bars + 8), int32(bars + 8 + 16 * stages))
-    v_tiles = int32(k.tiles + stages * size)
-    v = Ring(v_tiles, size, int32(k.full + 8 * stages), int32(k.left + 8 * stages))
-    return Shared(q, bars, k, v)
-
-
-def shared_bytes(D: int, stages: int) -> int:
-    """The bytes of `shared_memory`: tiles, a barrier for the queries, two words for each stage."""
-    return (QUERIES + 2 * stages * KEYS) * D * 2 + 8 + 32 * stages
 
 
 def fill(ring: Ring, stage: int, heads: Heads, row: int, D: int) -> None:
@@ -192,17 +195,8 @@ def fill(ring: Ring, stage: int, heads: Heads, row: int, D: int) -> None:
     fetch(heads, row, tile_of(ring, stage), KEYS, D, full_of(ring, stage))
 
 
-def fetch_queries(heads: Heads, first: int, shared: Shared, D: int) -> None:
-    """One thread: start filling the two tiles of queries, one to a warpgroup."""
-    mbarrier_expect(shared.q_full, int32(QUERIES * D * 2))
-    for group in range(2):
-        tile = int32(shared.q + group * 64 * D * 2)
-        fetch(heads, int32(first + 64 * group), tile, 64, D, shared.q_full)
-
-
 # %% sec-flash-tensor-narrow
-STAGES = 3               # of keys and of values: two blocks fill an SM's shared memory
-WARPS = 8                # of a block, which all leave a stage before it is filled again
+WARPS = 8  # of a block that multiply; all leave a stage before it is filled again
 
 # q k^T of a step's keys, and its end
 scores, scores_done = product_of_rows(KEYS, 64), product_done(KEYS)
@@ -227,88 +221,237 @@ def weigh_second(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
     narrow_done(rows.o)
 
 
+# %% sec-flash-tensor-lazy
+# How far scaled scores may rise above m before o is corrected: p stays below 2^8. That is the
+# threshold of FlashAttention-4; what bounds it is in sec-flash-tensor-lazy.
+LEAP = 8.0
+
+
+def raise_lazily(s: Any, rows: Rows, scale: float) -> None:
+    """In rows where a score is more than LEAP above m, m becomes the maximum, and o follows.
+
+    A warp does so together, or not at all; a row that has no such score is multiplied by 1.
+    """
+    m = rows.m
+    above, below = lane_maxima(s, KEYS, m)
+    if cuda.any_sync(-1, larger(above - m[0], below - m[1]) * scale > float32(LEAP)):
+        above, below = quad_maximum(above), quad_maximum(below)
+        if (above - m[0]) * scale <= float32(LEAP):
+            above = m[0]
+        if (below - m[1]) * scale <= float32(LEAP):
+            below = m[1]
+        follow(rows, above, below, scale)
+        correct(rows, 64)
+
+
+# %% sec-flash-tensor-chains
+def reciprocal_of(n: int, most: int) -> int:
+    """What `quotient` takes instead of n, exact for numerators up to `most`.
+
+    Raises UserError where they are too large for that.
+    """
+    if n * most >= 1 << 32:  # the product below is too large by less than x n / 2^32 of a step
+        raise UserError(f"attention of {most} tiles at once, {n} of a kind: split the batch")
+    return -(-(1 << 32) // n)
+
+
+def quotient(x: int, per: int) -> int:
+    """x // n, from `reciprocal_of` n: a product instead of a division of 64 bits."""
+    return int32(int64(x) * per >> 32)
+
+
+class Links(NamedTuple):
+    """How the work is cut: query heads of a sequence, tiles of a head; links of a head, and in
+    all; what `quotient` takes for links of a head, for heads, for heads that share keys.
+    """
+
+    heads: int
+    tiles: int
+    of_head: int
+    count: int
+    per_link: int
+    per_head: int
+    per_sharing: int
+
+
+class Link(NamedTuple):
+    """The n-th link: one or two tiles of queries of a head, of `long` steps and `steps` in all.
+
+    head and kv count within the sequence `batch`, `number` through the whole batch.
+    """
+
+    n: int
+    number: int
+    batch: int
+    head: int
+    kv: int
+    long: int
+    steps: int
+
+
+def link_of(n: int, links: Links) -> Link:
+    """Head by head; in a head the last tile with the first, the last but one with the second."""
+    number = quotient(n, links.per_link)
+    i = int32(n - number * links.of_head)
+    batch = quotient(number, links.per_head)
+    head = int32(number - batch * links.heads)
+    long = int32(links.tiles - i)
+    steps = long
+    if links.of_head < links.tiles and i + 1 < long:  # the one in the middle is alone
+        steps = int32(long + i + 1)
+    return Link(n, number, batch, head, quotient(head, links.per_sharing), long, steps)
+
+
+class Cursor(NamedTuple):
+    """A tile of keys and values on the way of a block: its link, and the step in it."""
+
+    link: int
+    step: int
+    long: int
+    steps: int
+    batch: int
+    kv: int
+
+
+def cursor_at(link: Link) -> Cursor:
+    """The first tile of a link."""
+    return Cursor(link.n, int32(0), link.long, link.steps, link.batch, link.kv)
+
+
+def next_of(now: Cursor, links: Links) -> Cursor:
+    """The tile after this one: of the same link, or of the block's next."""
+    step = int32(now.step + 1)
+    if step < now.steps:
+        return Cursor(now.link, step, now.long, now.steps, now.batch, now.kv)
+    return cursor_at(link_of(int32(now.link + cuda.gridDim.x), links))
+
+
+def cursor_key(now: Cursor) -> int:
+    """The first key of the tile: from the diagonal down to 0, once or twice."""
+    end = now.steps
+    if now.step < now.long:
+        end = now.long
+    return int32((end - 1 - now.step) * KEYS)
+
+
+STAGES = 2    # of keys and values, which are left, and filled again, together
+RESIDENT = 2  # blocks of a multiprocessor, four warpgroups
+NARROW_BYTES = 4 * BOX + 2 * STAGES * KEYS * 128 + 32 + 24 * STAGES + 1024  # with room to round up
+
+
+def narrow_memory() -> Shared:
+    """For each warpgroup two tiles of queries, keys, values, then the barriers. One count of who
+    left a stage serves keys and values.
+    """
+    q, size = shared_base(), int32(KEYS * 128)
+    k = int32(q + 4 * BOX)
+    v = int32(k + STAGES * size)
+    q_full = int32(v + STAGES * size)
+    k_full = int32(q_full + 32)
+    v_full = int32(k_full + 8 * STAGES)
+    left = int32(v_full + 8 * STAGES)
+    return Shared(q, q_full, Ring(k, size, k_full, left), Ring(v, size, v_full, left))
+
+
+def query_tile(shared: Shared, item: int, at: Place) -> int:
+    """Where this warpgroup has the queries of a block's tile number `item`."""
+    return int32(shared.q + (2 * (item & 1) + at.group) * BOX)
+
+
+def query_full(shared: Shared, item: int, at: Place) -> int:
+    """The mbarrier of the same; its phase is that of `item` // 2."""
+    return int32(shared.q_full + 8 * (2 * (item & 1) + at.group))
+
+
+class Chain(NamedTuple):
+    """What does not change: shared memory, the cut, maps of q, k and v, a thread's place."""
+
+    shared: Shared
+    links: Links
+    q: int
+    k: int
+    v: int
+    at: Place
+
+
+def fetch_item(chain: Chain, item: int, link: Link, first: int) -> None:
+    """One thread of a warpgroup: start filling its tile of queries."""
+    full, row = query_full(chain.shared, item, chain.at), int32(first + 64 * chain.at.group)
+    mbarrier_expect(full, int32(BOX))
+    heads, to = Heads(chain.q, link.batch, link.head), query_tile(chain.shared, item, chain.at)
+    fetch(heads, row, to, 64, 64, full)
+
+
+def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
+    """One thread of each warpgroup fetches the queries of the tile after `item`, if there is one.
+
+    They come to where the output of the tile before stood, which has gone.
+    """
+    if chain.at.thread & 127 == 0:
+        bulk_wait_read_all()
+        if part == 0 and link.steps > link.long:
+            first = int32((link.steps - link.long - 1) * QUERIES)
+            fetch_item(chain, int32(item + 1), link, first)
+        elif link.n + cuda.gridDim.x < chain.links.count:
+            then = link_of(int32(link.n + cuda.gridDim.x), chain.links)
+            fetch_item(chain, int32(item + 1), then, int32((then.long - 1) * QUERIES))
+
+
+def fill_both(chain: Chain, stage: int, now: Cursor) -> None:
+    """One thread: keys and values of the cursor's tile into a stage."""
+    key = cursor_key(now)
+    fill(chain.shared.k, stage, Heads(chain.k, now.batch, now.kv), key, 64)
+    fill(chain.shared.v, stage, Heads(chain.v, now.batch, now.kv), key, 64)
+
+
+class Stand(NamedTuple):
+    """Where a warp stands: this step's stage and its parity; the stage before, what `leave` said
+    of it, and the tile that it gets.
+    """
+
+    stage: int
+    phase: int
+    before: int
+    left: int
+    later: Cursor
+
+
+def narrow_start(chain: Chain, link: Link) -> Stand:
+    """Barriers; the first tile and the first queries on their way. Thread 0 fills stage 1, too."""
+    shared, at, now, left = chain.shared, chain.at, cursor_at(link), int32(-1)
+    if at.thread == 0:
+        for i in range(4 + 2 * STAGES):  # those of queries, of keys, of values
+            mbarrier_init(int32(shared.q_full + 8 * i), int32(1))
+        for i in range(STAGES):
+            store_shared_int(int32(shared.k.left + 8 * i), int32(0))
+        mbarrier_init_fence()
+        fill_both(chain, int32(0), now)
+        left = int32(WARPS - 1)
+    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
+    if at.thread & 127 == 0:
+        fetch_item(chain, int32(0), link, int32((link.long - 1) * QUERIES))
+    return Stand(int32(0), int32(0), int32(1), left, next_of(now, chain.links))
+
+
+def refill(chain: Chain, stand: Stand) -> None:
+    """Whoever was the last to leave the stage before fills it, if there is another tile."""
+    if stand.left == WARPS - 1 and stand.later.link < chain.links.count:
+        fill_both(chain, stand.before, stand.later)
+
+
+def go_on(chain: Chain, stand: Stand) -> Stand:
+    """This warp has left its stage, and stands at the next."""
+    left = leave(chain.shared.k, stand.stage, WARPS)
+    stage, phase = advance(stand.stage, stand.phase, STAGES)
+    return Stand(stage, phase, stand.stage, left, next_of(stand.later, chain.links))
+
+
 class Scores(NamedTuple):
     """Registers of a thread for one tile: scores, and both halves packed as operands."""
 
     s: Any
     p: Any
     p2: Any
-
-
-def diagonal(
-    tile: Scores, rows: Rows, q: int, shared: Shared, row: int, key: int, scale: float, at: Place
-) -> int:
-    """The tile on the diagonal, the only one with a mask. Returns what `leave` says of its keys.
-
-    The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
-    """
-    s, k, v = tile.s, shared.k, shared.v
-    left = int32(0)
-    if at.group == 0:
-        half_scores(s, by_rows(q), by_rows(k.tiles))
-        half_scores_done(s)
-        left = leave(k, 0, WARPS)
-        forbid_later(s, HALF, key, row, at)
-        raise_maxima(s, HALF, rows, scale)
-        mbarrier_wait(v.full, int32(0))
-        weigh_first(s, tile.p, rows, v.tiles, scale)
-        narrow_done(rows.o)
-    else:
-        scores(s, by_rows(q), by_rows(k.tiles))
-        scores_done(s)
-        left = leave(k, 0, WARPS)
-        forbid_later(s, KEYS, key, row, at)
-        raise_maxima(s, KEYS, rows, scale)
-        mbarrier_wait(v.full, int32(0))
-        weigh_first(s, tile.p, rows, v.tiles, scale)
-        weigh_second(s, tile.p2, rows, v.tiles, scale)
-    return left
-
-
-def earlier(
-    tile: Scores, rows: Rows, q: int, shared: Shared, k_of: Heads, v_of: Heads, block: QueryBlock,
-    scale: float,
-) -> None:  # fmt: skip
-    """The tiles before the diagonal, where every query sees every key, the latest first.
-
-    A stage that the last warp has left is filled for three steps later. The thread learns early
-    that it is its turn, and copies late, when waiting for the atomic costs nothing.
-    """
-    s, k, v, last = tile.s, shared.k, shared.v, WARPS - 1
-    left_v = leave(v, 0, WARPS)
-    before, stage, phase = int32(0), int32(1), int32(0)
-    for step in range(1, block.steps):
-        mbarrier_wait(full_of(k, stage), phase)
-        scores(s, by_rows(q), by_rows(tile_of(k, stage)))
-        if left_v == last and step - 1 + STAGES < block.steps:
-            fill(v, before, v_of, key_row(block, step - 1 + STAGES, KEYS), 64)
-        scores_done(s)
-        left_k = leave(k, stage, WARPS)
-        raise_maxima(s, KEYS, rows, scale)
-        if left_k == last and step + STAGES < block.steps:
-            fill(k, stage, k_of, key_row(block, step + STAGES, KEYS), 64)
-        correct(rows, 64)
-        mbarrier_wait(full_of(v, stage), phase)
-        weigh_first(s, tile.p, rows, tile_of(v, stage), scale)
-        weigh_second(s, tile.p2, rows, tile_of(v, stage), scale)
-        left_v = leave(v, stage, WARPS)
-        before = stage
-        stage, phase = advance(stage, phase, STAGES)
-
-
-def start(shared: Shared, block: QueryBlock, q: Heads, k: Heads, v: Heads, at: Place) -> None:
-    """Barriers, then the queries and the first stages on their way."""
-    if at.thread == 0:
-        mbarrier_init(shared.q_full, int32(1))
-        start_ring(shared.k, STAGES)
-        start_ring(shared.v, STAGES)
-        mbarrier_init_fence()
-    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
-    if at.thread == 0:
-        fetch_queries(q, block.first, shared, 64)
-        for i in range(min(int32(STAGES), block.steps)):
-            fill(shared.k, int32(i), k, key_row(block, i, KEYS), 64)
-            fill(shared.v, int32(i), v, key_row(block, i, KEYS), 64)
 
 
 def narrow_registers() -> tuple[Scores, Rows]:
@@ -320,35 +463,94 @@ def narrow_registers() -> tuple[Scores, Rows]:
     return Scores(s, p, p2), Rows(o, m, total, alpha)
 
 
-def narrow_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
+def diagonal(
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, link: Link, part: int, item: int,
+    row: int, scale: float,
+) -> None:  # fmt: skip
+    """The tile on the diagonal, the only one with a mask; the next queries are fetched beside it.
+
+    The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
+    """
+    s, at, q = tile.s, chain.at, by_rows(query_tile(chain.shared, item, chain.at))
+    k, v = tile_of(chain.shared.k, stand.stage), tile_of(chain.shared.v, stand.stage)
+    key = int32(row - at.group * 64)
+    mbarrier_wait(query_full(chain.shared, item, at), int32(item >> 1 & 1))
+    mbarrier_wait(full_of(chain.shared.k, stand.stage), stand.phase)
+    if at.group == 0:
+        half_scores(s, q, by_rows(k))
+        refill(chain, stand)
+        fetch_next(chain, item, link, part)
+        half_scores_done(s)
+        forbid_later(s, HALF, key, row, at)
+        raise_maxima(s, HALF, rows, scale)
+        mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
+        weigh_first(s, tile.p, rows, v, scale)
+        narrow_done(rows.o)
+    else:
+        scores(s, q, by_rows(k))
+        refill(chain, stand)
+        fetch_next(chain, item, link, part)
+        scores_done(s)
+        forbid_later(s, KEYS, key, row, at)
+        raise_maxima(s, KEYS, rows, scale)
+        mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
+        weigh_first(s, tile.p, rows, v, scale)
+        weigh_second(s, tile.p2, rows, v, scale)
+
+
+def earlier(
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, q: int, scale: float
+) -> Stand:
+    """The tiles before the diagonal, where every query sees every key, the latest first."""
+    k, v = chain.shared.k, chain.shared.v
+    for _ in range(1, steps):
+        mbarrier_wait(full_of(k, stand.stage), stand.phase)
+        scores(tile.s, by_rows(q), by_rows(tile_of(k, stand.stage)))
+        refill(chain, stand)
+        scores_done(tile.s)
+        raise_lazily(tile.s, rows, scale)
+        mbarrier_wait(full_of(v, stand.stage), stand.phase)
+        weigh_first(tile.s, tile.p, rows, tile_of(v, stand.stage), scale)
+        weigh_second(tile.s, tile.p2, rows, tile_of(v, stand.stage), scale)
+        stand = go_on(chain, stand)
+    return stand
+
+
+def narrow_forward(
+    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
+    per_sharing,
+):  # fmt: skip
     """o and lse for D = 64."""
     prefetch_maps(map_q, map_k, map_v, map_o)
-    at, block = place(), query_block(T, heads, sharing, QUERIES, KEYS)
-    q, o = Heads(map_q, block.batch, block.head), Heads(map_o, block.batch, block.head)
-    k, v = Heads(map_k, block.batch, block.kv), Heads(map_v, block.batch, block.kv)
-    shared = shared_memory(64, STAGES)
-    row, q_tile = int32(block.first + at.group * 64), int32(shared.q + at.group * BOX)
-    # 1. Start the copies.
-    start(shared, block, q, k, v, at)
+    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing)
+    at = place()
+    chain = Chain(narrow_memory(), links, map_q, map_k, map_v, at)
+    link, item = link_of(int32(cuda.blockIdx.x), links), int32(0)
+    stand = narrow_start(chain, link)
     tile, rows = narrow_registers()
-    start_rows(rows, 64)
-    mbarrier_wait(shared.q_full, int32(0))
-    mbarrier_wait(shared.k.full, int32(0))
-    # 2. The tile on the diagonal.
-    left = diagonal(tile, rows, q_tile, shared, row, key_row(block, 0, KEYS), scale, at)
-    if left == WARPS - 1 and STAGES < block.steps:
-        fill(shared.k, int32(0), k, key_row(block, STAGES, KEYS), 64)
-    # 3. The tiles before it.
-    earlier(tile, rows, q_tile, shared, k, v, block, scale)
-    # 4. Out.
-    save_lse(lse, block.number, T, row, rows, scale, at)
-    save_output(rows, o, row, q_tile, 64, at)
+    while link.n < count:
+        for part in range(1 + (link.steps > link.long)):
+            steps = link.long if part == 0 else int32(link.steps - link.long)
+            row = int32((steps - 1) * QUERIES + at.group * 64)
+            q = query_tile(chain.shared, item, at)
+            start_rows(rows, 64)
+            # 1. The tile on the diagonal.
+            diagonal(tile, rows, chain, stand, link, part, item, row, scale)
+            stand = go_on(chain, stand)
+            # 2. The tiles before it.
+            stand = earlier(tile, rows, chain, stand, steps, q, scale)
+            # 3. Out, while the next tile's queries come.
+            save_lse(lse, link.number, T, row, rows, scale, at)
+            save_output(rows, Heads(map_o, link.batch, link.head), row, q, 64, at)
+            item = int32(item + 1)
+        link = link_of(int32(link.n + cuda.gridDim.x), links)
+    outputs_read(at)
 
 
-# Two blocks on an SM leave each thread 128 registers, and no KiB for rounding `shared_base` up: a
-# kernel without static shared memory, as a test holds it to be, has its dynamic memory at a
-# multiple of 1024, behind the KiB that the system keeps for itself.
-NARROW = Kernel(narrow_forward, ARGUMENTS, 256, shared_bytes(64, STAGES), resident=2)
+# Maps of q, k, v, o; lse; T, then the members of Links about the scale.
+NARROW = Kernel(
+    narrow_forward, "l l l l l r r r r r f l l l", 256, NARROW_BYTES, resident=RESIDENT
+)
 
 
 # %% sec-flash-tensor-wide
@@ -364,9 +566,31 @@ scores_first = product_done(KEYS, 1)  # the scores are there, o += p v may still
 fewer_registers, more_registers = set_registers(24, False), set_registers(240, True)
 
 
+def wide_memory() -> Shared:
+    """Queries, keys, values, then the barriers; WIDE_BYTES of it."""
+    q, stages = shared_base(), WIDE_STAGES
+    size, bars = int32(KEYS * 256), int32(q + (QUERIES + 2 * stages * KEYS) * 256)
+    k = Ring(int32(q + QUERIES * 256), size, int32(bars + 8), int32(bars + 8 + 16 * stages))
+    v_tiles = int32(k.tiles + stages * size)
+    v = Ring(v_tiles, size, int32(k.full + 8 * stages), int32(k.left + 8 * stages))
+    return Shared(q, bars, k, v)
+
+
+# Tiles, a barrier for the queries, two for each stage, and room to begin at a multiple of 1024.
+WIDE_BYTES = (QUERIES + 2 * WIDE_STAGES * KEYS) * 256 + 8 + 32 * WIDE_STAGES + 1024
+
+
+def fetch_queries(heads: Heads, first: int, shared: Shared) -> None:
+    """One thread: start filling the two tiles of queries, one to a warpgroup."""
+    mbarrier_expect(shared.q_full, int32(QUERIES * 256))
+    for group in range(2):
+        tile = int32(shared.q + group * 2 * BOX)
+        fetch(heads, int32(first + 64 * group), tile, 64, 128, shared.q_full)
+
+
 def produce(shared: Shared, block: QueryBlock, q: Heads, k: Heads, v: Heads) -> None:
     """One thread of the producer: every tile, as soon as all 8 warps have left its stage."""
-    fetch_queries(q, block.first, shared, 128)
+    fetch_queries(q, block.first, shared)
     stage, phase = int32(0), int32(0)
     for step in range(block.steps):
         row = key_row(block, step, KEYS)
@@ -459,7 +683,7 @@ def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
     at, block = place(), query_block(T, heads, sharing, QUERIES, KEYS)
     q, o = Heads(map_q, block.batch, block.head), Heads(map_o, block.batch, block.head)
     k, v = Heads(map_k, block.batch, block.kv), Heads(map_v, block.batch, block.kv)
-    shared = shared_memory(128, WIDE_STAGES)
+    shared = wide_memory()
     wide_start(shared, at)
     if at.group == PRODUCER:
         fewer_registers()
@@ -474,7 +698,9 @@ def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
         take_turns(tile, rows, q_tile, shared, block, scale, at)
         save_lse(lse, block.number, T, row, rows, scale, at)
         save_output(rows, o, row, q_tile, 128, at)
+        outputs_read(at)
 
 
 # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
-WIDE = Kernel(wide_forward, ARGUMENTS, 384, shared_bytes(128, WIDE_STAGES) + 1024)
+# Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale.
+WIDE = Kernel(wide_forward, "l l l l l r r r f", 384, WIDE_BYTES)

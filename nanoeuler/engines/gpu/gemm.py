@@ -38,6 +38,7 @@ from nanoeuler.engines.gpu.gemm_plan import (
 )
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.kernel import Launch, Map
+from nanoeuler.engines.gpu.turn import Turning, expect_turning
 from nanoeuler.errors import UserError
 
 
@@ -47,7 +48,8 @@ class Operands:
 
     a, b uint16; c (m, n) uint16 or float32. aux uint16: the bias (n,), or U or R (m, n). second
     uint16 (m, n), what the form stores beside C, may be aux; of swiglu (m, 2 n), gates and ups.
-    sums float32 (n,): of C's columns.
+    Both are (1, 2, m, n) of swiglu backward: gates, then ups. sums float32 (n,): of C's columns.
+    turn: of rope.
     """
 
     a: Any
@@ -56,17 +58,19 @@ class Operands:
     aux: Any = None
     second: Any = None
     sums: Any = None
+    turn: Turning | None = None
 
 
 def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
     """m, n and k of a product, n of C's columns; UserError where something does not fit."""
     gated = form.epilogue == "swiglu"
     m, n, k = extents(form, of.a, of.b, of.c, 2 if gated else 1)
-    aux = {"": None, "bias": (n,), "tile": (m, n)}[form.way.aux]
+    aux = {"": None, "bias": (n,), "tile": (m, n), "tiles": (1, 2, m, n)}[form.way.aux]
     require(f"aux of {form.epilogue!r}", of.aux, aux, "uint16")
-    second = (m, 2 * n if gated else n) if form.second else None
+    second = (aux if form.beside == 2 else (m, 2 * n if gated else n)) if form.second else None
     require(f"the second array of {form.epilogue!r}", of.second, second, "uint16")
     require("sums", of.sums, None if form.sums == "no" else (n,), "float32")
+    expect_turning(of.turn, m, n, form.way.turn)
     if (form.way.aux == "bias" or form.sums != "no") and n % 8:
         raise UserError(f"columns with a bias or sums come in eights, not {n}: pad B by zeros")
     if gated and form.second and n % 64:
@@ -96,12 +100,14 @@ def maps(form: Form, of: Operands) -> list[Any]:
     """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
     rows_b = 128 if form.epilogue == "swiglu" else form.columns // form.cluster
     second, aux = of.second, of.aux
+    box = (1, 1, 64, 64) if form.beside == 2 else (64, 64)
+    met = (TILE_M, 64) if form.ringed else box
     return [
         Map(of.a, (64, 64) if form.layout[0] == "T" else (TILE_M, TILE_K)),
         Map(of.b, (64, 64) if form.layout[1] == "N" else (rows_b, TILE_K)),
         Map(of.c, (64, 32) if form.out == "float32" else (64, 64)),
-        0 if second is None else Map(second, (64, 64)),
-        0 if aux is None else Map(aux, (TILE_M, 64)) if form.way.aux == "tile" else aux,
+        0 if second is None else Map(second, box),
+        0 if aux is None else aux if form.way.aux == "bias" else Map(aux, met),
     ]
 
 
@@ -118,7 +124,7 @@ def space_bytes(
 
 def product(
     form: Form, a: Any, b: Any, c: Any, aux: Any = None, *, second: Any = None, sums: Any = None,
-    place: Any = lambda array: array, space: Any = None,
+    turn: Turning | None = None, place: Any = lambda array: array, space: Any = None,
     blocks: int = MULTIPROCESSORS, cut: str = "best",
 ) -> list[Launch]:  # fmt: skip
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
@@ -127,7 +133,7 @@ def product(
     array, which comes again. space: `space_bytes` or more, whose first word is zero at first;
     products that follow each other share it. If none comes, zeros are placed.
     """
-    of = Operands(a, b, c, aux, second, sums)
+    of = Operands(a, b, c, aux, second, sums, turn)
     m, n, k = sizes(form, of)
     who, need = plan(form, m, n, k, blocks, cut), space_bytes(form, m, n, k, blocks, cut)
     work = place(who.words)
@@ -138,7 +144,7 @@ def product(
         raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
     views, space = maps(form, of), space if need else 0
     grid = len(who.items) * form.cluster
-    launches = [Launch(gemm_kernel(form), (grid,), (*views, work, space, n))]
+    launches = [Launch(gemm_kernel(form), (grid,), (*views, work, space, n, *(turn or Turning())))]
     if form.pieces == "after" and who.slots:
         launches.append(Launch(sum_kernel(form), (grid,), (views[2], work, space, grid)))
     if form.sums != "no":
@@ -155,24 +161,57 @@ COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "toge
 MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
     ("NT", "store", "bf16", False): {
         (8192, 8192, 8192): COOPERATIVE,
-        (16384, 768, 768): COOPERATIVE,
+        (2048, 768, 16384): PINGPONG,
+        (4096, 768, 16384): CUT,
+        (4096, 50304, 768): COOPERATIVE,
+        (8192, 768, 768): PINGPONG,
+        (8192, 768, 1280): PINGPONG,
+        (8192, 768, 4096): PINGPONG,
+        (8192, 768, 16384): CUT,
+        (8192, 2048, 768): PINGPONG,
+        (16384, 768, 768): PINGPONG,
         (16384, 768, 3072): COOPERATIVE,
         (16384, 2304, 768): PINGPONG,
         (16384, 3072, 768): PINGPONG,
         (16384, 50304, 768): PINGPONG,
+        (32768, 768, 768): PINGPONG,
+        (32768, 768, 1280): COOPERATIVE,
+        (32768, 768, 4096): COOPERATIVE,
+        (32768, 2048, 768): PINGPONG,
     },
     ("NN", "store", "bf16", False): {
+        (2048, 768, 50304): CUT,
+        (4096, 768, 50304): CUT,
+        (4096, 16384, 768): COOPERATIVE,
+        (8192, 768, 768): PINGPONG,
+        (8192, 768, 2048): PINGPONG,
+        (8192, 1280, 768): PINGPONG,
+        (8192, 16384, 768): PINGPONG,
         (16384, 768, 768): COOPERATIVE,
         (16384, 768, 2304): COOPERATIVE,
         (16384, 768, 3072): COOPERATIVE,
         (16384, 3072, 768): COOPERATIVE,
         (16384, 768, 50304): COOPERATIVE,
+        (32768, 768, 768): PINGPONG,
+        (32768, 768, 2048): COOPERATIVE,
+        (32768, 1280, 768): PINGPONG,
+    },
+    ("NN", "bias", "bf16", False): {
+        (16384, 768, 768): COOPERATIVE,
+        (16384, 768, 3072): COOPERATIVE,
+        (16384, 2304, 768): PINGPONG,
     },
     ("TN", "store", "float32", False): {
-        (768, 768, 16384): (False, 1, "together"),
+        (768, 768, 8192): (False, 1, "together"),
+        (768, 768, 16384): CUT,
         (768, 3072, 16384): CUT,
+        (768, 4096, 8192): COOPERATIVE,
+        (768, 4096, 32768): CUT,
+        (768, 16384, 4096): COOPERATIVE,
+        (2048, 768, 8192): CUT,
         (2304, 768, 16384): CUT,
         (3072, 768, 16384): CUT,
+        (50304, 768, 4096): COOPERATIVE,
         (50304, 768, 16384): COOPERATIVE,
     },
     ("NT", "bias and gelu", "bf16", False): {(16384, 3072, 768): (False, 1, "no")},
@@ -180,6 +219,8 @@ MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
     ("NN", "gelu backward", "bf16", True): {(16384, 3072, 768): COOPERATIVE},
     ("NT", "swiglu", "bf16", False): {(16384, 2048, 768): COOPERATIVE},
     ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
+    ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NN", "swiglu", "bf16", True): {(16384, 2048, 768): (False, 1, "no")},
 }
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
 # For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
@@ -217,9 +258,11 @@ def choose(
     second: bool = False, sums: str = "no",
 ) -> Form:  # fmt: skip
     """The form that was fastest for such a product, or for those without, one by their sizes."""
-    way, kind = EPILOGUES[epilogue], (layout, "store" if epilogue == "add" else epilogue)
-    plain = out == "bf16" and way.aux != "tile" and epilogue != "swiglu"
+    way = EPILOGUES[epilogue]
+    kind = layout, "store" if epilogue == "add" or way.turn else epilogue
+    plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
     found = like((*kind, out, second), (m, n, k))
     pingpong, cluster, pieces = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
-    pieces = pieces if sums == "no" else "no"
+    pieces = pieces if way.cut and sums == "no" else "no"
+    pingpong = pingpong if way.pingpong is None else way.pingpong
     return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums)

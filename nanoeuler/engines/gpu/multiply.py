@@ -8,6 +8,7 @@ A matrix is (rows, columns) with dense rows, or the transpose of such. What the 
 bf16, or float32 in pieces. Left out: two transposed operands, which no gradient needs.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.pieces import eights, pieces_product, split_shapes
 from nanoeuler.engines.gpu.products import HOPPER, product_on, space_on
-from nanoeuler.engines.gpu.program import Array, Recording
+from nanoeuler.engines.gpu.program import Array, Recording, Work
 
 SPACE = "space"  # the memory in which pieces of products wait; zero before the first step
 
@@ -40,7 +41,7 @@ class TensorCores:
 
     def bf16(
         self, layout: str, a: Array, b: Array, c: Array, aux: Any = None,
-        epilogue: str = "store", second: Any = None, sums: Any = None,
+        epilogue: str = "store", second: Any = None, sums: Any = None, turn: Any = None,
     ) -> list[Launch]:  # fmt: skip
         """The launches of `product_on`; sums are added to."""
         (m, n), k = c.shape, a.shape[1] if layout[0] == "N" else a.shape[0]
@@ -51,8 +52,8 @@ class TensorCores:
         )  # fmt: skip
         return product_on(
             self.capability, layout, a, b, c, aux, epilogue=epilogue, second=second, sums=sums,
-            add_sums=True, space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
-            blocks=self.multiprocessors, place=self.recording.constant,
+            turn=turn, add_sums=True, blocks=self.multiprocessors, place=self.recording.constant,
+            space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
         )  # fmt: skip
 
 
@@ -91,15 +92,21 @@ class Multiplier(CutProducts):
 
     def __call__(
         self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
-        aux: Any = None, second: Any = None, sums: Any = None,
+        aux: Any = None, second: Any = None, sums: Any = None, turn: Any = None,
     ) -> None:  # fmt: skip
         """Record C = A B with an epilogue: a (m, k), b (k, n), c (m, n), or its transpose."""
         if turned(c):
             a, b, c = b.T, a.T, c.T
         layout = "NT"[turned(a)] + "NT"[turned(b)]
-        (m, k), n, arrays = a.shape, b.shape[1], (stored(a), stored(b), c)
+        work = self.work(layout, stored(a), stored(b), c, epilogue, aux, second, sums, turn)
+        self.recording.add(name, work, 2 * a.shape[1] * math.prod(c.shape))
+
+    def work(
+        self, layout: str, a: Array, b: Array, c: Array, epilogue: str, aux: Any, second: Any,
+        sums: Any, turn: Any,
+    ) -> list[Work]:  # fmt: skip
+        """What multiplies matrices with dense rows."""
         if self.pieces == 1:
-            launches = self.bf16(layout, *arrays, aux, epilogue, second, sums)
-        else:
-            launches = self.float32(layout, m, n, k, *arrays, epilogue)
-        self.recording.add(name, launches, 2 * m * n * k)
+            return self.bf16(layout, a, b, c, aux, epilogue, second, sums, turn)
+        (m, n), k = c.shape, a.shape[layout[0] == "N"]
+        return self.float32(layout, m, n, k, a, b, c, epilogue)

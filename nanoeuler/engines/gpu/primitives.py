@@ -43,16 +43,18 @@ WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf
 class Precision(NamedTuple):
     """The kinds of numbers: of activations, of the stream, of its gradient.
 
-    pieces: of float32, how many of its pieces of bf16 are multiplied.
+    pieces: of float32, how many of its pieces of bf16 are multiplied. turns: whether heads are
+    turned where they are made, and rounded once, if the card can; else by RoPE's own kernels.
     """
 
     kind: str = "bf16"
     stream: str = "float32"
     gradient: str = "float32"
     pieces: int = 1
+    turns: bool = True
 
 
-BF16 = Precision()  # what a GPU is fastest with
+BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
 # By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
 # float32 (chapter 7g).
 PRECISIONS = {
@@ -99,12 +101,12 @@ class Recorder:
 
     def __init__(
         self, recording: Recording, capability: tuple = (9, 0), multiprocessors: int = 132,
-        precision: Precision = BF16,
+        multiplier: type[Multiplier] = Multiplier, precision: Precision = BF16,
     ) -> None:  # fmt: skip
         self.recording, self.precision = recording, precision
         self.narrow = precision.kind == "bf16"
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
-        self.multiply = Multiplier(recording, capability, multiprocessors, precision.pieces)
+        self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[int, str] = {}
         self.stored: set[int] = set()
         self.pending: Pending | None = None
@@ -361,15 +363,17 @@ class Heads(Positions):
         self.write("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
         return y, (y, lse)
 
-    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
-        """As `Primitives.attention_backward`."""
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Any, turn: Any = None
+    ) -> Array:
+        """As `Primitives.attention_backward`; turn: by what heads were, dheads is turned back."""
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
         ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
         ends += split(dheads, n_kv)
         if self.narrow:
-            launches = attention.backward_launches(*ends, self.capability)
+            launches = attention.backward_launches(*ends, self.capability, turn)
         else:
             launches = flash_pieces_plan.backward_launches(*ends, self.precision.pieces)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each

@@ -13,29 +13,29 @@ from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma, mma_product, space_f
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.errors import UserError
 
-HOPPER = 9, 0  # the capability that gemm_wgmma is for, and no other
+HOPPER = 9, 0  # the one capability that has wgmma
 
 
 def product_on(
     capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, aux: Any = None, *,
     epilogue: str = "store", second: Any = None, sums: Any = None, add_sums: bool = False,
-    space: Any = None, blocks: int = 132, place: Any = lambda array: array,
+    turn: Any = None, space: Any = None, blocks: int = 132, place: Any = lambda array: array,
 ) -> list[Launch]:  # fmt: skip
     """The launches of C = op(A) op(B) with an epilogue, on a card of this compute capability.
 
-    a, b, c, aux, second, sums: as `gemm.Operands` has them, C float32 or bf16 by its dtype; sums
-    are stored, or added to. space: see `space_on`; made by `place` where it is needed and does not
-    come. blocks: the card's multiprocessors. place: puts a NumPy array where the card can read it.
-    UserError below 8.0, and for what `mma.sync` has not got.
+    a, b, c, aux, second, sums, turn: as `gemm.Operands` has them, C float32 or bf16 by its dtype;
+    sums are stored, or added to. space: see `space_on`; made by `place` where it is needed and does
+    not come. blocks: the card's multiprocessors. place: puts a NumPy array where the card can read
+    it. UserError below 8.0, and for what `mma.sync` has not got.
     """
     (m, n), out = c.shape, "float32" if str(c.dtype) == "float32" else "bf16"
     k = a.shape[1] if layout[0] == "N" else a.shape[0]
     if tuple(capability) == HOPPER:
         summed = "no" if sums is None else "add" if add_sums else "store"
         form = choose(layout, m, n, k, epilogue, out, second is not None, summed)
-        more = {"second": second, "sums": sums, "space": space}
+        more = {"second": second, "sums": sums, "turn": turn, "space": space}
         return product(form, a, b, c, aux, place=place, blocks=blocks, **more)
-    if second is not None or sums is not None:
+    if second is not None or sums is not None or turn is not None:
         raise UserError(f"a product by mma.sync stores C alone, on a GPU of {capability}")
     form = choose_mma(layout, m, n, k, epilogue, out, capability)
     need = space_for(form, m, n, k, blocks)

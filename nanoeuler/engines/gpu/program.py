@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from nanoeuler.engines.gpu.kernel import Launch, Map
+from nanoeuler.engines.gpu.kernel import Map
 from nanoeuler.engines.gpu.views import dense
 
 ALIGN = 256  # bytes: what cudaMalloc aligns to (CUDA C++ Programming Guide, device memory accesses)
 ARENA, CONSTANTS = "arena", "constants"  # memories that every program has
 Part = Callable[[str, int, tuple, np.dtype, tuple], Any]
+Work = Any  # a Launch, or another dataclass with such args that has prepare(device)
 
 
 def round_up(size: int) -> int:
@@ -133,7 +134,7 @@ class Step(NamedTuple):
     """A launch of a list. name: what it is for; flops: of the products in it, 0 for others."""
 
     name: str
-    launch: Launch
+    launch: Work
     flops: int
 
     @property
@@ -207,9 +208,9 @@ class Recording(Ledger):
             self.program.constants.append(values)
         return self._constants[key]
 
-    def add(self, name: str, launches: Launch | Sequence[Launch], flops: int = 0) -> None:
+    def add(self, name: str, launches: Work | Sequence[Work], flops: int = 0) -> None:
         """Write launches down; the list holds none of their arrays' leases."""
-        for launch in [launches] if isinstance(launches, Launch) else launches:
+        for launch in launches if isinstance(launches, Sequence) else [launches]:
             args = tuple(_without_lease(arg) for arg in launch.args)
             self.program.steps.append(Step(name, replace(launch, args=args), flops))
             flops = 0  # a product's second launch adds up what the first has multiplied
@@ -226,7 +227,7 @@ def _without_lease(arg: Any) -> Any:
     return replace(arg, lease=None) if isinstance(arg, Array) else arg
 
 
-def bind(program: Program, part: Part) -> list[Launch]:
+def bind(program: Program, part: Part) -> list[Work]:
     """The program's launches on memory that exists.
 
     part(memory, address, shape, dtype, strides): the array that lies there. It is asked once for

@@ -19,6 +19,7 @@ from nanoeuler.engines.gpu import norm, update
 from nanoeuler.engines.gpu.embedding import plan_length, scatter_plan
 from nanoeuler.engines.gpu.engine import CudaEngine
 from nanoeuler.engines.gpu.fill import clear_launch, clear_table
+from nanoeuler.engines.gpu.multiply import Multiplier
 from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import Array, Program, Recording
 from nanoeuler.model.config import ModelConfig
@@ -29,10 +30,12 @@ GRADIENTS, MOMENTS = "gradients", ("m", "v")  # memories of float32 (N,), beside
 
 
 class Machine(NamedTuple):
-    """What a program is recorded for: a card's compute capability, its multiprocessors."""
+    """What a program is recorded for: a card's compute capability, its multiprocessors, and what
+    records products for it."""
 
     capability: tuple[int, int]
     multiprocessors: int
+    multiplier: type[Multiplier] = Multiplier
 
 
 class Rules(NamedTuple):

@@ -11,13 +11,16 @@ B batch, T positions, K predicted tokens.
 """
 
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nanoeuler.engines.gpu import norm
 from nanoeuler.engines.gpu.device import Device
+from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.mail import Inbox, Outbox
+from nanoeuler.engines.gpu.multiply import Multiplier
 from nanoeuler.engines.gpu.primitives import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import ARENA, CONSTANTS, Array, bind, constants
 from nanoeuler.engines.gpu.step import (
@@ -89,9 +92,13 @@ class Resident:
 
 
 class Loader(Resident):
-    """Programs that have memory. programs: by what they do and for which batches."""
+    """Programs that have memory. programs: by what they do and for which batches.
+
+    multiplier: what records their products.
+    """
 
     programs: dict[tuple, Loaded]
+    multiplier: type[Multiplier] = Multiplier
 
     def load(self, recorded: Recorded) -> Loaded:
         """Give a recorded program its memory, compile its kernels and make it a graph."""
@@ -110,9 +117,12 @@ class Loader(Resident):
         def part(memory: str, address: int, *rest: Any) -> Any:
             return device.part(memories[memory], address, *rest)
 
-        launches = list(bind(program, part))
-        device.load_all(launch.kernel for launch in launches)
-        starts = [device.prepare(launch) for launch in launches]
+        works = bind(program, part)
+        device.load_all(work.kernel for work in works if isinstance(work, Launch))
+        starts = [
+            device.prepare(work) if isinstance(work, Launch) else work.prepare(device)
+            for work in works
+        ]
         return Loaded(device.capture(starts), inbox, outbox, shared)
 
     def share(self, name: str, size: int) -> Any:
@@ -133,7 +143,8 @@ class Programs(Loader):
         """The program of a "step" or of "sums" on B sequences; recorded when first asked for."""
         key, config = (kind, B, T), self.weights.config
         if key not in self.programs:
-            machine = Machine(tuple(self.device.capability), self.device.multiprocessors)
+            card = tuple(self.device.capability), self.device.multiprocessors
+            machine = Machine(*card, self.multiplier)
             given = config, B, T, machine, self.precision
             if kind == "step":
                 rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
@@ -173,10 +184,10 @@ class CudaStepper(Judge, Stepper):
 
     def __init__(
         self, weights: Weights, optimizer: Optimizer, device: Any, *,
-        precision: Precision = BF16, pieces: int = 1,
+        precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
     ) -> None:  # fmt: skip
         super().__init__(weights, optimizer, device, precision)
-        self.programs, self.pieces = {}, pieces
+        self.programs, self.pieces, self.multiplier = {}, pieces, multiplier
         self.begun: tuple[int, Loaded] | None = None  # the step that is not known yet
 
     def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
@@ -201,6 +212,9 @@ class CudaStepper(Judge, Stepper):
         return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
 
 
+CHOICE = "nanoeuler.engines.gpu.vendor"  # named only: chapter 9c builds it
+
+
 @cache
 def gpu() -> Device:
     """The GPU of this process: kernels are compiled for it once."""
@@ -211,4 +225,8 @@ def cuda_stepper(
     engine: str, weights: Weights, optimizer: Optimizer, pieces: int = 1
 ) -> CudaStepper:
     """A stepper on the GPU, for one of `choice.GPU_ENGINES`."""
-    return CudaStepper(weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces)
+    multiplier = import_module(CHOICE).multiplier()
+    return CudaStepper(
+        weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces,
+        multiplier=multiplier,
+    )  # fmt: skip

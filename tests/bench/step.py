@@ -63,7 +63,7 @@ CORRECT = [
 ]  # fmt: skip
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 PARTS = "correct", "time", "memory", "curve", "kernels", "replay", "products"
-WARM, WINDOWS, STEPS = 8, 6, 25  # steps before, and windows of so many steps, each timed as one
+WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
 SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
 DRY_SILENCE = 3600  # on paper a step takes minutes

@@ -3,12 +3,15 @@
 What it computes is in test_cuda_engine.py; how a run goes on a processor, in test_train.py.
 """
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from idle_card import IdleCard, install
 
 import nanoeuler as ne
+from nanoeuler.cli import train as commands
 from nanoeuler.cli.main import main
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
@@ -80,3 +83,14 @@ def test_a_run_says_what_it_takes_of_the_card(monkeypatch, tmp_path, capsys):
     assert f"memory  {size / 1e9:.2f} GB of the an idle card" in said
     # The steps that were tried before the run have given their memory back.
     assert size / 2 < card.most < 1.5 * size
+
+
+def test_an_answer_is_short_and_no_question_ends_a_run():
+    def reply(question):
+        if len(question) > 9:
+            raise UserError("shorten it")
+        yield from itertools.repeat("a")
+
+    model = SimpleNamespace(chat=lambda: SimpleNamespace(reply=reply))
+    assert commands._answer(model, "short?") == "a" * commands.ANSWER_TOKENS
+    assert commands._answer(model, "much longer?") == "(shorten it)"

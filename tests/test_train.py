@@ -872,6 +872,35 @@ def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):
     assert later.step == later.settings.steps == steps
 
 
+def test_the_pace_of_a_device_that_works_ahead_is_its_own(monkeypatch):
+    """A step of 0.1 s on the device, beside which the host takes 0.06 s for the next batch."""
+
+    class Ahead:
+        def __init__(self, *_, **__):
+            self.until = 0.0
+
+        def step(self, *_):
+            self.finish()
+            self.until = time.perf_counter() + 0.1
+
+        def finish(self):
+            time.sleep(max(0.0, self.until - time.perf_counter()))
+
+        def sums(self, *_):
+            return np.zeros(1)
+
+    def batch(number):
+        time.sleep(0.06)
+        return np.zeros((1, 1), int), np.zeros((1, 1, 1), int)
+
+    monkeypatch.setattr(pace, "make_stepper", Ahead)
+    tokenizer = Tokenizer.train(RIVER.read_bytes(), 280)
+    held_out = mock.Mock(inputs=[0], batch_size=1, batches=lambda rows: iter([(None, None)]))
+    begun = run.Run.begin(CONFIG, Settings(steps=9), tokenizer, "")
+    measured = pace.measure(begun, mock.Mock(batch=batch), held_out)
+    assert 0.1 < measured.step < 0.145  # 0.16, if each step is waited for
+
+
 def test_a_pace_by_hand():
     measured = pace.Pace(step=0.06, quick=0.2, full=0.5)
     assert measured.steps(5) == 4920

@@ -21,7 +21,7 @@ from nanoeuler.training.run import Run
 
 VALIDATIONS = 20  # at most in a run: points enough to see a curve
 LONG_ENOUGH = 1.0  # seconds of measuring: the small preset takes some fifteen steps in it
-MOST = 30  # steps that are measured, where one takes milliseconds
+MOST = 10  # steps that are measured as one, three times, where one takes milliseconds
 
 
 def validates(step: int, steps: int) -> bool:
@@ -59,17 +59,19 @@ def measure(
     pieces = run.settings.accumulate
     stepper = make_stepper(engine, weights, AdamW(weights), threads=threads, pieces=pieces)
 
-    def seconds(number):
+    def seconds(first, count=1):
+        """Of each of `count` steps, from number `first` on, that are begun one after the other."""
         began = time.perf_counter()
-        tokens, targets = batches.batch(number)
-        stepper.step(tokens, targets, 0.0, number)
+        for number in range(first, first + count):
+            stepper.step(*batches.batch(number), 0.0, number)
         stepper.finish()
-        return time.perf_counter() - began
+        return (time.perf_counter() - began) / count
 
     seconds(1)  # compiles, and takes memory
     times = [seconds(2), seconds(3)]
-    while sum(times) < LONG_ENOUGH and len(times) < MOST:
-        times.append(seconds(len(times) + 2))
+    count = min(MOST, int(LONG_ENOUGH / 3 / max(*times, 1e-9)))
+    if count > 1:
+        times = [seconds(4 + count * i, count) for i in range(3)]
     rows = range(len(held_out.inputs))
     batch = next(held_out.batches(rows[: held_out.batch_size]))
     stepper.sums(*batch)  # as above

@@ -15,11 +15,12 @@ from typing import Any
 
 from nanoeuler.data import docstrings
 from nanoeuler.data.prepared import Prepared
-from nanoeuler.engines.choice import engine_name
+from nanoeuler.engines.choice import GPU_ENGINES, engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.weights import Weights
+from nanoeuler.planning import card
 from nanoeuler.planning.counts import stages
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
@@ -27,7 +28,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
 from nanoeuler.training.folder import saves
-from nanoeuler.training.loop import SAVE_EVERY, check_counts
+from nanoeuler.training.loop import check_counts
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load_model
 from nanoeuler.training.sft import FINETUNING, Pair, read_pairs
@@ -108,9 +109,15 @@ def pairs_of(data: Path | str) -> list[Pair]:
     return read_pairs(path)
 
 
-def _fits(config: ModelConfig, settings: Settings, threads: int | None) -> None:
+def _fits(config: ModelConfig, settings: Settings, threads: int | None, engine: str) -> None:
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
+    if (name := engine_name(engine)) in GPU_ENGINES:
+        need(card.HOST_BYTES * count_parameters(config),
+             f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
+             "choose fewer layers or a smaller width")  # fmt: skip
+        card.check_room(config, settings.batch_size, settings.accumulate, name)
+        return
     need(sum(cpu_memory(config, 1, threads=1).values()),
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",
@@ -162,17 +169,17 @@ def _shows(sample: Sample | None) -> Callable[..., str] | None:
 def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfig | None = None,
           settings: Settings | None = None, tokenizer: Tokenizer | None = None,
           resume: bool = False, engine: str = "auto", threads: int | None = None,
-          save_every: int = SAVE_EVERY, keep: int = KEEP, sample: Sample | None = None,
+          save_every: int | None = None, keep: int = KEEP, sample: Sample | None = None,
           before: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Train a model on a text into the folder `out`, which holds the run afterwards.
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
     or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
     Settings() and one learned from the text or, with `resume`, the run's. threads None: one for
-    each core. A save every `save_every` steps, of which `keep` stay; `sample(model)` gives a text
-    to be shown along the way; `before` as `loop.fit` has it. UserError for a wrong argument, and
-    where disk or memory is too small; KeyboardInterrupt when a signal ended the run, once it is
-    saved.
+    each core. A save every `save_every` steps, None: by the clock; `keep` of them stay.
+    `sample(model)` gives a text to be shown along the way; `before` as `loop.fit` has it. UserError
+    for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a signal
+    ended the run, once it is saved.
 
     >>> import nanoeuler as ne
     >>> settings = ne.Settings(steps=3, batch_size=4)
@@ -187,7 +194,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     if not resume:
         config = PRESETS[PRESET] if config is None else config
         settings = Settings() if settings is None else settings
-        _fits(config, settings, threads)
+        _fits(config, settings, threads, engine)
     text = None if resume and data is None else text_of("docs" if data is None else data)
     if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
         raise UserError(
@@ -201,7 +208,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
 def finetune(model: Model | Path | str | None, pairs: Iterable[Pair] | Path | str, *,
              out: Path | str,
              settings: Settings | None = None, resume: bool = False, engine: str = "auto",
-             threads: int | None = None, save_every: int = SAVE_EVERY, keep: int = KEEP,
+             threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
              sample: Sample | None = None,
              before: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
@@ -227,7 +234,7 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair] | Path | st
     if isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
-        _fits(base[0], FINETUNING if settings is None else settings, threads)
+        _fits(base[0], FINETUNING if settings is None else settings, threads, engine)
     return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume,
                                sample=_shows(sample), **how))  # fmt: skip
 

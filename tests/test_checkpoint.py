@@ -18,6 +18,7 @@ from deaths import Died, dying_before, full_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save as serialised
 
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
@@ -92,6 +93,13 @@ def test_saving_the_same_run_gives_the_same_bytes(saved, tmp_path):
     assert files(tmp_path) == sorted(FILES)
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (saved / name).read_bytes(), name
+
+
+def test_a_save_is_what_safetensors_would_have_written(saved):
+    out, run = saved, run_at(4)
+    folder = saves(out)[-1][1]
+    for name, arrays in (("model", dict(run.weights)), ("optimizer", run.moments)):
+        assert (folder / f"{name}.safetensors").read_bytes() == serialised(arrays)
 
 
 def test_a_step_is_saved_once(saved, tmp_path):

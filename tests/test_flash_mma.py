@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from exercises import answer
+from exercises import judge
 from mutants import Mutant, load
 from test_flash_tensor import NAMES, U, change, exact_and_bounds, inputs, worst
 
@@ -300,17 +300,14 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-def judge_answer(name, old="", new=""):
-    """What the check of an exercise says of its solution, with `old` replaced by `new`."""
-    check, solution = answer(CHAPTER, name, old, new, np=np, math=math, FORBIDDEN=-1e30)
-    return check(solution)
+CELLS = {"np": np, "math": math, "FORBIDDEN": -1e30}
 
 
 @pytest.mark.parametrize("name, what, old, new", ANSWERS)
 def test_exercises_refuse_wrong_answers(name, what, old, new):
-    assert not judge_answer(name, old, new), what
+    assert not judge(CHAPTER, name, old, new, **CELLS), what
 
 
 @pytest.mark.parametrize("name", [ROTATED, WINDOW, SPARED])
 def test_exercises_take_right_answers(name):
-    assert judge_answer(name)
+    assert judge(CHAPTER, name, **CELLS)

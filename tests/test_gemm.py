@@ -70,6 +70,8 @@ FORMS = {
     "NT two stored": Form("NT", epilogue="bias and gelu", second=True),
     "NN backward": Form("NN", False, 2, "gelu backward", second=True, sums="add"),
     "NT swiglu": Form("NT", False, 1, "swiglu", second=True),
+    "NT swiglu backward": Form("NT", True, 2, "swiglu backward", second=True),
+    "NN ping-pong backward": Form("NN", True, 2, "gelu backward", second=True, sums="add"),
 }
 
 orders = st.builds(
@@ -200,13 +202,13 @@ def test_slots_are_the_same_however_lists_are_ordered():
 
 def shapes(form, m, n, k):
     """Name -> shape of a product's operands."""
-    wide = 2 * n if form.epilogue == "swiglu" else n
+    wide, two = 2 * n if form.epilogue == "swiglu" else n, form.way.aux == "tiles"
     made = {
         "a": (k, m) if form.layout[0] == "T" else (m, k),
         "b": (k, wide) if form.layout[1] == "N" else (wide, k),
         "c": (m, n),
-        "aux": {"": None, "bias": (n,), "tile": (m, n)}[form.way.aux],
-        "second": (m, wide) if form.second else None,
+        "aux": {"": None, "bias": (n,), "tile": (m, n)}.get(form.way.aux, (1, 2, m, n)),
+        "second": ((1, 2, m, n) if two else (m, wide)) if form.second else None,
         "sums": None if form.sums == "no" else (n,),
     }
     return {name: shape for name, shape in made.items() if shape}
@@ -224,6 +226,11 @@ def view(shape, kind):
     to the right as much as rows that are 16 bytes apart need, and 16 bytes more."""
     if len(shape) == 1:
         return np.zeros(shape, kind)
+    if len(shape) == 4:  # gates and ups, side by side
+        _, two, m, n = shape
+        made = view((m, two * n), kind).reshape(1, m, two, n).swapaxes(1, 2)
+        assert made.base is not None and made.shape == shape
+        return made
     step = 16 // np.dtype(kind).itemsize
     whole = np.empty((shape[0] + 2, (cover(shape[1], step) + 2) * step), kind)
     whole.view(np.uint8)[...] = 0xFF  # nan of bf16 and of float32
@@ -234,9 +241,10 @@ def view(shape, kind):
 
 def assert_untouched(array):
     """What lies around a view is still nan."""
-    if array.ndim == 2:
+    if array.ndim > 1:
+        width = math.prod(array.shape) // array.shape[-2]
         whole = array.base.copy().view(np.uint8)
-        whole[1:-1, 16 : 16 + array.shape[1] * array.itemsize] = 0xFF
+        whole[1:-1, 16 : 16 + width * array.itemsize] = 0xFF
         assert (whole == 0xFF).all()
 
 
@@ -252,7 +260,11 @@ def test_launches_fit_the_machine_and_the_maps_the_ring(form):
     each = 128 if form.epilogue == "swiglu" else form.columns // form.cluster  # rows of B's boxes
     columns = form.columns // (64 if form.layout[1] == "N" else each)
     fetched = math.prod(map_a.box) * rows + math.prod(map_b.box) * columns
-    assert 2 * fetched == form.stage and form.stage * form.stages == RING
+    assert 2 * fetched == form.stage
+    beside = math.prod(first.args[4].box) * 2 if form.beside else 0  # bytes of a box that is met
+    assert form.stage * form.stages + 4 * form.beside * beside == RING
+    assert form.bays == form.stage * form.stages and form.stages > 3
+    assert gemm_form.bays_bars(form) + 24 * gemm_form.STRIPS <= 256  # the room for mbarriers
     assert math.prod(map_c.box) * of["c"].dtype.itemsize == 8192
     assert all(array.box[-1] * array.array.dtype.itemsize == 128 for array in (map_a, map_b, map_c))
 
@@ -283,6 +295,10 @@ def test_what_was_measured_is_chosen_and_what_is_like_it():
     assert choose("TN", 768, 768, 8192, "add", "float32").cluster == 1
     far = choose("NT", 1 << 17, 2304, 768)
     assert far == Form("NT", True, 2)  # by the rule
+    gated = choose("NT", 32768, 2048, 768, "swiglu backward", second=True)
+    assert gated == Form("NT", True, 2, "swiglu backward", second=True)
+    few = choose("NN", 8, 8, 8, "swiglu backward", second=True)
+    assert few == Form("NN", True, 1, "swiglu backward", second=True)
     bent = choose("NT", 16384, 3072, 768, "gelu backward", second=True, sums="store")
     assert bent == Form("NT", epilogue="gelu backward", cluster=2, second=True, sums="store")
 
@@ -295,7 +311,8 @@ def test_there_is_a_form_for_every_product(layout, epilogue, second, sums, size)
     way = gemm_form.EPILOGUES[epilogue]
     for out in way.outs:
         summed = sums if way.sums and out == "bf16" else "no"
-        form = choose(layout, *size, epilogue, out, second and way.second, summed)
+        two = (second or way.aux == "tiles") and way.second
+        form = choose(layout, *size, epilogue, out, two, summed)
         assert (form.epilogue, form.out, form.sums) == (epilogue, out, summed)
 
 
@@ -325,9 +342,11 @@ def test_the_choice_splits_where_whole_tiles_leave_the_machine_idle():
         (dict(sums="yes"), "sums are no, store or add"),
         (dict(sums="add", epilogue="bias"), "columns of 'bias' to bf16 are not summed"),
         (dict(sums="add", out="float32"), "columns of 'store' to float32 are not summed"),
-        (dict(pingpong=True, out="float32"), "ping-pong has no float32"),
-        (dict(pingpong=True, epilogue="residual"), "ping-pong has no .* tile of another array"),
-        (dict(pingpong=True, epilogue="swiglu"), "ping-pong has no .* swiglu"),
+        (dict(pingpong=True, out="float32"), "float32, swiglu and rope are not ping-pong"),
+        (dict(pingpong=True, epilogue="swiglu"), "rope are not ping-pong"),
+        (dict(pingpong=True, epilogue="rope 64"), "rope are not ping-pong"),
+        (dict(epilogue="swiglu backward", second=True), "swiglu backward is"),
+        (dict(epilogue="swiglu backward", pingpong=True), "'swiglu backward' stores two arrays"),
         (dict(pieces="later"), "pieces no, together or after"),
         (dict(pieces="after", epilogue="bias"), "pieces come with store and add alone"),
         (dict(pieces="after", sums="store"), "pieces come with store and add alone"),
@@ -344,6 +363,7 @@ def replaced(form, name, array, m=256, n=256, k=128):
 
 
 TWO, BACK = Form(epilogue="bias and gelu", second=True), Form("NN", epilogue="gelu backward")
+UNGATED = dict(epilogue="swiglu backward", pingpong=True, second=True)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +380,8 @@ TWO, BACK = Form(epilogue="bias and gelu", second=True), Form("NN", epilogue="ge
         (Form(), "aux", np.zeros(256, np.uint16), "aux of 'store' is nothing"),
         (TWO, "second", None, "second array of 'bias and gelu' is"),
         (BACK, "second", np.zeros((256, 256), np.uint16), "second array .* is nothing"),
+        (Form(**UNGATED), "aux", np.zeros((256, 512), np.uint16), r"\(1, 2, 256, 256\)"),
+        (Form(**UNGATED), "second", np.zeros((1, 2, 256, 512), np.uint16)[..., ::2], "pad the"),
         (Form(sums="add"), "sums", np.zeros(256, np.uint16), "sums is .* not .*uint16"),
         (Form(sums="add"), "sums", np.zeros((256, 2), np.float32)[:, 0], "sums is dense, not 8"),
         (Form(epilogue="bias"), "aux", np.zeros(512, np.uint16)[::2], "is dense, not 4 bytes"),
@@ -408,6 +430,11 @@ def silu(x):
     return x / 2 * (1 + np.tanh(x / 2))
 
 
+def silu_slope(x):
+    sigma = (1 + np.tanh(x / 2)) / 2
+    return sigma * (1 + x * (1 - sigma))
+
+
 def expected(form, s, e, aux):
     """Name -> what a form stores, from float64 sums s with errors of at most e; and its bounds.
 
@@ -426,6 +453,14 @@ def expected(form, s, e, aux):
         error = SLOPE * e + 16 * F32 * abs(s) * (1 + abs(aux)) + BF16 * abs(s * slope)
         made = {"c": (s * slope, error)}
         made |= {"second": (h, 16 * F32 * abs(aux) + BF16 * abs(h))} if form.second else {}
+    elif way == "swiglu backward":
+        (gates, ups), slope = aux[0], silu_slope(aux[0, 0])
+        c, of_gate, of_up = silu(gates) * ups, s * ups * slope, s * silu(gates)
+        by_gate = SLOPE * e * abs(ups) + 16 * F32 * abs(s * ups) * (1 + abs(gates))
+        by_up = e * abs(silu(gates)) + 16 * F32 * abs(s * gates)
+        both = np.stack([of_gate, of_up])[None]
+        made = {"c": (c, 16 * F32 * abs(gates * ups) + BF16 * abs(c)),
+                "second": (both, np.stack([by_gate, by_up])[None] + BF16 * abs(both))}
     elif way == "swiglu":
         gates, ups = np.split(s, 2, axis=1)
         by_gate, by_up = (part + (BF16 if form.second else 0) * abs(x)
@@ -463,10 +498,13 @@ def turned(by, D, s, e):
     return s, e
 
 
-def on_paper(form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, turn=None, **more):
+def on_paper(
+    form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, turn=None, over=True, **more
+):  # fmt: skip
     """What a form stores, by name; what is expected, with the most it may be off; reports.
 
-    All are views, and what lies around them has to stay as it is.
+    All are views, and what lies around them has to stay as it is. over: what a backward stores
+    beside C goes over what it met.
     """
     rng, of = np.random.default_rng(draw), arrays(form, m, n, k, view)
     for name in sorted(of.keys() & {"a", "b", "aux"}):
@@ -477,7 +515,7 @@ def on_paper(form, m, n, k, seed=None, blocks=1, draw=0, scale=1.0, turn=None, *
     s, e = turned(turn, form.way.turn, a @ b, k * F32 * (abs(a) @ abs(b)))
     wanted = expected(form, s, e, exact.get("aux"))
     fresh = [of["c"]]
-    if form.epilogue == "gelu backward" and form.second:
+    if "backward" in form.epilogue and form.second and over:
         of["second"] = of["aux"]  # GELU over U
     elif form.second:
         fresh.append(of["second"])
@@ -521,6 +559,19 @@ def wrong(got, wanted):
          dict(blocks=2, seed=4)),
         (dict(layout="TN", epilogue="swiglu", second=True), (8, 64, 8), dict(scale=30)),
         (dict(epilogue="residual", sums="add"), (136, 136, 72), {}),
+        # ping-pong: tiles of both consumers, and more than one of each
+        (dict(layout="NN", epilogue="gelu backward", second=True, sums="store", pingpong=True),
+         (72, 392, 328), dict(seed=1)),
+        (dict(epilogue="gelu backward", pingpong=True, cluster=2), (136, 264, 72),
+         dict(blocks=2, seed=2)),
+        (dict(epilogue="residual", sums="add", pingpong=True), (72, 264, 72), dict(seed=3)),
+        (UNGATED, (72, 392, 328), dict(seed=4)),
+        (UNGATED | dict(layout="NN"), (136, 344, 72), dict(seed=5, over=False)),
+        (UNGATED | dict(cluster=2), (264, 136, 136), dict(blocks=2, seed=6)),
+        (UNGATED | dict(layout="NN", cluster=2), (9, 72, 456), dict(blocks=4)),
+        (UNGATED, (1, 8, 8), {}),
+        (UNGATED, (72, 648, 72), dict(seed=7)),  # three tiles of each consumer
+        (UNGATED | dict(layout="TN"), (8, 704, 8), dict(scale=30)),
         (dict(layout="NN", sums="add", pingpong=True), (136, 136, 456), {}),
         (dict(layout="NN", sums="store"), (136, 264, 72), dict(blocks=3)),
         # views, odd sizes; 209 is 17 more than a multiple of 64, as a vocabulary of 50257 is
@@ -596,8 +647,17 @@ def test_equal_sizes_share_one_work_list_which_takes_no_time():
     assert placed[0] is placed[1]
 
 
-def test_the_order_of_blocks_and_warps_changes_no_bit():
-    form = Form("NN", epilogue="gelu backward", second=True, sums="store")
+@pytest.mark.parametrize(
+    "form",
+    [
+        dict(layout="NN", epilogue="gelu backward", second=True, sums="store"),
+        dict(layout="NN", epilogue="gelu backward", second=True, sums="store", pingpong=True),
+        UNGATED,
+    ],
+    ids=["cooperative", "ping-pong", "gates"],
+)
+def test_the_order_of_blocks_and_warps_changes_no_bit(form):
+    form = Form(**form)
     outcomes = [on_paper(form, 136, 72, 72, seed, blocks)[0]
                 for seed, blocks in ((None, 1), (1, 2), (2, 2))]  # fmt: skip
     for other in outcomes[1:]:
@@ -617,6 +677,41 @@ def forward_and_backward():
 def test_the_backward_takes_the_very_gelu_that_the_forward_took():
     forward, backward = forward_and_backward()
     assert (forward == backward).all()
+
+
+def test_the_backward_takes_the_very_gated_values_that_the_forward_took():
+    both = on_paper(Form(epilogue="swiglu", second=True), 64, 64, 72)[0]
+    halves = both["second"].copy().reshape(1, 64, 2, 64).swapaxes(1, 2)
+    form = Form(**UNGATED)
+    of = arrays(form, 64, 64, 8) | {"aux": halves, "second": halves}
+    for launch in product(form, **of):
+        run(launch)
+    assert (of["c"] == both["c"]).all()
+
+
+def test_gates_and_ups_of_every_float_have_finite_slopes():
+    """Gates as large as they get: the curve is 0 or the gate, and no slope is nan."""
+    form, of = Form(**UNGATED), arrays(Form(**UNGATED), 8, 64, 8)
+    of["a"][...] = of["b"][...] = to_bf16(np.float32(1))
+    gates, ups = of["aux"][0]
+    gates[...] = to_bf16(np.float32(np.geomspace(1e-30, 1e30, 64) * np.resize([1, -1], 64)))
+    ups[...] = to_bf16(np.float32(1))
+    for launch in product(form, **of):
+        run(launch)
+    g = from_bf16(gates).astype(float)
+    assert np.isfinite(from_bf16(of["second"])).all()
+    np.testing.assert_allclose(from_bf16(of["c"]), np.where(g > 0, g, 0) + np.where(
+        abs(g) < 50, silu(g) - np.where(g > 0, g, 0), 0), rtol=2**-7, atol=1e-6)  # fmt: skip
+
+
+def test_what_swiglus_backward_moves_is_what_was_predicted():
+    """A tile of 128 x 128 over two k-blocks: gate and up come once, three arrays go once."""
+    form = Form(**UNGATED)
+    (report,) = on_paper(form, 128, 128, 128)[2]
+    tile = 128 * 128 * 2
+    assert report["copies in bytes"] == 2 * form.stage + 2 * tile
+    assert report["copies out bytes"] == 3 * tile
+    assert report["shared stores wavefronts"] == 3 * tile // 128  # no bank twice
 
 
 def test_bytes_are_those_that_were_predicted():
@@ -680,6 +775,37 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm_epilogue.make_swiglu", "boxes + BOX, map_s", "boxes, map_s", GATED, "race"),
     "gates fetched twice": (
         "gemm_wgmma.make_fetch_b", "column + part * n)", "column)", GATED, "c second"),
+    "no fence before a bay leaves": (
+        "gemm_epilogue.make_met_strip", "        proxy_fence()\n", "", UNGATED, "proxy"),
+    "a strip met before it has come": (
+        "gemm_epilogue.make_met_strip", "        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)\n",
+        "", UNGATED, "race unwritten"),
+    "a strip of the tile before": (
+        "gemm_epilogue.make_met_strip", "q) * 8, lap)", "q) * 8, lap ^ 1)", UNGATED,
+        "race unwritten deadlock"),
+    "the box of C while it is being read": (
+        "gemm_epilogue.make_met_strip", "        free(c, t)\n", "", UNGATED, "race"),
+    "a bay given back a strip early": (
+        "gemm_epilogue.make_met_strip", "mbarrier_arrive(empty - 16)",
+        "mbarrier_arrive(empty - 8)", UNGATED, "race deadlock"),
+    "the last bays given back at once": (
+        "gemm_epilogue.make_leave", "            bulk_wait_read_all()\n", "", UNGATED, "race"),
+    "a bay given back while warps read it": (
+        "gemm_epilogue.make_met_strip", "        barrier(1 + c, 128)\n", "",
+        dict(layout="NN", epilogue="residual", pingpong=True), "race unwritten proxy"),
+    "a bay filled before it is empty": (
+        "gemm_wgmma.make_bring", "mbarrier_wait(empty, phase ^ 1)", "pass", UNGATED, "race"),
+    "slopes of up for those of gate": (
+        "gemm_epilogue.make_send_met", "store_tile(map_d, x, y, 0, 0, bay)",
+        "store_tile(map_d, x, y, 0, 0, bay + BOX)", UNGATED, "second"),
+    "a slope without its curve": (
+        "gemm_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED, "second"),
+    "an up by its neighbour's gate": (
+        "gemm_epilogue.gate_pair", "high_bf16(gates), high", "low_bf16(gates), high", UNGATED, "c"),
+    "the upper strips twice": (
+        "gemm_wgmma.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),
+    "a consumer's sums in the other's lines": (
+        "gemm_wgmma.make_out_met", "line + q // 2 * 4", "line", ALL | dict(pingpong=True), "sums"),
 }  # fmt: skip
 
 
@@ -690,7 +816,7 @@ def outcome_of(form):
             forward, backward = forward_and_backward()
             return [] if (forward == backward).all() else ["bits"]
         # A second tile where something has to follow the first one's.
-        n = 128 if form is GATED else 264 if form is MET else 136
+        n = 128 if form is GATED else 264 if form is MET or form.get("pingpong") else 136
         got, wanted, _ = on_paper(Form(**form), 72, n, 200)
         return wrong(got, wanted)
     except Fault as fault:

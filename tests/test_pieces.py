@@ -16,7 +16,6 @@ from nanoeuler.engines.gpu.gemm_mma_form import MmaForm
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.pieces import AXES, PAIRS, split_launch, split_shape, split_shapes
-from nanoeuler.engines.gpu.vectors import STORED
 from nanoeuler.errors import UserError
 
 # Infinities are cut as well: what is left of one is nan, and float32 on paper says so aloud.
@@ -417,64 +416,6 @@ def test_rows_that_cannot_be_added():
         fill.add_row_launch(np.zeros((2, 8), F32), np.zeros(8, np.uint16))
 
 
-PITCHES = [(3, 2, 5, 8), (2, 1, 257, 264), (2, 3, 8, 8), (5, 1, 1, 16), (2, 40, 9, 16)]
-
-
-def check_widen(module, rows=3, heads=2, columns=5, pitch=8, kind="float32", seed=None):
-    x = normal((rows, heads * columns))
-    out = np.full((rows, heads * pitch), NAN if kind == "bf16" else np.nan, STORED[kind])
-    report = run(module.widen_launch(x, out, columns), seed, [out])
-    want = np.zeros((rows, heads, pitch), F32)
-    want[..., :columns] = x.reshape(rows, heads, columns)
-    assert (out == stored(want, kind).reshape(out.shape)).all()
-    assert report["global loads bytes"] == x.nbytes
-    assert report["global stores bytes"] == out.nbytes
-
-
-@pytest.mark.parametrize("kind", ["bf16", "float32"])
-@pytest.mark.parametrize("rows, heads, columns, pitch", PITCHES)
-def test_a_wider_pitch_has_zeros_in_its_padding(rows, heads, columns, pitch, kind):
-    for seed in None, 1:
-        check_widen(fill, rows, heads, columns, pitch, kind, seed)
-
-
-def check_narrow(module, rows=3, heads=2, columns=5, pitch=8, add=True, seed=None):
-    x = normal((rows, heads * pitch))
-    out = normal((rows, heads * columns), 1)
-    before = out * F32(add)
-    if not add:
-        out[...] = np.nan
-    report = run(module.narrow_launch(x, out, columns, add), seed, [] if add else [out])
-    taken = x.reshape(rows, heads, pitch)[..., :columns].reshape(out.shape)
-    assert (out == before + taken).all()  # one rounding, as NumPy's
-    assert report["global loads bytes"] == x.nbytes + add * out.nbytes
-    assert report["global stores bytes"] == out.nbytes
-
-
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize("rows, heads, columns, pitch", PITCHES)
-def test_and_a_narrow_one_has_none(rows, heads, columns, pitch, add):
-    for seed in None, 1:
-        check_narrow(fill, rows, heads, columns, pitch, add, seed)
-
-
-@pytest.mark.parametrize(
-    "narrow, wide, columns",
-    [
-        ((2, 10), (2, 16), 4), ((2, 10), (2, 16), 0), ((2, 10), (3, 16), 5), ((2, 10), (2, 20), 5),
-        ((2, 18), (2, 16), 9), ((2, 10), (2, 17), 5),
-    ],
-)  # fmt: skip
-def test_pitches_that_do_not_fit(narrow, wide, columns):
-    narrow, wide = np.zeros(narrow, F32), np.zeros(wide, F32)
-    for launch in (
-        lambda: fill.widen_launch(narrow, wide, columns),
-        lambda: fill.narrow_launch(wide, narrow, columns),
-    ):
-        with pytest.raises(UserError, match="of a pitch in eights are not in"):
-            launch()
-
-
 # ---- Planted faults
 
 
@@ -529,12 +470,6 @@ FAULTS = [
     ("fill", "add_row", "if i < pieces", "if i <= pieces", check_add_row),
     ("fill", "add_row", "i - across * divide(i, across)", "i", check_add_row),
     ("fill", "add_row", "values[k] += others[k]", "values[k] = others[k]", check_add_row),
-    ("fill", "widen", "int32(column + k), V", "int32(column + k), P", check_widen),
-    ("fill", "widen", "int64(line) * V", "int64(line) * P", check_widen),
-    ("fill", "widen", "int64(line) * P", "int64(line) * V", check_widen),
-    ("fill", "narrow", "if column + k < V", "if column + k <= V", check_narrow),
-    ("fill", "narrow", "if add", "if not add", check_narrow),
-    ("fill", "narrow", "int64(line) * P", "int64(line) * V", check_narrow),
 ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training import display, loop, pace, run
+from nanoeuler.training import blame, display, loop, pace, run
 from nanoeuler.training import train as training
 from nanoeuler.training.blame import first_bad_tensor
 from nanoeuler.training.folder import LOCK, REQUEST, alone, read_metrics, saves
@@ -453,7 +453,8 @@ def test_what_is_refused(straight, tmp_path):
         (lambda: resume(tmp_path / "nothing"), "expected a run in .*nothing, but there is none"),
         (lambda: go(tmp_path / "e", keep=0), "keep to be a whole number above 0, got 0"),
         (lambda: go(tmp_path / "f", save_every=0), "save_every to be a whole number above 0"),
-        (lambda: go(tmp_path / "f", save_every=None), "save_every .* got None"),
+        (lambda: go(tmp_path / "f", save_every=True), "save_every .* got True"),
+        (lambda: go(tmp_path / "f", keep=None), "keep .* got None"),
         (lambda: go(tmp_path / "f", threads=-1), "threads to be .* got -1"),
         (lambda: go(tmp_path / "f", steps=10**400), "steps to be a whole number"),
         (lambda: go(tmp_path / "a", engine="abacus"), "abacus"),
@@ -804,6 +805,48 @@ def test_a_stepper_that_works_ahead_makes_the_same_run(straight, tmp_path):
         assert left == {name: value for name, value in theirs.items() if name != "seconds"}
 
 
+def test_a_signal_to_a_stepper_that_works_ahead_loses_nothing(straight, tmp_path):
+    def stop(line):
+        if line["step"] == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    with mock.patch.object(loop, "make_stepper", Late):
+        stopped = go(tmp_path, on_step=stop)
+        assert 5 < stopped.step < STEPS and saves(tmp_path)[-1][0] == stopped.step
+        assert [line["step"] for line in read_metrics(tmp_path)] == [*range(1, stopped.step + 1)]
+        resume(tmp_path)
+    weights = f"step-{STEPS:08d}/model.safetensors"
+    assert (tmp_path / weights).read_bytes() == (straight / weights).read_bytes()
+
+
+def test_saves_by_the_clock(monkeypatch, tmp_path):
+    now = [100.0]
+    monkeypatch.setattr(loop, "time", mock.Mock(perf_counter=lambda: now[0]))
+    saving = loop._Saving(None)
+    for took, wait in ((3.0, 3.0 / loop.SAVE_SHARE), (0.01, loop.SAVE_SECONDS)):
+        with saving.timed():
+            now[0] += took
+        now[0] += wait - 1
+        assert not saving.due(500)
+        now[0] += 2
+        assert saving.due(501)
+    assert [number for number in range(1, 10) if loop._Saving(3).due(number)] == [3, 6, 9]
+    monkeypatch.undo()
+    go(tmp_path / "short", save_every=None, keep=99)
+    assert [step for step, _ in saves(tmp_path / "short")] == [0, STEPS]
+    with mock.patch.multiple(loop, SAVE_SECONDS=0.0, SAVE_SHARE=1e9):
+        go(tmp_path / "slow", save_every=None, keep=99)
+    assert [step for step, _ in saves(tmp_path / "slow")] == [*range(STEPS + 1)]
+
+
+def test_looking_for_what_is_not_finite_ends(monkeypatch):
+    monkeypatch.setattr(blame, "PATIENCE", -1.0)
+    tokens = np.zeros((4, CONFIG.context), np.int32)
+    targets = np.zeros((4, CONFIG.context, CONFIG.n_predict), np.int32)
+    said = blame.first_bad_tensor(initialise(CONFIG, 0), tokens, targets)
+    assert said == "none in the first 0 sequences of the batch; more were not looked at"
+
+
 def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):
     seen = []
     chosen = Settings(minutes=0.01, batch_size=8, seed=5, lr=0.01)
@@ -904,14 +947,16 @@ def test_a_start_that_fails_leaves_nothing(tmp_path):
                 shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"),
+                                   MemoryError("an array")])  # fmt: skip
 @pytest.mark.parametrize("where", ["step", "measure"])
 def test_too_little_memory_is_one_line_and_no_obstacle(error, where, straight, tmp_path):
     refuse = mock.Mock(side_effect=error)
     place = (loop, "measure") if where == "measure" else (CpuStepper, "step")
     with mock.patch.object(*place, refuse), pytest.raises(UserError) as caught:
         go(tmp_path / "run", before=(lambda *_: None) if where == "measure" else None)
-    told = "a batch of 8 windows of 32 tokens does not fit into this machine's memory: choose a"
+    why = " (an array)" if str(error) == "an array" else ""
+    told = f"a batch of 8 windows of 32 tokens does not fit into this machine's memory{why}: choose"
     assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     go(tmp_path / "run")  # the next try
@@ -1103,6 +1148,8 @@ def test_a_learning_rate_that_nobody_asked_for_is_that_of_what_is_done(straight,
     assert Settings(lr=0.1).with_rate(0.5).lr == 0.1
     tokenizer = Tokenizer.train(RIVER.read_bytes(), 280)
     assert run.Run.begin(CONFIG, asked, tokenizer, "").settings == replace(asked, lr=LEARNING_RATE)
+    wide = replace(CONFIG, dim=512)  # four times as wide as the model that it was measured on
+    assert run.Run.begin(wide, asked, tokenizer, "").settings.lr == LEARNING_RATE / 4
     tuned = run.Run.begin(CONFIG, asked.with_rate(1e-3), tokenizer, "")
     assert tuned.settings == replace(asked, lr=1e-3)
     # a run that goes on keeps its own, and a save without one is none

@@ -1,4 +1,5 @@
-"""Heads turned in registers, by the product that makes them: on paper, and planted faults.
+"""Heads turned in registers by the product that makes them, and gradients turned back by attention:
+on paper, and planted faults.
 
 Against float64, with `test_gemm`'s bounds: turning is two products of float32 and their sum, on top
 of what the sums of a tile are off; what is stored is rounded once.
@@ -9,8 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mutants import Mutant, load
+from test_flash_tensor import CROWD, backward, exact_and_bounds, forward, inputs
 from test_gemm import TABLES, arrays, exchanged, on_paper, wrong
 
+from nanoeuler.engines.gpu import attention, flash_plan
 from nanoeuler.engines.gpu.gemm import choose, product
 from nanoeuler.engines.gpu.gemm_form import Form
 from nanoeuler.engines.gpu.paper.machine import Fault
@@ -20,6 +23,7 @@ from nanoeuler.engines.gpu.products import product_on
 from nanoeuler.engines.gpu.rotary import rope_launch
 from nanoeuler.engines.gpu.turn import Turning
 from nanoeuler.errors import UserError
+from nanoeuler.model.layers import rope_tables
 
 
 def by(D, T, heads):
@@ -167,3 +171,100 @@ def test_the_product_for_the_card_that_is_there_turns_them():
     got = from_bf16(of["c"]).astype(float)
     assert abs(got[:, :128] - 8 * np.hstack([cos - sin, sin + cos])).max() < 16 * 2**-8
     assert (got[:, 128:] == 8).all()
+
+
+# ---- Attention's gradients, turned back
+
+u, U = 2.0**-8, 2.0**-24  # as in test_flash_tensor, whose bounds hold before anything is turned
+BACK = {  # B, H, G, T, D; whether blocks have as many warpgroups as they can; seed
+    "odd, two sequences, shared keys": ((2, 4, 2, 77, 64), False, 1),
+    "one position": ((1, 2, 1, 1, 64), False, None),
+    "all warpgroups": ((1, 2, 1, 150, 64), True, None),
+    "wide": ((1, 2, 1, 130, 128), False, 2),
+    "wide, all warpgroups": ((1, 3, 3, 193, 128), True, None),
+}
+
+
+def angles(H, G, T, D):
+    """Of as many positions as there are, and not one more."""
+    cos, sin = (x.astype(np.float32) for x in rope_tables(T, D))
+    return Turning(cos, sin, T, (H + G) * D)
+
+
+def turned_back(x, off, turn):
+    """x (B, heads, T, D), off by at most so much before it is rounded, turned back and rounded."""
+    cos, sin, half = turn.cos.astype(float), turn.sin.astype(float), x.shape[-1] // 2
+    a, b, a_off, b_off = x[..., :half], x[..., half:], off[..., :half], off[..., half:]
+    back = np.concatenate([a * cos + b * sin, b * cos - a * sin], -1)
+    size = np.concatenate([abs(a * cos) + abs(b * sin), abs(b * cos) + abs(a * sin)], -1)
+    off = np.concatenate([a_off * abs(cos) + b_off * abs(sin), b_off * abs(cos) + a_off * abs(sin)],
+                         -1) + 2 * U * size  # fmt: skip
+    return back, (1 + u) * off + u * abs(back)
+
+
+def attended(shape, crowd, seed=None):
+    """Arrays after a forward and a backward that turns back; the largest error of each gradient
+    as a share of its bound."""
+    a, turn = inputs(*shape), angles(*shape[1:])
+    run(forward(a), seed)
+    for launch in backward(a, turn=turn, **CROWD if crowd else {}):
+        run(launch, seed)
+    sums, shares = exact_and_bounds(a)[0], {}
+    for name in ("dq", "dk", "dv"):
+        x, off = sums[name]
+        if name != "dv":
+            x, off = turned_back(x, off - u * abs(x), turn)  # bounds there include the rounding
+        shares[name] = np.max(abs(from_bf16(a[name]) - x) / (off + 1e-30))
+    return a, shares
+
+
+@pytest.mark.parametrize("case", BACK)
+def test_gradients_are_turned_back(case):
+    shape, crowd, seed = BACK[case]
+    a, shares = attended(shape, crowd, seed)
+    assert all(share < 1 for share in shares.values()), shares
+    assert (a["delta"][..., shape[3] :] == 0).all()
+
+
+def test_the_order_of_blocks_changes_no_bit_of_gradients():
+    first, second = (attended((1, 2, 1, 140, 64), False, seed)[0] for seed in (None, 5))
+    assert all(first[name].tobytes() == second[name].tobytes() for name in ("dq", "dk", "dv"))
+
+
+FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name before the colon
+    "make_turn_back: turned on": ("float32(-1)", "float32(1)"),
+    "make_turn_back: a position late": ("row + own_row(at))", "row + own_row(at) + 1)"),
+    "make_turn_back: the tile's position": ("row + own_row(at))", "own_row(at))"),
+    "make_turn_back: eight rows below is seven": ("first + 8", "first + 7"),
+    "make_turn_back: beyond the tables": ("last = int32(row + own_row(at)), int32(T - 1)",
+                                          "last = int32(row + own_row(at)), int32(T)"),
+    "dq_kernel: dq left as it is": ("turn_back(parts.dq, cos, sin, row, T, at)", "pass"),
+    "dkdv_kernel: dk left as it is": ("turn_back(parts.dk, cos, sin, row, T, at)", "pass"),
+    "dkdv_kernel: dv for dk": ("turn_back(parts.dk,", "turn_back(parts.dv,"),
+    "dkdv_kernel: angles of the block's first keys": ("sin, row, T, at)", "sin, key, T, at)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flaw", FLAWS_BACK)
+def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
+    name, (old, new) = flaw.partition(":")[0], FLAWS_BACK[flaw]
+    wrong = load(Mutant("engines.gpu.flash_backward", name, flaw, old, new))
+    for maker in ("dq_kernel", "dkdv_kernel"):
+        monkeypatch.setattr(flash_plan, maker, getattr(wrong, maker))
+    try:
+        assert not max(attended((1, 2, 1, 150, 64), True)[1].values()) < 1
+    except Fault:
+        pass
+
+
+def test_attention_refuses_angles_that_are_not_its_own():
+    a, turn = inputs(1, 4, 2, 8, 64), angles(4, 2, 8, 64)
+    with pytest.raises(UserError, match="all its 6 heads at 8 positions"):
+        backward(a, turn=turn._replace(columns=256))
+    with pytest.raises(UserError, match="all its 6 heads at 8 positions"):
+        backward(a, turn=turn._replace(T=4))
+    with pytest.raises(UserError, match=r"cos is dense float32 \(positions, 32\)"):
+        backward(a, turn=turn._replace(cos=turn.cos[:, :16]))
+    names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    with pytest.raises(UserError, match="on Hopper alone, at widths of 64 and 128"):
+        attention.backward_launches(*(a[name] for name in names), (8, 0), turn)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from exercises import answer
+from exercises import judge
 from mutants import Mutant, load
 
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2
@@ -650,22 +650,19 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-def judge_answer(name, old="", new=""):
-    """What the check of an exercise says of its solution, with `old` replaced by `new`."""
-    cells = {"np": np, "run": run, "Kernel": Kernel, "Launch": Launch}
-    check, solution = answer(CHAPTER, name, old, new, **cells)
-    return check(solution, *[4] * (name == MOMENTUM))  # parameters of a thread
+CELLS = {"np": np, "run": run, "Kernel": Kernel, "Launch": Launch}
+ARGUMENTS = {MOMENTUM: (4,)}  # parameters of a thread
 
 
 @pytest.mark.parametrize("name, what, old, new", ANSWERS)
 @pytest.mark.filterwarnings("ignore")
 def test_exercises_refuse_wrong_answers(name, what, old, new):
     try:
-        assert not judge_answer(name, old, new), what
+        assert not judge(CHAPTER, name, old, new, ARGUMENTS.get(name, ()), **CELLS), what
     except Fault:
         pass
 
 
 @pytest.mark.parametrize("name", [SMEARED, NORM, MOMENTUM])
 def test_exercises_take_right_answers(name):
-    assert judge_answer(name)
+    assert judge(CHAPTER, name, arguments=ARGUMENTS.get(name, ()), **CELLS)

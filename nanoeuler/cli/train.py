@@ -9,6 +9,7 @@ does.
 """
 
 import sys
+from itertools import islice
 from pathlib import Path
 
 from nanoeuler.cli import flags
@@ -16,17 +17,23 @@ from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
 
 SAMPLE_TOKENS = 150  # of the text that a run shows: some lines of a terminal
-ASKED = 3  # held-out questions that the end of fine-tuning shows
+ASKED = 3  # held-out questions that fine-tuning shows the answers to
+ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has not learned it yet
 
 
 def _say_plan(run, seconds_per_step=None):
     """Print on stderr what the steps that `run` has before it will take, if there are any."""
+    from nanoeuler.engines.choice import GPU_ENGINES
+    from nanoeuler.planning import card
     from nanoeuler.planning.plan import summary
 
-    settings, left = run.settings, run.settings.steps - run.step
+    settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
     if left:
-        print(summary(run.config, settings.batch_size, left, accumulate=settings.accumulate,
-                      seconds_per_step=seconds_per_step), file=sys.stderr)  # fmt: skip
+        sizes = run.config, settings.batch_size
+        how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step)
+        if engine in GPU_ENGINES:
+            how["memory"] = card.words(*sizes, settings.accumulate, engine)
+        print(summary(*sizes, left, **how), file=sys.stderr)
 
 
 def _learned_vocabulary(sizes, tokenizer, text):
@@ -68,6 +75,17 @@ def train(
     tell(f"saved in {out}; next: nanoeuler sft --from {out}")
 
 
+def _answer(model, question):
+    """The beginning of what a model says to a question; or why it cannot, where that is too long.
+
+    A run that has come so far does not end because of one question.
+    """
+    try:
+        return "".join(islice(model.chat().reply(question), ANSWER_TOKENS))
+    except UserError as error:
+        return f"({error})"
+
+
 @flags.grouped(settings=flags.SETTINGS, how=flags.HOW)
 def sft(
     settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
@@ -93,7 +111,7 @@ def sft(
 
     def answers(model):
         asked = [question for question, _ in pairs[-ASKED:]]
-        return "".join(f"\n{each}\n  {''.join(model.chat().reply(each))}\n" for each in asked)
+        return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
 
     face.finetune(
         base, pairs, out=out, engine=engine_name(engine), resume=resume, sample=answers,

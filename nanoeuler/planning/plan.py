@@ -230,21 +230,26 @@ def _whole(number):
 def summary(
     config: ModelConfig, batch_size: int, steps: int, *, accumulate: int = 1,
     threads: int | None = None, rate: float | None = None, seconds_per_step: float | None = None,
+    memory: str | None = None,
 ) -> str:  # fmt: skip
     """What `steps` training steps on this processor will take, as text: FLOPs, memory, time.
 
     `seconds_per_step` is what a step of this very run took. Without it the time follows from the
-    `rate` of `product_rate`, which is measured if it is not given.
+    `rate` of `product_rate`, which is measured if it is not given. memory: in words, where the step
+    is taken elsewhere.
     """
     threads = min(threads or cores(), shards(batch_size, config.context))
     flops = steps * batch_size * config.context * flops_per_token(config)
     sizes = cpu_memory(config, batch_size, accumulate, threads)
     total = PROCESS_BYTES + sum(sizes.values())
     state = sum(sizes.values()) - sizes["activations"]
+    here = (
+        f"{total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
+        f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python"
+    )
     return "\n".join([
         f"{count_parameters(config):,} parameters; {_whole(steps)} steps of {batch_size} x "
         f"{config.context} tokens are {flops:.2e} FLOPs",
-        f"memory  {total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
-        f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python",
+        f"memory  {memory or here}",
         f"time    {_time(flops, steps, threads, rate, seconds_per_step)}",
     ])  # fmt: skip

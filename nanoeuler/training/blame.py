@@ -7,6 +7,7 @@
 Leaves out everything that is fast: the pass is taken again with the reference engine.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights
 
+PATIENCE = 60.0  # seconds of looking: a large batch of a large model would take minutes
 # These operations make no numbers; all others are watched.
 SILENT = ("begin", "scratch", "rope_tables")
 # The names of those others, in the order of the interface.
@@ -60,7 +62,10 @@ def first_bad_tensor(weights: Weights, tokens: np.ndarray, targets: np.ndarray) 
     config, gradients = weights.config, weights.zeros_like()
     scale = loss_scale(targets, head_weights(config.n_predict))
     engine = _Watched(weights, gradients)
+    began = time.perf_counter()
     for at in range(len(tokens)):
+        if time.perf_counter() - began > PATIENCE:
+            return f"none in the first {at} sequences of the batch; more were not looked at"
         row = slice(at, at + 1)
         try:
             with np.errstate(all="ignore"):

@@ -9,6 +9,7 @@ Leaves out how a step is computed (a stepper does), and how a run is opened (tra
 
 import dataclasses
 import errno
+import gc
 import shutil
 import signal
 import sys
@@ -35,7 +36,33 @@ from nanoeuler.training.pace import measure, validates
 from nanoeuler.training.run import Run, making_room, program
 from nanoeuler.training.saves import KEEP, save, settle
 
-SAVE_EVERY = 500  # steps, which take the small preset under a minute (data/measurements/train.json)
+SAVE_SECONDS = 60.0  # between saves, where nobody says after how many steps: what a death may cost
+SAVE_SHARE = 0.02  # of a run's time that its saves may take, as much as its validations do
+
+
+class _Saving:
+    """When a save is due: every `save_every` steps; where that is None, by the clock.
+
+    Then SAVE_SECONDS after the last, or so long that saves take SAVE_SHARE of the time.
+    """
+
+    def __init__(self, save_every: int | None) -> None:
+        self.save_every, self.took, self.ended = save_every, 0.0, time.perf_counter()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Where a save is made."""
+        began = time.perf_counter()
+        yield
+        self.ended = time.perf_counter()
+        self.took = self.ended - began
+
+    def due(self, number: int) -> bool:
+        """Whether a save is due after step `number`."""
+        if self.save_every is not None:
+            return number % self.save_every == 0
+        wait = max(SAVE_SECONDS, self.took / SAVE_SHARE)
+        return time.perf_counter() - self.ended >= wait
 
 
 class _Signals:
@@ -119,15 +146,15 @@ def _judge(run: Run, stepper: Stepper, held_out: HeldOut, sample: Sample | None)
 
 def _take_steps(
     out, run: Run, stepper: Stepper, batches: Batches, held_out: HeldOut, *, display: Display,
-    save_every: int, keep: int, sample: Sample | None, on_step: Callable[[dict], None] | None,
+    saving: _Saving, keep: int, sample: Sample | None, on_step: Callable[[dict], None] | None,
 ) -> str | None:  # fmt: skip
     """Take the steps that `run` has before it; return the signal that ended them, or None."""
     walk, steps, stop = _Steps(run, stepper, batches), run.settings.steps, None
     with _Signals() as signals, display.progress:
         for number in range(run.step + 1, steps + 1):
             lines, stop = walk.begin(number), signals.caught
-            saving = stop or number == steps or number % save_every == 0
-            if saving or validates(number, steps) or (sample and _samples(number, steps)):
+            due = stop or number == steps or saving.due(number)
+            if due or validates(number, steps) or (sample and _samples(number, steps)):
                 lines += walk.finish()
                 lines[-1] |= _judge(run, stepper, held_out, sample)
             for line in lines:
@@ -135,9 +162,10 @@ def _take_steps(
                 display.show(run, line)
                 if on_step:
                     on_step(line)
-            if saving:
-                stepper.pull()
-                save(out, run, keep, batches.windows)
+            if due:
+                with saving.timed():
+                    stepper.pull()
+                    save(out, run, keep, batches.windows)
             if stop:
                 break
     return stop
@@ -155,10 +183,12 @@ def _note_program(out, run: Run, engine: str) -> None:
     run.program = now
 
 
-def check_counts(save_every: int, keep: int, threads: int | None) -> None:
+def check_counts(save_every: int | None, keep: int, threads: int | None) -> None:
     """UserError for what would fail in the middle of a run."""
-    checked = {"save_every": save_every, "keep": keep, "threads": 1 if threads is None else threads}
+    checked = {"save_every": save_every, "keep": keep, "threads": threads}
     for name, value in checked.items():
+        if value is None and name != "keep":
+            continue
         if type(value) is not int or value < 1:
             raise UserError(
                 f"expected {name} to be a whole number above 0, got {quoted(repr(value))}"
@@ -190,12 +220,15 @@ def _enough_memory(out, run: Run) -> Iterator[None]:
         else:
             what = f"a batch of {size} windows of {run.config.context} tokens"
             cure = "a smaller batch_size or a larger accumulate"
-        raise UserError(f"{what} does not fit into this machine's memory: choose {cure}") from None
+        why = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""
+        raise UserError(
+            f"{what} does not fit into this machine's memory{why}: choose {cure}"
+        ) from None
 
 
 def fit(
     out: str | Path, run: Run, batches: Batches, held_out: HeldOut, *, engine: str = "auto",
-    threads: int | None = None, save_every: int = SAVE_EVERY, keep: int = KEEP,
+    threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
     sample: Sample | None = None, on_step: Callable[[dict], None] | None = None,
     before: Callable[[Run, float], None] | None = None,
 ) -> Run:  # fmt: skip
@@ -203,7 +236,8 @@ def fit(
 
     `batches.batch(number)` gives tokens (B, T) and targets (B, T, K); a pass over the data has
     `batches.windows` windows. `held_out` judges, as `data.heldout.HeldOut` does. Without a number
-    of steps the run gets as many as fit into its minutes. `sample(config, tokenizer, weights)`
+    of steps the run gets as many as fit into its minutes. save_every: steps between saves, None: by
+    the clock (`_Saving`). `sample(config, tokenizer, weights)`
     gives a text: shown at the end, and its beginning after each quarter. `before(run,
     seconds_per_step)` is called before the first step, the seconds with a share of the validations;
     `on_step(line)` with each step's metrics.
@@ -215,6 +249,7 @@ def fit(
         left = run.settings.steps is None or run.step < run.settings.steps
         if left and (before or run.settings.steps is None):
             pace = measure(run, batches, held_out, engine, threads)
+            gc.collect()  # its stepper may be a ring of objects, and holds a GPU's memory till then
             if run.settings.steps is None:
                 _choose_steps(run, pace.steps(run.settings.minutes), pace.step)
         steps, pieces = run.settings.steps, run.settings.accumulate
@@ -222,12 +257,14 @@ def fit(
             stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads,
                                    pieces=pieces)  # fmt: skip
         _note_program(out, run, engine)
-        settle(out, run, keep, batches.windows)
+        saving = _Saving(save_every)
+        with saving.timed():
+            settle(out, run, keep, batches.windows)
         if left and before:
             before(run, pace.seconds(run.step, steps) / (steps - run.step))
         display = Display(steps, run.step)
         stop = _take_steps(out, run, stepper, batches, held_out, display=display, keep=keep,
-                           save_every=save_every, sample=sample, on_step=on_step)  # fmt: skip
+                           saving=saving, sample=sample, on_step=on_step)  # fmt: skip
     plot(out, held_out)
     if run.step < steps:
         display.say(f"{stop}: step {run.step} of {steps} is saved in {out}; go on with --resume")

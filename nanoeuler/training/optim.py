@@ -18,6 +18,7 @@ BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about t
 BETA2 = 0.98  # Vaswani et al. 2017, section 5.3: the second moment remembers about fifty
 EPS = 1e-8  # Kingma and Ba 2015, section 2: far below the root of a second moment that is alive
 LEARNING_RATE = 4e-3  # measured: the section on settings, chapter 6d
+MEASURED_DIM = 128  # the width of the small preset, on which that was
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
@@ -96,3 +97,11 @@ def learning_rate(number: int, steps: int, peak: float, warmup: int = WARMUP_STE
     if number <= warmup:
         return peak * number / warmup
     return peak / 2 * (1 + math.cos(math.pi * (number - warmup) / (steps + 1 - warmup)))
+
+
+def rate_for(dim: int, peak: float = LEARNING_RATE) -> float:
+    """The highest learning rate of a model `dim` wide, where `peak` is right for MEASURED_DIM.
+
+    Inversely as the width: eq-train-width. Narrower models have no higher one.
+    """
+    return peak * min(1.0, MEASURED_DIM / dim)

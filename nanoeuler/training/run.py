@@ -31,10 +31,10 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.optim import (
     BETA2,
     CLIP_NORM,
-    LEARNING_RATE,
     WARMUP_STEPS,
     WEIGHT_DECAY,
     AdamW,
+    rate_for,
 )
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
@@ -51,7 +51,7 @@ class Settings:
     minutes: float = 5.0  # of training, with its validations: short enough to wait for
     batch_size: int = 16
     accumulate: int = 1  # pieces in which each shard of a batch goes through memory
-    lr: float | None = None  # None: LEARNING_RATE, or what fine-tuning has in its place
+    lr: float | None = None  # None: `optim.rate_for` the width, or what fine-tuning has instead
     seed: int = 0
     warmup: int = WARMUP_STEPS
     weight_decay: float = WEIGHT_DECAY
@@ -153,7 +153,7 @@ class Run:
         """
         check_sizes(config, tokenizer)
         check_batch(config, settings)
-        settings = settings.with_rate(LEARNING_RATE)
+        settings = settings.with_rate(rate_for(config.dim))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
             optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,

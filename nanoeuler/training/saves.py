@@ -19,11 +19,11 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as serialised
 
 from nanoeuler.errors import UserError
 from nanoeuler.files import confirm, replacing, sha256_of
@@ -62,13 +62,32 @@ def _state(run, windows):
     return {"step": run.step, "windows_read": read, **cursor, **names, "program": run.program}
 
 
-def _write(path, content):
+def serialised(arrays: dict[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file of float32 `arrays`, in parts; the numbers are not copied.
+
+    As `safetensors.numpy.save` has them: a header's length, the header, the numbers by name.
+    """
+    header, end = {}, 0
+    for name, array in sorted(arrays.items()):
+        assert array.dtype == "<f4" and array.flags.c_contiguous, name
+        place = [end, end := end + array.nbytes]
+        header[name] = {"dtype": "F32", "shape": [*array.shape], "data_offsets": place}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    yield from (memoryview(array).cast("B") for _, array in sorted(arrays.items()))
+
+
+def _write(path, parts):
     """Write bytes to a new file and wait until the disk has them; return their sha256."""
+    digest = hashlib.sha256()
     with open(path, "xb") as file:
-        file.write(content)
+        for part in parts:
+            file.write(part)
+            digest.update(part)
         file.flush()
         os.fsync(file.fileno())
-    return hashlib.sha256(content).hexdigest()
+    return digest.hexdigest()
 
 
 def _sync(folder):
@@ -86,7 +105,7 @@ def _write_folder(folder, tensors, state):
         digests = {
             name: _write(aside / name, serialised(arrays)) for name, arrays in tensors.items()
         }
-        _write(aside / "state.json", as_json({**state, "sha256": digests}))
+        _write(aside / "state.json", [as_json({**state, "sha256": digests})])
         _sync(aside)
         os.rename(aside, folder)  # the commitment
     except BaseException:

@@ -27,6 +27,7 @@ from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import fit
+from nanoeuler.training.optim import rate_for
 from nanoeuler.training.record import read_record, read_request
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load_model
@@ -154,10 +155,10 @@ def checked_pairs(pairs: Iterable[Pair]) -> list[Pair]:
     return [(question, answer) for question, answer in every]
 
 
-# A quarter of the rate of training from nothing, `optim.LEARNING_RATE`.
+# A quarter of the rate of training from nothing, `optim.LEARNING_RATE`, and as that by the width.
 LEARNING_RATE = 1e-3
 # One and a half passes over the embedded pairs, half a minute on two cores.
-FINETUNING = Settings(steps=600, lr=LEARNING_RATE)
+FINETUNING = Settings(steps=600)
 
 Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, or a model's parts
 
@@ -169,9 +170,9 @@ def finetune(
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 
     The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
-    learning rate open get LEARNING_RATE. With `resume`, the run in `out` goes on: its settings
-    hold, and base may be None; one that is not must have its architecture and its tokenizer. `how`
-    goes to `loop.fit`. UserError for wrong pairs, and as `train.train` raises it.
+    learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`, the run in `out` goes
+    on: its settings hold, and base may be None; one that is not must have its architecture and its
+    tokenizer. `how` goes to `loop.fit`. UserError for wrong pairs, and as `train.train` raises it.
     """
     pairs = checked_pairs(pairs)
     if len(pairs) < 2:
@@ -188,7 +189,7 @@ def finetune(
         config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
         asked = read_request(out) if resume else None
         chosen = settings or asked and asked.settings or FINETUNING
-        chosen = chosen.with_rate(LEARNING_RATE)
+        chosen = chosen.with_rate(rate_for(config.dim, LEARNING_RATE))
         run = Run.begin(config, chosen, tokenizer, data)
         run.weights.flat[...] = weights.flat
         return run

@@ -34,7 +34,7 @@ from nanoeuler.training.folder import (
     remove,
     saves,
 )
-from nanoeuler.training.loop import SAVE_EVERY, Sample, check_counts, fit
+from nanoeuler.training.loop import Sample, check_counts, fit
 from nanoeuler.training.record import Request, read_origin, read_request, write_request
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load
@@ -165,7 +165,7 @@ def own_text(out: Path) -> Path:
 def train(
     data: str | Path | None, out: str | Path, *, config: ModelConfig | None = None,
     settings: Settings | None = None, tokenizer: Tokenizer | None = None, engine: str = "auto",
-    threads: int | None = None, save_every: int = SAVE_EVERY, keep: int = KEEP,
+    threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
     resume: bool = False, sample: Sample | None = None,
     on_step: Callable[[dict], None] | None = None,
     before: Callable[[Run, float], None] | None = None,

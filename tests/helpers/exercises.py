@@ -24,3 +24,9 @@ def answer(chapter, name, old="", new="", **names):
         tree.body = [part for part in tree.body if isinstance(part, DEFINITIONS)]
         exec(compile(tree, chapter, "exec"), names)
     return names[f"check_{name}"], names[f"solution_{name}"]
+
+
+def judge(chapter, name, old="", new="", arguments=(), **names):
+    """What the check of an exercise says of its solution, with `old` replaced by `new`."""
+    check, solution = answer(chapter, name, old, new, **names)
+    return check(solution, *arguments)

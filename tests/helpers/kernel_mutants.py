@@ -265,6 +265,39 @@ def check_flash_mma_parts(module):
         test_flash_mma.check_forward(1, 1, 1, 70, 64)
 
 
+def check_flash_pieces(module):
+    import test_flash_pieces as family
+
+    with mock.patch.object(family.flash_pieces_plan, "forward_kernel", module.forward_kernel):
+        family.check_forward((1, 4, 2, 1, 32), 3)
+        family.check_forward((1, 1, 1, 66, 32), 2)
+
+
+def check_flash_pieces_backward(module):
+    import test_flash_pieces as family
+
+    plan, kernels = family.flash_pieces_plan, ("dq_kernel", "dkdv_kernel")
+    with mock.patch.multiple(plan, **{name: getattr(module, name) for name in kernels}):
+        family.check_both((1, 2, 1, 5, 32), 3)
+        family.check_both((1, 2, 1, 40, 32), 2)
+
+
+def check_flash_pieces_parts(module):
+    import test_flash_pieces as family
+
+    wrong = {name: made for name, made in vars(module).items() if inspect.isfunction(made)}
+    with ExitStack() as stack:
+        for user in (family.flash_pieces, family.flash_pieces_backward):
+            own = {name: made for name, made in wrong.items() if hasattr(user, name)}
+            stack.enter_context(mock.patch.dict(vars(user), own))
+        plan = family.flash_pieces_plan
+        for name in family.KERNELS:
+            stack.enter_context(mock.patch.object(plan, name, getattr(plan, name).__wrapped__))
+        for pieces in 2, 3:
+            assert family.pairs_seen(pieces) < 1
+            family.check_both((1, 2, 1, 24, 32), pieces)
+
+
 def check_loss(module):
     import test_update
 

@@ -77,6 +77,13 @@ class NumpyProduct:
             h, slope = gelu(numbers(aux))
             total = total * slope
             second[...] = to_bf16(h.astype(np.float32))
+        elif self.epilogue == "swiglu backward":
+            (gate, up), dh = numbers(aux)[0], total
+            sigma = 1 / (1 + np.exp(-gate))
+            dgate = dh * up * sigma * (1 + gate * (1 - sigma))
+            both = np.stack([dgate, dh * gate * sigma])[None]
+            second[...] = to_bf16(both.astype(np.float32))
+            total = gate * sigma * up
         total = total.astype(np.float32)
         c[...] = to_bf16(total) if c.dtype == np.uint16 else total
         if sums is not None:

@@ -27,6 +27,7 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
     "cuda, float32 stream": ({"stream": "float32", "gradient": "float32"}, ""),
     "cuda, own products": ({}, "ours"),
     "cuda, rope apart": ({"turns": False}, ""),
+    "cuda, gates apart": ({}, ""),
 }
 
 
@@ -129,12 +130,14 @@ class Ours:
 
     def __init__(self, config, w, precision, who, dry):
         try:
+            from nanoeuler.engines.gpu.engine import CudaEngine
             from nanoeuler.engines.gpu.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
         self.device, self.taken = card(dry), []
         gc.collect()
         self.before = self.device.memory_used()
+        CudaEngine.bends_gates = "gates apart" not in who
         numbers, multiplier = ways_of(precision, who)
         how = {"precision": numbers, "multiplier": multiplier}
         self.stepper = CudaStepper(w, AdamW(w), self.device, **how)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from nanoeuler.engines.interface import Engine, Optimizer, Stepper, Taken
+from nanoeuler.engines.parts import cut, slices
 from nanoeuler.measurements import cores
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
 from nanoeuler.model.weights import Weights
@@ -36,12 +37,6 @@ def shards(batch: int, context: int) -> int:
     the machine may decide this number.
     """
     return min(SHARDS, -(-batch // -(-SHARD_TOKENS // context)))
-
-
-def _cut(rows: range, parts: int) -> list[range]:
-    # A range in at most `parts` ranges of nearly equal length, none of them empty.
-    parts = min(parts, len(rows))
-    return [rows[len(rows) * i // parts : len(rows) * (i + 1) // parts] for i in range(parts)]
 
 
 class CpuStepper(Stepper):
@@ -100,7 +95,7 @@ class CpuStepper(Stepper):
             part.flat[...] = 0
             return sum(
                 loss_and_gradients(engine, config, self.weights, tokens[x], targets[x], scale, part)
-                for x in self._pieces(rows)
+                for x in slices(rows, self.pieces)
             )
 
         own = [self.gradients]  # the first shard of all writes where the sum will be
@@ -117,7 +112,7 @@ class CpuStepper(Stepper):
         def run(engine, rows):
             return sum(
                 loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x])
-                for x in self._pieces(rows)
+                for x in slices(rows, self.pieces)
             )
 
         rounds = self._rounds(tokens)
@@ -132,11 +127,8 @@ class CpuStepper(Stepper):
 
     def _rounds(self, tokens):
         # The shards of a batch, each the range of its sequences, as many at a time as threads.
-        cut = _cut(range(len(tokens)), shards(*tokens.shape))
-        return [cut[i : i + self.threads] for i in range(0, len(cut), self.threads)]
-
-    def _pieces(self, rows):
-        return [slice(x.start, x.stop) for x in _cut(rows, self.pieces)]
+        each = cut(range(len(tokens)), shards(*tokens.shape))
+        return [each[i : i + self.threads] for i in range(0, len(each), self.threads)]
 
     def _add_up(self, parts):
         # Add the gradients of shards to the sum of those before them, in their order.

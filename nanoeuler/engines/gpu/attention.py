@@ -12,9 +12,9 @@ from typing import Any
 
 from nanoeuler.engines.gpu import flash_mma_plan, flash_plan
 from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.products import HOPPER
+from nanoeuler.engines.gpu.turn import Turning
 from nanoeuler.errors import UserError
-
-HOPPER = 9, 0  # the one capability that has wgmma
 
 
 def family(capability: tuple, D: int) -> ModuleType:
@@ -36,8 +36,12 @@ def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, capability: tuple) 
 
 def backward_launches(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    capability: tuple,
+    capability: tuple, turn: Turning | None = None,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """delta, dq, dk, dv, to be run in this order: see `backward_launches` of either family."""
-    plan = family(capability, q.shape[-1])
-    return plan.backward_launches(do, q, k, v, o, lse, delta, dq, dk, dv)
+    plan, arrays = family(capability, q.shape[-1]), (do, q, k, v, o, lse, delta, dq, dk, dv)
+    if turn is None:
+        return plan.backward_launches(*arrays)
+    if plan is not flash_plan:
+        raise UserError("attention turns gradients back on Hopper alone, at widths of 64 and 128")
+    return flash_plan.backward_launches(*arrays, turn=turn)

@@ -93,13 +93,13 @@ class Attends(Turns):
     ) -> Array:  # fmt: skip
         """As `Sublayers.attend_backward`."""
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
-        dheads = self.attention_backward(dy, saved.heads, config.n_kv_heads, saved.p)
+        T, G = dout.shape[1], config.n_kv_heads
+        by = self.turning(config, T)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p, by)
         del dy
-        if config.position == "rope":
+        if config.position == "rope" and by is None:
             cos, sin = self.rope_tables(config.context, config.head_dim)
-            turned = config.n_heads + config.n_kv_heads
-            T = dout.shape[1]
-            self.rope_backward(dheads, turned, cos[:T], sin[:T])
+            self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
         return self.linear_backward(drows, again(), b.wqkv, db.wqkv, db.wqkv_bias)
 
@@ -137,7 +137,13 @@ class Mlps(Attends):
 
 
 class MlpsBackward(Mlps):
-    """And the way back."""
+    """And the way back.
+
+    bends_gates: whether a product ends in SwiGLU's backward where it can; a kernel of rows does it
+    otherwise.
+    """
+
+    bends_gates = True
 
     def mlp_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -147,6 +153,8 @@ class MlpsBackward(Mlps):
         dout = self.operand(dout, db.w_down_bias, "w_down")
         if config.mlp == "gelu" and self.multiply.fused:
             du, h = self._down_gelu(dout, b.w_down, saved, db.w_up_bias)
+        elif self.bends_gates and self.multiply.fused and db.w_up_bias is None:
+            du, h = self._down_swiglu(dout, b.w_down, saved)
         else:
             dh, gated = self.back(dout, b.w_down), config.mlp == "swiglu"
             du, h = self.gate_backward(gated, dh, saved, db.w_up_bias, again=True)
@@ -165,6 +173,15 @@ class MlpsBackward(Mlps):
         a, b = rows_of(dout), self.copy_of(w).T
         self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
         return du, u
+
+    def _down_swiglu(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
+        """du over u, and h = silu(gate) up, by one product dout w^T, which is not stored."""
+        h = self.take(*u.shape[:-1], w.shape[0])
+        halves = u.reshape(1, -1, 2, w.shape[0]).swapaxes(1, 2)
+        ends = {"epilogue": "swiglu backward", "aux": halves, "second": halves}
+        a, b = rows_of(dout), self.copy_of(w).T
+        self.product("w_down, dX, SwiGLU", a, b, rows_of(h), **ends)
+        return u, h
 
 
 class Logits(MlpsBackward):

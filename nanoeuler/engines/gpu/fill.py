@@ -2,10 +2,9 @@
 
 
 # %% sec-pieces-fill
-"""Small kernels over whole arrays: zero segments, add a row to all rows, give rows another pitch.
+"""Small kernels over whole arrays: zero segments, add a row to all rows.
 
-Each reads and writes its bytes once. Left out: columns that are no multiple of 8, but where a
-pitch is changed, which is for them.
+Each reads and writes its bytes once. Left out: columns that are no multiple of 8.
 """
 
 import functools
@@ -17,15 +16,7 @@ import numpy as np
 from nanoeuler.engines.gpu.gemm_plan import cover
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.ptx import (
-    divide,
-    float_of,
-    load_if_below,
-    load_int4,
-    load_own_float,
-    store_float,
-    store_float4,
-)
+from nanoeuler.engines.gpu.ptx import divide, load_int4, store_float4
 from nanoeuler.engines.gpu.update import LANE, THREADS, Segment, tiles
 from nanoeuler.engines.gpu.vectors import (
     SIZES,
@@ -117,82 +108,3 @@ def counted(threads: int) -> int:
     if not 0 < threads < 1 << 31:
         raise UserError(f"a launch of {threads} threads is none or too many")
     return threads
-
-
-@functools.cache
-def widen_kernel(kind: str) -> Kernel:
-    """Lines of V float32 to lines of P numbers of this kind, 0 behind the V-th.
-
-    pieces: of 16 bytes of out, in all; across: of a line. Thread i of the grid has piece i.
-    """
-    width, size, store = piece(kind), SIZES[kind], make_store(kind, piece(kind))
-
-    def widen(x, out, pieces, across, V, P):
-        i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-        values = cuda.local.array(width, float32)
-        if i < pieces:
-            line = divide(i, across)
-            column = int32(i - line * across) * width
-            at = x + (int64(line) * V + column) * 4
-            for k in range(width):
-                values[k] = float_of(load_if_below(at + 4 * k, int32(column + k), V))
-            store(values, 0, out + (int64(line) * P + column) * size)
-
-    return Kernel(widen, "l l r r r r", THREADS, target=(8, 0))
-
-
-@functools.cache
-def narrow_kernel(add: bool) -> Kernel:
-    """The way back, float32: lines of V are, or get added, the first V of lines of P."""
-    load, width = make_load("float32", 4), 4
-
-    def narrow(x, out, pieces, across, V, P):
-        i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-        values = cuda.local.array(width, float32)
-        if i < pieces:
-            line = divide(i, across)
-            column = int32(i - line * across) * width
-            load(values, 0, x + (int64(line) * P + column) * 4)
-            for k in range(width):
-                at = out + (int64(line) * V + column + k) * 4
-                if column + k < V:
-                    if add:
-                        values[k] += load_own_float(at)
-                    store_float(at, values[k])
-
-    return Kernel(narrow, "l l r r r r", THREADS, target=(8, 0))
-
-
-def heads_of(narrow: Any, wide: Any, columns: int) -> tuple[int, int]:
-    """Lines in all, and the pitch P; UserError where (rows, K V) and (rows, K P) do not fit."""
-    rows, width = narrow.shape
-    heads = width // columns if columns > 0 and width % columns == 0 else 0
-    pitch = wide.shape[1] // max(heads, 1)
-    if tuple(wide.shape) != (rows, heads * pitch) or pitch < columns or pitch % STEP:
-        came = f"{tuple(narrow.shape)} and {tuple(wide.shape)}"
-        raise UserError(f"heads of {columns} columns and of a pitch in eights are not in {came}")
-    return rows * heads, pitch
-
-
-def widen_launch(x: Any, out: Any, columns: int) -> Launch:
-    """out (rows, K P), bf16 or float32, from x (rows, K * columns) float32, zeros in the padding.
-
-    columns: V, of each of K heads, any number; P at least V, a multiple of 8.
-    """
-    (lines, pitch), kind = heads_of(x, out, columns), kind_of(out)
-    expect("x", x, tuple(x.shape), "float32")
-    expect("the wide rows", out, tuple(out.shape), kind)
-    across = pitch // piece(kind)
-    pieces = counted(lines * across)
-    args = x, out, pieces, across, columns, pitch
-    return Launch(widen_kernel(kind), (cover(pieces, THREADS),), args)
-
-
-def narrow_launch(x: Any, out: Any, columns: int, add: bool = False) -> Launch:
-    """out (rows, K * columns) float32 is, or gets added, x (rows, K P) without its padding."""
-    lines, pitch = heads_of(out, x, columns)
-    expect("x", x, tuple(x.shape), "float32")
-    expect("the narrow rows", out, tuple(out.shape), "float32")
-    pieces = counted(lines * (pitch // 4))
-    args = x, out, pieces, pitch // 4, columns, pitch
-    return Launch(narrow_kernel(add), (cover(pieces, THREADS),), args)

@@ -66,6 +66,7 @@ from nanoeuler.engines.gpu.ptx import (
     pack_bf16,
     store_float,
 )
+from nanoeuler.engines.gpu.turn import take_angles, turn
 
 KEYS = 64  # of a step of dq
 
@@ -257,17 +258,32 @@ def save_rows(acc: Any, factor: float, to: Heads, row: int, tile: int, D: int, a
         put_done()
 
 
+def make_turn_back(D: int, turned: bool) -> Callable:
+    """turn_back(acc, cos, sin, row, T, at): where heads are turned, acc by the opposite angles."""
+    size = D // 2 if turned else 1
+
+    def turn_back(acc: Any, cos: int, sin: int, row: int, T: int, at: Place) -> None:
+        angles = cuda.local.array(size, float32)
+        if turned:
+            first, last = int32(row + own_row(at)), int32(T - 1)
+            above, below = min(first, last), min(int32(first + 8), last)
+            take_angles(angles, cos, sin, above, below, D, at.lane)
+            turn(acc, 0, angles, float32(-1), D)
+
+    return turn_back
+
+
 @functools.cache
-def dq_kernel(D: int, groups: int) -> Kernel:
-    """dq and delta."""
+def dq_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
+    """dq and delta; turned: dq is turned back."""
     stages, resident = (4, 2) if D == 64 else (3, 1)
     rows, warps, half, tile_half = 64 * groups, 4 * groups, D // 2, KEYS // 2
-    quarter = KEYS // 4
+    quarter, turn_back = KEYS // 4, make_turn_back(D, turned)
     loop = over_keys(D, warps, stages)
 
     def dq(
         map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
-        T, heads, sharing, scale, root,
+        T, heads, sharing, scale, root, cos, sin,
     ):  # fmt: skip
         prefetch_maps(map_q, map_k, map_v, map_do)
         at, block = place(), query_block(T, heads, sharing, rows, KEYS)
@@ -289,10 +305,12 @@ def dq_kernel(D: int, groups: int) -> Kernel:
         skip = skip_keys(shared, block, of_k, of_v, row, T, warps, stages, D)
         mbarrier_wait(shared.full, int32(0))
         loop(parts, tile, do_tile, shared.ring, of_k, of_v, block, skip, row, scale, at)
+        turn_back(parts.dq, cos, sin, row, T, at)
         save_rows(parts.dq, root, Heads(map_dq, block.batch, block.head), row, tile, D, at)
 
     shared = query_bytes(D, rows, stages)
-    return Kernel(dq, "l l l l l l l l l l l l r r r f f", 32 * warps, shared, resident=resident)
+    args = "l l l l l l l l l l l l r r r f f l l"
+    return Kernel(dq, args, 32 * warps, shared, resident=resident)
 
 
 # %% sec-flash-tensor-dkdv
@@ -555,16 +573,17 @@ def step_queries(D: int) -> int:
 
 
 @functools.cache
-def dkdv_kernel(D: int, groups: int) -> Kernel:
-    """dk and dv."""
+def dkdv_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
+    """dk and dv; turned: dk is turned back."""
     queries, stages = step_queries(D), 3
     rows, warps, half, tile_half = 64 * groups, 4 * groups, D // 2, queries // 2
     packed = queries // 8 if D == 64 else queries // 4
-    loop = over_queries(D, warps, queries, stages)
+    loop, turn_back = over_queries(D, warps, queries, stages), make_turn_back(D, turned)
 
     def dkdv(
-        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root
-    ):
+        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
+        cos, sin,
+    ):  # fmt: skip
         prefetch_maps(map_q, map_k, map_v, map_do)
         at, number, key = place(), block_head(), int32(cuda.blockIdx.y * rows)
         kv_heads = divide(heads, sharing)
@@ -589,8 +608,9 @@ def dkdv_kernel(D: int, groups: int) -> Kernel:
         k, v = int32(shared.k + at.group * size), int32(shared.v + at.group * size)
         mbarrier_wait(shared.full, int32(0))
         loop(parts, k, v, shared, source, head, steps, row, scale, at)
+        turn_back(parts.dk, cos, sin, row, T, at)
         save_rows(parts.dk, root, Heads(map_dk, batch, kv), row, k, D, at)
         save_rows(parts.dv, float32(1), Heads(map_dv, batch, kv), row, v, D, at)
 
     shared = key_bytes(D, rows, queries, stages)
-    return Kernel(dkdv, "l l l l l l l l r r r f f", 32 * warps, shared)
+    return Kernel(dkdv, "l l l l l l l l r r r f f l l", 32 * warps, shared)

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu.flash_layout import at_a_time, expect_lines, scales, 
 from nanoeuler.engines.gpu.flash_parts import MOST
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.kernel import Launch, Map
+from nanoeuler.engines.gpu.turn import Turning, expect_turning
 from nanoeuler.errors import UserError
 
 WIDTHS = 64, 128  # head widths: whole panels of the widest swizzle, and accumulators that fit
@@ -87,11 +88,12 @@ def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:
 
 def backward_launches(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    multiprocessors: int = MULTIPROCESSORS,
+    multiprocessors: int = MULTIPROCESSORS, turn: Turning | None = None,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
     delta is working memory. Every dq, dk, dv and delta is written. do and o are laid out alike.
+    turn: by what q and k were turned; then dq and dk are the gradients of what they were before.
     """
     queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS)
@@ -99,15 +101,19 @@ def backward_launches(
     _countable(B * H, T)
     if o.strides != do.strides:
         raise UserError(f"attention's o and do lie alike, not {o.strides} and {do.strides}")
+    expect_turning(turn, T, (H + G) * D, D if turn else 0)
+    if turn and turn[2:] != (T, (H + G) * D):
+        raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
     return (
-        _dq_launch((q, k, v, do, dq), o, lse, delta, H // G, multiprocessors),
-        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, H // G, multiprocessors),
+        _dq_launch((q, k, v, do, dq), o, lse, delta, H // G, multiprocessors, turn),
+        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, H // G, multiprocessors, turn),
     )
 
 
 def _dq_launch(
-    arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int, multiprocessors: int
-) -> Launch:
+    arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int, multiprocessors: int,
+    turn: Turning | None,
+) -> Launch:  # fmt: skip
     do = arrays[3]
     B, H, T, D = do.shape
     groups = warpgroups(2 if D == 64 else 3, T, B * H, multiprocessors)
@@ -115,18 +121,21 @@ def _dq_launch(
     grid = together, cover(T, 64 * groups), B * H // together
     maps = [_box(array, 64) for array in arrays]
     pointers = o, do, *o.strides[:3], lse, delta
-    return Launch(dq_kernel(D, groups), grid, (*maps, *pointers, T, H, sharing, *scales(D)))
+    kernel = dq_kernel(D, groups, True) if turn else dq_kernel(D, groups)
+    angles = turn[:2] if turn else (0, 0)
+    return Launch(kernel, grid, (*maps, *pointers, T, H, sharing, *scales(D), *angles))
 
 
 def _dkdv_launch(
-    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int
+    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int, turn: Turning | None
 ) -> Launch:
     B, H, T, D = arrays[0].shape
     heads = B * H // sharing
     groups = warpgroups(2, T, heads, multiprocessors)
-    kernel, queries = dkdv_kernel(D, groups), step_queries(D)
+    kernel = dkdv_kernel(D, groups, True) if turn else dkdv_kernel(D, groups)
+    queries, angles = step_queries(D), turn[:2] if turn else (0, 0)
     together = at_a_time(heads, 4 * T * D * sharing, BACKWARD_SHARE)
     grid = together, cover(T, 64 * groups), heads // together
     rows = queries, 64, 64, queries, 64, 64
     maps = [_box(array, n) for array, n in zip(arrays, rows, strict=True)]
-    return Launch(kernel, grid, (*maps, lse, delta, T, H, sharing, *scales(D)))
+    return Launch(kernel, grid, (*maps, lse, delta, T, H, sharing, *scales(D), *angles))

@@ -48,7 +48,8 @@ class Operands:
 
     a, b uint16; c (m, n) uint16 or float32. aux uint16: the bias (n,), or U or R (m, n). second
     uint16 (m, n), what the form stores beside C, may be aux; of swiglu (m, 2 n), gates and ups.
-    sums float32 (n,): of C's columns. turn: of rope.
+    Both are (1, 2, m, n) of swiglu backward: gates, then ups. sums float32 (n,): of C's columns.
+    turn: of rope.
     """
 
     a: Any
@@ -64,9 +65,9 @@ def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
     """m, n and k of a product, n of C's columns; UserError where something does not fit."""
     gated = form.epilogue == "swiglu"
     m, n, k = extents(form, of.a, of.b, of.c, 2 if gated else 1)
-    aux = {"": None, "bias": (n,), "tile": (m, n)}[form.way.aux]
+    aux = {"": None, "bias": (n,), "tile": (m, n), "tiles": (1, 2, m, n)}[form.way.aux]
     require(f"aux of {form.epilogue!r}", of.aux, aux, "uint16")
-    second = (m, 2 * n if gated else n) if form.second else None
+    second = (aux if form.beside == 2 else (m, 2 * n if gated else n)) if form.second else None
     require(f"the second array of {form.epilogue!r}", of.second, second, "uint16")
     require("sums", of.sums, None if form.sums == "no" else (n,), "float32")
     expect_turning(of.turn, m, n, form.way.turn)
@@ -99,12 +100,14 @@ def maps(form: Form, of: Operands) -> list[Any]:
     """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
     rows_b = 128 if form.epilogue == "swiglu" else form.columns // form.cluster
     second, aux = of.second, of.aux
+    box = (1, 1, 64, 64) if form.beside == 2 else (64, 64)
+    met = (TILE_M, 64) if form.ringed else box
     return [
         Map(of.a, (64, 64) if form.layout[0] == "T" else (TILE_M, TILE_K)),
         Map(of.b, (64, 64) if form.layout[1] == "N" else (rows_b, TILE_K)),
         Map(of.c, (64, 32) if form.out == "float32" else (64, 64)),
-        0 if second is None else Map(second, (64, 64)),
-        0 if aux is None else Map(aux, (TILE_M, 64)) if form.way.aux == "tile" else aux,
+        0 if second is None else Map(second, box),
+        0 if aux is None else aux if form.way.aux == "bias" else Map(aux, met),
     ]
 
 
@@ -257,8 +260,9 @@ def choose(
     """The form that was fastest for such a product, or for those without, one by their sizes."""
     way = EPILOGUES[epilogue]
     kind = layout, "store" if epilogue == "add" or way.turn else epilogue
-    plain = out == "bf16" and way.aux != "tile" and epilogue != "swiglu"
+    plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
     found = like((*kind, out, second), (m, n, k))
     pingpong, cluster, pieces = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
-    pingpong, pieces = pingpong and not way.turn, pieces if way.cut and sums == "no" else "no"
+    pieces = pieces if way.cut and sums == "no" else "no"
+    pingpong = pingpong if way.pingpong is None else way.pingpong
     return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums)

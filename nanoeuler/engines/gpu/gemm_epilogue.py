@@ -10,14 +10,17 @@ c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registe
 
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_form import BOX, TILE_M, Form, advance, make_release
+from nanoeuler.engines.gpu.gemm_form import BOX, STRIPS, TILE_M, Form, advance, make_release
 from nanoeuler.engines.gpu.gemm_mma_out import gelu, gelu_tangent
 from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait_read,
+    bulk_wait_read_all,
+    mbarrier_arrive,
     mbarrier_wait,
     proxy_fence,
     stmatrix4,
+    store_tile,
     tma_add,
     tma_store,
 )
@@ -272,3 +275,108 @@ def make_turns_of_heads(form: Form) -> Any:
                     turn(acc, i * (D // 2), angles, float32(1), D)
 
     return look_up, turn_heads
+
+
+# %% sec-gemm-bays
+def gate_and_slopes(s, gate, up):
+    """s times the slopes of h by gate and by up, and h, equation eq-gemm-swiglu-slopes."""
+    half = float32(0.5) * gate
+    t = tanh_approx(half)
+    curve, sigma = half + half * t, float32(0.5) + float32(0.5) * t
+    return s * up * (sigma + curve * (float32(1) - sigma)), s * curve, curve * up
+
+
+def gate_pair(acc, i, gates, ups):
+    """acc[i : i + 2] meet a pair of gates and one of ups; pairs of slopes of both, and of h."""
+    a, b, c = gate_and_slopes(acc[i], low_bf16(gates), low_bf16(ups))
+    d, e, f = gate_and_slopes(acc[i + 1], high_bf16(gates), high_bf16(ups))
+    return pack_bf16(a, d), pack_bf16(b, e), pack_bf16(c, f)
+
+
+def make_bend(form: Form) -> Any:
+    """bend(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
+
+    What is stored beside C stands in the bay then.
+    """
+    meet_pair = add_pair if form.epilogue == "residual" else bend_pair
+    two, second = form.beside == 2, form.second
+
+    def bend_two(acc, i, bay, box, t):
+        gates, ups = cuda.local.array(16, int32), cuda.local.array(16, int32)
+        read_strip(gates, 0, bay, t)
+        read_strip(ups, 0, bay + BOX, t)
+        lane = int32(t & 31)
+        r = int32((t >> 5) * 16 + (lane & 15))
+        for j in range(4):
+            k, at = i + 8 * j, int32(r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+            a, e, u = gate_pair(acc, k, gates[4 * j], ups[4 * j])
+            b, f, v = gate_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
+            c, g, w = gate_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
+            d, h, x = gate_pair(acc, k + 6, gates[4 * j + 3], ups[4 * j + 3])
+            stmatrix4(bay + at, a, b, c, d)
+            stmatrix4(bay + BOX + at, e, f, g, h)
+            stmatrix4(box + at, u, v, w, x)
+
+    def bend_one(acc, i, bay, box, t):
+        u = cuda.local.array(16, int32)
+        read_strip(u, 0, bay, t)
+        for j in range(16):
+            u[j] = meet_pair(acc, i + 2 * j, u[j])
+        if second:
+            put_pairs(u, 0, bay, t)
+        put_bf16(acc, i, box, t)
+
+    return bend_two if two else bend_one
+
+
+def make_send_met(form: Form) -> Any:
+    """send_met(map_c, map_d, x, y, box, bay): C's strip from its box, and what a bay holds."""
+    two, second = form.beside == 2, form.second
+
+    def send_met(map_c, map_d, x, y, box, bay):
+        tma_store(map_c, x, y, box)
+        if two:
+            store_tile(map_d, x, y, 0, 0, bay)
+            store_tile(map_d, x, y, 1, 0, bay + BOX)
+        elif second:
+            tma_store(map_d, x, y, bay)
+        bulk_commit()
+
+    return send_met
+
+
+def make_met_strip(form: Form) -> Any:
+    """met_strip(acc, q, full, lap, bays, boxes, map_c, map_d, column, row, c, t): strip q goes to
+    C, and what it met to the second array. full: the first mbarrier of bays; lap: a parity."""
+    beside, second, bend, send = form.beside, form.second, make_bend(form), make_send_met(form)
+
+    def met_strip(acc, q, full, lap, bays, boxes, map_c, map_d, column, row, c, t):
+        bay, box = int32(bays + q * beside * BOX), int32(boxes + (q & 1) * BOX)
+        empty = int32(full + (2 * STRIPS + q) * 8)
+        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)
+        free(c, t)
+        if second and q > 1 and t == 0:
+            mbarrier_arrive(empty - 16)  # strip q - 2 has left with its box
+        bend(acc, q * 32, bay, box, t)
+        proxy_fence()
+        barrier(1 + c, 128)
+        if t == 0:
+            x, y = int32(column + q % 2 * 64), int32(row + q // 2 * 64)
+            send(map_c, map_d, x, y, box, bay)
+            if not second:
+                mbarrier_arrive(empty)
+
+    return met_strip
+
+
+def make_leave(form: Form) -> Any:
+    """leave(full, t): a tile's last two strips have left their bays."""
+    second = form.second
+
+    def leave(full, t):
+        if second and t == 0:
+            bulk_wait_read_all()
+            mbarrier_arrive(full + (3 * STRIPS - 2) * 8)
+            mbarrier_arrive(full + (3 * STRIPS - 1) * 8)
+
+    return leave

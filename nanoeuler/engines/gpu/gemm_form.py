@@ -38,6 +38,7 @@ REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 o
 PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
 HEADER = 128  # bytes before the pieces: the word that a grid waits at
 LINES = 8         # sums of columns that a block's tile leaves, each of a warp's 16 rows
+STRIPS = 4        # of a consumer's sums in bf16: 64 x 64 each, a box
 # A thread's registers while it produces and while it consumes: 168 on average, all there are.
 FEW, MANY = 40, 232
 
@@ -46,9 +47,11 @@ FEW, MANY = 40, 232
 class Way:
     """What a way out allows.
 
-    aux: what it reads beside A and B: nothing, a "bias" (n,) or a "tile" of another (m, n). outs:
+    aux: what it reads beside A and B: nothing, a "bias" (n,), a "tile" of another (m, n), or
+    "tiles" of two. outs:
     dtypes of C. second: whether it can store another array as well. sums: whether its columns can
     be summed. cut: whether a tile can be made of pieces. turn: the width of heads that it turns.
+    pingpong: what its blocks are, None: either.
     """
 
     aux: str = ""
@@ -57,6 +60,7 @@ class Way:
     sums: bool = False
     cut: bool = False
     turn: int = 0
+    pingpong: bool | None = None
 
 
 # What can be done with the sums of a tile, and what may come with it: see Form.
@@ -67,9 +71,10 @@ EPILOGUES = {
     "bias and gelu": Way("bias", second=True),
     "gelu backward": Way("tile", second=True, sums=True),
     "residual": Way("tile", sums=True),
-    "swiglu": Way(second=True),
-    "rope 64": Way(turn=64),
-    "rope 128": Way(turn=128),
+    "swiglu": Way(second=True, pingpong=False),
+    "swiglu backward": Way("tiles", second=True, pingpong=True),
+    "rope 64": Way(turn=64, pingpong=False),
+    "rope 128": Way(turn=128, pingpong=False),
 }
 
 
@@ -90,10 +95,10 @@ def verify(form: "Form") -> None:
         raise UserError(f"columns of {which} to {form.out} are not summed")
     if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
-    if form.pingpong and (form.out == "float32" or way.aux == "tile" or form.epilogue == "swiglu"):
-        raise UserError(f"ping-pong has no float32, no tile of another array, no swiglu: {form}")
-    if form.pingpong and way.turn:
-        raise UserError(f"ping-pong turns no heads: {form}")
+    if form.pingpong and form.out == "float32" or way.pingpong not in (None, form.pingpong):
+        raise UserError(f"float32, swiglu and rope are not ping-pong, swiglu backward is: {form}")
+    if way.aux == "tiles" and not form.second:
+        raise UserError(f"{which} stores two arrays: {form}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ class Form:
     layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256. cluster: 1
     or 2 blocks that share B. epilogue, of the sums S: store S; add S to C; bias: S + bias (n,);
     bias and gelu: GELU(S + bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R,
-    R (m, n); swiglu: silu(gate) up, S = (gate, up); rope 64 or 128: S, its first heads of that
+    R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same of U = (gate, up),
+    and as second S times its slopes by gate and by up; rope 64 or 128: S, its first heads of that
     width turned. out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U)
     beside S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be
     parts of a tile along k, summed in order, by the same kernel ("together") or another ("after");
@@ -143,9 +149,24 @@ class Form:
         return (TILE_M + self.columns) * TILE_K * 2
 
     @property
+    def beside(self) -> int:
+        """Boxes of other arrays that a strip of a ping-pong tile meets: of its bay."""
+        return {"tile": 1, "tiles": 2}.get(self.way.aux, 0) if self.pingpong else 0
+
+    @property
+    def ringed(self) -> bool:
+        """Whether a tile of another array comes through the ring."""
+        return self.way.aux == "tile" and not self.pingpong
+
+    @property
+    def bays(self) -> int:
+        """Bytes from the ring's beginning to the bays of strips."""
+        return RING - STRIPS * self.beside * BOX
+
+    @property
     def stages(self) -> int:
-        """Stages of the ring."""
-        return RING // self.stage
+        """Stages of the ring: what the bays leave of it."""
+        return self.bays // self.stage
 
     @property
     def strip(self) -> int:
@@ -170,13 +191,19 @@ def skip(stage, phase, stages, count):
 
 
 def prepare(bars, stages, arrivals):
-    """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong."""
+    """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong, then
+    those of bays: full ones of consumer 0, of consumer 1, empty ones."""
     for s in range(stages):
         mbarrier_init(bars + 8 * s, 1)
         mbarrier_init(bars + 8 * (stages + s), arrivals)
-    mbarrier_init(bars + 16 * stages, 1)
-    mbarrier_init(bars + 16 * stages + 8, 1)
+    for i in range(2 + 3 * STRIPS):
+        mbarrier_init(bars + 16 * stages + 8 * i, 1)
     mbarrier_init_fence()
+
+
+def bays_bars(form: Form) -> int:
+    """Bytes from the first mbarrier to those of bays."""
+    return 16 * form.stages + 16
 
 
 def make_release(form: Form) -> Any:

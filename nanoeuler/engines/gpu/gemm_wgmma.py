@@ -5,7 +5,8 @@
 """The kernels of a product: a producer that fetches, two consumers that multiply on tensor cores.
 
     blockIdx    -> cluster, and rank in it (neighbours along m): a list of tiles each
-    warpgroup 0 -> the producer, one thread: k-blocks of A and B into the ring
+    warpgroup 0 -> the producer, one thread: k-blocks of A and B into the ring; another thread,
+                   of another warp: what strips of a ping-pong tile meet, into bays
     warpgroup 1, 2 -> consumers c = 0, 1: rows 64 c of a 128 x 256 tile (cooperative), or every
                    other 128 x 128 tile (ping-pong)
 """
@@ -17,7 +18,9 @@ from nanoeuler.engines.gpu.gemm_columns import strip_columns
 from nanoeuler.engines.gpu.gemm_epilogue import (
     make_bias,
     make_curve,
+    make_leave,
     make_meet,
+    make_met_strip,
     make_read_tile,
     make_strip,
     make_swiglu,
@@ -38,10 +41,12 @@ from nanoeuler.engines.gpu.gemm_form import (
     RING,
     SHARED,
     SLOTS,
+    STRIPS,
     THREADS,
     TILE_M,
     Form,
     advance,
+    bays_bars,
     make_release,
     prepare,
     skip,
@@ -53,6 +58,7 @@ from nanoeuler.engines.gpu.hopper import (
     cluster_arrive,
     cluster_wait,
     descriptor,
+    load_tile,
     map_acquire,
     mbarrier_arrive,
     mbarrier_expect,
@@ -113,7 +119,7 @@ def make_fetch(form: Form) -> Any:
 
 
 def make_fetch_tile(form: Form) -> Any:
-    """fetch_tile(base, bars, map_d, row, column, stage, phase): of another array, as `meet` wants.
+    """fetch_tile(base, bars, map_d, row, column, stage, phase): of another array, for `read_tile`.
 
     128 x 128 a stage. Returns the ring's state after them.
     """
@@ -133,10 +139,38 @@ def make_fetch_tile(form: Form) -> Any:
     return fetch_tile
 
 
+def make_bring(form: Form) -> Any:
+    """bring(base, bars, aux, work, item, end): one thread fetches what strips meet into bays."""
+    cluster, beside, first = form.cluster, form.beside, bays_bars(form)
+    of_c, bays, both = form.of_c, form.bays, beside == 2
+
+    def bring(base, bars, aux, work, item, end):
+        rank, phase = int32(cuda.blockIdx.x & (cluster - 1)), int32(0)
+        map_acquire(aux)
+        while item < end:
+            x, y, _, _ = load_int4(work + int64(item) * 16)
+            row, column = int32((x * cluster + rank) * TILE_M), int32(y * of_c)
+            for q in range(STRIPS):
+                full = int32(bars + first + (phase * STRIPS + q) * 8)
+                to = int32(base + bays + q * beside * BOX)
+                at, down = int32(column + q % 2 * 64), int32(row + q // 2 * 64)
+                empty = int32(bars + first + (2 * STRIPS + q) * 8)
+                mbarrier_wait(empty, phase ^ 1)  # what was there has left
+                mbarrier_expect(full, beside * BOX)
+                if both:
+                    load_tile(to, aux, at, down, 0, 0, full)
+                    load_tile(to + BOX, aux, at, down, 1, 0, full)
+                else:
+                    tma_load(to, aux, at, down, full)
+            item, phase = int32(item + 1), int32(phase ^ 1)
+
+    return bring
+
+
 def make_produce(form: Form) -> Any:
     """produce(...): one thread walks the list of items and keeps the ring full."""
     cluster, stages, stage_bytes, columns = form.cluster, form.stages, form.stage, form.columns
-    met, fetch, fetch_tile = form.way.aux == "tile", make_fetch(form), make_fetch_tile(form)
+    met, fetch, fetch_tile = form.ringed, make_fetch(form), make_fetch_tile(form)
 
     def produce(base, bars, map_a, map_b, aux, work, n, item, end):
         rank = int32(cuda.blockIdx.x & (cluster - 1))
@@ -195,7 +229,7 @@ def make_multiply(form: Form) -> Any:
 def make_out_strip(form: Form) -> Any:
     """out_strip(acc, u, q, ...): all that is done with strip q of the sums, and it goes to C."""
     across, second = form.columns // 64, form.second
-    met, summed, curved = form.way.aux == "tile", form.sums != "no", "and gelu" in form.epilogue
+    met, summed, curved = form.ringed, form.sums != "no", "and gelu" in form.epilogue
     meet, curve = make_meet(form), make_curve(form)
     strip, strip_of_pairs = make_strip(put_bf16), make_strip(put_pairs)
 
@@ -217,16 +251,44 @@ def make_out_strip(form: Form) -> Any:
     return out_strip
 
 
+def make_out_met(form: Form) -> Any:
+    """out_met(acc, base, bars, ...): a tile's four strips meet what was brought, and go to C."""
+    strip, leave, summed = make_met_strip(form), make_leave(form), form.sums != "no"
+    bays, first = form.bays, bays_bars(form)
+
+    def add_up(acc, q, lines, column, line, n, t):
+        if summed:
+            at, below = int32(column + q % 2 * 64), int32(line + q // 2 * 4)
+            strip_columns(acc, q * 32, lines, at, below, n, int32(t & 31))
+
+    def out_met(acc, base, bars, lap, map_c, map_d, lines, n, column, row, line, c, t):
+        base = int32(base + (lap >> 1))  # lap is 0 or 1, but no compiler knows
+        full, at = int32(bars + (lap >> 1) + first), int32(base + bays)
+        boxes = int32(base + RING + c * 2 * BOX)
+        strip(acc, 0, full, lap, at, boxes, map_c, map_d, column, row, c, t)
+        add_up(acc, 0, lines, column, line, n, t)
+        strip(acc, 1, full, lap, at, boxes, map_c, map_d, column, row, c, t)
+        add_up(acc, 1, lines, column, line, n, t)
+        strip(acc, 2, full, lap, at, boxes, map_c, map_d, column, row, c, t)
+        add_up(acc, 2, lines, column, line, n, t)
+        strip(acc, 3, full, lap, at, boxes, map_c, map_d, column, row, c, t)
+        add_up(acc, 3, lines, column, line, n, t)
+        leave(full, t)
+
+    return out_met
+
+
 def make_finish(form: Form) -> Any:
     """finish(...): a tile's registers to C, or as a piece to memory; returns the ring's state."""
     bias, read_tile, swiglu = make_bias(form), make_read_tile(form), make_swiglu(form)
     tile, out_strip, cluster, of_c = make_tile(form), make_out_strip(form), form.cluster, form.of_c
-    biased, met, gated = form.way.aux == "bias", form.way.aux == "tile", form.epilogue == "swiglu"
+    biased, met, gated = form.way.aux == "bias", form.ringed, form.epilogue == "swiglu"
+    brought, out_met = form.beside > 0, make_out_met(form)
     split, plain = form.pieces != "no", gated or form.out == "float32"
     own = 0 if form.pingpong else 64  # rows of a tile that are above the second consumer's
 
     def finish(
-        acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
+        acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, lap, c, t
     ):  # fmt: skip
         rank = int32(cuda.blockIdx.x & (cluster - 1))
         block = int32(x * cluster + rank)
@@ -238,7 +300,9 @@ def make_finish(form: Form) -> Any:
             bias(acc, aux, column, n, int32(t & 31))
         if gated:
             swiglu(acc, boxes, map_d, column, row, n, c, t)
-        if split and slot >= 0:
+        if brought:
+            out_met(acc, base, bars, lap, map_c, map_d, space, n, column, row, line, c, t)
+        elif split and slot >= 0:
             piece = space + int64(int32(slot * cluster + rank)) * PIECE
             put_piece(acc, piece + int64(c * (PIECE // 2)), t)
         elif plain or split:
@@ -309,8 +373,9 @@ def make_consume(form: Form) -> Any:
             release(bars + 8 * (stages + last), t)
             turn_heads(acc, angles, by, y)
             stage, phase = finish(
-                acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, c, t
-            )
+                acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase,
+                int32(turn ^ c), c, t,
+            )  # fmt: skip
             if pingpong:  # pass over the other consumer's stages
                 stage, phase = skip(stage, phase, stages, count)
             x, y, ks, slot = next_x, next_y, next_ks, next_slot
@@ -350,7 +415,7 @@ def gemm_kernel(form: Form) -> Kernel:
     produce, consume, together = make_produce(form), make_consume(form), make_together(form)
     fewer, more = set_registers(FEW, False), set_registers(MANY, True)
     readers = cluster if pingpong else 2 * cluster  # warpgroups that give a stage back
-    second = form.second
+    second, brought, bring = form.second, form.beside > 0, make_bring(form)
 
     def gemm_wgmma(map_a, map_b, map_c, map_d, aux, work, space, n, cos, sin, T, turned):
         shared = cuda.shared.array(0, int8)
@@ -368,6 +433,8 @@ def gemm_kernel(form: Form) -> Kernel:
             fewer()
             if t == 0:
                 produce(base, bars, map_a, map_b, aux, work, n, item, end)
+            elif brought and t == 32:
+                bring(base, bars, aux, work, item, end)
         else:
             more()
             c = int32(group - 1)

@@ -363,15 +363,17 @@ class Heads(Positions):
         self.write("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
         return y, (y, lse)
 
-    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
-        """As `Primitives.attention_backward`."""
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Any, turn: Any = None
+    ) -> Array:
+        """As `Primitives.attention_backward`; turn: by what heads were, dheads is turned back."""
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
         ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
         ends += split(dheads, n_kv)
         if self.narrow:
-            launches = attention.backward_launches(*ends, self.capability)
+            launches = attention.backward_launches(*ends, self.capability, turn)
         else:
             launches = flash_pieces_plan.backward_launches(*ends, self.precision.pieces)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each

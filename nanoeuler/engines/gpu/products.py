@@ -13,7 +13,7 @@ from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma, mma_product, space_f
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.errors import UserError
 
-HOPPER = 9, 0  # the capability that gemm_wgmma is for, and no other
+HOPPER = 9, 0  # the one capability that has wgmma
 
 
 def product_on(

@@ -14,11 +14,14 @@ import numpy as np
 from bench.card import Contest, ghost
 
 from nanoeuler import measurements
+from nanoeuler.engines.gpu.columns import SUMMING, Walk
+from nanoeuler.engines.gpu.gates import swiglu_backward_kernel, swiglu_backward_launches
 from nanoeuler.engines.gpu.gemm import Operands, choose, product
 from nanoeuler.engines.gpu.gemm_columns import columns_kernel
 from nanoeuler.engines.gpu.gemm_form import Form
 from nanoeuler.engines.gpu.gemm_plan import cover
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
+from nanoeuler.engines.gpu.vectors import piece
 from nanoeuler.model.config import PRESETS, parameter_shapes
 
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
@@ -26,6 +29,8 @@ RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104), (8, 8, 8)]  # 8:
 LEAST = {"bf16": 2.0**-9, "float32": 2.0**-24}  # what rounding a result alone may cost
 REPEATS = 8  # of each product, for equal bits
 STEP = [(16384, 768, 768), (2304, 768, 16384)]
+APART = "product, then rows"  # two launches of ours, beside one
+GATE_THREADS = Walk(1, 2048, piece("bf16"), SUMMING).threads  # of its second, for 2048 columns
 L2 = 1.2e9  # bytes of operands beyond which one set overflows the cache by itself
 
 
@@ -68,15 +73,19 @@ CUT = (
 )  # fmt: skip
 CURVED = bf16("NT", False, 1, "bias and gelu"), bf16("NT", True, 1, "bias and gelu")
 CURVED_BOTH = tuple(bf16("NT", p, 2, "bias and gelu", second=True) for p in (False, True))
-BENT = (bf16("NN", False, 2, "gelu backward"),)
-BENT_ALL = (bf16("NN", False, 2, "gelu backward", second=True, sums="store"),)
+BENT = tuple(bf16("NN", p, 2, "gelu backward") for p in (False, True))
+BENT_ALL = tuple(
+    bf16("NN", p, 2, "gelu backward", second=True, sums="store") for p in (False, True)
+)  # fmt: skip
 GATED = (bf16("NT", False, 2, "swiglu"),)
 GATED_BOTH = (bf16("NT", False, 2, "swiglu", second=True),)
-RESIDUAL = bf16("NT", False, 1, "residual"), bf16("NT", False, 2, "residual")
+UNGATED = tuple(bf16("NT", True, c, "swiglu backward", second=True) for c in (2, 1))
+RESIDUAL = *(bf16("NT", False, c, "residual") for c in (1, 2)), bf16("NT", True, 2, "residual")
 OTHERS = (
     bf16("NT", False, 2, "bias"), bf16("TN", False, 2), wide("add", 1, "after"),
     bf16("NN", True, 1, sums="store"), bf16("NN", False, 2, "gelu backward", sums="add"),
-    bf16("NT", False, 2, "residual", sums="add"),
+    bf16("NT", False, 2, "residual", sums="add"), bf16("NN", True, 1, "residual", sums="add"),
+    bf16("NN", True, 2, "swiglu backward", second=True),
 )  # fmt: skip
 
 
@@ -111,6 +120,10 @@ def products():
         *fused("matmul, GELU backward, GELU and sums", BENT_ALL, (step, 3072, 768)),
         *fused("matmul and SwiGLU", GATED, (step, 2048, 768)),
         *fused("matmul and SwiGLU, both stored", GATED_BOTH, (step, 2048, 768)),
+        *fused(
+            "matmul, SwiGLU backward", UNGATED, (step // 2, 2048, 768), (2 * step, 2048, 768),
+            peers=("torch", APART),
+        ),
         *split(CUT, ("best",), (2304, 768, step), (3072, 768, step), (768, 3072, step)),
         *plain("NT", NT, (step, 768, 768), (step, 3072, 768)),
         *plain("NN", NN, (step, 768, 768), (step, 768, 3072), (step, 3072, 768)),
@@ -135,7 +148,8 @@ def roles(config, rows):
     """(role, layout, sizes, epilogue, more of its form) of a layer's products."""
     plain, gated = "bias" if config.bias else "store", config.mlp == "swiglu"
     up = "swiglu" if gated else "bias and gelu"
-    back = ("store", {}) if gated else ("gelu backward", {"second": True, "sums": "store"})
+    back = ("gelu backward", {"second": True, "sums": "store"})
+    back = ("swiglu backward", {"second": True}) if gated else back
     weights = parameter_shapes(config)
     for name in ("qkv", "o", "_up", "_down"):
         k, n = weights[f"block.0.w{name}"]
@@ -168,7 +182,9 @@ def plausible(layout, shape, epilogue, more):
     if epilogue == "swiglu":
         return make(cluster=2), make()
     if epilogue == "gelu backward":
-        return (make(cluster=2),)
+        return make(cluster=2), make(pingpong=True, cluster=2)
+    if epilogue == "swiglu backward":
+        return make(pingpong=True, cluster=2), make(pingpong=True)
     long = few and epilogue == "store" and shape[2] > shape[1]
     third = (make(cluster=2, pieces="together"),) if long else ()
     return (make(cluster=2), make(pingpong=True, cluster=2), *third)
@@ -213,6 +229,7 @@ def kernels():
     made = {label(form): partial(gemm_kernel, form) for form in FORMS}
     after = [form for form in FORMS if form.pieces == "after"]
     made |= {f"{label(form)}, the sum": partial(sum_kernel, form) for form in after}
+    made[APART] = partial(swiglu_backward_kernel, "bf16", True, False, GATE_THREADS)
     return made | {f"columns, {add=}": partial(columns_kernel, add) for add in (False, True)}
 
 
@@ -221,8 +238,8 @@ def stored(form, m, n, k):
     wide = 2 * n if form.epilogue == "swiglu" else n
     a = (k, m) if form.layout[0] == "T" else (m, k)
     b = (k, wide) if form.layout[1] == "N" else (wide, k)
-    aux = {"": None, "bias": (n,), "tile": (m, n)}[form.way.aux]
-    second = (m, wide) if form.second else None
+    aux = {"": None, "bias": (n,), "tile": (m, n)}.get(form.way.aux, (1, 2, m, n))
+    second = (aux if form.beside == 2 else (m, wide)) if form.second else None
     return Operands(a, b, (m, n), aux, second, None if form.sums == "no" else (n,))
 
 
@@ -281,9 +298,34 @@ def results(torch, form, of, out=None):
     if form.epilogue == "swiglu":
         gates, ups = s.chunk(2, 1)
         made = {"c": torch.nn.functional.silu(gates) * ups} | ({"second": s} if form.second else {})
+    if form.epilogue == "swiglu backward":
+        made = gated_back(torch, s, of.aux)
     if form.sums != "no":
         made["sums"] = made["c"].sum(0, dtype=torch.promote_types(s.dtype, torch.float32))
     return made
+
+
+def gated_back(torch, s, aux):
+    """What the backward of SwiGLU gives, of s = dh (m, n) and gates and ups (1, 2, m, n)."""
+    gates, ups = aux[0]
+    h = torch.nn.functional.silu(gates)
+    slopes = torch.stack([torch.ops.aten.silu_backward(s * ups, gates), s * h])
+    return {"c": h * ups, "second": slopes[None]}
+
+
+def rows_of_halves(x):
+    """(1, 2, m, n) of a tensor (m, 2 n), as that."""
+    return x.transpose(1, 2).reshape(x.shape[2], -1)
+
+
+def apart(bench, of):
+    """A function that puts a product, then the kernel of rows, on torch's stream; C is dh too."""
+    a, b, dh = (bench.view(x) for x in (of.a, of.b, of.c))
+    u, du = (bench.view(rows_of_halves(x)) for x in (of.aux, of.second))
+    form = choose("NT", *of.c.shape, of.a.shape[1])
+    launches = product(form, a, b, dh, place=bench.device.array)
+    again = bench.view(of.c.clone())
+    return bench.call([*launches, *swiglu_backward_launches(dh, u, du, h=again)])
 
 
 def library(torch, peer, form, of):
@@ -298,6 +340,18 @@ def library(torch, peer, form, of):
     return lambda: results(torch, form, of, of.c if plain else None)
 
 
+def zeros(torch, kind, *extents):
+    return torch.zeros(extents, device="cuda", dtype=kind)
+
+
+def halved(make, extents):
+    """A tensor of these extents; of (1, 2, m, n) as a view of (m, 2 n)."""
+    if len(extents) < 4:
+        return make(*extents)
+    _, two, m, n = extents
+    return make(m, two * n).view(1, m, two, n).transpose(1, 2)
+
+
 def operands(bench, form, shape):
     """Random A, B and aux, and zeros for what is stored."""
     torch, made = bench.torch, {}
@@ -305,9 +359,9 @@ def operands(bench, form, shape):
         wide = name == "sums" or name == "c" and form.out == "float32"
         kind = torch.float32 if wide else torch.bfloat16
         given = name in ("a", "b", "aux")
-        make = bench.random if given else partial(torch.zeros, device="cuda", dtype=kind)
-        made[name] = extents and make(*extents) if given else extents and make(extents)
-    if form.epilogue in ("gelu backward", "swiglu"):
+        make = bench.random if given else partial(zeros, torch, kind)
+        made[name] = extents and halved(make, extents)
+    if "backward" in form.epilogue or form.epilogue == "swiglu":
         made["b"] *= shape[2] ** -0.5  # gates and gradients of a size where curves are curved
     return Operands(**made)
 
@@ -318,12 +372,15 @@ def check(bench, form, shape):
     exact = Operands(**{name: x if x is None else x.double() for name, x in vars(of).items()})
     want, peer = results(torch, form, exact), results(torch, form, of)
     peers = {name: bench.error(x, want[name]) for name, x in peer.items()}
-    outputs = {name: bench.output(*x.shape, dtype=vars(of)[name].dtype) for name, x in want.items()}
+    outputs = {
+        name: halved(partial(bench.output, dtype=vars(of)[name].dtype), x.shape)
+        for name, x in want.items()
+    }
     if form.epilogue == "add":
         want["c"] += outputs["c"].normal_()
     if form.sums == "add":
         want["sums"] += outputs["sums"].normal_()
-    if form.epilogue == "gelu backward" and form.second:
+    if "backward" in form.epilogue and form.second:
         outputs["second"].copy_(of.aux)  # GELU(U) over U
         of = replace(of, aux=outputs["second"])
     got = bench.repeat(ours(bench, form, replace(of, **outputs)), outputs, REPEATS)
@@ -384,7 +441,10 @@ def entrants(bench, made):
     form = made.forms[0]
     sets = [operands(bench, form, made.shape) for _ in range(count)]
     field = {
-        peer: [library(bench.torch, peer, form, tensors) for tensors in sets]
+        peer: [
+            apart(bench, tensors) if peer == APART else library(bench.torch, peer, form, tensors)
+            for tensors in sets
+        ]
         for peer in made.peers
     }
     for form in made.forms:

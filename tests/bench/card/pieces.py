@@ -36,7 +36,6 @@ CHECKED = (*RAGGED, LONG, *(("NT", *shape) for shape in TIMED))
 SPLIT = 8192, 768
 LEFT = {count: tuple(i for i, _ in PAIRS[count]) for count in (2, 3)}
 RIGHT = {count: tuple(j for _, j in PAIRS[count]) for count in (2, 3)}
-VOCABULARY, PITCH = 50257, 50264
 FLAT = 124_439_808  # parameters of GPT-2's small model
 SPANS = [(0, 38_597_376), (40_000_000, 768), (85_000_000, 39_000_000)]
 
@@ -67,8 +66,6 @@ def kernels():
     orders = {*LEFT.values(), *RIGHT.values(), (0,)}
     made = {f"split {''.join(map(str, w))}": partial(split_kernel, w) for w in sorted(orders)}
     made |= {f"add row {kind}": partial(fill.add_row_kernel, kind) for kind in ("bf16", "float32")}
-    made |= {f"widen {kind}": partial(fill.widen_kernel, kind) for kind in ("bf16", "float32")}
-    made |= {f"narrow {add=}": partial(fill.narrow_kernel, add) for add in (False, True)}
     return made | {"clear": clear_kernel} | forms()
 
 
@@ -230,23 +227,6 @@ def check_add_row(bench, kind, rows, columns):
     return equal(bench, bench.repeat(call, {"y": y})["y"], want)
 
 
-def check_pitch(bench, way, rows, heads, columns, pitch):
-    """Wider, in both kinds, or narrower again, stored or added."""
-    torch = bench.torch
-    x = bench.random(rows, heads, columns, dtype=torch.float32)
-    if way in ("bfloat16", "float32"):
-        out = bench.output(rows, heads * pitch, dtype=getattr(torch, way))
-        want = torch.nn.functional.pad(x, (0, pitch - columns)).to(out.dtype).view(out.shape)
-        launch = fill.widen_launch(bench.view(x.view(rows, -1)), bench.view(out), columns)
-    else:
-        wide = bench.random(rows, heads, pitch, dtype=torch.float32)
-        out = bench.output(rows, heads * columns, dtype=torch.float32).normal_()
-        want = wide[..., :columns].reshape(out.shape) + (out if way == "add" else 0)
-        views = bench.view(wide.view(rows, -1)), bench.view(out)
-        launch = fill.narrow_launch(*views, columns, way == "add")
-    return equal(bench, bench.repeat(bench.call(launch), {"out": out})["out"], want)
-
-
 # ---- What the script asks for
 
 
@@ -272,8 +252,6 @@ def checks(bench):
     made["clear"] = partial(check_clear, bench, SPANS, FLAT)
     for kind in "bfloat16", "float32":
         made[f"add row {kind}"] = partial(check_add_row, bench, kind, 1001, 776)
-    for way in "bfloat16", "float32", "store", "add":
-        made[f"pitch, {way}"] = partial(check_pitch, bench, way, 77, 3, 257, 264)
     return made
 
 
@@ -314,23 +292,14 @@ def split_entrants(bench, count):
 
 
 def fill_entrants(bench, way):
-    """A bf16 copy of GPT-2's embedding with a pitch, and back; a buffer cleared; a row added."""
-    torch, rows, f32 = bench.torch, 768, bench.torch.float32
+    """A buffer cleared; a row added."""
+    torch, f32 = bench.torch, bench.torch.float32
     if way == "clear":
         flat = bench.random(FLAT, dtype=f32)
         return {"torch": [flat.zero_], "ours": [clear_call(bench, flat, [(0, FLAT)])]}
-    if way == "add row":
-        y, row = bench.random(16384, 3072, dtype=f32), bench.random(3072, dtype=f32)
-        launch = fill.add_row_launch(bench.view(y), bench.view(row))
-        return {"torch": [partial(torch.add, y, row, out=y)], "ours": [bench.call(launch)]}
-    x, wide = bench.random(rows, VOCABULARY, dtype=f32), bench.output(rows, PITCH).zero_()
-    back, view = bench.random(rows, PITCH, dtype=f32), bench.view
-    if way == "wider":
-        launch = fill.widen_launch(view(x), view(wide), VOCABULARY)
-        return {"torch": [partial(wide[:, :VOCABULARY].copy_, x)], "ours": [bench.call(launch)]}
-    launch = fill.narrow_launch(view(back), view(x), VOCABULARY, True)
-    peer = partial(torch.add, x, back[:, :VOCABULARY], out=x)
-    return {"torch": [peer], "ours": [bench.call(launch)]}
+    y, row = bench.random(16384, 3072, dtype=f32), bench.random(3072, dtype=f32)
+    launch = fill.add_row_launch(bench.view(y), bench.view(row))
+    return {"torch": [partial(torch.add, y, row, out=y)], "ours": [bench.call(launch)]}
 
 
 def contests(bench):
@@ -347,17 +316,9 @@ def contests(bench):
         case = f"{'x'.join(map(str, SPLIT))} to {len(LEFT[count])}"
         field = partial(split_entrants, bench, count)
         made.append(Contest("split", case, field, "ours", ("copy", "torch")))
-    for what, case in (
-        ("clear", "124M float32"), ("add row", "16384x3072 float32"),
-        ("wider", f"{rows_of(PITCH)} bf16"), ("narrower", f"{rows_of(PITCH)} float32, added"),
-    ):  # fmt: skip
+    for what, case in ("clear", "124M float32"), ("add row", "16384x3072 float32"):
         made.append(Contest(f"fill, {what}", case, partial(fill_entrants, bench, what)))
     return made
-
-
-def rows_of(pitch):
-    """The case of a pitch."""
-    return f"768x{VOCABULARY} in rows of {pitch}"
 
 
 def plans():

@@ -1,17 +1,21 @@
-"""Heads turned in registers by the product that makes them, against a product and RoPE's kernel.
+"""Heads turned in registers, by the product that makes them and in attention's backward, against
+the same kernels without that and RoPE's own.
 
 The product is checked against float64 on ragged sizes, with heads of both widths, with sequences
 that end within a tile, and with values that are not turned; PyTorch's error is that of a product in
 bf16 that is turned in float32. `gpu.py time --only turn:` times it at euler-116m's sizes beside the
-product and RoPE's own kernel one after the other ("apart").
+product and RoPE's own kernel one after the other ("apart"). So are attention's gradients, turned
+back, and checked like attention itself; the peer is PyTorch's attention turned in float32.
 """
 
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from bench.card import Contest, gemm, ghost
+from bench.card import Contest, flash, gemm, ghost
 
+from nanoeuler.engines.gpu import flash_plan
+from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.gemm import choose, product
 from nanoeuler.engines.gpu.gemm_form import Form
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel
@@ -66,6 +70,13 @@ def kernels():
     forms = {case.form for case in CHECKED}
     forms |= {choose(case.layout, *case.shape) for case in TIMED}
     made = {gemm.label(form): partial(gemm_kernel, form) for form in forms}
+    for D, most in ((64, 2), (128, 3)):
+        for groups in (1, most):
+            made[f"dq {D}, {groups} warpgroups, turned"] = partial(dq_kernel, D, groups, True)
+        for groups in (1, 2):
+            made[f"dkdv {D}, {groups} warpgroups, turned"] = partial(dkdv_kernel, D, groups, True)
+    needed = "forward", "dq 64, 2", "dkdv 64, 2"  # of attention's own, for checks and "apart"
+    made |= {name: make for name, make in flash.kernels().items() if name.startswith(needed)}
     return made | {f"RoPE {c.n} of {c.N}": partial(rope_kernel, "bf16", c.n, c.N, c.D)
                    for c in TIMED[:1]}  # fmt: skip
 
@@ -93,7 +104,29 @@ def plans():
         made[f"{case}, {case.T}"] = launches(case, *of)
         if case in TIMED:
             made[f"{case}, {case.T}, apart"] = apart(case, *of)
+    for case in (*ATTENDED, *SAME):
+        tables = [ghost((CONTEXT, case.D // 2), np.float32) for _ in range(2)]
+        shapes = flash.shapes(case).items()
+        arrays = {name: ghost(shape, flash.kind(name)) for name, shape in shapes}
+        for crowd in flash.CROWDS:
+            made[f"{case}, {crowd}"] = backward(case, arrays, *tables, crowd)
     return made
+
+
+# Timed as the model has them, one turned, one by RoPE's own kernel; and odd ones.
+SAME = [flash.Case(64, 12, 4, 512, 64), flash.Case(16, 12, 4, 512, 64)]
+ATTENDED = [
+    flash.Case(1, 2, 1, 1, 64), flash.Case(2, 4, 2, 77, 64), flash.Case(2, 4, 2, 333, 128),
+    flash.Case(2, 4, 2, 1000, 64), flash.Case(3, 4, 1, 130, 64), flash.Case(2, 6, 3, 193, 128),
+]  # fmt: skip
+
+
+def backward(case, arrays, cos, sin, crowd="planned"):
+    """Attention's backward, which turns back. arrays: name -> each of `flash.shapes`."""
+    names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
+    by = Turning(cos, sin, case.T, (case.H + case.G) * case.D)
+    of = (arrays[name] for name in names)
+    return list(flash_plan.backward_launches(*of, flash.CROWDS[crowd], by))
 
 
 def tables(bench, D):
@@ -134,10 +167,48 @@ def check(bench, case):
     return {"error": error, "peer": peer, "least": gemm.LEAST["bf16"]}
 
 
+def turn_back(torch, x, cos, sin):
+    """Gradients x (B, heads, T, D) turned back, in no less than float32."""
+    kind, half = torch.promote_types(x.dtype, torch.float32), x.shape[-1] // 2
+    a, b = x.to(kind).split(half, -1)
+    cos, sin = (table[: x.shape[2]].to(kind) for table in (cos, sin))
+    return torch.cat([a * cos + b * sin, b * cos - a * sin], -1)
+
+
+def check_backward(bench, case, crowd, packed):
+    """The relative errors of dq, dk and dv, ours and those of FlashAttention-2, turned back."""
+    torch, problem = bench.torch, flash.Problem(bench, case, packed=packed)
+    cos, sin = tables(bench, case.D)
+    views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
+    o_and_lse = (views[name] for name in ("q", "k", "v", "o", "lse"))
+    bench.call(flash_plan.forward_launch(*o_and_lse))()
+    calls = bench.call(backward(case, views, bench.view(cos), bench.view(sin), crowd))
+    outputs = {name: problem.tensors[name] for name in ("delta", "dq", "dk", "dv")}
+    seen, want = bench.repeat(calls, outputs), flash.exact(problem)[2]
+    peers, made = problem.peer(flash.PEERS[0])[1]()[:3], {}
+    for name, exact, peer in zip(("dq", "dk", "dv"), want, peers, strict=True):
+        ours = seen[name][-1:].double()
+        if name != "dq":
+            exact, peer = flash.fold(problem, exact), flash.fold(problem, peer)
+        if name != "dv":
+            exact, peer = (turn_back(torch, x, cos, sin) for x in (exact, peer))
+        peer = peer.bfloat16()[-1:].double()
+        size = max(exact.norm(), 0.01 * exact.numel() ** 0.5)
+        error, other = (((x - exact).norm() / size).item() for x in (ours, peer))
+        made[name] = {"error": error, "peer": other, "least": flash.LEAST}
+    return made
+
+
 def checks(bench):
     """Name -> check of each case."""
-    return {f"matmul and RoPE {case}, {case.T} a sequence, {case.n} of {case.N} heads":
+    made = {f"matmul and RoPE {case}, {case.T} a sequence, {case.n} of {case.N} heads":
             partial(check, bench, case) for case in CHECKED}  # fmt: skip
+    return made | {
+        f"attention backward and RoPE {case}, {crowd}{', packed' * packed}":
+            partial(check_backward, bench, case, crowd, packed)
+        for case in (*ATTENDED, *SAME)
+        for crowd, packed in [(crowd, False) for crowd in flash.CROWDS] + [("planned", True)]
+    }  # fmt: skip
 
 
 def entrants(bench, case):
@@ -154,7 +225,33 @@ def entrants(bench, case):
     return made
 
 
+def backward_entrants(bench, case):
+    """Name -> calls, for each of two problems in the model's layout: turned back at once, apart."""
+    made = {"ours": [], "apart": []}
+    for seed in range(2):
+        problem = flash.Problem(bench, case, seed, packed=True)
+        cos, sin = map(bench.view, tables(bench, case.D))
+        views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
+        forward, *apart = problem.ours()
+        forward()  # the backward needs its o and lse
+        made["ours"].append(bench.call(backward(case, views, cos, sin)))
+        heads = case.H + 2 * case.G
+        whole = bench.view(problem.tensors["dq"].as_strided(
+            (case.B * case.T, heads * case.D), (heads * case.D, 1)
+        ))  # fmt: skip
+        rope = bench.call(
+            rope_launch(whole, cos, sin, case.H + case.G, case.D, case.T, back=True)
+        )
+        made["apart"].append(lambda calls=(*apart, rope): [call() for call in calls])
+    return made
+
+
 def contests(bench):
     """What is timed."""
-    return [Contest("matmul and RoPE", str(case), partial(entrants, bench, case))
+    made = [Contest("matmul and RoPE", str(case), partial(entrants, bench, case))
             for case in TIMED]  # fmt: skip
+    return made + [
+        Contest("attention backward and RoPE", str(case), partial(backward_entrants, bench, case),
+                peer="apart")
+        for case in SAME
+    ]  # fmt: skip

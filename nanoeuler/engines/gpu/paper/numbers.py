@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler.engines.gpu.bf16 import from_bf16 as from_bf16
+from nanoeuler.engines.gpu.bf16 import to_bf16 as to_bf16
+
 
 class Integer:
     """An integer type. Called, it converts as the machine does: towards zero, then by wrapping."""
@@ -54,16 +57,3 @@ def bits(value: float) -> int:
     """The bits of a float32, as an int32."""
     _number[0] = value
     return _signed.item()
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """float32 -> the bits of the nearest bf16, ties to even, as uint16 of the same shape."""
-    word = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    nearest = (word + 0x7FFF + (word >> 16 & 1)) >> 16
-    quiet = word >> 16 | 0x40  # of a nan the sum above could make an infinity
-    return np.where((word & 0x7FFFFFFF) > 0x7F800000, quiet, nearest).astype(np.uint16)
-
-
-def from_bf16(half: np.ndarray) -> np.ndarray:
-    """The float32 that each bf16, given by its bits, stands for: its upper half, then zeros."""
-    return (np.asarray(half).astype(np.uint32) << 16).view(np.float32)

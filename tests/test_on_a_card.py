@@ -1,0 +1,82 @@
+"""A whole run on a GPU, as far as the host goes: room, plans, saves, signals. The card is a double.
+
+What it computes is in test_cuda_engine.py; how a run goes on a processor, in test_train.py.
+"""
+
+from pathlib import Path
+
+import pytest
+from idle_card import IdleCard, install
+
+import nanoeuler as ne
+from nanoeuler.cli.main import main
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESETS
+from nanoeuler.planning import card as planned
+from nanoeuler.planning import doctor, memory
+from nanoeuler.training.run import Settings
+
+RIVER = Path(__file__).parents[1] / "data" / "river.txt"
+BIG = PRESETS["euler-116m"]
+
+
+def test_a_batch_that_does_not_fit_names_one_that_does(monkeypatch):
+    install(monkeypatch, IdleCard(free=8e9))
+    with pytest.raises(UserError) as caught:
+        planned.check_room(BIG, 64, 1, "cuda")
+    said = str(caught.value)
+    assert "64 x 512 tokens takes 12.78 GB" in said and "has 8.00 of its 24.00 GB free" in said
+    most = int(said.split("batch_size of at most ")[1].split(",")[0])
+    planned.check_room(BIG, most, 1, "cuda")
+    with pytest.raises(UserError):
+        planned.check_room(BIG, most + 1, 1, "cuda")
+    planned.check_room(BIG, 64, 4, "cuda")  # in parts
+    install(monkeypatch, IdleCard(free=1e9))
+    with pytest.raises(UserError, match="choose a smaller model"):
+        planned.check_room(BIG, 64, 1, "cuda")
+    install(monkeypatch, IdleCard(capability=(7, 5)))
+    with pytest.raises(UserError, match="compute capability 8.0"):
+        planned.check_room(BIG, 64, 1, "cuda")
+
+
+def test_a_run_on_a_card_asks_for_the_cards_memory_and_little_of_this_machine(
+    monkeypatch, tmp_path
+):
+    """Of this machine's memory a step on its processor would take 20 GB, and on a card 4."""
+    install(monkeypatch, IdleCard(free=8e9))
+    settings = Settings(steps=1, batch_size=64)
+
+    def begin(engine, here):
+        monkeypatch.setattr(memory, "limit", lambda: here)
+        ne.train(RIVER, out=tmp_path / "a", config=BIG, settings=settings, engine=engine)
+
+    with pytest.raises(UserError, match="of the GPU's memory"):
+        begin("cuda", 5e9)
+    with pytest.raises(UserError, match="and this machine has 2.0 GB"):
+        begin("cpu", 2e9)
+    with pytest.raises(UserError, match="trained on a GPU, needs 4.2 GB of memory"):
+        begin("cuda", 2e9)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_doctor_knows_the_card(monkeypatch):
+    install(monkeypatch, IdleCard())
+    monkeypatch.setattr(doctor, "no_gpu", lambda: "")
+    told = "GPU        an idle card, compute capability 9.0, 20.0 of 24.0 GB free; --engine cuda"
+    assert told in doctor.report()
+    install(monkeypatch, IdleCard(capability=(7, 5)))
+    assert "too old for our engines" in planned.found()
+
+
+def test_a_run_says_what_it_takes_of_the_card(monkeypatch, tmp_path, capsys):
+    card = install(monkeypatch, IdleCard())
+    out = tmp_path / "run"
+    sizes = ["--dim", "64", "--layers", "1", "--heads", "2", "--kv-heads", "1", "--context", "16"]
+    code = main(["train", "--data", str(RIVER), "--out", str(out), *sizes, "--steps", "3",
+                 "--batch-size", "4", "--engine", "cuda", "--vocab-size", "512"])  # fmt: skip
+    said = capsys.readouterr().err
+    assert code == 0, said
+    size = planned.step_bytes(ne.load(out).config, 4, 1, "cuda")
+    assert f"memory  {size / 1e9:.2f} GB of the an idle card" in said
+    # The steps that were tried before the run have given their memory back.
+    assert size / 2 < card.most < 1.5 * size

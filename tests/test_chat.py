@@ -140,7 +140,7 @@ def test_fine_tuning_has_settings_of_its_own(base, tmp_path, monkeypatch):
         pass
 
     def fit(out, run, *rest):
-        assert run.settings == FINETUNING and run.step == 0
+        assert run.settings == FINETUNING.with_rate(LEARNING_RATE) and run.step == 0
         raise Stop
 
     monkeypatch.setattr("nanoeuler.training.sft.fit", fit)

@@ -18,6 +18,7 @@ from nanoeuler.cli import main as cli
 from nanoeuler.inference import evaluate, model
 from nanoeuler.model.config import CHOICES
 from nanoeuler.model.weights import Weights
+from nanoeuler.training import sft
 from nanoeuler.training.folder import read_metrics
 from nanoeuler.training.saves import read_record
 
@@ -257,9 +258,9 @@ def test_the_parts_of_a_model_belong_together(base):
 
 def test_fine_tuning_has_its_own_learning_rate_unless_told(base, tmp_path):
     ne.finetune(base, PAIRS, out=tmp_path / "own", settings=TINY_RUN)
-    assert read_record(tmp_path / "own").settings.lr == face.FINETUNING.lr
+    assert read_record(tmp_path / "own").settings.lr == sft.LEARNING_RATE
     training(tmp_path)
-    assert read_record(tmp_path / "run").settings.lr == 4 * face.FINETUNING.lr
+    assert read_record(tmp_path / "run").settings.lr == 4 * sft.LEARNING_RATE
 
 
 def test_a_resumed_fine_tuning_needs_no_model_and_takes_no_other(base, tmp_path):

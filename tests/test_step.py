@@ -106,6 +106,6 @@ def test_tokens_of_a_folder_are_used(tmp_path, monkeypatch):
     step_sides.make_tokens(tmp_path, tmp_path / "ids.npy")
     monkeypatch.setenv("NANOEULER_TOKENS", str(tmp_path / "ids.npy"))
     step_sides.tokens.cache_clear()
-    assert step_sides.tokens().tobytes() == np.frombuffer(
+    assert step_sides.tokens("").tobytes() == np.frombuffer(
         b"".join(texts), np.uint8).astype(np.uint16).tobytes()  # fmt: skip
     step_sides.tokens.cache_clear()

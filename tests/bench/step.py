@@ -8,12 +8,14 @@ Parts, all if none is named:
     kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
     replay    a small model's step as a graph, 1,000 times, against its launches one by one
     products  cuBLAS by our door against float64, and beside PyTorch; what a launch costs the host
-Names of presets after --preset, and words of a job's name after --only, leave out the rest. Each
-side works in a process of its own, with a watch-dog, and what is known is saved at once: rows of
-data/measurements/gpu.json, and in the folder $OUT, where curves and errors of all tensors are left
-too. --dry does all of it without a GPU, on models so small that nothing can be said of their speed.
+Names of presets after --preset, sides after --sides, and patterns that a job's name must match
+after --only, leave out the rest. Each side works in a process of its own, with a watch-dog, and
+what is known is saved at once: rows of data/measurements/gpu.json, and in the folder $OUT, where
+curves and errors of all tensors are left too. --dry does all of it without a GPU, on models so
+small that nothing can be said of their speed.
 
-Tokens are those of the file $NANOEULER_TOKENS (uint16, .npy), which
+Tokens are those of the file $NANOEULER_TOKENS (uint16, .npy; PRESET in its name stands for the
+preset's), which
     python tests/bench/step.py tokens FOLDER FILE.npy [GPT2-RANKS]
 makes of the texts of a folder: by a tokenizer of 4,096 that it learns, or by GPT-2's of that file
 of ranks. Without it they are the bytes of the text that comes with the package, over and over.
@@ -23,6 +25,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -340,7 +343,7 @@ def run(options):
     journal = Journal(circumstances(options.device, commit), options.dry)
     with tempfile.TemporaryDirectory() as folder:
         for jobs in sides(options.what):
-            jobs = [job for job in jobs if all(word in job for word in options.only)
+            jobs = [job for job in jobs if all(re.search(part, job) for part in options.only)
                     and any(word in job for word in options.preset or [""])
                     and job.split(": ")[2] in (options.sides or [job.split(": ")[2]])]  # fmt: skip
             command = [sys.executable, __file__, "--child", folder, "--steps", str(options.steps)]
@@ -368,7 +371,7 @@ def main():
     parser.add_argument("what", nargs="*", help=", ".join(PARTS))
     parser.add_argument("--dry", action="store_true", help="tiny models, without a GPU")
     parser.add_argument("--preset", nargs="+", default=[], help="only these")
-    parser.add_argument("--only", nargs="+", default=[], help="words that a job's name contains")
+    parser.add_argument("--only", nargs="+", default=[], help="patterns that a job's name matches")
     parser.add_argument("--sides", nargs="+", default=[], help="only these, as cuda, torch compile")
     parser.add_argument("--steps", type=int, default=CURVE_STEPS, help="of a curve")
     parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")

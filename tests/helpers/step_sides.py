@@ -45,16 +45,16 @@ def config_of(preset, dry):
 
 
 @cache
-def tokens():
+def tokens(preset):
     """The ids of the text that is trained on."""
     if path := os.environ.get("NANOEULER_TOKENS"):
-        return np.load(path)
+        return np.load(path.replace("PRESET", preset))
     return np.frombuffer((project_root() / "data" / "river.txt").read_bytes(), np.uint8)
 
 
-def batches(config, batch, context):
+def batches(config, batch, context, preset=""):
     """step (from 1) -> tokens (B, T), targets (B, T, K), int32."""
-    ids = tokens().astype(np.int64) % config.vocab_size
+    ids = tokens(preset).astype(np.int64) % config.vocab_size
     need = (batch + 1) * (context + config.n_predict)
     ids = np.tile(ids, -(-need // len(ids)))
     made = Batches(ids.astype(np.int32), batch, context, config.n_predict, seed=0)
@@ -189,7 +189,7 @@ def side(preset, batch, context, precision, who, dry):
         config = replace(config, vocab_size=-(-config.vocab_size // 64) * 64)
         w = initialise(config, seed=0)
     kind = Ours if who.startswith(OURS) else Torch
-    return kind(config, w, precision, who, dry), batches(config, batch, context)
+    return kind(config, w, precision, who, dry), batches(config, batch, context, preset)
 
 
 # ---- Products of the vendor, and what a launch costs

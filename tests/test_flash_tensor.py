@@ -21,6 +21,7 @@ from mutants import Mutant, load
 from nanoeuler.engines.gpu import flash_plan
 from nanoeuler.engines.gpu.flash_forward import NARROW, reciprocal_of
 from nanoeuler.engines.gpu.flash_layout import padded
+from nanoeuler.engines.gpu.flash_parts import MOST
 from nanoeuler.engines.gpu.flash_plan import backward_launches, forward_launch
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
@@ -418,6 +419,29 @@ def test_quotients_are_exact(n, most):
 def test_quotients_that_would_not_be_exact_are_refused():
     with pytest.raises(UserError, match="split the batch"):
         reciprocal_of(65536, 65536)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 12, 255, 4095, 4097, MOST - 1])
+def test_divide_is_exact(n):
+    """Numbers around all multiples, in float32, with a reciprocal that is off by 2^-23 either way.
+    """
+    multiples = n * np.unique(np.linspace(0, (MOST - 1) // n, 5000).astype(np.int64))
+    x = np.concatenate([multiples, multiples + 1, multiples + n - 1])
+    x = x[x < MOST]
+    for off in (1 - 2.0**-23, 1.0, 1 + 2.0**-23):
+        q = (x.astype(np.float32) * np.float32(off / n)).astype(np.int64)
+        rest = x - q * n
+        assert np.array_equal(q - (rest < 0) + (rest >= n), x // n)
+
+
+def test_numbers_that_would_not_be_divided_exactly_are_refused():
+    few = np.empty((1, 1, 1, 64), np.uint16)
+    many = np.lib.stride_tricks.as_strided(few, (1 << 12, 1 << 10, 1, 64), (0, 0, 128, 2))
+    lse = np.lib.stride_tricks.as_strided(
+        np.empty(1, np.float32), (1 << 12, 1 << 10, 128), (4 * 128 << 10, 4 * 128, 4)
+    )
+    with pytest.raises(UserError, match="split the batch"):
+        forward_launch(many, many, many, many, lse)
 
 
 # ---- Machine code, which test_registers.py makes and tests/registers.tsv has

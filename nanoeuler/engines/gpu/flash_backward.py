@@ -26,6 +26,7 @@ from nanoeuler.engines.gpu.flash_parts import (
     block_head,
     by_columns,
     by_rows,
+    divide,
     fetch,
     forbid_earlier,
     forbid_later,
@@ -227,11 +228,10 @@ def query_start(
         mbarrier_init(shared.full, int32(1))
         start_ring(shared.ring, stages)
         mbarrier_init_fence()
-    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
-    if at.thread == 0:
         fetch_rows(q, do, block.first, shared.q, groups, D, shared.full)
         for i in range(min(int32(stages), block.steps)):
             fill_pair(shared.ring, int32(i), k, v, key_row(block, i, KEYS), KEYS, D)
+    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
 
 
 def skip_keys(
@@ -546,7 +546,7 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
 def ahead(source: Queries, head: int, steps: int) -> Cursor:
     """The tile that comes `steps` steps after the first one of `head`."""
     tiles = int32(source.end - source.first)
-    heads = int32(steps // tiles)
+    heads = divide(steps, tiles)
     return Cursor(int32(head + heads), int32(source.first + steps - heads * tiles))
 
 
@@ -559,13 +559,12 @@ def key_start(
         mbarrier_init(shared.full, int32(1))
         start_ring(shared.ring, stages)
         mbarrier_init_fence()
-    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
-    if at.thread == 0:
         fetch_rows(k, v, key, shared.k, groups, D, shared.full)
         now = Cursor(head, source.first)
         for i in range(min(int32(stages), steps)):
             fill_queries(shared.ring, shared.lines, int32(i), source, now, queries, D)
             now = next_of(source, now)
+    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
 
 
 def step_queries(D: int) -> int:
@@ -587,8 +586,8 @@ def dkdv_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
     ):  # fmt: skip
         prefetch_maps(map_q, map_k, map_v, map_do)
         at, number, key = place(), block_head(), int32(cuda.blockIdx.y * rows)
-        kv_heads = int32(heads // sharing)
-        batch = int32(number // kv_heads)
+        kv_heads = divide(heads, sharing)
+        batch = divide(number, kv_heads)
         kv = int32(number - batch * kv_heads)
         first, end = int32(key // queries), int32((T + queries - 1) // queries)
         steps, head = int32((end - first) * sharing), int32(kv * sharing)

@@ -29,6 +29,7 @@ from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.ptx import (
     barrier,
     pack_bf16,
+    reciprocal,
     shared_address,
     store_shared_int,
     ticket,
@@ -167,6 +168,20 @@ def advance(stage: int, phase: int, stages: int) -> tuple[int, int]:
     return stage, phase
 
 
+MOST = 1 << 22  # what `divide` takes: above, its float32 could be off by more than one
+
+
+def divide(x: int, n: int) -> int:
+    """x // n of 0 <= x < MOST and n > 0: a quotient in float32, put right."""
+    q = int32(float32(x) * reciprocal(float32(n)))
+    rest = int32(x - q * n)
+    if rest < 0:
+        q = int32(q - 1)
+    if rest >= n:
+        q = int32(q + 1)
+    return q
+
+
 class QueryBlock(NamedTuple):
     """Queries that a block owns: from row `first` of a head on, with `steps` tiles of keys.
 
@@ -189,11 +204,11 @@ def block_head() -> int:
 def query_block(T: int, heads: int, sharing: int, rows: int, keys: int) -> QueryBlock:
     """This block's queries: the last tile first, because it has the most keys to see."""
     number = block_head()
-    batch = int32(number // heads)
+    batch = divide(number, heads)
     head = int32(number - batch * heads)
     first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
     steps = int32((min(T, int32(first + rows)) + keys - 1) // keys)
-    return QueryBlock(first, steps, number, batch, head, int32(head // sharing))
+    return QueryBlock(first, steps, number, batch, head, divide(head, sharing))
 
 
 def key_row(block: QueryBlock, step: int, keys: int) -> int:

@@ -20,6 +20,7 @@ from nanoeuler.engines.gpu.flash_forward import (
     reciprocal_of,
 )
 from nanoeuler.engines.gpu.flash_layout import at_a_time, expect_lines, scales, shared_shape
+from nanoeuler.engines.gpu.flash_parts import MOST
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.kernel import Launch, Map
 from nanoeuler.engines.gpu.turn import Turning, expect_turning
@@ -35,6 +36,14 @@ def _box(array: Any, rows: int) -> Map:
     return Map(array, (1, 1, rows, 64))
 
 
+def _countable(heads: int, T: int) -> None:
+    if heads * cover(T, 64) >= MOST:  # the kernels divide numbers of heads and of tiles
+        raise UserError(
+            f"attention of {heads} heads of {T} positions is too much for one launch: "
+            "split the batch"
+        )
+
+
 def forward_launch(
     q: Any, k: Any, v: Any, o: Any, lse: Any, places: int = RESIDENT * MULTIPROCESSORS
 ) -> Launch:
@@ -45,6 +54,7 @@ def forward_launch(
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
+    _countable(B * H, T)
     maps = _box(q, 64), _box(k, KEYS), _box(v, KEYS), _box(o, 64)
     tiles, scale = cover(T, QUERIES), scales(D)[0]
     if D == 128:
@@ -88,6 +98,7 @@ def backward_launches(
     queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS)
     expect_lines(B, H, T, lse=lse, delta=delta)
+    _countable(B * H, T)
     if o.strides != do.strides:
         raise UserError(f"attention's o and do lie alike, not {o.strides} and {do.strides}")
     expect_turning(turn, T, (H + G) * D, D if turn else 0)

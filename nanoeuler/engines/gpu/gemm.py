@@ -217,6 +217,7 @@ MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
     ("NT", "bias and gelu", "bf16", False): {(16384, 3072, 768): (False, 1, "no")},
     ("NT", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
     ("NN", "gelu backward", "bf16", True): {(16384, 3072, 768): COOPERATIVE},
+    ("NT", "gelu backward", "bf16", True): {(16384, 3072, 768): PINGPONG},
     ("NT", "swiglu", "bf16", False): {(16384, 2048, 768): COOPERATIVE},
     ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
     ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},

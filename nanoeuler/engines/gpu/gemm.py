@@ -218,6 +218,10 @@ MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
     ("NT", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
     ("NN", "gelu backward", "bf16", True): {(16384, 3072, 768): COOPERATIVE},
     ("NT", "gelu backward", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NT", "swiglu backward", "bf16", True): {
+        (8192, 2048, 768): (True, 1, "no"),
+        (32768, 2048, 768): (True, 1, "no"),
+    },
     ("NT", "swiglu", "bf16", False): {(16384, 2048, 768): COOPERATIVE},
     ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
     ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},

@@ -47,7 +47,8 @@ def config_of(preset, dry):
 @cache
 def tokens(preset):
     """The ids of the text that is trained on."""
-    if path := os.environ.get("NANOEULER_TOKENS"):
+    path = os.environ.get("NANOEULER_TOKENS", "")
+    if path and (preset or "PRESET" not in path):
         return np.load(path.replace("PRESET", preset))
     return np.frombuffer((project_root() / "data" / "river.txt").read_bytes(), np.uint8)
 

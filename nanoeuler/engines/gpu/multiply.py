@@ -8,7 +8,6 @@ A matrix is (rows, columns) with dense rows, or the transpose of such. What the 
 bf16, or float32 in pieces. Left out: two transposed operands, which no gradient needs.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +98,7 @@ class Multiplier(CutProducts):
             a, b, c = b.T, a.T, c.T
         layout = "NT"[turned(a)] + "NT"[turned(b)]
         work = self.work(layout, stored(a), stored(b), c, epilogue, aux, second, sums, turn)
-        self.recording.add(name, work, 2 * a.shape[1] * math.prod(c.shape))
+        self.recording.add(name, work, 2 * a.shape[0] * a.shape[1] * b.shape[1])
 
     def work(
         self, layout: str, a: Array, b: Array, c: Array, epilogue: str, aux: Any, second: Any,

@@ -22,6 +22,7 @@ from nanoeuler.engines.gpu.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.multiply import Multiplier
 from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import Array, Program, Recording
+from nanoeuler.engines.parts import slices
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
 from nanoeuler.model.weights import Weights, flat_size
@@ -59,12 +60,6 @@ class Recorded(NamedTuple):
     program: Program
     inputs: dict[str, Array]
     results: dict[str, Array]
-
-
-def pieces_of(B: int, pieces: int) -> list[slice]:
-    """The sequences of each piece of a batch, of nearly equal number, none empty."""
-    pieces = min(pieces, B)
-    return [slice(B * i // pieces, B * (i + 1) // pieces) for i in range(pieces)]
 
 
 def cleared(weights: Weights) -> np.ndarray:
@@ -140,7 +135,7 @@ def record_step(
     """The program of a training step on a batch of B sequences, a piece of them at a time."""
     this, K = Writer(config, machine, precision), config.n_predict
     recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
-    gradients, cut = Weights(config, np.float32, flat), pieces_of(B, pieces)
+    gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
     sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
     recording.add("clear", clear_launch(recording.constant(cleared(gradients)), flat))
     for i, x in enumerate(cut):
@@ -174,7 +169,7 @@ Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
 def fill_batch(page: Page, tokens: np.ndarray, targets: np.ndarray) -> None:
     """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces."""
     pieces = sum(name.startswith("tokens") for name in page)
-    for i, x in enumerate(pieces_of(len(tokens), pieces)):
+    for i, x in enumerate(slices(range(len(tokens)), pieces)):
         page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu import norm
+from nanoeuler.engines.gpu.bf16 import to_bf16
 from nanoeuler.engines.gpu.device import Device
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.mail import Inbox, Outbox
@@ -37,12 +38,6 @@ from nanoeuler.engines.interface import Optimizer, Stepper, Taken
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.transformer import head_weights, loss_scale
 from nanoeuler.model.weights import Weights
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """float32 (N,) rounded to bf16, nearest even, as uint16: what AdamW's kernel makes of them."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def fields(arrays: dict[str, Array]) -> dict[str, tuple]:

@@ -11,6 +11,7 @@ import pytest
 from idle_card import IdleCard, install
 
 import nanoeuler as ne
+from nanoeuler import measurements
 from nanoeuler.cli import train as commands
 from nanoeuler.cli.main import main
 from nanoeuler.errors import UserError
@@ -28,7 +29,13 @@ def test_a_batch_that_does_not_fit_names_one_that_does(monkeypatch):
     with pytest.raises(UserError) as caught:
         planned.check_room(BIG, 64, 1, "cuda")
     said = str(caught.value)
-    assert "64 x 512 tokens takes 12.78 GB" in said and "has 8.00 of its 24.00 GB free" in said
+    size = planned.step_bytes(BIG, 64, 1, "cuda") / 1e9
+    assert f"64 x 512 tokens takes {size:.2f} GB" in said
+    assert "has 8.00 of its 24.00 GB free" in said
+    (seen,) = (row for row in measurements.load("gpu") if row["what"] == "peak memory" and
+               row["case"] == "euler-116m 64x512 bf16" and row["engine"] == "cuda" and
+               row["peer"] == "torch compile")  # fmt: skip
+    assert size == pytest.approx(seen["value"] * 2**30 / 1e9, rel=0.1)  # as it came on an H200
     most = int(said.split("batch_size of at most ")[1].split(",")[0])
     planned.check_room(BIG, most, 1, "cuda")
     with pytest.raises(UserError):

@@ -7,7 +7,7 @@
 Leaves out the driver's own memory, and how long a step takes: that is tried before a run.
 """
 
-from nanoeuler.engines.gpu import stepper
+from nanoeuler.engines.gpu import stepper, vendor
 from nanoeuler.engines.gpu.device import check
 from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.step import Machine, record_step
@@ -26,7 +26,7 @@ def step_bytes(config: ModelConfig, batch_size: int, accumulate: int, engine: st
     UserError where that engine cannot take it.
     """
     card, shape = stepper.gpu(), (batch_size, config.context)
-    machine = Machine(tuple(card.capability), card.multiprocessors)
+    machine = Machine(tuple(card.capability), card.multiprocessors, vendor.multiplier())
     program = record_step(config, *shape, machine, PRECISIONS[engine], RULES, accumulate).program
     return sum(program.sizes.values())
 
@@ -57,7 +57,8 @@ def words(config: ModelConfig, batch_size: int, accumulate: int, engine: str) ->
     """The memory that a run takes, of the GPU and of this machine, for a line of its plan."""
     size = step_bytes(config, batch_size, accumulate, engine)
     host = HOST_BYTES * count_parameters(config)
-    return f"{size / 1e9:.2f} GB of the {stepper.gpu().name}, {host / 1e9:.2f} of this machine"
+    rooms = f"{size / 1e9:.2f} GB of the {stepper.gpu().name}, {host / 1e9:.2f} of this machine"
+    return f"{rooms}; {vendor.multiplier().words}"
 
 
 def found() -> str:
@@ -69,4 +70,4 @@ def found() -> str:
     text += f"{whole / 1e9:.1f} GB free"
     if (major, minor) < (8, 0):  # the first with products of bf16
         return f"{text}; too old for our engines, which need 8.0: --engine cpu trains here"
-    return f"{text}; --engine cuda trains on it"
+    return f"{text}; --engine cuda trains on it, {vendor.multiplier().words}"

@@ -87,7 +87,9 @@ class CutProducts(TensorCores):
 
 
 class Multiplier(CutProducts):
-    """What records products."""
+    """What records products. words: who multiplies, for a line of a run's plan."""
+
+    words = "our kernels multiply"
 
     def __call__(
         self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",

@@ -24,6 +24,7 @@ COMPUTE = {1: "bf16", 2: "tf32", 3: "float32"}  # the library's way, by ours: pi
 class Fastest(Multiplier):
     """The library's products where it was the faster one."""
 
+    words = "cuBLAS multiplies where it was faster, our kernels elsewhere"
     ends: tuple[str, ...] = ("store",)  # of products that it does
     pieces_of: tuple[int, ...] = (1, 2)  # float32 without tensor cores is slower than in pieces
 
@@ -42,6 +43,7 @@ class Fastest(Multiplier):
 class Library(Fastest):
     """The library's products wherever it has one."""
 
+    words = "cuBLAS multiplies wherever it can"
     ends = ("store", "add")
     pieces_of = (1, 2, 3)
 

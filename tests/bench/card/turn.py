@@ -69,7 +69,7 @@ def kernels():
     """Name -> maker of each kernel; those of the ways apart too."""
     forms = {case.form for case in CHECKED}
     forms |= {choose(case.layout, *case.shape) for case in TIMED}
-    made = {gemm.label(form): partial(gemm_kernel, form) for form in forms}
+    made = {gemm.label(form): partial(gemm_kernel, form) for form in sorted(forms, key=gemm.label)}
     for D, most in ((64, 2), (128, 3)):
         for groups in (1, most):
             made[f"dq {D}, {groups} warpgroups, turned"] = partial(dq_kernel, D, groups, True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import step_inside
 import step_sides
 from bench import step
 
@@ -65,6 +66,12 @@ def test_what_is_known_is_saved_though_the_rest_fails(tmp_path, monkeypatch, cap
     before = len(journal.rows)
     journal.tell(ours[0], {"failed": "the process ended"})
     assert len(journal.rows) == before and "FAILED, the process ended" in capsys.readouterr().out
+
+
+def test_what_adds_up_a_librarys_pieces_belongs_to_its_product():
+    kernels = [("nvjet_splitK", 3.0), ("cublasLt::splitKreduce_kernel", 1.0), ("norm", 2.0)]
+    assert step_inside.together(kernels) == [("nvjet_splitK", 4.0), ("norm", 2.0)]
+    assert step_inside.together([]) == []
 
 
 def test_memory_is_not_measured_twice():

@@ -249,6 +249,9 @@ TABLE = {
     # Shared memory; each line ends with what its own stores left.
     "store_shared_int": Row("store_shared_int(t + 4 * lane, i); one_word(t, lane)",
                             lambda x, n, b: n[:32]),
+    "store_shared_int4": Row(
+        "store_shared_int4(t + 16 * lane, i, j, j, i); four_words(t, lane)",
+        lambda x, n, b: n[:64].reshape(2, 32).T[:, [0, 1, 1, 0]]),
     "store_shared_float2": Row(
         "store_shared_float2(t + 8 * lane, f, g); two_words(t, lane)",
         lambda x, n, b: bits(x[:64].reshape(2, 32).T)),

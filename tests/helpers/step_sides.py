@@ -76,16 +76,13 @@ def make_tokens(folder, to, ranks=None):
 
 def ways_of(precision, who):
     """The Precision of one of our sides, and what records its products."""
+    from nanoeuler.engines.gpu.multiply import Multiplier
     from nanoeuler.engines.gpu.primitives import PRECISIONS
     from nanoeuler.engines.gpu.vendor import multiplier
 
     changed, products = OTHERS.get(who, ({}, ""))
-    if products:
-        os.environ["NANOEULER_PRODUCTS"] = products
-    made = PRECISIONS[ENGINES[precision]]._replace(**changed), multiplier()
-    if products:
-        del os.environ["NANOEULER_PRODUCTS"]
-    return made
+    numbers = PRECISIONS[ENGINES[precision]]._replace(**changed)
+    return numbers, Multiplier if products == "ours" else multiplier()
 
 
 # ---- The sides: step, wait, sums of each step, gradients, memory

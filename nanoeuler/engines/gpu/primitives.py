@@ -45,6 +45,7 @@ class Precision(NamedTuple):
 
     pieces: of float32, how many of its pieces of bf16 are multiplied. turns: whether heads are
     turned where they are made, and rounded once, if the card can; else by RoPE's own kernels.
+    kept: bytes that the inputs n of all sublayers may take and be kept; else each is made again.
     """
 
     kind: str = "bf16"
@@ -52,6 +53,7 @@ class Precision(NamedTuple):
     gradient: str = "float32"
     pieces: int = 1
     turns: bool = True
+    kept: int = 2 << 30  # enough for 64 sequences of euler-116m, and a 65th of an H200's memory
 
 
 BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with

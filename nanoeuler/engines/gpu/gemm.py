@@ -98,7 +98,7 @@ def plan(
 # %% sec-gemm-space
 def maps(form: Form, of: Operands) -> list[Any]:
     """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
-    rows_b = 128 if form.epilogue == "swiglu" else form.columns // form.cluster
+    rows_b = form.columns // (2 if form.epilogue == "swiglu" else form.cluster)
     second, aux = of.second, of.aux
     box = (1, 1, 64, 64) if form.beside == 2 else (64, 64)
     met = (TILE_M, 64) if form.ringed else box
@@ -226,6 +226,10 @@ MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
     ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
     ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
     ("NN", "swiglu", "bf16", True): {(16384, 2048, 768): (False, 1, "no")},
+    ("NN", "rope 64", "bf16", False): {
+        (8192, 1280, 768): COOPERATIVE,
+        (32768, 1280, 768): COOPERATIVE,
+    },
 }
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
 # For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
@@ -264,9 +268,9 @@ def choose(
 ) -> Form:  # fmt: skip
     """The form that was fastest for such a product, or for those without, one by their sizes."""
     way = EPILOGUES[epilogue]
-    kind = layout, "store" if epilogue == "add" or way.turn else epilogue
+    name = "store" if epilogue == "add" else epilogue
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
-    found = like((*kind, out, second), (m, n, k))
+    found = like((layout, name, out, second), (m, n, k))
     pingpong, cluster, pieces = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
     pieces = pieces if way.cut and sums == "no" else "no"
     pingpong = pingpong if way.pingpong is None else way.pingpong

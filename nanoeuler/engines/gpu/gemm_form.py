@@ -71,10 +71,10 @@ EPILOGUES = {
     "bias and gelu": Way("bias", second=True),
     "gelu backward": Way("tile", second=True, sums=True),
     "residual": Way("tile", sums=True),
-    "swiglu": Way(second=True, pingpong=False),
+    "swiglu": Way(second=True),
     "swiglu backward": Way("tiles", second=True, pingpong=True),
-    "rope 64": Way(turn=64, pingpong=False),
-    "rope 128": Way(turn=128, pingpong=False),
+    "rope 64": Way(turn=64),
+    "rope 128": Way(turn=128),
 }
 
 
@@ -96,7 +96,7 @@ def verify(form: "Form") -> None:
     if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
     if form.pingpong and form.out == "float32" or way.pingpong not in (None, form.pingpong):
-        raise UserError(f"float32, swiglu and rope are not ping-pong, swiglu backward is: {form}")
+        raise UserError(f"float32 is not ping-pong, swiglu backward is: {form}")
     if way.aux == "tiles" and not form.second:
         raise UserError(f"{which} stores two arrays: {form}")
 

@@ -371,7 +371,7 @@ def make_consume(form: Form) -> Any:
             pass_on(bars, c, t)
             wait(acc)
             release(bars + 8 * (stages + last), t)
-            turn_heads(acc, angles, by, y)
+            turn_heads(acc, angles, by, x, y, t)
             stage, phase = finish(
                 acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase,
                 int32(turn ^ c), c, t,

@@ -5,8 +5,6 @@ Against float64, with `test_gemm`'s bounds: turning is two products of float32 a
 of what the sums of a tile are off; what is stored is rounded once.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from mutants import Mutant, load

@@ -239,9 +239,9 @@ def make_swiglu(form: Form) -> Any:
     """swiglu(acc, boxes, map_s, column, row, n, c, t): gates become silu(gate) up.
 
     Of each half of a consumer's sums, 64 x 64 gates: beside each other from registers 0 and 32 on,
-    in ping-pong below each other from 0 and 64 on; their ups are `away`. map_s: (m, 2 n), where both
-    go before, rounded, where the form says so; n is then a multiple of 64, so that a strip of gates
-    ends where they end.
+    in ping-pong below each other from 0 and 64 on; their ups are `away`. map_s: (m, 2 n), where
+    both go before, rounded, where the form says so; n is then a multiple of 64, so that a strip of
+    gates ends where they end.
     """
     second, strip = form.second, make_strip(put_bf16)
     half_on, away = (64, 32) if form.pingpong else (32, 64)

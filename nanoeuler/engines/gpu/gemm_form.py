@@ -110,13 +110,15 @@ class Form:
 
     layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256, or of
     128 x 192 where that is narrow. cluster: 1 or 2 blocks that share B.
-    epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu:
-    GELU(S + bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R, R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same of U = (gate, up),
-    and as second S times its slopes by gate and by up; rope 64 or 128: S, its first heads of that
-    width turned. out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U)
-    beside S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be
-    parts of a tile along k, summed in order, by the same kernel ("together") or another ("after");
-    "no": whole. What goes with what: EPILOGUES.
+    epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
+    bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R, R (m, n); swiglu: silu(gate)
+    up, S = (gate, up); swiglu backward: the same of U = (gate, up), and as second S times its
+    slopes by gate and by up; rope 64 or 128: S, its first heads of that width turned.
+    out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U) beside
+    S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be parts
+    of a tile along k, summed in order, by the same kernel ("together") or another ("after"); "no":
+    whole.
+    What goes with what: EPILOGUES.
     """
 
     layout: str = "NT"

@@ -191,7 +191,9 @@ def plausible(layout, shape, epilogue, more):
     if epilogue == "swiglu backward":
         return turns
     if epilogue == "swiglu":
-        return make(), *turns
+        return make(cluster=2), make(), *turns
+    if epilogue == "gelu backward":
+        return make(cluster=2), turns[0]  # single blocks spill 16 bytes of a thread
     long = few and epilogue == "store" and shape[2] > shape[1]
     more = [make(cluster=2, pieces="together")] if long else []
     return (make(cluster=2), *turns, *more, *narrow)

@@ -232,6 +232,7 @@ def add_up_lines(table, partials, outs):
         store_float(place_of, total + load_own_float(place_of))
 
 
+# A block for each line; as many warps as where all do the same.
 SUM_TABLE = Kernel(add_up_lines, "l l l", LANES * SUM_WARPS, target=(8, 0))
 
 

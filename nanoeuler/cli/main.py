@@ -60,7 +60,7 @@ def _run(args):
     """Run the command line on `args`: (exit code, what is wrong, in words, or "")."""
     try:
         flags.not_empty(args)
-        code = app(args, prog_name="nanoeuler", standalone_mode=False) or 0
+        code = app(args, prog_name="nanoeuler", standalone_mode=False, obj=args) or 0
         sys.stdout.flush()  # here, where a closed pipe can still be caught
         return (2, "interrupted") if code == INTERRUPTED else (code, "")
     except typer.TyperException as error:

@@ -7,6 +7,7 @@
 Importing mpi4py starts MPI, so a process asks for `Mpi` only where a launcher has made it a rank.
 """
 
+import atexit
 import sys
 import time
 from typing import Any
@@ -78,3 +79,7 @@ class Mpi(Group):
         """As `Group.abort`."""
         print(f"nanoeuler: rank {self.rank} of {self.size}: {why}", file=sys.stderr, flush=True)
         self.comm.Abort(FAILED)
+
+    def doom(self) -> None:
+        """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
+        atexit.register(self.comm.Abort, FAILED)

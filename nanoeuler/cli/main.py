@@ -51,9 +51,16 @@ def main(args: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     with contextlib.redirect_stderr(Messages(sys.stderr)):
         code, problem = _run(sys.argv[1:] if args is None else args)
-        if problem:
+        if problem and _speaks():
             print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
     return code
+
+
+def _speaks():
+    """Whether this process says what is wrong: of several ranks the first does."""
+    from nanoeuler.engines.ranks.launch import launched
+
+    return not launched()
 
 
 def _run(args):

@@ -23,6 +23,14 @@ def slices(rows: range, parts: int) -> list[slice]:
     return [slice(x.start, x.stop) for x in cut(rows, parts)]
 
 
+def halved(rows: list[range], halvings: int) -> list[list[range]]:
+    """Shards halved so often: what each of 2**halvings processes takes."""
+    if not halvings:
+        return [rows]
+    middle = len(rows) // 2
+    return halved(rows[:middle], halvings - 1) + halved(rows[middle:], halvings - 1)
+
+
 def additions(count: int, halvings: int = HALVINGS) -> list[int]:
     """How often, after each of `count` addends, the newest sum is added to the one before it.
 

@@ -54,6 +54,7 @@ class Group(Protocol):
     rank: int
     size: int
     local: int
+    doomed: bool = False
 
     def share(self, value: Any) -> list[Any]:
         """The `value` of every rank, in the order of ranks: small things, copied."""

@@ -19,7 +19,8 @@ from nanoeuler.errors import UserError
 # What launchers tell a process of its rank: MPICH's and Slurm's, Open MPI's, PMIx (Slurm's other).
 RANKS = "PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"
 SIZES = "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"  # and of the number of ranks; PMIx tells none
-LAUNCHERS = "mpiexec", "mpirun"
+LAUNCHERS = "mpiexec", "mpirun"  # the standard's own name (MPI 4.1, section 11.5), and the older
+# What brings both: an extra of pyproject.toml.
 CURE = "pip install -e '.[distributed]' brings mpi4py and a launcher"
 SAID = (0, 1, 2)  # exit statuses of a program that has said itself what was wrong, if anything
 

@@ -134,7 +134,8 @@ def leading(group: Group) -> Iterator[None]:
     finally:
         if before:
             LEAD.reset(before)
-            group.broadcast(("end",))
+            if not group.doomed:
+                group.broadcast(("end",))
 
 
 def deaf() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nanoeuler.engines.cpu.stepper import CpuStepper, shards_of
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
-from nanoeuler.engines.parts import HALVINGS
+from nanoeuler.engines.parts import HALVINGS, halved
 from nanoeuler.engines.ranks.group import MOST_RANKS, Group, check_size, own
 from nanoeuler.errors import UserError
 from nanoeuler.model.transformer import head_weights, loss_scale
@@ -49,6 +49,7 @@ class RankStepper(Stepper):
     def __init__(self, group: Group, inner: CpuStepper) -> None:
         check_size(group.size)
         self.group, self.inner = group, inner
+        self.halvings = group.size.bit_length() - 1
         self.weights, self.gradients = inner.weights, inner.gradients
         self.optimizer: PartedOptimizer = inner.optimizer
         self.own = own(self.weights.flat.size, group.rank, group.size)
@@ -56,16 +57,15 @@ class RankStepper(Stepper):
 
     def _mine(self, tokens):
         """This rank's part of the shards of tokens (B, T)."""
-        rows, r, R = shards_of(*tokens.shape), self.group.rank, self.group.size
-        return rows[len(rows) * r // R : len(rows) * (r + 1) // R]
+        return halved(shards_of(*tokens.shape), self.halvings)[self.group.rank]
 
     def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
         """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
         group, mine, flat = self.group, self._mine(tokens), self.gradients.flat
         _check_shards(tokens.shape, group.size)
         scale = loss_scale(targets, head_weights(targets.shape[2]))
-        halvings = HALVINGS - (group.size.bit_length() - 1)  # those above are the ranks' own
-        sums = self.inner.shard_gradients(tokens, targets, scale, mine, halvings)
+        left = HALVINGS - self.halvings  # to be made in a rank's own part
+        sums = self.inner.shard_gradients(tokens, targets, scale, mine, left)
         group.reduce_scatter(flat)
         squares = self.optimizer.squares(flat[self.own], MOST_RANKS // group.size)
         told = group.share((sums, squares))

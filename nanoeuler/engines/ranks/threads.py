@@ -77,6 +77,7 @@ class Threads(Group):
 
     def doom(self) -> None:
         """As `Group.doom`: the others fail where they wait."""
+        self.doomed = True
         self.meeting.abort()
 
 

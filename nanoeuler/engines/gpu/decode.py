@@ -34,8 +34,8 @@ from nanoeuler.engines.gpu.gemv import (
 )
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.newest import newest_kernel
-from nanoeuler.engines.gpu.token import enter_kernel, pick_kernel
-from nanoeuler.engines.gpu.vectors import SIZES
+from nanoeuler.engines.gpu.token import PICK_THREADS, enter_kernel, pick_kernel
+from nanoeuler.engines.gpu.vectors import LANES, SIZES
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.layers import rope_tables
@@ -250,7 +250,8 @@ class Passes(Pass):
         given = a if not config.tied else {**a, "output": a["embedding"]}
         self.product("output", given, work["x"], a["norm"], a["norm_bias"], logits, logits.shape[1])
         if picks:
-            kernel = pick_kernel(V, config.context, this.early)
+            threads = min(PICK_THREADS, LANES * cover(V, 4 * LANES))
+            kernel = pick_kernel(V, config.context, threads, this.early)
             args = logits, logits.shape[1], work["lines"], work["said"]
             self.launches.append(("pick", Launch(kernel, (self.rows,), args)))
         return self.launches
@@ -400,3 +401,31 @@ def check_pieces(
                             f"{len(ids)} tokens from there on: cut some off")
         if len(ids) and not 0 <= min(ids) <= max(ids) < config.vocab_size:
             raise UserError(f"expected ids from 0 to {config.vocab_size - 1}, as the model has")
+
+
+BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy
+LAUNCH = 1.2    # microseconds from kernel to kernel in a graph: measured, chapter 9
+FIRST = 0.5     # until the first bytes have come from memory
+HANDOVER = 0.8  # from a kernel's end to the wait of one that is there already: a guess
+WORK = 0.7      # X from L2, its norm, the products, the sums, the store: a guess
+
+
+def predict(this: Decoding, position: int) -> dict[str, tuple[int, float]]:
+    """Name -> (how many, microseconds of one) of the kernels of a token at this position.
+
+    A kernel that waits starts, loads, works; one that is there early has loaded meanwhile.
+    """
+    config, heads, size = this.config, this.heads, SIZES[this.kind]
+    moved = {name: s.inputs * s.outputs * size for name, s in this.shapes.items()}
+    moved |= {"attention": 2 * heads.G * (position + 1) * heads.D * size, "enter": 0, "pick": 0}
+    counts = dict.fromkeys(moved, config.n_layers) | {"output": 1, "enter": 1, "pick": 1}
+
+    def one(name: str) -> float:
+        load = moved[name] / BYTES_A_US
+        if not this.early:
+            return LAUNCH + FIRST + load + WORK
+        if name in ("attention", "enter", "pick"):  # what these load is not there before
+            return HANDOVER + FIRST + load + WORK
+        return max(HANDOVER + WORK, load)
+
+    return {name: (counts[name], one(name)) for name in counts}

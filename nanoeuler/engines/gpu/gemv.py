@@ -606,6 +606,17 @@ def nothing_to_do(x, gain, shift, lines, tile, shared, t):
     return
 
 
+def room(form: Form) -> int:
+    """How many threads of a multiprocessor registers must suffice for, so that none is spilled.
+
+    Where a lane holds few weights, many: then the next kernel's blocks find room beside these.
+    """
+    lean = form.groups * form.shape.tiles * 4 <= LEAN and form.front != "parts"
+    if form.rows == 1:
+        return (768 if form.end == "heads" else 1024) if lean else 512
+    return 512 if form.shape.kind == "bf16" and form.groups == 1 else 256
+
+
 @cache
 def few_rows_kernel(form: Form) -> Kernel:
     """Block (b, i): outputs from 8 groups b on, of rows from `rows` i on. See `few_rows_args`."""
@@ -650,8 +661,6 @@ def few_rows_kernel(form: Form) -> Kernel:
                        keys, values, scale)  # fmt: skip
 
     shared_bytes = operand + 4 * form.shape.warps * form.rows * wide
-    lean = form.rows == 1 and many <= LEAN and form.front != "parts"
-    lone = form.rows == 1 or form.shape.kind == "bf16" and form.groups == 1
-    resident = max(1, (1024 if lean else 512 if lone else 256) // threads)
+    resident = max(1, room(form) // threads)
     target = (9, 0) if form.early else (8, 0)
     return Kernel(few_rows, "l l l l l l r l l l l l f", threads, shared_bytes, 1, resident, target)

@@ -56,9 +56,7 @@ def enter_kernel(shape: Shape, learned: bool, early: bool = False) -> Kernel:
 
 
 @cache
-def pick_kernel(
-    vocabulary: int, context: int, early: bool = False, threads: int = PICK_THREADS
-) -> Kernel:
+def pick_kernel(vocabulary: int, context: int, threads: int, early: bool = False) -> Kernel:
     """pick(logits, stride, lines, said): the most probable token of each row is its next.
 
     logits (R, stride) float32; of equal ones the smallest id. A row that is there, and not at the

@@ -34,6 +34,8 @@ from nanoeuler.engines.gpu.gemv import (
 )
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.newest import newest_kernel
+from nanoeuler.engines.gpu.primitives import PRECISIONS
+from nanoeuler.engines.gpu.stepper import gpu
 from nanoeuler.engines.gpu.token import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.vectors import LANES, SIZES
 from nanoeuler.errors import UserError
@@ -41,7 +43,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Block, Weights
 
-DTYPES = {"bf16": np.uint16, "float32": np.float32}
+DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
 MOST_ROWS = 256  # of a pass; more are several passes
 CHUNK = 128      # positions of a block of attention, at most
 
@@ -382,7 +384,7 @@ class Follower(CudaReader):
         named = enumerate(zip(tokens, starts, strict=True))
         self.begin(loaded, [(int(token), int(start), i, 0) for i, (token, start) in named])
         for _ in range(count):
-            loaded.graph.launch()
+            loaded.graph.launch()  # its kernels find the token and the position where they left it
         said = self.device.host(loaded.work["said"])
         return np.stack([said[i, s + 1 : s + 1 + count] for i, s in enumerate(starts)])
 
@@ -403,6 +405,7 @@ def check_pieces(
             raise UserError(f"expected ids from 0 to {config.vocab_size - 1}, as the model has")
 
 
+# %% sec-token-time
 BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy
 LAUNCH = 1.2    # microseconds from kernel to kernel in a graph: measured, chapter 9
 FIRST = 0.5     # until the first bytes have come from memory
@@ -429,3 +432,13 @@ def predict(this: Decoding, position: int) -> dict[str, tuple[int, float]]:
         return max(HANDOVER + WORK, load)
 
     return {name: (counts[name], one(name)) for name in counts}
+
+
+def cuda_reader(
+    engine: str, config: ModelConfig, weights: Weights, texts: int = 1
+) -> Follower:
+    """The reader of one of `choice.GPU_ENGINES`: of "cuda" in bf16, of the others in float32.
+
+    UserError for a model that cannot be decoded here, MemoryError where it does not fit the GPU.
+    """
+    return Follower(config, weights, gpu(), PRECISIONS[engine].kind, texts)

@@ -190,6 +190,7 @@ class Form:
         return self.rows * self.groups * (4 if self.end in ("swiglu", "heads") else 8)
 
 
+# %% sec-token-front
 def nothing() -> None:
     """What a kernel does that must not start early: its memory is ready."""
     return
@@ -370,6 +371,7 @@ def part_count(heads: Heads) -> int:
     return cover(cover(heads.context, heads.chunk), AT_ONCE) * AT_ONCE
 
 
+# %% sec-token-middle
 def make_operand(form: Form) -> Callable:
     """operand(x, shared, tile, row, offset): 16 bytes of a row of X, zeros for a row there is not.
     """
@@ -478,6 +480,7 @@ def make_total(form: Form) -> Callable:
     return total
 
 
+# %% sec-token-behind
 def make_put(kind: str) -> Callable:
     """put(address, i, value): element i of an array of this kind = value."""
 

@@ -10,6 +10,7 @@ Works the same on paper. Left out: several devices.
 B batch, T positions, K predicted tokens.
 """
 
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -221,12 +222,13 @@ class CudaStepper(Judge, Stepper):
 
 
 CHOICE = "nanoeuler.engines.gpu.vendor"  # named only: chapter 9c builds it
+NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 
 @cache
 def gpu() -> Device:
-    """The GPU of this process: kernels are compiled for it once."""
-    return Device()
+    """The GPU of this process, the first if nothing is said: kernels are compiled for it once."""
+    return Device(int(os.environ.get(NUMBER) or 0))
 
 
 def cuda_stepper(

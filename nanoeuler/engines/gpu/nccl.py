@@ -11,14 +11,18 @@ which the launcher of the ranks must end.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from nanoeuler.engines.gpu import door
 from nanoeuler.engines.gpu.device import Device, check
 from nanoeuler.engines.gpu.exchange import Exchange
 from nanoeuler.engines.ranks.group import Group
 
+FIRST = 1 << 18  # float32 of a rank in the first exchange: 1 MiB, so that no short cut is taken
 
-class Nccl:
-    """The `Link` of this rank's device to the others; all ranks make theirs at the same time."""
+
+class Connection:
+    """A communicator of this rank's device, and a stream of its own."""
 
     def __init__(self, device: Device, group: Group) -> None:
         self.rank, self.size, self.driver = group.rank, group.size, device.driver
@@ -39,25 +43,6 @@ class Nccl:
         """Have a stream wait for what another has so far."""
         check(self.driver.cuEventRecord(event, first))
         check(self.driver.cuStreamWaitEvent(then, event, 0))
-
-    def exchange(self, work: Exchange) -> Callable[..., None]:
-        """As `Link.exchange`."""
-
-        def start(stream: int = 0) -> None:
-            self.after(event, stream, self.side)
-            self.carry(work)
-
-        event = self.event(start)
-        return start
-
-    def join(self) -> Callable[..., None]:
-        """As `Link.join`."""
-
-        def start(stream: int = 0) -> None:
-            self.after(event, self.side, stream)
-
-        event = self.event(start)
-        return start
 
     def carry(self, work: Exchange) -> None:
         """Put one exchange on our stream."""
@@ -81,3 +66,41 @@ class Nccl:
 def bytes_of(array: Any) -> int:
     """The bytes of a flat array."""
     return array.shape[0] * array.dtype.itemsize
+
+
+class Nccl(Connection):
+    """The `Link` of this rank's device to the others; all ranks make theirs at the same time."""
+
+    def __init__(self, device: Device, group: Group) -> None:
+        super().__init__(device, group)
+        self.greet()
+
+    def greet(self) -> None:
+        """Exchange a little of each kind: NCCL connects the first time, and in no graph."""
+        many = self.device.array(np.zeros(self.size * FIRST, np.float32))
+        mine = self.device.part(many, 4 * self.rank * FIRST, (FIRST,), np.float32)
+        for kind, args, roots in (
+            ("reduce-scatter", (many, mine), ()), ("all-gather", (mine, many), ()),
+            ("broadcast", (many,), (0,)),
+        ):  # fmt: skip
+            self.carry(Exchange(kind, args, self, roots))
+        self.device.synchronize()
+
+    def exchange(self, work: Exchange) -> Callable[..., None]:
+        """As `Link.exchange`."""
+
+        def start(stream: int = 0) -> None:
+            self.after(event, stream, self.side)
+            self.carry(work)
+
+        event = self.event(start)
+        return start
+
+    def join(self) -> Callable[..., None]:
+        """As `Link.join`."""
+
+        def start(stream: int = 0) -> None:
+            self.after(event, self.side, stream)
+
+        event = self.event(start)
+        return start

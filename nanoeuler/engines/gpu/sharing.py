@@ -15,7 +15,7 @@ import numpy as np
 
 from nanoeuler.model.weights import PADDING, Weights
 
-# A bucket's bytes at least. A call begins within 12 us, in which 3 MB would pass between two H200s:
+# A bucket's bytes at least. A call begins within 12 us, in which 4 MB would pass between two H200s:
 # a sixth of the time of so many bytes, reduce-scattered.
 LEAST = 32 << 20
 

@@ -1,4 +1,4 @@
-"""Training steps over ranks: who has what, lists of exchanges, and ranks on paper beside one device.
+"""Steps over ranks: who has what, lists of exchanges, and ranks on paper beside one device.
 
 On paper each rank is a thread with a device of its own; exchanges happen as early as they may, or
 as late. The bound of gradients: both sides add the same numbers in different orders, of each rank
@@ -34,7 +34,7 @@ from nanoeuler.engines.ranks.group import Alone
 from nanoeuler.engines.ranks.threads import together
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
-from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.model.weights import initialise
 from nanoeuler.planning.exchange import NVLINK, Rank, foretell, rank_program, travels
 from nanoeuler.training.optim import AdamW
 

@@ -11,7 +11,6 @@ B batch, T positions, K predicted tokens.
 """
 
 import os
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from nanoeuler.engines.gpu.exchange import Exchange, Join, Link, RankWriter
 from nanoeuler.engines.gpu.nccl import Nccl
 from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
-from nanoeuler.engines.gpu.sharing import LEAST, Bucket, Sharing
+from nanoeuler.engines.gpu.sharing import LEAST, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS
 from nanoeuler.engines.gpu.stepper import CHOICE, NUMBER, CudaStepper, gpu
 from nanoeuler.engines.interface import Optimizer

@@ -51,16 +51,23 @@ def main(args: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     with contextlib.redirect_stderr(Messages(sys.stderr)):
         code, problem = _run(sys.argv[1:] if args is None else args)
-        if problem:
+        if problem and _speaks():
             print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
     return code
+
+
+def _speaks():
+    """Whether this process says what is wrong: of several ranks the first does."""
+    from nanoeuler.engines.ranks.launch import launched
+
+    return not launched()
 
 
 def _run(args):
     """Run the command line on `args`: (exit code, what is wrong, in words, or "")."""
     try:
         flags.not_empty(args)
-        code = app(args, prog_name="nanoeuler", standalone_mode=False) or 0
+        code = app(args, prog_name="nanoeuler", standalone_mode=False, obj=args) or 0
         sys.stdout.flush()  # here, where a closed pipe can still be caught
         return (2, "interrupted") if code == INTERRUPTED else (code, "")
     except typer.TyperException as error:

@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nanoeuler.engines.parts import HALVINGS
 from nanoeuler.errors import UserError
 
-# Tensors of a flat buffer are padded to 16 elements, so it can be cut for so many ranks.
-MOST_RANKS = 16
+# Of them each can sum a part of the shards (`parts`). A flat buffer, whose tensors are padded to 16
+# elements, can be cut for so many, too.
+MOST_RANKS = 2**HALVINGS
 
 
 def check_size(size: int) -> None:
@@ -52,6 +54,7 @@ class Group(Protocol):
     rank: int
     size: int
     local: int
+    doomed: bool = False
 
     def share(self, value: Any) -> list[Any]:
         """The `value` of every rank, in the order of ranks: small things, copied."""
@@ -89,6 +92,9 @@ class Group(Protocol):
     def abort(self, why: str) -> None:
         """End every rank at once, this one too; `why` is a line for the user."""
 
+    def doom(self) -> None:
+        """End every rank when this one ends: it failed where the others wait for it."""
+
 
 class Alone(Group):
     """The group of a single rank."""
@@ -107,6 +113,9 @@ class Alone(Group):
         """All of these leave the buffer of the only rank as it is."""
 
     reduce_scatter = all_gather = gather = scatter = spread = _nothing
+
+    def doom(self) -> None:
+        """As `Group.doom`: there is nobody else."""
 
     def abort(self, why: str) -> None:
         """As `Group.abort`."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.ranks.group import Group, added, own
+from nanoeuler.errors import UserError
 
 
 class Threads(Group):
@@ -72,7 +73,12 @@ class Threads(Group):
     def abort(self, why: str) -> None:
         """As `Group.abort`: the others fail where they wait."""
         self.meeting.abort()
-        raise RuntimeError(why)
+        raise UserError(f"rank {self.rank} of {self.size}: {why}")
+
+    def doom(self) -> None:
+        """As `Group.doom`: the others fail where they wait."""
+        self.doomed = True
+        self.meeting.abort()
 
 
 def together(size: int, function: Callable[[Group], Any]) -> list[Any]:

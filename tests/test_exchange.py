@@ -7,6 +7,7 @@ of its result, and a result is no larger than the sum of what the ranks have in 
 With several pieces a rank's addends cancel before they are seen, so lengths are compared.
 """
 
+import random
 import threading
 from dataclasses import replace
 from functools import cache, partial
@@ -15,26 +16,29 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import recorded as helpers
+from exercises import judge
 from lazy_driver import Driver
 from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
 
-from nanoeuler.engines.gpu import door, exchange, nccl, rank_stepper
+from nanoeuler.engines.gpu import door, exchange, nccl, ranks
 from nanoeuler.engines.gpu.device import Device
 from nanoeuler.engines.gpu.exchange import Exchange, Join, RankWriter
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
 from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS, WEIGHTS
-from nanoeuler.engines.gpu.program import Array
-from nanoeuler.engines.gpu.rank_stepper import RankStepper
+from nanoeuler.engines.gpu.program import Array, Recording
+from nanoeuler.engines.gpu.ranks import CudaRankStepper
 from nanoeuler.engines.gpu.sharing import LEAST, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.stepper import CudaStepper
+from nanoeuler.engines.gpu.stream import add_scaled_launch
+from nanoeuler.engines.ranks import lead
 from nanoeuler.engines.ranks.group import Alone
 from nanoeuler.engines.ranks.threads import together
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
-from nanoeuler.model.weights import initialise
+from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.planning.exchange import NVLINK, Rank, foretell, rank_program, travels
 from nanoeuler.training.optim import AdamW
 
@@ -276,7 +280,7 @@ def make(config, group, late=False, writer=RankWriter, pieces=1, overlap=True):
     """A rank's stepper."""
     w, optimizer = fresh(config)
     device = devices()
-    this = RankStepper(
+    this = CudaRankStepper(
         w, optimizer, device, Seen(device, group, late), group, least=SMALL, pieces=pieces,
         overlap=overlap,
     )  # fmt: skip
@@ -428,6 +432,29 @@ def test_ranks_judge_together_and_refuse_what_they_cannot_share():
         np.testing.assert_allclose(a, c, rtol=8 * U * 3)
 
 
+def test_rank_0_leads_ranks_with_gpus(monkeypatch):
+    """The way of a training run: steppers are made by name, and rank 0 alone has the weights."""
+    w, tokens, targets, _ = batch(GPT)
+    monkeypatch.setattr(ranks, "link_of", lambda group: PaperLink(devices(), group))
+
+    def act(group):
+        if group.rank:
+            return lead.follow(group)
+        weights = Weights(GPT, flat=w.flat.copy())
+        with lead.leading(group):
+            this = lead.Led(group, "cuda", weights, AdamW(weights), None, 1)
+            taken = this.step(tokens, targets, LR, 1) + this.finish()
+            this.pull()
+        return taken, weights.flat, this.stepper.optimizer.m.flat
+
+    taken, flat, m = together(2, act)[0]
+    rank = right()[0]
+    assert (taken[0].sums == rank.taken[0].sums).all()
+    # Buckets are others, so the norm's sum has another order; and with it clipping.
+    np.testing.assert_allclose(m, rank.optimizer.m.flat, rtol=64 * U)
+    assert np.abs(flat - rank.w.flat).max() <= 2 * U * np.abs(flat).max()
+
+
 # ---- What is foretold
 
 
@@ -541,17 +568,18 @@ def test_a_machine_without_nccl_says_so(monkeypatch):
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_order(monkeypatch):
-    asked = []
-    monkeypatch.delenv(rank_stepper.NUMBER, raising=False)
-    monkeypatch.setattr(rank_stepper, "gpu", lambda: asked.append(
-        rank_stepper.os.environ[rank_stepper.NUMBER]))  # fmt: skip
-    monkeypatch.setattr(rank_stepper, "Nccl", lambda device, group: group)
-    monkeypatch.setattr(rank_stepper, "RankStepper", lambda *args, **how: how)
-    for rank, number in (5, "1"), (2, "2"):
-        group = SimpleNamespace(rank=rank, local=4, size=8)
-        assert rank_stepper.rank_stepper("cuda", None, None, group, 3)["pieces"] == 3
-        assert asked.pop() == number
-        monkeypatch.delenv(rank_stepper.NUMBER)
+    asked, number = [], ranks.NUMBER
+    monkeypatch.setattr(ranks, "gpu", lambda: asked.append(ranks.os.environ[number]))
+    monkeypatch.setattr(ranks, "Nccl", lambda device, group: SimpleNamespace(device=device))
+    monkeypatch.setattr(ranks, "CudaRankStepper", lambda *args, **how: how)
+    for rank, gpu in (5, "1"), (2, "2"):
+        monkeypatch.delenv(number, raising=False)
+        group = type("Some", (), {"rank": rank, "local": 4, "size": 8})()
+        for _ in range(2):
+            assert ranks.ranked_stepper(group, "cuda", None, None, 3)["pieces"] == 3
+        assert asked == [gpu], "one link, however many steppers"
+        asked.clear()
+    monkeypatch.delenv(number)
 
 
 def test_only_one_rank_of_a_process_computes_at_a_time():
@@ -577,3 +605,44 @@ def test_only_one_rank_of_a_process_computes_at_a_time():
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
     assert max(most) == 1 and len(most) == 40
+
+
+# ---- The chapter's exercises
+
+CHAPTER, SEEN, RACING = "13b-gradients-between-gpus", "seen", "racing"
+CELLS = {
+    "np": np, "Random": random.Random, "Exchange": Exchange, "Join": Join, "Recording": Recording,
+    "add_scaled_launch": add_scaled_launch,
+}  # fmt: skip
+# Whose check, what is wrong with the solution, the text and what it becomes.
+ANSWERS = [
+    (SEEN, "nobody waits for completion", "max(clock, at) + time", "clock + time"),
+    (SEEN, "nobody waits for the wire", "max(clock, at) + time", "at + time"),
+    (SEEN, "the earlier", "max(clock, at)", "min(clock, at)"),
+    (SEEN, "from the first's completion", "complete[-1]", "complete[0]"),
+    (SEEN, "from the beginning", "clock - complete[-1]", "clock"),
+    (SEEN, "the longest alone", "max(clock, at) + time", "max(clock, at + time)"),
+    (RACING, "where it goes alone", "for span in spans(other.launch)]",
+     "for span in spans(other.launch)[1:]]"),
+    (RACING, "what is given alone", "for span in spans(other.launch)]",
+     "for span in spans(other.launch)[:1]]"),
+    (RACING, "any memory", "m == memory and ", ""),
+    (RACING, "neighbours meet", "start < b and a < end", "start <= b and a <= end"),
+    (RACING, "the same beginning", "start < b and a < end", "start == a"),
+    (RACING, "begins inside", "start < b and a < end", "a <= start < b"),
+    (RACING, "no join", "            under_way = []", "            pass"),
+    (RACING, "the last exchange alone", "under_way.append(step)", "under_way = [step]"),
+    (RACING, "nobody need wait", "found + [step.name for step in under_way]", "found"),
+    (RACING, "where it is written alone", "for memory, start, end in spans(step.launch):",
+     "for memory, start, end in spans(step.launch)[:1]:"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    assert not judge(CHAPTER, name, old, new, **CELLS), what
+
+
+@pytest.mark.parametrize("name", [SEEN, RACING])
+def test_exercises_take_right_answers(name):
+    assert judge(CHAPTER, name, **CELLS)

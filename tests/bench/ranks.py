@@ -91,7 +91,7 @@ class Rank:
 
     def stepper(self, who, w, device=None, link=None, pieces=1):
         """What trains these weights."""
-        from nanoeuler.engines.gpu.rank_stepper import RankStepper
+        from nanoeuler.engines.gpu.ranks import CudaRankStepper
         from nanoeuler.engines.gpu.stepper import CudaStepper
 
         _, multiplier = step_sides.ways_of("bf16", OURS)
@@ -99,7 +99,7 @@ class Rank:
         if who == ALONE:
             return CudaStepper(w, AdamW(w), device, **how)
         how |= {"overlap": who != AFTER} | ({"least": 1 << 14} if self.dry else {})
-        return RankStepper(w, AdamW(w), device, link or self.link, self.group, **how)
+        return CudaRankStepper(w, AdamW(w), device, link or self.link, self.group, **how)
 
     def shape(self, preset, batch):
         """The configuration, sequences of a rank, positions."""

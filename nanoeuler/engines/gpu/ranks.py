@@ -11,7 +11,7 @@ B batch, T positions, K predicted tokens.
 """
 
 import os
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -34,6 +34,7 @@ class Residents(CudaStepper):
     """What a rank keeps, and how the run gets all of it."""
 
     link: Link
+    group: Group
     sharing: Sharing
 
     def state(self) -> dict[str, np.ndarray]:
@@ -43,8 +44,14 @@ class Residents(CudaStepper):
         made |= {name: self.sharing.pad(made[name]) for name in whole}
         return made | {name: self.sharing.shard(made[name], self.link.rank) for name in MOMENTS}
 
+    def push(self) -> None:
+        """As `Stepper.push`, from rank 0's run to all ranks; they call it at the same time."""
+        for kept in (self.weights, self.optimizer.m, self.optimizer.v):
+            self.group.spread(kept.flat)
+        super().push()
+
     def pull(self) -> None:
-        """As `Stepper.pull`, on every rank; they all call it after the same step."""
+        """As `Stepper.pull`, on every rank; they call it after the same step."""
         for name in (WEIGHTS, *MOMENTS):
             into = WEIGHTS if name == WEIGHTS else GRADIENTS
             self.gathering(name, into).launch()
@@ -69,7 +76,7 @@ class Residents(CudaStepper):
         return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
 
 
-class RankStepper(Residents):
+class CudaRankStepper(Residents):
     """Training steps of one model on several devices; this rank's is `device`.
 
     overlap: whether gradients travel beside the backward pass. least: bytes of a bucket.
@@ -105,16 +112,22 @@ class RankStepper(Residents):
 
 
 # %% sec-exchange-nccl
-def rank_stepper(
-    engine: str, weights: Weights, optimizer: Optimizer, group: Group, pieces: int = 1
-) -> RankStepper:
-    """A stepper of this rank's GPU, for one of `choice.GPU_ENGINES`.
-
-    Ranks of one machine take its GPUs in order. pieces: of a rank's part of the batch.
-    """
+@cache
+def link_of(group: Group) -> Nccl:
+    """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order."""
     os.environ.setdefault(NUMBER, str(group.rank % group.local))
-    device = gpu()
-    return RankStepper(
-        weights, optimizer, device, Nccl(device, group), group, precision=PRECISIONS[engine],
-        pieces=pieces, multiplier=import_module(CHOICE).multiplier(),
+    return Nccl(gpu(), group)
+
+
+def ranked_stepper(
+    group: Group, name: str, weights: Weights, optimizer: Optimizer, pieces: int = 1
+) -> CudaRankStepper:
+    """A stepper of this rank's GPU, for the engine of this name, one of `choice.GPU_ENGINES`.
+
+    pieces: in how many parts this rank's sequences go through memory.
+    """
+    multiplier, link = import_module(CHOICE).multiplier(), link_of(group)
+    return CudaRankStepper(
+        weights, optimizer, link.device, link, group, precision=PRECISIONS[name], pieces=pieces,
+        multiplier=multiplier,
     )  # fmt: skip

@@ -273,7 +273,7 @@ class Holder:
         shape, kind = cache_shape(this), np.dtype(DTYPES[this.kind])
         size = math.prod(shape[1:]) * kind.itemsize
         for name in ("keys", "values"):
-            whole = put(np.zeros(shape, kind))
+            whole = device.empty(shape, kind)  # where nobody has read, nobody looks
             parts = [device.part(whole, i * size, shape[1:], kind) for i in range(shape[0])]
             self.arrays[name] = parts
         self.made: dict[tuple[int, bool], Loaded] = {}

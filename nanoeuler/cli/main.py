@@ -182,21 +182,24 @@ def check() -> None:
 @flags.grouped(sizes=flags.SIZES)
 def plan(
     sizes: flags.Group, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
-    tokens: flags.Tokens = None,
+    tokens: flags.Tokens = None, ranks: flags.Ranks = None,
 ) -> None:  # fmt: skip
     """What training takes: FLOPs, memory, and hours on several devices.
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
-    tokens for each of its parameters.
+    tokens for each of its parameters. --ranks shares the batch out among so many H200.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
     from nanoeuler.planning import plan, step
+    from nanoeuler.planning.ranks import report
 
     config = flags.config_of(preset, sizes)
     print(plan.report(config, **_given(batch_size=batch_size, tokens=tokens)))
     print(f"\na step of our own on an H200, by its list of launches\n"
           f"{step.report(config, batch_size or plan.BATCH_SIZE)}")  # fmt: skip
+    if ranks:
+        print(f"\n{report(config, batch_size or plan.BATCH_SIZE, ranks)}")
 
 
 @app.command()

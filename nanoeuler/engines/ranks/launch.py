@@ -1,7 +1,7 @@
 # Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-ranks-step
+# %% sec-ranks-launch
 """How processes become ranks: a launcher of MPI starts them, and each finds out that it is one."""
 
 import os
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def launcher() -> str | None:
     places = [str(Path(sys.executable).parent), None]
     found = (shutil.which(name, path=place) for place in places for name in LAUNCHERS)
     return next(filter(None, found), None)
+
+
+def found() -> str:
+    """What this machine has for several ranks, in words; starts nothing."""
+    if find_spec("mpi4py") is None or launcher() is None:
+        return f"one alone: {CURE}"
+    return f"mpi4py {metadata.version('mpi4py')}, started by {launcher()}; --ranks takes several"
 
 
 def start(ranks: int, arguments: Sequence[str]) -> int:

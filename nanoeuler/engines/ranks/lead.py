@@ -1,7 +1,7 @@
 # Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-ranks-step
+# %% sec-ranks-lead
 """Rank 0 leads and the others follow: it alone runs the program, they take part in its steps.
 
 Leaves out who started them (`launch`).

@@ -52,11 +52,11 @@ class Mpi(Group):
         """As `Group.reduce_scatter`: all to all, in chunks, and added here."""
         assert len(flat) % self.size == 0, f"{len(flat)} elements for {self.size} ranks"
         parts = flat.reshape(self.size, -1)
-        for start in range(0, parts.shape[1], CHUNK):
-            sent = np.ascontiguousarray(parts[:, start : start + CHUNK])
+        for first in range(0, parts.shape[1], CHUNK):
+            sent = np.ascontiguousarray(parts[:, first : first + CHUNK])
             received = np.empty_like(sent)
             self.comm.Alltoall(sent, received)
-            parts[self.rank, start : start + CHUNK] = added(received)
+            parts[self.rank, first : first + CHUNK] = added(received)
 
     def all_gather(self, flat: np.ndarray) -> None:
         """As `Group.all_gather`."""

@@ -94,10 +94,10 @@ class RankEngine(CudaEngine):
 
     def settle(self, dmoved: Array | None = None) -> None:
         """As `Pen.settle`; then what was said to be ready is."""
+        due, self.due = self.due, -1
         super().settle(dmoved)
-        if self.due >= 0:
-            self.tell(self.due)
-            self.due = -1
+        if due >= 0:
+            self.tell(due)
 
 
 # %% sec-exchange-update
@@ -151,6 +151,7 @@ class Reducing(Shared):
     def complete(self, block: int) -> None:
         """Hear that the gradients from this block on are on the list."""
         while self.overlap and self.waiting and self.waiting[0].block >= block:
+            self.engine.add_up()
             self.reduce(self.waiting.pop(0))
 
     def reduce(self, bucket: Bucket) -> None:

@@ -60,6 +60,7 @@ def train(
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
     from nanoeuler.training.train import settings_for
 
@@ -72,7 +73,7 @@ def train(
         engine=engine_name(engine), resume=resume, before=_say_plan, **how,
         sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
     )  # fmt: skip
-    tell(f"saved in {out}; next: nanoeuler sft --from {out}")
+    tell(f"saved in {out}; next: nanoeuler sft --from {chosen(out)}")
 
 
 def _answer(model, question):
@@ -101,6 +102,7 @@ def sft(
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import saves
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
@@ -117,4 +119,4 @@ def sft(
         base, pairs, out=out, engine=engine_name(engine), resume=resume, sample=answers,
         settings=settings_for(out, resume, FINETUNING, **settings), before=_say_plan, **how,
     )  # fmt: skip
-    tell(f"saved in {out}; next: nanoeuler chat --from {out}")
+    tell(f"saved in {out}; next: nanoeuler chat --from {chosen(out)}")

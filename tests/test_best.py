@@ -125,7 +125,7 @@ def test_the_last_model_is_compared_on_the_same_part_as_the_others(tmp_path, cap
     last = read_metrics(tmp_path)[-1]
     assert (last["bits_per_byte"], last["quick_bits_per_byte"]) == (3.005, 2.995)
     assert steps_in(tmp_path / BEST)[-1] == STEPS
-    assert "best model" not in capsys.readouterr().err
+    assert "best model is" not in capsys.readouterr().err
 
 
 def test_a_run_says_once_that_it_learns_by_heart(tmp_path, capsys):

@@ -31,7 +31,7 @@ SPREAD = 0.3  # measured: this section, s of eq-train-noise
 SURE = 3  # standard deviations: of a normal distribution one in 700 lies further out, above
 PATIENCE = 3  # validations in a row, so that one unlucky one in twenty says nothing
 MOST_PASSES = 16  # Muennighoff et al. 2023: where reading a text again has lost most of its worth
-CURE = "fewer --steps, more text, a smaller model or more --weight-decay"
+CURE = "more text, more --weight-decay, fewer --steps or a smaller model"
 
 
 def passes(settings: Settings, steps: int, windows: int) -> float:
@@ -58,9 +58,9 @@ def noise(held_out: HeldOut) -> float:
 
 
 def chosen(out: str | Path) -> Path:
-    """What to use of a run that has ended: `out`, or its best/ where that is of an earlier step."""
-    best = Path(out) / BEST
-    return best if saves(best) and saves(best)[-1][0] < saves(out)[-1][0] else Path(out)
+    """What to use of a run that has ended: `out`, or its best/ where its last model is worse."""
+    best, lines = Path(out) / BEST, read_metrics(out)
+    return best if lines and "best" in lines[-1] and saves(best) else Path(out)
 
 
 class Kept:
@@ -127,7 +127,7 @@ class Best(Kept):
     def __init__(self, out: str | Path, run: Run, noise: float, windows: int) -> None:
         super().__init__(out, run)
         self.noise, self.windows = noise, windows
-        self.last, self.above = (0, math.inf), 0  # the newest (step, bits); how many are above
+        self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
 
     def hear(self, stepper: Stepper, bits: float) -> str:
         """Take note of a validation of the run at its step, and of its model if it is the best.
@@ -146,7 +146,7 @@ class Best(Kept):
 
     def _count(self, step, bits):
         self.last = step, bits
-        self.above = self.above + 1 if bits > self.bits * (1 + self.noise) else 0
+        self.above = self.above + 1 if self.is_better else 0
 
     def settle(self) -> None:
         super().settle()
@@ -154,10 +154,15 @@ class Best(Kept):
             if "bits_per_byte" in line and line["step"] >= (self.step or 0):
                 self._count(line["step"], line.get("quick_bits_per_byte", line["bits_per_byte"]))
 
+    @property
+    def is_better(self) -> bool:
+        """Whether it is better than the newest that was judged, by more than `noise`."""
+        return self.last[1] > self.bits * (1 + self.noise)
+
     def __str__(self) -> str:
-        """Which model is the best, in words; nothing if it is the last."""
+        """Which model is the best, in words; nothing if it is no better than the last."""
         step, bits = self.last
-        if self.step in (None, step):
+        if not self.is_better:
             return ""
         return (f"the best model is that of step {self.step:,}, in {self.out}: {self.bits:.3f} "
                 f"bits per byte, where step {step:,} needs {bits:.3f} for the same held-out text")

@@ -145,6 +145,7 @@ def _judge(
             more["warning"] = warning
         if step == steps:
             more["quick_bits_per_byte"] = bits
+            more |= {"best": best.step} if best.is_better else {}
             more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums)
     if sample and _samples(step, steps):
         stepper.pull()

@@ -26,7 +26,7 @@ from nanoeuler.training.record import read_record, write_record
 from nanoeuler.training.run import Run, Settings, identity
 from nanoeuler.training.saves import MODEL, read_save, write_folder
 
-BEST = "best"
+BEST = "best"  # in a run directory; the name says what --from RUN/best takes
 SPREAD = 0.3  # measured: this section, s of eq-train-noise
 SURE = 3  # standard deviations: of a normal distribution one in 700 lies further out, above
 PATIENCE = 3  # validations in a row, so that one unlucky one in twenty says nothing
@@ -149,6 +149,7 @@ class Best(Kept):
         self.above = self.above + 1 if self.is_better else 0
 
     def settle(self) -> None:
+        """As `Kept.settle`, and hear again what the metrics say of the steps since the best."""
         super().settle()
         for line in read_metrics(self.out.parent):
             if "bits_per_byte" in line and line["step"] >= (self.step or 0):

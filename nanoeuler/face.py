@@ -252,7 +252,7 @@ def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
 
 
 def load(run: Path | str) -> Model:
-    """The model of a run, at its newest save. UserError if there is none, or a damaged one.
+    """The model of a run, at its newest save; that of best/ in it is the best. UserError if none.
 
     >>> import nanoeuler as ne
     >>> model = ne.load(folder / "base")

@@ -24,6 +24,7 @@ from nanoeuler.checks import gradcheck
 from nanoeuler.cli import main as cli
 from nanoeuler.cli import tokenizer as cli_tokenizer
 from nanoeuler.data import docstrings
+from nanoeuler.data.heldout import HeldOut
 from nanoeuler.engines.cpu import llvm
 from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -84,7 +85,7 @@ def nanoeuler(runs, monkeypatch, capfd):
 def test_a_run_directory_is_complete(runs):
     for name in ("base", "chat"):
         assert {path.name for path in (runs / name).iterdir()} - {"data"} == {
-            ".lock", "config.json", "loss.png", "metrics.jsonl", "tokenizer.json",
+            ".lock", "best", "config.json", "loss.png", "metrics.jsonl", "tokenizer.json",
             "step-00000002", "step-00000004",
         }  # fmt: skip
         assert (runs / name / "data").exists() == (name == "base")  # pairs are not prepared
@@ -109,6 +110,20 @@ def test_training_prints_a_sample_and_what_comes_next(nanoeuler, tmp_path):
     )
     assert code == 0 and all(pair["question"] in err for pair in PAIRS[-3:])
     assert out.endswith(f"next: nanoeuler chat --from {tmp_path / 'chat'}\n")
+
+
+def test_a_model_better_than_the_last_is_what_comes_next(nanoeuler, tmp_path, monkeypatch):
+    bits = iter([6.0, 2.0, 6.0, 6.0, 6.0])  # of steps 1 to 4, and of the whole text
+    monkeypatch.setattr(HeldOut, "bits_per_byte", lambda *_, **__: next(bits))
+    run, best = tmp_path / "run", tmp_path / "run" / "best"
+    code, out, err = nanoeuler(f"train --data {STORY} --out {run} {SMALL} {TINY}")
+    assert code == 0 and out == f"saved in {run}; next: nanoeuler sft --from {best}\n"
+    assert "passes over its data" in err.split("step 1/4")[0]
+    assert f"the best model is that of step 2, in {best}: 2.000 bits per byte, where step 4" in err
+    for folder in (run, best):
+        assert nanoeuler(f"generate --from {folder} --tokens 5")[0] == 0
+    code, _, err = nanoeuler(f"train --data {STORY} --out {best} --resume")
+    assert code == 2 and "holds a model to use" in err and err.count("\n") == 1
 
 
 def test_a_terminated_run_is_saved_and_resumed_to_the_same_byte(nanoeuler, tmp_path):

@@ -79,6 +79,7 @@ def train(
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
     from nanoeuler.training.train import settings_for
 
@@ -93,7 +94,7 @@ def train(
             before=partial(_say_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
         )  # fmt: skip
-        tell(f"saved in {folder}; next: nanoeuler sft --from {folder}")
+        tell(f"saved in {folder}; next: nanoeuler sft --from {chosen(folder)}")
 
     _over_ranks(call, ranks, run)
 
@@ -124,6 +125,7 @@ def sft(
     """
     from nanoeuler import face
     from nanoeuler.engines.choice import engine_name
+    from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import saves
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
@@ -143,6 +145,6 @@ def sft(
             settings=settings_for(folder, resume, FINETUNING, **settings),
             before=partial(_say_plan, ranks=size), **how,
         )  # fmt: skip
-        tell(f"saved in {folder}; next: nanoeuler chat --from {folder}")
+        tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")
 
     _over_ranks(call, ranks, run)

@@ -2,8 +2,8 @@
 
 
 # %% sec-train-adamw
-"""Training: optim, run (what a run is), folder and saves (on disk), blame, display, pace, loop,
-train.
+"""Training: optim, run (what a run is), folder and saves (on disk), blame, display, pace, best,
+loop, train.
 
 May import: compiler, errors, files, progress, tokenizer, data, model, engines.
 """

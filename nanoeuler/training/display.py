@@ -52,6 +52,8 @@ class Display:
         if self.progress.disable and "bits_per_byte" in line:
             left = typical * (steps - line["step"])
             self.say(f"step {line['step']}/{steps}  {text}  {left:.0f} s left")
+        if "warning" in line:
+            self.say(line["warning"])
         if "sample" in line:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 

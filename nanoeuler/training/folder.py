@@ -10,6 +10,7 @@ Leaves out what is inside a save (saves.py).
 import errno
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -123,6 +124,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path)
+
+
+def discard(folder: Path) -> None:
+    """Remove a save. What has the name of a save is whole, so it loses the name first."""
+    aside = folder.with_name(f".{folder.name}.part")
+    os.rename(folder, aside)
+    remove(aside)
+
+
+def sweep(out: str | Path) -> None:
+    """Remove from `out` what a death left half done."""
+    for path in Path(out).glob(".*.part"):
+        if LEFTOVER.fullmatch(path.name):
+            remove(path)
 
 
 def clear(out: str | Path, spared: tuple[str, ...] = ()) -> None:

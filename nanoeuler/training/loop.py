@@ -1,7 +1,7 @@
 # Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-train-pace
+# %% sec-train-best
 """The steps of a run, and what surrounds them: metrics, validations, saves, signals, memory.
 
 Leaves out how a step is computed (a stepper does), and how a run is opened (train.py).
@@ -28,6 +28,7 @@ from nanoeuler.engines.choice import engine_name, make_stepper
 from nanoeuler.engines.interface import Stepper, Taken
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
+from nanoeuler.training.best import Best, noise, save_best, say_passes, tidy_best
 from nanoeuler.training.blame import first_bad_tensor
 from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
@@ -133,11 +134,19 @@ def _samples(step: int, steps: int) -> bool:
     return step in (steps // 4, steps // 2, 3 * steps // 4)
 
 
-def _judge(run: Run, stepper: Stepper, held_out: HeldOut, sample: Sample | None) -> dict:
+def _judge(
+    run: Run, stepper: Stepper, held_out: HeldOut, best: Best, sample: Sample | None
+) -> dict:
     """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
     step, steps, more = run.step, run.settings.steps, {}
     if validates(step, steps):
-        more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums, quick=step < steps)
+        more["bits_per_byte"] = bits = held_out.bits_per_byte(stepper.sums, quick=True)
+        if warning := best.hear(stepper, bits):
+            more["warning"] = warning
+        if step == steps:
+            more["quick_bits_per_byte"] = bits
+            more |= {"best": best.step} if best.is_better else {}
+            more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums)
     if sample and _samples(step, steps):
         stepper.pull()
         more["sample"] = sample(run.config, run.tokenizer, run.weights)
@@ -145,8 +154,9 @@ def _judge(run: Run, stepper: Stepper, held_out: HeldOut, sample: Sample | None)
 
 
 def _take_steps(
-    out, run: Run, stepper: Stepper, batches: Batches, held_out: HeldOut, *, display: Display,
-    saving: _Saving, keep: int, sample: Sample | None, on_step: Callable[[dict], None] | None,
+    out, run: Run, stepper: Stepper, batches: Batches, held_out: HeldOut, *, best: Best,
+    display: Display, saving: _Saving, keep: int, sample: Sample | None,
+    on_step: Callable[[dict], None] | None,
 ) -> str | None:  # fmt: skip
     """Take the steps that `run` has before it; return the signal that ended them, or None."""
     walk, steps, stop = _Steps(run, stepper, batches), run.settings.steps, None
@@ -156,7 +166,7 @@ def _take_steps(
             due = stop or number == steps or saving.due(number)
             if due or validates(number, steps) or (sample and _samples(number, steps)):
                 lines += walk.finish()
-                lines[-1] |= _judge(run, stepper, held_out, sample)
+                lines[-1] |= _judge(run, stepper, held_out, best, sample)
             for line in lines:
                 add_metrics(out, line)
                 display.show(run, line)
@@ -165,7 +175,9 @@ def _take_steps(
             if due:
                 with saving.timed():
                     stepper.pull()
+                    save_best(best)
                     save(out, run, keep, batches.windows)
+                    tidy_best(out)
             if stop:
                 break
     return stop
@@ -258,14 +270,21 @@ def fit(
                                    pieces=pieces)  # fmt: skip
         _note_program(out, run, engine)
         saving = _Saving(save_every)
+        with making_room(run.config):
+            best = Best(out, run, noise(held_out), batches.windows)
         with saving.timed():
             settle(out, run, keep, batches.windows)
+            best.settle()
         if left and before:
             before(run, pace.seconds(run.step, steps) / (steps - run.step))
         display = Display(steps, run.step)
-        stop = _take_steps(out, run, stepper, batches, held_out, display=display, keep=keep,
-                           saving=saving, sample=sample, on_step=on_step)  # fmt: skip
+        if left:
+            display.say(say_passes(run.settings, batches.windows))
+        stop = _take_steps(out, run, stepper, batches, held_out, best=best, display=display,
+                           keep=keep, saving=saving, sample=sample, on_step=on_step)  # fmt: skip
     plot(out, held_out)
+    if words := str(best):
+        display.say(words)
     if run.step < steps:
         display.say(f"{stop}: step {run.step} of {steps} is saved in {out}; go on with --resume")
     elif sample:

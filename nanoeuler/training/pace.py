@@ -33,19 +33,19 @@ class Pace(NamedTuple):
     """Seconds of a run's parts."""
 
     step: float
-    quick: float  # of a validation on the way
-    full: float  # of the one at the end
+    quick: float  # of a validation of a part of the held-out text
+    full: float  # of the one of all of it, at the end
 
     def seconds(self, step: int, steps: int) -> float:
         """Of all steps after `step` up to the last, validations among them. eq-train-pace."""
         every = ceil(steps / VALIDATIONS)
         judged = ceil(steps / every) - step // every
-        return (steps - step) * self.step + (judged - 1) * self.quick + self.full
+        return (steps - step) * self.step + judged * self.quick + self.full
 
     def steps(self, minutes: float) -> int:
         """How many steps fit into `minutes`, in three digits; at least one."""
         left = 60 * minutes - self.full
-        many = (left - (VALIDATIONS - 1) * self.quick) / self.step
+        many = (left - VALIDATIONS * self.quick) / self.step
         few = left / (self.step + self.quick)  # a run of so few steps is judged at every one
         count = int(max(1, many if many >= VALIDATIONS else min(few, VALIDATIONS)))
         return count - count % 10 ** max(0, len(str(count)) - 3)

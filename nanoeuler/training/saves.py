@@ -10,17 +10,20 @@
     data/            the text in tokens, if the run was given a text and not a prepared folder
     step-00000500/   a save, written aside and renamed as a whole; the newest counts:
         model.safetensors  optimizer.safetensors  state.json
+    best/            the model that judged best so far
 
-Leaves out config.json and request.json (record.py), and locking: `folder.alone`, which `open_run`
-holds.
+Leaves out config.json and request.json (record.py), best/ (best.py), and locking: `folder.alone`,
+which `open_run` holds.
 """
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -31,17 +34,19 @@ from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
-    LEFTOVER,
     REQUEST,
+    discard,
     read_metrics,
     reading,
     remove,
     save_name,
     saves,
+    sweep,
     writing,
 )
 from nanoeuler.training.record import (
     Damage,
+    Record,
     as_json,
     brief,
     field_of,
@@ -51,6 +56,7 @@ from nanoeuler.training.record import (
 )
 from nanoeuler.training.run import Run, identity, making_room
 
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"  # the large files of a save
 KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
 
 
@@ -96,7 +102,9 @@ def _sync(folder):
         confirm(folder)
 
 
-def _write_folder(folder, tensors, state):
+def write_folder(
+    folder: Path, tensors: dict[str, dict[str, np.ndarray]], state: dict[str, Any]
+) -> None:
     """Write a save, {file: {name: array}} and its state, as `folder`: all of it or nothing."""
     aside = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)  # left by a save that was killed
@@ -129,8 +137,8 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
             write_record(out, run)
         if (out / "metrics.jsonl").exists():
             confirm(out / "metrics.jsonl")
-        tensors = {"model.safetensors": weights, "optimizer.safetensors": moments}
-        _write_folder(out / save_name(run.step), tensors, _state(run, windows))
+        tensors = {MODEL: weights, OPTIMIZER: moments}
+        write_folder(out / save_name(run.step), tensors, _state(run, windows))
     tidy(out, keep)
 
 
@@ -139,15 +147,11 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
     if type(keep) is not int or keep < 1:
         raise UserError(f"expected to keep at least 1 save, got {keep!r}")
     with writing(out, "older saves could not be removed"):
-        for path in Path(out).glob(".*.part"):
-            if LEFTOVER.fullmatch(path.name):
-                remove(path)
+        sweep(out)
         if saves(out) and saves(out)[-1][0]:  # a step: what was asked has become a run
             remove(Path(out) / REQUEST)
         for _, folder in saves(out)[:-keep]:
-            aside = folder.with_name(f".{folder.name}.part")
-            os.rename(folder, aside)  # what has the name of a save is whole
-            remove(aside)
+            discard(folder)
 
 
 def _read_state(folder, step, record):
@@ -155,6 +159,9 @@ def _read_state(folder, step, record):
     state = read_json(folder / "state.json")
     if field_of(state, "step", int) != step or step > record.settings.steps:
         raise Damage(f"state.json has step {state['step']}")
+    bits = field_of({"bits_per_byte": 1.0} | state, "bits_per_byte", float)  # of a best model
+    if not 0 < bits < math.inf:
+        raise Damage("bits_per_byte in state.json is no number of bits")
     for text in [each for pair in field_of(state, "program", dict).items() for each in pair]:
         if type(text) is not str or not text.isprintable() or len(text) > 100:  # it may be printed
             raise Damage("program in state.json is not what a save holds")
@@ -208,13 +215,16 @@ def _read_tensors(path, config, kinds):
     return tensors
 
 
-FILES = {"model.safetensors": ("",), "optimizer.safetensors": ("m.", "v.")}  # and their prefixes
+FILES = {MODEL: ("",), OPTIMIZER: ("m.", "v.")}  # and their prefixes
 
 
-def _read(out, names):
+def read_save(
+    out: Path, names: Iterable[str], alone: str = "restore it, or start anew in another directory"
+) -> tuple[Record, dict[str, Any], dict[str, np.ndarray]]:
     """The newest save, of its large files those in `names`, all checked.
 
-    Returns (record, state, {tensor's name: array}).
+    Returns (record, state, {tensor's name: array}). `alone` is what helps if it is damaged and the
+    only one.
     """
     with reading(out):
         early = not saves(out) and (out / REQUEST).exists()
@@ -229,12 +239,15 @@ def _read(out, names):
     try:
         with reading(folder):
             state = _read_state(folder, step, record)
+            if "bits_per_byte" in state and OPTIMIZER in names:
+                raise UserError(f"{out} holds a model to use, without what training goes on with: "
+                                f"resume {out.parent}, or fine-tune the model")  # fmt: skip
             for name in names:
                 _check_digest(folder / name, state)
             for name in names:
                 tensors |= _read_tensors(folder / name, record.config, FILES[name])
     except Damage as error:
-        cure = "it is the only save there: restore it, or start anew in another directory"
+        cure = f"it is the only save there: {alone}"
         if earlier:
             cure = f"delete that folder to go on from step {earlier[-1][0]}"
         raise UserError(f"{folder} is damaged ({brief(error)}): {cure}") from None
@@ -243,7 +256,7 @@ def _read(out, names):
 
 def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
     """The newest model of a run directory, to use it: its config, tokenizer and weights."""
-    record, _, tensors = _read(Path(out), ["model.safetensors"])
+    record, _, tensors = read_save(Path(out), [MODEL])
     with making_room(record.config):
         weights = Weights(record.config)
     for name, tensor in weights.items():
@@ -256,7 +269,7 @@ def load(out: str | Path) -> Run:
 
     UserError, in one line, for what is damaged, missing, of another run or not to be read.
     """
-    record, state, tensors = _read(Path(out), FILES)
+    record, state, tensors = read_save(Path(out), FILES)
     with making_room(record.config):
         run = Run.begin(*record[:4], Weights(record.config))
     for name, tensor in {**run.weights, **run.moments}.items():

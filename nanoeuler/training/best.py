@@ -1,0 +1,169 @@
+# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-train-best
+"""The best model of a run: found by validations, held in memory, written beside the saves.
+
+    best/            in the run directory, and a run directory itself, which `load_model` reads:
+        config.json  tokenizer.json
+        step-00000300/  model.safetensors, and state.json with its bits per byte; the newest counts
+
+Leaves out when a run is judged (loop.py).
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut
+from nanoeuler.engines.interface import Stepper
+from nanoeuler.errors import UserError
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.weights import Weights
+from nanoeuler.training.folder import discard, read_metrics, save_name, saves, sweep, writing
+from nanoeuler.training.record import read_record, write_record
+from nanoeuler.training.run import Run, Settings, identity
+from nanoeuler.training.saves import MODEL, read_save, write_folder
+
+BEST = "best"  # in a run directory; the name says what --from RUN/best takes
+SPREAD = 0.3  # measured: this section, s of eq-train-noise
+SURE = 3  # standard deviations: of a normal distribution one in 700 lies further out, above
+PATIENCE = 3  # validations in a row, so that one unlucky one in twenty says nothing
+MOST_PASSES = 16  # Muennighoff et al. 2023: where reading a text again has lost most of its worth
+CURE = "more text, more --weight-decay, fewer --steps or a smaller model"
+
+
+def passes(settings: Settings, steps: int, windows: int) -> float:
+    """How often `steps` steps read data of so many windows."""
+    return steps * settings.batch_size / windows
+
+
+def say_passes(settings: Settings, windows: int) -> str:
+    """A line for the user: how often a run of these settings reads data of so many windows."""
+    often = passes(settings, settings.steps or 0, windows)
+    line = f"the run makes {often:,.3g} passes over its data"
+    if often <= MOST_PASSES:
+        return line
+    most = max(1, int(MOST_PASSES * windows / settings.batch_size))
+    return (f"{line}: after about {MOST_PASSES} another gains next to nothing, and a model may "
+            f"learn its text by heart; choose about --steps {most}, or more text")  # fmt: skip
+
+
+def noise(held_out: HeldOut) -> float:
+    """By what share of themselves bits per byte of a quick validation may rise by chance."""
+    judged = np.count_nonzero(held_out.targets != IGNORE)
+    judged *= min(1.0, QUICK_WINDOWS / len(held_out.targets))
+    return SURE * SPREAD / math.sqrt(judged)
+
+
+def chosen(out: str | Path) -> Path:
+    """What to use of a run that has ended: `out`, or its best/ where its last model is worse."""
+    best, lines = Path(out) / BEST, read_metrics(out)
+    return best if lines and "best" in lines[-1] and saves(best) else Path(out)
+
+
+class Kept:
+    """The model of a run that needed the fewest `bits` per byte: of `step`, None before there is.
+
+    `weights` hold it until it is `written`.
+    """
+
+    def __init__(self, out: str | Path, run: Run) -> None:
+        self.out, self.run = Path(out) / BEST, run
+        self.weights, self.written = Weights(run.config), True
+        self.step: int | None = None
+        self.bits = math.inf
+
+    def take(self, stepper: Stepper, bits: float) -> None:
+        """The model of the run at its step is the best so far."""
+        stepper.pull()
+        self.weights.flat[...] = self.run.weights.flat
+        self.step, self.bits, self.written = self.run.step, bits, False
+
+    def settle(self) -> None:
+        """Begin with what the directory holds for the run at its step, its newest save."""
+        out, run = self.out, self.run
+        if saves(out) and read_record(out).identity != identity(run.facts):
+            raise UserError(f"{out} holds a model of another run: move it away")
+        tidy_best(out.parent)
+        if saves(out):
+            _, state, _ = read_save(out, [MODEL], "delete that folder to go on without it")
+            self.step, self.bits = state["step"], state.get("bits_per_byte", math.inf)
+
+
+def save_best(kept: Kept) -> None:
+    """Write what was taken since the last save. It comes before the save of the run."""
+    if kept.written:
+        return
+    out, run = kept.out, kept.run
+    state = {"step": kept.step, "bits_per_byte": kept.bits, "run": identity(run.facts),
+             "tokenizer": run.tokenizer.hash, "program": run.program}  # fmt: skip
+    with writing(out.parent, f"the best model, of step {kept.step}, could not be written"):
+        if not saves(out):
+            write_record(out, run)
+        write_folder(out / save_name(kept.step), {MODEL: dict(kept.weights)}, state)
+    kept.written = True
+
+
+def tidy_best(out: str | Path) -> None:
+    """Remove what no save of the run in `out` needs: each needs the newest that is not newer."""
+    best = Path(out) / BEST
+    found = [step for step, _ in saves(best)]
+    needed = {max([each for each in found if each <= step], default=0) for step, _ in saves(out)}
+    with writing(out, "older best models could not be removed"):
+        sweep(best)
+        for step, folder in saves(best):
+            if step not in needed:
+                discard(folder)
+
+
+class Best(Kept):
+    """The best model of a run and, by `noise`, whether those after it are worse.
+
+    All bits per byte are of quick validations, which judge the same windows.
+    """
+
+    def __init__(self, out: str | Path, run: Run, noise: float, windows: int) -> None:
+        super().__init__(out, run)
+        self.noise, self.windows = noise, windows
+        self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
+
+    def hear(self, stepper: Stepper, bits: float) -> str:
+        """Take note of a validation of the run at its step, and of its model if it is the best.
+
+        Returns what to say: a warning, once for each time that a text is learnt by heart, or "".
+        """
+        if bits < self.bits:
+            self.take(stepper, bits)
+        self._count(self.run.step, bits)
+        if self.above != PATIENCE:
+            return ""
+        often = passes(self.run.settings, self.run.step, self.windows)
+        return (f"the model begins to learn its text by heart, after {often:,.3g} passes over it: "
+                f"held-out bits per byte rose from {self.bits:.3f} at step {self.step:,} to "
+                f"{bits:.3f}; the best model is kept; what helps: {CURE}")  # fmt: skip
+
+    def _count(self, step, bits):
+        self.last = step, bits
+        self.above = self.above + 1 if self.is_better else 0
+
+    def settle(self) -> None:
+        """As `Kept.settle`, and hear again what the metrics say of the steps since the best."""
+        super().settle()
+        for line in read_metrics(self.out.parent):
+            if "bits_per_byte" in line and line["step"] >= (self.step or 0):
+                self._count(line["step"], line.get("quick_bits_per_byte", line["bits_per_byte"]))
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is better than the newest that was judged, by more than `noise`."""
+        return self.last[1] > self.bits * (1 + self.noise)
+
+    def __str__(self) -> str:
+        """Which model is the best, in words; nothing if it is no better than the last."""
+        step, bits = self.last
+        if not self.is_better:
+            return ""
+        return (f"the best model is that of step {self.step:,}, in {self.out}: {self.bits:.3f} "
+                f"bits per byte, where step {step:,} needs {bits:.3f} for the same held-out text")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.decoder import Decoder, KeyValues, generate, text_pieces
+from nanoeuler.inference.decoder import Decoder, EngineReader, KeyValues, generate, text_pieces
 from nanoeuler.inference.sampling import distribution, draw
 from nanoeuler.model.config import CHOICES, ModelConfig
 from nanoeuler.model.transformer import forward
@@ -134,7 +134,8 @@ def test_decoders_in_turns_do_not_disturb_each_other():
     config, weights = model(integrator="heun")
     texts = np.random.default_rng(0).integers(23, size=(2, config.context))
     exact = forward(reference, config, weights, texts)[0][:, :, 0]
-    decoders = [Decoder(config, weights, reference) for _ in texts]
+    readers = [EngineReader(config, weights, reference) for _ in texts]
+    decoders = [Decoder(config, weights, reader) for reader in readers]
     for t in range(config.context):
         for decoder, text, rows in zip(decoders, texts, exact, strict=True):
             assert close(decoder.read([text[t]]), rows[t])
@@ -143,7 +144,7 @@ def test_decoders_in_turns_do_not_disturb_each_other():
 @pytest.mark.parametrize("switches", [{}, {"integrator": "rk4"}, {"n_layers": 4, "repeat": 2}])
 def test_a_call_of_attention_has_a_cache_of_its_own(switches):
     config, weights = model(**switches)
-    caches = sum(Decoder(config, weights).caches, [])
+    caches = sum(EngineReader(config, weights).caches[0], [])
     stages = 4 if "integrator" in switches else 1
     assert len(caches) == len({id(cache.keys) for cache in caches}) == config.n_layers * stages
     assert caches[0].keys.shape == caches[0].values.shape == (2, config.context, 4)
@@ -154,7 +155,7 @@ def test_what_stands_behind_the_newest_position_means_nothing():
     text, decoder = [3, 1, 4, 1, 5], Decoder(config, weights)
     decoder.read(text)
     decoder.read([9, 2])
-    del decoder.tokens[-2:]  # two tokens are taken back, and others come
+    decoder.forget(2)  # two tokens are taken back, and others come
     expected = forward(reference, config, weights, np.array([[*text, 6]]))[0][0, -1, 0]
     assert close(decoder.read([6]), expected)
 

@@ -2,17 +2,18 @@
 
 
 # %% sec-generation-cache
-"""Generating text: a decoder that keeps what it needs of the tokens read, and the loop around it.
+"""Generating text: readers that keep what they need of the tokens read, and the loop around them.
 
-One text at a time, every architecture that `ModelConfig` describes. Leaves out batches of texts,
-and guessing ahead with the prediction heads k >= 1: head 0 alone speaks.
+Every architecture that `ModelConfig` describes, on any engine. Leaves out speed, and guessing ahead
+with the prediction heads k >= 1: here head 0 alone speaks.
 
 n positions being read, t positions in all, H query heads, G key/value heads, D head width,
-V vocabulary.
+V vocabulary, K predicted tokens.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral
+from typing import Protocol
 
 import numpy as np
 
@@ -70,44 +71,108 @@ class KeyValues:
         return newest_attention(heads[0, :, :H], self.keys[:, held], self.values[:, held])[None]
 
 
-class Decoder:
-    """A model that reads a text token by token and keeps what it needs of it.
+class Reader(Protocol):
+    """Who computes for a decoder: passes over the newest tokens of one text, or of several.
 
-    Weights in float32 or float64, as the engine takes them; the reference by default. `tokens`
-    lists what is held; `caches[layer][stage]` are the `KeyValues` of each call of attention.
+    It holds keys and values for `texts` texts, each of up to `config.context` positions.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, engine: Engine | None = None):
-        self.config, self.weights, self.engine = config, weights, engine or ReferenceEngine()
-        self.tokens, dtype = [], weights.flat.dtype
-        stages = range(len(INTEGRATORS[config.integrator].b))
-        self.caches = [[KeyValues(config, dtype) for _ in stages] for _ in range(config.n_layers)]
-        self._output = output_matrix(config, weights)[:, : config.vocab_size]  # head 0
+    config: ModelConfig
+    texts: int
+
+    def read(
+        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
+    ) -> np.ndarray:
+        """Logits (B, rows, heads, V) after the last `rows` tokens of each of B pieces.
+
+        Piece i, ids of text i, stands at positions starts[i], starts[i] + 1, ...: what was read of
+        that text at these positions and after is forgotten. Pieces may differ in length; one of
+        none is not read, and its logits mean nothing. Valid until the next call.
+        """
+
+
+class EngineReader:
+    """The `Reader` over the forward pass of an engine, text by text; over the reference's if none.
+
+    Weights in float32 or float64, as the engine takes them. `caches[text][layer][stage]` are the
+    `KeyValues` of each call of attention.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, engine: Engine | None = None, texts: int = 1
+    ):
+        self.config, self.weights, self.texts = config, weights, texts
+        self.engine, dtype = engine or ReferenceEngine(), weights.flat.dtype
+        stages, layers = range(len(INTEGRATORS[config.integrator].b)), range(config.n_layers)
+        self.caches = [
+            [[KeyValues(config, dtype) for _ in stages] for _ in layers] for _ in range(texts)
+        ]
+
+    def read(
+        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
+    ) -> np.ndarray:
+        """As `Reader.read`."""
+        V = self.config.vocab_size
+        output = output_matrix(self.config, self.weights)[:, : heads * V]
+        logits = np.zeros((len(pieces), rows, heads, V), output.dtype)
+        for i, (ids, start) in enumerate(zip(pieces, starts, strict=True)):
+            if len(ids):
+                tokens = np.array([ids])
+                self.engine.begin()
+                n, _ = stream(
+                    self.engine, self.config, self.weights, tokens, start, self.caches[i]
+                )
+                logits[i] = linear(n[0, -rows:], output).reshape(rows, heads, V)
+        return logits
+
+
+def fitted(config: ModelConfig, held: list[int], new: Sequence[int]) -> tuple[list[int], int]:
+    """What to read, and at which position, so that `new` follows the tokens held.
+
+    Where they do not fit the context, the newest half context of all of them is read as a new
+    text. UserError for no tokens, and for an id that the model does not have.
+    """
+    new, size = [int(token) for token in new], config.vocab_size
+    if not new:
+        raise UserError("expected a prompt of at least one token, got an empty one")
+    if not 0 <= min(new) <= max(new) < size:
+        wrong = next(token for token in new if not 0 <= token < size)
+        raise UserError(
+            f"expected ids from 0 to {size - 1}, as the model has, got {wrong}: encode the "
+            "text with the model's own tokenizer"
+        )
+    if len(held) + len(new) > config.context:
+        return (held + new)[-max(1, config.context // 2) :], 0
+    return new, len(held)
+
+
+class Decoder:
+    """One text that grows, and the logits after it. `tokens` lists what is held of the text.
+
+    `reader` computes; without one it is the reference engine's.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, reader: Reader | None = None):
+        self.config, self.tokens = config, []
+        self.reader = reader or EngineReader(config, weights)
 
     def read(self, tokens: Sequence[int]) -> np.ndarray:
         """Read token ids (a sequence of at least one); return the logits (V,) after the last.
 
-        Where they do not fit the context, only the newest half context of all tokens is kept.
-        UserError for no tokens, and for an id that the model does not have.
+        What does not fit, and UserError: as `fitted`.
         """
-        context, tokens = self.config.context, [int(token) for token in tokens]
-        size = self.config.vocab_size
-        if not tokens:
-            raise UserError("expected a prompt of at least one token, got an empty one")
-        if not 0 <= min(tokens) <= max(tokens) < size:
-            wrong = next(token for token in tokens if not 0 <= token < size)
-            raise UserError(
-                f"expected ids from 0 to {size - 1}, as the model has, got {wrong}: encode the "
-                "text with the model's own tokenizer"
-            )
-        if len(self.tokens) + len(tokens) > context:
-            tokens = (self.tokens + tokens)[-max(1, context // 2) :]
-            self.tokens = []
-        start, ids = len(self.tokens), np.array([tokens])
-        self.engine.begin()
-        n, _ = stream(self.engine, self.config, self.weights, ids, start, self.caches)
-        self.tokens += tokens
-        return linear(n[0, -1], self._output)
+        return self.look(tokens)[0, 0]
+
+    def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
+        """As `read`, but logits (rows, heads, V) after the last `rows` tokens, of so many heads."""
+        new, start = fitted(self.config, self.tokens, tokens)
+        logits = self.reader.read([new], [start], rows, heads)[0]
+        self.tokens = self.tokens[:start] + new
+        return logits
+
+    def forget(self, n: int) -> None:
+        """Take back the newest n of the tokens held: the next are read in their place."""
+        self.tokens = self.tokens[: len(self.tokens) - n]
 
 
 # %% sec-generation-generate

@@ -13,14 +13,14 @@ V vocabulary, K predicted tokens.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Protocol
+from typing import NamedTuple, Protocol, Unpack
 
 import numpy as np
 
 from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.sampling import check, distribution, draw
+from nanoeuler.inference.sampling import Knobs, Sampler, log_probabilities
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.layers import linear
@@ -176,40 +176,131 @@ class Decoder:
 
 
 # %% sec-generation-generate
-def generate(
-    decoder: Decoder, tokens: Sequence[int], n: int, temperature: float = 0.8, top_k: int = 0,
-    top_p: float = 0.95, seed: int | Sequence[int] = 0, stop: Collection[int] = (),
-) -> Iterator[int]:  # fmt: skip
-    """Read `tokens`, then yield up to `n` new token ids, ending before the first one in `stop`.
+class Drawn(NamedTuple):
+    """A token that was drawn, and the logits (V,), which are good until the next is asked for."""
 
-    The knobs are those of `distribution`. The same arguments and weights yield the same ids.
-    UserError for wrong ones, now and not at the first id; for ids as `Decoder.read` has it.
+    token: int
+    logits: np.ndarray
+
+    @property
+    def log_probability(self) -> float:
+        """log p of the token in nats, as the model has it, before any knob."""
+        return float(log_probabilities(self.logits)[self.token])
+
+
+def draws(
+    decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
+    **knobs: Unpack[Knobs],
+) -> Iterator[Drawn]:  # fmt: skip
+    """Read `tokens`, then yield up to `n` `Drawn`, ending before the first token in `stop`.
+
+    The knobs are those of `Sampler`. The same arguments and weights yield the same tokens.
+    UserError for wrong ones, now and not at the first token; for ids as `fitted` has it.
     """
-    check(temperature, top_k, top_p, seed)
+    sampler = Sampler(**knobs)
+    check_length(n, tokens)
+    return _draws(decoder, tokens, n, stop, sampler)
+
+
+def check_length(n: int, tokens: Sequence[int]) -> None:
+    """UserError for a number of tokens to generate that is none, and for a prompt without any."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
             f"expected tokens to be a whole number of at least 0, got {n!r:.60}: choose another"
         )
     if len(tokens) == 0:
         raise UserError("expected a prompt of at least one token, got an empty one")
-    rng = np.random.default_rng(seed)
-    return _draws(decoder, tokens, n, (temperature, top_k, top_p), rng, stop)
 
 
-def _draws(decoder, tokens, n, knobs, rng, stop):
-    """The ids of `generate`, whose arguments have been checked."""
+def _draws(decoder, tokens, n, stop, sampler):
+    """What `draws` yields, whose arguments have been checked."""
+    text, new = list(tokens), tokens
     for _ in range(n):
-        p = distribution(decoder.read(tokens), *knobs)
-        token = draw(p, rng.random())
+        logits = decoder.read(new)
+        token = sampler.draw(sampler.distribution(logits, text))
         if token in stop:
             return
-        yield token
-        tokens = [token]
+        yield Drawn(token, logits)
+        text.append(token)
+        new = [token]
 
 
-def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of token ids as soon as it is whole: a character may take several tokens."""
+def generate(
+    decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
+    **knobs: Unpack[Knobs],
+) -> Iterator[int]:  # fmt: skip
+    """As `draws`, but the ids alone."""
+    return (drawn.token for drawn in draws(decoder, tokens, n, stop, **knobs))
+
+
+def check_stop(stop: Collection[str]) -> None:
+    """UserError unless `stop` is a collection of strings of at least a character each."""
+    if isinstance(stop, str) or not all(isinstance(each, str) and each for each in stop):
+        raise UserError(
+            f"expected stop to be a list of texts, none of them empty, got {stop!r:.60}: "
+            "leave it out, or name what the text shall end before"
+        )
+
+
+def text_pieces(
+    tokenizer: Tokenizer, ids: Iterable[int], stop: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield the text of token ids as soon as it is whole: a character may take several tokens.
+
+    It ends before that string of `stop` which is complete first; what may begin one waits.
+    """
+    held = ""
+    for piece in _characters(tokenizer, ids):
+        held += piece
+        found = [(at + len(s), at) for s in stop if (at := held.find(s)) >= 0]
+        if found:
+            yield held[: min(found)[1]]
+            return
+        begun = (n for s in stop for n in range(1, len(s)) if held.endswith(s[:n]))
+        sure = len(held) - max(begun, default=0)
+        yield held[:sure]
+        held = held[sure:]
+    yield held
+
+
+def _characters(tokenizer, ids):
+    """The text of ids, piece by piece, never half a character."""
     stream = tokenizer.stream()
     for token in ids:
         yield stream.feed(token)
     yield stream.flush()
+
+
+def generate_together(
+    reader: Reader, prompts: Sequence[Sequence[int]], n: int, stop: Collection[int] = (),
+    **knobs: Unpack[Knobs],
+) -> list[list[int]]:  # fmt: skip
+    """Up to `n` new ids after each of several prompts, as `generate` makes them, in joint passes.
+
+    The seed of text i is that of the knobs, and i: give `seed=(seed, i)` to `generate` for the
+    same. UserError as there, and for more prompts than the reader holds.
+    """
+    if len(prompts) > reader.texts:
+        raise UserError(
+            f"expected at most {reader.texts} prompts, as the reader holds, got {len(prompts)}: "
+            "make a reader for more texts"
+        )
+    seed = knobs.pop("seed", 0)
+    seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)
+    samplers = [Sampler(**knobs, seed=(*seeds, i)) for i in range(len(prompts))]
+    for prompt in prompts:
+        check_length(n, prompt)
+    texts, held, new = [list(p) for p in prompts], [[] for _ in prompts], [list(p) for p in prompts]
+    for _ in range(n):
+        if not any(new):
+            break
+        pairs = zip(held, new, strict=True)
+        asked = [fitted(reader.config, *each) if each[1] else ([], 0) for each in pairs]
+        logits = reader.read(*map(list, zip(*asked, strict=True)))[:, 0, 0]
+        for i, (piece, start) in enumerate(asked):
+            if piece:
+                held[i] = held[i][:start] + piece
+                token = samplers[i].draw(samplers[i].distribution(logits[i], texts[i]))
+                new[i] = [] if token in stop else [token]
+                texts[i] += new[i]
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]

@@ -28,7 +28,7 @@ class Knobs(TypedDict, total=False):
     top_p: float        # from the most probable, which together have this share; 1: from all
     min_p: float        # from those with this share of the most probable one's; 0: from all
     repetition_penalty: float  # above 1: a token of the text becomes less probable; 1: it does not
-    seed: int | Sequence[int]  # the same seed, the same text
+    seed: int           # the same seed, the same text
 
 
 def _is(value, kind, good):

@@ -36,7 +36,7 @@ def verdict(sampler: Sampler, guess: int, q: np.ndarray, p: np.ndarray) -> tuple
 # %% sec-ahead-loop
 @dataclass
 class Count:
-    """What became of the guesses: how many passes, and of each head how many guesses, how many kept.
+    """What became of the guesses: how many passes, and how many of each head's guesses were kept.
 
     `made` and `kept` are by head, 1 to K - 1, in this order.
     """
@@ -108,7 +108,7 @@ def _ahead(decoder, tokens, n, stop, sampler, guesses, count):
 
 
 def _drafts(logits, text, sampler):
-    """A guess and its distribution by each of the heads (k, V), as if those before it were right."""
+    """A guess and its distribution by each head (k, V), as if those before it were right."""
     found, text = [], list(text)
     for head in logits:
         q = sampler.distribution(head, text)

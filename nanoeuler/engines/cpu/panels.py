@@ -32,11 +32,11 @@ def padded(width: int) -> int:
 
 def interleaved(gate_up: np.ndarray) -> np.ndarray:
     """SwiGLU's matrix (I, 2F) in panels' order: half a panel of gate, the same half of up, ..."""
-    (I, columns), half = gate_up.shape, PANEL // 2
+    (depth, columns), half = gate_up.shape, PANEL // 2
     F = columns // 2
-    wide = np.zeros((I, 2, -(-F // half) * half), gate_up.dtype)
+    wide = np.zeros((depth, 2, -(-F // half) * half), gate_up.dtype)
     wide[:, 0, :F], wide[:, 1, :F] = gate_up[:, :F], gate_up[:, F:]
-    return wide.reshape(I, 2, -1, half).swapaxes(1, 2).reshape(I, -1)
+    return wide.reshape(depth, 2, -1, half).swapaxes(1, 2).reshape(depth, -1)
 
 
 def _pages(size):

@@ -28,7 +28,7 @@ from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 
-ROUNDS = 9
+ROUNDS = 7
 SHAPES = {
     "small": PRESETS["small"],
     "llama 15M": ModelConfig(  # Karpathy's stories15M.bin: tied, RMSNorm, RoPE, SwiGLU

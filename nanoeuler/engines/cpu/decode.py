@@ -139,11 +139,12 @@ def _share(count, thread, threads):
 
 
 @njit(error_model="numpy")
-def _product(x, n, place, bias, out, thread, threads):
+def _product(x, n, place, bias, out, thread, threads, backwards=False):
     # out (n, panels * PANEL) = x (n, depth) times the matrix at `place` plus bias: this thread's
     address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
     first, last = _share(panels, thread, threads)
-    for p in range(first, last):
+    for i in range(first, last):
+        p = first + last - 1 - i if backwards else i
         w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
         to = out.ctypes.data + 4 * PANEL * p
         _panel(x.ctypes.data, x.strides[0], n, w, depth, here, to, out.strides[0])
@@ -447,7 +448,7 @@ def _pass(m, o, n, heads, thread, threads):
             wanted += 1
     for head in range(heads):
         out, place = o.logits[:, head], m.places[m.places.shape[0] - m.K + head]
-        _product(o.n[thread], wanted, place, m.flat[:0], out, thread, threads)
+        _product(o.n[thread], wanted, place, m.flat[:0], out, thread, threads, o.job[2, 0] % 2 == 1)
     _meet(o, meeting, threads)
 
 

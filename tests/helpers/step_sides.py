@@ -28,6 +28,7 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
     "cuda, own products": ({}, "ours"),
     "cuda, rope apart": ({"turns": False}, ""),
     "cuda, gates apart": ({}, ""),
+    "cuda, n made again": ({"kept": 0}, ""),
     "cuda, launch by launch": ({}, ""),
 }
 

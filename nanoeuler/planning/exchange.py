@@ -8,7 +8,6 @@ Left out: that launches and exchanges take multiprocessors and bandwidth from ea
 machines.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from nanoeuler.engines.choice import GPU_ENGINES
 from nanoeuler.engines.gpu.exchange import Exchange, Join, RankWriter
 from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.program import Program
-from nanoeuler.engines.gpu.step import record_step
+from nanoeuler.engines.gpu.step import Machine, record_step
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.planning.step import H200, RULES, Speeds, seconds
 
@@ -76,11 +75,11 @@ def timeline(program: Program, size: int, speeds: Speeds, wire: Wire, pieces: in
 
 def rank_program(
     config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
-    overlap: bool = True, machine: Callable = lambda: H200.machine,
+    overlap: bool = True, machine: Machine = H200.machine,
 ) -> Program:  # fmt: skip
     """The list of one of `size` ranks, for batch_size sequences of its own."""
     writer = partial(RankWriter, link=Rank(0, size), overlap=overlap)
-    given = config, batch_size, config.context, machine(), PRECISIONS[engine], RULES
+    given = config, batch_size, config.context, machine, PRECISIONS[engine], RULES
     return record_step(*given, writer=writer).program
 
 
@@ -97,7 +96,7 @@ def foretell(
     overlap: bool = True, speeds: Speeds = H200, wire: Wire = NVLINK,
 ) -> Foretold:  # fmt: skip
     """What a step takes of each of `size` GPUs with batch_size sequences each."""
-    program = rank_program(config, batch_size, size, engine, overlap)
+    program = rank_program(config, batch_size, size, engine, overlap, speeds.machine)
     spans = timeline(program, size, speeds, wire, PRECISIONS[engine].pieces)
     works = sum(span.end - span.start for span in spans if not span.beside)
     end = max(span.end for span in spans)

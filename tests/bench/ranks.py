@@ -238,7 +238,8 @@ def check_sums(rank, preset):
         this.step(*give(1), 0.0, 1)
         this.finish()
         if who == BOTH:
-            this.gathering(GRADIENTS, GRADIENTS).launch()
+            graph = this.gathering(GRADIENTS, GRADIENTS)
+            graph.launch()
             there = rank.device.host(this.memories[GRADIENTS])
         else:
             (shared,) = (program.shared for program in this.programs.values())

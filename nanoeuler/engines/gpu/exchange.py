@@ -93,12 +93,11 @@ class RankEngine(CudaEngine):
         self.due = -1 if self.left else i
 
     def settle(self, dmoved: Array | None = None) -> None:
-        """As `Pen.settle`; then what was said to be ready is, sums of gains included."""
+        """As `Pen.settle`; then what was said to be ready is."""
+        due, self.due = self.due, -1
         super().settle(dmoved)
-        if self.due >= 0:
-            self.pay()
-            self.tell(self.due)
-            self.due = -1
+        if due >= 0:
+            self.tell(due)
 
 
 # %% sec-exchange-update
@@ -152,6 +151,7 @@ class Reducing(Shared):
     def complete(self, block: int) -> None:
         """Hear that the gradients from this block on are on the list."""
         while self.overlap and self.waiting and self.waiting[0].block >= block:
+            self.engine.add_up()
             self.reduce(self.waiting.pop(0))
 
     def reduce(self, bucket: Bucket) -> None:

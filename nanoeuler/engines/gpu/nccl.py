@@ -44,6 +44,15 @@ class Connection:
         check(self.driver.cuEventRecord(event, first))
         check(self.driver.cuStreamWaitEvent(then, event, 0))
 
+
+def bytes_of(array: Any) -> int:
+    """The bytes of a flat array."""
+    return array.shape[0] * array.dtype.itemsize
+
+
+class Carrier(Connection):
+    """What NCCL is asked for."""
+
     def carry(self, work: Exchange) -> None:
         """Put one exchange on our stream."""
         library, communicator, side = self.library, self.communicator, self.side
@@ -63,12 +72,7 @@ class Connection:
             communicator.reduceScatter(given.address, to.address, *how, side)
 
 
-def bytes_of(array: Any) -> int:
-    """The bytes of a flat array."""
-    return array.shape[0] * array.dtype.itemsize
-
-
-class Nccl(Connection):
+class Nccl(Carrier):
     """The `Link` of this rank's device to the others; all ranks make theirs at the same time."""
 
     def __init__(self, device: Device, group: Group) -> None:

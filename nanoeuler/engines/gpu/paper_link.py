@@ -51,13 +51,37 @@ class Walk:
             start(0)
 
 
-class PaperLink:
+class Paths:
+    """How what ranks give comes to where it goes, on paper."""
+
+    def __init__(self, device: Any, group: Group) -> None:
+        self.device, self.group = device, group
+        self.rank, self.size = group.rank, group.size
+
+    def carry(self, work: Exchange) -> None:
+        """Do one exchange, with all others."""
+        if work.kind == "broadcast":
+            pairs = list(zip(work.args, work.roots, strict=True))
+            mine = [self.device.host(piece) if r == self.rank else None for piece, r in pairs]
+            every = self.group.share(mine)
+            for i, (piece, root) in enumerate(pairs):
+                self.device.fill(piece, every[root][i])
+            return
+        given, to = work.args
+        every = self.group.share(self.device.host(given))
+        if work.kind == "all-gather":
+            self.device.fill(to, np.concatenate(every))
+        else:
+            part = own(given.shape[0], self.rank, self.size)
+            self.device.fill(to, added(np.stack([values[part] for values in every])))
+
+
+class PaperLink(Paths):
     """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
 
     def __init__(self, device: Any, group: Group, late: bool = False) -> None:
-        self.device, self.group, self.late = device, group, late
-        self.rank, self.size = group.rank, group.size
-        self.begun: list[Exchange] = []
+        super().__init__(device, group)
+        self.late, self.begun = late, []
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
         """As `Link.exchange`."""
@@ -78,20 +102,3 @@ class PaperLink:
         for work in self.begun:
             self.carry(work)
         self.begun = []
-
-    def carry(self, work: Exchange) -> None:
-        """Do one exchange, with all others."""
-        if work.kind == "broadcast":
-            pairs = list(zip(work.args, work.roots, strict=True))
-            mine = [self.device.host(piece) if r == self.rank else None for piece, r in pairs]
-            every = self.group.share(mine)
-            for i, (piece, root) in enumerate(pairs):
-                self.device.fill(piece, every[root][i])
-            return
-        given, to = work.args
-        every = self.group.share(self.device.host(given))
-        if work.kind == "all-gather":
-            self.device.fill(to, np.concatenate(every))
-        else:
-            part = own(given.shape[0], self.rank, self.size)
-            self.device.fill(to, added(np.stack([values[part] for values in every])))

@@ -30,12 +30,33 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
 
-class Residents(CudaStepper):
-    """What a rank keeps, and how the run gets all of it."""
+class Gatherer(CudaStepper):
+    """How what ranks keep in parts comes together."""
 
     link: Link
     group: Group
     sharing: Sharing
+
+    def gathering(self, name: str, into: str) -> Any:
+        """A graph that gathers a memory of float32, bucket by bucket."""
+        works: list[Exchange | Join] = []
+        for bucket in self.sharing.buckets:
+            part = self.sharing.part(bucket, self.link.rank)
+            mine = part if name == into else self.sharing.held(bucket)
+            every = slice(bucket.start, bucket.stop)
+            ends = self.floats(name, mine), self.floats(into, every)
+            works.append(Exchange("all-gather", ends, self.link))
+        works.append(Join(self.link))
+        return self.device.capture([work.prepare(self.device) for work in works])
+
+    def floats(self, name: str, part: slice) -> Any:
+        """A part of a memory of float32."""
+        length = part.stop - part.start
+        return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
+
+
+class Residents(Gatherer):
+    """What a rank keeps, and how the run gets all of it."""
 
     def state(self) -> dict[str, np.ndarray]:
         """As `Resident.state`: moments are this rank's shard."""
@@ -54,26 +75,10 @@ class Residents(CudaStepper):
         """As `Stepper.pull`, on every rank; they call it after the same step."""
         for name in (WEIGHTS, *MOMENTS):
             into = WEIGHTS if name == WEIGHTS else GRADIENTS
-            self.gathering(name, into).launch()
+            graph = self.gathering(name, into)  # which lives until `host` has waited for it
+            graph.launch()
             kept = self.weights if name == WEIGHTS else getattr(self.optimizer, name)
             kept.flat[...] = self.device.host(self.memories[into])[: kept.flat.shape[0]]
-
-    def gathering(self, name: str, into: str) -> Any:
-        """A graph that gathers a memory of float32, bucket by bucket."""
-        works: list[Exchange | Join] = []
-        for bucket in self.sharing.buckets:
-            part = self.sharing.part(bucket, self.link.rank)
-            mine = part if name == into else self.sharing.held(bucket)
-            every = slice(bucket.start, bucket.stop)
-            ends = self.floats(name, mine), self.floats(into, every)
-            works.append(Exchange("all-gather", ends, self.link))
-        works.append(Join(self.link))
-        return self.device.capture([work.prepare(self.device) for work in works])
-
-    def floats(self, name: str, part: slice) -> Any:
-        """A part of a memory of float32."""
-        length = part.stop - part.start
-        return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
 
 
 class CudaRankStepper(Residents):

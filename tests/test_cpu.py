@@ -39,7 +39,7 @@ from nanoeuler.engines.cpu.products import (
     multiply,
     multiply_heads,
 )
-from nanoeuler.engines.cpu.stepper import SHARDS, CpuStepper, shards
+from nanoeuler.engines.cpu.stepper import SHARDS, CpuStepper, gradients_held, shards
 from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
@@ -492,7 +492,7 @@ def test_threads_change_no_byte(config, name, batch):
             sums = stepper.loss_and_gradients(tokens, targets, scale)
             seen.add((sums.tobytes(), stepper.gradients.flat.tobytes()))
             assert np.array_equal(stepper.sums(tokens, targets), sums)
-        assert len(stepper.buffers) <= min(threads, shards(batch, 37) - 1)
+        assert 1 + len(stepper.buffers) == gradients_held(shards(batch, 37), threads)
     assert len(seen) == 1
     assert np.isfinite(stepper.gradients.flat).all()
 

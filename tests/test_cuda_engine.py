@@ -57,6 +57,7 @@ MODELS = {
     ),
     "RoPE by the product, shared": (replace(TURNED, n_layers=2), BF16, 2),
     "RoPE by its own kernels": (TURNED, BF16._replace(turns=False), 1),
+    "n made again": (replace(TURNED, n_layers=2), BF16._replace(kept=0), 1),
     "LayerNorm without bias, learned, SwiGLU": (
         replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
     ),
@@ -112,6 +113,15 @@ def test_where_a_product_ends_in_the_backward_of_gates(change, bends, monkeypatc
     monkeypatch.setattr(CudaEngine, "bends_gates", False)
     without, more = recorded()
     assert "w_down, dX, SwiGLU" not in without and size <= more
+
+
+def test_norms_are_made_again_only_where_they_are_not_kept():
+    need = 2 * 2 * 2 * 4 * EULER.dim * 2  # bytes: two halves of two layers, 2 x 4 rows of bf16
+    for kept, count in ((need, 1), (need - 1, 5)):
+        precision = BF16._replace(kept=kept)
+        program = record_step(replace(EULER, n_layers=2), 2, 4, HOPPER, precision, helpers.RULES)
+        names = [step.name for step in program.program.steps]
+        assert names.count("norm") == count and names.count("sums of norms") == 1
 
 
 @pytest.mark.parametrize("name", ["GPT-2's", "Euler's, narrow stream, in pieces"])
@@ -196,6 +206,12 @@ FAULTS = {
     ),
     "the step's weight is forgotten": (
         PRIMITIVES, "Pen", "settle", "float(this.weight)", "1.0"
+    ),
+    "sums that are owed are forgotten": (
+        PRIMITIVES, "Pen", "owe", "self.add_up()  # two", "pass  # two"
+    ),
+    "a bias's gradient is the gain's": (
+        PRIMITIVES, "Pen", "owe", "first + i * columns, count", "first, count"
     ),
     "dx is not added to": (
         PRIMITIVES, "NormsBackward", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"

@@ -35,7 +35,9 @@ def test_a_batch_that_does_not_fit_names_one_that_does(monkeypatch):
     (seen,) = (row for row in measurements.load("gpu") if row["what"] == "peak memory" and
                row["case"] == "euler-116m 64x512 bf16" and row["engine"] == "cuda" and
                row["peer"] == "torch compile")  # fmt: skip
-    assert size == pytest.approx(seen["value"] * 2**30 / 1e9, rel=0.1)  # as it came on an H200
+    # As it came on an H200, with every n kept, or before it was.
+    norms, took = 2 * 16 * 64 * 512 * 768 * 2 / 1e9, seen["value"] * 2**30 / 1e9
+    assert pytest.approx(took, rel=0.1) in (size, size - norms)
     most = int(said.split("batch_size of at most ")[1].split(",")[0])
     planned.check_room(BIG, most, 1, "cuda")
     with pytest.raises(UserError):

@@ -162,7 +162,7 @@ def test_matrices_that_cannot_be_cut(x, which, axis, part, message):
 def test_pieces_that_do_not_fit():
     x = np.zeros((4, 16), F32)
     for out in np.zeros((4, 32), np.uint16), np.zeros((4, 48), F32), np.zeros((48, 4), np.uint16).T:
-        with pytest.raises(UserError, match="the pieces is"):
+        with pytest.raises(UserError, match="the pieces is|rows are dense"):
             split_launch(x, out, (0, 1, 0), 1)
     lower = DeviceArray(72, (4, 16), np.dtype(F32), (64, 4))
     with pytest.raises(UserError, match="begins at a multiple of 16 bytes: 72"):
@@ -263,7 +263,7 @@ def test_fewer_pieces_are_as_exact_as_they_can_be(count):
     assert np.isfinite(c).all()
 
 
-@pytest.mark.parametrize("layout, k", [("NT", 24), ("TN", 9)])
+@pytest.mark.parametrize("layout, k", [("NT", 24), ("NN", 24), ("TN", 19)])
 @pytest.mark.parametrize("epilogue", ["store", "add"])
 def test_a_product_in_three_stretches(layout, k, epilogue):
     check_product(pieces, layout, 8, 16, k, stretches=3, epilogue=epilogue)
@@ -290,20 +290,30 @@ BIG, SMALL = (8192, 2304), (768, 768)  # C of 576 tiles and of 18
 
 
 @pytest.mark.parametrize(
-    "layout, size, k, count, stretches",
+    "size, k, count, stretches",
     [
-        ("NT", BIG, 768, 3, 1), ("NN", BIG, 3072, 3, 3), ("NN", BIG, 3072, 2, 2),
-        ("TN", BIG, 16384, 3, 16), ("TN", SMALL, 16384, 3, 8), ("TN", SMALL, 16384, 1, 2),
-        ("NT", BIG, 1024, 3, 1), ("NT", BIG, 1032, 3, 3), ("TN", BIG, 1026, 3, 2),
-        ("NN", BIG, 1026, 3, 1), ("TN", BIG, 16411, 3, 1), ("NT", BIG, 8 * 257, 3, 1),
-        ("TN", BIG, 65600, 3, 80),
+        (BIG, 768, 3, 1), (BIG, 3072, 3, 3), (BIG, 3072, 2, 2), (BIG, 16384, 3, 16),
+        (SMALL, 16384, 3, 8), (SMALL, 16384, 1, 2), (BIG, 1024, 3, 1), (BIG, 1032, 3, 2),
+        (BIG, 16411, 3, 17), (BIG, 50257, 3, 50), (BIG, 50257, 2, 25), (BIG, 5, 3, 1),
     ],
 )  # fmt: skip
-def test_stretches_are_equal_and_not_too_long(layout, size, k, count, stretches):
-    assert pieces.stretches_for(layout, *size, k, count) == stretches
-    shapes = split_shapes(layout, *size, k, count)
-    length = len(PAIRS[count]) * k // stretches
-    assert [shape[axis] for shape, axis in zip(shapes, AXES[layout], strict=True)] == [length] * 2
+def test_stretches_are_not_too_long_whatever_k_is(size, k, count, stretches):
+    assert pieces.stretches_for(*size, k, count) == stretches
+    length = pieces.stretch_of(k, stretches)
+    deep = pieces.DEEP * (2 if size == SMALL else 1)
+    assert len(PAIRS[count]) * length <= deep + len(PAIRS[count]) * pieces.WIDTH
+    assert (stretches - 1) * length < k <= stretches * length
+    for layout, axes in AXES.items():
+        shapes = split_shapes(layout, *size, k, count)
+        there = [shape[axis] for shape, axis in zip(shapes, axes, strict=True)]
+        assert there == [len(PAIRS[count]) * length] * 2
+
+
+@pytest.mark.parametrize("layout, k, sizes", [("NT", 40, [16, 16, 8]), ("TN", 19, [8, 8, 3])])
+def test_the_last_stretch_has_what_is_left(layout, k, sizes):
+    with mock.patch.object(pieces, "split_launch", wraps=pieces.split_launch) as cuts:
+        check_product(pieces, layout, 8, 16, k, stretches=3)
+    assert [b - a for (*_, (a, b)), _ in cuts.call_args_list[::2]] == sizes
 
 
 def test_working_arrays_are_those_of_a_stretch():
@@ -318,7 +328,6 @@ def test_working_arrays_are_those_of_a_stretch():
         (dict(layout="TT"), "there are NT, NN, TN"),
         (dict(pieces=4), "1, 2, 3 pieces"),
         (dict(epilogue="bias"), "store and add, not .*'bias'"),
-        (dict(stretches=3), "in 3 equal stretches"),
         (dict(b=np.zeros((16, 8), F32)), "does not fit"),
         (dict(c=np.zeros((8, 16), np.uint16)), "to uint16"),
         (dict(c=np.zeros((8, 24), F32)), "does not give"),
@@ -443,7 +452,7 @@ def multiplied(module):
 
 
 def in_stretches(module):
-    check_product(module, "TN", 8, 16, 9, stretches=3)
+    check_product(module, "TN", 8, 16, 19, stretches=3)
 
 
 FAULTS = [
@@ -461,9 +470,10 @@ FAULTS = [
     ("pieces", "split_launch", "first * (4 if axis else wide)", "first * 4", below),
     ("pieces", "split_launch", "2 * columns if axis", "columns if axis", laid),
     ("pieces", "pieces_product", "split_b, right, of_b", "split_b, left, of_b", multiplied),
-    ("pieces", "pieces_product", "later if at else first", "first", in_stretches),
-    ("pieces", "pieces_product", "split_launch(b, split_b, right, of_b, part)",
-     "split_launch(b, split_b, right, of_b, (0, k // stretches))", in_stretches),
+    ("pieces", "pieces_product", '"add" if at else epilogue', "epilogue", in_stretches),
+    ("pieces", "pieces_product", "size = min(length, k - at)", "size = length", in_stretches),
+    ("pieces", "pieces_product", "(at, at + size)", "(0, size)", in_stretches),
+    ("pieces", "pieces_product", "if size == length", "if size", in_stretches),
     ("fill", "clear", "if at < count", "if at <= count", check_clear),
     ("fill", "clear", "i * THREADS + t", "t", check_clear),
     ("fill", "clear", "first + at", "at", check_clear),

@@ -532,6 +532,7 @@ EVERYTHING = {
         stream_backward, 9, 64, "layer", ("bf16", "bf16", "float32"), seed=seed
     ),
     "columns": lambda seed: check_columns(columns_module, 40, 8, "bf16", seed=seed, cores=1)[1],
+    "sums of many": lambda seed: check_sums(columns_module, seed),
     "SwiGLU": lambda seed: check_gates(
         gates, "swiglu", 20, 8, forward=False, seed=seed, place=True, cores=1
     )[1],
@@ -658,6 +659,25 @@ def slopes(module):
     check_backward(module, 9, 72, "layer", cores=1)
 
 
+def check_sums(module, seed=None):
+    """Partial sums of three arrays, two of them side by side, in one launch."""
+    flat, outs = draw((3000,), "float32"), draw((500,), "float32", seed=1)
+    start, jobs = real(outs), [(0, 17, 80, 40), (40, 17, 80, 40), (1400, 130, 8, 8)]
+    lines, wanted, size = [], start.copy(), np.abs(start)
+    for out, (first, count, pitch, columns) in zip((300, 20, 96), jobs, strict=True):
+        lines += module.sum_lines(first, count, pitch, out, columns)
+        rows = np.stack([real(flat)[first + i * pitch :][:columns] for i in range(count)])
+        wanted[out : out + columns] += rows.sum(axis=0)
+        size[out : out + columns] += np.abs(rows).sum(axis=0)
+    play((module.sum_table_launch(np.array(lines, np.int32), flat, outs),), (), seed)
+    close(outs, wanted, (130 + 20) * U * size * (wanted != start))
+    return [outs]
+
+
+def test_sums_of_many_in_one_launch():
+    check_sums(columns_module)
+
+
 def long(module):
     check_columns(module, 230, 8, "bf16", cores=1)
 
@@ -716,9 +736,13 @@ FAULTS = [
     ("stream_backward", "norm_backward", "sums[k] = float32(0)", "pass", slopes),
     ("stream_backward", "norm_backward", "cuda.gridDim.x * rows_a_block", "rows_a_block", slopes),
     ("stream_backward", "norm_backward", "settle(g)", "pass", slopes),
-    ("columns", "add_up", "cuda.syncthreads()", "pass", long),
-    ("columns", "add_up", "value if row < count else float32(0)", "value", long),
+    ("columns", "total_of", "cuda.syncthreads()", "pass", long),
+    ("columns", "total_of", "value if row < count else float32(0)", "value", long),
     ("columns", "add_up", "total += load_own_float(out)", "pass", long),
+    ("columns", "add_up_lines", "inside = lane < (", "inside = lane <= (", check_sums),
+    ("columns", "add_up_lines", "int64(first) * 4", "int64(first) * 8", check_sums),
+    ("columns", "add_up_lines", "total + load_own_float(place_of)", "total", check_sums),
+    ("columns", "add_up_lines", "sizes >> COUNTED, pitch", "sizes >> COUNTED, 40", check_sums),
     ("columns", "slab_sums", "row += slabs", "row += rows", long),
     ("columns", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
     ("columns", "slab_sums", "if column < columns", "if column <= columns", long),

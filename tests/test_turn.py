@@ -5,8 +5,6 @@ Against float64, with `test_gemm`'s bounds: turning is two products of float32 a
 of what the sums of a tile are off; what is stored is rounded once.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from mutants import Mutant, load
@@ -31,8 +29,8 @@ def by(D, T, heads):
     return Turning(*TABLES[D], T, heads * D)
 
 
-def form(D, layout="NN", cluster=1):
-    return Form(layout, False, cluster, f"rope {D}")
+def form(D, layout="NN", cluster=1, pingpong=False):
+    return Form(layout, pingpong, cluster, f"rope {D}")
 
 
 # Form, rows x columns x depth, angles, draws.
@@ -47,6 +45,11 @@ CASES = {
     "a cluster": (form(64, cluster=2), (290, 128, 72), by(64, 58, 1), dict(blocks=2)),
     "one, wide heads": (form(128, "NT", 2), (264, 256, 72), by(128, 66, 1), dict(blocks=2, seed=3)),
     "tiles one after the other": (form(64), (136, 576, 328), by(64, 68, 7), dict(blocks=1)),
+    "ping-pong": (form(64, pingpong=True), (140, 448, 72), by(64, 70, 5), dict(seed=4)),
+    "ping-pong, wide heads": (form(128, "NT", 2, True), (330, 384, 72), by(128, 55, 2),
+                              dict(blocks=2, seed=5)),
+    "ping-pong, turns of both": (form(64, pingpong=True), (136, 704, 328), by(64, 68, 9),
+                                 dict(blocks=1)),
     "large": (form(64), (64, 128, 16), by(64, 8, 2), dict(scale=1e4)),
 }
 
@@ -92,7 +95,10 @@ def test_angles_are_read_once_for_each_row_of_a_tile(D):
 ANGLES = "gemm_epilogue.make_turns_of_heads"
 FLAWS = {  # what: (function, text in it, what it becomes)
     "the position of the row above at a tile's border": (ANGLES, "* TILE_M +", "* TILE_M - 1 +"),
-    "positions of the other consumer": (ANGLES, "c * 64 +", "(1 - c) * 64 +"),
+    "positions of the other consumer": (ANGLES, "half * 64 +", "(1 - half) * 64 +"),
+    "angles of the upper rows for the lower ones, in ping-pong": (
+        ANGLES, "take(angles, by, x, 1, t)", "pass"),
+    "the upper rows turned twice, in ping-pong": (ANGLES, "acc, 64, angles", "acc, 0, angles"),
     "positions of the cluster's other block": (
         ANGLES, "(cuda.blockIdx.x & (cluster - 1))", "(cuda.blockIdx.x & 0)"),
     "eight rows below is nine": (ANGLES, "row + 8", "row + 9"),
@@ -117,7 +123,8 @@ FLAWS = {  # what: (function, text in it, what it becomes)
 def test_a_flaw_is_found(flaw):
     place, old, new = FLAWS[flaw]
     module, name = place.split(".")
-    case = "a cluster" if "cluster" in flaw else "tiles one after the other"
+    ways = {"cluster": "a cluster", "ping-pong": "ping-pong"}
+    case = next((ways[way] for way in ways if way in flaw), "tiles one after the other")
     made, size, turn, draws = CASES[case]
     with exchanged(load(Mutant(f"engines.gpu.{module}", name, flaw, old, new))):
         try:
@@ -150,16 +157,13 @@ def test_angles_come_with_forms_that_turn_and_only_with_them():
         product(form(64), **of)
     with pytest.raises(UserError, match="heads of width 0 are turned by"):
         product(Form("NN"), **of, turn=by(64, 70, 2))
-    with pytest.raises(UserError, match="swiglu and rope are not ping-pong"):
-        replace(form(64), pingpong=True)
     with pytest.raises(UserError, match="mma.sync stores C alone"):
         product_on((8, 0), "NN", **of, epilogue="rope 64", turn=by(64, 70, 2))
 
 
-def test_a_form_that_turns_is_chosen_as_the_one_that_stores():
-    plain, turning = (choose("NN", 32768, 1280, 768, way) for way in ("store", "rope 64"))
-    assert turning == replace(plain, epilogue="rope 64", pingpong=False)
-    assert not choose("NT", 16384, 2304, 768, "rope 128").pingpong  # which it is where S is stored
+def test_a_form_that_turns_is_chosen_by_its_own_measurements_and_the_rule():
+    assert choose("NN", 16384, 1280, 768, "rope 64") == form(64, cluster=2)
+    assert choose("NT", 16384, 2304, 768, "rope 128") == form(128, "NT", 2, True)
 
 
 def test_the_product_for_the_card_that_is_there_turns_them():

@@ -86,6 +86,8 @@ Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --
 VocabSize = Annotated[
     int | None, typer.Option(metavar="N", help="how many ids: bytes, merges, special tokens")
 ]
+# More than one: `mpiexec` starts so many processes (chapter 13).
+Ranks = _whole("processes that train together")
 BatchSize = _whole("sequences in a step")  # of a whole context each
 Tokens = _whole("how many tokens")  # to generate, or to plan for
 

@@ -51,16 +51,23 @@ def main(args: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     with contextlib.redirect_stderr(Messages(sys.stderr)):
         code, problem = _run(sys.argv[1:] if args is None else args)
-        if problem:
+        if problem and _speaks():
             print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
     return code
+
+
+def _speaks():
+    """Whether this process says what is wrong: of several ranks the first does."""
+    from nanoeuler.engines.ranks.launch import launched
+
+    return not launched()
 
 
 def _run(args):
     """Run the command line on `args`: (exit code, what is wrong, in words, or "")."""
     try:
         flags.not_empty(args)
-        code = app(args, prog_name="nanoeuler", standalone_mode=False) or 0
+        code = app(args, prog_name="nanoeuler", standalone_mode=False, obj=args) or 0
         sys.stdout.flush()  # here, where a closed pipe can still be caught
         return (2, "interrupted") if code == INTERRUPTED else (code, "")
     except typer.TyperException as error:
@@ -187,21 +194,24 @@ def check() -> None:
 @flags.grouped(sizes=flags.SIZES)
 def plan(
     sizes: flags.Group, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
-    tokens: flags.Tokens = None,
+    tokens: flags.Tokens = None, ranks: flags.Ranks = None,
 ) -> None:  # fmt: skip
     """What training takes: FLOPs, memory, and hours on several devices.
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
-    tokens for each of its parameters.
+    tokens for each of its parameters. --ranks shares the batch out among so many H200.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
     from nanoeuler.planning import plan, step
+    from nanoeuler.planning.ranks import report
 
     config = flags.config_of(preset, sizes)
     print(plan.report(config, **_given(batch_size=batch_size, tokens=tokens)))
     print(f"\na step of our own on an H200, by its list of launches\n"
           f"{step.report(config, batch_size or plan.BATCH_SIZE)}")  # fmt: skip
+    if ranks:
+        print(f"\n{report(config, batch_size or plan.BATCH_SIZE, ranks)}")
 
 
 @app.command()

@@ -9,8 +9,11 @@ does.
 """
 
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
+
+import typer
 
 from nanoeuler.cli import flags
 from nanoeuler.cli.streams import tell
@@ -21,7 +24,7 @@ ASKED = 3  # held-out questions that fine-tuning shows the answers to
 ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has not learned it yet
 
 
-def _say_plan(run, seconds_per_step=None):
+def _say_plan(run, seconds_per_step=None, ranks=1):
     """Print on stderr what the steps that `run` has before it will take, if there are any."""
     from nanoeuler.engines.choice import GPU_ENGINES
     from nanoeuler.planning import card
@@ -30,7 +33,7 @@ def _say_plan(run, seconds_per_step=None):
     settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
     if left:
         sizes = run.config, settings.batch_size
-        how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step)
+        how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step, ranks=ranks)
         if engine in GPU_ENGINES:
             how["memory"] = card.words(*sizes, settings.accumulate, engine)
         print(summary(*sizes, left, **how), file=sys.stderr)
@@ -45,11 +48,27 @@ def _learned_vocabulary(sizes, tokenizer, text):
         )
 
 
+def _over_ranks(call, ranks, train):
+    """Call train(how many ranks) here alone, or as rank 0 of several, whom the others follow."""
+    from nanoeuler.engines.ranks import launch, lead
+
+    group = launch.world(ranks)
+    if (ranks or 1) > group.size:  # nobody has started them yet
+        raise typer.Exit(launch.start(ranks, call.obj))
+    if group.rank:
+        lead.deaf()
+        lead.follow(group)
+        return
+    with lead.leading(group):
+        train(group.size)
+
+
 @flags.grouped(settings=flags.SETTINGS, sizes=flags.SIZES, how=flags.HOW)
 def train(
-    settings: flags.Group, sizes: flags.Group, how: flags.Group, data: flags.Data = None,
-    out: flags.Out = flags.BASE, preset: flags.Preset = None, tokenizer: flags.Tokenizer = None,
-    engine: flags.Engine = "auto", resume: flags.Resume = False,
+    call: typer.Context, settings: flags.Group, sizes: flags.Group, how: flags.Group,
+    data: flags.Data = None, out: flags.Out = flags.BASE, preset: flags.Preset = None,
+    tokenizer: flags.Tokenizer = None, engine: flags.Engine = "auto", ranks: flags.Ranks = None,
+    resume: flags.Resume = False,
 ) -> None:  # fmt: skip
     """Train a model on a text.
 
@@ -63,16 +82,20 @@ def train(
     from nanoeuler.training.folder import is_begun
     from nanoeuler.training.train import settings_for
 
-    tokenizer, out = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
-    _learned_vocabulary(sizes, tokenizer, data)
-    begun = out if resume and is_begun(out) else None
-    face.train(
-        data, out=out, config=flags.config_of(preset, sizes, begun),
-        settings=settings_for(out, resume, **settings), tokenizer=tokenizer,
-        engine=engine_name(engine), resume=resume, before=_say_plan, **how,
-        sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
-    )  # fmt: skip
-    tell(f"saved in {out}; next: nanoeuler sft --from {out}")
+    def run(size):
+        ids, folder = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
+        _learned_vocabulary(sizes, ids, data)
+        begun = folder if resume and is_begun(folder) else None
+        face.train(
+            data, out=folder, config=flags.config_of(preset, sizes, begun),
+            settings=settings_for(folder, resume, **settings), tokenizer=ids,
+            engine=engine_name(engine), resume=resume, **how,
+            before=partial(_say_plan, ranks=size),
+            sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
+        )  # fmt: skip
+        tell(f"saved in {folder}; next: nanoeuler sft --from {folder}")
+
+    _over_ranks(call, ranks, run)
 
 
 def _answer(model, question):
@@ -88,9 +111,9 @@ def _answer(model, question):
 
 @flags.grouped(settings=flags.SETTINGS, how=flags.HOW)
 def sft(
-    settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
+    call: typer.Context, settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
     base: flags.FromRun = None, out: flags.Out = flags.CHAT, engine: flags.Engine = "auto",
-    resume: flags.Resume = False,
+    ranks: flags.Ranks = None, resume: flags.Resume = False,
 ) -> None:  # fmt: skip
     """Teach a trained model to answer.
 
@@ -105,16 +128,21 @@ def sft(
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
 
-    pairs, out = face.pairs_of(data), flags.folder_out(out)
-    if base is None and not (resume and saves(out)):  # a run that goes on has a model of its own
-        base = flags.BASE
+    def run(size):
+        pairs, folder = face.pairs_of(data), flags.folder_out(out)
+        first = base
+        if base is None and not (resume and saves(folder)):  # one that goes on has its own model
+            first = flags.BASE
 
-    def answers(model):
-        asked = [question for question, _ in pairs[-ASKED:]]
-        return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
+        def answers(model):
+            asked = [question for question, _ in pairs[-ASKED:]]
+            return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
 
-    face.finetune(
-        base, pairs, out=out, engine=engine_name(engine), resume=resume, sample=answers,
-        settings=settings_for(out, resume, FINETUNING, **settings), before=_say_plan, **how,
-    )  # fmt: skip
-    tell(f"saved in {out}; next: nanoeuler chat --from {out}")
+        face.finetune(
+            first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
+            settings=settings_for(folder, resume, FINETUNING, **settings),
+            before=partial(_say_plan, ranks=size), **how,
+        )  # fmt: skip
+        tell(f"saved in {folder}; next: nanoeuler chat --from {folder}")
+
+    _over_ranks(call, ranks, run)

@@ -5,6 +5,7 @@
 """Engines and steppers by name. An engine's modules are imported when it is asked for."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -16,6 +17,8 @@ CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
 # The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
 STEPPER = "nanoeuler.engines.gpu.stepper"  # theirs, named only: a later chapter builds it
+# What makes steppers instead, while this process leads others through a run: chapter 13 says.
+LEAD: ContextVar[Callable[..., Stepper] | None] = ContextVar("LEAD", default=None)
 
 
 def _no_gpu() -> str:
@@ -70,6 +73,8 @@ def make_stepper(
     Threads change no bit of a result, and engines that compute in float32 only its last.
     """
     name = engine_name(engine)
+    if lead := LEAD.get():
+        return lead(name, weights, optimizer, threads, pieces)
     if name in GPU_ENGINES:
         return import_module(STEPPER).cuda_stepper(name, weights, optimizer, pieces)
     from nanoeuler.engines.cpu.stepper import CpuStepper

@@ -19,6 +19,7 @@ from nanoeuler import __version__
 from nanoeuler.engines.cpu import llvm, products
 from nanoeuler.engines.cpu.stepper import SHARDS, cores
 from nanoeuler.engines.gpu.door import no_gpu
+from nanoeuler.engines.ranks.launch import found
 from nanoeuler.measurements import device
 from nanoeuler.planning import card
 from nanoeuler.planning.memory import limit
@@ -82,6 +83,7 @@ def report() -> str:
         f"memory     {memory()}",
         f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",
         f"parquet    {'duckdb is here' if duckdb else 'no duckdb: pip install -e .[data]'}",
+        f"ranks      {found()}",
         f"GPU        {no_gpu() or card.found()}",
         f"variables  {', '.join(pinned) or 'none that slows anything down'}",
     ]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nanoeuler.engines.cpu.engine import LOSS_ROWS, aligned
 from nanoeuler.engines.cpu.products import WORK, multiply
-from nanoeuler.engines.cpu.stepper import cores, shards
+from nanoeuler.engines.cpu.stepper import cores, gradients_held, shards
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.euler import INTEGRATORS
@@ -168,18 +168,21 @@ def arena_bytes(config: ModelConfig, sequences: int) -> int:
 
 
 def cpu_memory(
-    config: ModelConfig, batch_size: int, accumulate: int = 1, threads: int | None = None
-) -> dict[str, int]:
+    config: ModelConfig, batch_size: int, accumulate: int = 1, threads: int | None = None,
+    ranks: int = 1,
+) -> dict[str, int]:  # fmt: skip
     """Bytes that a training step holds on the cpu engine, by name; `CpuStepper` has the arguments.
 
-    `activations` is the arenas' size up to the padding of arrays to cache lines.
+    `activations` is the arenas' size up to the padding of arrays to cache lines. Of several ranks
+    this is the first, which gathers all moments to save them; the others hold their part of these.
     """
-    parts, threads = shards(batch_size, config.context), threads or cores()
+    parts, threads = shards(batch_size, config.context), threads or max(1, cores() // ranks)
     sequences = ceil(ceil(batch_size / parts) / accumulate)  # of the largest piece
+    parts = ceil(parts / ranks)
     sizes = memory(config, sequences, MASTER_BYTES)
     return {
         "weights": sizes["weights"],
-        "gradients": (1 + min(threads, parts - 1)) * sizes["gradients"],
+        "gradients": gradients_held(parts, threads) * sizes["gradients"],
         "moments": sizes["moments"],
         "activations": min(threads, parts) * arena_bytes(config, sequences),
     }
@@ -230,23 +233,25 @@ def _whole(number):
 def summary(
     config: ModelConfig, batch_size: int, steps: int, *, accumulate: int = 1,
     threads: int | None = None, rate: float | None = None, seconds_per_step: float | None = None,
-    memory: str | None = None,
+    memory: str | None = None, ranks: int = 1,
 ) -> str:  # fmt: skip
     """What `steps` training steps on this processor will take, as text: FLOPs, memory, time.
 
     `seconds_per_step` is what a step of this very run took. Without it the time follows from the
     `rate` of `product_rate`, which is measured if it is not given. memory: in words, where the step
-    is taken elsewhere.
+    is taken elsewhere; ranks: processes that take it together.
     """
-    threads = min(threads or cores(), shards(batch_size, config.context))
+    threads = min(threads or max(1, cores() // ranks), shards(batch_size, config.context))
     flops = steps * batch_size * config.context * flops_per_token(config)
-    sizes = cpu_memory(config, batch_size, accumulate, threads)
+    sizes = cpu_memory(config, batch_size, accumulate, threads, ranks)
     total = PROCESS_BYTES + sum(sizes.values())
     state = sum(sizes.values()) - sizes["activations"]
     here = (
         f"{total / 1e9:.2f} GB: {state / 1e9:.2f} weights, gradients and moments, "
         f"{sizes['activations'] / 1e9:.2f} activations, {PROCESS_BYTES / 1e9:.2f} Python"
     )
+    if ranks > 1:
+        here += f"; the most that one of {ranks} ranks takes"
     return "\n".join([
         f"{count_parameters(config):,} parameters; {_whole(steps)} steps of {batch_size} x "
         f"{config.context} tokens are {flops:.2e} FLOPs",

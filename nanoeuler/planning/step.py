@@ -42,7 +42,8 @@ H200 = Speeds(
 # How often a launch moves its arrays' bytes, where it is not once. AdamW reads and writes all but
 # the gradient and the copy: 30 bytes of 18. Cross-entropy reads logits twice and writes them; what
 # is in the L2 cache still, it does not fetch: measured. Rope turns 16 of 20 heads in place.
-PASSES = {"AdamW": 30 / 18, "cross-entropy": 2.3, "rope": 1.6, "rope backward": 1.6, "clear": 0.0}
+PASSES = {"AdamW": 30 / 18, "cross-entropy": 2.3, "rope": 1.6, "rope backward": 1.6, "clear": 0.0,
+          "sums of norms": 0.1}  # fmt: skip
 
 
 def seconds(step: Step, speeds: Speeds, pieces: int = 1) -> float:

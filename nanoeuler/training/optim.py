@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from nanoeuler.compiler import njit
+from nanoeuler.engines.parts import HALVINGS
 from nanoeuler.model.weights import Weights
 
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
@@ -22,6 +23,7 @@ MEASURED_DIM = 128  # the width of the small preset, on which that was
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
+PARTS = 2**HALVINGS  # whose squares are summed apart: as many as processes may share a gradient
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # no test for x / 0, which forbids vectors
@@ -54,13 +56,24 @@ class AdamW:
         Returns the norm before, which is finite if and only if every gradient is: a sum in float64
         of squares of float32 cannot overflow. Equation eq-train-clip.
         """
-        norm = math.sqrt(_sum_of_squares(gradients.flat))
+        return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
+
+    def squares(self, flat: np.ndarray, parts: int) -> list[float]:
+        """The sums of the squares of `parts` equal parts of `flat`, in float64."""
+        return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
+
+    def limit(self, flat: np.ndarray, squares: list[float]) -> float:
+        """As `clip`, of a part `flat` of gradients whose PARTS have these `squares`."""
+        norm = math.sqrt(sum(squares))
         if self.clip_norm < norm < math.inf:
-            gradients.flat *= self.clip_norm / norm
+            flat *= self.clip_norm / norm
         return norm
 
-    def update(self, weights: Weights, gradients: Weights, lr: float, number: int) -> None:
-        """Change `weights` in place by training step `number`, counted from 1.
+    def update(
+        self, weights: Weights, gradients: Weights, lr: float, number: int,
+        part: slice = slice(None),
+    ) -> None:  # fmt: skip
+        """Change `weights` in place by training step `number`, counted from 1; or a `part` of them.
 
         Matrices decay, the embedding and learned positions among them, as in nanoGPT; vectors (the
         gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019,
@@ -68,14 +81,18 @@ class AdamW:
         """
         assert number >= 1
         rounded = weights.flat.dtype.type  # all arithmetic in the weights' own precision
+        first, end, _ = part.indices(weights.flat.size)
+        flats = [each.flat for each in (weights, gradients, self.m, self.v)]
         for name, w in weights.items():
-            decay = self.weight_decay if w.ndim > 1 else 0.0
+            start, decay = weights.starts[name], self.weight_decay if w.ndim > 1 else 0.0
             scalars = (
                 self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2,
                 1 / (1 - self.beta1**number), 1 / (1 - self.beta2**number), self.eps, lr, decay,
             )  # fmt: skip
-            arrays = w, gradients[name], self.m[name], self.v[name]
-            _adamw(*(array.reshape(-1) for array in arrays), *map(rounded, scalars))
+            mine = slice(max(start, first), min(start + w.size, end))
+            if mine.start < mine.stop:
+                _adamw(*(flat[mine] for flat in flats), *map(rounded, scalars))
+
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import step_sides
+from step_sides import OneByOne
 
 from nanoeuler.engines.gpu import stepper
 from nanoeuler.engines.gpu.step import Machine, record_step
@@ -111,30 +112,6 @@ def tell(table):
 
 
 # ---- A toy's step as a graph, again and again, beside the same launches one by one
-
-
-class OneByOne:
-    """A device whose graphs are no graphs: each launch is put on the stream by itself."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def __getattr__(self, name):
-        return getattr(self.device, name)
-
-    def capture(self, starts):
-        return Walk(self.device, list(starts))
-
-
-class Walk:
-    """In place of a graph."""
-
-    def __init__(self, device, starts):
-        self.device, self.starts = device, starts
-
-    def launch(self):
-        for start in self.starts:
-            start(getattr(self.device, "stream", 0))  # paper has none
 
 
 @contextmanager

@@ -28,6 +28,8 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
     "cuda, own products": ({}, "ours"),
     "cuda, rope apart": ({"turns": False}, ""),
     "cuda, gates apart": ({}, ""),
+    "cuda, n made again": ({"kept": 0}, ""),
+    "cuda, launch by launch": ({}, ""),
 }
 
 
@@ -123,6 +125,30 @@ class Torch:
         return {"arrays": most, "card": self.taken() - self.before}
 
 
+class OneByOne:
+    """A device whose graphs are no graphs: each launch is put on the stream by itself."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+    def capture(self, starts):
+        return Walk(self.device, list(starts))
+
+
+class Walk:
+    """In place of a graph."""
+
+    def __init__(self, device, starts):
+        self.device, self.starts = device, starts
+
+    def launch(self):
+        for start in self.starts:
+            start(getattr(self.device, "stream", 0))  # paper has none
+
+
 class Ours:
     """Our engine in training."""
 
@@ -132,7 +158,8 @@ class Ours:
             from nanoeuler.engines.gpu.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
-        self.device, self.taken = card(dry), []
+        device, self.taken = card(dry), []
+        self.device = OneByOne(device) if "launch by launch" in who else device
         gc.collect()
         self.before = self.device.memory_used()
         CudaEngine.bends_gates = "gates apart" not in who

@@ -5,8 +5,8 @@
 """A training step on the cores: a batch in shards on a pool of threads, one engine to a thread.
 
 Results depend on the number of shards, which the size of the batch decides, and never on the number
-of threads. Leaves out more than one process: the kernels hold no GIL, so threads are enough; and
-the optimizer, which is handed in.
+of threads. Leaves out more than one process, which chapter 13 adds; and the optimizer, which is
+handed in.
 
 B batch, T positions, K predicted tokens.
 """
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from nanoeuler.engines.interface import Engine, Optimizer, Stepper, Taken
-from nanoeuler.engines.parts import cut, slices
+from nanoeuler.engines.parts import HALVINGS, additions, cut, slices
 from nanoeuler.measurements import cores
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
 from nanoeuler.model.weights import Weights
@@ -37,6 +37,21 @@ def shards(batch: int, context: int) -> int:
     the machine may decide this number.
     """
     return min(SHARDS, -(-batch // -(-SHARD_TOKENS // context)))
+
+
+def shards_of(batch: int, context: int) -> list[range]:
+    """The shards of such a batch, each the range of its sequences."""
+    return cut(range(batch), shards(batch, context))
+
+
+def gradients_held(count: int, threads: int) -> int:
+    """How many gradients are held at once, the sum among them, while `count` shards are summed."""
+    after, held, most = additions(count), 0, 0
+    for i in range(0, count, threads):
+        held += len(after[i : i + threads])
+        most = max(most, held)
+        held -= sum(after[i : i + threads])
+    return most
 
 
 class CpuStepper(Stepper):
@@ -87,36 +102,50 @@ class CpuStepper(Stepper):
 
         tokens (B, T) and targets (B, T, K) int, scale (K,).
         """
-        config, sums = self.weights.config, []
-        while len(self.buffers) < min(self.threads, shards(*tokens.shape) - 1):
-            self.buffers.append(self.weights.zeros_like())
+        return sum(self.shard_gradients(tokens, targets, scale, shards_of(*tokens.shape)))
+
+    def shard_gradients(
+        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray, rows: list[range],
+        halvings: int = HALVINGS,
+    ) -> list[np.ndarray]:  # fmt: skip
+        """Make `gradients` the sum of those of the shards `rows`; returns the sums (K,) of each."""
+        sums, waiting, after = [], [], additions(len(rows), halvings)
+        free = [self.gradients, *self.buffers]
 
         def run(engine, rows, part):
             part.flat[...] = 0
             return sum(
-                loss_and_gradients(engine, config, self.weights, tokens[x], targets[x], scale, part)
+                loss_and_gradients(engine, part.config, self.weights, tokens[x], targets[x], scale,
+                                   part)
                 for x in slices(rows, self.pieces)
-            )
+            )  # fmt: skip
 
-        own = [self.gradients]  # the first shard of all writes where the sum will be
-        for rows in self._rounds(tokens):
-            parts = own + self.buffers[: len(rows) - len(own)]
-            sums += self._together(run, self.engines, rows, parts)
-            self._add_up(parts[len(own) :])
-            own = []
-        return sum(sums)
+        for i in range(0, len(rows), self.threads):
+            now = slice(i, i + self.threads)
+            while len(free) < len(rows[now]):
+                self.buffers.append(self.weights.zeros_like())
+                free.append(self.buffers[-1])
+            parts = [free.pop(0) for _ in rows[now]]
+            sums += self._together(run, self.engines, rows[now], parts)
+            free += self._add_up(waiting, parts, after[now])
+        return sums
 
     def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """As `Stepper.sums`: (K,) in nats, of tokens (B, T) and targets (B, T, K)."""
+        return sum(self.shard_sums(tokens, targets, shards_of(*tokens.shape)))
 
+    def shard_sums(
+        self, tokens: np.ndarray, targets: np.ndarray, rows: list[range]
+    ) -> list[np.ndarray]:
+        """The sums (K,) of each of the shards `rows`, by a forward pass alone."""
         def run(engine, rows):
             return sum(
                 loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x])
                 for x in slices(rows, self.pieces)
             )
 
-        rounds = self._rounds(tokens)
-        return sum(x for each in rounds for x in self._together(run, self.engines, each))
+        rounds = [rows[i : i + self.threads] for i in range(0, len(rows), self.threads)]
+        return [x for each in rounds for x in self._together(run, self.engines, each)]
 
     def _together(self, function, *columns):
         # What the function returns for each row of arguments, on as many threads as there are. If
@@ -125,18 +154,20 @@ class CpuStepper(Stepper):
         wait(jobs)
         return [job.result() for job in jobs]
 
-    def _rounds(self, tokens):
-        # The shards of a batch, each the range of its sequences, as many at a time as threads.
-        each = cut(range(len(tokens)), shards(*tokens.shape))
-        return [each[i : i + self.threads] for i in range(0, len(each), self.threads)]
-
-    def _add_up(self, parts):
-        # Add the gradients of shards to the sum of those before them, in their order.
-        total = self.gradients.flat
+    def _add_up(self, waiting, parts, after):
+        # Append each of the parts to the sums that wait, and then do the additions that follow it.
+        # Returns what has been added, whose memory is free.
+        pairs = []
+        for part, count in zip(parts, after, strict=True):
+            waiting.append(part)
+            for _ in range(count):
+                newest = waiting.pop()
+                pairs.append((waiting[-1].flat, newest))
 
         def add(start):
             piece = slice(start, start + SLICE)
-            for part in parts:
+            for total, part in pairs:
                 np.add(total[piece], part.flat[piece], out=total[piece])
 
-        self._together(add, range(0, total.size, SLICE))
+        self._together(add, range(0, self.gradients.flat.size, SLICE))
+        return [part for _, part in pairs]

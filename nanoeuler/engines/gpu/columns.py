@@ -17,7 +17,13 @@ from typing import Any
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.ptx import divide, load_float, load_own_float, store_float
+from nanoeuler.engines.gpu.ptx import (
+    divide,
+    load_float,
+    load_int4,
+    load_own_float,
+    store_float,
+)
 from nanoeuler.engines.gpu.vectors import (
     LANES,
     SIZES,
@@ -137,31 +143,39 @@ def columns_kernel(kind: str, threads: int) -> Kernel:
     return Kernel(slab_sums, "l l r r", threads, resident=SUMMING // threads, target=(8, 0))
 
 
+def total_of(partials, count, pitch, column, inside, lane, warp):
+    """The sum of `count` rows, `pitch` apart, in a column, if that is inside: in the first warp.
+
+    Warp w sums rows w, w + 16, ... in order, then the first warp sums the warps' sums in order.
+    """
+    sums = cuda.shared.array((SUM_WARPS, LANES), float32)
+    total = float32(0)
+    if inside:
+        for start in range(warp, count, SUM_WARPS * SUM_AHEAD):
+            for k in range(SUM_AHEAD):
+                row = start + k * SUM_WARPS
+                here = min(row, count - 1)  # a load that there is, in any case
+                value = load_float(partials + (int64(here) * pitch + column) * 4)
+                total += value if row < count else float32(0)
+    sums[warp, lane] = total
+    cuda.syncthreads()  # all sums are there
+    for other in range(1, SUM_WARPS):
+        total += sums[other, lane]
+    return total
+
+
 @functools.cache
 def sum_kernel(add: bool) -> Kernel:
     """Rows of partial sums (count, width) to one, in three parts; see `sum_launch`.
 
-    Block b has columns 32 b to 32 b + 31, a lane each. Warp w sums rows w, w + 16, ... in order,
-    then the first warp sums the warps' sums in order.
+    Block b has columns 32 b to 32 b + 31, a lane each.
     """
 
     def add_up(partials, count, width, part, first, second, third):
         lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        sums = cuda.shared.array((SUM_WARPS, LANES), float32)
         column = int32(cuda.blockIdx.x * LANES + lane)
-        total = float32(0)
-        if column < width:
-            for start in range(warp, count, SUM_WARPS * SUM_AHEAD):
-                for k in range(SUM_AHEAD):
-                    row = start + k * SUM_WARPS
-                    here = min(row, count - 1)  # a load that there is, in any case
-                    value = load_float(partials + (int64(here) * width + column) * 4)
-                    total += value if row < count else float32(0)
-        sums[warp, lane] = total
-        cuda.syncthreads()  # all sums are there
+        total = total_of(partials, count, width, column, column < width, lane, warp)
         if warp == 0 and column < width:
-            for other in range(1, SUM_WARPS):
-                total += sums[other, lane]
             which = divide(column, part)
             out = first if which == 0 else second if which == 1 else third
             if out != 0:
@@ -187,6 +201,50 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     places = [given(out) for out in outs] + [0] * (3 - len(outs))
     args = partials, count, width, columns, *places
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
+
+
+COUNTED = 8  # bits of a line's second number that say how many columns there are
+
+
+def sum_lines(
+    first: int, count: int, pitch: int, out: int, columns: int
+) -> list[tuple[int, int, int, int]]:
+    """The lines of a table for `sum_table_launch`, one for each 32 columns.
+
+    Partial sums: `count` rows, `pitch` floats from one to the next, the first begins at number
+    `first`; they are added to `columns` floats from number `out` on.
+    """
+    return [
+        (first + c, count << COUNTED | min(LANES, columns - c), pitch, out + c)
+        for c in range(0, columns, LANES)
+    ]
+
+
+def add_up_lines(table, partials, outs):
+    """Block b has line b of the table, a lane each column."""
+    lane, warp = int32(cuda.threadIdx.x % LANES), int32(cuda.threadIdx.x // LANES)
+    first, sizes, pitch, out = load_int4(table + 16 * int64(cuda.blockIdx.x))
+    inside = lane < (sizes & ((1 << COUNTED) - 1))
+    start = partials + int64(first) * 4
+    total = total_of(start, sizes >> COUNTED, pitch, lane, inside, lane, warp)
+    if warp == 0 and inside:
+        place_of = outs + int64(out + lane) * 4
+        store_float(place_of, total + load_own_float(place_of))
+
+
+# A block for each line; as many warps as where all do the same.
+SUM_TABLE = Kernel(add_up_lines, "l l l", LANES * SUM_WARPS, target=(8, 0))
+
+
+def sum_table_launch(table: Any, partials: Any, outs: Any) -> Launch:
+    """Adds partial sums to outs, both flat float32, as the lines (n, 4) int32 of a table say.
+
+    No place of outs may be in two lines.
+    """
+    expect("the table of sums", table, (table.shape[0], 4), "int32")
+    expect("partial sums", partials, tuple(partials.shape), "float32")
+    expect("what sums are added to", outs, tuple(outs.shape), "float32")
+    return Launch(SUM_TABLE, (table.shape[0],), (table, partials, outs))
 
 
 def columns_launches(

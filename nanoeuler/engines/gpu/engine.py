@@ -21,6 +21,7 @@ from nanoeuler.engines.gpu.turn import Turning
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
@@ -69,7 +70,12 @@ class Turns(Moves):
 
 
 class Attends(Turns):
-    """Attention's sublayer; n is not kept."""
+    """Attention's sublayer."""
+
+    def kept(self, config: ModelConfig, n: Array) -> Array | None:
+        """n, where those of all sublayers may be kept (`Precision.kept`); else None."""
+        sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
+        return n if sublayers * n.nbytes <= self.precision.kept else None
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None
@@ -79,13 +85,13 @@ class Attends(Turns):
         by = self.turning(config, T, start)
         if by is None or b.wqkv_bias is not None or cache is not None:
             out, saved = super().attend(config, b, n, start, cache)
-            return out, saved._replace(n=None)
+            return out, saved._replace(n=self.kept(config, n))
         heads = self.take(B * T, b.wqkv.shape[1])
         ends = {"epilogue": f"rope {D}", "turn": by}
         self.product("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, **ends)
         heads = heads.reshape(B, T, -1, D)
         y, p = self.attention(heads, G)
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(None, heads, p, y)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(self.kept(config, n), heads, p, y)
 
     def attend_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -101,14 +107,14 @@ class Attends(Turns):
             cos, sin = self.rope_tables(config.context, config.head_dim)
             self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
-        return self.linear_backward(drows, again(), b.wqkv, db.wqkv, db.wqkv_bias)
+        return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)
 
 
 class Mlps(Attends):
-    """The MLP's sublayer; n and h are not kept."""
+    """The MLP's sublayer; h is not kept."""
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
-        """As `Sublayers.mlp`; u alone is kept."""
+        """As `Sublayers.mlp`."""
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
             u, h = self._up_gelu(n, b.w_up, b.w_up_bias)
@@ -117,7 +123,7 @@ class Mlps(Attends):
         else:
             u = self.linear(n, b.w_up, b.w_up_bias)
             h = self.swiglu(u) if gated else self.gelu(u)
-        return self.linear(h, b.w_down, b.w_down_bias), u
+        return self.linear(h, b.w_down, b.w_down_bias), (self.kept(config, n), u)
 
     def _up_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
         """u = n w, gate and up, and silu(gate) up, by one product."""
@@ -150,18 +156,18 @@ class MlpsBackward(Mlps):
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
         """As `Sublayers.mlp_backward`."""
-        dout = self.operand(dout, db.w_down_bias, "w_down")
+        dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
         if config.mlp == "gelu" and self.multiply.fused:
-            du, h = self._down_gelu(dout, b.w_down, saved, db.w_up_bias)
+            du, h = self._down_gelu(dout, b.w_down, u, db.w_up_bias)
         elif self.bends_gates and self.multiply.fused and db.w_up_bias is None:
-            du, h = self._down_swiglu(dout, b.w_down, saved)
+            du, h = self._down_swiglu(dout, b.w_down, u)
         else:
             dh, gated = self.back(dout, b.w_down), config.mlp == "swiglu"
-            du, h = self.gate_backward(gated, dh, saved, db.w_up_bias, again=True)
+            du, h = self.gate_backward(gated, dh, u, db.w_up_bias, again=True)
             del dh
         self.gradient(db.w_down, h, dout, "w_down")
         del h
-        self.gradient(db.w_up, again(), du, "w_up")
+        self.gradient(db.w_up, n or again(), du, "w_up")
         return self.back(du, b.w_up)
 
     def _down_gelu(

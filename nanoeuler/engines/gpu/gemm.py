@@ -98,13 +98,14 @@ def plan(
 # %% sec-gemm-space
 def maps(form: Form, of: Operands) -> list[Any]:
     """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
-    rows_b = 128 if form.epilogue == "swiglu" else form.columns // form.cluster
+    rows_b = form.columns // (2 if form.epilogue == "swiglu" else form.cluster)
+    rows_of_k = TILE_K // 2 if form.halved else TILE_K
     second, aux = of.second, of.aux
     box = (1, 1, 64, 64) if form.beside == 2 else (64, 64)
     met = (TILE_M, 64) if form.ringed else box
     return [
         Map(of.a, (64, 64) if form.layout[0] == "T" else (TILE_M, TILE_K)),
-        Map(of.b, (64, 64) if form.layout[1] == "N" else (rows_b, TILE_K)),
+        Map(of.b, (rows_of_k, 64) if form.layout[1] == "N" else (rows_b, TILE_K)),
         Map(of.c, (64, 32) if form.out == "float32" else (64, 64)),
         0 if second is None else Map(second, box),
         0 if aux is None else aux if form.way.aux == "bias" else Map(aux, met),
@@ -157,8 +158,9 @@ def product(
 # Ping-pong, cluster and pieces of the forms that were fastest most often.
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
 # The fastest form of products that were timed alone at full load, as `tests/bench/card/gemm.py`
-# prints it: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster, pieces)}.
-MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
+# prints it: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster, pieces)}, and
+# a fourth, True, where the tile is narrow.
+MEASURED: dict[tuple, dict[tuple[int, int, int], tuple]] = {
     ("NT", "store", "bf16", False): {
         (8192, 8192, 8192): COOPERATIVE,
         (2048, 768, 16384): PINGPONG,
@@ -226,6 +228,10 @@ MEASURED: dict[tuple, dict[tuple[int, int, int], tuple[bool, int, str]]] = {
     ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
     ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
     ("NN", "swiglu", "bf16", True): {(16384, 2048, 768): (False, 1, "no")},
+    ("NN", "rope 64", "bf16", False): {
+        (8192, 1280, 768): COOPERATIVE,
+        (32768, 1280, 768): COOPERATIVE,
+    },
 }
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
 # For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
@@ -236,8 +242,8 @@ WORTH = 100
 SHALLOW = 1024
 
 
-def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple[bool, int, str] | None:
-    """Ping-pong, cluster and pieces of the most similar product in MEASURED, if one is near."""
+def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
+    """What MEASURED has of the most similar product in it, if one is near."""
 
     def factor(other: tuple[int, int, int]) -> float:
         return max(max(a / b, b / a) for a, b in zip(sizes, other, strict=True))
@@ -264,10 +270,11 @@ def choose(
 ) -> Form:  # fmt: skip
     """The form that was fastest for such a product, or for those without, one by their sizes."""
     way = EPILOGUES[epilogue]
-    kind = layout, "store" if epilogue == "add" or way.turn else epilogue
+    name = "store" if epilogue == "add" else epilogue
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
-    found = like((*kind, out, second), (m, n, k))
-    pingpong, cluster, pieces = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
+    found = like((layout, name, out, second), (m, n, k))
+    found = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
+    pingpong, cluster, pieces, narrow = (*found, False)[:4]
     pieces = pieces if way.cut and sums == "no" else "no"
     pingpong = pingpong if way.pingpong is None else way.pingpong
-    return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums)
+    return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums, narrow)

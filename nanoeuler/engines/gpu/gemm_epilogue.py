@@ -149,11 +149,16 @@ def make_tile(form: Form) -> Any:
     """tile(acc, boxes, map_c, column, row, c, t): a consumer's registers to C as they are."""
     registers, wide = form.strip, form.strip * 2  # of a strip; its columns
     count, strip = form.of_c // wide, make_wide_strip(form)
+    below = 64 if form.pingpong else 0  # of gated values: two strips, one below the other
 
     def tile(acc, boxes, map_c, column, row, c, t):
-        for q in range(count):
-            x = column + q * wide
-            strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, row, c, t)
+        if below:
+            strip(acc, 0, boxes, map_c, column, row, c, t)
+            strip(acc, 64, boxes + BOX, map_c, column, row + below, c, t)
+        else:
+            for q in range(count):
+                x = column + q * wide
+                strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, row, c, t)
 
     return tile
 
@@ -231,48 +236,63 @@ def make_meet(form: Form) -> Any:
 
 
 def make_swiglu(form: Form) -> Any:
-    """swiglu(acc, boxes, map_s, column, row, n, c, t): acc[:64] = silu(acc[:64]) acc[64:].
+    """swiglu(acc, boxes, map_s, column, row, n, c, t): gates become silu(gate) up.
 
-    map_s: (m, 2 n), where both go before, rounded, where the form says so; n is then a multiple of
-    64, so that a strip of gates ends where they end.
+    Of each half of a consumer's sums, 64 x 64 gates: beside each other from registers 0 and 32 on,
+    in ping-pong below each other from 0 and 64 on; their ups are `away`. map_s: (m, 2 n), where
+    both go before, rounded, where the form says so; n is then a multiple of 64, so that a strip of
+    gates ends where they end.
     """
     second, strip = form.second, make_strip(put_bf16)
+    half_on, away = (64, 32) if form.pingpong else (32, 64)
+    right, down = (0, 64) if form.pingpong else (64, 0)
 
     def swiglu(acc, boxes, map_s, column, row, n, c, t):
         if second:
             for half in range(2):
-                x = int32(column + half * 64)
+                x, y, i = int32(column + half * right), int32(row + half * down), half * half_on
                 if x < n:  # for both boxes, so that they stay in turn
-                    strip(acc, half * 32, boxes, map_s, x, row, c, t)
-                    strip(acc, 64 + half * 32, boxes + BOX, map_s, x + n, row, c, t)
-        for i in range(64):
-            gate, up = acc[i], acc[64 + i]
-            if second:
-                pair = pack_bf16(gate, up)
-                gate, up = low_bf16(pair), high_bf16(pair)
-            acc[i] = silu(gate) * up
+                    strip(acc, i, boxes, map_s, x, y, c, t)
+                    strip(acc, i + away, boxes + BOX, map_s, x + n, y, c, t)
+        for half in range(2):
+            for j in range(32):
+                i = half * half_on + j
+                gate, up = acc[i], acc[i + away]
+                if second:
+                    pair = pack_bf16(gate, up)
+                    gate, up = low_bf16(pair), high_bf16(pair)
+                acc[i] = silu(gate) * up
 
     return swiglu
 
 
 # %% sec-gemm-turn
 def make_turns_of_heads(form: Form) -> Any:
-    """look_up(angles, by, x, c, t) before a tile is multiplied, turn_heads(acc, angles, by, y) of
-    its sums: the heads in its columns that are turned."""
-    D, columns, cluster = form.way.turn, form.columns, form.cluster
+    """look_up(angles, by, x, c, t) before a tile is multiplied, turn_heads(acc, angles, by, x, y,
+    t) of its sums: the heads in its columns that are turned."""
+    D, columns, cluster, pingpong = form.way.turn, form.columns, form.cluster, form.pingpong
+
+    def take(angles, by, x, half, t):
+        block, lane = int32(x * cluster + (cuda.blockIdx.x & (cluster - 1))), int32(t & 31)
+        row = int32(block * TILE_M + half * 64 + (t >> 5) * 16 + (lane >> 2))
+        above, below = position(row, by.T), position(int32(row + 8), by.T)
+        take_angles(angles, by.cos, by.sin, above, below, D, lane)
+
+    def turn_half(acc, first, angles, by, y):
+        for i in range(columns // D):
+            if y * columns + i * D < by.columns:
+                turn(acc, first + i * (D // 2), angles, float32(1), D)
 
     def look_up(angles, by, x, c, t):
         if D > 0:
-            block, lane = int32(x * cluster + (cuda.blockIdx.x & (cluster - 1))), int32(t & 31)
-            row = int32(block * TILE_M + c * 64 + (t >> 5) * 16 + (lane >> 2))
-            above, below = position(row, by.T), position(int32(row + 8), by.T)
-            take_angles(angles, by.cos, by.sin, above, below, D, lane)
+            take(angles, by, x, 0 if pingpong else c, t)
 
-    def turn_heads(acc, angles, by, y):
+    def turn_heads(acc, angles, by, x, y, t):
         if D > 0:
-            for i in range(columns // D):
-                if y * columns + i * D < by.columns:
-                    turn(acc, i * (D // 2), angles, float32(1), D)
+            turn_half(acc, 0, angles, by, y)
+            if pingpong:  # the lower 64 rows, while the other consumer multiplies
+                take(angles, by, x, 1, t)
+                turn_half(acc, 64, angles, by, y)
 
     return look_up, turn_heads
 

@@ -51,7 +51,7 @@ class Way:
     "tiles" of two. outs:
     dtypes of C. second: whether it can store another array as well. sums: whether its columns can
     be summed. cut: whether a tile can be made of pieces. turn: the width of heads that it turns.
-    pingpong: what its blocks are, None: either.
+    pingpong: what its blocks are, None: either. narrow: whether a tile can have 192 columns.
     """
 
     aux: str = ""
@@ -61,20 +61,21 @@ class Way:
     cut: bool = False
     turn: int = 0
     pingpong: bool | None = None
+    narrow: bool = False
 
 
 # What can be done with the sums of a tile, and what may come with it: see Form.
 EPILOGUES = {
-    "store": Way(outs=("bf16", "float32"), sums=True, cut=True),
-    "add": Way(outs=("float32",), cut=True),
-    "bias": Way("bias"),
-    "bias and gelu": Way("bias", second=True),
+    "store": Way(outs=("bf16", "float32"), sums=True, cut=True, narrow=True),
+    "add": Way(outs=("float32",), cut=True, narrow=True),
+    "bias": Way("bias", narrow=True),
+    "bias and gelu": Way("bias", second=True, narrow=True),
     "gelu backward": Way("tile", second=True, sums=True),
     "residual": Way("tile", sums=True),
-    "swiglu": Way(second=True, pingpong=False),
+    "swiglu": Way(second=True),
     "swiglu backward": Way("tiles", second=True, pingpong=True),
-    "rope 64": Way(turn=64, pingpong=False),
-    "rope 128": Way(turn=128, pingpong=False),
+    "rope 64": Way(turn=64),
+    "rope 128": Way(turn=128),
 }
 
 
@@ -96,24 +97,28 @@ def verify(form: "Form") -> None:
     if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
         raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
     if form.pingpong and form.out == "float32" or way.pingpong not in (None, form.pingpong):
-        raise UserError(f"float32, swiglu and rope are not ping-pong, swiglu backward is: {form}")
+        raise UserError(f"float32 is not ping-pong, swiglu backward is: {form}")
     if way.aux == "tiles" and not form.second:
         raise UserError(f"{which} stores two arrays: {form}")
+    if form.narrow and (form.pingpong or form.pieces != "no" or not way.narrow):
+        raise UserError(f"{which} in tiles of 192 columns: cooperative, whole, no heads or tiles")
 
 
 @dataclass(frozen=True)
 class Form:
     """What is settled when a kernel is compiled.
 
-    layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256. cluster: 1
-    or 2 blocks that share B. epilogue, of the sums S: store S; add S to C; bias: S + bias (n,);
-    bias and gelu: GELU(S + bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R,
-    R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same of U = (gate, up),
-    and as second S times its slopes by gate and by up; rope 64 or 128: S, its first heads of that
-    width turned. out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U)
-    beside S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be
-    parts of a tile along k, summed in order, by the same kernel ("together") or another ("after");
-    "no": whole. What goes with what: EPILOGUES.
+    layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256, or of
+    128 x 192 where that is narrow. cluster: 1 or 2 blocks that share B.
+    epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
+    bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R, R (m, n); swiglu: silu(gate)
+    up, S = (gate, up); swiglu backward: the same of U = (gate, up), and as second S times its
+    slopes by gate and by up; rope 64 or 128: S, its first heads of that width turned.
+    out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U) beside
+    S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be parts
+    of a tile along k, summed in order, by the same kernel ("together") or another ("after"); "no":
+    whole.
+    What goes with what: EPILOGUES.
     """
 
     layout: str = "NT"
@@ -124,6 +129,7 @@ class Form:
     pieces: str = "no"
     second: bool = False
     sums: str = "no"
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         verify(self)
@@ -136,7 +142,18 @@ class Form:
     @property
     def columns(self) -> int:
         """Columns of a block's tile of sums."""
-        return 128 if self.pingpong else 256
+        return 128 if self.pingpong else 192 if self.narrow else 256
+
+    @property
+    def registers(self) -> int:
+        """Accumulators of a consumer's thread: 64 rows of those columns, or 128 in ping-pong."""
+        return 96 if self.narrow else REGISTERS
+
+    @property
+    def halved(self) -> bool:
+        """Whether the blocks of a cluster share B by halves of a k-block, and not by columns: 96
+        columns are no boxes of 64."""
+        return self.narrow and self.cluster == 2 and self.layout[1] == "N"
 
     @property
     def of_c(self) -> int:
@@ -167,6 +184,13 @@ class Form:
     def stages(self) -> int:
         """Stages of the ring: what the bays leave of it."""
         return self.bays // self.stage
+
+    @property
+    def boxes(self) -> tuple[int, int]:
+        """Where the boxes on their way out begin, from the ring's beginning, and a consumer's
+        number of them: three where a tile has three strips, so that the next begins with the first.
+        """
+        return (self.stages * self.stage, 3) if self.narrow else (RING, SLOTS // 2)
 
     @property
     def strip(self) -> int:

@@ -80,6 +80,7 @@ def make_fetch_b(form: Form) -> Any:
     """fetch_b(to, full, map_b, k, y, rank, n): the block's share of B of tiles in column y."""
     cluster, dense, gated = form.cluster, form.layout[1] == "T", form.epilogue == "swiglu"
     share, of_c, everyone = form.columns // cluster, form.of_c, (1 << cluster) - 1
+    halved, part_of_k = form.halved, TILE_K // cluster
     parts = 2 if gated and cluster == 1 else 1  # gates and ups; in a cluster a block has either
     wide = share // parts
 
@@ -90,6 +91,11 @@ def make_fetch_b(form: Form) -> Any:
             tma_load(to, map_b, x, y, full)
 
     def fetch_b(to, full, map_b, k, y, rank, n):
+        if halved:
+            for j in range(of_c // 64):
+                at, x = int32(to + j * BOX + rank * (BOX // 2)), int32(y * of_c + j * 64)
+                load(at, map_b, x, k + rank * part_of_k, full)
+            return
         column = int32(y * of_c + rank * (n if gated else share))
         to = int32(to + rank * (share * TILE_K * 2))
         for part in range(parts):  # ups come n after gates, in B's rows or columns
@@ -228,7 +234,7 @@ def make_multiply(form: Form) -> Any:
 
 def make_out_strip(form: Form) -> Any:
     """out_strip(acc, u, q, ...): all that is done with strip q of the sums, and it goes to C."""
-    across, second = form.columns // 64, form.second
+    across, second, in_turn = form.columns // 64, form.second, form.boxes[1]
     met, summed, curved = form.ringed, form.sums != "no", "and gelu" in form.epilogue
     meet, curve = make_meet(form), make_curve(form)
     strip, strip_of_pairs = make_strip(put_bf16), make_strip(put_pairs)
@@ -245,7 +251,7 @@ def make_out_strip(form: Form) -> Any:
             curve(acc, i)
         if summed:
             strip_columns(acc, i, lines, x, int32(line + q // across * 4), n, int32(t & 31))
-        box = boxes + BOX if second else boxes + (q & 1) * BOX
+        box = boxes + BOX if second else boxes + q % in_turn * BOX
         strip(acc, i, box, map_c, x, y, c, t)
 
     return out_strip
@@ -286,6 +292,7 @@ def make_finish(form: Form) -> Any:
     brought, out_met = form.beside > 0, make_out_met(form)
     split, plain = form.pieces != "no", gated or form.out == "float32"
     own = 0 if form.pingpong else 64  # rows of a tile that are above the second consumer's
+    fourth = form.registers == REGISTERS
 
     def finish(
         acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase, lap, c, t
@@ -311,7 +318,8 @@ def make_finish(form: Form) -> Any:
             out_strip(acc, u, 0, boxes, map_c, map_d, space, n, column, row, line, c, t)
             out_strip(acc, u, 1, boxes, map_c, map_d, space, n, column, row, line, c, t)
             out_strip(acc, u, 2, boxes, map_c, map_d, space, n, column, row, line, c, t)
-            out_strip(acc, u, 3, boxes, map_c, map_d, space, n, column, row, line, c, t)
+            if fourth:
+                out_strip(acc, u, 3, boxes, map_c, map_d, space, n, column, row, line, c, t)
         return stage, phase
 
     return finish
@@ -346,15 +354,16 @@ def make_consume(form: Form) -> Any:
     a_bytes, own, step = TILE_M * TILE_K * 2, 0 if pingpong else BOX, 2 if pingpong else 1
     multiply, release, finish = make_multiply(form), make_release(form), make_finish(form)
     take, pass_on = make_turns(form)
-    wait, (look_up, turn_heads) = wgmma_wait(REGISTERS), make_turns_of_heads(form)
-    of_angles = form.way.turn // 2 or 1
+    registers, (look_up, turn_heads) = form.registers, make_turns_of_heads(form)
+    wait, of_angles = wgmma_wait(registers), form.way.turn // 2 or 1
+    first_box, in_turn = form.boxes
 
     def consume(base, bars, map_c, map_d, aux, work, space, n, by, item, end, c, t):
-        acc, angles = cuda.local.array(REGISTERS, float32), cuda.local.array(of_angles, float32)
+        acc, angles = cuda.local.array(registers, float32), cuda.local.array(of_angles, float32)
         # A descriptor has 18 bits of address; above them a cluster's addresses have the rank.
         a = int64(of_a) | int64(((base + c * own) & 0x3FFFF) >> 4)
         b = int64(of_b) | int64(((base + a_bytes) & 0x3FFFF) >> 4)
-        boxes = int32(base + RING + c * 2 * BOX)
+        boxes = int32(base + first_box + c * in_turn * BOX)
         stage, phase, turn = int32(0), int32(0), int32(c ^ 1)
         x, y, ks, slot = load_int4(work + int64(item) * 16)
         if pingpong and c == 1:  # the second tile, and so on
@@ -371,7 +380,7 @@ def make_consume(form: Form) -> Any:
             pass_on(bars, c, t)
             wait(acc)
             release(bars + 8 * (stages + last), t)
-            turn_heads(acc, angles, by, y)
+            turn_heads(acc, angles, by, x, y, t)
             stage, phase = finish(
                 acc, boxes, base, bars, map_c, map_d, aux, space, n, x, y, slot, stage, phase,
                 int32(turn ^ c), c, t,

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_mma_form import pitch
+from nanoeuler.engines.gpu.gemm_mma_form import pitch, require
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
@@ -28,7 +28,7 @@ from nanoeuler.engines.gpu.ptx import (
     pack_bf16,
     store_int4,
 )
-from nanoeuler.engines.gpu.vectors import ACCESS, STEP, expect, make_load
+from nanoeuler.engines.gpu.vectors import ACCESS, STEP, make_load
 from nanoeuler.errors import UserError
 
 # How many pieces -> (i, j) of the products A_i B_j in the order of k, the smallest first.
@@ -110,8 +110,8 @@ def split_launch(
     """Pieces of x, or of a part of it along `axis`, laid along this axis in the order of `which`.
 
     x (rows, columns) float32, rows a multiple of 16 bytes apart; out uint16 (bf16), of
-    `split_shape`: block q of its rows or columns is piece which[q] of x, 0 the largest. part: from
-    which row or column to which. Columns, of a part too, are a multiple of 8.
+    `split_shape`, likewise: block q of its rows or columns is piece which[q] of x, 0 the largest.
+    part: from which row or column to which. Columns, of a part too, are a multiple of 8.
     """
     if axis not in (0, 1) or not which or not {*which} <= {0, 1, 2}:
         raise UserError(f"pieces 0, 1, 2 are laid along axis 0 or 1, not {which} along {axis}")
@@ -127,7 +127,7 @@ def split_launch(
         raise UserError(f"a matrix that is cut has some elements, less than 2^34, not {came}")
     if getattr(x, "address", 0) % ACCESS:
         raise UserError(f"a matrix that is cut begins at a multiple of {ACCESS} bytes: {x.address}")
-    expect("the pieces", out, split_shape((rows, columns), len(which), axis), "bf16")
+    require("the pieces", out, split_shape((rows, columns), len(which), axis), "uint16")
     wide, across = 4 * pitch(x), columns // WIDTH
     line, step = out.strides[0], 2 * columns if axis else rows * out.strides[0]
     start = first * (4 if axis else wide)
@@ -145,14 +145,17 @@ DEEP = 6144
 
 
 def stretches_for(
-    layout: str, m: int, n: int, k: int, pieces: int = 3, blocks: int = MULTIPROCESSORS
+    m: int, n: int, k: int, pieces: int = 3, blocks: int = MULTIPROCESSORS
 ) -> int:
-    """In how many equal stretches a product takes its k; 1 where k cannot be cut evenly."""
+    """In how many stretches a product takes its k, at most."""
     idle = 2 * cover(m, TILE[0]) * cover(n, TILE[1]) < blocks
-    least = max(1, cover(k * len(PAIRS[pieces]), 2 * DEEP if idle else DEEP))
-    step = WIDTH if 1 in AXES[layout] else 1
-    fits = (s for s in range(least, 2 * least + 1) if k % s == 0 and k // s % step == 0)
-    return next(fits, 1)
+    least = cover(k * len(PAIRS[pieces]), 2 * DEEP if idle else DEEP)
+    return max(1, min(least, k // WIDTH))
+
+
+def stretch_of(k: int, stretches: int) -> int:
+    """The length of all stretches but the last, which has what is left: a multiple of WIDTH."""
+    return k if stretches == 1 else WIDTH * cover(k, WIDTH * stretches)
 
 
 def split_shapes(
@@ -160,7 +163,7 @@ def split_shapes(
     blocks: int = MULTIPROCESSORS,
 ) -> tuple[tuple[int, int], tuple[int, int]]:  # fmt: skip
     """The shapes, of bf16, that a product of m x n x k needs for the pieces of A and of B."""
-    k //= stretches or stretches_for(layout, m, n, k, pieces, blocks)
+    k = stretch_of(k, stretches or stretches_for(m, n, k, pieces, blocks))
     pairs, (of_a, of_b) = len(PAIRS[pieces]), AXES[layout]
     a, b = ((m, k) if of_a else (k, m)), ((n, k) if of_b else (k, n))
     return split_shape(a, pairs, of_a), split_shape(b, pairs, of_b)
@@ -177,34 +180,40 @@ def pieces_product(
     a, b (2-d) as the layout stores them and as `split_launch` takes them; c (m, n), rows a multiple
     of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. A matrix that is cut
     along its rows may have columns behind those that C wants, up to a multiple of 8. stretches: k
-    is taken in so many equal ones, each but the first added to C. The rest: `product_on`, or
-    another `product` of bf16 with its arguments.
+    is taken in so many, the last one shorter, all but the first added to C. The rest: `product_on`
+    or another `product` of bf16 with its arguments.
     """
     if layout not in AXES or pieces not in PAIRS or epilogue not in ("store", "add"):
         known = f"{', '.join(AXES)} of 1, 2, 3 pieces, store and add"
         raise UserError(f"there are {known}, not {layout} of {pieces}, {epilogue!r}")
     (of_a, of_b), (m, n) = AXES[layout], c.shape
     k = a.shape[of_a]
-    stretches = stretches or stretches_for(layout, m, n, k, pieces, blocks)
-    if not 0 < k == b.shape[of_b] or k % stretches or str(c.dtype) != "float32":
-        came = f"{a.shape} by {b.shape} to {c.dtype} in {stretches} equal stretches"
+    length = stretch_of(k, stretches or stretches_for(m, n, k, pieces, blocks))
+    if not 0 < k == b.shape[of_b] or str(c.dtype) != "float32":
+        came = f"{a.shape} by {b.shape} to {c.dtype}"
         raise UserError(f"{layout} of float32 does not fit {came}")
     left, right = zip(*PAIRS[pieces], strict=True)
 
-    def multiply(way: str) -> list[Launch]:
-        cut_a, cut_b = split_a, split_b
-        if of_a == 0 and m % WIDTH:
-            cut_a = split_a[:, :m]
-        if of_b == 0 and n % WIDTH:
-            cut_b = split_b[:, :n]
-        arrays = cut_a, cut_b, c
-        return product(capability, layout, *arrays, epilogue=way, blocks=blocks, place=place)
+    def room(cut: Any, axis: int, size: int) -> Any:
+        """Where pieces of a stretch go: the last one needs less."""
+        if size == length:
+            return cut
+        return cut[:, : len(left) * size] if axis else cut[: len(left) * size]
 
-    first, later = multiply(epilogue), multiply("add") if stretches > 1 else []
+    @functools.cache
+    def multiply(size: int, way: str) -> list[Launch]:
+        cut_a, cut_b = room(split_a, of_a, size), room(split_b, of_b, size)
+        if of_a == 0 and m % WIDTH:
+            cut_a = cut_a[:, :m]
+        if of_b == 0 and n % WIDTH:
+            cut_b = cut_b[:, :n]
+        how = {"epilogue": way, "blocks": blocks, "place": place}
+        return product(capability, layout, cut_a, cut_b, c, **how)
+
     made = []
-    for at in range(0, k, k // stretches):
-        part = at, at + k // stretches
-        made.append(split_launch(a, split_a, left, of_a, part))
-        made.append(split_launch(b, split_b, right, of_b, part))
-        made += later if at else first
+    for at in range(0, k, length):
+        size = min(length, k - at)
+        for x, cut, which, axis in (a, split_a, left, of_a), (b, split_b, right, of_b):
+            made.append(split_launch(x, room(cut, axis, size), which, axis, (at, at + size)))
+        made += multiply(size, "add" if at else epilogue)
     return made

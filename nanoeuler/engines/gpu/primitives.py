@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu import attention, columns, flash_pieces_plan, gates
+from nanoeuler.engines.gpu.columns import sum_lines, sum_table_launch
 from nanoeuler.engines.gpu.embedding import embed_backward_launches, embed_launch, slots_shape
 from nanoeuler.engines.gpu.fill import add_row_launch
 from nanoeuler.engines.gpu.flash_layout import padded
@@ -38,6 +39,7 @@ from nanoeuler.model.layers import rope_tables
 
 DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
 WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf16 copy
+PARTIALS = "partials"  # the memory of partial sums that wait for the end of the way back
 
 
 class Precision(NamedTuple):
@@ -45,6 +47,7 @@ class Precision(NamedTuple):
 
     pieces: of float32, how many of its pieces of bf16 are multiplied. turns: whether heads are
     turned where they are made, and rounded once, if the card can; else by RoPE's own kernels.
+    kept: bytes that the inputs n of all sublayers may take and be kept; else each is made again.
     """
 
     kind: str = "bf16"
@@ -52,6 +55,7 @@ class Precision(NamedTuple):
     gradient: str = "float32"
     pieces: int = 1
     turns: bool = True
+    kept: int = 2 << 30  # enough for 64 sequences of euler-116m, and a 65th of an H200's memory
 
 
 BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
@@ -110,6 +114,9 @@ class Recorder:
         self.names: dict[int, str] = {}
         self.stored: set[int] = set()
         self.pending: Pending | None = None
+        # By where they belong: sums over rows that are not added yet, and their lines of a table.
+        self.owed: dict[tuple[str, int], tuple[Array, list]] = {}
+        self.used = 0  # floats of the memory of partial sums
 
     def take(self, *shape: int, kind: str | None = None) -> Array:
         """An array of activations, or of another kind."""
@@ -151,13 +158,42 @@ class Pen(Recorder):
         copy = None if this.scaled is None else rows_of(this.scaled)
         form = form_of(this.norm, dn, x, dx, before, copy, this.dbias, dmoved)
         blocks = norm_backward_blocks(form, x.shape[0], self.multiprocessors)
-        partials = self.take(blocks, form.sums * x.shape[1], kind="float32")
-        launches = norm_backward_launches(
-            this.norm, dn, x, stats, gain, dx, dgain, partials, before=before, copy=copy,
-            dbias=this.dbias, weight=float(this.weight), dmoved=dmoved,
+        outs = [out for out in (dgain, this.dbias, dmoved) if out is not None]
+        launch, _ = norm_backward_launches(
+            this.norm, dn, x, stats, gain, dx, dgain, self.owe(blocks, outs), before=before,
+            copy=copy, dbias=this.dbias, weight=float(this.weight), dmoved=dmoved,
             multiprocessors=self.multiprocessors,
         )  # fmt: skip
-        self.recording.add("norm backward", launches)
+        self.recording.add("norm backward", launch)
+
+    def owe(self, count: int, outs: list[Array]) -> Array:
+        """Memory for partial sums (count, columns of all outs), which `add_up` adds to outs."""
+        if any((out.memory, out.address) in self.owed for out in outs):
+            self.add_up()  # two lines of one table may not add to one place
+        columns, first = outs[0].shape[0], self.used
+        pitch = columns * len(outs)
+        for i, out in enumerate(outs):
+            lines = sum_lines(first + i * columns, count, pitch, out.address // 4, columns)
+            self.owed[out.memory, out.address] = out, lines
+        self.used += count * pitch
+        whole = self.recording.whole(PARTIALS, (self.used,), np.float32)
+        return whole[first:].reshape(count, pitch)
+
+    def add_up(self) -> None:
+        """Write down that all partial sums are added to where they belong: before those are read.
+
+        Outs are float32 vectors in memories that exist for the whole step.
+        """
+        self.settle()
+        for memory in sorted({memory for memory, _ in self.owed}):
+            owed = [both for both in self.owed.values() if both[0].memory == memory]
+            end = max(out.address + out.nbytes for out, _ in owed)
+            table = np.array([line for _, lines in owed for line in lines], np.int32)
+            partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
+            outs = self.recording.whole(memory, (end // 4,), np.float32)
+            launch = sum_table_launch(self.recording.constant(table), partials, outs)
+            self.recording.add("sums of norms", launch)
+        self.owed, self.used = {}, 0
 
 
 class Sums(Pen):

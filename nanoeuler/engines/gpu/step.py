@@ -143,6 +143,7 @@ def record_step(
         length = plan_length(math.prod(tokens.shape), config.vocab_size)
         engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
         loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
+    engine.add_up()
     record_update(this, flat, sums.reshape(-1), rules)
     return this.end()
 

@@ -18,8 +18,8 @@ from nanoeuler.engines.gpu.columns import SUMMING, Walk
 from nanoeuler.engines.gpu.gates import swiglu_backward_kernel, swiglu_backward_launches
 from nanoeuler.engines.gpu.gemm import Operands, choose, product
 from nanoeuler.engines.gpu.gemm_columns import columns_kernel
-from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.gemm_plan import cover
+from nanoeuler.engines.gpu.gemm_form import EPILOGUES, Form
+from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.vectors import piece
 from nanoeuler.model.config import PRESETS, parameter_shapes
@@ -172,22 +172,31 @@ def head(config, rows):
     yield "d weights of logits", "TN", turned, "store", {"out": "float32"}
 
 
+def busy(m, n, columns):
+    """The share of a card's time that goes into C, if each multiprocessor takes whole tiles."""
+    rounds = cover(cover(m, 128) * cover(n, columns), MULTIPROCESSORS)
+    return m * n / (rounds * MULTIPROCESSORS * 128 * columns)
+
+
 def plausible(layout, shape, epilogue, more):
     """The forms of ours that may win."""
     make = partial(Form, layout, epilogue=epilogue, **more)
     few = cover(shape[0], 256) * cover(shape[1], 256) < 132
+    gain = EPILOGUES[epilogue].narrow and busy(*shape[:2], 192) > max(0.9, busy(*shape[:2], 256))
+    narrow = [make(cluster=c, narrow=True) for c in (2, 1) if gain]
     if "out" in more:
-        cut = tuple(make(cluster=c, pieces="together") for c in (2, 1))
-        return (make(cluster=2), *cut) if few else (make(cluster=2), cut[0])
-    if epilogue == "swiglu":
-        return make(cluster=2), make()
-    if epilogue == "gelu backward":
-        return make(cluster=2), make(pingpong=True, cluster=2)
+        cut = [make(cluster=c, pieces="together") for c in (2, 1)]
+        return (make(cluster=2), *(cut if few else cut[:1]), *narrow)
+    turns = make(pingpong=True, cluster=2), make(pingpong=True)
     if epilogue == "swiglu backward":
-        return make(pingpong=True, cluster=2), make(pingpong=True)
+        return turns
+    if epilogue == "swiglu":
+        return make(cluster=2), make(), *turns
+    if epilogue == "gelu backward":
+        return make(cluster=2), turns[0]  # single blocks spill 16 bytes of a thread
     long = few and epilogue == "store" and shape[2] > shape[1]
-    third = (make(cluster=2, pieces="together"),) if long else ()
-    return (make(cluster=2), make(pingpong=True, cluster=2), *third)
+    more = [make(cluster=2, pieces="together")] if long else []
+    return (make(cluster=2), *turns, *more, *narrow)
 
 
 def products_of(preset, sequences, positions, chunks):
@@ -212,7 +221,8 @@ def products_of(preset, sequences, positions, chunks):
 def label(form, cut=""):
     """A form in a few words."""
     parts = [
-        form.layout, "ping-pong" if form.pingpong else "cooperative",
+        form.layout,
+        "ping-pong" if form.pingpong else "narrow" if form.narrow else "cooperative",
         "cluster 2" if form.cluster == 2 else "", form.epilogue if form.epilogue != "store" else "",
         form.out if form.out != "bf16" else "", form.pieces if form.pieces != "no" else "",
         "two stored" if form.second else "", f"sums {form.sums}" if form.sums != "no" else "", cut,
@@ -499,7 +509,7 @@ def fastest(rows: list[dict]) -> Iterator[str]:
         if form and shape and row["unit"] == "ms":
             epilogue = "store" if form.epilogue == "add" else form.epilogue
             key = (form.layout, epilogue, form.out, form.second), shape
-            way = form.pingpong, form.cluster, form.pieces
+            way = form.pingpong, form.cluster, form.pieces, *[True] * form.narrow
             best[key] = min(best.get(key, (row["value"], way)), (row["value"], way))
     for (kind, shape), (ms, way) in sorted(best.items()):
         yield f"{kind}: {shape}: {way},  # {ms:.4f} ms"

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu.pieces import (
     split_launch,
     split_shape,
     split_shapes,
+    stretch_of,
     stretches_for,
 )
 from nanoeuler.engines.gpu.products import HOPPER, product_on
@@ -48,8 +49,8 @@ def forms():
     made = {}
     for layout, m, n, k in CHECKED:
         for count, pairs in list(PAIRS.items())[1:]:
-            stretches = stretches_for(layout, m, n, k, count)
-            deep = k // stretches * len(pairs)
+            stretches = stretches_for(m, n, k, count)
+            deep = stretch_of(k, stretches) * len(pairs)
             for way in ("store", "add")[: 1 if stretches == 1 else 2]:
                 form = choose(layout, m, n, deep, way, "float32")
                 parts = "" if form.pieces == "no" else ", pieces"
@@ -124,7 +125,7 @@ def least(layout, m, n, k, count):
     A sum is cut off after every 16 of k, as chapter 7g finds; counted are those at full size. And
     2^-17, about, where numbers are cut into two pieces.
     """
-    sums = k // stretches_for(layout, m, n, k, count) / 16
+    sums = k // stretches_for(m, n, k, count) / 16
     return 2.0**-25 * max(2, sums) + (2.0**-17 if count < 3 else 0)
 
 
@@ -236,7 +237,7 @@ def checks(bench):
     for layout, *size in CHECKED:
         shape = f"{layout} {'x'.join(map(str, size))}"
         ways = [(3, HOPPER, "store", ""), (2, HOPPER, "store", ""), (3, ANY, "store", ", mma.sync")]
-        if stretches_for(layout, *size) > 1:
+        if stretches_for(*size) > 1:
             ways.append((3, HOPPER, "add", ", added"))
         for count, capability, way, how in ways:
             made[f"{count} pieces, {shape}{how}"] = partial(
@@ -265,7 +266,7 @@ def product_entrants(bench, shape):
         "2 pieces": [of.call(bench) for of in sets[2]],
         "3 pieces, mma.sync": [of.call(bench, ANY) for of in sets[3]],
     }
-    if stretches_for("NT", *shape) > 1:
+    if stretches_for(*shape) > 1:
         long = [replaced(bench, of, shape) for of in sets[3]]
         made["3 pieces, one stretch"] = [of.call(bench, stretches=1) for of in long]
     return made

@@ -24,6 +24,7 @@ STEP = 16384, 768  # rows and columns of a step of the 124M model: 16 sequences 
 WIDE = 16384, 3072  # ... and of its MLP's inside
 RAGGED = (1000, 776), (17, 768), (1, 768)
 VOCABULARY, DEVICE = 50304, "cuda"
+NORMS_OF_A_STEP = 33  # of euler-116m: two a layer, and the last
 LEAST = 2e-7  # relative, of float32: three roundings of 2^-24, of a product, a sum and a root
 
 
@@ -225,6 +226,26 @@ def rope(bench: Bench, rows: int, width: int, back: bool) -> Work:
     )  # fmt: skip
 
 
+def sums_of_many(bench: Bench, rows: int, width: int) -> Work:
+    """What the backwards of a step's norms have left, added to gains in one launch."""
+    torch, count = bench.torch, min(rows, MULTIPROCESSORS * 3)
+    partials = bench.random(NORMS_OF_A_STEP, count, width, dtype=torch.float32)
+    outs = bench.random(NORMS_OF_A_STEP, width, dtype=torch.float32)
+    start, size = outs.clone(), count * width
+    lines = [
+        line for i in range(NORMS_OF_A_STEP)
+        for line in columns.sum_lines(i * size, count, width, i * width, width)
+    ]  # fmt: skip
+    table = torch.tensor(lines, dtype=torch.int32, device=partials.device)
+    launch = columns.sum_table_launch(
+        bench.view(table), bench.view(partials.view(-1)), bench.view(outs.view(-1))
+    )
+    return Work(
+        launch, {"outs": outs}, lambda: {"outs": start.double() + partials.double().sum(1)},
+        lambda: {"outs": start + partials.sum(1)}, size_of(partials),
+    )  # fmt: skip
+
+
 def batch(bench: Bench, rows: int) -> Any:
     """Tokens of a batch, as frequent as words: the n-th is drawn n times less than the first."""
     share = 1 / bench.torch.arange(1, VOCABULARY + 1, device=DEVICE, dtype=bench.torch.float32)
@@ -297,12 +318,18 @@ WORKS = {
     "RoPE, backward": partial(rope, back=True),
     "embedding": partial(embed),
     "embedding, backward": partial(embed_backward),
+    "sums of many": partial(sums_of_many),
     "column sums": partial(column_sums, kind="bf16"),
     "column sums, float32": partial(column_sums, kind="float32"),
 }
 
 
 TIMED = [what for what in WORKS if what not in ("RoPE, backward", "column sums, float32")]
+
+
+def sum_table() -> Kernel:
+    """The kernel that adds what many have left."""
+    return columns.SUM_TABLE
 
 
 def launched(width: int) -> list[Callable[[], Kernel]]:
@@ -321,6 +348,7 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
         threads = columns.Walk(1, width, piece(kind), columns.SUMMING).threads
         makers.append(partial(columns.columns_kernel, kind, threads))
     makers += [partial(columns.sum_kernel, add) for add in (True, False)]
+    makers.append(partial(sum_table))
     return [*makers, *of_gates(width), *of_tokens(width)]
 
 

@@ -8,7 +8,7 @@ product and RoPE's own kernel one after the other ("apart"). So are attention's 
 back, and checked like attention itself; the peer is PyTorch's attention turned in float32.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,7 @@ CONTEXT = 1024  # positions of the tables
 @dataclass(frozen=True)
 class Case:
     """B sequences of T rows by C channels, to N heads of width D, of which the first n are turned;
-    the product's layout and cluster, 0: as the package chooses."""
+    the product's layout and blocks (cluster, ping-pong), None: as the package chooses."""
 
     B: int
     T: int
@@ -38,7 +38,7 @@ class Case:
     n: int
     D: int
     layout: str = "NN"
-    cluster: int = 0
+    blocks: tuple[int, bool] | None = None
 
     def __str__(self):
         return f"{self.layout} {self.B * self.T}x{self.N * self.D}x{self.C} bf16"
@@ -51,17 +51,23 @@ class Case:
     @property
     def form(self):
         """The form that turns."""
-        if self.cluster:
-            return Form(self.layout, False, self.cluster, f"rope {self.D}")
+        if self.blocks:
+            cluster, pingpong = self.blocks
+            return Form(self.layout, pingpong, cluster, f"rope {self.D}")
         return choose(self.layout, *self.shape, f"rope {self.D}")
 
 
 TIMED = [Case(64, 512, 768, 20, 16, 64), Case(16, 512, 768, 20, 16, 64)]  # euler-116m's
+WAYS = [(cluster, pingpong) for pingpong in (False, True) for cluster in (1, 2)]
+ALL = [replace(case, blocks=way) for case in TIMED for way in WAYS]  # each a contestant
 WIDE = Case(16, 512, 768, 10, 8, 128)
+ONE, PAIR, TURNS, PAIRED_TURNS = WAYS
 CHECKED = [
-    *TIMED, WIDE, Case(3, 333, 200, 5, 4, 64, "NT", 1), Case(7, 100, 136, 6, 3, 64, "NN", 2),
-    Case(9, 77, 72, 3, 2, 128, "NN", 1), Case(1, 1, 8, 1, 1, 64, "NN", 1),
-    Case(5, 130, 264, 7, 5, 128, "NT", 2), Case(4, 64, 64, 3, 0, 64, "NN", 1),
+    *ALL, WIDE, Case(3, 333, 200, 5, 4, 64, "NT", ONE), Case(7, 100, 136, 6, 3, 64, "NN", PAIR),
+    Case(9, 77, 72, 3, 2, 128, "NN", ONE), Case(1, 1, 8, 1, 1, 64, "NN", ONE),
+    Case(5, 130, 264, 7, 5, 128, "NT", PAIR), Case(4, 64, 64, 3, 0, 64, "NN", ONE),
+    Case(3, 333, 200, 5, 4, 64, "NT", TURNS), Case(7, 100, 136, 6, 3, 64, "NN", PAIRED_TURNS),
+    Case(9, 77, 72, 3, 2, 128, "NN", TURNS), Case(1, 1, 8, 1, 1, 64, "NN", TURNS),
 ]  # fmt: skip
 
 
@@ -101,8 +107,8 @@ def plans():
         tables = (ghost((CONTEXT, case.D // 2), np.float32) for _ in range(2))
         b = (k, n) if case.layout[1] == "N" else (n, k)
         of = ghost((m, k)), ghost(b), ghost((m, n)), *tables, lambda array: array
-        made[f"{case}, {case.T}"] = launches(case, *of)
-        if case in TIMED:
+        made[f"{case}, {case.T}, {case.blocks}"] = launches(case, *of)
+        if replace(case, blocks=None) in TIMED:
             made[f"{case}, {case.T}, apart"] = apart(case, *of)
     for case in (*ATTENDED, *SAME):
         tables = [ghost((CONTEXT, case.D // 2), np.float32) for _ in range(2)]
@@ -201,8 +207,11 @@ def check_backward(bench, case, crowd, packed):
 
 def checks(bench):
     """Name -> check of each case."""
-    made = {f"matmul and RoPE {case}, {case.T} a sequence, {case.n} of {case.N} heads":
-            partial(check, bench, case) for case in CHECKED}  # fmt: skip
+    made = {
+        f"matmul and RoPE {gemm.label(case.form)} {case}, {case.T} a sequence, {case.n} of"
+        f" {case.N} heads": partial(check, bench, case)
+        for case in CHECKED
+    }
     return made | {
         f"attention backward and RoPE {case}, {crowd}{', packed' * packed}":
             partial(check_backward, bench, case, crowd, packed)
@@ -212,15 +221,18 @@ def checks(bench):
 
 
 def entrants(bench, case):
-    """Name -> calls, for each of three sets of operands: turned at once, apart, by PyTorch."""
-    made = {"ours": [], "apart": [], "torch": []}
+    """Name -> calls, for each of three sets of operands: each form, apart, by PyTorch."""
+    made = {"apart": [], "torch": []}
     for _ in range(3):
         tensors = operands(bench, case)
         c = bench.output(case.shape[0], case.shape[1])
         a, b, cos, sin = map(bench.view, tensors)
-        for name, launch in (("ours", launches), ("apart", apart)):
-            of = launch(case, a, b, bench.view(c), cos, sin, bench.device.array)
-            made[name].append(bench.call(of))
+        of = a, b, bench.view(c), cos, sin, bench.device.array
+        for way in WAYS:
+            this = replace(case, blocks=way)
+            calls = made.setdefault(gemm.label(this.form), [])
+            calls.append(bench.call(launches(this, *of)))
+        made["apart"].append(bench.call(apart(case, *of)))
         made["torch"].append(partial(turned, bench.torch, case, *tensors))
     return made
 
@@ -248,8 +260,11 @@ def backward_entrants(bench, case):
 
 def contests(bench):
     """What is timed."""
-    made = [Contest("matmul and RoPE", str(case), partial(entrants, bench, case))
-            for case in TIMED]  # fmt: skip
+    made = [
+        Contest("matmul and RoPE", str(case), partial(entrants, bench, case),
+                gemm.label(case.form), ("apart", "torch"))
+        for case in TIMED
+    ]  # fmt: skip
     return made + [
         Contest("attention backward and RoPE", str(case), partial(backward_entrants, bench, case),
                 peer="apart")

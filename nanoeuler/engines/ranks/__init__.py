@@ -1,0 +1,9 @@
+# Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ranks-group
+"""Many processes that train one model: group (what they ask of each other), threads and mpi (who
+carries it), stepper, lead (who says what is done), launch (who starts them).
+
+May import: errors, measurements, model, engines, engines.cpu.
+"""

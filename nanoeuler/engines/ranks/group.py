@@ -1,0 +1,122 @@
+# Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ranks-group
+"""What the ranks of a run ask of each other, and the one order in which their numbers are added.
+
+Leaves out who carries the messages: `Alone` has nobody to talk to, `threads` are ranks of one
+process, `mpi` are processes. R ranks, N elements of a flat buffer.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from nanoeuler.engines.parts import HALVINGS
+from nanoeuler.errors import UserError
+
+# Of them each can sum a part of the shards (`parts`). A flat buffer, whose tensors are padded to 16
+# elements, can be cut for so many, too.
+MOST_RANKS = 2**HALVINGS
+
+
+def check_size(size: int) -> None:
+    """UserError unless a sum over so many ranks has the order of one over 1 rank: see `added`."""
+    if not 0 < size <= MOST_RANKS or size & (size - 1):
+        raise UserError(f"expected 1, 2, 4, 8 or {MOST_RANKS} ranks, got {size}: choose one of "
+                        "these, since a sum of other parts would have other last bits")  # fmt: skip
+
+
+def own(n: int, rank: int, size: int) -> slice:
+    """The part of rank `rank` of `size` in a flat buffer of n elements, a multiple of `size`."""
+    assert n % size == 0, f"{n} elements for {size} ranks"
+    return slice(n // size * rank, n // size * (rank + 1))
+
+
+def added(parts: np.ndarray) -> np.ndarray:
+    """The sum over the first axis of (R, ...), R a power of two: neighbours, then their sums.
+
+    Halves of the ranks are summed alike and then added, so if each rank's addend was itself made in
+    this order, the sum has the bits that one rank with all addends would get.
+    """
+    while len(parts) > 1:
+        parts = parts[0::2] + parts[1::2]
+    return parts[0]
+
+
+class Group(Protocol):
+    """One rank's view of all. Each method but `abort` is called by every rank, in the same order.
+
+    Buffers are flat, contiguous and of N elements, a multiple of `size`; each is worked on in
+    place. `local` ranks, this one among them, run on this machine.
+    """
+
+    rank: int
+    size: int
+    local: int
+    doomed: bool = False
+
+    def share(self, value: Any) -> list[Any]:
+        """The `value` of every rank, in the order of ranks: small things, copied."""
+
+    def broadcast(self, value: Any = None) -> Any:
+        """The value of rank 0. Who waits for it does not keep a core busy."""
+
+    def reduce_scatter(self, flat: np.ndarray) -> None:
+        """Make this rank's own part of `flat` the sum of all ranks', in the order of `added`.
+
+        What the rest then holds is not said.
+        """
+
+    def all_gather(self, flat: np.ndarray) -> None:
+        """Fill each part of `flat` with what the rank has there whose own it is."""
+
+    def gather(self, flat: np.ndarray) -> None:
+        """The same on rank 0 alone; elsewhere `flat` stays as it is."""
+
+    def scatter(self, flat: np.ndarray) -> None:
+        """Make this rank's own part of `flat` what rank 0 has there."""
+
+    def spread(self, flat: np.ndarray) -> None:
+        """Make `flat` what rank 0 has."""
+
+    def all_reduce(self, flat: np.ndarray) -> None:
+        """Make `flat` the sum of all ranks', in the order of `added`, with the same bits on all."""
+        self.reduce_scatter(flat)
+        self.all_gather(flat)
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        self.share(None)
+
+    def abort(self, why: str) -> None:
+        """End every rank at once, this one too; `why` is a line for the user."""
+
+    def doom(self) -> None:
+        """End every rank when this one ends: it failed where the others wait for it."""
+
+
+class Alone(Group):
+    """The group of a single rank."""
+
+    rank, size, local = 0, 1, 1
+
+    def share(self, value: Any) -> list[Any]:
+        """As `Group.share`."""
+        return [value]
+
+    def broadcast(self, value: Any = None) -> Any:
+        """As `Group.broadcast`."""
+        return value
+
+    def _nothing(self, flat: np.ndarray) -> None:
+        """All of these leave the buffer of the only rank as it is."""
+
+    reduce_scatter = all_gather = gather = scatter = spread = _nothing
+
+    def doom(self) -> None:
+        """As `Group.doom`: there is nobody else."""
+
+    def abort(self, why: str) -> None:
+        """As `Group.abort`."""
+        raise UserError(why)

@@ -1,0 +1,88 @@
+# Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ranks-group
+"""Ranks as processes that MPI has started: the only module that opens mpi4py.
+
+Importing mpi4py starts MPI, so a process asks for `Mpi` only where a launcher has made it a rank.
+"""
+
+import atexit
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.engines.ranks.group import Group, added, check_size, own
+
+# Elements that a rank takes in from each other at a time: 1 MiB, many times a message's latency.
+CHUNK = 1 << 18
+NAP = 5e-4  # seconds between two looks for a message: short beside a step, long beside a look
+HEARD = 0.5  # seconds that a launcher needs at most to pass on a line, before it ends all
+FAILED = 2  # the exit status of a command that could not do what it was asked
+
+
+class Mpi(Group):
+    """This process among those that its launcher has started."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.local = self.comm.Split_type(MPI.COMM_TYPE_SHARED).size
+        check_size(self.size)
+
+    def share(self, value: Any) -> list[Any]:
+        """As `Group.share`."""
+        return self.comm.allgather(value)
+
+    def broadcast(self, value: Any = None) -> Any:
+        """As `Group.broadcast`."""
+        if self.rank:
+            while not self.comm.iprobe(0):
+                time.sleep(NAP)
+            return self.comm.recv(source=0)
+        for request in [self.comm.isend(value, rank) for rank in range(1, self.size)]:
+            request.wait()
+        return value
+
+    def reduce_scatter(self, flat: np.ndarray) -> None:
+        """As `Group.reduce_scatter`: all to all, in chunks, and added here."""
+        assert len(flat) % self.size == 0, f"{len(flat)} elements for {self.size} ranks"
+        parts = flat.reshape(self.size, -1)
+        for first in range(0, parts.shape[1], CHUNK):
+            sent = np.ascontiguousarray(parts[:, first : first + CHUNK])
+            received = np.empty_like(sent)
+            self.comm.Alltoall(sent, received)
+            parts[self.rank, first : first + CHUNK] = added(received)
+
+    def all_gather(self, flat: np.ndarray) -> None:
+        """As `Group.all_gather`."""
+        self.comm.Allgather(self.mpi.IN_PLACE, flat)
+
+    def gather(self, flat: np.ndarray) -> None:
+        """As `Group.gather`."""
+        mine = flat[own(len(flat), self.rank, self.size)]
+        self.comm.Gather(mine if self.rank else self.mpi.IN_PLACE, None if self.rank else flat)
+
+    def scatter(self, flat: np.ndarray) -> None:
+        """As `Group.scatter`."""
+        mine = flat[own(len(flat), self.rank, self.size)]
+        self.comm.Scatter(None if self.rank else flat, mine if self.rank else self.mpi.IN_PLACE)
+
+    def spread(self, flat: np.ndarray) -> None:
+        """As `Group.spread`."""
+        self.comm.Bcast(flat)
+
+    def abort(self, why: str) -> None:
+        """As `Group.abort`."""
+        print(f"nanoeuler: rank {self.rank} of {self.size}: {why}", file=sys.stderr, flush=True)
+        time.sleep(HEARD)
+        self.comm.Abort(FAILED)
+
+    def doom(self) -> None:
+        """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
+        self.doomed = True
+        atexit.register(self.comm.Abort, FAILED)

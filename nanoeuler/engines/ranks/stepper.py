@@ -1,0 +1,107 @@
+# Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ranks-step
+"""A training step over ranks on processors: data parallelism, the optimizer's moments in parts.
+
+Leaves out graphics cards, and who calls the ranks together (`lead`). Each method is called by every
+rank with the same arguments; the results are those of one `CpuStepper`, to the last bit.
+
+B batch, T positions, K predicted tokens, R ranks.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from nanoeuler.engines.cpu.stepper import CpuStepper, shards_of
+from nanoeuler.engines.interface import Optimizer, Stepper, Taken
+from nanoeuler.engines.parts import HALVINGS, halved
+from nanoeuler.engines.ranks.group import MOST_RANKS, Group, check_size, own
+from nanoeuler.errors import UserError
+from nanoeuler.model.transformer import head_weights, loss_scale
+from nanoeuler.model.weights import Weights
+
+
+class PartedOptimizer(Optimizer, Protocol):
+    """An optimizer that can do its work on a part of the flat buffers: `training.optim.AdamW`."""
+
+    def squares(self, flat: np.ndarray, parts: int) -> list[float]:
+        """The sums of the squares of `parts` equal parts of `flat`."""
+
+    def limit(self, flat: np.ndarray, squares: list[float]) -> float:
+        """As `clip` for a part `flat` of the gradients; `squares` are those of all."""
+
+    def update(
+        self, weights: Weights, gradients: Weights, lr: float, number: int,
+        part: slice = slice(None),
+    ) -> None:  # fmt: skip
+        """As `Optimizer.update`, of a part of the flat buffers."""
+
+
+class RankStepper(Stepper):
+    """Steps in which rank r of `group` takes its part of the shards, by `inner`.
+
+    And updates its own part of the weights, of which alone it has the moments. `gradients` are
+    those of the last step, clipped, in that part.
+    """
+
+    def __init__(self, group: Group, inner: CpuStepper) -> None:
+        check_size(group.size)
+        self.group, self.inner = group, inner
+        self.halvings = group.size.bit_length() - 1
+        self.weights, self.gradients = inner.weights, inner.gradients
+        self.optimizer: PartedOptimizer = inner.optimizer
+        self.own = own(self.weights.flat.size, group.rank, group.size)
+        self.push()
+
+    def _mine(self, tokens):
+        """This rank's part of the shards of tokens (B, T)."""
+        return halved(shards_of(*tokens.shape), self.halvings)[self.group.rank]
+
+    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+        """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
+        group, mine, flat = self.group, self._mine(tokens), self.gradients.flat
+        _check_shards(tokens.shape, group.size)
+        scale = loss_scale(targets, head_weights(targets.shape[2]))
+        left = HALVINGS - self.halvings  # to be made in a rank's own part
+        sums = self.inner.shard_gradients(tokens, targets, scale, mine, left)
+        group.reduce_scatter(flat)
+        squares = self.optimizer.squares(flat[self.own], MOST_RANKS // group.size)
+        told = group.share((sums, squares))
+        norm = self.optimizer.limit(flat[self.own], [x for _, each in told for x in each])
+        taken = Taken(number, sum(x for each, _ in told for x in each), norm)
+        if taken.finite:
+            self.optimizer.update(self.weights, self.gradients, lr, number, self.own)
+            group.all_gather(self.weights.flat)
+        return [taken]
+
+    def finish(self) -> list[Taken]:
+        """As `Stepper.finish`: nothing, since `step` returns what it has done."""
+        return []
+
+    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """As `Stepper.sums`."""
+        told = self.group.share(self.inner.shard_sums(tokens, targets, self._mine(tokens)))
+        return sum(x for each in told for x in each)
+
+    def pull(self) -> None:
+        """As `Stepper.pull`, on rank 0: the moments of all ranks. All have the weights."""
+        self.group.gather(self.optimizer.m.flat)
+        self.group.gather(self.optimizer.v.flat)
+
+    def push(self) -> None:
+        """As `Stepper.push`, from rank 0: to each rank the weights, and its own moments."""
+        self.group.spread(self.weights.flat)
+        self.group.scatter(self.optimizer.m.flat)
+        self.group.scatter(self.optimizer.v.flat)
+
+
+def _check_shards(shape, ranks):
+    """UserError unless a batch of tokens (B, T) has a shard for each rank."""
+    count = len(shards_of(*shape))
+    if count < ranks:
+        raise UserError(
+            f"expected a batch of at least {ranks} shards, one for each rank, but {shape[0]} "
+            f"sequences of {shape[1]} tokens are {count}: choose a larger batch_size or fewer ranks"
+        )

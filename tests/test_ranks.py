@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -25,7 +26,9 @@ from nanoeuler.engines.ranks.lead import follow, leading
 from nanoeuler.engines.ranks.stepper import RankStepper
 from nanoeuler.engines.ranks.threads import together
 from nanoeuler.errors import UserError
-from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.model.config import PRESETS, count_parameters
+from nanoeuler.model.weights import Weights, flat_size, initialise
+from nanoeuler.planning import ranks as planned
 from nanoeuler.training.folder import read_metrics, saves
 from nanoeuler.training.optim import PARTS, AdamW
 from nanoeuler.training.saves import load
@@ -328,6 +331,39 @@ def test_what_is_missing_is_said(plain, capsys):
     plain.delenv("PMI_RANK")
     assert main(["train", "--ranks", "3"]) == 2
     assert "expected 1, 2, 4, 8 or 16 ranks, got 3" in capsys.readouterr().err
+
+
+def test_the_doctor_says_what_there_is(plain):
+    plain.setattr(launch, "find_spec", lambda name: None)
+    assert launch.found() == f"one alone: {launch.CURE}"
+
+
+# On paper.
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "euler-116m"])
+def test_what_cards_would_send_and_hold(name):
+    config = PRESETS[name]
+    n, parts = flat_size(config), planned.buckets(config)
+    assert sum(elements for _, elements, _ in parts) == count_parameters(config) <= n
+    assert [parts[0][0], parts[-1][0]] == ["head", "embedding"]
+    alone = planned.estimate(config, 16, 1)
+    assert (alone.exposed_s, alone.sent_bytes, alone.efficiency) == (0, 0, 1)
+    assert alone.state_bytes == 18 * n
+    for ranks in (2, 8, 64):
+        found = planned.estimate(config, 16, ranks)
+        assert found.sent_bytes == 2 * (ranks - 1) / ranks * 4 * n
+        assert found.state_bytes == 10 * n + 8 * n / ranks
+        sent, step = planned.timeline(config, 16, ranks)
+        assert np.isclose(sent[-1].ready, step)
+        assert all(each.ready <= each.begins < each.ends for each in sent)
+        assert all(a.ends <= b.begins and a.ready <= b.ready for a, b in pairwise(sent))
+        gathering = planned.half_seconds(4 * n, ranks)
+        assert np.isclose(found.exposed_s, sent[-1].ends - step + gathering)
+    way = planned.NVLINK  # within a machine: equation eq-ranks-ring
+    ring = 3 * (1e9 / 4 / way.bytes_per_s + way.latency_s)
+    assert np.isclose(planned.half_seconds(1e9, 4), ring)
+    assert "8 ranks, an H200 each, with 2 of the 16" in planned.report(config, 16, 8)
 
 
 # The command line over MPI.

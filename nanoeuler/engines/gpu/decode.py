@@ -1,7 +1,7 @@
 # Made from book/10b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-token-pass
+# %% sec-gputoken-pass
 """Reading tokens on a GPU: a pass over a few rows is one graph, and no host is in it.
 
 A row is a token of some text at some position. One row is a step of one text, several are steps of
@@ -273,7 +273,7 @@ class Holder:
         shape, kind = cache_shape(this), np.dtype(DTYPES[this.kind])
         size = math.prod(shape[1:]) * kind.itemsize
         for name in ("keys", "values"):
-            whole = put(np.zeros(shape, kind))
+            whole = device.empty(shape, kind)  # where nobody has read, nobody looks
             parts = [device.part(whole, i * size, shape[1:], kind) for i in range(shape[0])]
             self.arrays[name] = parts
         self.made: dict[tuple[int, bool], Loaded] = {}
@@ -405,7 +405,7 @@ def check_pieces(
             raise UserError(f"expected ids from 0 to {config.vocab_size - 1}, as the model has")
 
 
-# %% sec-token-time
+# %% sec-gputoken-time
 BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy
 LAUNCH = 1.2    # microseconds from kernel to kernel in a graph: measured, chapter 9
 FIRST = 0.5     # until the first bytes have come from memory

@@ -60,3 +60,11 @@ def products() -> Any:
         what = "pip install 'nvmath-python[cu13]' (the extra gpu-vendor)"
         raise UserError(f"no cuBLAS here: {what}, or let our own kernels multiply")
     return importlib.import_module("nvmath.bindings.cublas")
+
+
+def exchanges() -> Any:
+    """NVIDIA's NCCL, as Python calls it (cupy.cuda.nccl)."""
+    if importlib.util.find_spec("cupy") is None:
+        what = "pip install cupy-cuda13x nvidia-nccl-cu13 (the extra gpu-ranks)"
+        raise UserError(f"no NCCL here, by which GPUs talk to each other: {what}, or take one GPU")
+    return importlib.import_module("cupy.cuda.nccl")

@@ -1,7 +1,7 @@
 # Made from book/10b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-token-products
+# %% sec-gputoken-products
 """Products of a few rows with weights that are read once: one token's share of a model.
 
 Y (R, O) = X (R, I) W. W is packed: a warp reads 512 bytes at a time, 8 outputs by 64 bytes of
@@ -190,7 +190,7 @@ class Form:
         return self.rows * self.groups * (4 if self.end in ("swiglu", "heads") else 8)
 
 
-# %% sec-token-front
+# %% sec-gputoken-front
 def nothing() -> None:
     """What a kernel does that must not start early: its memory is ready."""
     return
@@ -371,7 +371,7 @@ def part_count(heads: Heads) -> int:
     return cover(cover(heads.context, heads.chunk), AT_ONCE) * AT_ONCE
 
 
-# %% sec-token-middle
+# %% sec-gputoken-middle
 def make_operand(form: Form) -> Callable:
     """operand(x, shared, tile, row, offset): 16 bytes of a row of X, zeros for a row there is not.
     """
@@ -480,7 +480,7 @@ def make_total(form: Form) -> Callable:
     return total
 
 
-# %% sec-token-behind
+# %% sec-gputoken-behind
 def make_put(kind: str) -> Callable:
     """put(address, i, value): element i of an array of this kind = value."""
 

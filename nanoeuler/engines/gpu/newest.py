@@ -1,7 +1,7 @@
 # Made from book/10b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-token-attention
+# %% sec-gputoken-attention
 """Attention of new tokens over a cache of keys and values, in parts of the cache.
 
 Row r of R is a token of text `lines[r]` at a position; it sees that text's positions up to its own.

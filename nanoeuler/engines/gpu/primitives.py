@@ -169,7 +169,7 @@ class Pen(Recorder):
     def owe(self, count: int, outs: list[Array]) -> Array:
         """Memory for partial sums (count, columns of all outs), which `add_up` adds to outs."""
         if any((out.memory, out.address) in self.owed for out in outs):
-            self.add_up()  # two lines of one table may not add to one place
+            self.pay()  # two lines of one table may not add to one place
         columns, first = outs[0].shape[0], self.used
         pitch = columns * len(outs)
         for i, out in enumerate(outs):
@@ -180,17 +180,20 @@ class Pen(Recorder):
         return whole[first:].reshape(count, pitch)
 
     def add_up(self) -> None:
-        """Write down that all partial sums are added to where they belong: before those are read.
-
-        Outs are float32 vectors in memories that exist for the whole step.
-        """
+        """Write down that all partial sums are added to where they belong: before those are read."""
         self.settle()
+        self.pay()
+
+    def pay(self) -> None:
+        """Write down the sums that are owed; outs are in memories that exist for the whole step."""
         for memory in sorted({memory for memory, _ in self.owed}):
             owed = [both for both in self.owed.values() if both[0].memory == memory]
+            first = min(out.address for out, _ in owed)  # what lies before may be on its way
             end = max(out.address + out.nbytes for out, _ in owed)
             table = np.array([line for _, lines in owed for line in lines], np.int32)
+            table[:, 3] -= first // 4
             partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
-            outs = self.recording.whole(memory, (end // 4,), np.float32)
+            outs = self.recording.whole(memory, (end // 4,), np.float32)[first // 4 :]
             launch = sum_table_launch(self.recording.constant(table), partials, outs)
             self.recording.add("sums of norms", launch)
         self.owed, self.used = {}, 0

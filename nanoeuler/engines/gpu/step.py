@@ -11,6 +11,7 @@ B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,13 +81,15 @@ def updated(weights: Weights, copied: bool) -> np.ndarray:
 class Writer:
     """What both programs begin with: a recording, weights, an engine, and their ends."""
 
+    engine_type = CudaEngine
+
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision):
         self.recording, self.config = Recording(), config
         self.weights = Weights(config, np.float32, self.whole(WEIGHTS))
         self.copied = precision.kind == "bf16"
         length = self.weights.flat.shape[0] if self.copied else 16
         self.copies = self.recording.whole(COPIES, (length,), np.uint16)
-        self.engine = CudaEngine(self.recording, *machine, precision)
+        self.engine = self.engine_type(self.recording, *machine, precision)
         self.engine.names = {view.address: name for name, view in self.weights.items()}
         self.inputs: dict[str, Array] = {}
         self.results: dict[str, Array] = {}
@@ -118,6 +121,25 @@ class Writer:
         return Recorded(self.recording.end(), self.inputs, self.results)
 
 
+class StepWriter(Writer):
+    """What a step ends with."""
+
+    def update(self, flat: Array, losses: Array, rules: Rules) -> None:
+        """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
+        recording = self.recording
+        partials = recording.take((norm.blocks_for(flat.shape[0]),), np.float32)
+        rates, decision = self.input("rates", (1, 4), np.float32), self.result("decision", (8,))
+        number, limit = recording.whole("number", (1,), np.int32), rules.clip_norm
+        launches = norm.norm_launches(flat, partials, losses, rates, number, limit, decision)
+        recording.add("norm of gradients", launches)
+        table = recording.constant(updated(self.weights, self.copied))
+        launch = update.adamw_launch(
+            table, decision, self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies,
+            rules.beta1, rules.beta2, rules.eps,
+        )  # fmt: skip
+        recording.add("AdamW", launch)
+
+
 def record_sums(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision
 ) -> Recorded:
@@ -130,10 +152,10 @@ def record_sums(
 
 def record_step(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
-    rules: Rules, pieces: int = 1,
+    rules: Rules, pieces: int = 1, writer: Callable[..., StepWriter] = StepWriter,
 ) -> Recorded:  # fmt: skip
     """The program of a training step on a batch of B sequences, a piece of them at a time."""
-    this, K = Writer(config, machine, precision), config.n_predict
+    this, K = writer(config, machine, precision), config.n_predict
     recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
     gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
     sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
@@ -144,24 +166,8 @@ def record_step(
         engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
         loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
     engine.add_up()
-    record_update(this, flat, sums.reshape(-1), rules)
+    this.update(flat, sums.reshape(-1), rules)
     return this.end()
-
-
-def record_update(this: Writer, flat: Array, losses: Array, rules: Rules) -> None:
-    """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
-    recording = this.recording
-    partials = recording.take((norm.blocks_for(flat.shape[0]),), np.float32)
-    rates, decision = this.input("rates", (1, 4), np.float32), this.result("decision", (8,))
-    number = recording.whole("number", (1,), np.int32)
-    launches = norm.norm_launches(flat, partials, losses, rates, number, rules.clip_norm, decision)
-    recording.add("norm of gradients", launches)
-    table = recording.constant(updated(this.weights, this.copied))
-    launch = update.adamw_launch(
-        table, decision, this.weights.flat, flat, *map(this.whole, MOMENTS), this.copies,
-        rules.beta1, rules.beta2, rules.eps,
-    )  # fmt: skip
-    recording.add("AdamW", launch)
 
 
 Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host

@@ -10,6 +10,8 @@ Works the same on paper. Left out: several devices.
 B batch, T positions, K predicted tokens.
 """
 
+import os
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -29,6 +31,7 @@ from nanoeuler.engines.gpu.step import (
     Machine,
     Recorded,
     Rules,
+    StepWriter,
     fill_batch,
     fill_step,
     record_step,
@@ -68,12 +71,15 @@ class Resident:
         self.memories: dict[str, Any] = {}
         self.push()
 
-    def push(self) -> None:
-        """Bring the device's weights and moments up to date with those of the run."""
+    def state(self) -> dict[str, np.ndarray]:
+        """What the device keeps from step to step, as the run has it now."""
         flat, copied = self.weights.flat, self.precision.kind == "bf16"
         arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
-        arrays |= {name: getattr(self.optimizer, name).flat for name in MOMENTS}
-        for name, values in arrays.items():
+        return arrays | {name: getattr(self.optimizer, name).flat for name in MOMENTS}
+
+    def push(self) -> None:
+        """Bring the device's weights and moments up to date with those of the run."""
+        for name, values in self.state().items():
             if name in self.memories:
                 self.device.fill(self.memories[name], values)
             else:
@@ -132,7 +138,9 @@ class Loader(Resident):
 
 
 class Programs(Loader):
-    """The programs of a model."""
+    """The programs of a model. writer: what writes a step."""
+
+    writer: Callable[..., StepWriter] = StepWriter
 
     def program_for(self, kind: str, B: int, T: int, pieces: int = 1) -> Loaded:
         """The program of a "step" or of "sums" on B sequences; recorded when first asked for."""
@@ -143,7 +151,7 @@ class Programs(Loader):
             given = config, B, T, machine, self.precision
             if kind == "step":
                 rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
-                recorded = record_step(*given, rules, pieces)
+                recorded = record_step(*given, rules, pieces, self.writer)
             else:
                 recorded = record_sums(*given)
             self.programs[key] = self.load(recorded)
@@ -185,11 +193,17 @@ class CudaStepper(Judge, Stepper):
         self.programs, self.pieces, self.multiplier = {}, pieces, multiplier
         self.begun: tuple[int, Loaded] | None = None  # the step that is not known yet
 
+    def mine(self, rows: np.ndarray) -> np.ndarray:
+        """Those sequences of a batch that this stepper takes: all."""
+        return rows
+
     def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
         """As `Stepper.step`: begins this step, and returns the one before."""
         config, rules = self.weights.config, self.optimizer
+        scale = loss_scale(targets, head_weights(config.n_predict))
+        tokens, targets = self.mine(tokens), self.mine(targets)
         this = self.program_for("step", *tokens.shape, self.pieces)
-        page, scale = this.inbox.page(), loss_scale(targets, head_weights(config.n_predict))
+        page = this.inbox.page()
         rates = norm.schedule([lr], rules.beta1, rules.beta2, rules.weight_decay, first=number)
         fill_batch(page, tokens, targets)
         fill_step(page, scale, rates, config.vocab_size)
@@ -208,12 +222,13 @@ class CudaStepper(Judge, Stepper):
 
 
 CHOICE = "nanoeuler.engines.gpu.vendor"  # named only: chapter 9c builds it
+NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 
 @cache
 def gpu() -> Device:
-    """The GPU of this process: kernels are compiled for it once."""
-    return Device()
+    """The GPU of this process, the first if nothing is said: kernels are compiled for it once."""
+    return Device(int(os.environ.get(NUMBER) or 0))
 
 
 def cuda_stepper(

@@ -1,7 +1,7 @@
 # Made from book/10b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-token-ends
+# %% sec-gputoken-ends
 """What begins a pass over new tokens, and what ends it on the device: embedding, choice of a token.
 
 lines (R, 4) int32: of each row its token, its position and the text it belongs to, and a word that

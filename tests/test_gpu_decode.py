@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bench.card.decode import CONFIGS, LLAMA, model
+from exercises import judge as judge_exercise
 
 from nanoeuler.engines.gpu import decode, gemv, newest, token
 from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16
@@ -196,7 +197,9 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
     heads = putting.Heads(H, G, D, context, False, 32)
     rows, N = len(ends), putting.part_count(heads)
     q = draw((rows, H, D), "float32", 1, 2.0)
-    keys, values = (draw((rows, G, context, D), kind, i) for i in (2, 3))
+    keys, values = draw((rows, G, context, D), "float32", 2), draw((rows, G, context, D), kind, 3)
+    keys[:, :, 256:] *= 3  # so that the largest scores come late
+    keys = to_bf16(keys) if kind == "bf16" else keys
     lines = np.zeros((rows, 4), np.int32)
     lines[:, 1], lines[:, 2] = ends, np.arange(rows)[::-1]
     for array in keys, values:  # what nobody has read
@@ -284,11 +287,11 @@ def test_greedy_tokens_need_no_host(name, kind):
     _, text, exact, _ = model(name, kind)
     this = reader(name, kind, texts=2)
     this.read([text[:4], text[:2]], [0, 0])
-    said = this.follow([text[4], text[2]], [4, 2], 3)
+    said = this.follow([text[4], text[2]], [4, 2], 2)
     other = reader(name, kind, texts=2, seed=5)  # another order of blocks, and step by step
     other.read([text[:4], text[:2]], [0, 0])
     tokens, starts, want = [text[4], text[2]], [4, 2], []
-    for _ in range(3):
+    for _ in range(2):
         logits = other.read([[token] for token in tokens], starts)[:, 0, 0]
         tokens, starts = logits.argmax(axis=1).tolist(), [start + 1 for start in starts]
         want.append(tokens)
@@ -383,3 +386,31 @@ def test_mistakes_are_seen(mistake):
             check_product(spoiled, "bf16", 328, 80, 1, 2, "rms", "heads")
             check_attention(modules, context=330, ends=(299,))
         check_attention(modules)
+
+
+# ---- The chapter's exercises
+
+NAMES = {"np": np, "pack": gemv.pack, "Shape": gemv.Shape}  # that cells before have imported
+WRONG = {
+    "the lane's own inputs": ("place", "i % 8 * 2", "i % 8"),
+    "the tile": ("place", "+ i // 32)", "+ i // 16)"),
+    "the group": ("place", "(o // 8) * tiles", "(o // 8)"),
+    "the lane": ("place", "(o % 8) * 4", "(o % 8) * 8"),
+    "four lanes": ("place", "i % 32 // 8", "i % 32 // 4"),
+    "parts as they are": ("together", "top = max(m for _, m, _ in parts)", "top = parts[0][1]"),
+    "no largest score": ("together", "top = max(m for _, m, _ in parts)", "top = 0.0"),
+    "values not scaled": ("together", "2.0 ** (m - top) * o", "o"),
+    "weights not scaled": ("together", "2.0 ** (m - top) * w", "w"),
+    "the natural exponential": ("together", "sum(2.0 ** (m - top) * o", "sum(2.7 ** (m - top) * o"),
+}
+
+
+@pytest.mark.parametrize("which", ["place", "together"])
+def test_solutions_of_exercises(which):
+    assert judge_exercise("10b-one-token-on-a-gpu", which, **NAMES)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_answers_are_refused(wrong, capsys):
+    which, old, new = WRONG[wrong]
+    assert not judge_exercise("10b-one-token-on-a-gpu", which, old, new, **NAMES)

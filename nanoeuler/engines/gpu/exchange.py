@@ -1,0 +1,260 @@
+# Made from book/13b-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-exchange-list
+"""A step over ranks, recorded: what is exchanged when, and who updates what. Nothing here runs.
+
+Each rank records the same list for its own sequences. Gradients are reduced bucket by bucket beside
+the backward pass; each rank updates its parts, and all gather what they multiply with. Left out:
+who carries it (nccl.py, paper_link.py). R ranks, K predicted tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from nanoeuler.engines.gpu import norm, update
+from nanoeuler.engines.gpu.engine import CudaEngine
+from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
+from nanoeuler.engines.gpu.program import Array
+from nanoeuler.engines.gpu.sharing import LEAST, Bucket, Sharing, padded
+from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, Machine, Rules, StepWriter
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import flat_size
+
+# Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200, since
+# one block adds up all that ranks and buckets leave.
+NORM_BLOCKS = 264
+
+
+class Link(Protocol):
+    """What carries exchanges between this rank and the others."""
+
+    rank: int
+    size: int
+
+    def exchange(self, work: "Exchange") -> Callable[..., None]:
+        """A function of a stream that begins an exchange, after what the stream has so far."""
+
+    def join(self) -> Callable[..., None]:
+        """A function of a stream that has it wait for all exchanges that were begun."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Work of a list that all ranks do together, beside what follows.
+
+    kind: "reduce-scatter" or "all-gather", of args (from, to), of which one is R times the other
+    and which may overlap where this rank's part is; or "broadcast", of args that are each a piece,
+    from the ranks `roots`.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+    link: Any
+    roots: tuple[int, ...] = ()
+
+    def prepare(self, device: Any) -> Callable[..., None]:
+        """As `Device.prepare`."""
+        return self.link.exchange(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Join:
+    """Work of a list after which all exchanges before it are done."""
+
+    link: Any
+    args: tuple[Any, ...] = ()
+
+    def prepare(self, device: Any) -> Callable[..., None]:
+        """As `Device.prepare`."""
+        return self.link.join()
+
+
+class RankEngine(CudaEngine):
+    """Tells when gradients are complete: when their last launch is on the list.
+
+    left: passes that are still to begin; only in the last are gradients complete.
+    """
+
+    left, due = 1, -1
+    tell: Callable[[int], None]
+
+    def begin(self) -> None:
+        """As `Engine.begin`."""
+        super().begin()
+        self.left -= 1
+
+    def ready(self, i: int) -> None:
+        """As `Engine.ready`: what is pending comes first."""
+        self.due = -1 if self.left else i
+
+    def settle(self, dmoved: Array | None = None) -> None:
+        """As `Pen.settle`; then what was said to be ready is."""
+        due, self.due = self.due, -1
+        super().settle(dmoved)
+        if due >= 0:
+            self.tell(due)
+
+
+# %% sec-exchange-update
+class Shared(StepWriter):
+    """A step's writer who knows the ranks: memories that they can share, exchanges, joins.
+
+    overlap: whether buckets travel as soon as they are complete, or after the backward pass.
+    """
+
+    engine_type = RankEngine
+
+    def __init__(
+        self, config: ModelConfig, machine: Machine, precision: Precision, link: Link,
+        overlap: bool = True, least: int = LEAST,
+    ) -> None:  # fmt: skip
+        self.link, self.overlap = link, overlap
+        self.length = padded(flat_size(config), link.size)
+        super().__init__(config, machine, precision)
+        self.sharing = Sharing(self.weights, link.size, least)
+        self.engine.tell = self.complete
+        if self.copied:
+            self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
+        self.waiting = list(self.sharing.buckets)  # buckets that nobody has reduced
+
+    def entire(self, memory: str) -> Array:
+        """A flat buffer with its padding."""
+        return self.recording.whole(memory, (self.length,), np.float32)
+
+    def whole(self, memory: str) -> Array:
+        """A flat buffer (N,)."""
+        return self.entire(memory)[: flat_size(self.config)]
+
+    def exchange(self, name: str, kind: str, *args: Array, roots: tuple[int, ...] = ()) -> None:
+        """Write an exchange down."""
+        self.recording.add(name, Exchange(kind, args, self.link, roots))
+
+    def gather(self, name: str, flat: Array, part: slice, bucket: slice) -> None:
+        """Have a bucket of a flat buffer gathered, in place."""
+        self.exchange(name, "all-gather", flat[part], flat[bucket])
+
+
+class Reducing(Shared):
+    """What goes on beside the backward pass."""
+
+    def sums(self, pieces: int) -> Array:
+        """Where this rank's sums of losses go, among those of all ranks."""
+        self.engine.left = pieces
+        all_of_them = super().sums(pieces * self.link.size)
+        return all_of_them[self.link.rank * pieces : (self.link.rank + 1) * pieces]
+
+    def complete(self, block: int) -> None:
+        """Hear that the gradients from this block on are on the list."""
+        while self.overlap and self.waiting and self.waiting[0].block >= block:
+            self.engine.add_up()
+            self.reduce(self.waiting.pop(0))
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Sum a bucket's gradients over all ranks, each its own part, in place."""
+        flat, part = self.entire(GRADIENTS), self.sharing.part(bucket, self.link.rank)
+        self.exchange("reduce", "reduce-scatter", flat[bucket.start : bucket.stop], flat[part])
+
+    def reduce_rest(self, losses: Array) -> None:
+        """Gather the losses, reduce what is left, and wait for all of it."""
+        whole = self.results["sums"].reshape(-1)
+        self.exchange("gather losses", "all-gather", losses, whole)
+        for bucket in self.waiting:
+            self.reduce(bucket)
+        self.recording.add("join", Join(self.link))
+
+
+class Deciding(Reducing):
+    """The norm of what is spread over ranks, and the decision that all of them take alike."""
+
+    def decide(self, limit: float) -> Array:
+        """The decision (8,): see `norm.decide`."""
+        flat, rank, add = self.entire(GRADIENTS), self.link.rank, self.recording.add
+        parts = [flat[self.sharing.part(bucket, rank)] for bucket in self.sharing.buckets]
+        grids = [min(NORM_BLOCKS, norm.blocks_for(part.shape[0])) for part in parts]
+        each = sum(grids)
+        partials = self.recording.take((each * self.link.size,), np.float32)
+        mine = at = each * rank
+        for part, blocks in zip(parts, grids, strict=True):
+            args = part, partials[at : at + blocks], part.shape[0] // update.LANE
+            add("norm of gradients", Launch(norm.ADD_SQUARES, (blocks,), args))
+            at += blocks
+        self.exchange("gather norms", "all-gather", partials[mine:at], partials)
+        add("join", Join(self.link))
+        losses, rates = self.results["sums"].reshape(-1), self.input("rates", (1, 4), np.float32)
+        number = self.recording.whole("number", (1,), np.int32)
+        decision, count = self.result("decision", (8,)), partials.shape[0]
+        sums = partials, count, losses, losses.shape[0]
+        args = *sums, rates, 1, number, float(limit), decision
+        add("norm of gradients", Launch(norm.DECIDE, (1,), args))
+        return decision
+
+
+def tiles_of(parts: list[update.Segment], start: int, stop: int, copied: bool) -> np.ndarray:
+    """The tiles of what segments have between start and stop, counted from start."""
+    made = []
+    for part in parts:
+        first, last = max(start, part.start), min(stop, part.start + part.length)
+        if first < last:
+            to = first - start if copied and part.copy >= 0 else -1
+            made.append(update.Segment(first - start, last - first, part.decay, to))
+    return update.tiles(made)
+
+
+class Spreading(Deciding):
+    """What all ranks must read of what one has updated."""
+
+    def spread(self, bucket: Bucket) -> None:
+        """Gather what all ranks read of a bucket: copies, and in float32 what is read so."""
+        part, every = self.sharing.part(bucket, self.link.rank), slice(bucket.start, bucket.stop)
+        if self.copied:
+            self.gather("gather copies", self.copies, part, every)
+        if not self.copied or bucket.block < 0:
+            self.gather("gather weights", self.entire(WEIGHTS), part, every)
+
+    def spread_norms(self) -> None:
+        """Broadcast the vectors of norms, which are read in float32, each piece by its owner."""
+        parts = [part for part in update.segments(self.weights) if part.copy < 0]
+        pieces = [
+            piece for part in parts
+            for piece in self.sharing.pieces(part.start, part.start + part.length)
+        ]  # fmt: skip
+        flat = self.entire(WEIGHTS)
+        arrays = (flat[first:last] for first, last, _ in pieces)
+        roots = tuple(root for _, _, root in pieces)
+        self.exchange("spread norms", "broadcast", *arrays, roots=roots)
+
+
+class RankWriter(Spreading):
+    """What writes a step over ranks."""
+
+    def update(self, flat: Array, losses: Array, rules: Rules) -> None:
+        """As `StepWriter.update`: of this rank's parts, and all gather what they read."""
+        self.reduce_rest(losses)
+        decision = self.decide(rules.clip_norm)
+        for bucket in reversed(self.sharing.buckets):
+            self.adamw(bucket, decision, rules)
+            self.spread(bucket)
+        if self.copied:
+            self.spread_norms()
+        self.recording.add("join", Join(self.link))
+
+    def adamw(self, bucket: Bucket, decision: Array, rules: Rules) -> None:
+        """Update this rank's part of a bucket."""
+        part, held = self.sharing.part(bucket, self.link.rank), self.sharing.held(bucket)
+        tiles = tiles_of(update.segments(self.weights), part.start, part.stop, self.copied)
+        if not len(tiles):
+            return  # padding alone
+        shard = (self.length // self.link.size,)
+        moments = (self.recording.whole(name, shard, np.float32)[held] for name in MOMENTS)
+        launch = update.adamw_launch(
+            self.recording.constant(tiles), decision, self.entire(WEIGHTS)[part],
+            self.entire(GRADIENTS)[part], *moments,
+            self.copies[part] if self.copied else self.copies,
+            rules.beta1, rules.beta2, rules.eps,
+        )  # fmt: skip
+        self.recording.add("AdamW", launch)

@@ -1,0 +1,138 @@
+# Made from book/13b-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-exchange-stepper
+"""Training steps of several GPUs, one for each rank: see `interface.Stepper`.
+
+Every rank is given the whole batch and takes its part of it. Weights are whole on each, moments in
+shards. Left out: GPUs that differ.
+
+B batch, T positions, K predicted tokens.
+"""
+
+import os
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.engines.gpu.exchange import Exchange, Join, Link, RankWriter
+from nanoeuler.engines.gpu.nccl import Nccl
+from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.sharing import LEAST, Sharing
+from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS
+from nanoeuler.engines.gpu.stepper import CHOICE, NUMBER, CudaStepper, gpu
+from nanoeuler.engines.interface import Optimizer
+from nanoeuler.engines.parts import slices
+from nanoeuler.engines.ranks.group import Group
+from nanoeuler.errors import UserError
+from nanoeuler.model.weights import Weights
+
+
+class Gatherer(CudaStepper):
+    """How what ranks keep in parts comes together."""
+
+    link: Link
+    group: Group
+    sharing: Sharing
+
+    def gathering(self, name: str, into: str) -> Any:
+        """A graph that gathers a memory of float32, bucket by bucket."""
+        works: list[Exchange | Join] = []
+        for bucket in self.sharing.buckets:
+            part = self.sharing.part(bucket, self.link.rank)
+            mine = part if name == into else self.sharing.held(bucket)
+            every = slice(bucket.start, bucket.stop)
+            ends = self.floats(name, mine), self.floats(into, every)
+            works.append(Exchange("all-gather", ends, self.link))
+        works.append(Join(self.link))
+        return self.device.capture([work.prepare(self.device) for work in works])
+
+    def floats(self, name: str, part: slice) -> Any:
+        """A part of a memory of float32."""
+        length = part.stop - part.start
+        return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
+
+
+class Residents(Gatherer):
+    """What a rank keeps, and how the run gets all of it."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As `Resident.state`: moments are this rank's shard."""
+        made = super().state()
+        whole = [WEIGHTS, COPIES] if self.precision.kind == "bf16" else [WEIGHTS]
+        made |= {name: self.sharing.pad(made[name]) for name in whole}
+        return made | {name: self.sharing.shard(made[name], self.link.rank) for name in MOMENTS}
+
+    def push(self) -> None:
+        """As `Stepper.push`, from rank 0's run to all ranks; they call it at the same time."""
+        for kept in (self.weights, self.optimizer.m, self.optimizer.v):
+            self.group.spread(kept.flat)
+        super().push()
+
+    def pull(self) -> None:
+        """As `Stepper.pull`, on every rank; they call it after the same step."""
+        for name in (WEIGHTS, *MOMENTS):
+            into = WEIGHTS if name == WEIGHTS else GRADIENTS
+            graph = self.gathering(name, into)  # which lives until `host` has waited for it
+            graph.launch()
+            kept = self.weights if name == WEIGHTS else getattr(self.optimizer, name)
+            kept.flat[...] = self.device.host(self.memories[into])[: kept.flat.shape[0]]
+
+
+class CudaRankStepper(Residents):
+    """Training steps of one model on several devices; this rank's is `device`.
+
+    overlap: whether gradients travel beside the backward pass. least: bytes of a bucket.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
+        overlap: bool = True, least: int = LEAST, **how: Any,
+    ) -> None:  # fmt: skip
+        self.link, self.group = link, group
+        self.sharing = Sharing(weights, link.size, least)
+        self.writer = partial(RankWriter, link=link, overlap=overlap, least=least)
+        super().__init__(weights, optimizer, device, **how)
+        self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
+
+    def mine(self, rows: np.ndarray) -> np.ndarray:
+        """Those sequences of a batch that this rank takes."""
+        each, rest = divmod(len(rows), self.link.size)
+        if rest:
+            raise UserError(
+                f"a batch of {len(rows)} sequences cannot be shared by {self.link.size} ranks: "
+                f"choose a batch_size that is a multiple of {self.link.size}"
+            )
+        return rows[self.link.rank * each : (self.link.rank + 1) * each]
+
+    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """As `Stepper.sums`: each rank judges its part, and all get the sums of all."""
+        parts, found = slices(range(len(tokens)), self.link.size), np.zeros(targets.shape[2])
+        if self.link.rank < len(parts):
+            mine = parts[self.link.rank]
+            found = super().sums(tokens[mine], targets[mine])
+        return sum(self.group.share(found))
+
+
+# %% sec-exchange-nccl
+@cache
+def link_of(group: Group) -> Nccl:
+    """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order."""
+    os.environ.setdefault(NUMBER, str(group.rank % group.local))
+    return Nccl(gpu(), group)
+
+
+def ranked_stepper(
+    group: Group, name: str, weights: Weights, optimizer: Optimizer, pieces: int = 1
+) -> CudaRankStepper:
+    """A stepper of this rank's GPU, for the engine of this name, one of `choice.GPU_ENGINES`.
+
+    pieces: in how many parts this rank's sequences go through memory.
+    """
+    multiplier, link = import_module(CHOICE).multiplier(), link_of(group)
+    return CudaRankStepper(
+        weights, optimizer, link.device, link, group, precision=PRECISIONS[name], pieces=pieces,
+        multiplier=multiplier,
+    )  # fmt: skip

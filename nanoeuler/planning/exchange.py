@@ -1,0 +1,103 @@
+# Made from book/13b-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-exchange-foretold
+"""What a training step over several GPUs takes: when each exchange runs, what of it is exposed.
+
+Left out: that launches and exchanges take multiprocessors and bandwidth from each other; several
+machines.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+from nanoeuler.engines.choice import GPU_ENGINES
+from nanoeuler.engines.gpu.exchange import Exchange, Join, RankWriter
+from nanoeuler.engines.gpu.primitives import PRECISIONS
+from nanoeuler.engines.gpu.program import Program
+from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.planning.step import H200, RULES, Speeds, seconds
+
+
+class Wire(NamedTuple):
+    """How fast exchanges are: seconds before the first byte, then bytes a second each way."""
+
+    start: float
+    rate: float
+
+
+# NCCL's all-reduce between two H200s that NVLink joins: 1 MiB took 14 us, 256 MiB 0.895 ms.
+NVLINK = Wire(12e-6, 300e9)
+
+
+class Rank(NamedTuple):
+    """A rank, as far as recording goes."""
+
+    rank: int
+    size: int
+
+
+class Span(NamedTuple):
+    """Work of a list, and when it runs: seconds from the step's beginning."""
+
+    name: str
+    beside: bool  # on the stream of exchanges
+    start: float
+    end: float
+
+
+def travels(work: Exchange, wire: Wire, size: int) -> float:
+    """Seconds of an exchange: all but a rank's own part of the whole comes over the wire."""
+    whole = sum(arg.nbytes for arg in work.args)
+    if work.kind != "broadcast":
+        whole = max(arg.nbytes for arg in work.args)
+    return wire.start + whole * (size - 1) / size / wire.rate
+
+
+def timeline(program: Program, size: int, speeds: Speeds, wire: Wire, pieces: int) -> list[Span]:
+    """When everything on a rank's list runs. pieces: of float32, in what is multiplied."""
+    main, side, spans = 0.0, 0.0, []
+    for step in program.steps:
+        work = step.launch
+        if isinstance(work, Join):
+            main = max(main, side)
+        elif isinstance(work, Exchange):
+            begin = max(main, side)
+            side = begin + travels(work, wire, size)
+            spans.append(Span(step.name, True, begin, side))
+        else:
+            end = main + seconds(step, speeds, pieces)
+            spans.append(Span(step.name, False, main, end))
+            main = end
+    return spans
+
+
+def rank_program(
+    config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
+    overlap: bool = True, machine: Machine = H200.machine,
+) -> Program:  # fmt: skip
+    """The list of one of `size` ranks, for batch_size sequences of its own."""
+    writer = partial(RankWriter, link=Rank(0, size), overlap=overlap)
+    given = config, batch_size, config.context, machine, PRECISIONS[engine], RULES
+    return record_step(*given, writer=writer).program
+
+
+class Foretold(NamedTuple):
+    """Of a rank's step: seconds in all, those in which only exchanges run, bytes of memory."""
+
+    seconds: float
+    exposed: float
+    memory: int
+
+
+def foretell(
+    config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
+    overlap: bool = True, speeds: Speeds = H200, wire: Wire = NVLINK,
+) -> Foretold:  # fmt: skip
+    """What a step takes of each of `size` GPUs with batch_size sequences each."""
+    program = rank_program(config, batch_size, size, engine, overlap, speeds.machine)
+    spans = timeline(program, size, speeds, wire, PRECISIONS[engine].pieces)
+    works = sum(span.end - span.start for span in spans if not span.beside)
+    end = max(span.end for span in spans)
+    return Foretold(end, end - works, sum(program.sizes.values()))

@@ -1,0 +1,516 @@
+"""A training step on two GPUs beside the same on one: `python tests/bench/ranks.py [PART ...]`.
+
+Parts, all if none is named, on a machine with two GPUs (about four minutes):
+    check     two ranks beside one GPU with the whole batch; again, in every bit; a nan on one rank
+    time      tokens a second of each GPU, and its memory: 2 GPUs (gradients beside the backward
+              pass, and after it) and 1 GPU, each GPU alone with a model of its own, at once
+    timeline  when launches and exchanges of a step run
+Presets after --preset and patterns that a job's name must match after --only leave out the rest.
+Two processes do the work, one for each GPU, with a watch-dog. What is known is saved at once: rows
+of data/measurements/ranks.json, and in the folder $OUT. NCCL reads its own variables, as
+NCCL_MAX_CTAS; --label says what to call rows that were measured with one of them, in place of
+"cuda". --dry does all of it on paper, on models so small that nothing can be said of their speed.
+"""
+
+import argparse
+import gc
+import json
+import os
+import re
+import shutil
+import sys
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+from types import SimpleNamespace
+
+import numpy as np
+
+from nanoeuler import measurements
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESETS
+from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.training.optim import AdamW
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
+
+import step_sides  # noqa: E402
+from bench.gpu import circumstances  # noqa: E402
+from bench.step import DRY_SILENCE, name_of_card, row  # noqa: E402
+from pair import pair  # noqa: E402
+from step_inside import TOY  # noqa: E402
+from watched import serve, watch  # noqa: E402
+
+OURS, ALONE, BOTH, AFTER = "cuda", "1 GPU", "2 GPUs", "2 GPUs, exchanged after"
+CASES = [("gpt2-124m", 64), ("euler-116m", 64), ("gpt2-124m", 16), ("euler-116m", 16)]
+CHECKS = "toy", "gpt2-124m", "euler-116m"
+PARTS = "check", "time", "timeline"
+WARM, WINDOWS = 5, 3
+STEPS = {16: 25, 64: 8}  # of a window, by sequences of a GPU: a second or more
+CHECKED, BROKEN, RATE = 20, 3, 1e-3  # steps of the toy; the one with a nan; its learning rate
+SILENCE = 120  # seconds without a line after which it hangs; compiling takes a minute
+FILE = "ranks"  # of data/measurements
+
+
+def jobs_of(parts):
+    """Names of jobs, "part: case: who"."""
+    cases = [f"{preset} {batch}x{PRESETS[preset].context} bf16" for preset, batch in CASES]
+    times = [f"time: {case}: {who}" for case in cases for who in (ALONE, BOTH, AFTER)]
+    lines = [f"timeline: {case}: {BOTH}" for case in cases[1:3]]  # those whose host is ahead
+    checks = [f"check: {what}: {BOTH}" for what in CHECKS]
+    made = [*checks[:1], *times[:6], *lines, *times[6:], *checks[1:]]  # what is most wanted first
+    return [job for job in made if job.split(": ")[0] in parts]
+
+
+# ---- Both ranks: device, link, steppers
+
+
+class Rank:
+    """This process: its device and link; who trains, by name."""
+
+    def __init__(self, group, dry):
+        self.group, self.dry = group, dry
+        if dry:
+            import recorded
+
+            from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
+
+            recorded.by_numpy(SimpleNamespace(setattr=setattr))
+            self.device = RankDevice()
+            self.link = PaperLink(self.device, group)
+        else:
+            from nanoeuler.engines.gpu.nccl import Nccl
+            from nanoeuler.engines.gpu.stepper import NUMBER, gpu
+
+            os.environ[NUMBER] = str(group.rank)
+            self.device = gpu()
+            self.link = Nccl(self.device, group)
+
+    def stepper(self, who, w, device=None, link=None, pieces=1):
+        """What trains these weights."""
+        from nanoeuler.engines.gpu.ranks import CudaRankStepper
+        from nanoeuler.engines.gpu.stepper import CudaStepper
+
+        _, multiplier = step_sides.ways_of("bf16", OURS)
+        how, device = {"multiplier": multiplier, "pieces": pieces}, device or self.device
+        if who == ALONE:
+            return CudaStepper(w, AdamW(w), device, **how)
+        how |= {"overlap": who != AFTER} | ({"least": 1 << 14} if self.dry else {})
+        return CudaRankStepper(w, AdamW(w), device, link or self.link, self.group, **how)
+
+    def shape(self, preset, batch):
+        """The configuration, sequences of a rank, positions."""
+        config = step_sides.config_of(preset, self.dry)
+        return config, 1 if self.dry else batch, 8 if self.dry else config.context
+
+    def bytes(self):
+        """What the card has lent."""
+        gc.collect()
+        return self.device.memory_used()
+
+    def do(self, job):
+        """An outcome; both ranks do the same job at the same time."""
+        part, case, who = job.split(": ")
+        if part == "check":
+            return check_toy(self) if case == "toy" else check_sums(self, case)
+        preset, size = case.split()[:2]
+        batch = int(size.split("x")[0])
+        return (time_steps if part == "time" else timeline)(self, preset, batch, who)
+
+
+def follow(group, dry):
+    """The other process: every job that rank 0 names."""
+    rank = Rank(group, dry)
+    while job := group.broadcast():
+        attempt(rank, job)
+
+
+def attempt(rank, job):
+    """The outcomes of both ranks; ValueError with what went wrong on either."""
+    try:
+        mine = rank.do(job)
+    except RuntimeError:  # the driver's or NCCL's: this process is of no more use
+        raise
+    except Exception as error:
+        traceback.print_exc(file=sys.stdout)
+        mine = {"failed": f"{type(error).__name__}: {error}"}
+    try:
+        both = rank.group.share(mine)
+    except (EOFError, OSError):
+        raise RuntimeError(f"rank {1 - rank.group.rank} has ended") from None
+    for number, outcome in enumerate(both):
+        if "failed" in outcome and rank.group.rank == 0:
+            raise ValueError(f"rank {number}: {outcome['failed']}")
+    return both
+
+
+def child(dry):
+    """Rank 0: hand the watch-dog's jobs on, and do them."""
+    group = pair(follow, dry)
+    rank = Rank(group, dry)
+
+    def do(job):
+        group.broadcast(job)
+        both = attempt(rank, job)
+        return {"ranks": both} if not job.startswith("timeline") else both[0]
+
+    serve(do)
+    group.broadcast("")
+
+
+@cache
+def first(config):
+    """Weights to begin with."""
+    return initialise(config, seed=0)
+
+
+def copied(config):
+    """A copy of them."""
+    return Weights(config, flat=first(config).flat.copy())
+
+
+# ---- Checks
+
+
+def hashed(arrays):
+    """A number that stands for all bits of arrays."""
+    import hashlib
+
+    return hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)).hexdigest()
+
+
+def train_toy(rank, who, steps, pieces=1, broken=0):
+    """(sums and norms of all steps, bits of the state, weights) of the toy."""
+    from nanoeuler.engines.gpu import stepper
+
+    toy = step_sides.config_of("gpt2-124m", True) if rank.dry else TOY
+    w, true, taken = copied(toy), stepper.loss_scale, []
+    this = rank.stepper(who, w, pieces=pieces)
+    give = step_sides.batches(toy, 2 if rank.dry else 16, 8 if rank.dry else toy.context)
+    for number in range(1, steps + 1):
+        bad = number == broken and rank.group.rank == 1
+        stepper.loss_scale = (lambda *a: true(*a) * np.nan) if bad else true  # of this rank alone
+        taken += this.step(*give(number), RATE, number)
+    stepper.loss_scale = true
+    taken += this.finish()
+    this.pull()
+    told = np.array([[*each.sums, each.norm] for each in taken])
+    copies = rank.device.host(this.memories["copies"])[: w.flat.size]
+    state = [w.flat, this.optimizer.m.flat, this.optimizer.v.flat, copies]
+    return told, hashed([*state, told[np.isfinite(told).all(1)]]), w.flat
+
+
+def check_toy(rank):
+    """Two ranks beside one GPU, again, and with a nan; the largest differences."""
+    steps = 2 if rank.dry else CHECKED
+    told, bits, flat = train_toy(rank, BOTH, steps)
+    again, after = train_toy(rank, BOTH, steps)[1], train_toy(rank, AFTER, steps)[1]
+    alone, _, other = train_toy(rank, ALONE, steps, pieces=2)
+    if len({*rank.group.share(bits), again, after}) > 1:
+        raise ValueError(f"bits differ: {bits[:8]}, again {again[:8]}, after {after[:8]}")
+    first, last = (np.abs(told[i] / alone[i] - 1).max() for i in (0, -1))
+    moved = np.abs(flat - other)
+    # The first step adds the same numbers in another order; later ones see bf16 round otherwise.
+    if not (first < 1e-5 and last < 2e-2 and moved.max() <= 2.1 * RATE * steps):
+        raise ValueError(f"two ranks are not one GPU: {first:.1e}, {last:.1e}, {moved.max():.1e}")
+    number = min(BROKEN, steps)
+    broken, _, after = train_toy(rank, BOTH, number, broken=number)
+    _, _, before = train_toy(rank, BOTH, number - 1)
+    finite = [bool(x) for x in np.isfinite(broken).all(1)]
+    if finite != [True] * (number - 1) + [False] or (after != before).any():
+        raise ValueError(f"a nan on rank 1 was not skipped by rank {rank.group.rank}: {finite}")
+    return {"first step": float(first), "last step": float(last),
+            "weights": float(moved.max()), "weights, middle": float(np.median(moved))}  # fmt: skip
+
+
+def check_sums(rank, preset):
+    """Summed gradients of two sequences each, beside those of one GPU, in full size."""
+    from nanoeuler.engines.gpu.step import GRADIENTS
+
+    config, batch, T = rank.shape(preset, 2)
+    give, found = step_sides.batches(config, 2 * batch, T), []
+    for who in BOTH, ALONE:
+        w = copied(config)
+        this = rank.stepper(who, w, pieces=1 if who == BOTH else 2)
+        this.step(*give(1), 0.0, 1)
+        this.finish()
+        if who == BOTH:
+            graph = this.gathering(GRADIENTS, GRADIENTS)
+            graph.launch()
+            there = rank.device.host(this.memories[GRADIENTS])
+        else:
+            (shared,) = (program.shared for program in this.programs.values())
+            there = rank.device.host(shared[GRADIENTS]).reshape(-1).view(np.float32)
+        found.append(Weights(config, flat=there[: w.flat.size].copy()))
+    ours, theirs = found
+    errors = {name: float(np.linalg.norm(ours[name] - theirs[name])
+                          / max(np.linalg.norm(theirs[name]), 1e-30)) for name in ours}  # fmt: skip
+    equal = sum(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+    worst = max(errors, key=errors.get)
+    # Sums of the same numbers in another order: some units of 2^-24, and more where they cancel.
+    if not errors[worst] < 1e-5:
+        raise ValueError(f"summed gradients are off by {errors[worst]:.1e} ({worst})")
+    return {"largest error": errors[worst], "tensors": len(errors), "equal in bits": equal}
+
+
+# ---- Times
+
+
+def time_steps(rank, preset, batch, who):
+    """Milliseconds of a step, the least and the most of a window, bytes of memory."""
+    config, each, T = rank.shape(preset, batch)
+    before = rank.bytes()
+    this = rank.stepper(who, copied(config))
+    count = 1 if rank.dry else STEPS[batch]
+    give = step_sides.batches(config, each * (1 if who == ALONE else 2), T)
+    made = [give(step) for step in range(1, 1 + min(count, 8))]
+    number, taken, seconds = 0, [], []
+    for steps in [1 if rank.dry else WARM, *[count] * (1 if rank.dry else WINDOWS)]:
+        rank.group.barrier()
+        started = time.perf_counter()
+        for _ in range(steps):
+            taken += this.step(*made[number % len(made)], 1e-4, number + 1)
+            number += 1
+        taken += this.finish()
+        rank.device.synchronize()
+        seconds.append((time.perf_counter() - started) / steps)
+    if not all(step.finite for step in taken):
+        raise ValueError("a loss is not finite")
+    seconds = seconds[1:]
+    return {"ms": 1e3 * median(seconds), "least": 1e3 * min(seconds), "most": 1e3 * max(seconds),
+            "memory": rank.bytes() - before, "tokens": each * T}  # fmt: skip
+
+
+# ---- A timeline
+
+
+class Clock:
+    """Events on two streams of a real device; on paper, turns."""
+
+    def __init__(self, device, link):
+        self.device, self.link, self.seen, self.turn = device, link, [], 0
+
+    def now(self, beside):
+        """A point in time on one of the streams."""
+        self.turn += 1
+        if not hasattr(self.device, "driver"):
+            return self.turn
+        from nanoeuler.engines.gpu.device import check
+
+        event = check(self.device.driver.cuEventCreate(0))
+        stream = self.link.side if beside else self.device.stream
+        check(self.device.driver.cuEventRecord(event, stream))
+        return event
+
+    def spans(self):
+        """(beside, milliseconds from the first point, to) of all that was seen."""
+        if not hasattr(self.device, "driver"):
+            return [(beside, a * 1e-3, b * 1e-3) for beside, a, b in self.seen]
+        from nanoeuler.engines.gpu.device import check
+
+        self.device.synchronize()
+        first, between = self.seen[0][1], self.device.driver.cuEventElapsedTime
+        return [(beside, *(float(check(between(first, x))) for x in ends))
+                for beside, *ends in self.seen]  # fmt: skip
+
+
+class Timed:
+    """A device whose graphs are lists of starts with a point in time after each, once `on`."""
+
+    def __init__(self, device, clock):
+        self.device, self.clock, self.on = device, clock, False
+
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+    def capture(self, starts):
+        self.starts = list(starts)
+        return self
+
+    def launch(self):
+        stream, clock = getattr(self.device, "stream", 0), self.clock
+        last = clock.now(False) if self.on else None
+        for start in self.starts:
+            start(stream)
+            if self.on:
+                now = clock.now(False)
+                clock.seen.append((False, last, now))
+                last = now
+
+
+def timed(link, clock, timing):
+    """The link, with points in time around each exchange."""
+    carry = type(link).carry
+
+    class Marked(type(link)):
+        def carry(self, work):
+            if not timing.on:
+                return carry(self, work)
+            begin = clock.now(True)
+            carry(self, work)
+            clock.seen.append((True, begin, clock.now(True)))
+
+    made = object.__new__(Marked)
+    made.__dict__.update(link.__dict__)
+    return made
+
+
+def timeline(rank, preset, batch, who):
+    """[name, beside, from, to] in milliseconds of a step, launches of a kind in a row as one."""
+    from nanoeuler.engines.gpu.step import Machine, record_step
+    from nanoeuler.planning.step import RULES
+
+    config, each, T = rank.shape(preset, batch)
+    clock = Clock(rank.device, rank.link)
+    device = Timed(rank.device, clock)
+    link = timed(rank.link, clock, device)
+    this = rank.stepper(who, copied(config), device, link)
+    give = step_sides.batches(config, 2 * each, T)
+    for number in range(1, 2 if rank.dry else 5):
+        this.step(*give(number), 1e-4, number)
+    this.finish()
+    rank.device.synchronize()
+    rank.group.barrier()
+    device.on = True
+    this.step(*give(9), 1e-4, 9)
+    this.finish()
+    device.on = False
+    machine = Machine(tuple(device.capability), device.multiprocessors, this.multiplier)
+    given = config, each, T, machine, this.precision, RULES
+    steps = record_step(*given, writer=this.writer).program.steps
+    return {"spans": shown([step.name for step in steps], clock.spans())}
+
+
+def shown(names, spans):
+    """Spans with names, those of forward and backward as one from exchange to exchange."""
+    main = [span for span in spans if not span[0]]
+    beside = [span for span in spans if span[0]]
+    kinds = [name for name in names if name.startswith(("reduce", "gather", "spread"))]
+    made = [[name, True, *span[1:]] for name, span in zip(kinds, beside, strict=True)]
+    turn, phase = names.index("logits"), "forward"
+    for i, (name, (_, begin, end)) in enumerate(zip(names, main, strict=True)):
+        if i == turn:
+            phase = "loss and backward"
+        if name == "join":
+            phase = "update"
+        kind = "wait" if name == "join" else phase
+        if name in kinds:
+            continue
+        if made and not made[-1][1] and made[-1][0] == kind:
+            made[-1][3] = end
+        else:
+            made.append([kind, False, begin, end])
+    return made
+
+
+# ---- What it says, and the rows
+
+
+def rows_of(outcomes, job, label):
+    """(what, case, engine, value, unit, peer, peer_value) that an outcome makes known."""
+    part, case, who = job.split(": ")
+    seen = outcomes[job]
+    if part == "check":
+        for name in seen["ranks"][0]:
+            value = max(outcome[name] for outcome in seen["ranks"])
+            yield f"check, {name}", f"{case}, 2 GPUs", label, value, "relative", None, None
+    elif part == "timeline":
+        for i, (name, beside, begin, end) in enumerate(seen["spans"]):
+            stream = "exchanges" if beside else "launches"
+            yield f"timeline {i:03}, {stream}", case, f"{label}: {name}", end, "ms", "begin", begin
+    else:
+        alone = outcomes.get(f"time: {case}: {ALONE}", {})
+        peer = (ALONE, alone["ranks"]) if "ranks" in alone and who != ALONE else (None, None)
+        name = {BOTH: label, AFTER: f"{label}, exchanged after", ALONE: label}[who]
+        where = f"{case}, {who.split(', ')[0]}"
+        for what, unit, use in (
+            ("tokens per second a GPU", "tokens/s", rate), ("training step", "ms", took),
+            ("memory a GPU", "GiB", room),
+        ):  # fmt: skip
+            theirs = use(peer[1]) if peer[1] else None
+            yield what, where, name, use(seen["ranks"]), unit, peer[0], theirs
+
+
+def rate(ranks):
+    """Tokens a second, the mean of the GPUs."""
+    return mean(1e3 * outcome["tokens"] / outcome["ms"] for outcome in ranks)
+
+
+def took(ranks):
+    """Milliseconds, the mean of the GPUs."""
+    return mean(outcome["ms"] for outcome in ranks)
+
+
+def room(ranks):
+    """GiB, the most of the GPUs."""
+    return max(outcome["memory"] for outcome in ranks) / 2**30
+
+
+class Journal:
+    """All outcomes so far; each is told, and saved with what it makes known."""
+
+    def __init__(self, where, dry, label):
+        self.where, self.dry, self.label = where, dry, label
+        self.outcomes, self.rows = {}, []
+
+    def tell(self, job, seen):
+        """Print an outcome, and save rows and files."""
+        self.outcomes[job] = seen
+        if "failed" in seen:
+            print(f"{job}: FAILED, {seen['failed']}", flush=True)
+            return
+        new = list(rows_of(self.outcomes, job, self.label))
+        if job.startswith("timeline"):
+            print(f"{job}: {len(new)} spans, {max(each[3] for each in new):.3f} ms", flush=True)
+        else:
+            print(f"{job}: {json.dumps(seen['ranks'])}", flush=True)
+            for what, _, _, value, unit, peer, other in new:
+                beside = f", {value / other:.4f} of {peer}" if other else ""
+                print(f"    {what}: {value:.6g} {unit}{beside}", flush=True)
+        self.rows += [row(self.where, *each) for each in new]
+        if os.environ.get("OUT"):
+            out = Path(os.environ["OUT"])
+            (out / f"{FILE}.json").write_text(json.dumps(self.rows, indent=0))
+            (out / "outcomes.json").write_text(json.dumps(self.outcomes, indent=0))
+        if not self.dry:
+            try:
+                measurements.update(FILE, self.rows[-len(new) :])
+            except UserError as error:  # a copy without the book has no place for them
+                print(error)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--dry", action="store_true", help="tiny models, on paper")
+    parser.add_argument("--preset", nargs="+", default=[], help="only these")
+    parser.add_argument("--only", nargs="+", default=[], help="patterns that a job's name matches")
+    parser.add_argument("--label", default=OURS, help="what rows are called")
+    parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if strange := {*options.what} - {*PARTS}:
+        parser.error(f"parts are {', '.join(PARTS)}, before --only, not {', '.join(strange)}")
+    if options.child:
+        return child(options.dry)
+    card = name_of_card()
+    if not card and not options.dry:
+        print("there is no NVIDIA GPU here: nothing was measured; --dry rehearses")
+        return 0
+    commit = options.commit or (measurements.commit() if shutil.which("git") else "")
+    journal = Journal(circumstances(card, commit), options.dry, options.label)
+    jobs = [job for job in jobs_of(options.what or PARTS)
+            if all(re.search(part, job) for part in options.only)
+            and any(word in job for word in options.preset or [""])]  # fmt: skip
+    command = [sys.executable, __file__, "--child"] + ["--dry"] * options.dry
+    watch(command, jobs, journal.tell, DRY_SILENCE if options.dry else SILENCE)
+    failed = [job for job, seen in journal.outcomes.items() if "failed" in seen]
+    print(*(f"FAILED {job}" for job in failed), sep="\n", end="\n" if failed else "")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,658 @@
+"""Steps over ranks: who has what, lists of exchanges, and ranks on paper beside one device.
+
+On paper each rank is a thread with a device of its own; exchanges happen as early as they may, or
+as late. The bound of gradients: both sides add the same numbers in different orders, of each rank
+no more than R + 2 additions above those that one piece of the batch has too, each off by U = 2^-24
+of its result, and a result is no larger than the sum of what the ranks have in absolute value.
+With several pieces a rank's addends cancel before they are seen, so lengths are compared.
+"""
+
+import random
+import threading
+from dataclasses import replace
+from functools import cache, partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import recorded as helpers
+from exercises import judge
+from lazy_driver import Driver
+from test_cuda_engine import EULER, GPT, HOPPER
+from test_cuda_engine import bound as bf16_bound
+
+from nanoeuler.engines.gpu import door, exchange, nccl, ranks
+from nanoeuler.engines.gpu.device import Device
+from nanoeuler.engines.gpu.exchange import Exchange, Join, RankWriter
+from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
+from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.program import Array, Recording
+from nanoeuler.engines.gpu.ranks import CudaRankStepper
+from nanoeuler.engines.gpu.sharing import LEAST, Sharing
+from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, record_step
+from nanoeuler.engines.gpu.stepper import CudaStepper
+from nanoeuler.engines.gpu.stream import add_scaled_launch
+from nanoeuler.engines.ranks import lead
+from nanoeuler.engines.ranks.group import Alone
+from nanoeuler.engines.ranks.threads import together
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESETS
+from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.planning.exchange import NVLINK, Rank, foretell, rank_program, travels
+from nanoeuler.training.optim import AdamW
+
+U = 2.0**-24
+SMALL = 4096  # bytes of a bucket: a toy has several
+ONE = replace(EULER, hidden=64)
+TWO = replace(ONE, n_layers=2)
+LR = 1e-3
+
+
+# ---- Who has what
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("config", [GPT, TWO, replace(TWO, n_layers=5, tied=True, n_predict=1)],
+                         ids=["GPT", "two", "tied"])  # fmt: skip
+def test_buckets_and_parts_cover_everything_once(config, size):
+    weights = initialise(config, 0)
+    n = weights.flat.size
+    for least in SMALL, LEAST:
+        sharing = Sharing(weights, size, least)
+        assert 0 <= sharing.length - n < 16 * size
+        spans = [(b.start, b.stop) for b in reversed(sharing.buckets)]
+        assert spans[0][0] == 0 and spans[-1][1] == sharing.length
+        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+        starts = [*weights.block_starts]
+        for bucket in sharing.buckets:  # complete when the model says so, and not before
+            assert bucket.start >= (starts[bucket.block] if bucket.block >= 0 else 0)
+            if bucket.block > 0:
+                assert 4 * (bucket.stop - bucket.start) >= least
+        numbers = np.arange(1, n + 1, dtype=np.float32)
+        shards = [sharing.shard(numbers, rank) for rank in range(size)]
+        assert {len(shard) for shard in shards} == {sharing.length // size}
+        whole = np.zeros(sharing.length, np.float32)
+        for bucket in sharing.buckets:
+            for rank in range(size):
+                part = sharing.part(bucket, rank)
+                assert part.start % 16 == part.stop % 16 == 0
+                whole[part] += shards[rank][sharing.held(bucket)]
+        np.testing.assert_array_equal(whole, sharing.pad(numbers))
+        pieces = sorted(sharing.pieces(5, n - 3))
+        assert pieces[0][0] == 5 and pieces[-1][1] == n - 3
+        assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+
+
+# ---- Lists
+
+
+def arrays_of(work):
+    """What a work of a list touches."""
+    found = [getattr(arg, "array", arg) for arg in work.args]
+    return [array for array in found if isinstance(array, Array)]
+
+
+def meets(a, b):
+    """Whether two arrays may have bytes in common; each is taken from its first to its last."""
+    def reach(x):
+        size = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))
+        return x.address, x.address + size + x.dtype.itemsize
+
+    (first, last), (start, stop) = reach(a), reach(b)
+    return a.memory == b.memory and first < stop and start < last
+
+
+def wrong(program):
+    """What of a list races: launches between a fork and its join that touch what is exchanged, and
+    exchanges that nobody waits for."""
+    found, open_ = [], []
+    for step in program.steps:
+        if isinstance(step.launch, Join):
+            open_ = []
+        elif isinstance(step.launch, Exchange):
+            open_.append(step)
+        else:
+            touched = arrays_of(step.launch)
+            found += [f"{step.name} during {other.name}" for other in open_
+                      if any(meets(a, b) for a in touched for b in arrays_of(other.launch))]
+    return found + [f"nobody waits for {step.name}" for step in open_]
+
+
+def listed(config=TWO, size=2, rank=0, pieces=1, precision=BF16, writer=RankWriter, least=SMALL):
+    made = partial(writer, link=Rank(rank, size), least=least)
+    return record_step(config, 2, 4, HOPPER, precision, helpers.RULES, pieces, made)
+
+
+MODELS = {
+    "GPT-2's": (GPT, 1, BF16), "Euler's, in pieces": (TWO, 2, BF16),
+    "shared blocks": (replace(TWO, n_layers=4, repeat=2, n_predict=1, tied=True), 1, BF16),
+    "float32": (TWO, 1, PRECISIONS["cuda-float32"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_list_races(name, overlap):
+    config, pieces, precision = MODELS[name]
+    writer = partial(RankWriter, overlap=overlap)
+    for rank in 0, 1:
+        program = listed(config, 2, rank, pieces, precision, writer).program
+        assert not wrong(program)
+        reduced = [s.launch.args[0] for s in program.steps if s.name == "reduce"]
+        spans = sorted((a.address, a.address + a.nbytes) for a in reduced)
+        assert spans[0][0] == 0 and spans[-1][1] == program.sizes[GRADIENTS]
+        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False)), "once each"
+
+
+def test_lists_of_ranks_differ_in_places_alone():
+    """All ranks must do the same exchanges in the same order, or they wait for each other."""
+    def shape(rank):
+        return [
+            (step.name, getattr(step.launch, "kind", ""), [a.shape for a in step.launch.args])
+            for step in listed(rank=rank).program.steps
+            if isinstance(step.launch, (Exchange, Join))
+        ]
+
+    assert shape(0) == shape(1)
+
+
+def test_what_is_read_in_float32_is_gathered_in_float32():
+    """All weights that a launch reads but AdamW's come from copies, or from tables or norms."""
+    for config in GPT, TWO:
+        program = listed(config).program
+        names = helpers.Weights(config)
+        sharing, tables = Sharing(names, 2, SMALL), []
+        tables = sharing.buckets[-1].stop * 4
+        norms = [(4 * names.starts[name], 4 * (names.starts[name] + view.size))
+                 for name, view in names.items() if "norm" in name]  # fmt: skip
+        spread = [a for s in program.steps if s.name == "spread norms" for a in s.launch.args]
+        covered = sorted((a.address, a.address + a.nbytes) for a in spread)
+        for first, last in norms:
+            inside = [(a, b) for a, b in covered if a < last and first < b]
+            assert inside[0][0] <= first and inside[-1][1] >= last
+            assert all(x[1] == y[0] for x, y in zip(inside, inside[1:], strict=False))
+        for step in program.steps:
+            if not isinstance(step.launch, Launch) or step.name == "AdamW":
+                continue
+            for array in arrays_of(step.launch):
+                if array.memory == WEIGHTS:
+                    end = array.address + array.nbytes
+                    assert end <= tables or any(a <= array.address < b for a, b in norms), step.name
+
+
+class Hasty(exchange.RankEngine):
+    """Believes `ready`."""
+
+    def ready(self, i):
+        super().ready(i)
+        if self.due >= 0:
+            self.tell(self.due)
+
+
+class HastyWriter(RankWriter):
+    engine_type = Hasty
+
+
+class Unsummed(RankWriter):
+    """Lets buckets go while sums of norms wait."""
+
+    def complete(self, block):
+        self.engine.add_up, true = lambda: None, self.engine.add_up
+        super().complete(block)
+        self.engine.add_up = true
+
+
+class Forgetful(RankWriter):
+    def reduce_rest(self, losses):
+        super().reduce_rest(losses)
+        del self.recording.program.steps[-1]
+
+
+class Twice(RankWriter):
+    def reduce(self, bucket):
+        super().reduce(bucket)
+        super().reduce(bucket)
+
+
+class Early(RankWriter):
+    """Gathers a bucket before it is updated."""
+
+    def adamw(self, bucket, decision, rules):
+        self.spread(bucket)
+        super().adamw(bucket, decision, rules)
+
+    def update(self, flat, losses, rules):
+        spread, self.once = self.spread, set()
+        self.spread = lambda b: None if b in self.once else (self.once.add(b), spread(b))
+        super().update(flat, losses, rules)
+
+
+# Fault -> its writer, whether it is seen late, and whether the list itself shows it.
+FAULTS = {
+    "a bucket before its last writer": (HastyWriter, False, True),
+    "a bucket before sums of norms": (Unsummed, False, True),
+    "a join is forgotten": (Forgetful, True, True),
+    "a bucket twice": (Twice, False, False),
+    "gathered before the update": (Early, False, True),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_races_are_seen_in_the_list(name):
+    writer, _, shows = FAULTS[name]
+    assert bool(wrong(listed(writer=writer).program)) == shows
+
+
+# ---- Ranks on paper
+
+
+class Seen(PaperLink):
+    """Remembers what each rank gave to be summed."""
+
+    def carry(self, work):
+        if work.kind == "reduce-scatter":
+            self.given = [*getattr(self, "given", []), self.device.host(work.args[0])]
+        super().carry(work)
+
+
+def devices():
+    return RankDevice(capability=(9, 0), multiprocessors=4)
+
+
+def batch(config, sequences=4):
+    return helpers.problem(config, sequences, 4)
+
+
+def fresh(config):
+    w = batch(config)[0]
+    return w, AdamW(w)
+
+
+def told(taken):
+    return [(each.number, *each.sums, each.norm) for each in taken]
+
+
+def train_one(config, steps, pieces):
+    """One device with the whole batch."""
+    (w, optimizer), (_, tokens, targets, _) = fresh(config), batch(config)
+    this, taken = CudaStepper(w, optimizer, devices(), pieces=pieces), []
+    for number in range(1, steps + 1):
+        taken += this.step(tokens, targets, LR, number)
+    taken += this.finish()
+    this.pull()
+    (program,) = this.programs.values()
+    there = this.device.host(program.shared[GRADIENTS]).reshape(-1).view(np.float32)
+    return SimpleNamespace(taken=taken, w=w, optimizer=optimizer, gradients=there[: w.flat.size])
+
+
+def make(config, group, late=False, writer=RankWriter, pieces=1, overlap=True):
+    """A rank's stepper."""
+    w, optimizer = fresh(config)
+    device = devices()
+    this = CudaRankStepper(
+        w, optimizer, device, Seen(device, group, late), group, least=SMALL, pieces=pieces,
+        overlap=overlap,
+    )  # fmt: skip
+    this.writer = partial(writer, **this.writer.keywords)
+    return this
+
+
+def train_ranks(config, size, steps, late=False, writer=RankWriter, pieces=1, overlap=True):
+    """What each rank has after some steps."""
+    _, tokens, targets, _ = batch(config)
+
+    def act(group):
+        this, taken = make(config, group, late, writer, pieces, overlap), []
+        for number in range(1, steps + 1):
+            taken += this.step(tokens, targets, LR, number)
+        taken += this.finish()
+        local = np.concatenate(list(reversed(this.link.given[-len(this.sharing.buckets) :])))
+        this.gathering(GRADIENTS, GRADIENTS).launch()
+        summed = this.device.host(this.memories[GRADIENTS])
+        shapes = {name: this.memories[name].shape for name in MOMENTS}
+        this.pull()
+        return SimpleNamespace(
+            taken=taken, w=this.weights, optimizer=this.optimizer, local=local, summed=summed,
+            copies=this.device.host(this.memories["copies"]), shapes=shapes, sharing=this.sharing,
+        )  # fmt: skip
+
+    return together(size, act)
+
+
+def bits(rank):
+    states = rank.w.flat, rank.optimizer.m.flat, rank.optimizer.v.flat, rank.copies
+    return [state.tobytes() for state in states], told(rank.taken)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def products_by_numpy():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        helpers.by_numpy(monkeypatch)
+        yield
+
+
+@cache
+def right(steps=1):
+    """Two ranks, as early as exchanges may be."""
+    return train_ranks(GPT, 2, steps)
+
+
+def compare(config, one, ranks):
+    size = len(ranks)
+    for rank in ranks:
+        assert bits(rank) == bits(ranks[0]), "ranks differ"
+        length = rank.sharing.length // size
+        assert rank.shapes == {name: (length,) for name in MOMENTS}
+    for a, b in zip(one.taken, ranks[0].taken, strict=True):
+        # The loss of a step that weights of other rounding take differs by that rounding alone,
+        # and in bf16 now and then by a number that is rounded to its other neighbour.
+        np.testing.assert_allclose(b.sums, a.sums, rtol=8 * size * U if a.number == 1 else
+                                   bf16_bound(config) / 8)  # fmt: skip
+        np.testing.assert_allclose(b.norm, a.norm, rtol=bf16_bound(config) / 8)
+    moved = np.abs(ranks[0].w.flat - one.w.flat)
+    assert moved.max() <= 2.1 * LR * len(one.taken)  # no element moves more than LR a step
+    assert np.quantile(moved, 0.99) <= 2 * U * np.abs(one.w.flat).max()
+
+
+def test_two_ranks_are_one_device():
+    compare(GPT, train_one(GPT, 2, 2), right(2))
+
+
+@pytest.mark.parametrize(("size", "pieces"), [(4, 1), (2, 2)])
+def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces):
+    one, ranks = train_one(ONE, 1, 4), train_ranks(ONE, size, 1, pieces=pieces)
+    compare(ONE, one, ranks)
+    n = one.w.flat.size
+    off = ranks[0].summed[:n] - one.gradients
+    assert np.linalg.norm(off) <= 12 * U * sum(np.linalg.norm(rank.local) for rank in ranks)
+    if pieces == 1:  # what a rank has is one addend, not a small difference of two
+        most = sum(np.abs(rank.local[:n]) for rank in ranks)
+        assert (np.abs(off) <= 2 * (size + 2) * U * most).all()
+    assert (ranks[0].summed[n:] == 0).all()
+
+
+def test_exchanges_may_be_late_and_need_not_overlap():
+    for change in {"late": True}, {"overlap": False}:
+        for rank in train_ranks(GPT, 2, 1, **change):
+            assert bits(rank) == bits(right()[0])
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(name):
+    writer, late, _ = FAULTS[name]
+    ranks = train_ranks(GPT, 2, 1, late, writer)
+    assert bits(ranks[0])[0] != bits(right()[0])[0]
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_all():
+    _, tokens, targets, _ = batch(GPT)
+
+    def act(group):
+        this = make(GPT, group)
+        before = {name: this.device.host(this.memories[name]) for name in (WEIGHTS, *MOMENTS)}
+        copies = this.memories["copies"]
+        broken = this.device.host(copies)
+        good = broken.copy()
+        if group.rank:
+            broken[200] = 0x7FC0  # nan in bf16: of the embedding
+        this.device.fill(copies, broken)
+        this.step(tokens, targets, LR, 1)
+        (taken,) = this.finish()
+        same = all((this.device.host(this.memories[name]) == values).all()
+                   for name, values in before.items())  # fmt: skip
+        this.device.fill(copies, good)
+        this.step(tokens, targets, LR, 1)
+        return taken.finite, same, this.finish()[0].finite
+
+    assert together(2, act) == [(False, True, True)] * 2
+
+
+def test_what_is_pushed_comes_back_on_every_rank():
+    def act(group):
+        this, rng = make(TWO, group), np.random.default_rng(0)
+        states = this.weights, this.optimizer.m, this.optimizer.v
+        for state in states:
+            state.flat[...] = rng.standard_normal(state.flat.size)
+        kept = [state.flat.copy() for state in states]
+        this.push()
+        for state in states:
+            state.flat[...] = 0
+        this.pull()
+        return [(state.flat == old).all() for state, old in zip(states, kept, strict=True)]
+
+    assert together(4, act) == [[True] * 3] * 4
+
+
+def test_ranks_judge_together_and_refuse_what_they_cannot_share():
+    _, tokens, targets, _ = batch(GPT)
+
+    def act(group):
+        this = make(GPT, group)
+        with pytest.raises(UserError, match="a batch of 3 sequences cannot be shared by 2 ranks"):
+            this.step(tokens[:3], targets[:3], LR, 1)
+        return this.sums(tokens[:3], targets[:3]), this.sums(tokens[:1], targets[:1])
+
+    w, optimizer = fresh(GPT)
+    one = CudaStepper(w, optimizer, devices())
+    want = one.sums(tokens[:3], targets[:3]), one.sums(tokens[:1], targets[:1])
+    first, second = together(2, act)
+    for a, b, c in zip(first, second, want, strict=True):
+        assert (a == b).all()
+        np.testing.assert_allclose(a, c, rtol=8 * U * 3)
+
+
+def test_rank_0_leads_ranks_with_gpus(monkeypatch):
+    """The way of a training run: steppers are made by name, and rank 0 alone has the weights."""
+    w, tokens, targets, _ = batch(GPT)
+    monkeypatch.setattr(ranks, "link_of", lambda group: PaperLink(devices(), group))
+
+    def act(group):
+        if group.rank:
+            return lead.follow(group)
+        weights = Weights(GPT, flat=w.flat.copy())
+        with lead.leading(group):
+            this = lead.Led(group, "cuda", weights, AdamW(weights), None, 1)
+            taken = this.step(tokens, targets, LR, 1) + this.finish()
+            this.pull()
+        return taken, weights.flat, this.stepper.optimizer.m.flat
+
+    taken, flat, m = together(2, act)[0]
+    rank = right()[0]
+    assert (taken[0].sums == rank.taken[0].sums).all()
+    # Buckets are others, so the norm's sum has another order; and with it clipping.
+    np.testing.assert_allclose(m, rank.optimizer.m.flat, rtol=64 * U)
+    assert np.abs(flat - rank.w.flat).max() <= 2 * U * np.abs(flat).max()
+
+
+# ---- What is foretold
+
+
+@pytest.mark.parametrize("preset", ["gpt2-124m", "euler-116m"])
+def test_memory_falls_by_the_shards(preset):
+    config, size = PRESETS[preset], 4
+    alone, shared = (rank_program(config, 2, n).sizes for n in (1, size))
+    for name in MOMENTS:
+        assert shared[name] * size == alone[name]
+    others = {name: shared[name] - alone[name] for name in alone if name not in MOMENTS}
+    assert sum(map(abs, others.values())) < 1e6  # tables of tiles
+    after, beside = (foretell(config, 16, 2, overlap=overlap) for overlap in (False, True))
+    assert 0 < beside.exposed < after.exposed
+    assert beside.memory <= after.memory  # sums of norms wait for a shorter time
+
+
+def test_an_exchange_takes_what_comes_over_the_wire():
+    program = rank_program(PRESETS["gpt2-124m"], 2, 2)
+    whole = sum(travels(step.launch, NVLINK, 2) for step in program.steps
+                if isinstance(step.launch, Exchange))  # fmt: skip
+    # Gradients in float32, copies in bf16, tables in float32; half of each, and some beginnings.
+    moved = (124.44e6 * 4 + 124.44e6 * 2 + 39.38e6 * 4) / 2
+    assert moved / NVLINK.rate < whole < moved / NVLINK.rate + 20 * NVLINK.start
+
+
+# ---- NCCL, as far as the host goes
+
+
+class Streams(Driver):
+    """The lazy driver, with streams that wait for each other: it notes who waits for whom."""
+
+    def __init__(self):
+        super().__init__(room=1 << 24)
+        self.notes = []
+
+    def cuStreamCreate(self, Flags):
+        return 0, next(self.handles)
+
+    def cuEventRecord(self, hEvent, hStream):
+        self.notes.append(("record", hStream))
+        return super().cuEventRecord(hEvent, hStream)
+
+    def cuStreamWaitEvent(self, hStream, hEvent, Flags):
+        self.notes.append(("wait", hStream))
+        return (0,)
+
+
+def fake_nccl(notes):
+    """cupy.cuda.nccl as far as we use it; calls are noted."""
+    class Communicator:
+        def __init__(self, ndev, commId, rank):
+            assert isinstance(commId, tuple) and len(commId) == 128
+            notes.append(("communicator", ndev, rank))
+
+        def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
+            notes.append(("reduceScatter", sendbuf, recvbuf, recvcount, datatype, op, stream))
+
+        def allGather(self, sendbuff, recvbuff, count, datatype, stream):
+            notes.append(("allGather", sendbuff, recvbuff, count, datatype, stream))
+
+        def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
+            notes.append(("broadcast", sendbuff, recvbuff, count, datatype, root, stream))
+
+    return SimpleNamespace(
+        NcclCommunicator=Communicator, get_unique_id=lambda: (7,) * 128,
+        groupStart=lambda: notes.append("start"), groupEnd=lambda: notes.append("end"),
+        NCCL_UINT8=1, NCCL_FLOAT32=7, NCCL_SUM=0,
+    )  # fmt: skip
+
+
+def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
+    driver = Streams()
+    notes = driver.notes
+    monkeypatch.setattr(door, "driver", lambda: driver)
+    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl(notes))
+    device = Device()
+    group = Alone()
+    group.size = 2
+    link = nccl.Nccl(device, group)
+    assert notes[0] == ("communicator", 2, 0)
+    assert [n if isinstance(n, str) else n[0] for n in notes[1:]] == [
+        "reduceScatter", "allGather", "start", "broadcast", "end"]  # fmt: skip
+    notes.clear()
+    flat = device.array(np.zeros(64, np.float32))
+    mine = device.part(flat, 128, (32,), np.float32)
+    work = Exchange("reduce-scatter", (flat, mine), link).prepare(device)
+    graph = device.capture([work, Join(link).prepare(device)])
+    stream, side = device.stream, link.side
+    assert stream != side and notes == [
+        ("record", stream), ("wait", side),
+        ("reduceScatter", flat.address, mine.address, 32, 7, 0, side),
+        ("record", side), ("wait", stream),
+    ]  # fmt: skip
+    notes.clear()
+    Exchange("all-gather", (mine, flat), link).prepare(device)(5)
+    assert notes == [("record", 5), ("wait", side),
+                     ("allGather", mine.address, flat.address, 128, 1, side)]  # fmt: skip
+    notes.clear()
+    Exchange("broadcast", (mine, flat), link, (1, 0)).prepare(device)(5)
+    assert notes[2:] == [
+        "start", ("broadcast", mine.address, mine.address, 128, 1, 1, side),
+        ("broadcast", flat.address, flat.address, 256, 1, 0, side), "end",
+    ]  # fmt: skip
+    del graph
+
+
+def test_a_machine_without_nccl_says_so(monkeypatch):
+    monkeypatch.setattr(door.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="no NCCL here.*gpu-ranks"):
+        door.exchanges()
+
+
+def test_ranks_of_a_machine_take_its_gpus_in_order(monkeypatch):
+    asked, number = [], ranks.NUMBER
+    monkeypatch.setattr(ranks, "gpu", lambda: asked.append(ranks.os.environ[number]))
+    monkeypatch.setattr(ranks, "Nccl", lambda device, group: SimpleNamespace(device=device))
+    monkeypatch.setattr(ranks, "CudaRankStepper", lambda *args, **how: how)
+    for rank, gpu in (5, "1"), (2, "2"):
+        monkeypatch.delenv(number, raising=False)
+        group = type("Some", (), {"rank": rank, "local": 4, "size": 8})()
+        for _ in range(2):
+            assert ranks.ranked_stepper(group, "cuda", None, None, 3)["pieces"] == 3
+        assert asked == [gpu], "one link, however many steppers"
+        asked.clear()
+    monkeypatch.delenv(number)
+
+
+def test_only_one_rank_of_a_process_computes_at_a_time():
+    running, most = [], []
+    device, other = devices(), devices()
+
+    def act(this):
+        start = this.prepare(SimpleNamespace(args=(), kernel=None))
+        for _ in range(20):
+            start(0)
+
+    for each in device, other:
+        each.load = lambda kernel: None
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        def play(launch, seed):
+            running.append(1)
+            most.append(len(running))
+            threading.Event().wait(0.001)
+            running.pop()
+
+        monkeypatch.setattr(helpers.device, "play", play)
+        threads = [threading.Thread(target=act, args=(each,)) for each in (device, other)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert max(most) == 1 and len(most) == 40
+
+
+# ---- The chapter's exercises
+
+CHAPTER, SEEN, RACING = "13b-gradients-between-gpus", "seen", "racing"
+CELLS = {
+    "np": np, "Random": random.Random, "Exchange": Exchange, "Join": Join, "Recording": Recording,
+    "add_scaled_launch": add_scaled_launch,
+}  # fmt: skip
+# Whose check, what is wrong with the solution, the text and what it becomes.
+ANSWERS = [
+    (SEEN, "nobody waits for completion", "max(clock, at) + time", "clock + time"),
+    (SEEN, "nobody waits for the wire", "max(clock, at) + time", "at + time"),
+    (SEEN, "the earlier", "max(clock, at)", "min(clock, at)"),
+    (SEEN, "from the first's completion", "complete[-1]", "complete[0]"),
+    (SEEN, "from the beginning", "clock - complete[-1]", "clock"),
+    (SEEN, "the longest alone", "max(clock, at) + time", "max(clock, at + time)"),
+    (RACING, "where it goes alone", "for span in spans(other.launch)]",
+     "for span in spans(other.launch)[1:]]"),
+    (RACING, "what is given alone", "for span in spans(other.launch)]",
+     "for span in spans(other.launch)[:1]]"),
+    (RACING, "any memory", "m == memory and ", ""),
+    (RACING, "neighbours meet", "start < b and a < end", "start <= b and a <= end"),
+    (RACING, "the same beginning", "start < b and a < end", "start == a"),
+    (RACING, "begins inside", "start < b and a < end", "a <= start < b"),
+    (RACING, "no join", "            under_way = []", "            pass"),
+    (RACING, "the last exchange alone", "under_way.append(step)", "under_way = [step]"),
+    (RACING, "nobody need wait", "found + [step.name for step in under_way]", "found"),
+    (RACING, "where it is written alone", "for memory, start, end in spans(step.launch):",
+     "for memory, start, end in spans(step.launch)[:1]:"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, what, old, new", ANSWERS)
+def test_exercises_refuse_wrong_answers(name, what, old, new):
+    assert not judge(CHAPTER, name, old, new, **CELLS), what
+
+
+@pytest.mark.parametrize("name", [SEEN, RACING])
+def test_exercises_take_right_answers(name):
+    assert judge(CHAPTER, name, **CELLS)

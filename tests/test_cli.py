@@ -1,5 +1,6 @@
 """The command line end to end, at tiny size; and every error as one line with exit code 2."""
 
+import ast
 import contextlib
 import io
 import json
@@ -197,6 +198,28 @@ def test_the_same_seed_generates_the_same_text(nanoeuler):
     first, again, other = (nanoeuler([*line, seed])[1] for seed in "112")
     assert first == again != other
     assert first.startswith("The river") and first.endswith("\n")
+
+
+def test_a_text_ends_before_a_stop_string_or_token(nanoeuler):
+    line = ["generate", "The river", "--from", "base", "--tokens", "30", "--temperature", "0"]
+    whole = nanoeuler(line)[1]
+    assert whole.endswith("\n")
+    for stop in (whole[15:17], whole[20]):
+        short = nanoeuler([*line, "--stop", "no such words", "--stop", stop])[1]
+        assert short == "The river" + whole[9:-1].split(stop)[0] + "\n"
+    listed = nanoeuler([*line, "--log-probabilities"])[1].splitlines()
+    assert len(listed) == 30 and all(float(each.split()[0]) <= 0 for each in listed)
+    assert "".join(ast.literal_eval(each.split(None, 1)[1]) for each in listed) == whole[9:-1]
+    first = nanoeuler([*line, "--stop-token", "<|end|>"])[1]
+    assert first == whole  # none was drawn
+
+
+def test_readers_and_guesses_write_the_same_greedy_text(nanoeuler):
+    line = "generate river --from base --tokens 60 --temperature 0 "
+    texts = {nanoeuler(line + more)[1] for more in ("", "--engine cpu", "--engine fused")}
+    assert len(texts) == 1
+    assert nanoeuler(line + "--int8")[0] == 0
+    assert nanoeuler(line + "--min-p 0.1 --repetition-penalty 1.2 --seed 1")[0] == 0
 
 
 def test_an_engine_of_each_name(nanoeuler, tmp_path):
@@ -588,6 +611,13 @@ ERRORS = {  # a command line, and what its one line must say
     "eval nowhere": "no config.json",
     "eval chat": "in chat/data, but there is none, since the run began with prepared data or with",
     "generate --from base --seed -1": "--seed",
+    "generate --from base --min-p 2": "expected min_p to be a number from 0",
+    "generate --from base --repetition-penalty 0": "expected repetition_penalty to be",
+    "generate --from base --stop-token <|none|>": "expected a token to stop at, got '<|none|>'",
+    "generate --from base --stop-token 99999": "or the name of a special one",
+    "generate --from base --engine cuda": "expected an engine that generates, auto, cpu, fused",
+    "generate --from base --engine fused --int8": "expected engine cpu, or auto, with int8",
+    "generate --from base --log-probabilities --stop x": "leave out --stop and --guesses",
     "generate --from base --top-k -1": "expected top_k to be a whole number of at least 0",
     "train --layers 10000 --out new": "in 10,000 layers, with a step of a single sequence",
     "eval base --data empty": "expected held-out tokens to judge, got none",

@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.decoder import Decoder, KeyValues, generate, text_pieces
-from nanoeuler.inference.sampling import distribution, draw
+from nanoeuler.inference.decoder import (
+    Decoder,
+    EngineReader,
+    KeyValues,
+    check_stop,
+    draws,
+    generate,
+    generate_together,
+    text_pieces,
+)
+from nanoeuler.inference.sampling import distribution, draw, log_probabilities, penalised
 from nanoeuler.model.config import CHOICES, ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
@@ -134,7 +144,8 @@ def test_decoders_in_turns_do_not_disturb_each_other():
     config, weights = model(integrator="heun")
     texts = np.random.default_rng(0).integers(23, size=(2, config.context))
     exact = forward(reference, config, weights, texts)[0][:, :, 0]
-    decoders = [Decoder(config, weights, reference) for _ in texts]
+    readers = [EngineReader(config, weights, reference) for _ in texts]
+    decoders = [Decoder(config, weights, reader) for reader in readers]
     for t in range(config.context):
         for decoder, text, rows in zip(decoders, texts, exact, strict=True):
             assert close(decoder.read([text[t]]), rows[t])
@@ -143,7 +154,7 @@ def test_decoders_in_turns_do_not_disturb_each_other():
 @pytest.mark.parametrize("switches", [{}, {"integrator": "rk4"}, {"n_layers": 4, "repeat": 2}])
 def test_a_call_of_attention_has_a_cache_of_its_own(switches):
     config, weights = model(**switches)
-    caches = sum(Decoder(config, weights).caches, [])
+    caches = sum(EngineReader(config, weights).caches[0], [])
     stages = 4 if "integrator" in switches else 1
     assert len(caches) == len({id(cache.keys) for cache in caches}) == config.n_layers * stages
     assert caches[0].keys.shape == caches[0].values.shape == (2, config.context, 4)
@@ -154,7 +165,7 @@ def test_what_stands_behind_the_newest_position_means_nothing():
     text, decoder = [3, 1, 4, 1, 5], Decoder(config, weights)
     decoder.read(text)
     decoder.read([9, 2])
-    del decoder.tokens[-2:]  # two tokens are taken back, and others come
+    decoder.forget(2)  # two tokens are taken back, and others come
     expected = forward(reference, config, weights, np.array([[*text, 6]]))[0][0, -1, 0]
     assert close(decoder.read([6]), expected)
 
@@ -244,14 +255,16 @@ def test_it_ends_before_a_stop_token():
     [("temperature", -1), ("temperature", np.nan), ("temperature", np.inf), ("temperature", "0"),
      ("temperature", None), ("temperature", [1]), ("temperature", 10**400), ("top_k", -1),
      ("top_k", 1.5), ("top_k", "a"), ("top_k", None), ("top_p", 0), ("top_p", 1.1),
-     ("top_p", np.nan), ("top_p", "x"), ("seed", -1), ("seed", "a"), ("seed", 1.5),
+     ("top_p", np.nan), ("top_p", "x"), ("min_p", -0.1), ("min_p", 1.1), ("min_p", "x"),
+     ("repetition_penalty", 0), ("repetition_penalty", np.nan), ("repetition_penalty", None),
+     ("repetition_penalty", np.inf), ("seed", -1), ("seed", "a"), ("seed", 1.5),
      ("seed", None), ("seed", (1, -1)), ("seed", [0.5])],
 )
 def test_wrong_knobs_are_refused_before_the_first_token(knob, value):
     config, weights = model()
     with pytest.raises(UserError, match=f"^expected {knob} to be a .*, got .*: choose another$"):
         generate(Decoder(config, weights), [1], 1, **{knob: value})  # nobody has asked for a token
-    if knob != "seed":
+    if knob not in ("seed", "repetition_penalty"):
         with pytest.raises(UserError, match=f"expected {knob}"):
             distribution(np.zeros(3), **{knob: value})
 
@@ -298,3 +311,119 @@ def test_text_pieces_never_break_a_character(text):
     pieces = list(text_pieces(tokenizer, tokenizer.encode(text)))
     assert "".join(pieces) == text
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
+
+
+def transformers_rule(logits, temperature, top_k, top_p, min_p):
+    """Which tokens Hugging Face's transformers leaves, written down from its documentation.
+
+    `TemperatureLogitsWarper`, `TopKLogitsWarper`, `TopPLogitsWarper` and `MinPLogitsWarper`, in the
+    order of its `generate`: each sets scores to -inf, and the next takes the softmax of what it is
+    given. Its top-p adds up from the least probable and drops while the sum is at most 1 - p.
+    """
+
+    def softmax(z):
+        e = np.exp(z - z.max())
+        return e / e.sum()
+
+    z = logits / temperature
+    if top_k:
+        z = np.where(z < np.sort(z)[-min(top_k, len(z))], -np.inf, z)
+    if top_p < 1:
+        order = np.argsort(z, kind="stable")
+        drop = np.cumsum(softmax(z)[order]) <= 1 - top_p
+        drop[-1] = False  # one token stays
+        z[order[drop]] = -np.inf
+    if min_p:
+        p = softmax(z)
+        z = np.where(p < min_p * p.max(), -np.inf, z)
+    return softmax(z)
+
+
+@given(st.integers(0, 10**6), st.floats(0.2, 3), st.integers(0, 60), st.floats(0.05, 1),
+       st.floats(0, 0.9))  # fmt: skip
+@settings(max_examples=300)
+def test_several_rules_cut_as_in_the_usual_library(seed, temperature, top_k, top_p, min_p):
+    logits = 3 * np.random.default_rng(seed).standard_normal(50)
+    ours = distribution(logits, temperature, top_k, top_p, min_p)
+    theirs = transformers_rule(logits, temperature, top_k, top_p, min_p)
+    assert ((ours > 0) == (theirs > 0)).all()
+    assert np.allclose(ours, theirs, rtol=1e-12, atol=0)
+
+
+def test_rules_in_a_row_are_not_rules_side_by_side():
+    p = distribution(np.log([0.5, 0.3, 0.2]), top_k=2, top_p=0.6)
+    assert p.tolist() == [1, 0, 0]  # 0.5 / 0.8 reaches 0.6; 0.5 does not
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3, 0.5])
+def test_the_penalty_divides_what_is_above_zero(penalty):
+    z = np.array([2.0, -2.0, 1.0, -1.0])
+    expected = [2 / penalty, -2 * penalty, 1, -1]
+    assert penalised(z, [0, 1, 1, 0], penalty).tolist() == expected
+    assert z.tolist() == [2, -2, 1, -1]  # what the reader gave is not changed
+
+
+def test_a_repeated_token_becomes_less_probable():
+    config, weights = model()
+    knobs = {"temperature": 0, "n": 40}
+    plain = list(generate(Decoder(config, weights), [1], **knobs))
+    held = list(generate(Decoder(config, weights), [1], repetition_penalty=50.0, **knobs))
+    assert len(set(held)) > len(set(plain))
+
+
+def test_log_probabilities_are_the_models_own():
+    config, weights = model()
+    text = [1, 2]
+    for drawn in draws(Decoder(config, weights), [1, 2], 9, temperature=0.3, top_k=2, seed=4):
+        logits = forward(reference, config, weights, np.array([text]))[0][0, -1, 0]
+        wanted = logits[drawn.token] - np.log(np.sum(np.exp(logits - logits.max()))) - logits.max()
+        assert abs(drawn.log_probability - wanted) < 1e-9
+        text.append(drawn.token)
+    assert np.isclose(np.exp(log_probabilities(np.array([1e3, 0, -1e3]))).sum(), 1)
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))
+@settings(deadline=None)
+def test_it_ends_before_the_stop_string_that_is_complete_first(text, stop):
+    tokenizer = Tokenizer(np.zeros((0, 2)))
+    pieces = "".join(text_pieces(tokenizer, tokenizer.encode(text), stop))
+    ends = [(n, n - len(s)) for n in range(len(text) + 1) for s in stop if text[:n].endswith(s)]
+    assert pieces == (text[: min(ends)[1]] if ends else text)
+
+
+def test_text_that_cannot_be_a_stop_string_is_not_held_back():
+    tokenizer = Tokenizer(np.zeros((0, 2)))
+    pieces = list(text_pieces(tokenizer, tokenizer.encode("abxabc!"), ["abc"]))
+    assert pieces == ["", "", "abx", "", "", ""]
+    pieces = list(text_pieces(tokenizer, tokenizer.encode("xab"), ["abc"]))
+    assert pieces == ["x", "", "", "", "ab"]  # no more tokens: it was none
+
+
+@pytest.mark.parametrize("stop", ["end", ["a", ""], [1], [b"x"]])
+def test_stop_strings_that_are_none_are_refused(stop):
+    with pytest.raises(UserError, match="expected stop to be a list of texts, none of them empty"):
+        check_stop(stop)
+
+
+@pytest.mark.parametrize("kind", [EngineReader, CpuReader])
+def test_texts_together_are_the_texts_alone(kind):
+    config, weights = model(dtype=np.float32)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(23, size=n).tolist() for n in (1, 7, 30, 12)]
+    knobs = {"stop": {3, 5}, "temperature": 1.5}
+    together = generate_together(kind(config, weights, texts=5), prompts, 25, seed=8, **knobs)
+    for i, (prompt, text) in enumerate(zip(prompts, together, strict=True)):
+        decoder = Decoder(config, weights, kind(config, weights))
+        assert text == list(generate(decoder, prompt, 25, seed=(8, i), **knobs))
+    assert {len(text) for text in together} != {25}  # some met a stop token
+    with pytest.raises(UserError, match="at most 1 prompts, as the reader holds, got 4"):
+        generate_together(kind(config, weights), prompts, 3)
+    with pytest.raises(UserError, match="at least one token"):
+        generate_together(kind(config, weights, texts=2), [[1], []], 3)
+
+
+def test_greedy_draws_no_lot():
+    config, weights = model()
+    texts = [list(generate(Decoder(config, weights), [1], 30, temperature=0, seed=s))
+             for s in range(3)]  # fmt: skip
+    assert texts[0] == texts[1] == texts[2]

@@ -414,3 +414,26 @@ def test_solutions_of_exercises(which):
 def test_wrong_answers_are_refused(wrong, capsys):
     which, old, new = WRONG[wrong]
     assert not judge_exercise("10b-one-token-on-a-gpu", which, old, new, **NAMES)
+
+
+# ---- By an engine's name
+
+
+def test_an_engine_of_a_gpu_reads_for_a_decoder(monkeypatch):
+    """A decoder over the GPU's reader, here on paper, says what one over the processor's says."""
+    from nanoeuler.engines import choice
+    from nanoeuler.inference.decoder import Decoder
+    from nanoeuler.inference.readers import make_reader
+
+    w, text, exact, peer = model("like Llama", "float32")
+    with pytest.raises(UserError, match="needs a GPU"):
+        monkeypatch.setattr(choice, "_no_gpu", lambda: "there is no CUDA driver on this machine")
+        make_reader(w.config, w, "cuda")
+    with pytest.raises(UserError, match="auto, cpu"):
+        make_reader(w.config, w, "cuda", int8=True)
+    monkeypatch.setattr(choice, "_no_gpu", lambda: "")
+    monkeypatch.setattr(decode, "gpu", Device)
+    made = make_reader(w.config, w, "cuda-float32")
+    decoder = Decoder(w.config, w, made)
+    decoder.read(text[:2])
+    assert np.linalg.norm(decoder.read(text[2:3]) - exact[2]) <= 2 * peer

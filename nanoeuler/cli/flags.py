@@ -125,7 +125,7 @@ SIZES = {
 }
 # The flags whose names are not those of the fields of `ModelConfig`.
 FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
-# The parameters of decoder.generate, which also checks them.
+# The knobs of sampling.Sampler, which also checks them.
 KNOBS = {
     "seed": SETTINGS["seed"],
     "temperature": _number("0: the most probable token"),
@@ -133,6 +133,24 @@ KNOBS = {
         int | None, typer.Option(metavar="N", help="of the N most probable tokens; 0: of all")
     ],
     "top_p": _number("of the tokens that together have X"),
+    "min_p": _number("of the tokens with a share X of the most probable one's"),
+    "repetition_penalty": _number("above 1: tokens of the text become less probable"),
+}
+# How a text is written: parameters of Model.stream, which also checks them.
+WRITING = {
+    "stop": Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="end before this text; may be given several times"),
+    ],
+    "stop_tokens": Annotated[
+        list[str] | None,
+        typer.Option("--stop-token", metavar="NAME|ID", help="end before this token; the same"),
+    ],
+    "guesses": _whole("tokens guessed ahead in a pass; a model of several heads can", least=0),
+    "engine": Annotated[
+        str | None, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
+    ],
+    "int8": Annotated[bool | None, typer.Option("--int8", help="less memory, with an error")],
 }
 
 

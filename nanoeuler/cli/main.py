@@ -85,21 +85,33 @@ def _run(args):
 
 
 @app.command()
-@flags.grouped(knobs=flags.KNOBS)
+@flags.grouped(knobs=flags.KNOBS, writing=flags.WRITING)
 def generate(
-    knobs: flags.Group,
+    knobs: flags.Group, writing: flags.Group,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
     base: flags.From = flags.BASE, tokens: flags.Tokens = None,
+    log_probabilities: Annotated[
+        bool, typer.Option("--log-probabilities", help="a token a line, after its log p")
+    ] = False,
 ) -> None:  # fmt: skip
     """Continue a text.
 
-    Each token is drawn: --top-k and --top-p say from which, --temperature how boldly.
+    Each token is drawn: --top-k, --top-p and --min-p say from which, --temperature how boldly.
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """
     from nanoeuler import face
 
-    pieces = face.load(base).stream(os.fsencode(text), **knobs, **_given(tokens=tokens))
+    model, how = face.load(base), knobs | writing | _given(tokens=tokens)
+    how["stop_tokens"] = [int(t) if t.isdecimal() else t for t in how.get("stop_tokens", ())]
+    if log_probabilities:
+        if "stop" in how or "guesses" in how:
+            raise UserError("--log-probabilities lists tokens: leave out --stop and --guesses")
+        for drawn in model.draws(os.fsencode(text), **how):
+            piece = model.tokenizer.decode_text([drawn.token])
+            print(f"{drawn.log_probability:8.3f}  {piece!r}", flush=True)
+        return
+    pieces = model.stream(os.fsencode(text), **how)
     print(text, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

@@ -2,24 +2,25 @@
 
 
 # %% sec-generation-cache
-"""Generating text: a decoder that keeps what it needs of the tokens read, and the loop around it.
+"""Generating text: readers that keep what they need of the tokens read, and the loop around them.
 
-One text at a time, every architecture that `ModelConfig` describes. Leaves out batches of texts,
-and guessing ahead with the prediction heads k >= 1: head 0 alone speaks.
+Every architecture that `ModelConfig` describes, on any engine. Leaves out speed, and guessing ahead
+with the prediction heads k >= 1: here head 0 alone speaks.
 
 n positions being read, t positions in all, H query heads, G key/value heads, D head width,
-V vocabulary.
+V vocabulary, K predicted tokens.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from numbers import Integral
+from typing import NamedTuple, Protocol, Unpack
 
 import numpy as np
 
 from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.sampling import check, distribution, draw
+from nanoeuler.inference.sampling import Knobs, Sampler, log_probabilities
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.layers import linear
@@ -70,81 +71,236 @@ class KeyValues:
         return newest_attention(heads[0, :, :H], self.keys[:, held], self.values[:, held])[None]
 
 
-class Decoder:
-    """A model that reads a text token by token and keeps what it needs of it.
+class Reader(Protocol):
+    """Who computes for a decoder: passes over the newest tokens of one text, or of several.
 
-    Weights in float32 or float64, as the engine takes them; the reference by default. `tokens`
-    lists what is held; `caches[layer][stage]` are the `KeyValues` of each call of attention.
+    It holds keys and values for `texts` texts, each of up to `config.context` positions.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, engine: Engine | None = None):
-        self.config, self.weights, self.engine = config, weights, engine or ReferenceEngine()
-        self.tokens, dtype = [], weights.flat.dtype
-        stages = range(len(INTEGRATORS[config.integrator].b))
-        self.caches = [[KeyValues(config, dtype) for _ in stages] for _ in range(config.n_layers)]
-        self._output = output_matrix(config, weights)[:, : config.vocab_size]  # head 0
+    config: ModelConfig
+    texts: int
+
+    def read(
+        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
+    ) -> np.ndarray:
+        """Logits (B, rows, heads, V) after the last `rows` tokens of each of B pieces.
+
+        Piece i, ids of text i, stands at positions starts[i], starts[i] + 1, ...: what was read of
+        that text at these positions and after is forgotten. Pieces may differ in length; one of
+        none is not read, and its logits mean nothing. Valid until the next call.
+        """
+
+
+class EngineReader:
+    """The `Reader` over the forward pass of an engine, text by text; over the reference's if none.
+
+    Weights in float32 or float64, as the engine takes them. `caches[text][layer][stage]` are the
+    `KeyValues` of each call of attention.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, engine: Engine | None = None, texts: int = 1
+    ):
+        self.config, self.weights, self.texts = config, weights, texts
+        self.engine, dtype = engine or ReferenceEngine(), weights.flat.dtype
+        stages, layers = range(len(INTEGRATORS[config.integrator].b)), range(config.n_layers)
+        self.caches = [
+            [[KeyValues(config, dtype) for _ in stages] for _ in layers] for _ in range(texts)
+        ]
+
+    def read(
+        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
+    ) -> np.ndarray:
+        """As `Reader.read`."""
+        V = self.config.vocab_size
+        output = output_matrix(self.config, self.weights)[:, : heads * V]
+        logits = np.zeros((len(pieces), rows, heads, V), output.dtype)
+        for i, (ids, start) in enumerate(zip(pieces, starts, strict=True)):
+            if len(ids):
+                tokens = np.array([ids])
+                self.engine.begin()
+                n, _ = stream(
+                    self.engine, self.config, self.weights, tokens, start, self.caches[i]
+                )
+                logits[i] = linear(n[0, -rows:], output).reshape(rows, heads, V)
+        return logits
+
+
+def fitted(config: ModelConfig, held: list[int], new: Sequence[int]) -> tuple[list[int], int]:
+    """What to read, and at which position, so that `new` follows the tokens held.
+
+    Where they do not fit the context, the newest half context of all of them is read as a new
+    text. UserError for no tokens, and for an id that the model does not have.
+    """
+    new, size = [int(token) for token in new], config.vocab_size
+    if not new:
+        raise UserError("expected a prompt of at least one token, got an empty one")
+    if not 0 <= min(new) <= max(new) < size:
+        wrong = next(token for token in new if not 0 <= token < size)
+        raise UserError(
+            f"expected ids from 0 to {size - 1}, as the model has, got {wrong}: encode the "
+            "text with the model's own tokenizer"
+        )
+    if len(held) + len(new) > config.context:
+        return (held + new)[-max(1, config.context // 2) :], 0
+    return new, len(held)
+
+
+class Decoder:
+    """One text that grows, and the logits after it. `tokens` lists what is held of the text.
+
+    `reader` computes; without one it is the reference engine's.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, reader: Reader | None = None):
+        self.config, self.tokens = config, []
+        self.reader = reader or EngineReader(config, weights)
 
     def read(self, tokens: Sequence[int]) -> np.ndarray:
         """Read token ids (a sequence of at least one); return the logits (V,) after the last.
 
-        Where they do not fit the context, only the newest half context of all tokens is kept.
-        UserError for no tokens, and for an id that the model does not have.
+        What does not fit, and UserError: as `fitted`.
         """
-        context, tokens = self.config.context, [int(token) for token in tokens]
-        size = self.config.vocab_size
-        if not tokens:
-            raise UserError("expected a prompt of at least one token, got an empty one")
-        if not 0 <= min(tokens) <= max(tokens) < size:
-            wrong = next(token for token in tokens if not 0 <= token < size)
-            raise UserError(
-                f"expected ids from 0 to {size - 1}, as the model has, got {wrong}: encode the "
-                "text with the model's own tokenizer"
-            )
-        if len(self.tokens) + len(tokens) > context:
-            tokens = (self.tokens + tokens)[-max(1, context // 2) :]
-            self.tokens = []
-        start, ids = len(self.tokens), np.array([tokens])
-        self.engine.begin()
-        n, _ = stream(self.engine, self.config, self.weights, ids, start, self.caches)
-        self.tokens += tokens
-        return linear(n[0, -1], self._output)
+        return self.look(tokens)[0, 0]
+
+    def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
+        """As `read`, but logits (rows, heads, V) after the last `rows` tokens, of so many heads."""
+        new, start = fitted(self.config, self.tokens, tokens)
+        logits = self.reader.read([new], [start], rows, heads)[0]
+        self.tokens = self.tokens[:start] + new
+        return logits
+
+    def forget(self, n: int) -> None:
+        """Take back the newest n of the tokens held: the next are read in their place."""
+        self.tokens = self.tokens[: len(self.tokens) - n]
 
 
 # %% sec-generation-generate
-def generate(
-    decoder: Decoder, tokens: Sequence[int], n: int, temperature: float = 0.8, top_k: int = 0,
-    top_p: float = 0.95, seed: int | Sequence[int] = 0, stop: Collection[int] = (),
-) -> Iterator[int]:  # fmt: skip
-    """Read `tokens`, then yield up to `n` new token ids, ending before the first one in `stop`.
+class Drawn(NamedTuple):
+    """A token that was drawn, and the logits (V,), which are good until the next is asked for."""
 
-    The knobs are those of `distribution`. The same arguments and weights yield the same ids.
-    UserError for wrong ones, now and not at the first id; for ids as `Decoder.read` has it.
+    token: int
+    logits: np.ndarray
+
+    @property
+    def log_probability(self) -> float:
+        """log p of the token in nats, as the model has it, before any knob."""
+        return float(log_probabilities(self.logits)[self.token])
+
+
+def draws(
+    decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
+    **knobs: Unpack[Knobs],
+) -> Iterator[Drawn]:  # fmt: skip
+    """Read `tokens`, then yield up to `n` `Drawn`, ending before the first token in `stop`.
+
+    The knobs are those of `Sampler`. The same arguments and weights yield the same tokens.
+    UserError for wrong ones, now and not at the first token; for ids as `fitted` has it.
     """
-    check(temperature, top_k, top_p, seed)
+    sampler = Sampler(**knobs)
+    check_length(n, tokens)
+    return _draws(decoder, tokens, n, stop, sampler)
+
+
+def check_length(n: int, tokens: Sequence[int]) -> None:
+    """UserError for a number of tokens to generate that is none, and for a prompt without any."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
             f"expected tokens to be a whole number of at least 0, got {n!r:.60}: choose another"
         )
     if len(tokens) == 0:
         raise UserError("expected a prompt of at least one token, got an empty one")
-    rng = np.random.default_rng(seed)
-    return _draws(decoder, tokens, n, (temperature, top_k, top_p), rng, stop)
 
 
-def _draws(decoder, tokens, n, knobs, rng, stop):
-    """The ids of `generate`, whose arguments have been checked."""
+def _draws(decoder, tokens, n, stop, sampler):
+    """What `draws` yields, whose arguments have been checked."""
+    text, new = list(tokens), tokens
     for _ in range(n):
-        p = distribution(decoder.read(tokens), *knobs)
-        token = draw(p, rng.random())
+        logits = decoder.read(new)
+        token = sampler.draw(sampler.distribution(logits, text))
         if token in stop:
             return
-        yield token
-        tokens = [token]
+        yield Drawn(token, logits)
+        text.append(token)
+        new = [token]
 
 
-def text_pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield the text of token ids as soon as it is whole: a character may take several tokens."""
+def generate(
+    decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
+    **knobs: Unpack[Knobs],
+) -> Iterator[int]:  # fmt: skip
+    """As `draws`, but the ids alone."""
+    return (drawn.token for drawn in draws(decoder, tokens, n, stop, **knobs))
+
+
+def check_stop(stop: Collection[str]) -> None:
+    """UserError unless `stop` is a collection of strings of at least a character each."""
+    if isinstance(stop, str) or not all(isinstance(each, str) and each for each in stop):
+        raise UserError(
+            f"expected stop to be a list of texts, none of them empty, got {stop!r:.60}: "
+            "leave it out, or name what the text shall end before"
+        )
+
+
+def text_pieces(
+    tokenizer: Tokenizer, ids: Iterable[int], stop: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield the text of token ids as soon as it is whole: a character may take several tokens.
+
+    It ends before that string of `stop` which is complete first; what may begin one waits.
+    """
+    held = ""
+    for piece in _characters(tokenizer, ids):
+        held += piece
+        found = [(at + len(s), at) for s in stop if (at := held.find(s)) >= 0]
+        if found:
+            yield held[: min(found)[1]]
+            return
+        begun = (n for s in stop for n in range(1, len(s)) if held.endswith(s[:n]))
+        sure = len(held) - max(begun, default=0)
+        yield held[:sure]
+        held = held[sure:]
+    yield held
+
+
+def _characters(tokenizer, ids):
+    """The text of ids, piece by piece, never half a character."""
     stream = tokenizer.stream()
     for token in ids:
         yield stream.feed(token)
     yield stream.flush()
+
+
+def generate_together(
+    reader: Reader, prompts: Sequence[Sequence[int]], n: int, stop: Collection[int] = (),
+    **knobs: Unpack[Knobs],
+) -> list[list[int]]:  # fmt: skip
+    """Up to `n` new ids after each of several prompts, as `generate` makes them, in joint passes.
+
+    The seed of text i is that of the knobs, and i: give `seed=(seed, i)` to `generate` for the
+    same. UserError as there, and for more prompts than the reader holds.
+    """
+    if len(prompts) > reader.texts:
+        raise UserError(
+            f"expected at most {reader.texts} prompts, as the reader holds, got {len(prompts)}: "
+            "make a reader for more texts"
+        )
+    seed = knobs.pop("seed", 0)
+    seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)
+    samplers = [Sampler(**knobs, seed=(*seeds, i)) for i in range(len(prompts))]
+    for prompt in prompts:
+        check_length(n, prompt)
+    texts, held, new = [list(p) for p in prompts], [[] for _ in prompts], [list(p) for p in prompts]
+    for _ in range(n):
+        if not any(new):
+            break
+        pairs = zip(held, new, strict=True)
+        asked = [fitted(reader.config, *each) if each[1] else ([], 0) for each in pairs]
+        logits = reader.read(*map(list, zip(*asked, strict=True)))[:, 0, 0]
+        for i, (piece, start) in enumerate(asked):
+            if piece:
+                held[i] = held[i][:start] + piece
+                token = samplers[i].draw(samplers[i].distribution(logits[i], texts[i]))
+                new[i] = [] if token in stop else [token]
+                texts[i] += new[i]
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]

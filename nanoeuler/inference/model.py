@@ -8,10 +8,10 @@ Leaves out how it came to be: training, fine-tuning and loading are functions of
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,8 +21,11 @@ from nanoeuler.data.text import read_text
 from nanoeuler.engines.choice import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat
-from nanoeuler.inference.decoder import Decoder, generate, text_pieces
+from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, draws, generate, text_pieces
 from nanoeuler.inference.evaluate import Evaluation, evaluate, windows_at_once
+from nanoeuler.inference.readers import make_reader
+from nanoeuler.inference.sampling import Knobs
+from nanoeuler.inference.speculative import generate_ahead
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights
@@ -41,13 +44,12 @@ def check_kind(name: str, value: object, kind: type[Any]) -> None:
         )
 
 
-class Knobs(TypedDict, total=False):
-    """How the next token is drawn; what is left out is as `decoder.generate` has it."""
+class Writing(Knobs, total=False):
+    """How a text is written: beside the `Knobs`, where it ends, and who reads."""
 
-    temperature: float  # 0: always the most probable token
-    top_k: int          # from so many of the most probable tokens; 0: from all
-    top_p: float        # from the most probable, which together have this share; 1: from all
-    seed: int           # the same seed, the same text
+    stop_tokens: Sequence[int | str]  # tokens that it ends before: ids, or names of special ones
+    engine: str  # auto, cuda, cpu, fused, reference, ...
+    int8: bool   # matrices in a quarter of the memory, with an error
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,13 @@ class Model:
                 )
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
-                 **knobs: Unpack[Knobs]) -> str:  # fmt: skip
-        """A continuation of `text`, `tokens` long, without the text itself.
+                 stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
+                 ) -> str:  # fmt: skip
+        """A continuation of `text`, up to `tokens` long, without the text itself.
 
-        UserError for an empty text, a negative number of tokens, or a value that a knob cannot
-        have.
+        It ends before the first text of `stop`. `guesses` are tokens guessed ahead in a pass; the
+        text is another then, of the same distribution. UserError for an empty text, a negative
+        number of tokens, or a value that something cannot have.
 
         >>> model.generate("The river", 20, seed=3) == model.generate("The river", 20, seed=3)
         True
@@ -98,10 +102,11 @@ class Model:
         Traceback (most recent call last):
         nanoeuler.errors.UserError: expected temperature to be a number from 0 ...
         """
-        return "".join(self.stream(text, tokens, **knobs))
+        return "".join(self.stream(text, tokens, stop, guesses, **how))
 
     def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
-               **knobs: Unpack[Knobs]) -> Iterator[str]:  # fmt: skip
+               stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
+               ) -> Iterator[str]:  # fmt: skip
         """The same in pieces, each as soon as its bytes are whole characters.
 
         >>> pieces = model.stream("The river", tokens=20, seed=3)
@@ -109,8 +114,41 @@ class Model:
         >>> first + "".join(pieces) == model.generate("The river", tokens=20, seed=3)
         True
         """
-        decoder, prompt = Decoder(self.config, self.weights), self.tokenizer.encode(text).tolist()
-        return text_pieces(self.tokenizer, generate(decoder, prompt, tokens, **knobs))
+        check_stop(stop)
+        decoder, prompt, ends, knobs = self._begin(text, **how)
+        if guesses:
+            ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **knobs)
+        else:
+            ids = generate(decoder, prompt, tokens, ends, **knobs)
+        return text_pieces(self.tokenizer, ids, stop)
+
+    def draws(self, text: str | bytes = "\n", tokens: int = TOKENS, **how: Unpack[Writing]
+              ) -> Iterator[Drawn]:  # fmt: skip
+        """The tokens of a continuation one by one, each with the logits that it was drawn from.
+
+        >>> for drawn in model.draws("The river", tokens=3, seed=3):
+        ...     assert drawn.log_probability <= 0
+        """
+        decoder, prompt, ends, knobs = self._begin(text, **how)
+        return draws(decoder, prompt, tokens, ends, **knobs)
+
+    def _begin(self, text: str | bytes, stop_tokens: Sequence[int | str] = (),
+               engine: str = "auto", int8: bool = False, **knobs: Unpack[Knobs]
+               ) -> tuple[Decoder, list[int], list[int], Knobs]:  # fmt: skip
+        """A decoder, the ids of `text`, the ids that end it, and the knobs."""
+        special, ends = self.tokenizer.special, []
+        for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
+            found = special.get(token) if isinstance(token, str) else token
+            if found is None or not 0 <= found < self.config.vocab_size:
+                names = ", ".join(special) or "it has none"
+                raise UserError(
+                    f"expected a token to stop at, got {token!r:.60}: give an id below "
+                    f"{self.config.vocab_size}, or the name of a special one ({names})"
+                )
+            ends.append(found)
+        reader = make_reader(self.config, self.weights, engine, int8=int8)
+        decoder = Decoder(self.config, self.weights, reader)
+        return decoder, self.tokenizer.encode(text).tolist(), ends, knobs
 
     def logits(self, text: str | bytes) -> np.ndarray:
         """The scores (T, V) float32 of the token that follows each of the T tokens of `text`.

@@ -2,15 +2,16 @@
 
 
 # %% sec-generation-distribution
-"""The rules to draw the next token by, given the logits of a model.
+"""The rules to draw the next token by, given the logits of a model and the text so far.
 
-Leaves out the model (decoder.py), and rules that look back at the text.
+Leaves out the model (decoder.py), and where a text ends.
 
 V vocabulary.
 """
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import TypedDict
 
 import numpy as np
 
@@ -19,23 +20,44 @@ from nanoeuler.errors import UserError
 HOTTEST = 1e30  # a temperature that no logits differ by: all tokens are equally likely
 
 
+class Knobs(TypedDict, total=False):
+    """How the next token is drawn; what is left out is as `Sampler` has it."""
+
+    temperature: float  # 0: always the most probable token
+    top_k: int          # from so many of the most probable tokens; 0: from all
+    top_p: float        # from the most probable, which together have this share; 1: from all
+    min_p: float        # from those with this share of the most probable one's; 0: from all
+    repetition_penalty: float  # above 1: a token of the text becomes less probable; 1: it does not
+    seed: int           # the same seed, the same text
+
+
+def _is(value, kind, good):
+    """Whether a value is a number of this kind for which `good` holds; NaN is good for nothing."""
+    return isinstance(value, kind) and not isinstance(value, bool) and good(value)
+
+
 def check(
-    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int | Sequence[int] = 0
-) -> None:
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+    repetition_penalty: float = 1.0, seed: int | Sequence[int] = 0,
+) -> None:  # fmt: skip
     """UserError, in a line about the first that is wrong, for knobs that nothing is drawn by.
 
     NumPy's numbers are as good as Python's; a seed may be several whole numbers.
     """
     seeds = seed if isinstance(seed, list | tuple) else [seed]
     for name, value, good, wanted in (
-        ("temperature", temperature,
-         isinstance(temperature, Real) and 0 <= temperature <= HOTTEST,
+        ("temperature", temperature, _is(temperature, Real, lambda x: 0 <= x <= HOTTEST),
          f"a number from 0 to {HOTTEST:g}"),
-        ("top_k", top_k, isinstance(top_k, Integral) and top_k >= 0,
+        ("top_k", top_k, _is(top_k, Integral, lambda x: x >= 0),
          "a whole number of at least 0, which leaves out nothing"),
-        ("top_p", top_p, isinstance(top_p, Real) and 0 < top_p <= 1,
+        ("top_p", top_p, _is(top_p, Real, lambda x: 0 < x <= 1),
          "a number above 0 and at most 1, which leaves out nothing"),
-        ("seed", seed, all(isinstance(each, Integral) and each >= 0 for each in seeds),
+        ("min_p", min_p, _is(min_p, Real, lambda x: 0 <= x <= 1),
+         "a number from 0, which leaves out nothing, to 1"),
+        ("repetition_penalty", repetition_penalty,
+         _is(repetition_penalty, Real, lambda x: 0 < x <= HOTTEST),
+         f"a number above 0, of which 1 changes nothing, and at most {HOTTEST:g}"),
+        ("seed", seed, all(_is(each, Integral, lambda x: x >= 0) for each in seeds),
          "a whole number of at least 0"),
     ):  # fmt: skip
         if not good:
@@ -43,27 +65,47 @@ def check(
 
 
 def distribution(
-    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
-) -> np.ndarray:
+    logits: np.ndarray, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> np.ndarray:  # fmt: skip
     """The probabilities (V,) float64 to draw a token from, given its logits (V,).
 
-    temperature 0 leaves the most probable token alone; top_k 0 and top_p 1 leave out nothing. With
-    both, a token must pass both. Equation eq-generation-temperature. UserError as `check` has it.
+    temperature 0 leaves the most probable token alone; top_k 0, top_p 1 and min_p 0 leave out
+    nothing. They cut in this order, each what the one before has left. Equation
+    eq-generation-temperature. UserError as `check` has it.
     """
-    check(temperature, top_k, top_p)
+    check(temperature, top_k, top_p, min_p)
     z = np.asarray(logits, dtype=np.float64)
     if temperature == 0:
         return np.eye(1, z.size, np.argmax(z))[0]
     with np.errstate(over="ignore"):  # to -inf, of which the exponential is 0
         p = np.exp((z - z.max()) / temperature)
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")  # of two that are equal, the smaller id comes first
-    if top_k:
-        p[order[top_k:]] = 0
-    if top_p < 1:
-        before = np.cumsum(p[order]) - p[order]  # the probability of all that are more probable
-        p[order[before >= top_p]] = 0
+    if top_k or top_p < 1:
+        order = np.argsort(-p, kind="stable")  # of two that are equal, the smaller id comes first
+        if top_k:
+            p[order[top_k:]] = 0
+        if top_p < 1:
+            before = np.cumsum(p[order]) - p[order]  # the probability of all that are more probable
+            p[order[before >= top_p * p.sum()]] = 0
+    if min_p:
+        p[p < min_p] = 0  # the most probable has e^0 = 1 here
     return p / p.sum()
+
+
+def penalised(logits: np.ndarray, text: Sequence[int], penalty: float) -> np.ndarray:
+    """The logits (V,) after the repetition penalty for the ids in `text`; 1 changes nothing."""
+    if penalty == 1:
+        return logits
+    z, seen = np.array(logits, dtype=np.float64), np.unique(text)
+    z[seen] = np.where(z[seen] > 0, z[seen] / penalty, z[seen] * penalty)
+    return z
+
+
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """What the model itself says, before any knob: log p (..., V) float64 of logits (..., V)."""
+    z = np.asarray(logits, dtype=np.float64)
+    z = z - z.max(axis=-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
 
 
 def draw(probabilities: np.ndarray, u: float) -> int:
@@ -71,3 +113,23 @@ def draw(probabilities: np.ndarray, u: float) -> int:
     possible = np.flatnonzero(probabilities)
     ends = np.cumsum(probabilities[possible])
     return int(possible[np.searchsorted(ends[:-1], u, side="right")])
+
+
+class Sampler:
+    """Draws the tokens of one text. UserError for wrong `Knobs`, when it is made."""
+
+    def __init__(
+        self, temperature: float = 0.8, top_k: int = 0, top_p: float = 0.95, min_p: float = 0.0,
+        repetition_penalty: float = 1.0, seed: int | Sequence[int] = 0,
+    ):  # fmt: skip
+        check(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        self.cut, self.penalty = (temperature, top_k, top_p, min_p), repetition_penalty
+        self.rng = np.random.default_rng(seed)
+
+    def distribution(self, logits: np.ndarray, text: Sequence[int]) -> np.ndarray:
+        """The probabilities (V,) of the token after `text`, which the penalty looks at."""
+        return distribution(penalised(logits, text, self.penalty), *self.cut)
+
+    def draw(self, probabilities: np.ndarray) -> int:
+        """A token from probabilities (V,): one random number, whatever they are."""
+        return draw(probabilities, self.rng.random())

@@ -238,7 +238,8 @@ def encode(memory: Exchange, view: Map) -> DeviceArray:
 
 
 def attributes(driver: Any, kernel: Kernel) -> list[Any]:
-    """What a launch says of a kernel's clusters, and of blocks that wait for each other."""
+    """What a launch says of a kernel's clusters, of blocks that wait for each other, of its start.
+    """
     made, kinds = [], driver.CUlaunchAttributeID
     if kernel.cluster > 1:
         made.append(driver.CUlaunchAttribute())
@@ -249,6 +250,10 @@ def attributes(driver: Any, kernel: Kernel) -> list[Any]:
         made.append(driver.CUlaunchAttribute())
         made[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         made[-1].value.cooperative = 1
+    if kernel.early:
+        made.append(driver.CUlaunchAttribute())
+        made[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        made[-1].value.programmaticStreamSerializationAllowed = 1
     return made
 
 

@@ -666,4 +666,7 @@ def few_rows_kernel(form: Form) -> Kernel:
     shared_bytes = operand + 4 * form.shape.warps * form.rows * wide
     resident = max(1, room(form) // threads)
     target = (9, 0) if form.early else (8, 0)
-    return Kernel(few_rows, "l l l l l l r l l l l l f", threads, shared_bytes, 1, resident, target)
+    args = "l l l l l l r l l l l l f"
+    return Kernel(
+        few_rows, args, threads, shared_bytes, 1, resident, target, early=form.early
+    )

@@ -64,7 +64,8 @@ class Kernel:
     of dynamic shared memory. cluster: blocks that run side by side and see each other's shared
     memory. resident: blocks of one multiprocessor that registers must suffice for. target: the
     compute capability it is compiled for. together: whether all blocks must run at once, because
-    they wait for each other.
+    they wait for each other. early: whether it may start before the launch before it has ended;
+    it waits for what that writes by itself (`griddepcontrol.wait`, Hopper).
     """
 
     function: Callable[..., None]
@@ -75,6 +76,7 @@ class Kernel:
     resident: int = 1
     target: tuple = (9, 0, "a")
     together: bool = False
+    early: bool = False
 
     @property
     def parameters(self) -> tuple[Operand, ...]:

@@ -203,4 +203,5 @@ def newest_kernel(kind: str, heads: Heads, warps: int = 4, early: bool = False) 
                 to = ((int64(head + h) * parts + c) * D + (i - h * D)) * 4
                 store_float(out + to, total)
 
-    return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, (9, 0) if early else (8, 0))
+    target = (9, 0) if early else (8, 0)
+    return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, target, early=early)

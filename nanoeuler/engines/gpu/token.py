@@ -52,7 +52,8 @@ def enter_kernel(shape: Shape, learned: bool, early: bool = False) -> Kernel:
             for k in range(0, width, 4):
                 store(values, k, x + (row * columns + column + k) * 4)
 
-    return Kernel(enter, "l l l l", EMBED_THREADS, 0, 1, 1, (9, 0) if early else (8, 0))
+    target = (9, 0) if early else (8, 0)
+    return Kernel(enter, "l l l l", EMBED_THREADS, 0, 1, 1, target, early=early)
 
 
 @cache
@@ -91,7 +92,8 @@ def pick_kernel(vocabulary: int, context: int, threads: int, early: bool = False
                 store_int2(lines + row * LINE, int32(name), int32(position + 1))
                 store_int(said + (row * context + position + 1) * 4, int32(name))
 
-    return Kernel(pick, "l r l l", threads, 0, 1, 1, (9, 0) if early else (8, 0))
+    target = (9, 0) if early else (8, 0)
+    return Kernel(pick, "l r l l", threads, 0, 1, 1, target, early=early)
 
 
 LEAST = -3.0e38  # below every logit that is a number

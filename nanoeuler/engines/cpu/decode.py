@@ -1,0 +1,553 @@
+# Made from book/10a-a-token-on-a-cpu.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-token-tile
+"""One token at a time on a processor: all of a model's forward pass in one compiled function.
+
+For every architecture, in float32 or with matrices in int8, on any number of threads, which change
+no bit of a result; nor do the rows of other texts. Leaves out drawing, and what becomes of a text
+that is longer than the context: the room `inference`.
+
+n rows (positions being read, of one text or several), S stages of an integrator, C channels,
+H query heads, G key/value heads, D head width, F MLP width, T context, V vocabulary, K predicted
+tokens. Addresses are integers, distances are bytes.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from nanoeuler.compiler import njit
+from nanoeuler.engines.cpu import llvm
+from nanoeuler.engines.cpu.llvm import LANES
+from nanoeuler.engines.cpu.loops import exp, highest
+from nanoeuler.engines.cpu.memory import aligned
+from nanoeuler.engines.cpu.options import F32, KERNEL, PART
+from nanoeuler.engines.cpu.panels import PANEL, VECTORS, Panels, interleaved, padded
+from nanoeuler.engines.primitives import Array
+from nanoeuler.measurements import cores
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.layers import (
+    GELU_CUBIC,
+    GELU_SCALE,
+    LAYERNORM_EPS,
+    RMSNORM_EPS,
+    rope_tables,
+)
+from nanoeuler.model.weights import Block, Weights, output_matrix
+
+# Positions in a pass: 16 rows of anything in it fit the second-level cache beside a panel.
+ROWS = 16
+
+
+def _floats(build, address, small):
+    # LANES weights from `address` as floats
+    if not small:
+        return llvm.load(build, address, llvm.ALL)
+    kind = ir.VectorType(ir.IntType(8), LANES)
+    whole = build.load(build.inttoptr(address, kind.as_pointer()), align=1)
+    return build.sitofp(build.sext(whole, ir.VectorType(llvm.INT32, LANES)), llvm.VECTOR)
+
+
+def _make_tile(rows, small):
+    size = 1 if small else 4
+
+    @intrinsic
+    def tile(typing, x, x_row, w, depth, scales, out, out_row):
+        # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel; if small, times the scales
+        def generate(context, build, signature, arguments):
+            x, x_row, w, depth, scales, out, out_row = arguments
+            before, loop = build.block, build.append_basic_block("depth")
+            done = build.append_basic_block("store")
+            build.branch(loop)
+            build.position_at_end(loop)
+            k, at_x, at_w = (build.phi(llvm.INT64) for _ in range(3))
+            sums = [build.phi(llvm.VECTOR) for _ in range(rows * VECTORS)]
+            places = [llvm.at(build, at_w, llvm.number(size * LANES), v) for v in range(VECTORS)]
+            columns, added = [_floats(build, place, small) for place in places], []
+            for r in range(rows):
+                place = build.inttoptr(llvm.at(build, at_x, x_row, r), llvm.FLOAT.as_pointer())
+                one = llvm.spread(build, build.load(place))
+                for v in range(VECTORS):
+                    product = build.fmul(one, columns[v], flags=("contract",))
+                    added.append(build.fadd(product, sums[r * VECTORS + v], flags=("contract",)))
+            steps = (k, 1), (at_x, 4), (at_w, size * PANEL)
+            afters = [build.add(value, llvm.number(step)) for value, step in steps]
+            phis, firsts = [k, at_x, at_w, *sums], [llvm.number(0), x, w, *[llvm.ZEROS] * len(sums)]
+            for phi, first, after in zip(phis, firsts, [*afters, *added], strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(after, loop)
+            build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
+            build.position_at_end(done)
+            _store(build, added, scales if small else None, out, out_row)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), generate
+
+    return tile
+
+
+def _store(build, sums, scales, out, out_row):
+    # Write the rows of sums, VECTORS to a row, each column times its scale if there are scales.
+    for i, total in enumerate(sums):
+        r, v = divmod(i, VECTORS)
+        across = llvm.number(4 * LANES * v)
+        if scales is not None:
+            total = build.fmul(total, llvm.load(build, build.add(scales, across), llvm.ALL))
+        llvm.store(build, total, build.add(llvm.at(build, out, out_row, r), across), llvm.ALL)
+
+
+_wide1, _wide2, _wide3, _wide4 = (_make_tile(rows, False) for rows in (1, 2, 3, 4))
+_small1, _small2, _small3, _small4 = (_make_tile(rows, True) for rows in (1, 2, 3, 4))
+
+
+@njit(error_model="numpy")
+def _panel(x, x_row, n, w, depth, scales, out, out_row):
+    # out (n, PANEL) = x (n, depth) times the panel at w, four rows at a time
+    for i in range(0, n, 4):
+        a, c, left = x + i * x_row, out + i * out_row, n - i
+        if scales == 0:
+            if left >= 4:
+                _wide4(a, x_row, w, depth, scales, c, out_row)
+            elif left == 3:
+                _wide3(a, x_row, w, depth, scales, c, out_row)
+            elif left == 2:
+                _wide2(a, x_row, w, depth, scales, c, out_row)
+            else:
+                _wide1(a, x_row, w, depth, scales, c, out_row)
+        elif left >= 4:
+            _small4(a, x_row, w, depth, scales, c, out_row)
+        elif left == 3:
+            _small3(a, x_row, w, depth, scales, c, out_row)
+        elif left == 2:
+            _small2(a, x_row, w, depth, scales, c, out_row)
+        else:
+            _small1(a, x_row, w, depth, scales, c, out_row)
+
+
+@njit(**PART)
+def _share(count, thread, threads):
+    # The part of `count` panels that is this thread's: first, and one after the last.
+    return count * thread // threads, count * (thread + 1) // threads
+
+
+@njit(error_model="numpy")
+def _product(x, n, place, bias, out, thread, threads, backwards=False):
+    # out (n, panels * PANEL) = x (n, depth) times the matrix at `place` plus bias: this thread's
+    address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
+    first, last = _share(panels, thread, threads)
+    for i in range(first, last):
+        p = first + last - 1 - i if backwards else i
+        w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
+        to = out.ctypes.data + 4 * PANEL * p
+        _panel(x.ctypes.data, x.strides[0], n, w, depth, here, to, out.strides[0])
+        for r in range(n):
+            for j in range(p * PANEL, min((p + 1) * PANEL, bias.size)):
+                out[r, j] += bias[j]
+
+
+# %% sec-token-pass
+class Model(NamedTuple):
+    """A model as the compiled pass reads it."""
+
+    C: int
+    H: int
+    G: int
+    D: int
+    F: int
+    V: int
+    K: int
+    layers: int
+    repeat: int  # layers that share a block
+    h: float  # the size of a step
+    rms: bool  # or LayerNorm
+    gated: bool  # SwiGLU, or GELU
+    a: Array  # (S, S) and
+    b: Array  # (S,): the integrator's table
+    flat: Array  # (N,) all weights, of which the vectors are read
+    starts: Array  # (blocks, 12) where the tensors of `Block` begin there; -1: there is none
+    ends: Array  # (4,) the same of embedding, positions, norm, norm_bias
+    places: Array  # (4 blocks + K, 5) the matrices: wqkv, wo, w_up, w_down of each block; heads
+    cos: Array  # (T, D/2), or (T, 0): learned positions
+    sin: Array
+
+
+class Room(NamedTuple):
+    """Where a pass writes. What a thread has for itself has the threads as its first axis."""
+
+    job: Array  # (4, ROWS) int64: of each row token, text, position; not negative: logits wanted
+    keys: Array  # (texts, layers * S, G, D, T): the cache, turned, so that positions lie together
+    values: Array  # (texts, layers * S, G, T, D)
+    heads: Array  # (ROWS, (H + 2G) D), padded
+    y: Array  # (ROWS, H D) what attention says
+    hidden: Array  # (ROWS, F)
+    k: Array  # (S, ROWS, C) velocities, padded
+    logits: Array  # (ROWS, K, V), padded
+    met: Array  # (1,) int64: how often a thread has arrived
+    x: Array  # (threads, ROWS, C) the stream
+    u: Array  # (threads, ROWS, C) the point where a stage asks
+    n: Array  # (threads, ROWS, C) its norm
+    panel: Array  # (threads, ROWS, PANEL)
+    p: Array  # (threads, T) probabilities
+
+
+@njit(**PART)
+def _vector(m, at, size):
+    # The vector of the weights that begins at `at`; an empty one if there is none.
+    return m.flat[at : at + size] if at >= 0 else m.flat[:0]
+
+
+@njit(**PART)
+def _plus(x, y):
+    for j in range(y.size):
+        x[j] += y[j]
+
+
+@njit(**PART)
+def _norm(m, x, gain, bias, n):
+    # n (C,) = the norm of x (C,)
+    mean, square = F32(0), F32(0)
+    if not m.rms:
+        for c in range(m.C):
+            mean += x[c]
+        mean /= F32(m.C)
+    for c in range(m.C):
+        square += (x[c] - mean) * (x[c] - mean)
+    eps = F32(RMSNORM_EPS) if m.rms else F32(LAYERNORM_EPS)
+    scale = F32(1) / np.sqrt(square / F32(m.C) + eps)
+    for c in range(m.C):
+        n[c] = (x[c] - mean) * scale * gain[c]
+    _plus(n, bias)
+
+
+@njit(**PART)
+def _scores(q, keys, p):
+    # p (t,) = q (D,) keys (D, T) / sqrt(D), up to position t: four channels in one walk
+    D, scale = q.size, F32(1) / np.sqrt(F32(q.size))
+    p[:] = F32(0)
+    for d in range(0, D - 3, 4):
+        k0, k1, k2, k3 = keys[d], keys[d + 1], keys[d + 2], keys[d + 3]
+        q0, q1, q2, q3 = q[d] * scale, q[d + 1] * scale, q[d + 2] * scale, q[d + 3] * scale
+        for i in range(p.size):
+            p[i] += q0 * k0[i] + q1 * k1[i] + q2 * k2[i] + q3 * k3[i]
+    for d in range(D // 4 * 4, D):
+        for i in range(p.size):
+            p[i] += q[d] * scale * keys[d, i]
+
+
+@njit(**PART)
+def _attend(q, keys, values, p, y):
+    # y (D,) = the mean of the first t values, weighted by q's softmax over the keys; p (t,)
+    _scores(q, keys, p)
+    D, top, total = q.size, highest(p), F32(0)
+    for i in range(p.size):
+        p[i] = exp(p[i] - top)
+        total += p[i]
+    y[:] = F32(0)
+    for i in range(0, p.size - 3, 4):
+        p0, p1, p2, p3 = p[i], p[i + 1], p[i + 2], p[i + 3]
+        v0, v1, v2, v3 = values[i], values[i + 1], values[i + 2], values[i + 3]
+        for d in range(D):
+            y[d] += p0 * v0[d] + p1 * v1[d] + p2 * v2[d] + p3 * v3[d]
+    for i in range(p.size // 4 * 4, p.size):
+        for d in range(D):
+            y[d] += p[i] * values[i, d]
+    for d in range(D):
+        y[d] /= total
+
+
+@njit(**PART)
+def _turn(x, cos, sin):
+    # The rotation of one head, in place: equation eq-layers-rope.
+    half = cos.size
+    for j in range(half):
+        a, b = x[j], x[half + j]
+        x[j], x[half + j] = a * cos[j] - b * sin[j], a * sin[j] + b * cos[j]
+
+
+@njit(error_model="numpy", fastmath=PART["fastmath"])
+def _group(m, o, place, g, first, last, p):
+    # Key/value head g for the rows of one text: keep keys and values, then attend. In order: a row
+    # finds what the rows before it have kept.
+    D, group = m.D, m.H // m.G
+    text = o.job[1, first]
+    keys, values = o.keys[text, place, g], o.values[text, place, g]
+    for r in range(first, last):
+        t, row = o.job[2, r], o.heads[r]
+        k, v = row[(m.H + g) * D :][:D], row[(m.H + m.G + g) * D :][:D]
+        _turn(k, m.cos[t], m.sin[t])
+        for d in range(D):
+            keys[d, t], values[t, d] = k[d], v[d]
+        for i in range(g * group, (g + 1) * group):
+            q = row[i * D : (i + 1) * D]
+            _turn(q, m.cos[t], m.sin[t])
+            _attend(q, keys, values, p[: t + 1], o.y[r, i * D : (i + 1) * D])
+
+
+@njit(error_model="numpy")
+def _attention(m, o, place, n, thread, threads):
+    # Attention of all n rows: a text's rows, which lie together, and a key/value head are one task.
+    first, task = 0, 0
+    while first < n:
+        last = first + 1
+        while last < n and o.job[1, last] == o.job[1, first]:
+            last += 1
+        for g in range(m.G):
+            if task % threads == thread:
+                _group(m, o, place, g, first, last, o.p[thread])
+            task += 1
+        first = last
+
+
+@njit(**PART)
+def _sigmoid(x):
+    return F32(1) / (F32(1) + exp(-x))
+
+
+@njit(**PART)
+def _gelu(u):
+    z = F32(GELU_SCALE) * (u + F32(GELU_CUBIC) * u * u * u)
+    return u * _sigmoid(F32(2) * z)
+
+
+@njit(error_model="numpy", fastmath=PART["fastmath"])
+def _activate(m, u, bias, start, hidden):
+    # hidden[start : ...] of one row from a panel u (PANEL,) of the up matrix
+    if m.gated:
+        half = PANEL // 2
+        for j in range(min(half, m.F - start)):
+            gate, up = u[j], u[half + j]
+            if bias.size:
+                gate, up = gate + bias[start + j], up + bias[m.F + start + j]
+            hidden[start + j] = gate * _sigmoid(gate) * up
+        return
+    for j in range(min(PANEL, m.F - start)):
+        x = u[j] + bias[start + j] if bias.size else u[j]
+        hidden[start + j] = _gelu(x)
+
+
+@njit(error_model="numpy")
+def _up(m, x, n, place, bias, panel, hidden, thread, threads):
+    # hidden (n, F) = the activation of x (n, C) times the up matrix: this thread's panels
+    address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
+    first, last = _share(panels, thread, threads)
+    for p in range(first, last):
+        w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
+        to = panel.ctypes.data
+        _panel(x.ctypes.data, x.strides[0], n, w, depth, here, to, panel.strides[0])
+        for r in range(n):
+            _activate(m, panel[r], bias, p * (PANEL // 2 if m.gated else PANEL), hidden[r])
+
+
+_LOOKS = 1000  # at a counter before a core is offered to others: about 10 us
+
+
+@intrinsic
+def _arrive(typing, counter):
+    def generate(context, build, signature, arguments):
+        place = build.inttoptr(arguments[0], llvm.INT64.as_pointer())
+        return build.atomic_rmw("add", place, llvm.number(1), "seq_cst")
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def _arrived(typing, counter):
+    def generate(context, build, signature, arguments):
+        place = build.inttoptr(arguments[0], llvm.INT64.as_pointer())
+        return build.load_atomic(place, "seq_cst", 8)
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
+def _let_others_run(typing):
+    def generate(context, build, signature, arguments):
+        name = "SwitchToThread" if os.name == "nt" else "sched_yield"
+        kind = ir.FunctionType(llvm.INT32, [])
+        build.call(build.module.globals.get(name) or ir.Function(build.module, kind, name), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@njit(error_model="numpy")
+def _meet(o, meeting, threads):
+    # Wait until all threads have come to this meeting, the first being 1; the next one's number.
+    counter, looks = o.met.ctypes.data, 0
+    _arrive(counter)
+    while _arrived(counter) < meeting * threads:
+        looks += 1
+        if looks > _LOOKS:
+            _let_others_run()
+    return meeting + 1
+
+
+@njit(**PART)
+def _moved(m, x, weights, stages, k, r, u):
+    # u (C,) = x (C,) + h times the velocities of row r, by the first `stages` of the weights
+    for c in range(m.C):
+        u[c] = x[c]
+    for j in range(stages):
+        weight = F32(m.h * weights[j])
+        if weight != 0:
+            for c in range(m.C):
+                u[c] += weight * k[j, r, c]
+
+
+@njit(error_model="numpy")
+def _sublayer(m, o, layer, half, stage, n, meeting, thread, threads):
+    # k[stage] (n, C): what attention (half 0) or the MLP (half 1) says to the norm at this stage
+    block, x = layer // m.repeat, o.n[thread]
+    start, place = m.starts[block], m.places[4 * block : 4 * block + 4]
+    if half == 0:
+        bias = _vector(m, start[3], (m.H + 2 * m.G) * m.D)
+        _product(x, n, place[0], bias, o.heads, thread, threads)
+        meeting = _meet(o, meeting, threads)
+        _attention(m, o, layer * len(m.b) + stage, n, thread, threads)
+        meeting = _meet(o, meeting, threads)
+        _product(o.y, n, place[1], _vector(m, start[5], m.C), o.k[stage], thread, threads)
+    else:
+        bias = _vector(m, start[9], 2 * m.F if m.gated else m.F)
+        _up(m, x, n, place[2], bias, o.panel[thread], o.hidden, thread, threads)
+        meeting = _meet(o, meeting, threads)
+        _product(o.hidden, n, place[3], _vector(m, start[11], m.C), o.k[stage], thread, threads)
+    return _meet(o, meeting, threads)
+
+
+@njit(**KERNEL)
+def _pass(m, o, n, heads, thread, threads):
+    # Read the n rows of o.job; o.logits of those of which they are wanted, of so many heads.
+    C, x, meeting = m.C, o.x[thread], 1
+    for r in range(n):
+        x[r] = _vector(m, m.ends[0] + o.job[0, r] * C, C)
+        if m.ends[1] >= 0:
+            _plus(x[r], _vector(m, m.ends[1] + o.job[2, r] * C, C))
+    for layer in range(m.layers):
+        for half in range(2):
+            start = m.starts[layer // m.repeat, 6 * half :]
+            gain, bias = _vector(m, start[0], C), _vector(m, start[1], C)
+            for stage in range(m.b.size):
+                for r in range(n):
+                    _moved(m, x[r], m.a[stage], stage, o.k, r, o.u[thread, r])
+                    _norm(m, o.u[thread, r], gain, bias, o.n[thread, r])
+                meeting = _sublayer(m, o, layer, half, stage, n, meeting, thread, threads)
+            for r in range(n):
+                _moved(m, x[r], m.b, m.b.size, o.k, r, x[r])
+    gain, bias, wanted = _vector(m, m.ends[2], C), _vector(m, m.ends[3], C), 0
+    for r in range(n):
+        if o.job[3, r] >= 0:
+            _norm(m, x[r], gain, bias, o.n[thread, wanted])
+            wanted += 1
+    for head in range(heads):
+        out, place = o.logits[:, head], m.places[m.places.shape[0] - m.K + head]
+        _product(o.n[thread], wanted, place, m.flat[:0], out, thread, threads, o.job[2, 0] % 2 == 1)
+    _meet(o, meeting, threads)
+
+
+# Bytes of weights from which all cores are used: below, a token is done before they have woken.
+MANY = 16 << 20
+
+
+class CpuReader:
+    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
+
+    Weights in float32; `texts` is how many it reads at once. threads: None for one, or for many
+    weights one per core. int8 keeps the matrices in a quarter of the memory, with an error.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, texts: int = 1, threads: int | None = None,
+        int8: bool = False,
+    ):  # fmt: skip
+        assert weights.flat.dtype == np.float32, f"weights in {weights.flat.dtype}, not float32"
+        self.config, self.texts = config, texts
+        self._panels = Panels(_matrices(config, weights), int8)
+        self._model = _model(config, weights, self._panels.places)
+        self.threads = threads or (cores() if self._panels.buffer.size >= MANY else 1)
+        self._room = _room(config, texts, self.threads)
+        self._pool = ThreadPoolExecutor(self.threads)
+
+    def read(
+        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
+    ) -> np.ndarray:
+        """Logits (B, rows, heads, V) after the last `rows` tokens of each of B pieces.
+
+        Piece i, ids of text i, stands at positions starts[i], starts[i] + 1, ...: what was read of
+        that text at these positions and after is forgotten. An empty piece is not read.
+        """
+        V, T, job = self.config.vocab_size, self.config.context, []
+        for text, (piece, start) in enumerate(zip(pieces, starts, strict=True)):
+            end, late = start + len(piece), rows - len(piece)
+            assert 0 <= start <= end <= T and text < self.texts, f"no room for {start} to {end}"
+            for i, token in enumerate(piece, start=late):
+                assert 0 <= token < V, f"no id of the model: {token}"
+                job.append((token, text, end - rows + i, text * rows + i if i >= 0 else -1))
+        logits = np.zeros((len(pieces) * rows, heads, V), np.float32)
+        for first in range(0, len(job), ROWS):
+            part = job[first : first + ROWS]
+            self._run(part, heads)
+            to = [row for *_, row in part if row >= 0]
+            logits[to] = self._room.logits[: len(to), :heads, :V]
+        return logits.reshape(-1, rows, heads, V)
+
+    def _run(self, job, heads):
+        # One pass over at most ROWS rows, by all threads.
+        model, room = self._model, self._room
+        room.job[:, : len(job)] = np.array(job).T
+        room.met[0] = 0
+        ask = model, room, len(job), heads
+        others = [self._pool.submit(_pass, *ask, i, self.threads) for i in range(1, self.threads)]
+        _pass(*ask, 0, self.threads)
+        for each in others:
+            each.result()
+
+
+def _matrices(config, weights):
+    """What goes into panels, in the order of `Model.places`."""
+    found = []
+    for b in weights.blocks:
+        up = interleaved(b.w_up) if config.mlp == "swiglu" else b.w_up
+        found += [b.wqkv, b.wo, up, b.w_down]
+    return found + np.split(output_matrix(config, weights), config.n_predict, axis=1)
+
+
+def _model(config, weights, places):
+    """The `Model` of a configuration and its weights."""
+    c, table = config, INTEGRATORS[config.integrator]
+    a = np.zeros((len(table.b), len(table.b)))
+    for row, found in zip(a, table.a, strict=True):
+        row[: len(found)] = found
+    shape = c.context, c.head_dim
+    turns = rope_tables(*shape) if c.position == "rope" else [np.zeros((c.context, 0))] * 2
+    names = [f"block.{i}.{name}" for i in range(c.n_blocks) for name in Block._fields]
+    ends = "embedding", "positions", "norm", "norm_bias"
+    starts, ends = ([weights.starts.get(name, -1) for name in each] for each in (names, ends))
+    return Model(
+        c.dim, c.n_heads, c.n_kv_heads, c.head_dim, c.hidden, c.vocab_size, c.n_predict,
+        c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", c.mlp == "swiglu",
+        a, np.array(table.b), weights.flat, np.array(starts).reshape(c.n_blocks, -1),
+        np.array(ends), places, *(np.ascontiguousarray(table, np.float32) for table in turns),
+    )  # fmt: skip
+
+
+def _room(config, texts, threads):
+    """Room for `texts` texts and so many threads."""
+    c, stages = config, len(INTEGRATORS[config.integrator].b)
+    G, D, T = c.n_kv_heads, c.head_dim, c.context
+    places = texts, c.n_layers * stages, G
+    return Room(
+        np.zeros((4, ROWS), np.int64), aligned(*places, D, T), aligned(*places, T, D),
+        aligned(ROWS, padded((c.n_heads + 2 * G) * D)), aligned(ROWS, c.n_heads * D),
+        aligned(ROWS, c.hidden), aligned(stages, ROWS, padded(c.dim)),
+        aligned(ROWS, c.n_predict, padded(c.vocab_size)), np.zeros(1, np.int64),
+        *(aligned(threads, ROWS, c.dim) for _ in range(3)), aligned(threads, ROWS, PANEL),
+        aligned(threads, T),
+    )  # fmt: skip

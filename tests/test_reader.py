@@ -1,0 +1,190 @@
+"""Reading tokens with a cache, on every engine: whatever is asked, the logits are the model's."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_generate import ARCHITECTURES, SHAPES, model
+
+from nanoeuler.engines.choice import CPU_ENGINES, engine_factory
+from nanoeuler.engines.cpu import decode, panels
+from nanoeuler.engines.cpu.decode import CpuReader
+from nanoeuler.engines.cpu.panels import PANEL, Panels, interleaved, rounded
+from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.inference.decoder import Decoder, EngineReader
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights, initialise
+
+reference = ReferenceEngine()
+
+
+def both(**switches):
+    """A model in float32, and the logits (T, K, V) in float64 of a text, and its own distance."""
+    config, weights = model(dtype=np.float32, **switches)
+    text = np.random.default_rng(0).integers(23, size=config.context)
+    exact = forward(reference, config, model(**switches)[1], text[None])[0][0]
+    own = forward(reference, config, weights, text[None])[0][0]
+    # Two orders of a float32 sum, over some layers: a few times the distance of one of them, and
+    # never less than what the largest number is rounded by.
+    bound = 4 * np.abs(own - exact).max() + 8 * np.finfo(np.float32).eps * np.abs(exact).max()
+    return config, weights, text.tolist(), exact, bound
+
+
+def readers(config, weights, texts=1):
+    """A reader on each engine, by a name."""
+    made = {name: EngineReader(config, weights, engine_factory(name)(), texts)
+            for name in CPU_ENGINES}  # fmt: skip
+    return made | {"compiled": CpuReader(config, weights, texts, threads=1)}
+
+
+@pytest.mark.parametrize("switches", ARCHITECTURES, ids=lambda x: " ".join(map(str, x.values())))
+def test_every_architecture_in_every_cut(switches):
+    config, weights, text, exact, bound = both(context=9, n_layers=2, **switches)
+    reader = CpuReader(config, weights, threads=1)
+    for cut in ([1] * 9, [9], [4, 5], [2, 3, 1, 3]):
+        decoder, ends = Decoder(config, weights, reader), np.cumsum(cut)
+        for n, end in zip(cut, ends, strict=True):
+            logits = decoder.look(text[end - n : end], rows=n, heads=config.n_predict)
+            assert np.abs(logits - exact[end - n : end]).max() <= bound
+
+
+@pytest.mark.parametrize("heads, kv", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("sizes", [{}, {"dim": 8, "hidden": 1}, {"dim": 72, "hidden": 70},
+                                   {"dim": 128, "hidden": 65, "vocab_size": 100}], ids=str)
+def test_every_engine_and_odd_sizes(heads, kv, sizes):
+    config, weights, text, exact, bound = both(heads=heads, kv=kv, **sizes)
+    for name, reader in readers(config, weights).items():
+        decoder = Decoder(config, weights, reader)
+        for token, wanted in zip(text, exact, strict=True):
+            logits = decoder.look([token], heads=2)
+            assert np.abs(logits[0] - wanted).max() <= bound, name
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_texts_of_unequal_length_grow_together(data):
+    """Each text in pieces of its own lengths, some empty, some forgotten again."""
+    config, weights, _, _, bound = both()
+    B = data.draw(st.integers(1, 5))
+    every = readers(config, weights, texts=B)
+    texts = [[] for _ in range(B)]
+    for _ in range(data.draw(st.integers(1, 5))):
+        pieces, starts = [], []
+        for text in texts:
+            starts.append(data.draw(st.integers(0, len(text))))
+            piece = st.lists(st.integers(0, 22), max_size=config.context - starts[-1])
+            pieces.append(data.draw(piece))
+            if pieces[-1]:
+                text[starts[-1] :] = pieces[-1]
+        for name, reader in every.items():
+            logits = reader.read(pieces, starts)
+            for i, (text, piece) in enumerate(zip(texts, pieces, strict=True)):
+                if piece:
+                    wanted = forward(reference, config, weights, np.array([text]))[0][0, -1, 0]
+                    assert np.abs(logits[i, 0, 0] - wanted).max() <= bound, name
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("switches", [{}, ARCHITECTURES[-1], {"dim": 128, "hidden": 300}], ids=str)
+def test_no_bit_hangs_on_threads_nor_on_who_is_read_beside(switches, int8):
+    config, weights = model(dtype=np.float32, **switches)
+    texts = np.random.default_rng(1).integers(23, size=(5, config.context)).tolist()
+    lengths = [12, 1, 7, 3, 12]
+    pieces = [text[:n] for text, n in zip(texts, lengths, strict=True)]
+    alone = CpuReader(config, weights, threads=1, int8=int8)
+    bits = []
+    for piece in pieces:
+        for i, token in enumerate(piece):
+            one = alone.read([[token]], [i])[0, 0, 0].copy()
+        bits.append(one)
+    for threads in (1, 2, 3, 5):
+        reader = CpuReader(config, weights, 5, threads, int8)
+        together = reader.read(pieces, [0] * 5)[:, 0, 0]
+        for one, other in zip(bits, together, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
+def test_a_prompt_longer_than_a_pass_is_read_in_several():
+    config, weights, text, exact, bound = both(context=3 * decode.ROWS + 5)
+    reader = CpuReader(config, weights, threads=2)
+    logits = reader.read([text], [0], rows=len(text), heads=2)[0]
+    assert np.abs(logits - exact).max() <= bound
+
+
+def test_what_does_not_fit_is_refused_before_memory_is_touched():
+    config, weights = model(dtype=np.float32)
+    reader = CpuReader(config, weights, threads=1)
+    for pieces, starts in (([[1]], [12]), ([[1, 2]], [11]), ([[1]], [-1]), ([[1], [2]], [0, 0])):
+        with pytest.raises(AssertionError, match="no room"):
+            reader.read(pieces, starts)
+    for token in (-1, 23):
+        with pytest.raises(AssertionError, match="no id"):
+            reader.read([[token]], [0])
+    with pytest.raises(AssertionError, match="float64"):
+        CpuReader(config, model()[1])
+
+
+@given(st.integers(1, 40), st.integers(1, 3 * PANEL + 1))
+@settings(max_examples=25, deadline=None)
+def test_int8_is_within_half_a_step(depth, columns):
+    matrix = np.random.default_rng(columns).standard_normal((depth, columns)).astype(np.float32)
+    matrix[:, 0] = 0
+    q, steps = rounded(matrix)
+    assert q.dtype == np.int8 and np.abs(q.astype(int)).max() <= 127
+    half = steps / 2 * (1 + 1e-5)
+    assert (np.abs(matrix - q * steps) <= half).all()
+
+
+@pytest.mark.parametrize("F", [1, PANEL // 2, PANEL // 2 + 1, 3 * PANEL])
+def test_gate_and_up_lie_side_by_side(F):
+    both = np.arange(6 * F).reshape(3, 2 * F)
+    wide, half = interleaved(both), PANEL // 2
+    assert wide.shape[1] % PANEL == 0
+    for j in range(F):
+        at = j // half * PANEL + j % half
+        assert (wide[:, at] == both[:, j]).all() and (wide[:, at + half] == both[:, F + j]).all()
+
+
+def test_int8_takes_a_quarter_and_stays_near():
+    config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
+                         context=16, n_predict=1)  # fmt: skip
+    weights = initialise(config, seed=0)
+    matrices = [weights["output"], weights.blocks[0].w_down]
+    sizes = [Panels(matrices, int8).buffer.size for int8 in (False, True)]
+    assert sizes[0] == 4 * sizes[1]
+    logits = [CpuReader(config, weights, threads=1, int8=int8).read([[1, 2, 3]], [0])[0, 0, 0]
+              for int8 in (False, True)]  # fmt: skip
+    # A weight is off by at most max / 254, a hundredth of its column's deviation or so.
+    assert 0 < np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[0]).max()
+
+
+
+
+def test_panels_of_a_matrix_multiply_like_it():
+    rng = np.random.default_rng(0)
+    for rows, depth, columns in product((1, 2, 3, 4, 5, 16), (1, 7, 130), (1, PANEL, PANEL + 3)):
+        x = rng.standard_normal((rows, depth)).astype(np.float32)
+        w = rng.standard_normal((depth, columns)).astype(np.float32)
+        packed, out = Panels([w]), np.zeros((rows, panels.padded(columns)), np.float32)
+        bias = rng.standard_normal(columns).astype(np.float32)
+        for thread in range(2):
+            decode._product(x, rows, packed.places[0], bias, out, thread, 2)
+        exact = x.astype(float) @ w + bias
+        terms = np.abs(x).astype(float) @ np.abs(w) + np.abs(bias)
+        # A sum of depth + 1 terms, rounded at each: equation eq-gemm's bound on its absolute terms.
+        bound = (depth + 2) * np.finfo(np.float32).eps * terms
+        assert (np.abs(out[:, :columns] - exact) <= bound).all()
+        assert not out[:, columns:].any()
+
+
+def test_weights_are_read_where_they_are_not_copied():
+    """The reader holds copies of the matrices: a change of the weights is not its own."""
+    config, weights = model(dtype=np.float32)
+    assert isinstance(weights, Weights)
+    reader = CpuReader(config, weights, threads=1)
+    before = reader.read([[1]], [0]).copy()
+    weights["output"][...] = 0
+    assert (reader.read([[1]], [0]) == before).all()

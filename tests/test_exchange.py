@@ -516,7 +516,7 @@ def fake_nccl(notes):
     """cupy.cuda.nccl as far as we use it; calls are noted."""
     class Communicator:
         def __init__(self, ndev, commId, rank):
-            assert isinstance(commId, tuple) and len(commId) == 128
+            assert commId == bytes(128 * [7])  # as it came: CuPy 13 has a tuple here, 14 has bytes
             notes.append(("communicator", ndev, rank))
 
         def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
@@ -529,7 +529,7 @@ def fake_nccl(notes):
             notes.append(("broadcast", sendbuff, recvbuff, count, datatype, root, stream))
 
     return SimpleNamespace(
-        NcclCommunicator=Communicator, get_unique_id=lambda: (7,) * 128,
+        NcclCommunicator=Communicator, get_unique_id=lambda: bytes(128 * [7]),
         groupStart=lambda: notes.append("start"), groupEnd=lambda: notes.append("end"),
         NCCL_UINT8=1, NCCL_FLOAT32=7, NCCL_SUM=0,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 Rank 0 is this process, and starts the other one. That ends when this one does, in whatever way.
 """
 
+import atexit
 import multiprocessing
 import os
 import threading
@@ -48,10 +49,15 @@ def _follow(pipe, parent, main, given):
 
 
 def pair(main, *given):
-    """The group of rank 0; the other process runs main(group, *given). main must be importable."""
+    """The group of rank 0; the other process runs main(group, *given). main must be importable.
+
+    It is no daemon: those may have no processes of their own, in which kernels are compiled. So
+    that nobody waits for it when this process ends, the pipe is closed then, which ends it.
+    """
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    process = context.Process(target=_follow, args=(theirs, os.getpid(), main, given), daemon=True)
+    process = context.Process(target=_follow, args=(theirs, os.getpid(), main, given))
     process.start()
     theirs.close()
+    atexit.register(mine.close)  # runs before multiprocessing waits for its children
     return Piped(0, mine)

@@ -28,7 +28,7 @@ class Connection:
         self.rank, self.size, self.driver = group.rank, group.size, device.driver
         self.device, self.library = device, door.exchanges()
         name = group.broadcast(None if group.rank else self.library.get_unique_id())
-        self.communicator = self.library.NcclCommunicator(group.size, tuple(name), group.rank)
+        self.communicator = self.library.NcclCommunicator(group.size, name, group.rank)
         flags = int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.side = int(check(self.driver.cuStreamCreate(flags)))
 

@@ -180,7 +180,7 @@ class Pen(Recorder):
         return whole[first:].reshape(count, pitch)
 
     def add_up(self) -> None:
-        """Write down that all partial sums are added to where they belong: before those are read."""
+        """Write down that all partial sums are added to where they belong."""
         self.settle()
         self.pay()
 

@@ -39,7 +39,8 @@ from nanoeuler.engines.ranks.threads import together
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
-from nanoeuler.planning.exchange import NVLINK, Rank, foretell, rank_program, travels
+from nanoeuler.planning.exchange import Rank, foretell, rank_program, travels
+from nanoeuler.planning.ranks import NVLINK
 from nanoeuler.training.optim import AdamW
 
 U = 2.0**-24
@@ -487,7 +488,7 @@ def test_an_exchange_takes_what_comes_over_the_wire():
                 if isinstance(step.launch, Exchange))  # fmt: skip
     # Gradients in float32, copies in bf16, tables in float32; half of each, and some beginnings.
     moved = (124.44e6 * 4 + 124.44e6 * 2 + 39.38e6 * 4) / 2
-    assert moved / NVLINK.rate < whole < moved / NVLINK.rate + 20 * NVLINK.start
+    assert moved / NVLINK.bytes_per_s < whole < moved / NVLINK.bytes_per_s + 20 * NVLINK.latency_s
 
 
 # ---- NCCL, as far as the host goes

@@ -17,18 +17,8 @@ from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.program import Program
 from nanoeuler.engines.gpu.step import Machine, record_step
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.planning.ranks import NVLINK, Link
 from nanoeuler.planning.step import H200, RULES, Speeds, seconds
-
-
-class Wire(NamedTuple):
-    """How fast exchanges are: seconds before the first byte, then bytes a second each way."""
-
-    start: float
-    rate: float
-
-
-# NCCL's all-reduce between two H200s that NVLink joins: 1 MiB took 14 us, 256 MiB 0.895 ms.
-NVLINK = Wire(12e-6, 300e9)
 
 
 class Rank(NamedTuple):
@@ -47,15 +37,15 @@ class Span(NamedTuple):
     end: float
 
 
-def travels(work: Exchange, wire: Wire, size: int) -> float:
+def travels(work: Exchange, wire: Link, size: int) -> float:
     """Seconds of an exchange: all but a rank's own part of the whole comes over the wire."""
     whole = sum(arg.nbytes for arg in work.args)
     if work.kind != "broadcast":
         whole = max(arg.nbytes for arg in work.args)
-    return wire.start + whole * (size - 1) / size / wire.rate
+    return wire.latency_s + whole * (size - 1) / size / wire.bytes_per_s
 
 
-def timeline(program: Program, size: int, speeds: Speeds, wire: Wire, pieces: int) -> list[Span]:
+def timeline(program: Program, size: int, speeds: Speeds, wire: Link, pieces: int) -> list[Span]:
     """When everything on a rank's list runs. pieces: of float32, in what is multiplied."""
     main, side, spans = 0.0, 0.0, []
     for step in program.steps:
@@ -93,7 +83,7 @@ class Foretold(NamedTuple):
 
 def foretell(
     config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
-    overlap: bool = True, speeds: Speeds = H200, wire: Wire = NVLINK,
+    overlap: bool = True, speeds: Speeds = H200, wire: Link = NVLINK,
 ) -> Foretold:  # fmt: skip
     """What a step takes of each of `size` GPUs with batch_size sequences each."""
     program = rank_program(config, batch_size, size, engine, overlap, speeds.machine)

@@ -30,11 +30,11 @@ class Link(NamedTuple):
     latency_s: float  # of one message
 
 
-# Within a machine: NVLink 4 has 450 GB/s each way (H200 datasheet: 900 for both). 279 GB/s of them
-# came through in a first trial of all-reduce on two H200, and a message of 1 MiB took 14 us.
-NVLINK = Link("NVLink", 279e9, 10e-6)
+# Within a machine: NVLink 4 has 450 GB/s each way (H200 datasheet: 900 for both). NCCL's all-reduce
+# between two H200s took 14 us for 1 MiB and 0.895 ms for 256: these two numbers.
+NVLINK = Link("NVLink", 300e9, 12e-6)
 # One adapter of 400 Gbit/s a GPU, taken to carry the same share of its rate.
-NETWORK = Link("400 Gbit/s", 279 / 450 * 50e9, 20e-6)
+NETWORK = Link("400 Gbit/s", 2 / 3 * 50e9, 20e-6)
 
 
 def link(ranks: int) -> Link:

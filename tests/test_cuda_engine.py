@@ -208,7 +208,7 @@ FAULTS = {
         PRIMITIVES, "Pen", "settle", "float(this.weight)", "1.0"
     ),
     "sums that are owed are forgotten": (
-        PRIMITIVES, "Pen", "owe", "self.add_up()  # two", "pass  # two"
+        PRIMITIVES, "Pen", "owe", "self.pay()  # two", "pass  # two"
     ),
     "a bias's gradient is the gain's": (
         PRIMITIVES, "Pen", "owe", "first + i * columns, count", "first, count"

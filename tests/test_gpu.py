@@ -85,7 +85,7 @@ def test_only_those_who_need_the_door_import_it():
         if re.search(r"(?m)^from nanoeuler.engines.gpu(.door)? import .*\b(door|no_gpu)\b",
                      (ROOT / file).read_text())
     }  # fmt: skip
-    gpu = {f"nanoeuler/engines/gpu/{name}.py" for name in ("compile", "cublas", "device")}
+    gpu = {f"nanoeuler/engines/gpu/{name}.py" for name in ("compile", "cublas", "device", "nccl")}
     assert users == gpu | {"nanoeuler/planning/doctor.py"}
 
 

@@ -96,7 +96,7 @@ def generate(
 ) -> None:  # fmt: skip
     """Continue a text.
 
-    Each token is drawn: --top-k, --top-p and --min-p say from which, --temperature how boldly.
+    Each token is drawn: --top-k, --top-p and --min-p say from which, the temperature how boldly.
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """

@@ -91,6 +91,54 @@ def test_gradients_are_the_references(name, monkeypatch):
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
 
 
+TEXTS = np.array([[0, 0, 0, 3, 3, 3, 6, 6, 6], [0, 1, 1, 1, 1, 5, 6, 6, 8]], np.int32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GPT-2's, narrow stream", "Euler's, narrow stream, in pieces",
+        "RoPE by the product, shared", "RMSNorm, learned, GELU, biases, untied",
+    ],
+)  # fmt: skip
+def test_gradients_of_rows_of_several_texts(name, monkeypatch):
+    config, precision, pieces = MODELS[name]
+    helpers.by_numpy(monkeypatch)
+    check(step_on_paper(config, 2, 9, HOPPER, precision, pieces, first=TEXTS))
+
+
+@pytest.mark.parametrize("name", ["cuda-tf32", "cuda-float32"])
+def test_gradients_of_several_texts_in_float32(name, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    outcome = step_on_paper(GPT, 2, 9, AMPERE, PRECISIONS[name], first=TEXTS)
+    assert max(outcome.errors().values()) < (1e-3 if name == "cuda-tf32" else 1e-5)
+
+
+@pytest.mark.parametrize(
+    "module, function, old, new",
+    [
+        ("step", "fill_batch", "last_of(first[x])", "first[x] + 0"),
+        ("step", "fill_batch", "np.arange(first.shape[1]) - first[x]", "np.arange(first.shape[1])"),
+        ("step", "fill_step", "scatter_plan(places.reshape(-1)", "scatter_plan(0 * places.ravel()"),
+    ],
+)  # fmt: skip
+def test_mistakes_with_several_texts_are_seen(module, function, old, new, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
+    monkeypatch.setattr(helpers, function, getattr(wrong, function))
+    outcome = step_on_paper(GPT, 2, 9, HOPPER, BF16, first=TEXTS)
+    assert not max(outcome.errors().values()) < bound_of(outcome)
+
+
+def test_a_step_without_several_texts_has_no_inputs_for_them():
+    plain = record_step(GPT, 2, 9, HOPPER, BF16, helpers.RULES)
+    packed = record_step(GPT, 2, 9, HOPPER, BF16, helpers.RULES, packed=True)
+    more = {"first 0", "last 0", "places 0", "scatter 0"}
+    assert packed.inputs.keys() - plain.inputs.keys() == more
+    turned = record_step(TURNED, 2, 9, HOPPER, BF16, helpers.RULES, packed=True)
+    assert {name for name in turned.inputs if name in more} == {"first 0", "last 0"}
+
+
 def test_gradients_are_the_references_where_gates_have_a_kernel_of_their_own(monkeypatch):
     helpers.by_numpy(monkeypatch)
     monkeypatch.setattr(CudaEngine, "bends_gates", False)
@@ -366,6 +414,22 @@ def test_a_stepper_judges_batches_of_any_number_of_sequences(stepper):
         exact = reference.sums(tokens[part], targets[part])
         np.testing.assert_allclose(ours.sums(tokens[part], targets[part]), exact, rtol=bound(GPT))
     assert len(ours.programs) == 1, "a smaller batch is filled up"
+
+
+def test_a_stepper_takes_rows_of_several_texts(stepper):
+    ours, tokens, targets, reference = stepper
+    first = np.array([[0, 0, 2, 2], [0, 1, 1, 1]], np.int32)
+    for part in slice(None), slice(1):
+        exact = reference.sums(tokens[part], targets[part], first[part])
+        packed = ours.sums(tokens[part], targets[part], first[part])
+        np.testing.assert_allclose(packed, exact, rtol=bound(GPT))
+    ours.step(tokens, targets, 1e-3, 1, first)
+    (exact,) = reference.step(tokens, targets, 1e-3, 1, first)
+    (last,) = ours.finish()
+    np.testing.assert_allclose(last.sums, exact.sums, rtol=bound(GPT))
+    np.testing.assert_allclose(last.norm, exact.norm, rtol=bound(GPT))
+    with pytest.raises(UserError, match="falls within a row"):
+        ours.step(tokens, targets, 1e-3, 2, np.array([[0, 1, 0, 0]] * 2, np.int32))
 
 
 def test_a_step_that_is_not_finite_changes_nothing(stepper):

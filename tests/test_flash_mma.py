@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from exercises import judge
 from mutants import Mutant, load
-from test_flash_tensor import NAMES, U, change, exact_and_bounds, inputs, worst
+from test_flash_tensor import NAMES, U, change, exact_and_bounds, in_texts, inputs, worst
 
 from nanoeuler.engines.gpu import (
     attention,
     flash_mma,
     flash_mma_backward,
+    flash_mma_parts,
     flash_mma_plan,
     flash_plan,
 )
@@ -28,12 +29,13 @@ PARKED = flash_mma.Form(32, 2, 2, park=True)  # as of width 128, in a quarter of
 
 
 def forward(a, plan=flash_mma_plan, **more):
-    return plan.forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")), **more)
+    arrays = (a[name] for name in ("q", "k", "v", "o", "lse"))
+    return plan.forward_launch(*arrays, documents=a.get("documents"), **more)
 
 
 def backward(a, plan=flash_mma_plan):
     order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    return plan.backward_launches(*(a[name] for name in order))
+    return plan.backward_launches(*(a[name] for name in order), documents=a.get("documents"))
 
 
 def play(a, seed=None, plans=(flash_mma_plan, flash_mma_plan)):
@@ -147,6 +149,73 @@ def test_what_is_moved_is_what_was_predicted(D):
     assert report["barriers"] == 2
 
 
+# ---- Several texts in a row
+
+
+@pytest.mark.parametrize(
+    "shape, lengths, seed",
+    [
+        ((2, 2, 1, 150, 32), [[1, 63, 86], [150]], None),
+        ((1, 1, 1, 150, 32), [[70, 70, 10]], 4),
+        ((1, 2, 1, 260, 64), [[100, 28, 132]], 1),
+        ((1, 1, 1, 140, 128), [[50, 90]], None),
+    ],
+)  # fmt: skip
+def test_texts(shape, lengths, seed):
+    a = in_texts(inputs(*shape), lengths)
+    play(a, seed)
+    assert off(a) < 1
+
+
+def test_texts_and_the_order_of_blocks():
+    outcomes = []
+    for seed in (None, 7):
+        a = in_texts(inputs(1, 2, 1, 140, 32), [[33, 80, 27]])
+        play(a, seed)
+        outcomes.append([a[name].tobytes() for name in NAMES])
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    "module, function, old, new",
+    [
+        ("flash_mma_parts", "steps_from", "limits.batch, first)", "limits.batch, first + 127)"),
+        ("flash_mma_parts", "forbid_others", "int32(row + 15)", "row"),
+        ("flash_mma_parts", "forbid_foreign", "> limit_of(", "< limit_of("),
+        ("flash_mma", "whole", "int32(row + HALF), work.limits", "row, work.limits"),
+        ("flash_mma_backward", "tiles_to", "limits.batch, last)", "limits.batch, last - 63)"),
+    ],
+)  # fmt: skip
+def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
+    wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
+    kernels = "forward_kernel", "dq_kernel", "dkdv_kernel"
+    users = [flash_mma, flash_mma_backward] if module == "flash_mma_parts" else []
+    for user in users:
+        if hasattr(user, function):
+            monkeypatch.setattr(user, function, getattr(wrong, function))
+    for name in kernels:
+        made = getattr(wrong, name, getattr(flash_mma_plan, name).__wrapped__)
+        monkeypatch.setattr(flash_mma_plan, name, made)
+    a = in_texts(inputs(1, 1, 1, 260, 32), [[100, 120, 40]])
+    try:
+        play(a)
+    except Fault:
+        return
+    assert not off(a) < 1
+
+
+def test_without_documents_none_of_their_code_runs(monkeypatch):
+    def never(*_):
+        raise AssertionError("a kernel without documents looks a limit up")
+
+    monkeypatch.setattr(flash_mma_parts, "limit_of", never)
+    monkeypatch.setattr(flash_mma_backward, "limit_of", never)
+    a = inputs(1, 1, 1, 70, 32)
+    play(a)
+    with pytest.raises(AssertionError, match="looks a limit up"):
+        run(forward(in_texts(a, [[70]])))
+
+
 # ---- Planted faults
 
 PARTS, FORWARD, BACKWARD = (
@@ -159,20 +228,21 @@ MISTAKES = [
     ("o not corrected", FORWARD, "correct", "o[i] *= alpha[0]", "pass"),
     ("total not corrected", FORWARD, "raise_maximum", "half.total[1] *= alpha[1]", "pass"),
     ("the first half has no mask", FORWARD, "whole", "if masked:", "if False:"),
-    ("a key head for each head", FORWARD, "flash_mma", "divide(head, sharing)", "int32(head)"),
+    ("a key head for each head", FORWARD, "block", "divide(head, sharing)", "int32(head)"),
     ("lse without the maximum", FORWARD, "save_lines", "half.m[j] + log2", "log2"),
-    ("the diagonal is forbidden", PARTS, "forbid_later", "8 * n > distance", "8 * n >= distance"),
+    ("the diagonal is forbidden", PARTS, "forbid_later", "keys, distance", "keys, distance - 1"),
     ("chunks swapped in one place", PARTS, "right", "lane >> 3 & 1", "lane >> 4 & 1"),
     ("rows past the end are copied", PARTS, "copy_rows", "else int32(0)", "else int32(16)"),
     ("rows past the end are written", PARTS, "put_rows", "first + here < T", "True"),
     ("lanes do not wait for lanes", PARTS, "put_rows", "cuda.syncwarp()", "pass"),
     ("delta left out", BACKWARD, "query_step", "s[n] * (dp[n] - delta[h])", "s[n] * dp[n]"),
     ("delta not padded", BACKWARD, "pad_deltas", "after >= T", "after < 0"),
-    ("dq not scaled", BACKWARD, "flash_mma_dq", "parts.dq, root, root", "parts.dq, scale, scale"),
-    ("a query before its key", BACKWARD, "forbid_earlier", "8 * n < distance", "8 * n < below"),
+    ("dq not scaled", BACKWARD, "block_of_queries", "dq, root, root", "dq, scale, scale"),
+    ("a query before its key", BACKWARD, "forbid_earlier", "s, queries, distance",
+     "s, queries, distance + 8"),
     ("the same head again", BACKWARD, "fill_queries", "head * group.do_head", "0 * group.do_head"),
     ("lse of the first head", BACKWARD, "fill_queries", "head * group.line", "0 * group.line"),
-    ("dk not scaled", BACKWARD, "flash_mma_dkdv", "parts.dk, root, root", "parts.dk, scale, scale"),
+    ("dk not scaled", BACKWARD, "block_of_keys", "parts.dk, root, root", "parts.dk, scale, scale"),
 ]  # fmt: skip
 
 

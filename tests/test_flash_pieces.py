@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from exercises import judge
 from mutants import Mutant, load
-from test_flash_tensor import NAMES, fold
+from test_flash_tensor import NAMES, fold, hidden, in_texts
 
 from nanoeuler.engines.gpu import (
     flash_pieces,
@@ -44,11 +44,13 @@ def inputs(B, H, G, T, D, seed=0, scale=1.0):
 
 def forward(a, pieces):
     names = "q", "k", "v", "o", "lse"
-    return flash_pieces_plan.forward_launch(*(a[name] for name in names), pieces)
+    arrays = (a[name] for name in names)
+    return flash_pieces_plan.forward_launch(*arrays, pieces, a.get("documents"))
 
 
 def backward(a, pieces):
-    return flash_pieces_plan.backward_launches(*(a[name] for name in ARGUMENTS), pieces)
+    arrays = (a[name] for name in ARGUMENTS)
+    return flash_pieces_plan.backward_launches(*arrays, pieces, a.get("documents"))
 
 
 def play(a, pieces, seed=None):
@@ -64,7 +66,7 @@ def exact_and_bounds(a, pieces):
     k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
     over_D, over_T, root = OFF[pieces] + (D + 8) * U, OFF[pieces] + (T + 8) * U, 1 / math.sqrt(D)
     flip = partial(np.swapaxes, axis1=-2, axis2=-1)
-    later = np.triu(np.ones((T, T), bool), 1)
+    later = hidden(a)
     s = np.where(later, -np.inf, q @ flip(k) * root)
     of_s = np.where(later, 0, np.abs(q) @ flip(np.abs(k)) * root) * over_D
     lse = np.logaddexp.reduce(s, axis=-1)
@@ -201,6 +203,22 @@ def test_what_is_moved_is_what_was_predicted(pieces):
     assert report["barriers"] == 2
 
 
+# ---- Several texts in a row
+
+
+@pytest.mark.parametrize(
+    "shape, lengths, pieces, seed",
+    [
+        ((2, 2, 1, 150, 32), [[1, 63, 86], [150]], 3, None),
+        ((1, 2, 2, 140, 64), [[70, 70]], 2, 4),
+    ],
+)  # fmt: skip
+def test_texts(shape, lengths, pieces, seed):
+    a = in_texts(inputs(*shape), lengths)
+    play(a, pieces, seed)
+    assert worst(a, pieces) < 1
+
+
 # ---- Planted faults
 
 PARTS, FORWARD, BACKWARD = (
@@ -213,7 +231,7 @@ MISTAKES = [
     ("tiles filled too early", FORWARD, "loop", SOON, "pass  # all"),
     ("no mask", FORWARD, "step", "if ahead < keys:", "if False:"),
     ("o not corrected", FORWARD, "step", "correct(half, D)", "pass"),
-    ("a key head for each head", FORWARD, "flash_pieces", "divide(head, sharing)", "int32(head)"),
+    ("a key head for each head", FORWARD, "block", "divide(head, sharing)", "int32(head)"),
     ("a sum leaves one out", FORWARD, "exponentials", "total[1] += s[i + 2] + s[i + 3]",
      "total[1] += s[i + 2]"),
     ("rows past the end are written", PARTS, "put_sums", "if t + 8 < T", "if t < T"),
@@ -223,7 +241,7 @@ MISTAKES = [
     ("dq: tiles not waited for", BACKWARD, "dq_loop", LATE, "pass  # all"),
     ("dkdv: tiles filled too early", BACKWARD, "dkdv_loop", SOON, "pass  # all"),
     ("delta left out", BACKWARD, "query_step", "(dp[i + 1] - delta[0])", "dp[i + 1]"),
-    ("dq not scaled", BACKWARD, "flash_pieces_dq", "0, root, root", "0, scale, scale"),
+    ("dq not scaled", BACKWARD, "block_of_queries", "0, root, root", "0, scale, scale"),
     ("a query before its key", BACKWARD, "key_step", "if ahead > -16:", "if False:"),
     ("the same head again", BACKWARD, "fill", "head * group.do_head", "0 * group.do_head"),
     ("lse of the first head", BACKWARD, "fill", "head * group.line", "0 * group.line"),

@@ -18,7 +18,8 @@ from bench.card import flash
 from exercises import answer
 from mutants import Mutant, load
 
-from nanoeuler.engines.gpu import flash_plan
+from nanoeuler.engines.gpu import flash_backward, flash_forward, flash_parts, flash_plan
+from nanoeuler.engines.gpu.documents import Documents, expect_documents, last_of, options
 from nanoeuler.engines.gpu.flash_forward import NARROW, reciprocal_of
 from nanoeuler.engines.gpu.flash_layout import padded
 from nanoeuler.engines.gpu.flash_parts import MOST
@@ -45,13 +46,32 @@ def inputs(B, H, G, T, D, seed=0, scale=1.0):
     return a | {name: np.full((B, H, padded(T)), np.nan, np.float32) for name in ("lse", "delta")}
 
 
+def in_texts(a, lengths):
+    """`a` with each row cut into texts of these lengths, one list for each row."""
+    starts = [np.repeat(np.cumsum(row) - row, row) for row in lengths]
+    first = np.array(starts, np.int32)
+    assert first.shape == (len(a["q"]), a["q"].shape[2])
+    return a | {"documents": Documents(first, last_of(first))}
+
+
+def hidden(a):
+    """What a query does not see: (B or 1, 1, T, T)."""
+    t = np.arange(a["q"].shape[2])
+    later = (t > t[:, None])[None, None]
+    if "documents" not in a:
+        return later
+    return later | (t < a["documents"].first[:, None, :, None])
+
+
 def forward(a, **more):
-    return forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")), **more)
+    arrays = (a[name] for name in ("q", "k", "v", "o", "lse"))
+    return forward_launch(*arrays, documents=a.get("documents"), **more)
 
 
 def backward(a, **more):
     order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    return backward_launches(*(a[name] for name in order), **more)
+    arrays = (a[name] for name in order)
+    return backward_launches(*arrays, documents=a.get("documents"), **more)
 
 
 def fold(x, G):
@@ -67,7 +87,7 @@ def exact_and_bounds(a):
     k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
     root, times = 1 / math.sqrt(D), partial(np.einsum, "bhij,bhjd->bhid")
     s = np.einsum("bhid,bhjd->bhij", q, k) * root
-    s[..., np.triu(np.ones((T, T), bool), 1)] = -np.inf
+    s[np.broadcast_to(hidden(a), s.shape)] = -np.inf
     lse = np.logaddexp.reduce(s, axis=-1)
     p = np.exp(s - lse[..., None])
     of_p = (2 * (D + 8) * np.abs(s[np.isfinite(s)]).max() + T + 8) * U
@@ -278,7 +298,7 @@ FORWARD = [
     ("the same values twice", "weigh_second", "int32(v + HALF * 128)", "v"),
     ("a tile again", "go_on", "next_of(stand.later, chain.links)", "stand.later"),
     ("the same link again", "next_of", "int32(now.link + cuda.gridDim.x)", "now.link"),
-    ("the long tile's keys twice", "cursor_key", "        end = now.long", "        pass"),
+    ("the long tile's keys twice", "cursor_key", "        end = long", "        pass"),
     ("links in another order", "link_of", "int32(links.tiles - i)", "int32(i + 1)"),
     ("no short tiles", "link_of", "links.of_head < links.tiles", "links.of_head > links.tiles"),
     ("a stage filled too early", "refill", "stand.left == WARPS - 1", "stand.left >= WARPS - 2"),
@@ -293,7 +313,7 @@ BACKWARD = [
     ("delta left out", "query_gradients", "dp[j] - delta[1]", "dp[j]"),
     ("lse of the first head", "fill_queries", "source.number + at.head", "source.number"),
     ("the same head again", "next_of", "int32(now.head + 1)", "now.head"),
-    ("dk not scaled", "dkdv", "save_rows(parts.dk, root,", "save_rows(parts.dk, float32(1),"),
+    ("dk not scaled", "block_of_keys", "parts.dk, x.root,", "parts.dk, x.scale,"),
     ("operands overwritten", "multiply", "dk_before(parts.dk)  #", "pass  #"),
     ("lse of the first row", "take_deltas", "load_float(lse + 4 * (line + t))", "load_float(lse)"),
 ]
@@ -326,6 +346,147 @@ def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch
     except Fault:
         return
     assert not worst(a, ["dq", "dk", "dv"]) < 1
+
+
+# ---- Several texts in a row
+
+# A text of one position, one across a tile's end, one that ends with a tile, one of several tiles.
+TEXTS = [[1, 139, 116], [256]], [[60, 70, 1, 20, 105], [3, 253]]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("places", [1, 1 << 20])
+def test_texts_forward(places, seed):
+    for lengths in TEXTS:
+        a = in_texts(inputs(2, 1, 1, 256, 64), lengths)
+        run(forward(a, places=places), seed)
+        hold(a)
+
+
+def test_texts_through_a_chain_of_links():
+    """Links of two tiles and the one in the middle, cut by texts; all through one block."""
+    a = in_texts(inputs(2, 2, 1, 300, 64), [[130, 130, 40], [299, 1]])
+    b = a | {name: a[name].copy() for name in ("o", "lse")}
+    run(forward(a, places=1), 1)
+    run(forward(b, places=1 << 20))
+    hold(a)
+    assert a["o"].tobytes() == b["o"].tobytes() and a["lse"].tobytes() == b["lse"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "shape, lengths, crowd",
+    [
+        ((2, 2, 1, 200, 64), [[70, 60, 70], [200]], CROWD),
+        ((1, 2, 2, 140, 64), [[129, 11]], {}),
+        ((1, 2, 1, 193, 128), [[64, 1, 127, 1]], CROWD),
+        ((1, 1, 1, 130, 128), [[100, 30]], {}),
+    ],
+)  # fmt: skip
+def test_texts_both_ways(shape, lengths, crowd):
+    outcomes = []
+    for seed in (None, 5):
+        a = in_texts(inputs(*shape), lengths)
+        run(forward(a), seed)
+        for launch in backward(a, **crowd):
+            run(launch, seed)
+        hold(a)
+        assert worst(a, ["dq", "dk", "dv"]) < 1
+        outcomes.append([a[name].tobytes() for name in NAMES])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_window_is_a_row_of_limits_too():
+    a = inputs(1, 1, 1, 300, 64)
+    first = np.maximum(np.arange(300, dtype=np.int32) - 99, 0)[None]
+    a["documents"] = Documents(first, last_of(first))
+    for launch in (forward(a), *backward(a, **CROWD)):
+        run(launch)
+    hold(a)
+    assert worst(a, ["dq", "dk", "dv"]) < 1
+
+
+def test_tiles_before_a_text_are_left_out():
+    """Nor multiplied: three tiles off the diagonal, two products of each."""
+    asked = []
+    for lengths in ([[384]], [[128, 128, 128]]):
+        a = in_texts(inputs(1, 1, 1, 384, 64), lengths)
+        asked.append(run(forward(a, places=1 << 20))["tensor FLOPs"])
+    tile = 2 * 128 * 128 * 64
+    assert asked[0] - asked[1] == 3 * 2 * tile
+
+
+TEXT_FAULTS = [
+    ("flash_parts", "limits_of", "limit_of(limit, batch, strictest)", "int32(0)"),
+    ("flash_forward", "steps_left", "(long - 1) * QUERIES", "long * QUERIES"),
+    ("flash_forward", "cursor_key", "int32(now.long + i + 1)", "int32(now.steps)"),
+    ("flash_forward", "link_of", " and n < links.count", ""),
+    ("flash_backward", "last_tile", "int32(key + rows - 1)", "key"),
+    ("flash_backward", "skip_keys", "block.end - own_steps", "block.steps - own_steps"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("module, function, old, new", TEXT_FAULTS)
+def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
+    wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
+    if module == "flash_parts":
+        flash_backward.dq_kernel.cache_clear()
+        flash_backward.dkdv_kernel.cache_clear()
+        for user in (flash_forward, flash_backward):
+            monkeypatch.setattr(user, function, getattr(wrong, function))
+    for name in ("NARROW_DOCUMENTS", "dq_kernel", "dkdv_kernel"):
+        if hasattr(wrong, name):
+            monkeypatch.setattr(flash_plan, name, getattr(wrong, name))
+    a = in_texts(inputs(1, 2, 1, 400, 64), [[128, 150, 122]])
+    try:
+        run(forward(a, places=1))
+        for launch in backward(a, **CROWD):
+            run(launch)
+    except Fault:
+        return
+    assert not worst(a, ["o", "dq", "dk", "dv"]) < 1
+
+
+def test_the_two_lines_of_texts():
+    first = np.array([[0, 0, 2, 2, 4], [0, 0, 0, 0, 0]], np.int32)
+    assert last_of(first).tolist() == [[1, 1, 3, 3, 4], [4] * 5]
+    for wrong, words in (
+        ([0, 1, 0], "falls within a row"), ([0, 2, 2], "not after it"), ([-1, 0, 0], "not after"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            last_of(np.array([wrong], np.int32))
+    lines = Documents(first, last_of(first))
+    assert expect_documents(None, 2, 5) == () and expect_documents(lines, 2, 5) == tuple(lines)
+    for wrong in (lines._replace(last=first[:1]), lines._replace(first=first.astype(np.int64))):
+        with pytest.raises(UserError, match="documents' .* is dense int32"):
+            expect_documents(wrong, 2, 5)
+
+
+def test_a_kernel_without_documents_is_asked_for_in_one_way():
+    assert options(None, ()) == () and options(True, None) == (True,)
+    assert options(None, lambda: 0) == (False, True)
+    a = inputs(1, 1, 1, 70, 64)
+    plain, packed = forward(a), forward(in_texts(a, [[70]]))
+    assert plain.kernel is NARROW and packed.kernel is not NARROW
+    assert backward(a)[0].kernel is flash_backward.dq_kernel(64, 1)
+    assert packed.args[:-1] == plain.args or len(packed.args) == len(plain.args) + 1
+
+
+def test_without_documents_none_of_their_code_runs(monkeypatch):
+    """Not a limit is looked up: on paper, where the compiler has not dropped dead branches."""
+
+    def never(*_):
+        raise AssertionError("a kernel without documents looks a limit up")
+
+    monkeypatch.setattr(flash_parts, "limit_of", never)
+    monkeypatch.setattr(flash_forward, "limit_of", never)
+    monkeypatch.setattr(flash_backward, "limit_of", never)
+    for D in (64, 128):
+        a = inputs(1, 1, 1, 140, D)
+        for launch in (forward(a), *backward(a)):
+            run(launch)
+        with pytest.raises(AssertionError, match="looks a limit up"):
+            run(forward(in_texts(a, [[140]])))
 
 
 # ---- Plans

@@ -39,6 +39,7 @@ class SavedAttention(NamedTuple):
     heads: Array            # (B, T, H+2G, D) queries and keys after RoPE, and values
     p: Any                  # what the engine's attention saved; the reference's is (B, H, T, T)
     y: Array                # (B, T, H*D) the input of wo
+    first: Array | None = None  # (B, T) where the text of each position begins
 
 
 class SavedMlp(NamedTuple):
@@ -57,9 +58,13 @@ class Sublayers(Primitives, Protocol):
     """
 
     def attend(
-        self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None
-    ) -> tuple[Array, Any]:
-        """Attention's addition (B, T, C) for n (B, T, C) at the positions from start on; saved."""
+        self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
+        first: Array | None = None,
+    ) -> tuple[Array, Any]:  # fmt: skip
+        """Attention's addition (B, T, C) for n (B, T, C) at the positions from start on; saved.
+
+        first (B, T): as for `Primitives.attention`; not together with a cache.
+        """
         B, T, _ = n.shape
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
         heads = self.linear(n, b.wqkv, b.wqkv_bias).reshape(B, T, H + 2 * G, D)
@@ -67,10 +72,10 @@ class Sublayers(Primitives, Protocol):
             cos, sin = self.rope_tables(config.context, D)
             heads = self.rope(heads, H + G, cos[start : start + T], sin[start : start + T])
         if cache is None:
-            y, p = self.attention(heads, G)
+            y, p = self.attention(heads, G, first)
         else:
             y, p = cache.attention(heads, G, start), None
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(n, heads, p, y)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(n, heads, p, y, first)
 
     def attend_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -79,7 +84,7 @@ class Sublayers(Primitives, Protocol):
         """From dout (B, T, C) to dn (B, T, C), of an `attend` at position 0; adds to db."""
         (B, T, _), H, G = dout.shape, config.n_heads, config.n_kv_heads
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
-        dheads = self.attention_backward(dy, saved.heads, G, saved.p)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first)
         if config.position == "rope":
             cos, sin = self.rope_tables(config.context, config.head_dim)
             dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
@@ -107,17 +112,23 @@ class Sublayers(Primitives, Protocol):
 class Engine(Sublayers, Protocol):
     """All that the model asks for. To make one: inherit, and define the primitives."""
 
-    def enter(self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0) -> Array:
-        """The stream (B, T, C) of tokens (B, T) at the positions from start on."""
+    def enter(
+        self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
+        first: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """The stream (B, T, C) of tokens (B, T) at the positions from start on; first (B, T)."""
         learned = config.position == "learned"
         positions = w["positions"][start : start + tokens.shape[1]] if learned else None
-        return self.embed(tokens, w["embedding"], positions)
+        return self.embed(tokens, w["embedding"], positions, first)
 
-    def enter_backward(self, config: ModelConfig, dw: Weights, tokens: Array, dx: Array) -> None:
+    def enter_backward(
+        self, config: ModelConfig, dw: Weights, tokens: Array, dx: Array,
+        first: Array | None = None,
+    ) -> None:  # fmt: skip
         """Add to dw the gradients of what `enter` read at position 0, given dx (B, T, C)."""
         learned = config.position == "learned"
         dpositions = dw["positions"][: tokens.shape[1]] if learned else None
-        self.embed_backward(dx, tokens, dw["embedding"], dpositions)
+        self.embed_backward(dx, tokens, dw["embedding"], dpositions, first)
 
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
@@ -209,9 +220,13 @@ class Optimizer(Protocol):
 class Stepper(Protocol):
     """Weights, gradients and the optimizer's moments, and the step that changes them."""
 
-    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
         """Begin training step `number` on tokens (B, T), targets (B, T, K) at learning rate lr.
 
+        first (B, T) int32, for rows of several texts: see `Primitives`.
         Returns the steps that have become known meanwhile, oldest first: on a processor this very
         one, on a device that works ahead of us the one before. A step whose loss or gradient is
         not finite changes nothing.
@@ -220,7 +235,9 @@ class Stepper(Protocol):
     def finish(self) -> list[Taken]:
         """Wait for all steps that were begun; return those that `step` has not returned yet."""
 
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
         """The sums (K,) of -log p in nats over the counted targets, by a forward pass alone."""
 
     def pull(self) -> None:

@@ -24,7 +24,8 @@ class Primitives(Protocol):
 
     Gradients of parameters are added to the buffers that are passed. Of what else is passed, only a
     first argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and
-    `cross_entropy` may write over it.
+    `cross_entropy` may write over it. `first` (B, T) int32 says where in its row the text of each
+    position begins, 0 <= first[b, t] <= t; None: each row is one text.
     """
 
     @abstractmethod
@@ -36,13 +37,17 @@ class Primitives(Protocol):
         """A context: the memory that is handed out inside may be used again after it."""
 
     @abstractmethod
-    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
-        """tokens (B, T), table (V, C), positions (T, C) -> (B, T, C)."""
+    def embed(
+        self, tokens: Array, table: Array, positions: Array | None = None,
+        first: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """tokens (B, T), table (V, C), positions (T, C), first (B, T) -> (B, T, C)."""
 
     @abstractmethod
     def embed_backward(
-        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
-    ) -> None:
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
+        first: Array | None = None,
+    ) -> None:  # fmt: skip
         """dx (B, T, C); adds to dtable (V, C) and dpositions (T, C)."""
 
     @abstractmethod
@@ -89,11 +94,15 @@ class Primitives(Protocol):
         """dheads (B, T, N, D), the first n turned back."""
 
     @abstractmethod
-    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
+    def attention(
+        self, heads: Array, n_kv: int, first: Array | None = None
+    ) -> tuple[Array, Any]:
         """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward wants of it."""
 
     @abstractmethod
-    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Any) -> Array:
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Array | None = None
+    ) -> Array:
         """dy (B, T, H*D) -> dheads (B, T, H+2G, D)."""
 
     @abstractmethod

@@ -139,12 +139,11 @@ def _share(count, thread, threads):
 
 
 @njit(error_model="numpy")
-def _product(x, n, place, bias, out, thread, threads, backwards=False):
+def _product(x, n, place, bias, out, thread, threads):
     # out (n, panels * PANEL) = x (n, depth) times the matrix at `place` plus bias: this thread's
     address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
     first, last = _share(panels, thread, threads)
-    for i in range(first, last):
-        p = first + last - 1 - i if backwards else i
+    for p in range(first, last):
         w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
         to = out.ctypes.data + 4 * PANEL * p
         _panel(x.ctypes.data, x.strides[0], n, w, depth, here, to, out.strides[0])
@@ -183,10 +182,11 @@ class Room(NamedTuple):
     """Where a pass writes. What a thread has for itself has the threads as its first axis."""
 
     job: Array  # (4, ROWS) int64: of each row token, text, position; not negative: logits wanted
-    keys: Array  # (texts, layers * S, G, D, T): the cache, turned, so that positions lie together
+    keys: Array  # (texts, layers * S, G, T / PANEL, D, PANEL): the cache, a position is a column
     values: Array  # (texts, layers * S, G, T, D)
     heads: Array  # (ROWS, (H + 2G) D), padded
     y: Array  # (ROWS, H D) what attention says
+    up: Array  # (ROWS, F, or 2F), as panels have it, padded
     hidden: Array  # (ROWS, F)
     k: Array  # (S, ROWS, C) velocities, padded
     logits: Array  # (ROWS, K, V), padded
@@ -194,8 +194,7 @@ class Room(NamedTuple):
     x: Array  # (threads, ROWS, C) the stream
     u: Array  # (threads, ROWS, C) the point where a stage asks
     n: Array  # (threads, ROWS, C) its norm
-    panel: Array  # (threads, ROWS, PANEL)
-    p: Array  # (threads, T) probabilities
+    p: Array  # (threads, H/G, T) probabilities, padded
 
 
 @njit(**PART)
@@ -228,25 +227,9 @@ def _norm(m, x, gain, bias, n):
 
 
 @njit(**PART)
-def _scores(q, keys, p):
-    # p (t,) = q (D,) keys (D, T) / sqrt(D), up to position t: four channels in one walk
-    D, scale = q.size, F32(1) / np.sqrt(F32(q.size))
-    p[:] = F32(0)
-    for d in range(0, D - 3, 4):
-        k0, k1, k2, k3 = keys[d], keys[d + 1], keys[d + 2], keys[d + 3]
-        q0, q1, q2, q3 = q[d] * scale, q[d + 1] * scale, q[d + 2] * scale, q[d + 3] * scale
-        for i in range(p.size):
-            p[i] += q0 * k0[i] + q1 * k1[i] + q2 * k2[i] + q3 * k3[i]
-    for d in range(D // 4 * 4, D):
-        for i in range(p.size):
-            p[i] += q[d] * scale * keys[d, i]
-
-
-@njit(**PART)
-def _attend(q, keys, values, p, y):
-    # y (D,) = the mean of the first t values, weighted by q's softmax over the keys; p (t,)
-    _scores(q, keys, p)
-    D, top, total = q.size, highest(p), F32(0)
+def _mean(p, values, y):
+    # y (D,) = the mean of the values (t, D), weighted by the softmax of the scores p (t,)
+    D, top, total = y.size, highest(p), F32(0)
     for i in range(p.size):
         p[i] = exp(p[i] - top)
         total += p[i]
@@ -276,7 +259,7 @@ def _turn(x, cos, sin):
 def _group(m, o, place, g, first, last, p):
     # Key/value head g for the rows of one text: keep keys and values, then attend. In order: a row
     # finds what the rows before it have kept.
-    D, group = m.D, m.H // m.G
+    D, group, scale = m.D, m.H // m.G, F32(1) / np.sqrt(F32(m.D))
     text = o.job[1, first]
     keys, values = o.keys[text, place, g], o.values[text, place, g]
     for r in range(first, last):
@@ -284,11 +267,17 @@ def _group(m, o, place, g, first, last, p):
         k, v = row[(m.H + g) * D :][:D], row[(m.H + m.G + g) * D :][:D]
         _turn(k, m.cos[t], m.sin[t])
         for d in range(D):
-            keys[d, t], values[t, d] = k[d], v[d]
-        for i in range(g * group, (g + 1) * group):
-            q = row[i * D : (i + 1) * D]
-            _turn(q, m.cos[t], m.sin[t])
-            _attend(q, keys, values, p[: t + 1], o.y[r, i * D : (i + 1) * D])
+            keys[t // PANEL, d, t % PANEL], values[t, d] = k[d], v[d]
+        q = row[g * group * D : (g + 1) * group * D].reshape(group, D)
+        for i in range(group):
+            _turn(q[i], m.cos[t], m.sin[t])
+            for d in range(D):
+                q[i, d] *= scale
+        for j in range(t // PANEL + 1):
+            scores, panel = p.ctypes.data + 4 * PANEL * j, keys[j].ctypes.data
+            _panel(q.ctypes.data, 4 * D, group, panel, D, 0, scores, p.strides[0])
+        for i in range(group):
+            _mean(p[i, : t + 1], values, o.y[r, (g * group + i) * D :][:D])
 
 
 @njit(error_model="numpy")
@@ -334,16 +323,13 @@ def _activate(m, u, bias, start, hidden):
 
 
 @njit(error_model="numpy")
-def _up(m, x, n, place, bias, panel, hidden, thread, threads):
-    # hidden (n, F) = the activation of x (n, C) times the up matrix: this thread's panels
-    address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
+def _hidden(m, o, n, panels, bias, thread, threads):
+    # o.hidden (n, F) = the activation of this thread's panels of o.up
     first, last = _share(panels, thread, threads)
     for p in range(first, last):
-        w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
-        to = panel.ctypes.data
-        _panel(x.ctypes.data, x.strides[0], n, w, depth, here, to, panel.strides[0])
+        start = p * (PANEL // 2 if m.gated else PANEL)
         for r in range(n):
-            _activate(m, panel[r], bias, p * (PANEL // 2 if m.gated else PANEL), hidden[r])
+            _activate(m, o.up[r, p * PANEL : (p + 1) * PANEL], bias, start, o.hidden[r])
 
 
 _LOOKS = 1000  # at a counter before a core is offered to others: about 10 us
@@ -416,7 +402,8 @@ def _sublayer(m, o, layer, half, stage, n, meeting, thread, threads):
         _product(o.y, n, place[1], _vector(m, start[5], m.C), o.k[stage], thread, threads)
     else:
         bias = _vector(m, start[9], 2 * m.F if m.gated else m.F)
-        _up(m, x, n, place[2], bias, o.panel[thread], o.hidden, thread, threads)
+        _product(x, n, place[2], m.flat[:0], o.up, thread, threads)
+        _hidden(m, o, n, place[2, 1], bias, thread, threads)
         meeting = _meet(o, meeting, threads)
         _product(o.hidden, n, place[3], _vector(m, start[11], m.C), o.k[stage], thread, threads)
     return _meet(o, meeting, threads)
@@ -448,7 +435,7 @@ def _pass(m, o, n, heads, thread, threads):
             wanted += 1
     for head in range(heads):
         out, place = o.logits[:, head], m.places[m.places.shape[0] - m.K + head]
-        _product(o.n[thread], wanted, place, m.flat[:0], out, thread, threads, o.job[2, 0] % 2 == 1)
+        _product(o.n[thread], wanted, place, m.flat[:0], out, thread, threads)
     _meet(o, meeting, threads)
 
 
@@ -473,6 +460,7 @@ class CpuReader:
         self._model = _model(config, weights, self._panels.places)
         self.threads = threads or (cores() if self._panels.buffer.size >= MANY else 1)
         self._room = _room(config, texts, self.threads)
+        self._logits = self._room.logits
         self._pool = ThreadPoolExecutor(self.threads)
 
     def read(
@@ -481,7 +469,8 @@ class CpuReader:
         """Logits (B, rows, heads, V) after the last `rows` tokens of each of B pieces.
 
         Piece i, ids of text i, stands at positions starts[i], starts[i] + 1, ...: what was read of
-        that text at these positions and after is forgotten. An empty piece is not read.
+        that text at these positions and after is forgotten. An empty piece is not read. The logits
+        are good until the next call, which writes in the same place.
         """
         V, T, job = self.config.vocab_size, self.config.context, []
         for text, (piece, start) in enumerate(zip(pieces, starts, strict=True)):
@@ -490,17 +479,21 @@ class CpuReader:
             for i, token in enumerate(piece, start=late):
                 assert 0 <= token < V, f"no id of the model: {token}"
                 job.append((token, text, end - rows + i, text * rows + i if i >= 0 else -1))
-        logits = np.zeros((len(pieces) * rows, heads, V), np.float32)
+        wanted, done = len(pieces) * rows, 0
+        if wanted > len(self._logits):
+            self._logits = aligned(wanted, *self._logits.shape[1:])
         for first in range(0, len(job), ROWS):
             part = job[first : first + ROWS]
-            self._run(part, heads)
-            to = [row for *_, row in part if row >= 0]
-            logits[to] = self._room.logits[: len(to), :heads, :V]
+            self._run(part, heads, done)
+            done += sum(row >= 0 for *_, row in part)
+        logits = self._logits[:wanted, :heads, :V]
+        if done < wanted:  # pieces shorter than `rows` left gaps
+            logits[[row for *_, row in job if row >= 0]] = logits[:done].copy()
         return logits.reshape(-1, rows, heads, V)
 
-    def _run(self, job, heads):
-        # One pass over at most ROWS rows, by all threads.
-        model, room = self._model, self._room
+    def _run(self, job, heads, done):
+        # One pass over at most ROWS rows, by all threads, after `done` rows of logits.
+        model, room = self._model, self._room._replace(logits=self._logits[done:])
         room.job[:, : len(job)] = np.array(job).T
         room.met[0] = 0
         ask = model, room, len(job), heads
@@ -542,12 +535,15 @@ def _room(config, texts, threads):
     """Room for `texts` texts and so many threads."""
     c, stages = config, len(INTEGRATORS[config.integrator].b)
     G, D, T = c.n_kv_heads, c.head_dim, c.context
-    places = texts, c.n_layers * stages, G
+    places, up = (texts, c.n_layers * stages, G), padded(c.hidden)
+    if c.mlp == "swiglu":
+        up = -(-c.hidden // (PANEL // 2)) * PANEL
     return Room(
-        np.zeros((4, ROWS), np.int64), aligned(*places, D, T), aligned(*places, T, D),
+        np.zeros((4, ROWS), np.int64),
+        aligned(*places, padded(T) // PANEL, D, PANEL), aligned(*places, T, D),
         aligned(ROWS, padded((c.n_heads + 2 * G) * D)), aligned(ROWS, c.n_heads * D),
-        aligned(ROWS, c.hidden), aligned(stages, ROWS, padded(c.dim)),
+        aligned(ROWS, up), aligned(ROWS, c.hidden), aligned(stages, ROWS, padded(c.dim)),
         aligned(ROWS, c.n_predict, padded(c.vocab_size)), np.zeros(1, np.int64),
-        *(aligned(threads, ROWS, c.dim) for _ in range(3)), aligned(threads, ROWS, PANEL),
-        aligned(threads, T),
+        *(aligned(threads, ROWS, c.dim) for _ in range(3)),
+        aligned(threads, c.n_heads // G, padded(T)),
     )  # fmt: skip

@@ -115,18 +115,26 @@ class CpuEngine(FusedEngine):
         plus_backward(dy, dbias)                                       # (3)
         return dx
 
-    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Array]:
+    def attention(
+        self, heads: Array, n_kv: int, first: Array | None = None
+    ) -> tuple[Array, Array]:
         """As `attention.attention`."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         H = N - 2 * n_kv
         y, p = self.arena.take(B, T, H, D), self.arena.take(B, H, T, T)
         multiply_heads(q, k.swapaxes(2, 3), p, BELOW, self.work)
-        loops.causal_softmax(p, D**-0.5)
+        if first is None:
+            loops.causal_softmax(p, D**-0.5)
+        else:
+            agree((first.shape, (B, T)))
+            loops.document_softmax(p, np.ascontiguousarray(first, np.int32), D**-0.5)
         multiply_heads(p, v, y.swapaxes(1, 2), LOWER, self.work)
         return y.reshape(B, T, H * D), p
 
-    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Array) -> Array:
-        """As `backward.attention_backward`."""
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
+    ) -> Array:
+        """As `backward.attention_backward`: p is zero wherever `first` hides a key."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         agree((dy.shape, (B, T, (N - 2 * n_kv) * D)), (p.shape, (B, N - 2 * n_kv, T, T)))
         dheads = self.arena.take(B, T, N, D)

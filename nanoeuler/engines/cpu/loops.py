@@ -153,6 +153,27 @@ def causal_softmax(p: Array, scale: float) -> None:
 
 
 @njit(**KERNEL)
+def document_softmax(p: Array, first: Array, scale: float) -> None:
+    """As `causal_softmax`, and 0 before first (B, T) int32."""
+    B, H, T, _ = p.shape
+    for b in range(B):
+        for t in range(T):
+            low = first[b, t]
+            if not 0 <= low <= t:
+                raise IndexError("a text that does not begin in its row, up to its own position")
+            for h in range(H):
+                x, n, z = p[b, h, t], t + 1, F32(0)
+                x[:low] = F32(0)
+                top = highest(x[low:n])
+                for j in range(low, n):
+                    x[j] = exp((x[j] - top) * F32(scale))
+                    z += x[j]
+                for j in range(low, n):
+                    x[j] /= z
+                x[n:] = F32(0)
+
+
+@njit(**KERNEL)
 def causal_softmax_backward(p: Array, ds: Array, scale: float) -> None:
     """Gradients ds (B, H, T, T) of the probabilities p become, in place, those of the scores."""
     B, H, T, _ = p.shape

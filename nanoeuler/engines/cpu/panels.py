@@ -10,7 +10,6 @@ I rows of a matrix (the depth of a sum), O columns, F MLP width. Distances are b
 """
 
 from collections.abc import Sequence
-from mmap import mmap
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from nanoeuler.model.weights import ALIGNMENT
 # four cycles for itself; four rows at a time take 16 of the 32 registers (of AVX2's 16, two rows).
 VECTORS = 4
 PANEL = VECTORS * LANES  # columns
-HUGE_PAGES = 14  # Linux' MADV_HUGEPAGE: 2 MiB a page, so that fewer addresses are looked up
 
 
 def padded(width: int) -> int:
@@ -39,16 +37,6 @@ def interleaved(gate_up: np.ndarray) -> np.ndarray:
     return wide.reshape(depth, 2, -1, half).swapaxes(1, 2).reshape(depth, -1)
 
 
-def _pages(size):
-    """`size` bytes straight from the operating system, in large pages where it has them."""
-    memory = mmap(-1, max(1, size))
-    try:
-        memory.madvise(HUGE_PAGES)
-    except (AttributeError, OSError):  # not Linux, or built without them: only slower
-        pass
-    return np.frombuffer(memory, np.uint8, size)
-
-
 class Panels:
     """Matrices (I, O) float32 in one buffer. `places` (n, 5) int64 says where each lies.
 
@@ -61,7 +49,7 @@ class Panels:
         widths = [padded(matrix.shape[1]) for matrix in matrices]
         sizes = [size * len(m) * width for m, width in zip(matrices, widths, strict=True)]
         ends = np.cumsum([-(-n // ALIGNMENT) * ALIGNMENT for n in sizes])
-        self.buffer, self.scales = _pages(int(ends[-1])), aligned(sum(widths))
+        self.buffer, self.scales = aligned(int(ends[-1]) // 4).view(np.uint8), aligned(sum(widths))
         self.places, column = np.zeros((len(matrices), 5), np.int64), 0
         for i, (matrix, width, end) in enumerate(zip(matrices, widths, ends, strict=True)):
             wide = np.zeros((len(matrix), width), np.float32)

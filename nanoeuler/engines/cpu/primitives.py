@@ -21,7 +21,7 @@ from nanoeuler.engines.cpu.memory import Arena
 from nanoeuler.engines.primitives import Array, Primitives
 from nanoeuler.model.attention import attention
 from nanoeuler.model.backward import attention_backward
-from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, rope_tables
+from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, places, rope_tables
 
 
 def rows_of(x: Array) -> Array:
@@ -79,19 +79,28 @@ class FusedPrimitives(Primitives):
             self.tables[T, D, base] = tuple(table.astype(np.float32) for table in tables)
         return self.tables[T, D, base]
 
-    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
+    def embed(
+        self, tokens: Array, table: Array, positions: Array | None = None,
+        first: Array | None = None,
+    ) -> Array:  # fmt: skip
         """As `layers.embed`."""
         x = self.arena.take(*tokens.shape, table.shape[1])
         loops.embed(_ids(tokens), table, rows_of(x))
-        return plus(x, positions)
+        if positions is None or first is None:
+            return plus(x, positions)
+        return np.add(x, positions[places(first)], out=x)
 
     def embed_backward(
-        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
-    ) -> None:
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
+        first: Array | None = None,
+    ) -> None:  # fmt: skip
         """As `backward.embed_backward`."""
         agree((dx.shape, tokens.shape + dtable.shape[1:]))
         loops.embed_backward(rows_of(dx), _ids(tokens), dtable)
-        plus_backward(dx, dpositions)
+        if dpositions is None or first is None:
+            plus_backward(dx, dpositions)
+        else:  # they are looked up, like the table
+            loops.embed_backward(rows_of(dx), _ids(places(first)), dpositions)
 
     def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
         """As `layers.rmsnorm`."""
@@ -215,10 +224,14 @@ class FusedPrimitives(Primitives):
         plus_backward(dy, dbias)
         return dx
 
-    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Array]:
+    def attention(
+        self, heads: Array, n_kv: int, first: Array | None = None
+    ) -> tuple[Array, Array]:
         """As `attention.attention`, by it."""
-        return attention(heads, n_kv)
+        return attention(heads, n_kv, first)
 
-    def attention_backward(self, dy: Array, heads: Array, n_kv: int, p: Array) -> Array:
-        """As `backward.attention_backward`, by it."""
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
+    ) -> Array:
+        """As `backward.attention_backward`, by it: p is zero wherever `first` hides a key."""
         return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))

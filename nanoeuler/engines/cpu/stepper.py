@@ -76,10 +76,13 @@ class CpuStepper(Stepper):
         self.engines = [make_engine() for _ in range(self.threads)]
         self.pool, self.buffers = ThreadPoolExecutor(self.threads), []
 
-    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`: scale, gradients, clipping and update; returns this very step."""
         scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
-        sums = self.loss_and_gradients(tokens, targets, scale)
+        sums = self.loss_and_gradients(tokens, targets, scale, first)
         taken = Taken(number, sums, self.optimizer.clip(self.gradients))
         if taken.finite:
             self.optimizer.update(self.weights, self.gradients, lr, number)
@@ -96,17 +99,19 @@ class CpuStepper(Stepper):
         """As `Stepper.push`: nothing to do, the weights of the run are the stepper's own."""
 
     def loss_and_gradients(
-        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray
-    ) -> np.ndarray:
+        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray,
+        first: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Write `gradients` anew; returns sums (K,). As `transformer.loss_and_gradients`.
 
-        tokens (B, T) and targets (B, T, K) int, scale (K,).
+        tokens (B, T) and targets (B, T, K) int, scale (K,), first (B, T) int.
         """
-        return sum(self.shard_gradients(tokens, targets, scale, shards_of(*tokens.shape)))
+        rows = shards_of(*tokens.shape)
+        return sum(self.shard_gradients(tokens, targets, scale, rows, first=first))
 
     def shard_gradients(
         self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray, rows: list[range],
-        halvings: int = HALVINGS,
+        halvings: int = HALVINGS, first: np.ndarray | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         """Make `gradients` the sum of those of the shards `rows`; returns the sums (K,) of each."""
         sums, waiting, after = [], [], additions(len(rows), halvings)
@@ -116,7 +121,7 @@ class CpuStepper(Stepper):
             part.flat[...] = 0
             return sum(
                 loss_and_gradients(engine, part.config, self.weights, tokens[x], targets[x], scale,
-                                   part)
+                                   part, None if first is None else first[x])
                 for x in slices(rows, self.pieces)
             )  # fmt: skip
 
@@ -130,19 +135,23 @@ class CpuStepper(Stepper):
             free += self._add_up(waiting, parts, after[now])
         return sums
 
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
         """As `Stepper.sums`: (K,) in nats, of tokens (B, T) and targets (B, T, K)."""
-        return sum(self.shard_sums(tokens, targets, shards_of(*tokens.shape)))
+        return sum(self.shard_sums(tokens, targets, shards_of(*tokens.shape), first))
 
     def shard_sums(
-        self, tokens: np.ndarray, targets: np.ndarray, rows: list[range]
-    ) -> list[np.ndarray]:
+        self, tokens: np.ndarray, targets: np.ndarray, rows: list[range],
+        first: np.ndarray | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
         """The sums (K,) of each of the shards `rows`, by a forward pass alone."""
         def run(engine, rows):
             return sum(
-                loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x])
+                loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x],
+                          None if first is None else first[x])
                 for x in slices(rows, self.pieces)
-            )
+            )  # fmt: skip
 
         rounds = [rows[i : i + self.threads] for i in range(0, len(rows), self.threads)]
         return [x for each in rounds for x in self._together(run, self.engines, each)]

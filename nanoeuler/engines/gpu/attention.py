@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from nanoeuler.engines.gpu import flash_mma_plan, flash_plan
+from nanoeuler.engines.gpu.documents import Documents
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.products import HOPPER
 from nanoeuler.engines.gpu.turn import Turning
@@ -29,19 +30,21 @@ def family(capability: tuple, D: int) -> ModuleType:
     return flash_plan if capability == HOPPER and D in flash_plan.WIDTHS else flash_mma_plan
 
 
-def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, capability: tuple) -> Launch:
+def forward_launch(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, capability: tuple, documents: Documents | None = None
+) -> Launch:
     """o and lse of q, k, v: see `forward_launch` of either family."""
-    return family(capability, q.shape[-1]).forward_launch(q, k, v, o, lse)
+    return family(capability, q.shape[-1]).forward_launch(q, k, v, o, lse, documents=documents)
 
 
 def backward_launches(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    capability: tuple, turn: Turning | None = None,
+    capability: tuple, turn: Turning | None = None, documents: Documents | None = None,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """delta, dq, dk, dv, to be run in this order: see `backward_launches` of either family."""
     plan, arrays = family(capability, q.shape[-1]), (do, q, k, v, o, lse, delta, dq, dk, dv)
     if turn is None:
-        return plan.backward_launches(*arrays)
+        return plan.backward_launches(*arrays, documents=documents)
     if plan is not flash_plan:
         raise UserError("attention turns gradients back on Hopper alone, at widths of 64 and 128")
-    return flash_plan.backward_launches(*arrays, turn=turn)
+    return flash_plan.backward_launches(*arrays, turn=turn, documents=documents)

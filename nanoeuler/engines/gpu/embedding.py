@@ -38,35 +38,61 @@ WARPS = 4    # of a block
 BLOCKS = 8   # of a multiprocessor
 
 
-@functools.cache
-def embed_kernel(columns: int, kind: str, stream: str, learned: bool) -> Kernel:
-    """Rows of the table, plus rows of positions; see `embed_launch`. A warp has a row."""
+def make_look(columns: int, kind: str, stream: str, learned: bool) -> Any:
+    """look(table, token, positions, at, x, row): a token's row of the table, and of positions."""
     width, size, size_x = piece(kind, stream), SIZES[kind], SIZES[stream]
     load, store = make_load(kind, width), make_store(stream, width)
 
+    def look(table, token, positions, at, x, row):
+        values, others = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        for column in range(int32(cuda.threadIdx.x % LANES) * width, columns, LANES * width):
+            load(values, 0, place(table, token, columns, size) + column * size)
+            if learned:
+                load(others, 0, place(positions, at, columns, size) + column * size)
+                for k in range(width):
+                    values[k] += others[k]
+            store(values, 0, place(x, row, columns, size_x) + column * size_x)
+
+    return look
+
+
+@functools.cache
+def embed_kernel(columns: int, kind: str, stream: str, learned: bool) -> Kernel:
+    """Rows of the table, plus rows of positions; see `embed_launch`. A warp has a row."""
+    look = make_look(columns, kind, stream, learned)
+
     def embed(tokens, table, positions, x, rows, T, start):
         row = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
-        values, others = cuda.local.array(width, float32), cuda.local.array(width, float32)
         if row < rows:
             token = load_int(tokens + int64(row) * 4)
             at = int32(start + row - T * divide(row, T))
-            for column in range(int32(cuda.threadIdx.x % LANES) * width, columns, LANES * width):
-                load(values, 0, place(table, token, columns, size) + column * size)
-                if learned:
-                    load(others, 0, place(positions, at, columns, size) + column * size)
-                    for k in range(width):
-                        values[k] += others[k]
-                store(values, 0, place(x, row, columns, size_x) + column * size_x)
+            look(table, token, positions, at, x, row)
 
     return Kernel(embed, "l l l l r r r", LANES * WARPS, target=(8, 0))
 
 
+@functools.cache
+def embed_places_kernel(columns: int, kind: str, stream: str) -> Kernel:
+    """The same where places say which row of positions each row gets."""
+    look = make_look(columns, kind, stream, True)
+
+    def embed_places(tokens, table, positions, x, rows, places):
+        row = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
+        if row < rows:
+            token, at = load_int(tokens + int64(row) * 4), load_int(places + int64(row) * 4)
+            look(table, token, positions, at, x, row)
+
+    return Kernel(embed_places, "l l l l r l", LANES * WARPS, target=(8, 0))
+
+
 def embed_launch(
-    tokens: Any, table: Any, x: Any, T: int, *, positions: Any = None, start: int = 0
-) -> Launch:
+    tokens: Any, table: Any, x: Any, T: int, *, positions: Any = None, start: int = 0,
+    places: Any = None,
+) -> Launch:  # fmt: skip
     """x (rows, C) = the rows of table (V, C) that tokens int32 (rows,) name, all of them below V.
 
-    positions (context, C) of the table's kind: row start + i % T is added to row i.
+    positions (context, C) of the table's kind: row start + i % T is added to row i, or, where
+    places int32 (rows,) are given, row places[i].
     """
     (rows,), (V, columns) = tokens.shape, table.shape
     kind, stream = kind_of(table), kind_of(x)
@@ -79,6 +105,10 @@ def embed_launch(
         expect("positions", positions, (context, columns), kind)
         if start < 0 or start + T > context:
             raise UserError(f"positions {start} to {start + T} are not among {context}")
+    if positions is not None and places is not None:
+        expect("places", places, (rows,), "int32")
+        kernel = embed_places_kernel(columns, kind, stream)
+        return Launch(kernel, (cover(rows, WARPS),), (tokens, table, positions, x, rows, places))
     kernel = embed_kernel(columns, kind, stream, positions is not None)
     args = tokens, table, given(positions), x, rows, T, start
     return Launch(kernel, (cover(rows, WARPS),), args)

@@ -15,7 +15,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.gemm_form import EPILOGUES
 from nanoeuler.engines.gpu.pieces import eights
-from nanoeuler.engines.gpu.primitives import DTYPES, CudaPrimitives, rows_of
+from nanoeuler.engines.gpu.primitives import DTYPES, CudaPrimitives, Texts, rows_of
 from nanoeuler.engines.gpu.program import Array
 from nanoeuler.engines.gpu.turn import Turning
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
@@ -78,20 +78,22 @@ class Attends(Turns):
         return n if sublayers * n.nbytes <= self.precision.kept else None
 
     def attend(
-        self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None
-    ) -> tuple[Array, Any]:
+        self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
+        first: Texts | None = None,
+    ) -> tuple[Array, Any]:  # fmt: skip
         """As `Sublayers.attend`; heads are turned by the product that makes them, if it can."""
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
         by = self.turning(config, T, start)
         if by is None or b.wqkv_bias is not None or cache is not None:
-            out, saved = super().attend(config, b, n, start, cache)
+            out, saved = super().attend(config, b, n, start, cache, first)
             return out, saved._replace(n=self.kept(config, n))
         heads = self.take(B * T, b.wqkv.shape[1])
         ends = {"epilogue": f"rope {D}", "turn": by}
         self.product("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, **ends)
         heads = heads.reshape(B, T, -1, D)
-        y, p = self.attention(heads, G)
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(self.kept(config, n), heads, p, y)
+        y, p = self.attention(heads, G, first)
+        kept = self.kept(config, n)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first)
 
     def attend_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -101,7 +103,7 @@ class Attends(Turns):
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
         by = self.turning(config, T)
-        dheads = self.attention_backward(dy, saved.heads, G, saved.p, by)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, by)
         del dy
         if config.position == "rope" and by is None:
             cos, sin = self.rope_tables(config.context, config.head_dim)

@@ -28,6 +28,8 @@ from nanoeuler.model.weights import flat_size
 # Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200, since
 # one block adds up all that ranks and buckets leave.
 NORM_BLOCKS = 264
+ATTENTION, ONCE, AFTER = "beside attention", "at once", "after"  # when a bucket travels
+NEVER = 1 << 30  # more than any block's number
 
 
 class Link(Protocol):
@@ -78,10 +80,12 @@ class RankEngine(CudaEngine):
     """Tells when gradients are complete: when their last launch is on the list.
 
     left: passes that are still to begin; only in the last are gradients complete.
+    before_attention: called before the launches of each backward of attention.
     """
 
     left, due = 1, -1
     tell: Callable[[int], None]
+    before_attention: Callable[[], None]
 
     def begin(self) -> None:
         """As `Engine.begin`."""
@@ -99,25 +103,34 @@ class RankEngine(CudaEngine):
         if due >= 0:
             self.tell(due)
 
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, turn: Any = None
+    ) -> Array:
+        """As `Primitives.attention_backward`."""
+        self.before_attention()
+        return super().attention_backward(dy, heads, n_kv, p, first, turn)
+
 
 # %% sec-exchange-update
 class Shared(StepWriter):
     """A step's writer who knows the ranks: memories that they can share, exchanges, joins.
 
-    overlap: whether buckets travel as soon as they are complete, or after the backward pass.
+    when: buckets travel, once they are complete: beside the next backward of attention, at once, or
+    after the backward pass.
     """
 
     engine_type = RankEngine
 
     def __init__(
         self, config: ModelConfig, machine: Machine, precision: Precision, link: Link,
-        overlap: bool = True, least: int = LEAST,
+        when: str = ATTENTION, least: int = LEAST,
     ) -> None:  # fmt: skip
-        self.link, self.overlap = link, overlap
+        self.link, self.when, self.ripe = link, when, NEVER
         self.length = padded(flat_size(config), link.size)
         super().__init__(config, machine, precision)
         self.sharing = Sharing(self.weights, link.size, least)
         self.engine.tell = self.complete
+        self.engine.before_attention = self.send if when == ATTENTION else lambda: None
         if self.copied:
             self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
         self.waiting = list(self.sharing.buckets)  # buckets that nobody has reduced
@@ -150,7 +163,13 @@ class Reducing(Shared):
 
     def complete(self, block: int) -> None:
         """Hear that the gradients from this block on are on the list."""
-        while self.overlap and self.waiting and self.waiting[0].block >= block:
+        self.ripe = block
+        if self.when == ONCE:
+            self.send()
+
+    def send(self) -> None:
+        """Reduce those buckets that are complete."""
+        while self.waiting and self.waiting[0].block >= self.ripe:
             self.engine.add_up()
             self.reduce(self.waiting.pop(0))
 

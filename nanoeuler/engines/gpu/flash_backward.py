@@ -7,7 +7,8 @@
 Two kernels, `dq_kernel` first, because it leaves delta for `dkdv_kernel`. Nothing is added in
 global memory, so that the same inputs give the same bits.
 
-Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal.
+Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal and
+documents.
 
 T positions, D head width. s scores, p probabilities, o output; dx the gradient of x.
 """
@@ -16,9 +17,19 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import PAD, clear, quad_sum, quarter_dot, round_up
+from nanoeuler.engines.gpu.flash_layout import (
+    ALL,
+    PAD,
+    Limit,
+    clear,
+    limit_of,
+    quad_sum,
+    quarter_dot,
+    round_up,
+)
 from nanoeuler.engines.gpu.flash_parts import (
     Heads,
+    Limits,
     Place,
     QueryBlock,
     Ring,
@@ -29,11 +40,14 @@ from nanoeuler.engines.gpu.flash_parts import (
     divide,
     fetch,
     forbid_earlier,
+    forbid_foreign,
     forbid_later,
+    forbid_others,
     full_of,
     hand_over,
     key_row,
     leave,
+    limits_of,
     own_column,
     own_row,
     place,
@@ -155,7 +169,7 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
 
     def loop(
         parts: QueryParts, q: int, do: int, ring: Ring, k_of: Heads, v_of: Heads,
-        block: QueryBlock, skip: int, row: int, scale: float, at: Place,
+        block: QueryBlock, skip: int, row: int, limits: Limits, scale: float, at: Place,
     ) -> None:  # fmt: skip
         """dq += ds k, over key tiles from the diagonal down. q, do: this warpgroup's tiles."""
         s, dp, ds, dq = parts.s, parts.dp, parts.ds, parts.dq
@@ -172,6 +186,7 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
             first_done(s)
             if key + KEYS - 1 > row:
                 forbid_later(s, KEYS, key, row, at)
+            forbid_others(s, KEYS, key, limits, at)
             query_probabilities(s, KEYS, parts.lse, scale)
             if left == warps - 1 and step - 1 + stages < block.steps:
                 row_k = key_row(block, step - 1 + stages, KEYS)
@@ -240,7 +255,7 @@ def skip_keys(
 ) -> int:  # fmt: skip
     """Leave the tiles that come after all of this warpgroup's queries; return how many."""
     own_steps = int32((min(T, int32(row + 64)) + KEYS - 1) // KEYS)
-    skip = int32(block.steps - own_steps)
+    skip = int32(block.end - own_steps)
     for step in range(skip):  # fewer than there are stages
         if leave(shared.ring, int32(step), warps) == warps - 1 and step + stages < block.steps:
             row_k = key_row(block, step + stages, KEYS)
@@ -273,22 +288,39 @@ def make_turn_back(D: int, turned: bool) -> Callable:
     return turn_back
 
 
-@functools.cache
-def dq_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
-    """dq and delta; turned: dq is turned back."""
-    stages, resident = (4, 2) if D == 64 else (3, 1)
-    rows, warps, half, tile_half = 64 * groups, 4 * groups, D // 2, KEYS // 2
-    quarter, turn_back = KEYS // 4, make_turn_back(D, turned)
-    loop = over_keys(D, warps, stages)
+class QueryArguments(NamedTuple):
+    """Arguments of `dq_kernel`: maps, memory, numbers, tables of angles."""
 
-    def dq(
-        map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
-        T, heads, sharing, scale, root, cos, sin,
-    ):  # fmt: skip
-        prefetch_maps(map_q, map_k, map_v, map_do)
-        at, block = place(), query_block(T, heads, sharing, rows, KEYS)
-        of_q, of_do = Heads(map_q, block.batch, block.head), Heads(map_do, block.batch, block.head)
-        of_k, of_v = Heads(map_k, block.batch, block.kv), Heads(map_v, block.batch, block.kv)
+    map_q: int
+    map_k: int
+    map_v: int
+    map_do: int
+    map_dq: int
+    outputs: Outputs
+    lse: int
+    delta: int
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+    root: float
+    cos: int
+    sin: int
+
+
+def dq_body(D: int, groups: int, turned: bool) -> Callable:
+    """What a block of `dq_kernel` does."""
+    stages, rows, warps = 4 if D == 64 else 3, 64 * groups, 4 * groups
+    half, tile_half, quarter = D // 2, KEYS // 2, KEYS // 4
+    turn_back, loop = make_turn_back(D, turned), over_keys(D, warps, stages)
+
+    def block_of_queries(x: QueryArguments, limit: Limit) -> None:
+        prefetch_maps(x.map_q, x.map_k, x.map_v, x.map_do)
+        at, block = place(), query_block(x.T, x.heads, x.sharing, rows, KEYS, limit)
+        of_q, of_do = (
+            Heads(x.map_q, block.batch, block.head), Heads(x.map_do, block.batch, block.head)
+        )  # fmt: skip
+        of_k, of_v = Heads(x.map_k, block.batch, block.kv), Heads(x.map_v, block.batch, block.kv)
         shared = query_shared(D, rows, stages)
         query_start(shared, block, of_q, of_do, of_k, of_v, groups, stages, D, at)
         parts = QueryParts(
@@ -299,18 +331,52 @@ def dq_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
         clear(parts.dq, half)
         row, tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 64 * D * 2)
         do_tile = int32(shared.do + at.group * 64 * D * 2)
-        outputs = Outputs(o, do, batch_step, head_step, row_step)
-        take_deltas(parts, outputs, lse, delta, block, row, T, D, at)
-        pad_deltas(delta, block, rows, T, at)
-        skip = skip_keys(shared, block, of_k, of_v, row, T, warps, stages, D)
+        take_deltas(parts, x.outputs, x.lse, x.delta, block, row, x.T, D, at)
+        pad_deltas(x.delta, block, rows, x.T, at)
+        limits = limits_of(limit, block.batch, row, int32(row + 63))
+        skip = skip_keys(shared, block, of_k, of_v, row, x.T, warps, stages, D)
         mbarrier_wait(shared.full, int32(0))
-        loop(parts, tile, do_tile, shared.ring, of_k, of_v, block, skip, row, scale, at)
-        turn_back(parts.dq, cos, sin, row, T, at)
-        save_rows(parts.dq, root, Heads(map_dq, block.batch, block.head), row, tile, D, at)
+        loop(
+            parts, tile, do_tile, shared.ring, of_k, of_v, block, skip, row, limits, x.scale, at
+        )
+        turn_back(parts.dq, x.cos, x.sin, row, x.T, at)
+        save_rows(parts.dq, x.root, Heads(x.map_dq, block.batch, block.head), row, tile, D, at)
 
-    shared = query_bytes(D, rows, stages)
-    args = "l l l l l l l l l l l l r r r f f l l"
-    return Kernel(dq, args, 32 * warps, shared, resident=resident)
+    return block_of_queries
+
+
+@functools.cache
+def dq_kernel(D: int, groups: int, turned: bool = False, documents: bool = False) -> Kernel:
+    """dq and delta; turned: dq is turned back; documents: the first keys seen come last."""
+    body, stages, resident = dq_body(D, groups, turned), *((4, 2) if D == 64 else (3, 1))
+
+    def dq(
+        map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
+        T, heads, sharing, scale, root, cos, sin,
+    ):  # fmt: skip
+        outputs = Outputs(o, do, batch_step, head_step, row_step)
+        x = QueryArguments(
+            map_q, map_k, map_v, map_do, map_dq, outputs, lse, delta, T, heads, sharing, scale,
+            root, cos, sin,
+        )  # fmt: skip
+        body(x, ALL)
+
+    def dq_documents(
+        map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
+        T, heads, sharing, scale, root, cos, sin, first,
+    ):  # fmt: skip
+        outputs = Outputs(o, do, batch_step, head_step, row_step)
+        x = QueryArguments(
+            map_q, map_k, map_v, map_do, map_dq, outputs, lse, delta, T, heads, sharing, scale,
+            root, cos, sin,
+        )  # fmt: skip
+        body(x, Limit(True, first, T))
+
+    shared, args = query_bytes(D, 64 * groups, stages), "l l l l l l l l l l l l r r r f f l l"
+    threads = 128 * groups
+    if documents:
+        return Kernel(dq_documents, args + " l", threads, shared, resident=resident)
+    return Kernel(dq, args, threads, shared, resident=resident)
 
 
 # %% sec-flash-tensor-dkdv
@@ -472,7 +538,8 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
 
     def multiply(
         parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, stage: int,
-        tile: int, before: int, later: Cursor, refill: bool, key: int, scale: float, at: Place,
+        tile: int, before: int, later: Cursor, refill: bool, key: int, limits: Limits,
+        scale: float, at: Place,
     ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q; then stage `before` is left, and gets tile `later`."""
         q, row = int32(tile_of(shared.ring, stage) + skip), int32(tile * queries + first)
@@ -487,6 +554,7 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
         s_done(parts.s)
         if row < key + 63:
             forbid_earlier(parts.s, count, row, key, at)
+        forbid_foreign(parts.s, count, row, limits, at)
         to_values(parts, do, line, scale)
         if left == warps - 1 and refill:
             fill_queries(shared.ring, shared.lines, before, source, later, queries, D)
@@ -501,7 +569,8 @@ def over_nothing(D: int, warps: int, queries: int) -> Callable:
 
     def skip(
         parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, stage: int,
-        tile: int, before: int, later: Cursor, refill: bool, key: int, scale: float, at: Place,
+        tile: int, before: int, later: Cursor, refill: bool, key: int, limits: Limits,
+        scale: float, at: Place,
     ) -> None:  # fmt: skip
         """Stage `before` is left, and gets tile `later`."""
         all_done(parts.dk)
@@ -518,7 +587,7 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
 
     def loop(
         parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, head: int,
-        steps: int, key: int, scale: float, at: Place,
+        steps: int, key: int, limits: Limits, scale: float, at: Place,
     ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q. k, v: this warpgroup's tiles; head: the group's first."""
         now, later = Cursor(head, source.first), ahead(source, head, stages)
@@ -527,9 +596,15 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
             mbarrier_wait(full_of(shared.ring, stage), phase)
             more, t = step - 1 + stages < steps, now.tile
             if key - t * queries >= 64:  # its first 64 queries come before all keys
-                early(parts, k, v, shared, source, stage, t, before, later, more, key, scale, at)
+                early(
+                    parts, k, v, shared, source, stage, t, before, later, more, key, limits,
+                    scale, at,
+                )  # fmt: skip
             else:
-                whole(parts, k, v, shared, source, stage, t, before, later, more, key, scale, at)
+                whole(
+                    parts, k, v, shared, source, stage, t, before, later, more, key, limits,
+                    scale, at,
+                )  # fmt: skip
             if step > 0:
                 later = next_of(source, later)
             now = next_of(source, now)
@@ -567,35 +642,61 @@ def key_start(
     cuda.syncthreads()  # nobody waits at a barrier that is not there yet
 
 
+STAGES = 3  # of queries and what belongs to them, in `dkdv_kernel`
+
+
 def step_queries(D: int) -> int:
     """How many queries a step of `dkdv_kernel` has."""
     return 128 if D == 64 else 64
 
 
-@functools.cache
-def dkdv_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
-    """dk and dv; turned: dk is turned back."""
-    queries, stages = step_queries(D), 3
+class KeyArguments(NamedTuple):
+    """Arguments of `dkdv_kernel`: maps, memory, numbers, tables of angles."""
+
+    map_q: int
+    map_k: int
+    map_v: int
+    map_do: int
+    map_dk: int
+    map_dv: int
+    lse: int
+    delta: int
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+    root: float
+    cos: int
+    sin: int
+
+
+def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: Limit) -> int:
+    """The end of the tiles of queries that a block of keys, `key` on, goes through."""
+    end = int32((T + queries - 1) // queries)
+    if limit.on:
+        end = int32(limit_of(limit, batch, int32(key + rows - 1)) // queries + 1)
+    return end
+
+
+def dkdv_body(D: int, groups: int, turned: bool) -> Callable:
+    """What a block of `dkdv_kernel` does."""
+    queries, stages = step_queries(D), STAGES
     rows, warps, half, tile_half = 64 * groups, 4 * groups, D // 2, queries // 2
     packed = queries // 8 if D == 64 else queries // 4
     loop, turn_back = over_queries(D, warps, queries, stages), make_turn_back(D, turned)
 
-    def dkdv(
-        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
-        cos, sin,
-    ):  # fmt: skip
-        prefetch_maps(map_q, map_k, map_v, map_do)
+    def block_of_keys(x: KeyArguments, limit: Limit) -> None:
+        prefetch_maps(x.map_q, x.map_k, x.map_v, x.map_do)
         at, number, key = place(), block_head(), int32(cuda.blockIdx.y * rows)
-        kv_heads = divide(heads, sharing)
+        kv_heads = divide(x.heads, x.sharing)
         batch = divide(number, kv_heads)
         kv = int32(number - batch * kv_heads)
-        first, end = int32(key // queries), int32((T + queries - 1) // queries)
-        steps, head = int32((end - first) * sharing), int32(kv * sharing)
-        source = Queries(
-            map_q, map_do, lse, delta, batch, int32(batch * heads), round_up(T, PAD), first, end
-        )
+        first, end = int32(key // queries), last_tile(x.T, queries, rows, key, batch, limit)
+        steps, head = int32((end - first) * x.sharing), int32(kv * x.sharing)
+        start, line = int32(batch * x.heads), round_up(x.T, PAD)
+        source = Queries(x.map_q, x.map_do, x.lse, x.delta, batch, start, line, first, end)
         shared = key_shared(D, rows, queries, stages)
-        k_of, v_of = Heads(map_k, batch, kv), Heads(map_v, batch, kv)
+        k_of, v_of = Heads(x.map_k, batch, kv), Heads(x.map_v, batch, kv)
         key_start(shared, source, k_of, v_of, key, head, steps, groups, queries, stages, D, at)
         parts = KeyParts(
             cuda.local.array(tile_half, float32), cuda.local.array(tile_half, float32),
@@ -606,11 +707,43 @@ def dkdv_kernel(D: int, groups: int, turned: bool = False) -> Kernel:
         clear(parts.dv, half)
         row, size = int32(key + at.group * 64), 64 * D * 2
         k, v = int32(shared.k + at.group * size), int32(shared.v + at.group * size)
+        limits = limits_of(limit, batch, row, row)
         mbarrier_wait(shared.full, int32(0))
-        loop(parts, k, v, shared, source, head, steps, row, scale, at)
-        turn_back(parts.dk, cos, sin, row, T, at)
-        save_rows(parts.dk, root, Heads(map_dk, batch, kv), row, k, D, at)
-        save_rows(parts.dv, float32(1), Heads(map_dv, batch, kv), row, v, D, at)
+        loop(parts, k, v, shared, source, head, steps, row, limits, x.scale, at)
+        turn_back(parts.dk, x.cos, x.sin, row, x.T, at)
+        save_rows(parts.dk, x.root, Heads(x.map_dk, batch, kv), row, k, D, at)
+        save_rows(parts.dv, float32(1), Heads(x.map_dv, batch, kv), row, v, D, at)
 
-    shared = key_bytes(D, rows, queries, stages)
-    return Kernel(dkdv, "l l l l l l l l r r r f f l l", 32 * warps, shared)
+    return block_of_keys
+
+
+@functools.cache
+def dkdv_kernel(D: int, groups: int, turned: bool = False, documents: bool = False) -> Kernel:
+    """dk and dv; turned: dk is turned back; documents: the last queries that see come last."""
+    body = dkdv_body(D, groups, turned)
+
+    def dkdv(
+        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
+        cos, sin,
+    ):  # fmt: skip
+        x = KeyArguments(
+            map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale,
+            root, cos, sin,
+        )  # fmt: skip
+        body(x, ALL)
+
+    def dkdv_documents(
+        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
+        cos, sin, last,
+    ):  # fmt: skip
+        x = KeyArguments(
+            map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale,
+            root, cos, sin,
+        )  # fmt: skip
+        body(x, Limit(True, last, T))
+
+    queries, args = step_queries(D), "l l l l l l l l r r r f f l l"
+    shared, threads = key_bytes(D, 64 * groups, queries, STAGES), 128 * groups
+    if documents:
+        return Kernel(dkdv_documents, args + " l", threads, shared)
+    return Kernel(dkdv, args, threads, shared)

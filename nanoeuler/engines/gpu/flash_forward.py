@@ -4,17 +4,29 @@
 # %% sec-flash-tensor-forward
 """Causal attention, forward, on Hopper's tensor cores: bf16, head width 64 or 128, any T.
 
-Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal.
+Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal
+and documents.
 
 T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
 """
 
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import LOWEST, PAD, PAST_END, clear, quad_sum, round_up
+from nanoeuler.engines.gpu.flash_layout import (
+    ALL,
+    LOWEST,
+    PAD,
+    PAST_END,
+    Limit,
+    clear,
+    limit_of,
+    quad_sum,
+    round_up,
+)
 from nanoeuler.engines.gpu.flash_parts import (
     BOX,
     Heads,
+    Limits,
     Place,
     QueryBlock,
     Ring,
@@ -23,10 +35,12 @@ from nanoeuler.engines.gpu.flash_parts import (
     by_rows,
     fetch,
     forbid_later,
+    forbid_others,
     full_of,
     hand_over,
     key_row,
     leave,
+    limits_of,
     own_row,
     place,
     prefetch_maps,
@@ -262,7 +276,7 @@ def quotient(x: int, per: int) -> int:
 
 class Links(NamedTuple):
     """How the work is cut: query heads of a sequence, tiles of a head; links of a head, and in
-    all; what `quotient` takes for links of a head, for heads, for heads that share keys.
+    all; what `quotient` takes for links of a head, for heads, for heads that share keys; documents.
     """
 
     heads: int
@@ -272,6 +286,7 @@ class Links(NamedTuple):
     per_link: int
     per_head: int
     per_sharing: int
+    limit: Limit
 
 
 class Link(NamedTuple):
@@ -289,17 +304,49 @@ class Link(NamedTuple):
     steps: int
 
 
+def place_in(n: int, links: Links) -> tuple[int, int]:
+    """The head of the n-th link, through the whole batch, and the link's place in it."""
+    number = quotient(n, links.per_link)
+    return number, int32(n - number * links.of_head)
+
+
+def steps_left(limit: Limit, batch: int, long: int, steps: int) -> tuple[int, int]:
+    """What documents leave of a link's steps: down to the earliest key that a tile sees."""
+    short = int32(steps - long)
+    left = int32(long - limit_of(limit, batch, int32((long - 1) * QUERIES)) // KEYS)
+    count = left
+    if short > 0:
+        below = limit_of(limit, batch, int32((short - 1) * QUERIES)) // KEYS
+        count = int32(left + short - below)
+    return left, count
+
+
 def link_of(n: int, links: Links) -> Link:
     """Head by head; in a head the last tile with the first, the last but one with the second."""
-    number = quotient(n, links.per_link)
-    i = int32(n - number * links.of_head)
+    number, i = place_in(n, links)
     batch = quotient(number, links.per_head)
     head = int32(number - batch * links.heads)
     long = int32(links.tiles - i)
     steps = long
     if links.of_head < links.tiles and i + 1 < long:  # the one in the middle is alone
         steps = int32(long + i + 1)
+    if links.limit.on and n < links.count:
+        long, steps = steps_left(links.limit, batch, long, steps)
     return Link(n, number, batch, head, quotient(head, links.per_sharing), long, steps)
+
+
+def long_row(link: Link, links: Links) -> int:
+    """The first query of a link's long tile."""
+    if links.limit.on:
+        return int32((links.tiles - 1 - link.n + link.number * links.of_head) * QUERIES)
+    return int32((link.long - 1) * QUERIES)
+
+
+def short_row(link: Link, links: Links) -> int:
+    """The first query of its short one."""
+    if links.limit.on:
+        return int32((link.n - link.number * links.of_head) * QUERIES)
+    return int32((link.steps - link.long - 1) * QUERIES)
 
 
 class Cursor(NamedTuple):
@@ -326,11 +373,14 @@ def next_of(now: Cursor, links: Links) -> Cursor:
     return cursor_at(link_of(int32(now.link + cuda.gridDim.x), links))
 
 
-def cursor_key(now: Cursor) -> int:
-    """The first key of the tile: from the diagonal down to 0, once or twice."""
-    end = now.steps
+def cursor_key(now: Cursor, links: Links) -> int:
+    """The first key of the tile: from the diagonal down, once or twice."""
+    long, end = now.long, now.steps
+    if links.limit.on:  # the diagonals are where they would be without documents
+        _, i = place_in(now.link, links)
+        long, end = int32(links.tiles - i), int32(now.long + i + 1)
     if now.step < now.long:
-        end = now.long
+        end = long
     return int32((end - 1 - now.step) * KEYS)
 
 
@@ -390,16 +440,15 @@ def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
     if chain.at.thread & 127 == 0:
         bulk_wait_read_all()
         if part == 0 and link.steps > link.long:
-            first = int32((link.steps - link.long - 1) * QUERIES)
-            fetch_item(chain, int32(item + 1), link, first)
+            fetch_item(chain, int32(item + 1), link, short_row(link, chain.links))
         elif link.n + cuda.gridDim.x < chain.links.count:
             then = link_of(int32(link.n + cuda.gridDim.x), chain.links)
-            fetch_item(chain, int32(item + 1), then, int32((then.long - 1) * QUERIES))
+            fetch_item(chain, int32(item + 1), then, long_row(then, chain.links))
 
 
 def fill_both(chain: Chain, stage: int, now: Cursor) -> None:
     """One thread: keys and values of the cursor's tile into a stage."""
-    key = cursor_key(now)
+    key = cursor_key(now, chain.links)
     fill(chain.shared.k, stage, Heads(chain.k, now.batch, now.kv), key, 64)
     fill(chain.shared.v, stage, Heads(chain.v, now.batch, now.kv), key, 64)
 
@@ -429,7 +478,7 @@ def narrow_start(chain: Chain, link: Link) -> Stand:
         left = int32(WARPS - 1)
     cuda.syncthreads()  # nobody waits at a barrier that is not there yet
     if at.thread & 127 == 0:
-        fetch_item(chain, int32(0), link, int32((link.long - 1) * QUERIES))
+        fetch_item(chain, int32(0), link, long_row(link, chain.links))
     return Stand(int32(0), int32(0), int32(1), left, next_of(now, chain.links))
 
 
@@ -465,9 +514,9 @@ def narrow_registers() -> tuple[Scores, Rows]:
 
 def diagonal(
     tile: Scores, rows: Rows, chain: Chain, stand: Stand, link: Link, part: int, item: int,
-    row: int, scale: float,
+    row: int, limits: Limits, scale: float,
 ) -> None:  # fmt: skip
-    """The tile on the diagonal, the only one with a mask; the next queries are fetched beside it.
+    """The tile on the diagonal, the only one with its mask; the next queries are fetched beside it.
 
     The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
     """
@@ -482,6 +531,7 @@ def diagonal(
         fetch_next(chain, item, link, part)
         half_scores_done(s)
         forbid_later(s, HALF, key, row, at)
+        forbid_others(s, HALF, key, limits, at)
         raise_maxima(s, HALF, rows, scale)
         mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
         weigh_first(s, tile.p, rows, v, scale)
@@ -492,6 +542,7 @@ def diagonal(
         fetch_next(chain, item, link, part)
         scores_done(s)
         forbid_later(s, KEYS, key, row, at)
+        forbid_others(s, KEYS, key, limits, at)
         raise_maxima(s, KEYS, rows, scale)
         mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
         weigh_first(s, tile.p, rows, v, scale)
@@ -499,15 +550,19 @@ def diagonal(
 
 
 def earlier(
-    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, q: int, scale: float
-) -> Stand:
-    """The tiles before the diagonal, where every query sees every key, the latest first."""
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, limits: Limits, q: int,
+    scale: float,
+) -> Stand:  # fmt: skip
+    """The tiles before the diagonal, where every query sees every key of its document, the latest
+    first. steps: with that on the diagonal.
+    """
     k, v = chain.shared.k, chain.shared.v
-    for _ in range(1, steps):
+    for i in range(1, steps):
         mbarrier_wait(full_of(k, stand.stage), stand.phase)
         scores(tile.s, by_rows(q), by_rows(tile_of(k, stand.stage)))
         refill(chain, stand)
         scores_done(tile.s)
+        forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
         raise_lazily(tile.s, rows, scale)
         mbarrier_wait(full_of(v, stand.stage), stand.phase)
         weigh_first(tile.s, tile.p, rows, tile_of(v, stand.stage), scale)
@@ -516,29 +571,37 @@ def earlier(
     return stand
 
 
-def narrow_forward(
-    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
-    per_sharing,
-):  # fmt: skip
+def limits_of_tile(link: Link, part: int, links: Links, at: Place) -> Limits:
+    """Those of this warpgroup's rows of a link's long tile, or, of part 1, of its short one."""
+    row = long_row(link, links) if part == 0 else short_row(link, links)
+    row = int32(row + at.group * 64)
+    return limits_of(links.limit, link.batch, row, int32(row + 63))
+
+
+def narrow(
+    map_q: int, map_k: int, map_v: int, map_o: int, lse: int, T: int, links: Links, scale: float
+) -> None:
     """o and lse for D = 64."""
     prefetch_maps(map_q, map_k, map_v, map_o)
-    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing)
     at = place()
     chain = Chain(narrow_memory(), links, map_q, map_k, map_v, at)
     link, item = link_of(int32(cuda.blockIdx.x), links), int32(0)
     stand = narrow_start(chain, link)
     tile, rows = narrow_registers()
-    while link.n < count:
+    while link.n < links.count:
         for part in range(1 + (link.steps > link.long)):
             steps = link.long if part == 0 else int32(link.steps - link.long)
             row = int32((steps - 1) * QUERIES + at.group * 64)
+            limits = limits_of_tile(link, part, links, at)
+            if links.limit.on:
+                row = limits.row
             q = query_tile(chain.shared, item, at)
             start_rows(rows, 64)
             # 1. The tile on the diagonal.
-            diagonal(tile, rows, chain, stand, link, part, item, row, scale)
+            diagonal(tile, rows, chain, stand, link, part, item, row, limits, scale)
             stand = go_on(chain, stand)
             # 2. The tiles before it.
-            stand = earlier(tile, rows, chain, stand, steps, q, scale)
+            stand = earlier(tile, rows, chain, stand, steps, limits, q, scale)
             # 3. Out, while the next tile's queries come.
             save_lse(lse, link.number, T, row, rows, scale, at)
             save_output(rows, Heads(map_o, link.batch, link.head), row, q, 64, at)
@@ -547,9 +610,31 @@ def narrow_forward(
     outputs_read(at)
 
 
+def narrow_forward(
+    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
+    per_sharing,
+):  # fmt: skip
+    """o and lse for D = 64."""
+    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, ALL)
+    narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
+
+
+def narrow_documents(
+    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
+    per_sharing, first,
+):  # fmt: skip
+    """The same within documents."""
+    limit = Limit(True, first, T)
+    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
+    narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
+
+
 # Maps of q, k, v, o; lse; T, then the members of Links about the scale.
 NARROW = Kernel(
     narrow_forward, "l l l l l r r r r r f l l l", 256, NARROW_BYTES, resident=RESIDENT
+)
+NARROW_DOCUMENTS = Kernel(  # as NARROW, and the first keys
+    narrow_documents, "l l l l l r r r r r f l l l l", 256, NARROW_BYTES, resident=RESIDENT
 )
 
 
@@ -608,8 +693,9 @@ def hand_back(ring: Ring, stage: int, at: Place) -> None:
 
 
 def take_turns(
-    tile: Scores, rows: Rows, q: int, shared: Shared, block: QueryBlock, scale: float, at: Place
-) -> None:
+    tile: Scores, rows: Rows, q: int, shared: Shared, block: QueryBlock, limits: Limits,
+    scale: float, at: Place,
+) -> None:  # fmt: skip
     """All tiles after the first one's scores, and its own last product.
 
     In every step one warpgroup issues the next tile's scores and this tile's product, passes the
@@ -617,7 +703,7 @@ def take_turns(
     """
     s, p, k, v = tile.s, tile.p, shared.k, shared.v
     stage, phase = int32(0), int32(0)
-    for _ in range(1, block.steps):
+    for step in range(1, block.steps):
         v_stage, v_phase = stage, phase
         stage, phase = advance(stage, phase, WIDE_STAGES)
         mbarrier_wait(full_of(k, stage), phase)
@@ -628,6 +714,7 @@ def take_turns(
         barrier_arrive(int32(FIRST_TURN + 1 - at.group), int32(256))
         scores_first(s)
         hand_back(k, stage, at)
+        forbid_others(s, KEYS, key_row(block, step, KEYS), limits, at)
         raise_maxima(s, KEYS, rows, scale)
         exponentials(s, 0, KEYS, rows, scale)
         wide_done(rows.o)  # only now may o be corrected, and p be written
@@ -661,8 +748,9 @@ def wide_registers() -> tuple[Scores, Rows]:
 
 
 def first_tile(
-    tile: Scores, rows: Rows, q: int, shared: Shared, row: int, key: int, scale: float, at: Place
-) -> None:
+    tile: Scores, rows: Rows, q: int, shared: Shared, row: int, key: int, limits: Limits,
+    scale: float, at: Place,
+) -> None:  # fmt: skip
     """Probabilities of the tile on the diagonal."""
     mbarrier_wait(shared.q_full, int32(0))
     if at.group == 1:
@@ -672,15 +760,19 @@ def first_tile(
     wide_scores_done(tile.s)
     hand_back(shared.k, 0, at)
     forbid_later(tile.s, KEYS, key, row, at)
+    forbid_others(tile.s, KEYS, key, limits, at)
     raise_maxima(tile.s, KEYS, rows, scale)
     exponentials(tile.s, 0, KEYS, rows, scale)
     pack_keys(tile.s, 0, KEYS, tile.p)
 
 
-def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
+def wide(
+    map_q: int, map_k: int, map_v: int, map_o: int, lse: int, T: int, heads: int, sharing: int,
+    scale: float, limit: Limit,
+) -> None:  # fmt: skip
     """o and lse for D = 128."""
     prefetch_maps(map_q, map_k, map_v, map_o)
-    at, block = place(), query_block(T, heads, sharing, QUERIES, KEYS)
+    at, block = place(), query_block(T, heads, sharing, QUERIES, KEYS, limit)
     q, o = Heads(map_q, block.batch, block.head), Heads(map_o, block.batch, block.head)
     k, v = Heads(map_k, block.batch, block.kv), Heads(map_v, block.batch, block.kv)
     shared = wide_memory()
@@ -692,15 +784,28 @@ def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
     else:
         more_registers()
         row, q_tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 2 * BOX)
+        limits = limits_of(limit, block.batch, row, int32(row + 63))
         tile, rows = wide_registers()
         start_rows(rows, 128)
-        first_tile(tile, rows, q_tile, shared, row, key_row(block, 0, KEYS), scale, at)
-        take_turns(tile, rows, q_tile, shared, block, scale, at)
+        first_tile(tile, rows, q_tile, shared, row, key_row(block, 0, KEYS), limits, scale, at)
+        take_turns(tile, rows, q_tile, shared, block, limits, scale, at)
         save_lse(lse, block.number, T, row, rows, scale, at)
         save_output(rows, o, row, q_tile, 128, at)
         outputs_read(at)
 
 
+def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
+    """o and lse for D = 128."""
+    wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, ALL)
+
+
+def wide_documents(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
+    """The same within documents."""
+    wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, Limit(True, first, T))
+
+
 # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
 # Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale.
 WIDE = Kernel(wide_forward, "l l l l l r r r f", 384, WIDE_BYTES)
+# The same, and the first keys.
+WIDE_DOCUMENTS = Kernel(wide_documents, "l l l l l r r r f l", 384, WIDE_BYTES)

@@ -13,11 +13,11 @@ are float32 (B, H, padded(T)) in C order. Left out: kernels, and which widths D 
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm_plan import cover
-from nanoeuler.engines.gpu.instruction import float32, int32
-from nanoeuler.engines.gpu.ptx import high_bf16, load_int4, low_bf16, shuffle_xor
+from nanoeuler.engines.gpu.instruction import float32, int32, int64
+from nanoeuler.engines.gpu.ptx import high_bf16, load_int, load_int4, low_bf16, shuffle_xor
 from nanoeuler.errors import UserError
 
 PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
@@ -73,6 +73,54 @@ def at_a_time(heads: int, size: int, share: int) -> int:
     """How many of `heads` are worked on together, when each streams `size` bytes: a divisor."""
     fit = [n for n in range(1, heads + 1) if heads % n == 0 and n * size <= share]
     return max(fit, default=1)
+
+
+class Limit(NamedTuple):
+    """What limits rows besides the diagonal. on: whether anything does, a constant in a kernel.
+
+    line: the address of an int32 for each of T rows of each sequence, which never falls: for
+    queries the first key that each sees, for keys the last query that sees each.
+    """
+
+    on: bool
+    line: int
+    T: int
+
+
+ALL = Limit(False, 0, 0)  # no limit, and numbers that nobody reads
+
+
+def limit_of(limit: Limit, batch: int, row: int) -> int:
+    """The limit of a row; rows past the end have the last one's."""
+    return load_int(limit.line + 4 * (int64(batch) * limit.T + min(row, int32(limit.T - 1))))
+
+
+def forbid_right(s: Any, columns: int, above: int, below: int) -> None:
+    """Forbid a thread's columns beyond `above` in its upper row, beyond `below` in its lower one,
+    both counted from its own first column of an accumulator.
+    """
+    for n in range(columns // 8):
+        if 8 * n > above:
+            s[4 * n] = float32(FORBIDDEN)
+        if 8 * n + 1 > above:
+            s[4 * n + 1] = float32(FORBIDDEN)
+        if 8 * n > below:
+            s[4 * n + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 > below:
+            s[4 * n + 3] = float32(FORBIDDEN)
+
+
+def forbid_left(s: Any, columns: int, above: int, below: int) -> None:
+    """The same for columns before `above`, and before `below`."""
+    for n in range(columns // 8):
+        if 8 * n < above:
+            s[4 * n] = float32(FORBIDDEN)
+        if 8 * n + 1 < above:
+            s[4 * n + 1] = float32(FORBIDDEN)
+        if 8 * n < below:
+            s[4 * n + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 < below:
+            s[4 * n + 3] = float32(FORBIDDEN)
 
 
 # %% sec-flash-mma-plan

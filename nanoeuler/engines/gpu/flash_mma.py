@@ -16,9 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.flash_layout import (
+    ALL,
     LOWEST,
     PAD,
     PAST_END,
+    Limit,
     clear,
     quad_sum,
     round_up,
@@ -26,10 +28,13 @@ from nanoeuler.engines.gpu.flash_layout import (
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
+    Limits,
+    Strided,
     beside,
     copy_pair,
     copy_rows,
     forbid_later,
+    forbid_others,
     head_of,
     left,
     load_left,
@@ -43,6 +48,7 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     share,
     shared_base,
     stage_rows,
+    steps_from,
 )
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
@@ -199,6 +205,19 @@ def own_distance() -> int:
     return int32((own_thread() >> 5) * 16 + own_row() - own_column())
 
 
+class Work(NamedTuple):
+    """What a block works on: keys and values of T rows, `end` tiles of them up to the diagonal; its
+    first query, and what limits it.
+    """
+
+    k: Head
+    v: Head
+    T: int
+    end: int
+    first: int
+    limits: Limits
+
+
 def steps_of(form: Form) -> tuple[Callable, Callable]:
     """A step of the forward kernel on one tile of keys and values, which are there."""
     D = form.D
@@ -206,13 +225,18 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
     multiply, load = mma_tile(16, D), ldmatrix_across(D // 16)
 
     def whole(
-        x: Registers, queries: int, k_tile: int, lot: int, masked: bool, scale: float
-    ) -> None:
+        x: Registers, queries: int, k_tile: int, lot: int, masked: bool, work: Work, key: int,
+        scale: float,
+    ) -> None:  # fmt: skip
         """o += p v for both halves. masked: whether the first half is on the diagonal."""
         q_tile = int32(queries + (own_thread() >> 5) * 32 * D + left(D))
         both(x, q_tile, int32(k_tile + right(D)))
         if masked:
             forbid_later(x.low.s, KEYS, own_distance())
+        if work.limits.limit.on:
+            row = int32(work.first + (own_thread() >> 5) * 16)
+            forbid_others(x.low.s, KEYS, key, row, work.limits)
+            forbid_others(x.high.s, KEYS, key, int32(row + HALF), work.limits)
         if form.park:
             unpark(x, lot)
         raise_maximum(x.low, scale)
@@ -229,11 +253,16 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
         if form.park:
             park(x, lot)
 
-    def diagonal(x: Registers, queries: int, k_tile: int, scale: float) -> None:
+    def diagonal(
+        x: Registers, queries: int, k_tile: int, work: Work, key: int, scale: float
+    ) -> None:
         """o += p v for the second half, whose first step it is, on the diagonal."""
         q_tile = int32(queries + (own_thread() >> 5) * 32 * D + left(D))
         second(x, q_tile, int32(k_tile + right(D)))
         forbid_later(x.high.s, KEYS, own_distance())
+        if work.limits.limit.on:
+            row = int32(work.first + HALF + (own_thread() >> 5) * 16)
+            forbid_others(x.high.s, KEYS, key, row, work.limits)
         raise_maximum(x.high, scale)
         v_tile = int32(k_tile + KEYS * D * 2 + left(D))
         for k in range(KEYS // 16):
@@ -242,14 +271,6 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
             multiply(x.high.o, x.high.a, x.b)
 
     return whole, diagonal
-
-
-class Work(NamedTuple):
-    """What a block works on: keys and values of T rows."""
-
-    k: Head
-    v: Head
-    T: int
 
 
 def loop_of(form: Form) -> Callable:
@@ -262,7 +283,7 @@ def loop_of(form: Form) -> Callable:
     def fill(tiles: int, work: Work, step: int, steps: int, whole: bool) -> None:
         """Start copying a step's keys and values to its stage, if there is such a step: a group."""
         if step < steps:
-            row = int32((steps - 1 - step) * KEYS)
+            row = int32((work.end - 1 - step) * KEYS)
             to = int32(tiles + step % stages * size)
             copy_pair(to, work.k, work.v, row, KEYS, work.T, D, THREADS, whole)
         copy_commit()
@@ -279,14 +300,15 @@ def loop_of(form: Form) -> Callable:
         here()
         cuda.syncthreads()
         fill(tiles, work, int32(stages - 1), steps, False)
-        diagonal(x, queries, tiles, scale)
+        diagonal(x, queries, tiles, work, int32((work.end - 1) * KEYS), scale)
         if form.park:
             park(x, lot)
         for i in range(1, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
             fill(tiles, work, int32(i + stages - 1), steps, True)
-            whole(x, queries, int32(tiles + i % stages * size), lot, i == 1, scale)
+            tile, key = int32(tiles + i % stages * size), int32((work.end - 1 - i) * KEYS)
+            whole(x, queries, tile, lot, i == 1, work, key, scale)
 
     return loop
 
@@ -312,6 +334,20 @@ def save_output(half: Half, out: Head, tile: int, row: int, T: int, D: int) -> N
     put_rows(tile, out, row, T, D)
 
 
+def save(
+    x: Registers, lse: int, o: Strided, of: tuple, tile: int, first: int, T: int, D: int
+) -> None:
+    """lse and o of a block's queries, `first` on. of: the head, its sequence, its number there."""
+    number, batch, head = of
+    warp = int32(own_thread() >> 5)
+    own, row = int32(tile + warp * 32 * D), int32(first + 16 * warp)
+    line, to = lse + 4 * (int64(number) * round_up(T, PAD)), head_of(o, batch, head)
+    save_lines(x.low, line, row, T)
+    save_lines(x.high, line, int32(row + HALF), T)
+    save_output(x.low, to, own, row, T, D)
+    save_output(x.high, to, int32(own + HALF * 2 * D), int32(row + HALF), T, D)
+
+
 def new_half(half: Half, D: int) -> None:
     """Nothing has been seen."""
     clear(half.o, D // 2)
@@ -327,27 +363,24 @@ def shared_bytes(form: Form) -> int:
     return (QUERIES + 2 * form.stages * KEYS) * form.D * 2 + 24 * THREADS * form.park
 
 
-@functools.cache
-def forward_kernel(form: Form) -> Kernel:
-    """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+def forward_block(form: Form) -> Callable:
+    """What a block of `forward_kernel` does."""
     D, loop = form.D, loop_of(form)
     wide, part, most = D // 2, KEYS // 2, max(D, KEYS) // 4
 
-    def flash_mma(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
-    ):  # fmt: skip
+    def block(
+        q: Strided, k: Strided, v: Strided, o: Strided, lse: int, T: int, heads: int,
+        sharing: int, scale: float, limit: Limit,
+    ) -> None:  # fmt: skip
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         batch = divide(number, heads)
         head = int32(number - batch * heads)
         first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * QUERIES)
         kv, last = divide(head, sharing), int32(first + HALF)
         # 1. Start the copies: queries here, keys and values in the loop.
-        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
-        tile = shared_base()
+        of_q, tile = head_of(q, batch, head), shared_base()
         copy_rows(tile, of_q, first, QUERIES, T, D, THREADS, False, share(D))
-        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         # 2. All steps.
         x = Registers(
             Half(
@@ -364,18 +397,41 @@ def forward_kernel(form: Form) -> Kernel:
         )  # fmt: skip
         new_half(x.low, D)
         new_half(x.high, D)
-        loop(x, tile, Work(of_k, of_v, T), int32(last // KEYS + 1), scale)
+        end = int32(last // KEYS + 1)
+        work = Work(of_k, of_v, T, end, first, Limits(limit, batch))
+        loop(x, tile, work, steps_from(end, first, work.limits, KEYS), scale)
         # 3. Out.
-        warp = int32(own_thread() >> 5)
-        own, row = int32(tile + warp * 32 * D), int32(first + 16 * warp)
-        line = lse + 4 * (int64(number) * round_up(T, PAD))
-        to = head_of(o, (o_batch, o_head, o_row), batch, head)
-        save_lines(x.low, line, row, T)
-        save_lines(x.high, line, int32(row + HALF), T)
-        save_output(x.low, to, own, row, T, D)
-        save_output(x.high, to, int32(own + HALF * 2 * D), int32(row + HALF), T, D)
+        save(x, lse, o, (number, batch, head), tile, first, T, D)
 
-    shared = shared_bytes(form)
-    return Kernel(
-        flash_mma, ARGUMENTS, THREADS, shared, resident=form.resident, target=EVERY_CARD
-    )
+    return block
+
+
+@functools.cache
+def forward_kernel(form: Form, documents: bool = False) -> Kernel:
+    """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
+
+    documents: the first keys seen come last.
+    """
+    block, shared = forward_block(form), shared_bytes(form)
+
+    def flash_mma(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, ALL)
+
+    def flash_mma_documents(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        limit = Limit(True, first, T)
+        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, limit)
+
+    rest = {"resident": form.resident, "target": EVERY_CARD}
+    if documents:
+        return Kernel(flash_mma_documents, ARGUMENTS + " l", THREADS, shared, **rest)
+    return Kernel(flash_mma, ARGUMENTS, THREADS, shared, **rest)

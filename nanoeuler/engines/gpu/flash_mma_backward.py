@@ -16,9 +16,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.flash_layout import (
-    FORBIDDEN,
+    ALL,
     PAD,
+    Limit,
     clear,
+    forbid_left,
+    limit_of,
     quad_sum,
     quarter_dot,
     round_up,
@@ -26,9 +29,13 @@ from nanoeuler.engines.gpu.flash_layout import (
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
+    Limits,
+    Strided,
     beside,
     copy_pair,
+    forbid_foreign,
     forbid_later,
+    forbid_others,
     head_of,
     left,
     load_left,
@@ -42,6 +49,7 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     right,
     shared_base,
     stage_rows,
+    steps_from,
 )
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
@@ -160,16 +168,18 @@ def over_keys(form: BackForm) -> Callable:
     rows_times, add_columns = products(form)
 
     def query_step(
-        parts: QueryParts, q: int, do: int, k: int, ahead: int, scale: float
-    ) -> None:
+        parts: QueryParts, q: int, do: int, k: int, ahead: int, row: int, limits: Limits,
+        scale: float,
+    ) -> None:  # fmt: skip
         """dq += ds k. q, do: addresses of A; k: of the tile of keys, values follow.
 
-        ahead: from the tile's first key to this warp's first query.
+        ahead: from the tile's first key to this warp's first query, which is `row`.
         """
         s, dp, by, lse, delta = parts.s, parts.dp, parts.by, parts.lse, parts.delta
         rows_times(s, by, q, int32(k + right(D)))
         if ahead < keys:
             forbid_later(s, keys, int32(ahead + own_row() - own_column()))
+        forbid_others(s, keys, int32(row - ahead), row, limits)
         for i in range(0, keys // 2, 4):
             s[i], s[i + 1] = exp2(s[i] * scale - lse[0]), exp2(s[i + 1] * scale - lse[0])
             s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - lse[1]), exp2(s[i + 3] * scale - lse[1])
@@ -185,38 +195,50 @@ def over_keys(form: BackForm) -> Callable:
     return query_step
 
 
+class Keys(NamedTuple):
+    """What a block of `dq_kernel` goes through: keys and values of T rows, `end` tiles of them up
+    to the diagonal; its first query, and what limits it.
+    """
+
+    k: Head
+    v: Head
+    T: int
+    end: int
+    first: int
+    limits: Limits
+
+
 def dq_loop(form: BackForm) -> Callable:
     """All steps of a block of `dq_kernel`."""
     D, keys, stages, threads = form.D, form.step, form.stages, 32 * form.warps
     size = 2 * keys * D * 2
     here, step = copy_wait(stages - 2), over_keys(form)
 
-    def fill(tiles: QueryTiles, k: Head, v: Head, step: int, steps: int, T: int) -> None:
+    def fill(tiles: QueryTiles, work: Keys, step: int, steps: int) -> None:
         """Start copying a step's keys and values to its stage, if there is such a step: a group."""
         if step < steps:
-            row = int32((steps - 1 - step) * keys)
+            row = int32((work.end - 1 - step) * keys)
             to = int32(tiles.stages + step % stages * size)
-            copy_pair(to, k, v, row, keys, T, D, threads, False)
+            copy_pair(to, work.k, work.v, row, keys, work.T, D, threads, False)
         copy_commit()
 
     def loop(
-        parts: QueryParts, tiles: QueryTiles, k: Head, v: Head, first: int, steps: int, T: int,
-        scale: float,
-    ) -> None:  # fmt: skip
-        """From the diagonal down to key 0. The first group of copies is not committed yet."""
-        row = int32(first + own_warp() * 16)
+        parts: QueryParts, tiles: QueryTiles, work: Keys, steps: int, scale: float
+    ) -> None:
+        """From the diagonal down. The first group of copies is not committed yet."""
+        row = int32(work.first + own_warp() * 16)
         own = int32(own_warp() * 16 * 2 * D + left(D))
         q, do = int32(tiles.q + own), int32(tiles.do + own)
         for i in range(stages - 1):
-            fill(tiles, k, v, int32(i), steps, T)
+            fill(tiles, work, int32(i), steps)
         for i in range(steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
-            fill(tiles, k, v, int32(i + stages - 1), steps, T)
-            ahead = int32(row - (steps - 1 - i) * keys)
+            fill(tiles, work, int32(i + stages - 1), steps)
+            ahead = int32(row - (work.end - 1 - i) * keys)
             if ahead > -16:  # or else all its keys come after all queries of this warp
                 tile = int32(tiles.stages + i % stages * size)
-                step(parts, q, do, tile, ahead, scale)
+                step(parts, q, do, tile, ahead, row, work.limits, scale)
 
     return loop
 
@@ -225,17 +247,15 @@ def dq_loop(form: BackForm) -> Callable:
 DQ_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
 
 
-@functools.cache
-def dq_kernel(form: BackForm) -> Kernel:
-    """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+def dq_block(form: BackForm) -> Callable:
+    """What a block of `dq_kernel` does."""
     D, rows, threads, half = form.D, 16 * form.warps, 32 * form.warps, form.step // 2
     wide, most, loop = D // 2, max(D, form.step) // 4, dq_loop(form)
 
-    def flash_mma_dq(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
+    def block_of_queries(
+        q: Strided, k: Strided, v: Strided, o: Strided, do: Strided, dq: Strided, lse: int,
+        delta: int, T: int, heads: int, sharing: int, scale: float, root: float, limit: Limit,
+    ) -> None:  # fmt: skip
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         batch = divide(number, heads)
         head = int32(number - batch * heads)
@@ -243,8 +263,7 @@ def dq_kernel(form: BackForm) -> Kernel:
         # 1. Start the copies of queries and their do.
         base, size = shared_base(), 2 * rows * D
         tiles = QueryTiles(base, int32(base + size), int32(base + 2 * size))
-        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
-        of_do = head_of(do, (do_batch, do_head, do_row), batch, head)
+        of_q, of_do = head_of(q, batch, head), head_of(do, batch, head)
         copy_pair(tiles.q, of_q, of_do, first, rows, T, D, threads, False)
         # 2. delta.
         line = 4 * (int64(number) * round_up(T, PAD))
@@ -254,25 +273,56 @@ def dq_kernel(form: BackForm) -> Kernel:
             cuda.local.array(wide, float32), cuda.local.array(2, float32),
             cuda.local.array(2, float32),
         )  # fmt: skip
-        of_o = head_of(o, (o_batch, o_head, o_row), batch, head)
-        row = int32(first + own_warp() * 16)
+        of_o, row = head_of(o, batch, head), int32(first + own_warp() * 16)
         take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
         pad_deltas(delta + line, int32(first + rows), T)
         # 3. All tiles of keys.
-        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
-        steps = int32((min(T, int32(first + rows)) + form.step - 1) // form.step)
+        of_k, of_v, limits = head_of(k, batch, kv), head_of(v, batch, kv), Limits(limit, batch)
+        end = int32((min(T, int32(first + rows)) + form.step - 1) // form.step)
         clear(parts.dq, wide)
-        loop(parts, tiles, of_k, of_v, first, steps, T, scale)
+        steps = steps_from(end, first, limits, form.step)
+        loop(parts, tiles, Keys(of_k, of_v, T, end, first, limits), steps, scale)
         # 4. Out.
         own = int32(tiles.q + own_warp() * 32 * D)
         stage_rows(parts.dq, root, root, own, D)
-        put_rows(own, head_of(dq, (dq_batch, dq_head, dq_row), batch, head), row, T, D)
+        put_rows(own, head_of(dq, batch, head), row, T, D)
 
-    shared = (2 * rows + 2 * form.stages * form.step) * D * 2
-    return Kernel(
-        flash_mma_dq, DQ_ARGUMENTS, threads, shared, resident=form.resident, target=EVERY_CARD
-    )
+    return block_of_queries
+
+
+@functools.cache
+def dq_kernel(form: BackForm, documents: bool = False) -> Kernel:
+    """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
+
+    documents: the first keys seen come last.
+    """
+    block, shared = dq_block(form), (32 * form.warps + 2 * form.stages * form.step) * form.D * 2
+
+    def flash_mma_dq(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
+        lse, delta, T, heads, sharing, scale, root,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
+        block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
+
+    def flash_mma_dq_documents(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
+        lse, delta, T, heads, sharing, scale, root, first,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
+        limit = Limit(True, first, T)
+        block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, limit)
+
+    threads, rest = 32 * form.warps, {"resident": form.resident, "target": EVERY_CARD}
+    if documents:
+        return Kernel(flash_mma_dq_documents, DQ_ARGUMENTS + " l", threads, shared, **rest)
+    return Kernel(flash_mma_dq, DQ_ARGUMENTS, threads, shared, **rest)
 
 
 class KeyParts(NamedTuple):
@@ -303,17 +353,7 @@ def forbid_earlier(s: Any, queries: int, distance: int) -> None:
 
     distance: from this lane's first query to its upper key.
     """
-    below = int32(distance + 8)
-    for n in range(queries // 8):
-        i = 4 * n
-        if 8 * n < distance:
-            s[i] = float32(FORBIDDEN)
-        if 8 * n + 1 < distance:
-            s[i + 1] = float32(FORBIDDEN)
-        if 8 * n < below:
-            s[i + 2] = float32(FORBIDDEN)
-        if 8 * n + 1 < below:
-            s[i + 3] = float32(FORBIDDEN)
+    forbid_left(s, queries, distance, int32(distance + 8))
 
 
 def key_probabilities(s: Any, k: int, a: Any, line: int, scale: float) -> None:
@@ -345,17 +385,20 @@ def over_queries(form: BackForm) -> Callable:
     rows_times, add_columns = products(form)
 
     def key_step(
-        parts: KeyParts, k: int, v: int, q: int, line: int, ahead: int, scale: float,
+        parts: KeyParts, k: int, v: int, q: int, line: int, ahead: int, key: int, limits: Limits,
+        scale: float,
     ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q. k, v: addresses of A; q: of the tile of queries, do follows.
 
-        line: the address of the tile's lse; ahead: from its first query to this warp's first key.
+        line: the address of the tile's lse; ahead: from its first query to this warp's first key,
+        which is `key`.
         """
         s, dp, by = parts.s, parts.dp, parts.by
         line, turned = int32(line + 4 * own_column()), int32(q + left(D))
         rows_times(s, by, k, int32(q + right(D)))
         if ahead > -16:
             forbid_earlier(s, queries, int32(ahead + own_row() - own_column()))
+        forbid_foreign(s, queries, int32(key - ahead), key, limits)
         for j in range(queries // 16):
             key_probabilities(s, j, by.a, line, scale)
             add_columns(parts.dv, by, int32(turned + size), j)
@@ -382,6 +425,7 @@ class Group(NamedTuple):
     line: int
     first: int
     tiles: int
+    limits: Limits
 
 
 def fill_queries(
@@ -435,7 +479,7 @@ def dkdv_loop(form: BackForm) -> Callable:
             if ahead < queries:  # or else all its queries come before all keys of this warp
                 q = int32(tiles.stages + i % stages * size)
                 line = int32(tiles.lines + i % stages * (8 * queries))
-                step(parts, k, v, q, line, ahead, scale)
+                step(parts, k, v, q, line, ahead, key, group.limits, scale)
             tile = int32(tile + 1)
             if tile == group.first + group.tiles:
                 tile = group.first
@@ -446,38 +490,42 @@ def dkdv_loop(form: BackForm) -> Callable:
 DKDV_ARGUMENTS = DQ_ARGUMENTS  # six arrays again
 
 
-@functools.cache
-def dkdv_kernel(form: BackForm) -> Kernel:
-    """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first."""
+def tiles_to(T: int, queries: int, last: int, limits: Limits) -> int:
+    """The end of the tiles of queries that see any of a block's keys, of which `last` is the last.
+    """
+    if limits.limit.on:
+        return limit_of(limits.limit, limits.batch, last) // queries + 1
+    return (T + queries - 1) // queries
+
+
+def dkdv_block(form: BackForm) -> Callable:
+    """What a block of `dkdv_kernel` does."""
     D, rows, threads, half = form.D, 16 * form.warps, 32 * form.warps, form.step // 2
     queries, stages = form.step, form.stages
     wide, most, loop = D // 2, max(D, queries) // 4, dkdv_loop(form)
 
-    def flash_mma_dkdv(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
+    def block_of_keys(
+        q: Strided, k: Strided, v: Strided, do: Strided, dk: Strided, dv: Strided, lse: int,
+        delta: int, T: int, heads: int, sharing: int, scale: float, root: float, limit: Limit,
+    ) -> None:  # fmt: skip
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         kv_heads = divide(heads, sharing)
         batch = divide(number, kv_heads)
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
-        head = int32(kv * sharing)
+        head, limits = int32(kv * sharing), Limits(limit, batch)
         # 1. Start the copies of keys and values.
         base, size = shared_base(), 2 * rows * D
         stage = int32(base + 2 * size)
         tiles = KeyTiles(base, int32(base + size), stage, int32(stage + stages * 4 * queries * D))
-        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         copy_pair(tiles.k, of_k, of_v, first, rows, T, D, threads, False)
         # 2. All tiles of queries from the diagonal on, of all heads of the group.
         line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
         of_line = (int64(batch) * heads + head) * line
         group = Group(
-            head_of(q, (q_batch, q_head, q_row), batch, head), q_head,
-            head_of(do, (do_batch, do_head, do_row), batch, head), do_head,
+            head_of(q, batch, head), q.head, head_of(do, batch, head), do.head,
             lse + of_line, delta + of_line, line, tile,
-            int32((T + queries - 1) // queries - tile),
+            int32(tiles_to(T, queries, int32(first + rows - 1), limits) - tile), limits,
         )  # fmt: skip
         parts = KeyParts(
             cuda.local.array(half, float32), cuda.local.array(half, float32),
@@ -490,13 +538,44 @@ def dkdv_kernel(form: BackForm) -> Kernel:
         # 3. Out, through this warp's own rows of keys and of values.
         row, own = int32(first + own_warp() * 16), int32(own_warp() * 32 * D)
         stage_rows(parts.dk, root, root, int32(tiles.k + own), D)
-        to = head_of(dk, (dk_batch, dk_head, dk_row), batch, kv)
-        put_rows(int32(tiles.k + own), to, row, T, D)
+        put_rows(int32(tiles.k + own), head_of(dk, batch, kv), row, T, D)
         stage_rows(parts.dv, float32(1), float32(1), int32(tiles.v + own), D)
-        to = head_of(dv, (dv_batch, dv_head, dv_row), batch, kv)
-        put_rows(int32(tiles.v + own), to, row, T, D)
+        put_rows(int32(tiles.v + own), head_of(dv, batch, kv), row, T, D)
 
-    shared = (2 * rows + 2 * stages * queries) * D * 2 + stages * 8 * queries
-    return Kernel(
-        flash_mma_dkdv, DKDV_ARGUMENTS, threads, shared, resident=form.resident, target=EVERY_CARD
-    )
+    return block_of_keys
+
+
+@functools.cache
+def dkdv_kernel(form: BackForm, documents: bool = False) -> Kernel:
+    """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first.
+
+    documents: the last queries that see come last.
+    """
+    block, D, queries, stages = dkdv_block(form), form.D, form.step, form.stages
+
+    def flash_mma_dkdv(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
+        lse, delta, T, heads, sharing, scale, root,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
+        x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
+        block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
+
+    def flash_mma_dkdv_documents(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
+        lse, delta, T, heads, sharing, scale, root, last,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
+        x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
+        limit = Limit(True, last, T)
+        block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, limit)
+
+    shared = (32 * form.warps + 2 * stages * queries) * D * 2 + stages * 8 * queries
+    threads, rest = 32 * form.warps, {"resident": form.resident, "target": EVERY_CARD}
+    if documents:
+        return Kernel(flash_mma_dkdv_documents, DKDV_ARGUMENTS + " l", threads, shared, **rest)
+    return Kernel(flash_mma_dkdv, DKDV_ARGUMENTS, threads, shared, **rest)

@@ -11,8 +11,8 @@ the kernels themselves, in flash_mma.py and flash_mma_backward.py.
 
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import FORBIDDEN
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.flash_layout import Limit, forbid_left, forbid_right, limit_of
+from nanoeuler.engines.gpu.instruction import cuda, int8, int32, int64
 from nanoeuler.engines.gpu.ptx import (
     again,
     copy_async,
@@ -65,9 +65,20 @@ class Head(NamedTuple):
     step: int
 
 
-def head_of(array: int, steps: tuple, batch: int, head: int) -> Head:
-    """The head `head` of sequence `batch`; steps: bytes from batch to batch, head, row."""
-    return Head(int64(array + batch * steps[0] + head * steps[1]), steps[2])
+class Strided(NamedTuple):
+    """An array in memory: its address, and bytes from sequence to sequence, head to head, row to
+    row.
+    """
+
+    start: int
+    batch: int
+    head: int
+    row: int
+
+
+def head_of(array: Strided, batch: int, head: int) -> Head:
+    """The head `head` of sequence `batch`."""
+    return Head(int64(array.start + batch * array.batch + head * array.head), array.row)
 
 
 def turn(row: int, D: int) -> int:
@@ -169,17 +180,52 @@ def forbid_later(s: Any, keys: int, distance: int) -> None:
 
     distance: from this lane's first key to the last one that its upper query sees.
     """
-    below = int32(distance + 8)
-    for n in range(keys // 8):
-        i = 4 * n
-        if 8 * n > distance:
-            s[i] = float32(FORBIDDEN)
-        if 8 * n + 1 > distance:
-            s[i + 1] = float32(FORBIDDEN)
-        if 8 * n > below:
-            s[i + 2] = float32(FORBIDDEN)
-        if 8 * n + 1 > below:
-            s[i + 3] = float32(FORBIDDEN)
+    forbid_right(s, keys, distance, int32(distance + 8))
+
+
+class Limits(NamedTuple):
+    """What limits the rows of one sequence of a batch."""
+
+    limit: Limit
+    batch: int
+
+
+def steps_from(end: int, first: int, limits: Limits, keys: int) -> int:
+    """Steps of queries from `first` on: of `end` tiles of keys up to the diagonal, those down to
+    the earliest key that is seen.
+    """
+    if limits.limit.on:
+        return int32(end - limit_of(limits.limit, limits.batch, first) // keys)
+    return end
+
+
+def own_limits(limits: Limits, row: int, first: int) -> tuple[int, int]:
+    """Those of this lane's two rows, of 16 from `row` on, counted from its own first column of a
+    tile, `first` on.
+    """
+    here, column = int32(row + own_row()), int32(first + own_column())
+    above = limit_of(limits.limit, limits.batch, here)
+    below = limit_of(limits.limit, limits.batch, int32(here + 8))
+    return int32(above - column), int32(below - column)
+
+
+def forbid_others(s: Any, keys: int, first: int, row: int, limits: Limits) -> None:
+    """Forbid keys, from `first` on, of documents before their query's; 16 queries, `row` on.
+
+    The last of them has the strictest limit: a tile that it does not touch needs no mask.
+    """
+    if limits.limit.on and first < limit_of(limits.limit, limits.batch, int32(row + 15)):
+        above, below = own_limits(limits, row, first)
+        forbid_left(s, keys, above, below)
+
+
+def forbid_foreign(s: Any, queries: int, first: int, row: int, limits: Limits) -> None:
+    """The same on a transposed tile: queries of documents after their key's; the first of 16 keys
+    has the strictest limit.
+    """
+    if limits.limit.on and first + queries - 1 > limit_of(limits.limit, limits.batch, row):
+        above, below = own_limits(limits, row, first)
+        forbid_right(s, queries, above, below)
 
 
 def stage_rows(acc: Any, above: float, below: float, tile: int, D: int) -> None:

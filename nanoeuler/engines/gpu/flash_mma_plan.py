@@ -10,6 +10,7 @@ and which family of kernels a card gets (attention.py).
 
 from typing import Any
 
+from nanoeuler.engines.gpu.documents import Documents, expect_documents, options
 from nanoeuler.engines.gpu.flash_layout import (
     at_a_time,
     expect_lines,
@@ -51,23 +52,28 @@ def with_steps(size: int, **arrays: Any) -> list[Any]:
     return made
 
 
-def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, form: Form | None = None) -> Launch:
+def forward_launch(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, form: Form | None = None,
+    documents: Documents | None = None,
+) -> Launch:  # fmt: skip
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
-    lse of rows from T on is 1e30. Every o and lse is written.
+    lse of rows from T on is 1e30. Every o and lse is written. documents: within which each
+    position sees others.
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
     together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
     arrays = with_steps(2, q=q, k=k, v=v, o=o)
     grid = together, cover(T, QUERIES), B * H // together
-    kernel = forward_kernel(form or FORMS[D])
-    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0]))
+    kernel = forward_kernel(form or FORMS[D], *options(documents))
+    first = expect_documents(documents, B, T)[:1]
+    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0], *first))
 
 
 def backward_launches(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    forms: tuple[BackForm, BackForm] | None = None,
+    forms: tuple[BackForm, BackForm] | None = None, documents: Documents | None = None,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
@@ -77,12 +83,14 @@ def backward_launches(
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS)
     expect_lines(B, H, T, lse=lse, delta=delta)
     of_dq, of_dkdv = forms or (DQ[D], DKDV[D])
-    rest = lse, delta, T, H, H // G, *scales(D)
+    rest, lines = (lse, delta, T, H, H // G, *scales(D)), expect_documents(documents, B, T)
     together = at_a_time(B * H, 4 * T * D, BACKWARD_SHARE)
     grid = together, cover(T, 16 * of_dq.warps), B * H // together
     arrays = with_steps(2, q=q, k=k, v=v, o=o, do=do, dq=dq)
-    first = Launch(dq_kernel(of_dq), grid, (*arrays, *rest))
+    kernel = dq_kernel(of_dq, *options(documents))
+    first = Launch(kernel, grid, (*arrays, *rest, *lines[:1]))
     together = at_a_time(B * G, 4 * T * D * (H // G), BACKWARD_SHARE)
     grid = together, cover(T, 16 * of_dkdv.warps), B * G // together
     arrays = with_steps(2, q=q, k=k, v=v, do=do, dk=dk, dv=dv)
-    return first, Launch(dkdv_kernel(of_dkdv), grid, (*arrays, *rest))
+    kernel = dkdv_kernel(of_dkdv, *options(documents))
+    return first, Launch(kernel, grid, (*arrays, *rest, *lines[1:]))

@@ -13,7 +13,13 @@ T positions, D head width; a head, without more, is a query or key head of one s
 
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import FORBIDDEN, round_up
+from nanoeuler.engines.gpu.flash_layout import (
+    Limit,
+    forbid_left,
+    forbid_right,
+    limit_of,
+    round_up,
+)
 from nanoeuler.engines.gpu.hopper import (
     bulk_commit,
     bulk_wait_read_all,
@@ -183,12 +189,14 @@ def divide(x: int, n: int) -> int:
 
 
 class QueryBlock(NamedTuple):
-    """Queries that a block owns: from row `first` of a head on, with `steps` tiles of keys.
+    """Queries that a block owns: from row `first` of a head on. Of the `end` tiles of keys up to
+    the diagonal it takes `steps`, the latest first: all, or those that documents leave.
 
     head and kv count within the sequence `batch`, `number` through the whole batch.
     """
 
     first: int
+    end: int
     steps: int
     number: int
     batch: int
@@ -201,53 +209,83 @@ def block_head() -> int:
     return int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
 
 
-def query_block(T: int, heads: int, sharing: int, rows: int, keys: int) -> QueryBlock:
+def query_block(
+    T: int, heads: int, sharing: int, rows: int, keys: int, limit: Limit
+) -> QueryBlock:
     """This block's queries: the last tile first, because it has the most keys to see."""
     number = block_head()
     batch = divide(number, heads)
     head = int32(number - batch * heads)
     first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
-    steps = int32((min(T, int32(first + rows)) + keys - 1) // keys)
-    return QueryBlock(first, steps, number, batch, head, divide(head, sharing))
+    end = int32((min(T, int32(first + rows)) + keys - 1) // keys)
+    steps = end
+    if limit.on:
+        steps = int32(end - limit_of(limit, batch, first) // keys)
+    return QueryBlock(first, end, steps, number, batch, head, divide(head, sharing))
 
 
 def key_row(block: QueryBlock, step: int, keys: int) -> int:
-    """The first key of a step: from the diagonal down to 0."""
-    return int32((block.steps - 1 - step) * keys)
+    """The first key of a step: from the diagonal down."""
+    return int32((block.end - 1 - step) * keys)
 
 
 def forbid_later(s: Any, keys: int, first: int, row: int, at: Place) -> None:
     """Forbid keys, from `first` on, that come after their query; the 64 queries are from `row` on.
-
-    s: accumulator of 64 x keys. above, below: the last key that this thread's two queries see,
-    counted from its own first key.
     """
     above = int32(row + own_row(at) - first - own_column(at))
-    below = int32(above + 8)
-    for n in range(keys // 8):
-        if 8 * n > above:
-            s[4 * n] = float32(FORBIDDEN)
-        if 8 * n + 1 > above:
-            s[4 * n + 1] = float32(FORBIDDEN)
-        if 8 * n > below:
-            s[4 * n + 2] = float32(FORBIDDEN)
-        if 8 * n + 1 > below:
-            s[4 * n + 3] = float32(FORBIDDEN)
+    forbid_right(s, keys, above, int32(above + 8))
 
 
 def forbid_earlier(s: Any, queries: int, first: int, key: int, at: Place) -> None:
     """The same on a transposed tile: forbid queries, from `first` on, before their key."""
     above = int32(key + own_row(at) - first - own_column(at))
-    below = int32(above + 8)
-    for n in range(queries // 8):
-        if 8 * n < above:
-            s[4 * n] = float32(FORBIDDEN)
-        if 8 * n + 1 < above:
-            s[4 * n + 1] = float32(FORBIDDEN)
-        if 8 * n < below:
-            s[4 * n + 2] = float32(FORBIDDEN)
-        if 8 * n + 1 < below:
-            s[4 * n + 3] = float32(FORBIDDEN)
+    forbid_left(s, queries, above, int32(above + 8))
+
+
+# %% sec-flash-tensor-documents
+class Limits(NamedTuple):
+    """Limits of 64 rows of a sequence, from `row` on, and the strictest of them: a tile that this
+    one does not touch needs no mask.
+    """
+
+    limit: Limit
+    batch: int
+    row: int
+    strictest: int
+
+
+def limits_of(limit: Limit, batch: int, row: int, strictest: int) -> Limits:
+    """The limits of 64 rows from `row` on, of which row number `strictest` has the strictest."""
+    if limit.on:
+        return Limits(limit, batch, row, limit_of(limit, batch, strictest))
+    return Limits(limit, int32(0), int32(0), int32(0))
+
+
+def own_limits(limits: Limits, first: int, at: Place) -> tuple[int, int]:
+    """Those of this thread's two rows, counted from its own first column of a tile, `first` on.
+
+    They are loaded where they are needed: to keep them would take registers in every step.
+    """
+    row, column = int32(limits.row + own_row(at)), int32(first + own_column(at))
+    above = limit_of(limits.limit, limits.batch, row)
+    below = limit_of(limits.limit, limits.batch, int32(row + 8))
+    return int32(above - column), int32(below - column)
+
+
+def forbid_others(s: Any, keys: int, first: int, limits: Limits, at: Place) -> None:
+    """Forbid keys, from `first` on, of documents before their query's."""
+    if limits.limit.on and first < limits.strictest:
+        above, below = own_limits(limits, first, at)
+        forbid_left(s, keys, above, below)
+
+
+def forbid_foreign(s: Any, queries: int, first: int, limits: Limits, at: Place) -> None:
+    """The same on a transposed tile: forbid queries, from `first` on, of documents after their
+    key's.
+    """
+    if limits.limit.on and first + queries - 1 > limits.strictest:
+        above, below = own_limits(limits, first, at)
+        forbid_right(s, queries, above, below)
 
 
 def warpgroup_sync(at: Place) -> None:

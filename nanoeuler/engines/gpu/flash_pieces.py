@@ -12,12 +12,15 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import PAD, PAST_END, round_up
+from nanoeuler.engines.gpu.flash_layout import ALL, PAD, PAST_END, Limit, round_up
 from nanoeuler.engines.gpu.flash_mma import Half, correct, new_half, raise_maximum, save_lines
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
+    Limits,
+    Strided,
     forbid_later,
+    forbid_others,
     head_of,
     left,
     own_column,
@@ -25,6 +28,7 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     own_warp,
     right,
     shared_base,
+    steps_from,
 )
 from nanoeuler.engines.gpu.flash_pieces_parts import (
     Form,
@@ -56,14 +60,18 @@ def over_keys(form: Form) -> Callable:
     D, keys, values = form.D, form.step, form.size * form.pieces
     rows_times, add_columns = rows_product(form), columns_product(form)
 
-    def step(half: Half, by: Fragments, q: int, tile: int, ahead: int, scale: float) -> None:
+    def step(
+        half: Half, by: Fragments, q: int, tile: int, ahead: int, row: int, limits: Limits,
+        scale: float,
+    ) -> None:  # fmt: skip
         """o += p v. q: address of A; tile: of keys, values follow.
 
-        ahead: from the tile's first key to this warp's first query.
+        ahead: from the tile's first key to this warp's first query, which is `row`.
         """
         rows_times(half.s, by, q, int32(tile + right(D)))
         if ahead < keys:
             forbid_later(half.s, keys, int32(ahead + own_row() - own_column()))
+        forbid_others(half.s, keys, int32(row - ahead), row, limits)
         raise_maximum(half, scale, keys)
         correct(half, D)
         exponentials(half, keys, scale)
@@ -73,12 +81,13 @@ def over_keys(form: Form) -> Callable:
 
 
 class Work(NamedTuple):
-    """What a block works on: keys and values of T rows; its first query."""
+    """What a block works on: keys and values of T rows; its first query, and what limits it."""
 
     k: Head
     v: Head
     T: int
     first: int
+    limits: Limits
 
 
 def loop_of(form: Form) -> Callable:
@@ -91,14 +100,14 @@ def loop_of(form: Form) -> Callable:
         tile = int32(queries + own)
         row = int32(work.first + own_warp() * 16)
         q = int32(queries + own_warp() * 32 * D + left(D))
-        steps = int32((min(work.T, int32(work.first + 16 * form.warps)) + keys - 1) // keys)
-        for i in range(steps):
-            key = int32((steps - 1 - i) * keys)
+        end = int32((min(work.T, int32(work.first + 16 * form.warps)) + keys - 1) // keys)
+        for i in range(steps_from(end, work.first, work.limits, keys)):
+            key = int32((end - 1 - i) * keys)
             cuda.syncthreads()  # all have left the tiles
             cut(tile, work.k, work.v, key, work.T)
             cuda.syncthreads()  # all pieces are there
             if row - key > -16:  # or else all its keys come after all queries of this warp
-                step(half, by, q, tile, int32(row - key), scale)
+                step(half, by, q, tile, int32(row - key), row, work.limits, scale)
 
     return loop
 
@@ -106,25 +115,24 @@ def loop_of(form: Form) -> Callable:
 ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps; lse; see below
 
 
-@functools.cache
-def forward_kernel(form: Form) -> Kernel:
-    """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+def forward_block(form: Form) -> Callable:
+    """What a block of `forward_kernel` does."""
     D, rows, loop, most = form.D, 16 * form.warps, loop_of(form), max(form.columns, form.step) // 4
     half, wide, part = form.step // 2, D // 2, form.columns // 2
     fetch, settle, each, parts = fetcher(form, rows)
     held = 8 * each
 
-    def flash_pieces(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
-    ):  # fmt: skip
+    def block(
+        q: Strided, k: Strided, v: Strided, o: Strided, lse: int, T: int, heads: int,
+        sharing: int, scale: float, limit: Limit,
+    ) -> None:  # fmt: skip
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         batch = divide(number, heads)
         head = int32(number - batch * heads)
         kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
         # 1. Queries.
         tile, values = shared_base(), cuda.local.array(held, float32)
-        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
+        of_q = head_of(q, batch, head)
         for i in range(parts):
             fetch(values, i, of_q, first, T)
             settle(values, i, tile)
@@ -139,18 +147,46 @@ def forward_kernel(form: Form) -> Kernel:
             cuda.local.array(most, int32), cuda.local.array(part, float32),
         )  # fmt: skip
         new_half(x, D)
-        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
-        loop(x, by, tile, Work(of_k, of_v, T, first), scale)
+        of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
+        loop(x, by, tile, Work(of_k, of_v, T, first, Limits(limit, batch)), scale)
         # 3. Out.
         row = int32(first + own_warp() * 16)
         line = lse + 4 * (int64(number) * round_up(T, PAD))
         save_lines(x, line, row, T)
         pad_line(line, int32(first + rows), T, float32(PAST_END), 2 * rows)
-        to = head_of(o, (o_batch, o_head, o_row), batch, head)
-        put_sums(x.o, 0, reciprocal(x.total[0]), reciprocal(x.total[1]), to, row, T, D)
+        to, above, below = head_of(o, batch, head), reciprocal(x.total[0]), reciprocal(x.total[1])
+        put_sums(x.o, 0, above, below, to, row, T, D)
+
+    return block
+
+
+@functools.cache
+def forward_kernel(form: Form, documents: bool = False) -> Kernel:
+    """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
+
+    documents: the first keys seen come last.
+    """
+    block, threads = forward_block(form), 32 * form.warps
+
+    def flash_pieces(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, ALL)
+
+    def flash_pieces_documents(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        limit = Limit(True, first, T)
+        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, limit)
 
     shared = (form.own + 2 * form.size) * form.pieces
-    return Kernel(
-        flash_pieces, ARGUMENTS, 32 * form.warps, shared, resident=form.resident, target=EVERY_CARD
-    )
+    rest = {"resident": form.resident, "target": EVERY_CARD}
+    if documents:
+        return Kernel(flash_pieces_documents, ARGUMENTS + " l", threads, shared, **rest)
+    return Kernel(flash_pieces, ARGUMENTS, threads, shared, **rest)

@@ -12,17 +12,22 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.flash_layout import PAD, clear, quad_sum, round_up
+from nanoeuler.engines.gpu.flash_layout import ALL, PAD, Limit, clear, quad_sum, round_up
 from nanoeuler.engines.gpu.flash_mma_backward import (
     DKDV_ARGUMENTS,
     DQ_ARGUMENTS,
     Group,
     forbid_earlier,
+    tiles_to,
 )
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
+    Limits,
+    Strided,
+    forbid_foreign,
     forbid_later,
+    forbid_others,
     head_of,
     left,
     own_column,
@@ -32,6 +37,7 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     own_warp,
     right,
     shared_base,
+    steps_from,
 )
 from nanoeuler.engines.gpu.flash_pieces_parts import (
     Form,
@@ -105,16 +111,18 @@ def over_keys(form: Form) -> Callable:
     rows_times, add_columns = rows_product(form), columns_product(form)
 
     def query_step(
-        parts: QueryParts, q: int, do: int, k: int, ahead: int, scale: float
-    ) -> None:
+        parts: QueryParts, q: int, do: int, k: int, ahead: int, row: int, limits: Limits,
+        scale: float,
+    ) -> None:  # fmt: skip
         """dq += ds k. q, do: addresses of A; k: of the tile of keys, values follow.
 
-        ahead: from the tile's first key to this warp's first query.
+        ahead: from the tile's first key to this warp's first query, which is `row`.
         """
         s, dp, lse, delta = parts.s, parts.dp, parts.lse, parts.delta
         rows_times(s, parts.by, q, int32(k + right(D)))
         if ahead < keys:
             forbid_later(s, keys, int32(ahead + own_row() - own_column()))
+        forbid_others(s, keys, int32(row - ahead), row, limits)
         rows_times(dp, parts.by, do, int32(k + values + right(D)))
         for n in range(keys // 8):  # the scale comes at the end
             i = 4 * n
@@ -128,12 +136,15 @@ def over_keys(form: Form) -> Callable:
 
 
 class Keys(NamedTuple):
-    """What a block of `dq_kernel` goes through: keys and values of T rows; its first query."""
+    """What a block of `dq_kernel` goes through: keys and values of T rows; its first query, what
+    limits it.
+    """
 
     k: Head
     v: Head
     T: int
     first: int
+    limits: Limits
 
 
 def dq_loop(form: Form) -> Callable:
@@ -146,37 +157,34 @@ def dq_loop(form: Form) -> Callable:
         row = int32(work.first + own_warp() * 16)
         q = int32(tiles + own_warp() * 32 * D + left(D))
         tile = int32(tiles + 2 * own)
-        steps = int32((min(work.T, int32(work.first + 16 * form.warps)) + keys - 1) // keys)
-        for i in range(steps):
-            key = int32((steps - 1 - i) * keys)
+        end = int32((min(work.T, int32(work.first + 16 * form.warps)) + keys - 1) // keys)
+        for i in range(steps_from(end, work.first, work.limits, keys)):
+            key = int32((end - 1 - i) * keys)
             cuda.syncthreads()  # all have left the tiles
             cut(tile, work.k, work.v, key, work.T)
             cuda.syncthreads()  # all pieces are there
             if row - key > -16:  # or else all its keys come after all queries of this warp
-                step(parts, q, int32(q + own), tile, int32(row - key), scale)
+                step(parts, q, int32(q + own), tile, int32(row - key), row, work.limits, scale)
 
     return loop
 
 
-@functools.cache
-def dq_kernel(form: Form) -> Kernel:
-    """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+def dq_block(form: Form) -> Callable:
+    """What a block of `dq_kernel` does."""
     D, rows, half = form.D, 16 * form.warps, form.step // 2
     wide, part, most = D // 2, form.columns // 2, max(form.columns, form.step) // 4
     loop, cut = dq_loop(form), cutter(form, rows)
 
-    def flash_pieces_dq(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
+    def block_of_queries(
+        q: Strided, k: Strided, v: Strided, o: Strided, do: Strided, dq: Strided, lse: int,
+        delta: int, T: int, heads: int, sharing: int, scale: float, root: float, limit: Limit,
+    ) -> None:  # fmt: skip
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         batch = divide(number, heads)
         head = int32(number - batch * heads)
         kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
         # 1. Queries and their do.
-        of_q = head_of(q, (q_batch, q_head, q_row), batch, head)
-        of_do = head_of(do, (do_batch, do_head, do_row), batch, head)
+        of_q, of_do = head_of(q, batch, head), head_of(do, batch, head)
         cut(shared_base(), of_q, of_do, first, T)
         # 2. delta.
         line = 4 * (int64(number) * round_up(T, PAD))
@@ -189,24 +197,53 @@ def dq_kernel(form: Form) -> Kernel:
             cuda.local.array(wide, float32), cuda.local.array(2, float32),
             cuda.local.array(2, float32),
         )  # fmt: skip
-        of_o = head_of(o, (o_batch, o_head, o_row), batch, head)
-        row = int32(first + own_warp() * 16)
+        of_o, row = head_of(o, batch, head), int32(first + own_warp() * 16)
         take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
         pad_line(delta + line, int32(first + rows), T, float32(0), 2 * rows)
         # 3. All tiles of keys.
-        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         clear(parts.dq, wide)
-        loop(parts, shared_base(), Keys(of_k, of_v, T, first), scale)
+        loop(parts, shared_base(), Keys(of_k, of_v, T, first, Limits(limit, batch)), scale)
         # 4. Out.
-        to = head_of(dq, (dq_batch, dq_head, dq_row), batch, head)
-        put_sums(parts.dq, 0, root, root, to, row, T, D)
+        put_sums(parts.dq, 0, root, root, head_of(dq, batch, head), row, T, D)
+
+    return block_of_queries
+
+
+@functools.cache
+def dq_kernel(form: Form, documents: bool = False) -> Kernel:
+    """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
+
+    documents: the first keys seen come last.
+    """
+    block, threads = dq_block(form), 32 * form.warps
+
+    def flash_pieces_dq(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
+        lse, delta, T, heads, sharing, scale, root,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
+        block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
+
+    def flash_pieces_dq_documents(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
+        lse, delta, T, heads, sharing, scale, root, first,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
+        x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
+        limit = Limit(True, first, T)
+        block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, limit)
 
     shared = 2 * (form.own + form.size) * form.pieces
-    return Kernel(
-        flash_pieces_dq, DQ_ARGUMENTS, 32 * form.warps, shared, resident=form.resident,
-        target=EVERY_CARD,
-    )  # fmt: skip
+    rest = {"resident": form.resident, "target": EVERY_CARD}
+    if documents:
+        return Kernel(flash_pieces_dq_documents, DQ_ARGUMENTS + " l", threads, shared, **rest)
+    return Kernel(flash_pieces_dq, DQ_ARGUMENTS, threads, shared, **rest)
 
 
 class KeyParts(NamedTuple):
@@ -244,15 +281,20 @@ def over_queries(form: Form) -> Callable:
     D, queries, size, own = form.D, form.step, form.size * form.pieces, form.own * form.pieces
     rows_times, add_columns = rows_product(form), columns_product(form)
 
-    def key_step(parts: KeyParts, k: int, q: int, line: int, ahead: int, scale: float) -> None:
+    def key_step(
+        parts: KeyParts, k: int, q: int, line: int, ahead: int, key: int, limits: Limits,
+        scale: float,
+    ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q. k: address of A, values follow; q: of the tile of queries, do
-        follows. line: of the tile's lse; ahead: from its first query to this warp's first key.
+        follows. line: of the tile's lse; ahead: from its first query to this warp's first key,
+        which is `key`.
         """
         s, dp, by = parts.s, parts.dp, parts.by
         line, turned = int32(line + 4 * own_column()), int32(q + left(D))
         rows_times(s, by, k, int32(q + right(D)))
         if ahead > -16:
             forbid_earlier(s, queries, int32(ahead + own_row() - own_column()))
+        forbid_foreign(s, queries, int32(key - ahead), key, limits)
         key_probabilities(s, queries, line, scale)
         add_columns(parts.dv, by, s, int32(turned + size))
         rows_times(dp, by, int32(k + own), int32(q + size + right(D)))
@@ -301,7 +343,7 @@ def dkdv_loop(form: Form) -> Callable:
             cuda.syncthreads()  # all pieces are there
             ahead = int32(key - tile * queries)
             if ahead < queries:  # or else all its queries come before all keys of this warp
-                step(parts, k, q, int32(q + lines), ahead, scale)
+                step(parts, k, q, int32(q + lines), ahead, key, group.limits, scale)
             tile = int32(tile + 1)
             if tile == group.first + group.tiles:
                 tile = group.first
@@ -309,35 +351,31 @@ def dkdv_loop(form: Form) -> Callable:
     return loop
 
 
-@functools.cache
-def dkdv_kernel(form: Form) -> Kernel:
-    """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first."""
+def dkdv_block(form: Form) -> Callable:
+    """What a block of `dkdv_kernel` does."""
     D, rows, half, queries = form.D, 16 * form.warps, form.step // 2, form.step
     wide, part, most = D // 2, form.columns // 2, max(form.columns, form.step) // 4
     loop, cut = dkdv_loop(form), cutter(form, rows)
 
-    def flash_pieces_dkdv(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
+    def block_of_keys(
+        q: Strided, k: Strided, v: Strided, do: Strided, dk: Strided, dv: Strided, lse: int,
+        delta: int, T: int, heads: int, sharing: int, scale: float, root: float, limit: Limit,
+    ) -> None:  # fmt: skip
         number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         kv_heads = divide(heads, sharing)
         batch = divide(number, kv_heads)
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
-        head = int32(kv * sharing)
+        head, limits = int32(kv * sharing), Limits(limit, batch)
         # 1. Keys and values.
-        of_k = head_of(k, (k_batch, k_head, k_row), batch, kv)
-        of_v = head_of(v, (v_batch, v_head, v_row), batch, kv)
+        of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         cut(shared_base(), of_k, of_v, first, T)
         # 2. All tiles of queries from the diagonal on, of all heads of the group.
         line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
         of_line = (int64(batch) * heads + head) * line
         group = Group(
-            head_of(q, (q_batch, q_head, q_row), batch, head), q_head,
-            head_of(do, (do_batch, do_head, do_row), batch, head), do_head,
+            head_of(q, batch, head), q.head, head_of(do, batch, head), do.head,
             lse + of_line, delta + of_line, line, tile,
-            int32((T + queries - 1) // queries - tile),
+            int32(tiles_to(T, queries, int32(first + rows - 1), limits) - tile), limits,
         )  # fmt: skip
         parts = KeyParts(
             cuda.local.array(half, float32), cuda.local.array(half, float32),
@@ -352,13 +390,43 @@ def dkdv_kernel(form: Form) -> Kernel:
         loop(parts, shared_base(), group, first, (int32(group.tiles * sharing), T, scale))
         # 3. Out.
         row = int32(first + own_warp() * 16)
-        to = head_of(dk, (dk_batch, dk_head, dk_row), batch, kv)
-        put_sums(parts.dk, 0, root, root, to, row, T, D)
-        to = head_of(dv, (dv_batch, dv_head, dv_row), batch, kv)
-        put_sums(parts.dv, 0, float32(1), float32(1), to, row, T, D)
+        put_sums(parts.dk, 0, root, root, head_of(dk, batch, kv), row, T, D)
+        put_sums(parts.dv, 0, float32(1), float32(1), head_of(dv, batch, kv), row, T, D)
 
-    shared = 2 * (form.own + form.size) * form.pieces + 8 * queries
-    return Kernel(
-        flash_pieces_dkdv, DKDV_ARGUMENTS, 32 * form.warps, shared, resident=form.resident,
-        target=EVERY_CARD,
-    )  # fmt: skip
+    return block_of_keys
+
+
+@functools.cache
+def dkdv_kernel(form: Form, documents: bool = False) -> Kernel:
+    """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first.
+
+    documents: the last queries that see come last.
+    """
+    block, threads = dkdv_block(form), 32 * form.warps
+
+    def flash_pieces_dkdv(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
+        lse, delta, T, heads, sharing, scale, root,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
+        x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
+        block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
+
+    def flash_pieces_dkdv_documents(
+        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
+        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
+        lse, delta, T, heads, sharing, scale, root, last,
+    ):  # fmt: skip
+        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
+        of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
+        x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
+        limit = Limit(True, last, T)
+        block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, limit)
+
+    shared = 2 * (form.own + form.size) * form.pieces + 8 * form.step
+    rest = {"resident": form.resident, "target": EVERY_CARD}
+    if documents:
+        return Kernel(flash_pieces_dkdv_documents, DKDV_ARGUMENTS + " l", threads, shared, **rest)
+    return Kernel(flash_pieces_dkdv, DKDV_ARGUMENTS, threads, shared, **rest)

@@ -10,6 +10,7 @@ Arrays as in flash_layout.py, but float32; D = 32, 64 or 128. pieces: 2, each pr
 
 from typing import Any
 
+from nanoeuler.engines.gpu.documents import Documents, expect_documents, options
 from nanoeuler.engines.gpu.flash_layout import at_a_time, expect_lines, scales, shared_shape
 from nanoeuler.engines.gpu.flash_mma_plan import (
     BACKWARD_SHARE,
@@ -49,10 +50,13 @@ def form_of(forms: dict[tuple[int, int], Form], D: int, pieces: int) -> Form:
     return forms[D, pieces]
 
 
-def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, pieces: int = 2) -> Launch:
+def forward_launch(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, pieces: int = 2, documents: Documents | None = None
+) -> Launch:
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
-    lse of rows from T on is 1e30. Every o and lse is written.
+    lse of rows from T on is 1e30. Every o and lse is written. documents: within which each
+    position sees others.
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS, "float32")
     expect_lines(B, H, T, lse=lse)
@@ -60,12 +64,13 @@ def forward_launch(q: Any, k: Any, v: Any, o: Any, lse: Any, pieces: int = 2) ->
     together = at_a_time(B * H, 8 * T * D, FORWARD_SHARE)
     arrays = with_steps(4, q=q, k=k, v=v, o=o)
     grid = together, cover(T, 16 * form.warps), B * H // together
-    return Launch(forward_kernel(form), grid, (*arrays, lse, T, H, H // G, scales(D)[0]))
+    kernel, first = forward_kernel(form, *options(documents)), expect_documents(documents, B, T)[:1]
+    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0], *first))
 
 
 def backward_launches(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    pieces: int = 2,
+    pieces: int = 2, documents: Documents | None = None,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
@@ -75,12 +80,14 @@ def backward_launches(
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS, "float32")
     expect_lines(B, H, T, lse=lse, delta=delta)
     of_dq, of_dkdv = form_of(DQ, D, pieces), form_of(DKDV, D, pieces)
-    rest = lse, delta, T, H, H // G, *scales(D)
+    rest, lines = (lse, delta, T, H, H // G, *scales(D)), expect_documents(documents, B, T)
     together = at_a_time(B * H, 8 * T * D, BACKWARD_SHARE)
     grid = together, cover(T, 16 * of_dq.warps), B * H // together
     arrays = with_steps(4, q=q, k=k, v=v, o=o, do=do, dq=dq)
-    first = Launch(dq_kernel(of_dq), grid, (*arrays, *rest))
+    kernel = dq_kernel(of_dq, *options(documents))
+    first = Launch(kernel, grid, (*arrays, *rest, *lines[:1]))
     together = at_a_time(B * G, 8 * T * D * (H // G), BACKWARD_SHARE)
     grid = together, cover(T, 16 * of_dkdv.warps), B * G // together
     arrays = with_steps(4, q=q, k=k, v=v, do=do, dk=dk, dv=dv)
-    return first, Launch(dkdv_kernel(of_dkdv), grid, (*arrays, *rest))
+    kernel = dkdv_kernel(of_dkdv, *options(documents))
+    return first, Launch(kernel, grid, (*arrays, *rest, *lines[1:]))

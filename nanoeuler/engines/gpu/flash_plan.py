@@ -10,13 +10,16 @@ which family of kernels a card gets (attention.py).
 
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.documents import Documents, expect_documents, options
 from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel, step_queries
 from nanoeuler.engines.gpu.flash_forward import (
     KEYS,
     NARROW,
+    NARROW_DOCUMENTS,
     QUERIES,
     RESIDENT,
     WIDE,
+    WIDE_DOCUMENTS,
     reciprocal_of,
 )
 from nanoeuler.engines.gpu.flash_layout import at_a_time, expect_lines, scales, shared_shape
@@ -45,25 +48,29 @@ def _countable(heads: int, T: int) -> None:
 
 
 def forward_launch(
-    q: Any, k: Any, v: Any, o: Any, lse: Any, places: int = RESIDENT * MULTIPROCESSORS
-) -> Launch:
+    q: Any, k: Any, v: Any, o: Any, lse: Any, places: int = RESIDENT * MULTIPROCESSORS,
+    documents: Documents | None = None,
+) -> Launch:  # fmt: skip
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
     lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of NARROW
-    the card runs at once.
+    the card runs at once. documents: within which each position sees others.
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
     _countable(B * H, T)
+    first = expect_documents(documents, B, T)[:1]
     maps = _box(q, 64), _box(k, KEYS), _box(v, KEYS), _box(o, 64)
     tiles, scale = cover(T, QUERIES), scales(D)[0]
     if D == 128:
         together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
         grid = together, tiles, B * H // together
-        return Launch(WIDE, grid, (*maps, lse, T, H, H // G, scale))
+        kernel = WIDE_DOCUMENTS if documents else WIDE
+        return Launch(kernel, grid, (*maps, lse, T, H, H // G, scale, *first))
     deal = deal_tiles(B * H, tiles, places)
     by = (reciprocal_of(n, deal.links) for n in (deal.of_head, H, H // G))
-    return Launch(NARROW, (deal.blocks,), (*maps, lse, T, H, tiles, *deal[1:], scale, *by))
+    args = *maps, lse, T, H, tiles, *deal[1:], scale, *by, *first
+    return Launch(NARROW_DOCUMENTS if documents else NARROW, (deal.blocks,), args)
 
 
 class Deal(NamedTuple):
@@ -89,6 +96,7 @@ def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:
 def backward_launches(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
     multiprocessors: int = MULTIPROCESSORS, turn: Turning | None = None,
+    documents: Documents | None = None,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
@@ -104,15 +112,17 @@ def backward_launches(
     expect_turning(turn, T, (H + G) * D, D if turn else 0)
     if turn and turn[2:] != (T, (H + G) * D):
         raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
+    lines = expect_documents(documents, B, T)
+    rest = H // G, multiprocessors, turn
     return (
-        _dq_launch((q, k, v, do, dq), o, lse, delta, H // G, multiprocessors, turn),
-        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, H // G, multiprocessors, turn),
+        _dq_launch((q, k, v, do, dq), o, lse, delta, *rest, lines[:1]),
+        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, *rest, lines[1:]),
     )
 
 
 def _dq_launch(
     arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int, multiprocessors: int,
-    turn: Turning | None,
+    turn: Turning | None, first: tuple,
 ) -> Launch:  # fmt: skip
     do = arrays[3]
     B, H, T, D = do.shape
@@ -121,21 +131,22 @@ def _dq_launch(
     grid = together, cover(T, 64 * groups), B * H // together
     maps = [_box(array, 64) for array in arrays]
     pointers = o, do, *o.strides[:3], lse, delta
-    kernel = dq_kernel(D, groups, True) if turn else dq_kernel(D, groups)
-    angles = turn[:2] if turn else (0, 0)
-    return Launch(kernel, grid, (*maps, *pointers, T, H, sharing, *scales(D), *angles))
+    kernel = dq_kernel(D, groups, *options(turn, first))
+    rest = *scales(D), *(turn[:2] if turn else (0, 0)), *first
+    return Launch(kernel, grid, (*maps, *pointers, T, H, sharing, *rest))
 
 
 def _dkdv_launch(
-    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int, turn: Turning | None
-) -> Launch:
+    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int,
+    turn: Turning | None, last: tuple,
+) -> Launch:  # fmt: skip
     B, H, T, D = arrays[0].shape
     heads = B * H // sharing
     groups = warpgroups(2, T, heads, multiprocessors)
-    kernel = dkdv_kernel(D, groups, True) if turn else dkdv_kernel(D, groups)
-    queries, angles = step_queries(D), turn[:2] if turn else (0, 0)
+    kernel, queries = dkdv_kernel(D, groups, *options(turn, last)), step_queries(D)
+    rest = *scales(D), *(turn[:2] if turn else (0, 0)), *last
     together = at_a_time(heads, 4 * T * D * sharing, BACKWARD_SHARE)
     grid = together, cover(T, 64 * groups), heads // together
     rows = queries, 64, 64, queries, 64, 64
     maps = [_box(array, n) for array, n in zip(arrays, rows, strict=True)]
-    return Launch(kernel, grid, (*maps, lse, delta, T, H, sharing, *scales(D), *angles))
+    return Launch(kernel, grid, (*maps, lse, delta, T, H, sharing, *rest))

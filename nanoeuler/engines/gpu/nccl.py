@@ -30,7 +30,8 @@ class Connection:
         name = group.broadcast(None if group.rank else self.library.get_unique_id())
         self.communicator = self.library.NcclCommunicator(group.size, name, group.rank)
         flags = int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        self.side = int(check(self.driver.cuStreamCreate(flags)))
+        _, first = check(self.driver.cuCtxGetStreamPriorityRange())  # whose blocks start first
+        self.side = int(check(self.driver.cuStreamCreateWithPriority(flags, first)))
 
     def event(self, owner: Any) -> Any:
         """An event that lives as long as its owner."""

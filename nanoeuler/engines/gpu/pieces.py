@@ -138,10 +138,10 @@ def split_launch(
 # %% sec-pieces-product
 AXES = {"NT": (1, 1), "NN": (1, 0), "TN": (0, 0)}  # along which k runs, in A and in B
 TILE = 128, 256  # of C, of a block of either kind of product
-# Of k of the bf16 product, about: of three pieces the last sixth, 1024, is added at full size, and
-# rounds about as much as float32 does (chapter 7g). Twice that where blocks would be idle: those of
-# a few long stretches are cut along k, those of many short ones are not.
-DEEP = 6144
+# Of k of the bf16 product, about, by pieces. Of three the last sixth, 256, is added at full size,
+# and loses about as much as float32's own rounding (chapter 7g); of two, what is cut off the pieces
+# is more. Twice that where blocks would be idle: those of a few long stretches are cut along k.
+DEEP = {1: 6144, 2: 6144, 3: 1536}
 
 
 def stretches_for(
@@ -149,7 +149,7 @@ def stretches_for(
 ) -> int:
     """In how many stretches a product takes its k, at most."""
     idle = 2 * cover(m, TILE[0]) * cover(n, TILE[1]) < blocks
-    least = cover(k * len(PAIRS[pieces]), 2 * DEEP if idle else DEEP)
+    least = cover(k * len(PAIRS[pieces]), (2 if idle else 1) * DEEP[pieces])
     return max(1, min(least, k // WIDTH))
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu import attention, columns, flash_pieces_plan, gates
 from nanoeuler.engines.gpu.columns import sum_lines, sum_table_launch
+from nanoeuler.engines.gpu.documents import Documents
 from nanoeuler.engines.gpu.embedding import embed_backward_launches, embed_launch, slots_shape
 from nanoeuler.engines.gpu.fill import add_row_launch
 from nanoeuler.engines.gpu.flash_layout import padded
@@ -66,6 +67,24 @@ PRECISIONS = {
     "cuda-tf32": Precision("float32", pieces=2),
     "cuda-float32": Precision("float32", pieces=3),
 }
+
+
+class Texts(NamedTuple):
+    """What the engine takes for `first`: rows of several texts, all of it int32.
+
+    documents: two arrays (B, T). places (B, T): each position from its text's beginning; plan: the
+    scatter plan of these. Both only where positions are learned, plan only where there is a way
+    back.
+    """
+
+    documents: Documents
+    places: Array | None = None
+    plan: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, T)."""
+        return self.documents.first.shape
 
 
 def rows_of(x: Array) -> Array:
@@ -281,27 +300,40 @@ class Linear(Operands):
 class Tables(Linear):
     """The tables that tokens look up."""
 
-    def embed(self, tokens: Array, table: Array, positions: Array | None = None) -> Array:
+    def embed(
+        self, tokens: Array, table: Array, positions: Array | None = None,
+        first: Texts | None = None,
+    ) -> Array:  # fmt: skip
         """As `Primitives.embed`."""
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
+        places = first and first.places
         launch = embed_launch(
-            tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions
-        )
+            tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions,
+            places=places and places.reshape(-1),
+        )  # fmt: skip
         self.write("embed", launch)
         return x
 
     plan: Array  # the scatter plan of the tokens
 
     def embed_backward(
-        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None
-    ) -> None:
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
+        first: Texts | None = None,
+    ) -> None:  # fmt: skip
         """As `Primitives.embed_backward`."""
+        if first is None or dpositions is None:
+            self.scatter(dx, self.plan, dtable, T=tokens.shape[1], dpositions=dpositions)
+        else:
+            self.scatter(dx, self.plan, dtable)
+            self.scatter(dx, first.plan, dpositions)
+
+    def scatter(self, dx: Array, plan: Array, dtable: Array, **more: Any) -> None:
+        """Add the rows of dx to those of dtable that the plan says."""
         rows = rows_of(dx)
         slots = self.take(*slots_shape(rows.shape[0], *dtable.shape), kind="float32")
         launches = embed_backward_launches(
-            rows, self.plan, dtable, slots, T=tokens.shape[1],
-            dpositions=dpositions, multiprocessors=self.multiprocessors,
-        )  # fmt: skip
+            rows, plan, dtable, slots, multiprocessors=self.multiprocessors, **more
+        )
         self.write("embed backward", launches)
 
 
@@ -390,31 +422,36 @@ class Positions(NormsBackward):
 class Heads(Positions):
     """Attention."""
 
-    def attention(self, heads: Array, n_kv: int) -> tuple[Array, Any]:
+    def attention(
+        self, heads: Array, n_kv: int, first: Texts | None = None
+    ) -> tuple[Array, Any]:
         """As `Primitives.attention`; the backward wants y and lse."""
         (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
         y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
         ends = *split(heads, n_kv), y.reshape(B, T, H, D).swapaxes(1, 2), lse
+        documents = first and first.documents
         if self.narrow:
-            launch = attention.forward_launch(*ends, self.capability)
+            launch = attention.forward_launch(*ends, self.capability, documents)
         else:
-            launch = flash_pieces_plan.forward_launch(*ends, self.precision.pieces)
+            launch = flash_pieces_plan.forward_launch(*ends, self.precision.pieces, documents)
         self.write("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
         return y, (y, lse)
 
     def attention_backward(
-        self, dy: Array, heads: Array, n_kv: int, p: Any, turn: Any = None
-    ) -> Array:
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Texts | None = None,
+        turn: Any = None,
+    ) -> Array:  # fmt: skip
         """As `Primitives.attention_backward`; turn: by what heads were, dheads is turned back."""
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
         ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
         ends += split(dheads, n_kv)
+        documents = first and first.documents
         if self.narrow:
-            launches = attention.backward_launches(*ends, self.capability, turn)
+            launches = attention.backward_launches(*ends, self.capability, turn, documents)
         else:
-            launches = flash_pieces_plan.backward_launches(*ends, self.precision.pieces)
+            launches = flash_pieces_plan.backward_launches(*ends, self.precision.pieces, documents)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
         self.write("attention backward", launches, flops)
         return dheads

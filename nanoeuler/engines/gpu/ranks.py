@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu.exchange import Exchange, Join, Link, RankWriter
+from nanoeuler.engines.gpu.exchange import ATTENTION, Exchange, Join, Link, RankWriter
 from nanoeuler.engines.gpu.nccl import Nccl
 from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.sharing import LEAST, Sharing
@@ -84,16 +84,16 @@ class Residents(Gatherer):
 class CudaRankStepper(Residents):
     """Training steps of one model on several devices; this rank's is `device`.
 
-    overlap: whether gradients travel beside the backward pass. least: bytes of a bucket.
+    when: gradients travel, as `exchange.Shared` has it. least: bytes of a bucket.
     """
 
     def __init__(
         self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
-        overlap: bool = True, least: int = LEAST, **how: Any,
+        when: str = ATTENTION, least: int = LEAST, **how: Any,
     ) -> None:  # fmt: skip
         self.link, self.group = link, group
         self.sharing = Sharing(weights, link.size, least)
-        self.writer = partial(RankWriter, link=link, overlap=overlap, least=least)
+        self.writer = partial(RankWriter, link=link, when=when, least=least)
         super().__init__(weights, optimizer, device, **how)
         self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 
@@ -107,12 +107,15 @@ class CudaRankStepper(Residents):
             )
         return rows[self.link.rank * each : (self.link.rank + 1) * each]
 
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
         """As `Stepper.sums`: each rank judges its part, and all get the sums of all."""
         parts, found = slices(range(len(tokens)), self.link.size), np.zeros(targets.shape[2])
         if self.link.rank < len(parts):
             mine = parts[self.link.rank]
-            found = super().sums(tokens[mine], targets[mine])
+            begins = None if first is None else first[mine]
+            found = super().sums(tokens[mine], targets[mine], begins)
         return sum(self.group.share(found))
 
 

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu import norm, update
+from nanoeuler.engines.gpu.documents import Documents, last_of
 from nanoeuler.engines.gpu.embedding import plan_length, scatter_plan
 from nanoeuler.engines.gpu.engine import CudaEngine
 from nanoeuler.engines.gpu.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.multiply import Multiplier
-from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
+from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision, Texts
 from nanoeuler.engines.gpu.program import Array, Program, Recording
 from nanoeuler.engines.parts import slices
 from nanoeuler.model.config import ModelConfig
@@ -53,9 +54,11 @@ class Recorded(NamedTuple):
     """A program with its ends, each a memory of its name.
 
     inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
-    step its scatter plan, "plan i"; of a step also scale float32 (K,) and rates float32 (1, 4), as
-    `norm.schedule` makes them. results: sums float32 (pieces, K, up to a multiple of 4), zero at
-    first, and of a step its decision float32 (8,).
+    step its scatter plan, "plan i". For rows of several texts also "first i" and "last i", as in
+    `Documents`, and where positions are learned "places i", and in a step their "scatter i". Of a
+    step also scale float32 (K,) and rates float32 (1, 4), as `norm.schedule` makes them. results:
+    sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step its decision
+    float32 (8,).
     """
 
     program: Program
@@ -112,6 +115,15 @@ class Writer:
         tokens = self.input(f"tokens {i}", (B, T), np.int32)
         return tokens, self.input(f"targets {i}", shape, np.int32)
 
+    def texts(self, i: int, B: int, T: int, back: bool) -> Texts:
+        """What says which texts the rows of piece i hold; back: for a way back, too."""
+        lines = (self.input(f"{name} {i}", (B, T), np.int32) for name in Documents._fields)
+        if self.config.position != "learned":
+            return Texts(Documents(*lines))
+        places, length = self.input(f"places {i}", (B, T), np.int32), plan_length(B * T, T)
+        plan = self.input(f"scatter {i}", (length,), np.int32) if back else None
+        return Texts(Documents(*lines), places, plan)
+
     def sums(self, pieces: int) -> Array:
         """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
         return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
@@ -141,20 +153,26 @@ class StepWriter(Writer):
 
 
 def record_sums(
-    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision
-) -> Recorded:
-    """The program of `transformer.loss_sums`."""
+    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
+    packed: bool = False,
+) -> Recorded:  # fmt: skip
+    """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""
     this = Writer(config, machine, precision)
     this.engine.sums = this.sums(1)[0, : config.n_predict]
-    loss_sums(this.engine, config, this.weights, *this.batch(0, B, T))
+    first = this.texts(0, B, T, False) if packed else None
+    loss_sums(this.engine, config, this.weights, *this.batch(0, B, T), first)
     return this.end()
 
 
 def record_step(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
     rules: Rules, pieces: int = 1, writer: Callable[..., StepWriter] = StepWriter,
+    packed: bool = False,
 ) -> Recorded:  # fmt: skip
-    """The program of a training step on a batch of B sequences, a piece of them at a time."""
+    """The program of a training step on a batch of B sequences, a piece of them at a time.
+
+    packed: of rows that may hold several texts.
+    """
     this, K = writer(config, machine, precision), config.n_predict
     recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
     gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
@@ -164,7 +182,9 @@ def record_step(
         tokens, targets = this.batch(i, x.stop - x.start, T)
         length = plan_length(math.prod(tokens.shape), config.vocab_size)
         engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
-        loss_and_gradients(engine, config, this.weights, tokens, targets, scale, gradients)
+        first = this.texts(i, *tokens.shape, True) if packed else None
+        given = this.weights, tokens, targets, scale, gradients, first
+        loss_and_gradients(engine, config, *given)
     engine.add_up()
     this.update(flat, sums.reshape(-1), rules)
     return this.end()
@@ -173,11 +193,20 @@ def record_step(
 Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
 
 
-def fill_batch(page: Page, tokens: np.ndarray, targets: np.ndarray) -> None:
-    """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces."""
+def fill_batch(
+    page: Page, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+) -> None:
+    """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces.
+
+    first (B, T): for a program of rows that may hold several texts.
+    """
     pieces = sum(name.startswith("tokens") for name in page)
     for i, x in enumerate(slices(range(len(tokens)), pieces)):
         page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
+        if first is not None:
+            page[f"first {i}"][...], page[f"last {i}"][...] = first[x], last_of(first[x])
+        if f"places {i}" in page:
+            page[f"places {i}"][...] = np.arange(first.shape[1]) - first[x]
 
 
 def fill_step(page: Page, scale: np.ndarray, rates: np.ndarray, V: int) -> None:
@@ -187,3 +216,6 @@ def fill_step(page: Page, scale: np.ndarray, rates: np.ndarray, V: int) -> None:
         if name.startswith("plan"):
             tokens = page[name.replace("plan", "tokens")]
             page[name][...] = scatter_plan(tokens.reshape(-1), V)
+        if name.startswith("scatter"):
+            places = page[name.replace("scatter", "places")]
+            page[name][...] = scatter_plan(places.reshape(-1), places.shape[1])

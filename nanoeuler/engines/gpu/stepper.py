@@ -142,18 +142,23 @@ class Programs(Loader):
 
     writer: Callable[..., StepWriter] = StepWriter
 
-    def program_for(self, kind: str, B: int, T: int, pieces: int = 1) -> Loaded:
-        """The program of a "step" or of "sums" on B sequences; recorded when first asked for."""
-        key, config = (kind, B, T), self.weights.config
+    def program_for(
+        self, kind: str, B: int, T: int, pieces: int = 1, packed: bool = False
+    ) -> Loaded:
+        """The program of a "step" or of "sums" on B sequences; recorded when first asked for.
+
+        packed: of rows that may hold several texts.
+        """
+        key, config = (kind, B, T, packed), self.weights.config
         if key not in self.programs:
             card = tuple(self.device.capability), self.device.multiprocessors
             machine = Machine(*card, self.multiplier)
             given = config, B, T, machine, self.precision
             if kind == "step":
                 rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
-                recorded = record_step(*given, rules, pieces, self.writer)
+                recorded = record_step(*given, rules, pieces, self.writer, packed)
             else:
-                recorded = record_sums(*given)
+                recorded = record_sums(*given, packed)
             self.programs[key] = self.load(recorded)
         return self.programs[key]
 
@@ -167,14 +172,19 @@ class Judge(Programs):
         this.graph.launch()
         this.outbox.fetch()
 
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
         """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
-        (B, T), K = tokens.shape, self.weights.config.n_predict
-        most = max([B, *(b for kind, b, t in self.programs if kind == "sums" and t == T)])
+        (B, T), K, packed = tokens.shape, self.weights.config.n_predict, first is not None
+        rest = "sums", T, packed
+        most = max([B, *(b for kind, b, t, of in self.programs if (kind, t, of) == rest)])
         tokens = np.concatenate([tokens, np.zeros((most - B, T), tokens.dtype)])
         targets = np.concatenate([targets, np.full((most - B, T, K), IGNORE, targets.dtype)])
-        this = self.program_for("sums", most, T)
-        fill_batch(this.inbox.page(), tokens, targets)
+        if first is not None:
+            first = np.concatenate([first, np.zeros((most - B, T), first.dtype)])
+        this = self.program_for("sums", most, T, packed=packed)
+        fill_batch(this.inbox.page(), tokens, targets, first)
         self.begin(this)
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
@@ -197,15 +207,19 @@ class CudaStepper(Judge, Stepper):
         """Those sequences of a batch that this stepper takes: all."""
         return rows
 
-    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`: begins this step, and returns the one before."""
         config, rules = self.weights.config, self.optimizer
         scale = loss_scale(targets, head_weights(config.n_predict))
         tokens, targets = self.mine(tokens), self.mine(targets)
-        this = self.program_for("step", *tokens.shape, self.pieces)
+        first = None if first is None else self.mine(first)
+        this = self.program_for("step", *tokens.shape, self.pieces, first is not None)
         page = this.inbox.page()
         rates = norm.schedule([lr], rules.beta1, rules.beta2, rules.weight_decay, first=number)
-        fill_batch(page, tokens, targets)
+        fill_batch(page, tokens, targets, first)
         fill_step(page, scale, rates, config.vocab_size)
         self.begin(this)
         taken, self.begun = self.finish(), (number, this)

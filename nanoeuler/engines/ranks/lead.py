@@ -75,17 +75,22 @@ class Led(Stepper):
         with self._all_do(name, *arguments):
             return getattr(self.stepper, name)(*arguments)
 
-    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`."""
-        return self._call("step", tokens, targets, lr, number)
+        return self._call("step", tokens, targets, lr, number, first)
 
     def finish(self) -> list[Taken]:
         """As `Stepper.finish`."""
         return self._call("finish")
 
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
         """As `Stepper.sums`."""
-        return self._call("sums", tokens, targets)
+        return self._call("sums", tokens, targets, first)
 
     def pull(self) -> None:
         """As `Stepper.pull`."""

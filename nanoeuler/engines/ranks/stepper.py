@@ -59,13 +59,16 @@ class RankStepper(Stepper):
         """This rank's part of the shards of tokens (B, T)."""
         return halved(shards_of(*tokens.shape), self.halvings)[self.group.rank]
 
-    def step(self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int) -> list[Taken]:
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
         group, mine, flat = self.group, self._mine(tokens), self.gradients.flat
         _check_shards(tokens.shape, group.size)
         scale = loss_scale(targets, head_weights(targets.shape[2]))
         left = HALVINGS - self.halvings  # to be made in a rank's own part
-        sums = self.inner.shard_gradients(tokens, targets, scale, mine, left)
+        sums = self.inner.shard_gradients(tokens, targets, scale, mine, left, first)
         group.reduce_scatter(flat)
         squares = self.optimizer.squares(flat[self.own], MOST_RANKS // group.size)
         told = group.share((sums, squares))
@@ -80,9 +83,11 @@ class RankStepper(Stepper):
         """As `Stepper.finish`: nothing, since `step` returns what it has done."""
         return []
 
-    def sums(self, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
         """As `Stepper.sums`."""
-        told = self.group.share(self.inner.shard_sums(tokens, targets, self._mine(tokens)))
+        told = self.group.share(self.inner.shard_sums(tokens, targets, self._mine(tokens), first))
         return sum(x for each in told for x in each)
 
     def pull(self) -> None:

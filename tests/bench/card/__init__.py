@@ -55,15 +55,23 @@ class Contest:
 
 @dataclass(frozen=True)
 class Ghost:
-    """Stands in for an array where there is no GPU: shape, dtype, strides in C order."""
+    """Stands in for an array where there is no GPU: shape, dtype, strides; its parts, too.
+
+    apart: the strides, where they are not those of an array in C order.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    apart: tuple[int, ...] = ()
 
     @property
     def strides(self) -> tuple[int, ...]:
         size = np.dtype(self.dtype).itemsize
-        return tuple(math.prod(self.shape[i + 1 :]) * size for i in range(len(self.shape)))
+        whole = tuple(math.prod(self.shape[i + 1 :]) * size for i in range(len(self.shape)))
+        return self.apart or whole
+
+    def __getitem__(self, part: Any) -> "Ghost":
+        return Ghost(np.broadcast_to(0, self.shape)[part].shape, self.dtype, self.strides)
 
 
 def ghost(shape: Sequence[int], dtype: Any = np.uint16) -> Ghost:

@@ -41,10 +41,10 @@ class Rounding(ReferenceEngine):
     def linear(self, x, w, bias=None):
         return layers.linear(as_bf16(x), w, bias)
 
-    def attention(self, heads, n_kv):
+    def attention(self, heads, n_kv, first=None):
         n = heads.shape[2] - 2 * n_kv
         rounded = np.concatenate([heads[:, :, :n], as_bf16(heads[:, :, n:])], axis=2)
-        return ReferenceEngine.attention(rounded, n_kv)
+        return ReferenceEngine.attention(rounded, n_kv, first)
 
 
 def as_bf16(x):

@@ -3,19 +3,20 @@
 Each shape is checked against float64 on odd lengths and grouped heads, with one warpgroup in a
 block and with all, in the model's layout and head by head; the error may be at most twice
 FlashAttention-2's. For grouped queries PyTorch gets keys and values that were repeated before the
-clock starts.
+clock starts. Rows of several texts go to FlashAttention-2 as texts of their own, end to end.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
 
 from nanoeuler.engines.gpu import flash_plan
+from nanoeuler.engines.gpu.documents import Documents, last_of
 from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
-from nanoeuler.engines.gpu.flash_forward import NARROW, WIDE
+from nanoeuler.engines.gpu.flash_forward import NARROW, NARROW_DOCUMENTS, WIDE, WIDE_DOCUMENTS
 from nanoeuler.engines.gpu.flash_layout import padded
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
 
@@ -30,7 +31,9 @@ CROWDS = {"planned": MULTIPROCESSORS, "one warpgroup": 1 << 30, "all warpgroups"
 
 @dataclass(frozen=True)
 class Case:
-    """A shape: B sequences, H query heads, G key heads, T positions, head width D; its dtype."""
+    """A shape: B sequences, H query heads, G key heads, T positions, head width D; its dtype; how
+    long the texts of a row are on average, 0 if they are not told apart.
+    """
 
     B: int
     H: int
@@ -38,10 +41,27 @@ class Case:
     T: int
     D: int
     dtype: str = "bf16"
+    length: int = 0
 
     def __str__(self):
         heads = f"{self.H}/{self.G}" if self.G != self.H else f"{self.H}"
-        return f"B{self.B} H{heads} T{self.T} D{self.D} causal {self.dtype}"
+        texts = f", texts of about {self.length}" if self.length else ""
+        return f"B{self.B} H{heads} T{self.T} D{self.D} causal {self.dtype}{texts}"
+
+    def first(self):
+        """The first key that each query sees: texts of half the length to one and a half of it."""
+        rng, first = np.random.default_rng(self.T), np.zeros((self.B, self.T), np.int32)
+        for row in first:
+            begin = 0
+            while self.length and begin < self.T:
+                row[begin:] = begin
+                begin += rng.integers(self.length // 2, self.length * 3 // 2 + 1)
+        return first
+
+
+def in_texts(case, length=128):
+    """The same case with rows of several texts."""
+    return replace(case, length=length)
 
 
 TIMED = [
@@ -54,16 +74,22 @@ ODD = [
     Case(1, 2, 1, 1, 64), Case(2, 2, 2, 77, 64), Case(2, 4, 2, 333, 128), Case(2, 4, 2, 1000, 64),
     Case(3, 4, 1, 130, 64), Case(2, 6, 3, 193, 128),
 ]  # fmt: skip
+TIMED_TEXTS = [in_texts(TIMED[0]), in_texts(TIMED[1])]
+# Texts of about a tile, of a few tiles, and of a few positions.
+ODD_TEXTS = [in_texts(ODD[3]), in_texts(ODD[3], 300), in_texts(ODD[2]), in_texts(ODD[1], 9)]
 
 
 def kernels():
     """Name -> maker of each kernel."""
     made = {"forward 64": narrow, "forward 128": wide}
-    for D, most in ((64, 2), (128, 3)):
-        for groups in (1, most):
-            made[f"dq {D}, {groups} warpgroups"] = partial(dq_kernel, D, groups)
-        for groups in (1, 2):
-            made[f"dkdv {D}, {groups} warpgroups"] = partial(dkdv_kernel, D, groups)
+    made |= {"documents: forward 64": narrow_in_texts, "documents: forward 128": wide_in_texts}
+    for name, more in (("", ()), ("documents: ", (False, True))):
+        for D, most in ((64, 2), (128, 3)):
+            for groups in (1, most):
+                made[f"{name}dq {D}, {groups} warpgroups"] = partial(dq_kernel, D, groups, *more)
+            for groups in (1, 2):
+                maker = partial(dkdv_kernel, D, groups, *more)
+                made[f"{name}dkdv {D}, {groups} warpgroups"] = maker
     return made
 
 
@@ -77,22 +103,39 @@ def wide():
     return WIDE
 
 
+def narrow_in_texts():
+    """That of width 64, with documents."""
+    return NARROW_DOCUMENTS
+
+
+def wide_in_texts():
+    """That of width 128, with documents."""
+    return WIDE_DOCUMENTS
+
+
+def documents_of(arrays):
+    """What the launches take of rows of several texts, or None."""
+    return Documents(arrays["first"], arrays["last"]) if "first" in arrays else None
+
+
 def launches(arrays, crowd):
     """The three launches: forward, dq, dkdv. arrays: name -> each of `shapes`."""
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    forward = flash_plan.forward_launch(*(arrays[n] for n in ("q", "k", "v", "o", "lse")))
-    backward = flash_plan.backward_launches(*(arrays[n] for n in names), CROWDS[crowd])
+    texts = {"documents": documents_of(arrays)}
+    forward = flash_plan.forward_launch(*(arrays[n] for n in ("q", "k", "v", "o", "lse")), **texts)
+    backward = flash_plan.backward_launches(*(arrays[n] for n in names), CROWDS[crowd], **texts)
     return forward, *backward
 
 
 def shapes(case):
-    """Shapes of all arrays of a case; the last two are of float32."""
+    """Shapes of all arrays of a case; `kind` says their dtypes."""
     queries = case.B, case.H, case.T, case.D
     keys = case.B, case.G, case.T, case.D
     lines = case.B, case.H, padded(case.T)
+    texts = ("first", "last") if case.length else ()
     return dict.fromkeys(("q", "do", "o", "dq"), queries) | dict.fromkeys(
         ("k", "v", "dk", "dv"), keys
-    ) | dict.fromkeys(("lse", "delta"), lines)  # fmt: skip
+    ) | dict.fromkeys(("lse", "delta"), lines) | dict.fromkeys(texts, (case.B, case.T))  # fmt: skip
 
 
 def plans():
@@ -101,14 +144,31 @@ def plans():
         f"{case}, {crowd}": launches(
             {name: ghost(shape, kind(name)) for name, shape in shapes(case).items()}, crowd
         )
-        for case in ODD + TIMED
+        for case in ODD + TIMED + ODD_TEXTS + TIMED_TEXTS
         for crowd in CROWDS
     }
 
 
+KINDS = dict.fromkeys(("lse", "delta"), np.float32) | dict.fromkeys(("first", "last"), np.int32)
+
+
 def kind(name):
     """The dtype of an array of `shapes`."""
-    return np.float32 if name in ("lse", "delta") else np.uint16
+    return KINDS.get(name, np.uint16)
+
+
+def lines(torch, case):
+    """first and last of a case's rows, as tensors, by name; none if texts are not told apart."""
+    first = case.first()
+    made = {"first": first, "last": last_of(first)} if case.length else {}
+    return {name: torch.from_numpy(line).cuda() for name, line in made.items()}
+
+
+def hidden(torch, case):
+    """Which keys the queries do not see: bool (B, 1, T, T)."""
+    later = torch.ones(case.T, case.T, device="cuda", dtype=torch.bool).triu(1)
+    first = torch.from_numpy(case.first()).cuda()
+    return (later | (torch.arange(case.T, device="cuda") < first[..., None]))[:, None]
 
 
 class Problem:
@@ -117,8 +177,10 @@ class Problem:
     def __init__(self, bench, case, seed=0, packed=False):
         self.bench, self.case, torch = bench, case, bench.torch
         torch.manual_seed(seed + case.T)
-        self.tensors = {}
+        self.tensors = lines(torch, case)
         for name, shape in shapes(case).items():
+            if name in self.tensors:
+                continue
             if name in ("q", "k", "v", "do"):
                 self.tensors[name] = bench.random(*shape)
             else:
@@ -152,6 +214,8 @@ class Problem:
         """PyTorch's operators: functions of forward, which returns o first, and of backward."""
         aten = self.bench.torch.ops.aten
         q, k, v, do = self.expanded()
+        if self.case.length:
+            return self.end_to_end(name, q, k, v, do)
         if name == "FlashAttention-2":
             forward = partial(aten._scaled_dot_product_flash_attention, q, k, v, 0.0, True)
             f = forward()
@@ -168,6 +232,34 @@ class Problem:
             back, do, q, k, v, f[0], f[1], f[6], f[7], None, f[2], f[3], f[4], f[5], 0.0, True
         )
 
+    def end_to_end(self, name, *operands):
+        """FlashAttention-2 of texts one after the other, without rows: (B T, H, D)."""
+        if name != PEERS[0]:
+            raise RuntimeError("rows of several texts are FlashAttention-2's here")
+        torch, case = self.bench.torch, self.case
+        aten, starts = torch.ops.aten, case.first() + case.T * np.arange(case.B)[:, None]
+        ends = np.append(np.unique(starts), case.B * case.T).astype(np.int32)
+        cut = torch.from_numpy(ends).cuda()
+        q, k, v, do = (
+            x.transpose(1, 2).reshape(case.B * case.T, case.H, case.D).contiguous()
+            for x in operands
+        )
+        of = cut, cut, *[int(np.diff(ends).max())] * 2, 0.0, True
+        forward = partial(aten._flash_attention_forward, q, k, v, *of, False)
+        f = forward()
+        back = aten._flash_attention_backward
+        return forward, partial(back, do, q, k, v, f[0], f[1], *of, f[2], f[3])
+
+    def results(self, name):
+        """o, dq, dk, dv of PyTorch's operators, head by head, those of shared keys added up."""
+        case = self.case
+        forward, backward = self.peer(name)
+        made = forward()[0], *backward()[:3]
+        if case.length:
+            made = [x.view(case.B, case.T, case.H, case.D).transpose(1, 2) for x in made]
+        o, dq, dk, dv = made
+        return o, dq, fold(self, dk), fold(self, dv)
+
 
 def exact(problem):
     """o, lse (base 2), dq, dk, dv of the last sequence in float64, by the definition."""
@@ -175,8 +267,7 @@ def exact(problem):
     q, k, v, do = (x[-1:].double() for x in problem.expanded())
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(case.D)
-    later = torch.ones(case.T, case.T, device="cuda", dtype=torch.bool).triu(1)
-    scores = scores.masked_fill(later, -math.inf)
+    scores = scores.masked_fill(hidden(torch, case)[-1:], -math.inf)
     lse = torch.logsumexp(scores, -1)
     o = torch.exp(scores - lse[..., None]) @ v
     gradients = torch.autograd.grad(o, (q, k, v), do)
@@ -186,7 +277,7 @@ def exact(problem):
 def fold(problem, x):
     """Gradients of repeated keys, summed over the query heads that share one."""
     case = problem.case
-    return x.double().view(x.shape[0], case.G, case.H // case.G, case.T, case.D).sum(2)
+    return x.double().reshape(x.shape[0], case.G, case.H // case.G, case.T, case.D).sum(2)
 
 
 def errors(problem, want, o, dq, dk, dv):
@@ -211,9 +302,7 @@ def check(bench, case, crowd, packed):
     o, lse, _, dq, dk, dv = bench.repeat(lambda: [call() for call in calls], outputs).values()
     want = exact(problem)
     seen = errors(problem, want, o, dq, dk, dv)
-    forward, backward = problem.peer(PEERS[0])
-    o, (dq, dk, dv) = forward()[0], backward()[:3]
-    peers = errors(problem, want, o, dq, fold(problem, dk), fold(problem, dv))
+    peers = errors(problem, want, *problem.results(PEERS[0]))
     off = (lse[-1:, :, : case.T].double() - want[1]).abs().max().item()
     if not off < LSE:
         raise ValueError(f"lse is off by {off:.1e}")
@@ -227,12 +316,12 @@ def checks(bench):
     """Name -> check of each case with each crowd, some in the model's layout too."""
     made = {
         f"attention {case}, {crowd}": partial(check, bench, case, crowd, False)
-        for case in ODD + TIMED
+        for case in ODD + TIMED + ODD_TEXTS + TIMED_TEXTS
         for crowd in CROWDS
     }
     packed = {
         f"attention {case}, packed": partial(check, bench, case, "planned", True)
-        for case in (ODD[2], ODD[3], TIMED[1])
+        for case in (ODD[2], ODD[3], TIMED[1], TIMED_TEXTS[1])
     }
     return made | packed
 
@@ -265,13 +354,18 @@ def entrants(bench, case, backward):
     return made | peers(problems, backward)
 
 
+def in_rows(case):
+    """How a contest of rows with several texts is called, after the others."""
+    return " of several texts" if case.length else ""
+
+
 def contests(bench):
     """What is timed."""
     return [
         Contest(
-            f"attention {'backward' if backward else 'forward'}", str(case),
+            f"attention {'backward' if backward else 'forward'}{in_rows(case)}", str(case),
             partial(entrants, bench, case, backward), peer=PEERS,
         )
-        for case in TIMED
+        for case in TIMED + TIMED_TEXTS
         for backward in (False, True)
     ]  # fmt: skip

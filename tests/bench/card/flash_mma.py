@@ -7,7 +7,20 @@ outputs, head by head and in the model's layout; errors may be at most twice Fla
 from functools import partial
 
 from bench.card import Contest, ghost
-from bench.card.flash import LEAST, LSE, SETS, Case, Problem, errors, exact, fold, kind, shapes
+from bench.card.flash import (
+    LEAST,
+    LSE,
+    SETS,
+    Case,
+    Problem,
+    documents_of,
+    errors,
+    exact,
+    in_rows,
+    in_texts,
+    kind,
+    shapes,
+)
 
 from nanoeuler.engines.gpu import flash_mma_plan as plan
 from nanoeuler.engines.gpu.flash_mma import forward_kernel
@@ -21,27 +34,36 @@ ODD = [
     Case(2, 4, 2, 130, 32), Case(2, 6, 3, 257, 64), Case(1, 4, 2, 333, 128),
     Case(2, 4, 1, 1000, 64),
 ]  # fmt: skip
+TIMED_TEXTS = [in_texts(TIMED[0])]
+ODD_TEXTS = [in_texts(ODD[6]), in_texts(ODD[7]), in_texts(ODD[7], 300), in_texts(ODD[4], 9)]
 
 
 def kernels():
     """Name -> maker of each kernel."""
-    made = {f"forward {D}": partial(forward_kernel, form) for D, form in plan.FORMS.items()}
-    made |= {f"dq {D}": partial(dq_kernel, form) for D, form in plan.DQ.items()}
-    return made | {f"dkdv {D}": partial(dkdv_kernel, form) for D, form in plan.DKDV.items()}
+    made = {}
+    for name, make, forms in (
+        ("forward", forward_kernel, plan.FORMS), ("dq", dq_kernel, plan.DQ),
+        ("dkdv", dkdv_kernel, plan.DKDV),
+    ):  # fmt: skip
+        for D, form in forms.items():
+            made[f"{name} {D}"] = partial(make, form)
+            made[f"documents: {name} {D}"] = partial(make, form, True)
+    return made
 
 
 def launches(views):
     """The three launches: forward, dq, dkdv. views: name -> each of `shapes`."""
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    forward = plan.forward_launch(*(views[name] for name in ("q", "k", "v", "o", "lse")))
-    return forward, *plan.backward_launches(*(views[name] for name in names))
+    of, texts = ("q", "k", "v", "o", "lse"), {"documents": documents_of(views)}
+    forward = plan.forward_launch(*(views[name] for name in of), **texts)
+    return forward, *plan.backward_launches(*(views[name] for name in names), **texts)
 
 
 def plans():
     """Name -> launches of every check, without arrays."""
     return {
         f"mma {case}": launches({n: ghost(s, kind(n)) for n, s in shapes(case).items()})
-        for case in ODD + TIMED + ALSO
+        for case in ODD + TIMED + ALSO + ODD_TEXTS + TIMED_TEXTS
     }
 
 
@@ -63,9 +85,7 @@ def check(bench, case, packed):
     if not off < LSE or not (lse[..., case.T :] == 1e30).all():
         raise ValueError(f"lse is off by {off:.1e}")
     seen = errors(problem, want, o, dq, dk, dv)
-    forward, backward = problem.peer(PEER)
-    o, (dq, dk, dv) = forward()[0], backward()[:3]
-    peers = errors(problem, want, o, dq, fold(problem, dk), fold(problem, dv))
+    peers = errors(problem, want, *problem.results(PEER))
     return {
         part: {"error": error, "peer": peer, "least": LEAST}
         for part, error, peer in zip(("o", "dq", "dk", "dv"), seen, peers, strict=True)
@@ -74,8 +94,9 @@ def check(bench, case, packed):
 
 def checks(bench):
     """Name -> check of each case, the odd ones in the model's layout too."""
-    made = {f"mma {case}": partial(check, bench, case, False) for case in ODD + ALSO + TIMED}
-    return made | {f"mma {case}, packed": partial(check, bench, case, True) for case in ODD}
+    plain, odd = ODD + ALSO + TIMED + ODD_TEXTS + TIMED_TEXTS, ODD + ODD_TEXTS
+    made = {f"mma {case}": partial(check, bench, case, False) for case in plain}
+    return made | {f"mma {case}, packed": partial(check, bench, case, True) for case in odd}
 
 
 def entrants(bench, case, backward):
@@ -98,9 +119,9 @@ def contests(bench):
     """What is timed."""
     return [
         Contest(
-            f"attention {'backward' if backward else 'forward'}, mma.sync", str(case),
-            partial(entrants, bench, case, backward), peer=PEER,
+            f"attention {'backward' if backward else 'forward'}{in_rows(case)}, mma.sync",
+            str(case), partial(entrants, bench, case, backward), peer=PEER,
         )
-        for case in TIMED + ALSO
+        for case in TIMED + ALSO + TIMED_TEXTS
         for backward in (False, True)
     ]  # fmt: skip

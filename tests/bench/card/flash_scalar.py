@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
-from bench.card.flash import Case
+from bench.card.flash import Case, hidden
 
 from nanoeuler.engines.gpu import flash
 
@@ -90,8 +90,7 @@ class Problem:
         q, k, v, dy = self.split(kind)
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         scores = q @ k.transpose(-1, -2) / math.sqrt(case.D)
-        later = torch.ones(case.T, case.T, device="cuda", dtype=torch.bool).triu(1)
-        y = torch.softmax(scores.masked_fill(later, -math.inf), -1) @ v
+        y = torch.softmax(scores.masked_fill(hidden(torch, case), -math.inf), -1) @ v
         dq, dk, dv = torch.autograd.grad(y, (q, k, v), dy)
         group = case.B, case.G, case.H // case.G, case.T, case.D
         dk, dv = (x.view(group).sum(2) for x in (dk, dv))
@@ -132,12 +131,20 @@ def checks(bench):
 
 
 def library(bench, problem):
-    """PyTorch's own kernels for float32: forward and backward."""
-    aten, (q, k, v, dy) = bench.torch.ops.aten, problem.split(bench.torch.float32)
-    attend = partial(aten._scaled_dot_product_efficient_attention, q, k, v, None, True, 0.0, True)
+    """PyTorch's own kernels for float32: forward and backward. Of texts they get a mask."""
+    torch, case = bench.torch, problem.case
+    aten, (q, k, v, dy) = torch.ops.aten, problem.split(torch.float32)
+    bias = None
+    if case.length:
+        bias = torch.zeros(case.B, 1, case.T, case.T, device="cuda")
+        bias = bias.masked_fill(hidden(torch, case), -math.inf).expand(-1, case.H, -1, -1)
+    causal = bias is None
+    attend = partial(
+        aten._scaled_dot_product_efficient_attention, q, k, v, bias, True, 0.0, causal
+    )
     needs = [True, True, True, False]
     back = aten._scaled_dot_product_efficient_attention_backward
-    return attend, partial(back, dy, q, k, v, None, *attend(), 0.0, needs, True)
+    return attend, partial(back, dy, q, k, v, bias, *attend(), 0.0, needs, causal)
 
 
 def entrants(bench, backward):

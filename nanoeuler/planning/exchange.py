@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from nanoeuler.engines.choice import GPU_ENGINES
-from nanoeuler.engines.gpu.exchange import Exchange, Join, RankWriter
+from nanoeuler.engines.gpu.exchange import ATTENTION, Exchange, Join, RankWriter
 from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.program import Program
 from nanoeuler.engines.gpu.step import Machine, record_step
@@ -65,10 +65,10 @@ def timeline(program: Program, size: int, speeds: Speeds, wire: Link, pieces: in
 
 def rank_program(
     config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
-    overlap: bool = True, machine: Machine = H200.machine,
+    when: str = ATTENTION, machine: Machine = H200.machine,
 ) -> Program:  # fmt: skip
     """The list of one of `size` ranks, for batch_size sequences of its own."""
-    writer = partial(RankWriter, link=Rank(0, size), overlap=overlap)
+    writer = partial(RankWriter, link=Rank(0, size), when=when)
     given = config, batch_size, config.context, machine, PRECISIONS[engine], RULES
     return record_step(*given, writer=writer).program
 
@@ -83,10 +83,10 @@ class Foretold(NamedTuple):
 
 def foretell(
     config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
-    overlap: bool = True, speeds: Speeds = H200, wire: Link = NVLINK,
+    when: str = ATTENTION, speeds: Speeds = H200, wire: Link = NVLINK,
 ) -> Foretold:  # fmt: skip
     """What a step takes of each of `size` GPUs with batch_size sequences each."""
-    program = rank_program(config, batch_size, size, engine, overlap, speeds.machine)
+    program = rank_program(config, batch_size, size, engine, when, speeds.machine)
     spans = timeline(program, size, speeds, wire, PRECISIONS[engine].pieces)
     works = sum(span.end - span.start for span in spans if not span.beside)
     end = max(span.end for span in spans)

@@ -135,11 +135,11 @@ def report(
     for name, e in rows:
         fits = "yes" if e.fits else "no"
         lines.append(f"{name:10} {fits:>5} {e.floor_s * 1e3:10,.2f} {e.step_s * 1e3:12,.2f} "
-                     f"{e.tokens_per_s:11,.0f} {_duration(3600 * e.hours):>13}")
+                     f"{e.tokens_per_s:11,.0f} {duration(3600 * e.hours):>13}")
     return "\n".join(lines)
 
 
-def _duration(seconds):
+def duration(seconds: float) -> str:
     """A time in the largest unit of which there is one: "3.7 hours"."""
     if seconds >= 1e4 * YEAR:
         return "10,000 years or more"
@@ -216,10 +216,10 @@ def _time(flops, steps, threads, rate, seconds_per_step):
     """What the steps will take, in words, and whence that is known."""
     if seconds_per_step is not None:
         pace = f"a step was tried and took {seconds_per_step * 1e3:.3g} ms"
-        return f"about {_duration(steps * seconds_per_step)}: {pace}"
+        return f"about {duration(steps * seconds_per_step)}: {pace}"
     rate = product_rate(threads) if rate is None else rate
     return (
-        f"about {_duration(flops / (CPU_SHARE * rate))}: matrix products run at "
+        f"about {duration(flops / (CPU_SHARE * rate))}: matrix products run at "
         f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
         f"{CPU_SHARE:.0%} of that"
     )

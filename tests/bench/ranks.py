@@ -2,8 +2,9 @@
 
 Parts, all if none is named, on a machine with two GPUs (about four minutes):
     check     two ranks beside one GPU with the whole batch; again, in every bit; a nan on one rank
-    time      tokens a second of each GPU, and its memory: 2 GPUs (gradients beside the backward
-              pass, and after it) and 1 GPU, each GPU alone with a model of its own, at once
+    time      tokens a second of each GPU, and its memory: 2 GPUs (gradients beside attention's
+              backward, at once, after the backward pass, never) and 1 GPU, each GPU alone with a
+              model of its own, at the same time
     timeline  when launches and exchanges of a step run
 Presets after --preset and patterns that a job's name must match after --only leave out the rest.
 Two processes do the work, one for each GPU, with a watch-dog. What is known is saved at once: rows
@@ -29,6 +30,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from nanoeuler import measurements
+from nanoeuler.engines.gpu.exchange import AFTER, ATTENTION, ONCE
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
@@ -44,12 +46,14 @@ from pair import pair  # noqa: E402
 from step_inside import TOY  # noqa: E402
 from watched import serve, watch  # noqa: E402
 
-OURS, ALONE, BOTH, AFTER = "cuda", "1 GPU", "2 GPUs", "2 GPUs, exchanged after"
+OURS, ALONE, BOTH = "cuda", "1 GPU", "2 GPUs"
+SILENT = "2 GPUs, exchanging nothing"  # each trains alone: what is left is waiting and rates
+OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER, SILENT: ATTENTION}
 CASES = [("gpt2-124m", 64), ("euler-116m", 64), ("gpt2-124m", 16), ("euler-116m", 16)]
 CHECKS = "toy", "gpt2-124m", "euler-116m"
 PARTS = "check", "time", "timeline"
-WARM, WINDOWS = 5, 3
-STEPS = {16: 25, 64: 8}  # of a window, by sequences of a GPU: a second or more
+WARM, WINDOWS = 5, 5
+STEPS = {16: 30, 64: 12}  # of a window, by sequences of a GPU: a second or more
 CHECKED, BROKEN, RATE = 20, 3, 1e-3  # steps of the toy; the one with a nan; its learning rate
 SILENCE = 120  # seconds without a line after which it hangs; compiling takes a minute
 FILE = "ranks"  # of data/measurements
@@ -58,14 +62,27 @@ FILE = "ranks"  # of data/measurements
 def jobs_of(parts):
     """Names of jobs, "part: case: who"."""
     cases = [f"{preset} {batch}x{PRESETS[preset].context} bf16" for preset, batch in CASES]
-    times = [f"time: {case}: {who}" for case in cases for who in (ALONE, BOTH, AFTER)]
+    times = [f"time: {case}: {who}" for case in cases for who in (ALONE, BOTH, *OTHERS)]
     lines = [f"timeline: {case}: {BOTH}" for case in cases[1:3]]  # those whose host is ahead
     checks = [f"check: {what}: {BOTH}" for what in CHECKS]
-    made = [*checks[:1], *times[:6], *lines, *times[6:], *checks[1:]]  # what is most wanted first
+    made = [*checks[:1], *times[:10], *lines, *times[10:], *checks[1:]]  # what is most wanted first
     return [job for job in made if job.split(": ")[0] in parts]
 
 
 # ---- Both ranks: device, link, steppers
+
+
+class Mute:
+    """A link that carries nothing."""
+
+    def __init__(self, group):
+        self.rank, self.size = group.rank, group.size
+
+    def exchange(self, work):
+        return lambda stream=0: None
+
+    def join(self):
+        return self.exchange(None)
 
 
 class Rank:
@@ -98,8 +115,9 @@ class Rank:
         how, device = {"multiplier": multiplier, "pieces": pieces}, device or self.device
         if who == ALONE:
             return CudaStepper(w, AdamW(w), device, **how)
-        how |= {"overlap": who != AFTER} | ({"least": 1 << 14} if self.dry else {})
-        return CudaRankStepper(w, AdamW(w), device, link or self.link, self.group, **how)
+        how |= {"when": OTHERS.get(who, ATTENTION)} | ({"least": 1 << 14} if self.dry else {})
+        link = Mute(self.group) if who == SILENT else link or self.link
+        return CudaRankStepper(w, AdamW(w), device, link, self.group, **how)
 
     def shape(self, preset, batch):
         """The configuration, sequences of a rank, positions."""
@@ -207,7 +225,7 @@ def check_toy(rank):
     """Two ranks beside one GPU, again, and with a nan; the largest differences."""
     steps = 2 if rank.dry else CHECKED
     told, bits, flat = train_toy(rank, BOTH, steps)
-    again, after = train_toy(rank, BOTH, steps)[1], train_toy(rank, AFTER, steps)[1]
+    again, after = (train_toy(rank, who, steps)[1] for who in (BOTH, [*OTHERS][1]))
     alone, _, other = train_toy(rank, ALONE, steps, pieces=2)
     if len({*rank.group.share(bits), again, after}) > 1:
         raise ValueError(f"bits differ: {bits[:8]}, again {again[:8]}, after {after[:8]}")
@@ -424,7 +442,7 @@ def rows_of(outcomes, job, label):
     else:
         alone = outcomes.get(f"time: {case}: {ALONE}", {})
         peer = (ALONE, alone["ranks"]) if "ranks" in alone and who != ALONE else (None, None)
-        name = {BOTH: label, AFTER: f"{label}, exchanged after", ALONE: label}[who]
+        name = label + who.removeprefix(BOTH).removeprefix(ALONE)
         where = f"{case}, {who.split(', ')[0]}"
         for what, unit, use in (
             ("tokens per second a GPU", "tokens/s", rate), ("training step", "ms", took),

@@ -25,9 +25,9 @@ if __name__ == "__main__":
     how, at, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     step, gradients, numbers = RankStepper.step, CpuStepper.shard_gradients, []
 
-    def numbered(self, tokens, targets, lr, number):
+    def numbered(self, tokens, targets, lr, number, *texts):
         numbers.append(number if lr else 0)  # the steps that measure the pace have no rate
-        return step(self, tokens, targets, lr, number)
+        return step(self, tokens, targets, lr, number, *texts)
 
     def failing(self, *arguments):
         if numbers[-1] == at:

@@ -1,20 +1,21 @@
-# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11c-a-conversation.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-chat-loop
-"""A conversation with a fine-tuned model: what it remembers, what it reads, what the user sees.
+"""A conversation with a fine-tuned model: what it remembers, what it reads, what it answers.
 
-Leaves out the form of a conversation (the tokenizer's template.py) and where a model learns it
-(the training's sft.py).
+Leaves out the form of a conversation (the tokenizer's template.py), where a model learns it (the
+training's sft.py), and how a program holds one (talk.py).
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Decoder, generate, text_pieces
-from nanoeuler.inference.sampling import check
+from nanoeuler.inference.readers import make_reader
+from nanoeuler.inference.sampling import Knobs, check
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.template import END, prompt
@@ -23,43 +24,125 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the likely
 
 
-class Chat:
-    """A conversation with a model, with as much memory of its turns as the context has room for.
+class Turn(NamedTuple):
+    """A question and what was answered, and their token ids in the template."""
 
-    `knobs` go to `generate`: top_k, top_p. The same questions get the same answers for the same
-    seed. UserError for a wrong knob or seed, and for a tokenizer without a chat's special tokens.
+    question: str
+    answer: str
+    ids: list[int]
+
+
+class Memory:
+    """What was said, and how much of it a model of this context has before it at a question.
+
+    `turns` is all of it; `system` is read before everything else.
     """
 
-    def __init__(self, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, seed: int = 0,
-                 temperature: float = TEMPERATURE, **knobs: Any):  # fmt: skip
-        self.config, self.tokenizer, self.weights = config, tokenizer, weights
-        self.seed, self.knobs = seed, {"temperature": temperature, **knobs}
-        self.turns, self.asked = [], 0  # the ids of each turn; how many questions there were
-        check(seed=seed, **self.knobs)  # tells of a wrong knob now, not at a question
-        prompt(tokenizer, "")  # and of a tokenizer that has no special tokens for a chat
+    def __init__(self, tokenizer: Tokenizer, context: int):
+        self.tokenizer, self.context = tokenizer, context
+        self.turns: list[Turn] = []
+        prompt(tokenizer, "")  # UserError for one that has no special tokens for a chat
+        self.tell("")
 
-    def reply(self, question: str) -> Iterator[str]:
-        """Yield the answer piece by piece. UserError if the question is longer than its room.
+    def tell(self, system: str) -> None:
+        """Read this message before all else from now on. UserError, and no change, if too long."""
+        ids, most = self.tokenizer.encode(system).tolist(), self.context // 4
+        if len(ids) > most:
+            raise UserError(
+                f"expected a system message of at most {most} tokens, got {len(ids)}: shorten it"
+            )
+        self.system, self.first = system, ids
 
-        It becomes a turn of the conversation when its last piece has been taken.
+    def sees(self, question: str) -> tuple[list[int], list[int]]:
+        """What the model has before it for an answer: ids it remembers, and the question's.
+
+        UserError if the question is longer than the room there is.
         """
         ids = prompt(self.tokenizer, question)
-        room = self.config.context // 2
+        room = self.context // 2 - len(self.first)
         if len(ids) > room:
             raise UserError(
                 f"expected a question of at most {room - 2} tokens, got {len(ids) - 2}: shorten it"
             )
-        while len(ids) + sum(map(len, self.turns)) > room:
-            self.turns.pop(0)
-        tokens = [*itertools.chain(*self.turns), *ids]
+        ends = itertools.accumulate(len(turn.ids) for turn in reversed(self.turns))
+        fit = sum(end <= room - len(ids) for end in ends)
+        newest = self.turns[len(self.turns) - fit :]
+        return [*self.first, *itertools.chain(*(turn.ids for turn in newest))], ids
+
+    def messages(self) -> list[dict[str, str]]:
+        """All that was said, each as {"role": system, user or assistant, "content": text}."""
+        said = [("system", self.system)] if self.system else []
+        for turn in self.turns:
+            said += [("user", turn.question), ("assistant", turn.answer)]
+        return [{"role": role, "content": text} for role, text in said]
+
+
+class Talking(Knobs, total=False):
+    """How a conversation is held: beside the `Knobs`, what stands before it, and who reads."""
+
+    system: str  # a message that is read before all questions
+    engine: str  # as `make_reader` has it
+    int8: bool   # matrices in a quarter of the memory, with an error
+
+
+class Chat:
+    """A conversation with a model: `memory` is what was said, `reply` the next answer.
+
+    `knobs` go to `generate`: top_k, top_p ... The same questions get the same answers for the same
+    seed. UserError for a wrong knob, seed or engine, and as `Memory` has it.
+    """
+
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, seed: int = 0,
+        temperature: float = TEMPERATURE, system: str = "", engine: str = "auto",
+        int8: bool = False, **knobs: Any,
+    ):  # fmt: skip
+        self.config, self.tokenizer, self.seed = config, tokenizer, seed
+        self.asked, self.knobs = 0, dict[str, Any]()
+        self.change(temperature=temperature, **knobs)  # tells of a wrong one now, not at a question
+        self.memory = Memory(tokenizer, config.context)
+        self.memory.tell(system)
+        self.decoder = Decoder(config, weights, make_reader(config, weights, engine, int8=int8))
+
+    def change(self, **knobs: Any) -> None:
+        """Draw with these knobs from now on. UserError, and no change, if one is wrong."""
+        check(**{**self.knobs, **knobs, "seed": self.seed})
+        self.knobs |= knobs
+
+    def reset(self) -> None:
+        """Begin anew, with the same system message and the same knobs."""
+        self.memory.turns, self.asked = [], 0
+        self.decoder.forget(len(self.decoder.tokens))
+
+    def reply(self, question: str) -> Iterator[str]:
+        """Yield the answer piece by piece. UserError as `Memory.sees` has it.
+
+        With its last piece it becomes a turn, or when it is closed before: as far as it has come.
+        """
+        before, ids = self.memory.sees(question)
         self.asked += 1
-        answer = []
+        self._hold(before)
         drawn = generate(
-            Decoder(self.config, self.weights), tokens, self.config.context - len(tokens),
+            self.decoder, ids, self.config.context - len(before) - len(ids),
             seed=(self.seed, self.asked), stop=self.tokenizer.special.values(), **self.knobs,
         )  # fmt: skip
-        yield from text_pieces(self.tokenizer, _noting(drawn, answer))
-        self.turns.append([*ids, *answer, self.tokenizer.special[END]])
+        answer, whole = [], False
+        try:
+            yield from text_pieces(self.tokenizer, _noting(drawn, answer))
+            whole = True
+        finally:
+            if whole or answer:
+                said, end = self.tokenizer.decode_text(answer), self.tokenizer.special[END]
+                self.memory.turns.append(Turn(question, said, [*ids, *answer, end]))
+
+    def _hold(self, ids):
+        """Let the decoder hold `ids`. What it holds of their beginning is not read again."""
+        held = self.decoder.tokens
+        differs = (i for i, pair in enumerate(zip(held, ids, strict=False)) if len({*pair}) > 1)
+        same = next(differs, min(len(held), len(ids)))
+        self.decoder.forget(len(held) - same)
+        if ids[same:]:
+            self.decoder.read(ids[same:])
 
 
 def _noting(ids, noted):
@@ -67,14 +150,3 @@ def _noting(ids, noted):
     for token in ids:
         noted.append(token)
         yield token
-
-
-def converse(chat: Chat, questions: Iterable[str], show: Callable[[str], object]) -> None:
-    """Answer each of `questions` (lines) with `chat`; `show(text)` shows pieces."""
-    for question in filter(None, map(str.strip, questions)):
-        try:
-            for piece in chat.reply(question):
-                show(piece)
-        except UserError as error:  # a chat goes on after a question that was too long
-            show(f"({error})")
-        show("\n")

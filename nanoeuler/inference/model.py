@@ -20,7 +20,7 @@ from nanoeuler.data.prepared import Prepared
 from nanoeuler.data.text import read_text
 from nanoeuler.engines.choice import engine_factory
 from nanoeuler.errors import UserError
-from nanoeuler.inference.chat import Chat
+from nanoeuler.inference.chat import Chat, Talking
 from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, draws, generate, text_pieces
 from nanoeuler.inference.evaluate import Evaluation, evaluate, windows_at_once
 from nanoeuler.inference.readers import make_reader
@@ -212,10 +212,10 @@ class Model:
         """
         return self.evaluate(text).bits_per_byte
 
-    def chat(self, **knobs: Unpack[Knobs]) -> Chat:
+    def chat(self, **how: Unpack[Talking]) -> Chat:
         """A conversation; the model should be a fine-tuned one. `reply(question)` yields pieces.
 
         >>> talk = model.chat(seed=1)
         >>> answer = "".join(talk.reply("Where does the river begin?"))
         """
-        return Chat(self.config, self.tokenizer, self.weights, **knobs)
+        return Chat(self.config, self.tokenizer, self.weights, **how)

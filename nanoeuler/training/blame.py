@@ -51,10 +51,13 @@ class _Watched(ReferenceEngine):
         return result
 
 
-def first_bad_tensor(weights: Weights, tokens: np.ndarray, targets: np.ndarray) -> str:
+def first_bad_tensor(
+    weights: Weights, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+) -> str:
     """Say in words which tensor is the first that is not finite.
 
-    tokens (B, T), targets (B, T, K) int: those of the bad step; weights: those before it.
+    tokens (B, T), targets (B, T, K), first (B, T) int: those of the bad step; weights: those before
+    it.
     """
     for name, tensor in weights.items():
         if not np.isfinite(tensor).all():
@@ -70,8 +73,9 @@ def first_bad_tensor(weights: Weights, tokens: np.ndarray, targets: np.ndarray) 
         try:
             with np.errstate(all="ignore"):
                 loss_and_gradients(
-                    engine, config, weights, tokens[row], targets[row], scale, gradients
-                )
+                    engine, config, weights, tokens[row], targets[row], scale, gradients,
+                    None if first is None else first[row],
+                )  # fmt: skip
         except _NotFinite as error:
             return f"{error}, in sequence {at + 1} of the batch"
     return "none that the reference engine makes: compare the engine with it"

@@ -66,7 +66,7 @@ class _Saving:
         return time.perf_counter() - self.ended >= wait
 
 
-class _Signals:
+class Signals:
     """Inside it the first SIGINT or SIGTERM only sets `caught`; a second acts as always."""
 
     def __enter__(self):
@@ -90,15 +90,15 @@ class _Steps:
 
     def __init__(self, run: Run, stepper: Stepper, batches: Batches) -> None:
         self.run, self.stepper, self.batches = run, stepper, Ahead(batches)
-        self.open = {}  # number of a step that is begun and not known: its batch, its rate
+        self.open = {}  # number of a step that is begun and not known: its rate, its batch
 
     def begin(self, number: int) -> list[dict]:
         """Begin step `number`; the lines of what has become known meanwhile."""
         began, settings = time.perf_counter(), self.run.settings
-        tokens, targets = self.batches.batch(number)
+        tokens, targets, *first = self.batches.batch(number)
         lr = learning_rate(number, settings.steps, settings.lr, settings.warmup)
-        self.open[number] = tokens, targets, lr
-        return self._lines(self.stepper.step(tokens, targets, lr, number), began)
+        self.open[number] = lr, tokens, targets, *first
+        return self._lines(self.stepper.step(tokens, targets, lr, number, *first), began)
 
     def finish(self) -> list[dict]:
         """Wait for all that was begun; its lines."""
@@ -110,10 +110,10 @@ class _Steps:
         return [{**self._line(taken), "seconds": seconds} for taken in known]
 
     def _line(self, taken: Taken) -> dict:
-        tokens, targets, lr = self.open.pop(taken.number)
+        lr, tokens, targets, *first = self.open.pop(taken.number)
         if not taken.finite:
             self.stepper.pull()
-            bad = first_bad_tensor(self.run.weights, tokens, targets)
+            bad = first_bad_tensor(self.run.weights, tokens, targets, *first)
             raise UserError(
                 f"step {taken.number}: expected a finite loss and gradient, got a loss of "
                 f"{taken.sums.sum():.3g} and a norm of {taken.norm:.3g}; the first bad tensor is "
@@ -160,7 +160,7 @@ def _take_steps(
 ) -> str | None:  # fmt: skip
     """Take the steps that `run` has before it; return the signal that ended them, or None."""
     walk, steps, stop = _Steps(run, stepper, batches), run.settings.steps, None
-    with _Signals() as signals, display.progress:
+    with Signals() as signals, display.progress:
         for number in range(run.step + 1, steps + 1):
             lines, stop = walk.begin(number), signals.caught
             due = stop or number == steps or saving.due(number)
@@ -246,13 +246,13 @@ def fit(
 ) -> Run:  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
-    `batches.batch(number)` gives tokens (B, T) and targets (B, T, K); a pass over the data has
-    `batches.windows` windows. `held_out` judges, as `data.heldout.HeldOut` does. Without a number
-    of steps the run gets as many as fit into its minutes. save_every: steps between saves, None: by
-    the clock (`_Saving`). `sample(config, tokenizer, weights)`
-    gives a text: shown at the end, and its beginning after each quarter. `before(run,
-    seconds_per_step)` is called before the first step, the seconds with a share of the validations;
-    `on_step(line)` with each step's metrics.
+    `batches.batch(number)` gives tokens (B, T) and targets (B, T, K), and first (B, T) where rows
+    hold several texts; a pass over the data has `batches.windows` windows. `held_out` judges, as
+    `data.heldout.HeldOut` does. Without a number of steps the run gets as many as fit into its
+    minutes. save_every: steps between saves, None: by the clock (`_Saving`).
+    `sample(config, tokenizer, weights)` gives a text: shown at the end, and its beginning after
+    each quarter. `before(run, seconds_per_step)` is called before the first step, the seconds with
+    a share of the validations; `on_step(line)` with each step's metrics.
     UserError: a loss that is not finite, a full disk, too little memory.
     """
     check_counts(save_every, keep, threads)

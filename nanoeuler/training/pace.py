@@ -63,7 +63,8 @@ def measure(
         """Of each of `count` steps, from number `first` on, that are begun one after the other."""
         began = time.perf_counter()
         for number in range(first, first + count):
-            stepper.step(*batches.batch(number), 0.0, number)
+            tokens, targets, *begins = batches.batch(number)
+            stepper.step(tokens, targets, 0.0, number, *begins)
         stepper.finish()
         return (time.perf_counter() - began) / count
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-chat-batches
-"""Supervised fine-tuning: question-answer pairs, their batches, and the run that learns from them.
+"""Supervised fine-tuning: conversations, their batches, and the run that learns from them.
 
 Leaves out everything that learns from preferences, and how a run takes its steps (loop.py).
 
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.talks import Pair, Talk, numbers, turns_of
 from nanoeuler.data.text import TRAIN_SHARE, digest
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
@@ -33,40 +34,54 @@ from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.saves import load_model
 from nanoeuler.training.train import open_run
 
-Pair = tuple[str, str]  # a question and its answer
+Spelled = tuple[list[int], list[bool]]  # ids, and for each whether the loss counts it
 
 
-def pack(
-    conversations: Iterable[tuple[list[int], list[bool]]], context: int
-) -> tuple[list[list[tuple[int, bool]]], int]:
-    """Put whole conversations, (ids, counted) each, into rows of at most `context` + 1 tokens.
+def spell(tokenizer: Tokenizer, talk: Pair | Talk) -> Spelled:
+    """The ids of a conversation in the template, and for each whether the loss counts it."""
+    ids, counted, system = [], [], talk.system if isinstance(talk, Talk) else None
+    for question, answer in turns_of(talk):
+        more, which = conversation(tokenizer, question, answer, system)
+        ids, counted, system = ids + more, counted + which, None  # it is said once
+    return ids, counted
 
-    Returns the rows, [(id, counted)] each, and how many conversations are longer than the context
-    and left out.
+
+def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]], list[int]]:
+    """Put whole conversations into rows of at most `context` + 1 tokens: best fit decreasing.
+
+    Returns the rows, and the numbers (from 1) of those that are longer than the context.
     """
-    rows, left_out = [], 0
-    for ids, counted in conversations:
-        if len(ids) > context:
-            left_out += 1
+    left_out = [n for n, (ids, _) in enumerate(conversations, start=1) if len(ids) > context]
+    open_rows: list[list] = [[] for _ in range(context + 2)]  # those with room for 0, 1, 2, ...
+    rows = []
+    for spelled in sorted(conversations, key=lambda spelled: -len(spelled[0])):
+        size = len(spelled[0])
+        if size > context:
             continue
-        if not rows or len(rows[-1]) + len(ids) > context + 1:
-            rows.append([])
-        rows[-1] += zip(ids, counted, strict=True)
+        room = next((r for r in range(size, context + 2) if open_rows[r]), None)
+        if room is None:
+            row, room = [], context + 1
+            rows.append(row)
+        else:
+            row = open_rows[room].pop()
+        row.append(spelled)
+        open_rows[room - size].append(row)
     return rows, left_out
 
 
 class Conversations:
-    """Question-answer pairs as batches for `loop.fit`; a row holds whole conversations.
+    """Conversations as batches for `loop.fit`; a row holds several whole ones, each by itself.
 
-    `tokens` (rows, T + K) int32 and `counted`, bool, of the same shape. Pairs that are longer than
-    the context are left out, `left_out` of them. UserError if none is left.
+    `tokens`, `counted` and `first` (rows, T + K), int32, bool and int32: what is read, whether it
+    is judged, and where in the row its conversation begins. `left_out` are the numbers of those
+    that are longer than the context. UserError if no other is left.
     """
 
-    def __init__(self, tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int,
-                 n_predict: int, seed: int = 0):  # fmt: skip
+    def __init__(self, tokenizer: Tokenizer, talks: Iterable[Pair | Talk], batch_size: int,
+                 context: int, n_predict: int, seed: int = 0):  # fmt: skip
         self.batch_size, self.context, self.seed = batch_size, context, seed
         self.ahead = 1 + np.arange(n_predict)
-        rows, self.left_out = pack((conversation(tokenizer, *pair) for pair in pairs), context)
+        rows, self.left_out = pack([spell(tokenizer, talk) for talk in talks], context)
         if not rows:
             raise UserError(
                 f"expected question-answer pairs of at most {context} tokens, got none: "
@@ -74,37 +89,43 @@ class Conversations:
             )
         shape = len(rows), context + n_predict
         self.tokens = np.full(shape, tokenizer.special[END], np.int32)
-        self.counted = np.zeros(shape, bool)
-        for row, tokens, counted in zip(rows, self.tokens, self.counted, strict=True):
-            tokens[: len(row)], counted[: len(row)] = zip(*row, strict=True)
+        self.counted, self.first = np.zeros(shape, bool), np.zeros(shape, np.int32)
+        for i, row in enumerate(rows):
+            end = 0
+            for ids, counted in row:
+                at, end = slice(end, end + len(ids)), end + len(ids)
+                self.tokens[i, at], self.counted[i, at], self.first[i, at] = ids, counted, at.start
+            self.first[i, end:] = end
 
     @property
     def windows(self) -> int:
         """How many rows a pass over the pairs has, as `batches.Batches` has windows."""
         return len(self.tokens)
 
-    def rows(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """tokens (B, T) and targets (B, T, K), int32, of the chosen rows (B,)."""
-        at = np.arange(self.context)[:, None] + self.ahead
-        tokens, counted = self.tokens[chosen], self.counted[chosen]
-        return tokens[:, : self.context], np.where(counted[:, at], tokens[:, at], IGNORE)
+    def rows(self, chosen: np.ndarray) -> tuple[np.ndarray, ...]:
+        """tokens (B, T), targets (B, T, K) and first (B, T), int32, of the chosen rows (B,)."""
+        T, at = self.context, np.arange(self.context)[:, None] + self.ahead
+        tokens, counted, first = (x[chosen] for x in (self.tokens, self.counted, self.first))
+        judged = counted[:, at] & (first[:, at] == first[:, :T, None])
+        return tokens[:, :T], np.where(judged, tokens[:, at], IGNORE), first[:, :T]
 
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens and targets of step 1, 2, ...: each pass visits all rows in a new random order."""
-        n, first = self.windows, (step - 1) * self.batch_size
-        passes = range(first // n, (first + self.batch_size - 1) // n + 1)
+    def batch(self, step: int) -> tuple[np.ndarray, ...]:
+        """The `rows` of step 1, 2, ...: each pass visits all of them in a new random order."""
+        n, begin = self.windows, (step - 1) * self.batch_size
+        passes = range(begin // n, (begin + self.batch_size - 1) // n + 1)
         order = [np.random.default_rng((self.seed, p)).permutation(n) for p in passes]
-        start = first - n * passes[0]
+        start = begin - n * passes[0]
         return self.rows(np.concatenate(order)[start : start + self.batch_size])
 
 
 # %% sec-chat-sft
 def held_out_answers(
-    tokenizer: Tokenizer, pairs: Iterable[Pair], batch_size: int, context: int, n_predict: int
-) -> HeldOut:
+    tokenizer: Tokenizer, pairs: Iterable[Pair | Talk], batch_size: int, context: int,
+    n_predict: int,
+) -> HeldOut:  # fmt: skip
     """What a fine-tuned model is judged by: the bytes of the answers of `pairs`, in their rows."""
     every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
-    inputs, targets = every.rows(np.arange(every.windows))
+    inputs, targets, first = every.rows(np.arange(every.windows))
     answers = targets[:, :, 0]
     judged = np.where(answers == tokenizer.special[END], IGNORE, answers)
     if (judged == IGNORE).all():
@@ -112,47 +133,34 @@ def held_out_answers(
             "expected answers to judge the model by, but the last tenth of the pairs, which is "
             "held out, has empty ones: give more pairs, or others"
         )
-    return HeldOut(inputs, judged, tokenizer, batch_size, n_predict)
+    return HeldOut(inputs, judged, tokenizer, batch_size, n_predict, first)
 
 
-def _pair(line):
-    """The pair of a line of JSON, bytes; None if it is none."""
-    try:
-        record = json.loads(line)
-        pair = record["question"], record["answer"]
-        "".join(pair).encode()  # fails where one is no text, or half of a surrogate pair
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return pair
+# %% sec-chat-files
+def _is_pair(x):
+    return isinstance(x, tuple | list) and [*map(type, x)] == [str, str]
 
 
-def read_pairs(path: Path) -> list[Pair]:
-    """Question-answer pairs from a file: a line {"question": TEXT, "answer": TEXT} for each."""
-    lines = path.read_bytes().splitlines()
-    pairs = [_pair(line) for line in lines]
-    if None in pairs:
-        at = pairs.index(None)
-        raise UserError(
-            f'line {at + 1} of {path}: expected {{"question": TEXT, "answer": TEXT}}, but it '
-            f"begins with {lines[at][:40].decode(errors='replace')!r}"
-        )
-    return pairs
-
-
-def checked_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """`pairs` as a list of tuples; UserError about the first that is no pair of texts."""
+def checked_pairs(pairs: Iterable[Pair | Talk]) -> list[Pair | Talk]:
+    """`pairs` as a list of tuples and `Talk`; UserError about the first that is neither."""
     if not isinstance(pairs, Iterable):
         raise UserError(
             f"expected question-answer pairs, got {pairs!r:.60}: give a list of (question, answer)"
         )
-    every = list(pairs)
-    for number, pair in enumerate(every, start=1):
-        if not (isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str]):
+    every = []
+    for number, pair in enumerate(pairs, start=1):
+        if isinstance(pair, Talk) and pair.turns and all(map(_is_pair, pair.turns)):
+            good = isinstance(pair.system, str | None)
+            every.append(Talk([(q, a) for q, a in pair.turns], pair.system))
+        else:
+            good = _is_pair(pair)
+            every.append(tuple(pair) if good else pair)
+        if not good:
             raise UserError(
                 f"expected pair {number} to be (question, answer), two str, got {pair!r:.60}: "
                 "give a list of such pairs"
             )
-    return [(question, answer) for question, answer in every]
+    return every
 
 
 # A quarter of the rate of training from nothing, `optim.LEARNING_RATE`, and as that by the width.
@@ -164,7 +172,7 @@ Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, o
 
 
 def finetune(
-    base: Base | None, pairs: Iterable[Pair], out: Path | str, *,
+    base: Base | None, pairs: Iterable[Pair | Talk], out: Path | str, *,
     settings: Settings | None = None, resume: bool = False, **how: Any,
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
@@ -200,8 +208,9 @@ def finetune(
         batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
         held_out = held_out_answers(run.tokenizer, pairs[cut:], *shape)
         if batches.left_out:
-            print(f"{batches.left_out:,} of {cut:,} pairs are longer than the context of "
-                  f"{run.config.context} tokens, and left out", file=sys.stderr)  # fmt: skip
+            print(f"{len(batches.left_out):,} of {cut:,} pairs are longer than the context of "
+                  f"{run.config.context} tokens, and left out: numbers "
+                  f"{numbers(batches.left_out)}", file=sys.stderr)  # fmt: skip
         return fit(out, run, batches, held_out, **how)
 
 

@@ -9,6 +9,7 @@ guesses are judged by it on the held-out side of its text, and left out where th
 
 import importlib.util
 import json
+import mmap
 import os
 import struct
 import subprocess
@@ -92,6 +93,25 @@ def bandwidth_rows():
             times.append((time.perf_counter() - start) / repeats)
         rate = round(size / median(times) / 1e9, 1)
         yield measurements.row("bandwidth", f"{case}, 1 thread", "cpu", rate, "GB/s")
+
+
+def pages_rows():
+    """Bytes a second of a core that reads as many as the Llama has, in small and in large pages."""
+    kinds, size = {"4 KiB": mmap.MADV_NOHUGEPAGE, "2 MiB": mmap.MADV_HUGEPAGE}, 61 << 20
+    arrays, times = {}, {page: [] for page in kinds}
+    for page, advice in kinds.items():
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(advice)
+        arrays[page] = np.frombuffer(memory, np.float32)
+        arrays[page][:] = 1
+    for _ in range(5 * ROUNDS):
+        for page, x in arrays.items():
+            start = time.perf_counter()
+            np.dot(x[: x.size // 2], x[x.size // 2 :])
+            times[page].append(time.perf_counter() - start)
+    for page, each in times.items():
+        rate = round(size / min(each) / 1e9, 1)
+        yield measurements.row("bandwidth by page", f"pages of {page}", "cpu", rate, "GB/s")
 
 
 def contestant(name, shape):
@@ -274,6 +294,8 @@ def trained_rows(run, windows=200, prompts=24, n=96):
 def main():
     """Measure all of it."""
     measurements.update("generation", [*plain_rows(), *bandwidth_rows()])
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # on Linux
+        measurements.update("generation", pages_rows())
     for shape in SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             rates = race(shape, folder)

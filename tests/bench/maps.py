@@ -36,8 +36,8 @@ class Engine(ReferenceEngine):
     def __init__(self, even=()):
         self.maps, self.even = [], even
 
-    def attention(self, heads, n_kv):
-        y, p = super().attention(heads, n_kv)
+    def attention(self, heads, n_kv, first=None):
+        y, p = super().attention(heads, n_kv, first)
         (_, T, _, D), H = heads.shape, p.shape[1]
         for layer, head in self.even:
             if layer == len(self.maps):

@@ -1,0 +1,82 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-main
+"""`nanoeuler prefer`: the command that teaches a model which of two answers is the better one.
+
+Leaves out defaults of the run, as train.py does, and imports inside.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.cli.streams import tell
+from nanoeuler.errors import UserError
+
+# Of those that train, the ones of a processor.
+Engine = Annotated[str, typer.Option(metavar="NAME", help="cpu, fused or reference")]
+PREFERRED = Path("runs/preferred")  # beside flags.CHAT, which it begins with
+# Those of every run that takes a number of steps, and a batch through memory at once.
+SETTINGS = {
+    name: kind for name, kind in flags.SETTINGS.items() if name not in ("minutes", "accumulate")
+}
+
+
+# Pairs, of which a tenth is a couple.
+FEWEST = 20
+
+
+def _comparisons(data):
+    """Comparisons to learn from and held out: of pairs in couples, or those of a file."""
+    from nanoeuler import face
+    from nanoeuler.data.text import TRAIN_SHARE
+    from nanoeuler.training.prefer import halves
+    from nanoeuler.training.preferences import read_preferences
+
+    path = face.path_of("data", data)
+    if data == "docs" or path.is_dir():
+        pairs = [pair for pair in face.pairs_of(data) if [*map(type, pair)] == [str, str]]
+        if len(pairs) < FEWEST:
+            raise UserError(f"expected at least {FEWEST} pairs of a question and an answer, "
+                            f"of which {data} has {len(pairs)}: give more")  # fmt: skip
+        return halves(pairs)
+    if not path.is_file():
+        raise UserError(f"expected docs, a file of comparisons, or a folder of prepared pairs, but "
+                        f"there is no {path}: name another")  # fmt: skip
+    found = read_preferences(path)
+    cut = int(len(found) * TRAIN_SHARE)
+    if not cut:
+        raise UserError(f"expected at least 2 comparisons in {path}, got {len(found)}: a tenth is "
+                        "held out, and the others are learned from")  # fmt: skip
+    return found[:cut], found[cut:]
+
+
+@flags.grouped(settings=SETTINGS, how={**flags.PULLS, **flags.HOW})
+def prefer(
+    settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
+    base: flags.From = flags.CHAT, out: flags.Out = PREFERRED, engine: Engine = "cpu",
+    resume: flags.Resume = False,
+) -> None:  # fmt: skip
+    """Teach a model which of two answers is the better one.
+
+    Left out, --data is docs: each function's own sentence against another's. A file of --data has a
+    line {"question": TEXT, "chosen": TEXT, "rejected": TEXT} for each comparison. With --resume,
+    give the same flags again. It runs on the processor alone.
+
+    Example: nanoeuler prefer --from runs/chat --out runs/preferred
+    """
+    from nanoeuler.training import prefer as preferring
+    from nanoeuler.training.train import settings_for
+
+    folder = flags.folder_out(out)
+    learned, held_out = _comparisons(data)
+    run = preferring.prefer(
+        base, learned, held_out, folder, resume=resume, engine=engine,
+        settings=settings_for(folder, resume, preferring.PREFERRING, **settings), **how,
+    )  # fmt: skip
+    if run.step < run.settings.steps:
+        raise KeyboardInterrupt
+    tell(f"saved in {folder}; next: nanoeuler chat --from {folder}")

@@ -1,0 +1,65 @@
+# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-tokenizer
+"""The command that serves a model. Imports inside functions, as main.py does."""
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.cli.streams import tell
+
+_Origins = Annotated[
+    list[str] | None,
+    typer.Option("--allow-origin", metavar="URL", help="pages from here may ask, too"),
+]
+# The names of the one machine that reaches itself: RFC 1122, RFC 4291 and RFC 6761.
+LOOPBACK = "127.0.0.1", "::1", "localhost"
+
+
+def serve(
+    base: flags.From = flags.CHAT,
+    host: Annotated[str, typer.Option(metavar="NAME", help="where to listen")] = LOOPBACK[0],
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any")] = 8000,
+    seats: Annotated[int, typer.Option(metavar="N", min=1, help="texts written at once")] = 8,
+    waiting: Annotated[int, typer.Option(metavar="N", min=0, help="texts that may wait")] = 64,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="how many tokens")] = 1024,
+    allow_origin: _Origins = None,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
+    ] = "auto",
+) -> None:  # fmt: skip
+    """Serve a model: a page to chat with, and the protocol of OpenAI at /v1.
+
+    Until Ctrl-C. More than --seats and --waiting requests at a time are refused.
+
+    Example: nanoeuler serve --from runs/chat --port 8000
+    """
+    from nanoeuler import face
+    from nanoeuler.inference.readers import make_reader
+    from nanoeuler.model.config import count_parameters
+    from nanoeuler.serve.desk import Desk
+    from nanoeuler.serve.web import Service, application, listener, run
+
+    model, door = face.load(base), listener(host, port)
+    make = partial(make_reader, model.config, model.weights, engine, seats)
+    desk = Desk(make, waiting)
+    name, at = base.resolve().name, door.getsockname()[1]
+    service = Service(name, model.config, model.tokenizer, model.weights, desk, tokens)
+    mine = host in LOOPBACK
+    app = application(service, (*LOOPBACK, "[::1]") if mine else None, allow_origin or ())
+    print(f"{name} has {count_parameters(model.config):,} parameters: what it says is often wrong",
+          file=sys.stderr)  # fmt: skip
+    if not mine:
+        print(f"warning: whoever reaches port {at} of {host} can use this model; there is no "
+              "password and no encryption", file=sys.stderr)  # fmt: skip
+    shown = f"[{host}]" if ":" in host else host
+    tell(f"http://{shown}:{at}/ is the page; programs take http://{shown}:{at}/v1 (Ctrl-C ends it)")
+    try:
+        run(app, door, desk)
+    except KeyboardInterrupt:  # uvicorn's way to say that it was one
+        pass

@@ -1,0 +1,8 @@
+# Made from book/11d-a-server.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-serve-seats
+"""A server: texts for many askers at once, by a protocol that other programs speak, and a page.
+
+May import: engines, errors, inference, model, paths, tokenizer.
+"""

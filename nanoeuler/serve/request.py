@@ -1,0 +1,214 @@
+# Made from book/11d-a-server.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-serve-order
+"""What a request for a text may say, in the protocol of OpenAI: read, checked, as ids and knobs.
+
+Leaves out HTTP, and pictures, sounds, tools, and several answers to one question.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from nanoeuler.errors import UserError
+from nanoeuler.inference.chat import TEMPERATURE, Memory, Turn
+from nanoeuler.inference.decoder import check_stop
+from nanoeuler.inference.sampling import Knobs, check
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.tokenizer.template import USER, conversation
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+
+TOP = 20  # alternatives to a token that may be asked for: the protocol's own bound
+SEED_BITS = 53  # of a seed that we choose: all of it survives in a browser's numbers
+
+# Wishes that would change the answer, which we cannot fulfil; but for the values that say no.
+CANNOT: dict[str, Collection[Any]] = {
+    "tools": ([],), "functions": ([],), "response_format": ({"type": "text"},), "n": (1,),
+    "best_of": (1,), "logit_bias": ({},), "frequency_penalty": (0,), "presence_penalty": (0,),
+    "suffix": ("",), "echo": (False,), "audio": (), "prediction": (), "web_search_options": (),
+    "modalities": (["text"],),
+}  # fmt: skip
+
+
+class Refusal(UserError):
+    """A request that is not answered: the status of HTTP, and which field is to blame."""
+
+    def __init__(self, message: str, status: int = 400, field: str | None = None):
+        super().__init__(message)
+        self.status, self.field = status, field
+
+
+class Asked(NamedTuple):
+    """A request, checked."""
+
+    ids: list[int]         # of the prompt
+    tokens: int            # at most so many are written
+    knobs: Knobs
+    stop: Sequence[str]    # texts that it ends before
+    guesses: int           # tokens guessed ahead in a pass
+    top: int | None        # so many alternatives to each token are told; None: not even its own p
+    stream: bool
+    usage: bool            # a stream tells at its end how many tokens there were
+    chat: bool
+    left_out: int          # turns of the conversation that were too many for the context
+
+
+def _whole(least: int, most: float = float("inf")) -> Callable[[Any], bool]:
+    """Whether a value is a whole number in these bounds."""
+    return lambda x: isinstance(x, int) and not isinstance(x, bool) and least <= x <= most
+
+
+def _is_text(x):
+    return isinstance(x, str)
+
+
+def _is_flag(x):
+    return isinstance(x, bool)
+
+
+# The fields whose values we check ourselves: what is good, and how to say it.
+FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "model": (_is_text, "the name of a model"),
+    "stream": (_is_flag, "true or false"),
+    "stream_options": (lambda x: isinstance(x, dict), "an object"),
+    "max_tokens": (_whole(1), "a whole number of at least 1"),
+    "max_completion_tokens": (_whole(1), "a whole number of at least 1"),
+    "guesses": (_whole(0), "a whole number of at least 0"),
+    "logprobs": (lambda x: _is_flag(x) or _whole(0, TOP)(x), f"true, false, or 0 to {TOP}"),
+    "top_logprobs": (_whole(0, TOP), f"a whole number from 0 to {TOP}"),
+    "stop": (lambda x: _is_text(x) or isinstance(x, list), "a text, or a list of texts"),
+}
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """The fields of a request that say something: a JSON object without what is null.
+
+    `Refusal` for what is no such object, and for a field with a value that it cannot have.
+    """
+    try:
+        said = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Refusal("expected the body of the request to be JSON, and it is not") from None
+    if not isinstance(said, dict):
+        raise Refusal(f"expected a JSON object, got {said!r:.60}: see the protocol")
+    said = {name: value for name, value in said.items() if value is not None}
+    for name, (good, wanted) in FIELDS.items():
+        if name in said and not good(said[name]):
+            raise Refusal(f"expected {name} to be {wanted}, got {said[name]!r:.60}", 400, name)
+    for name, harmless in CANNOT.items():
+        if name in said and said[name] not in harmless:
+            raise Refusal(f"this server cannot do {name}: leave it out", 400, name)
+    return said
+
+
+def _no_number(name):
+    raise ValueError(name)
+
+
+# Who speaks, by the protocol's names: programs for newer models call the system a developer.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+Turns = list[tuple[str, str]]  # questions and their answers
+
+
+def turns_of(messages: Any) -> tuple[str | None, Turns, str]:
+    """What the system says, the turns so far, and the question, of the messages of a request."""
+    if not (isinstance(messages, list) and messages):
+        raise Refusal(f"expected messages, a list of them, got {messages!r:.60}", 400, "messages")
+    system, said = [], []
+    for message in messages:
+        role, text = _spoken(message)
+        if role == "system":
+            system.append(text)
+        elif said and said[-1][0] == role:
+            said[-1] = role, f"{said[-1][1]}\n{text}"
+        else:
+            said.append((role, text))
+    if not said or said[0][0] != "user" or said[-1][0] != "user":
+        raise Refusal("expected a user to speak first and last", 400, "messages")
+    texts = [text for _, text in said]
+    return "\n".join(system) or None, [*zip(texts[::2], texts[1::2], strict=False)], texts[-1]
+
+
+def _spoken(message):
+    """The role and the text of one message."""
+    if not isinstance(message, dict) or message.get("role") not in [*ROLES]:
+        raise Refusal(f"expected a message with a role, {', '.join(ROLES)}, got {message!r:.60}",
+                      400, "messages")  # fmt: skip
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    for part in parts:
+        text = isinstance(part, dict) and part.get("type") == "text" and part.get("text")
+        if not _is_text(text):
+            raise Refusal(f"expected a message of text, got {part!r:.60}", 400, "messages")
+    return ROLES[message["role"]], "".join(part["text"] for part in parts)
+
+
+def fitting(
+    tokenizer: Tokenizer, context: int, system: str | None, turns: Turns, question: str
+) -> tuple[list[int], int]:
+    """The ids of a conversation that fits, and how many turns were left out for it."""
+    memory = Memory(tokenizer, context)
+    memory.tell(system or "")
+    memory.turns = [Turn(*turn, conversation(tokenizer, *turn)[0]) for turn in turns]
+    before, ids = memory.sees(question)
+    return before + ids, len(turns) - before.count(tokenizer.special[USER])
+
+
+# The fields that go to the sampler under their own names; it checks them.
+KNOBS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
+
+
+def read_request(
+    body: bytes, chat: bool, config: ModelConfig, tokenizer: Tokenizer, name: str, most: int
+) -> Asked:
+    """A request for a text, from the body of a POST, for the model called `name`.
+
+    `most` tokens are written at most. `Refusal` or UserError for what cannot be answered.
+    """
+    said = fields_of(body)
+    if (model := said.get("model", name)) != name:
+        raise Refusal(f"there is no model {model!r:.60} here: its name is {name!r}", 404, "model")
+    stop = said.get("stop", ())
+    stop = [stop] if isinstance(stop, str) else stop
+    check_stop(stop)
+    knobs = {key: said[key] for key in KNOBS if key in said}
+    knobs.setdefault("seed", secrets.randbits(SEED_BITS))
+    if chat:
+        knobs.setdefault("temperature", TEMPERATURE)
+        ids, left_out = fitting(tokenizer, config.context, *turns_of(said.get("messages")))
+        most = min(most, config.context - len(ids))
+    else:
+        ids, left_out = _prompt(said.get("prompt", "\n"), config, tokenizer), 0
+    check(**knobs)
+    wanted = min(said.get("max_completion_tokens", most), said.get("max_tokens", most), most)
+    top = _top(said, chat)
+    guesses = min(said.get("guesses", 0), config.n_predict - 1)
+    if guesses and top is not None:
+        raise Refusal("with guesses no logprobs are told: leave one of them out", 400, "guesses")
+    usage = bool(said.get("stream_options", {}).get("include_usage"))
+    return Asked(ids, wanted, knobs, stop, guesses, top, said.get("stream", False), usage, chat,
+                 left_out)  # fmt: skip
+
+
+def _prompt(given, config, tokenizer):
+    """The ids of the prompt of a completion: a text, or ids."""
+    if isinstance(given, str) and given:
+        return tokenizer.encode(given).tolist()
+    if isinstance(given, list) and given and all(map(_whole(0, config.vocab_size - 1), given)):
+        return given
+    raise Refusal("expected prompt to be a text, or a list of ids below "
+                  f"{config.vocab_size}, got {given!r:.60}", 400, "prompt")  # fmt: skip
+
+
+def _top(said, chat):
+    """How many alternatives to a token are asked for; None: not even its own probability."""
+    asked = said.get("logprobs", False)
+    if isinstance(asked, bool) != chat and "logprobs" in said:
+        raise Refusal(f"expected logprobs to be {'true or false' if chat else 'a number'}, got "
+                      f"{asked!r}", 400, "logprobs")  # fmt: skip
+    if chat:
+        return said.get("top_logprobs", 0) if asked else None
+    return None if asked is False else asked

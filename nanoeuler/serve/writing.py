@@ -1,0 +1,86 @@
+# Made from book/11d-a-server.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-serve-writing
+"""From a checked request to what is told of its text: pieces with their tokens, and the end.
+
+Leaves out the form in which it is told: answer.py.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler.inference.decoder import Decoder, Reader, draws, text_pieces
+from nanoeuler.inference.sampling import log_probabilities
+from nanoeuler.inference.speculative import Count, generate_ahead, new_count
+from nanoeuler.model.weights import Weights
+from nanoeuler.serve.request import Asked
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+
+
+class Token(NamedTuple):
+    """A token of the answer, its log p and that of the likeliest, if asked for; if guessed."""
+
+    id: int
+    log_probability: float | None = None
+    likeliest: list[tuple[int, float]] = []  # of Drawn.logits, the most probable first
+    guessed: bool = False
+
+
+class Piece(NamedTuple):
+    """Text, and the tokens that were drawn for it."""
+
+    text: str
+    tokens: list[Token]
+
+
+class End(NamedTuple):
+    """Why the text ended, stop or length, after how many tokens; what became of guesses."""
+
+    reason: str
+    tokens: int
+    count: Count | None
+
+
+def noted(asked: Asked, decoder: Decoder, ends: list[int], count: Count | None) -> Iterator[Token]:
+    """The tokens of an answer, each with what was asked to be told of it."""
+    how = decoder, asked.ids, asked.tokens, ends
+    if count:
+        kept = 0
+        for token in generate_ahead(*how, count, asked.guesses, **asked.knobs):
+            yield Token(token, guessed=sum(count.kept) > kept)
+            kept = sum(count.kept)
+        return
+    for drawn in draws(*how, **asked.knobs):
+        if asked.top is None:
+            yield Token(drawn.token)
+            continue
+        p = log_probabilities(drawn.logits)
+        first = np.argsort(-p, kind="stable")[: asked.top].tolist()
+        yield Token(drawn.token, float(p[drawn.token]), [(i, float(p[i])) for i in first])
+
+
+def write(
+    asked: Asked, tokenizer: Tokenizer, weights: Weights, reader: Reader
+) -> Iterator[Piece | End]:
+    """The text that was asked for, in pieces, and its `End`. All special tokens end it."""
+    decoder, ends = Decoder(reader.config, weights, reader), [*tokenizer.special.values()]
+    count = new_count(reader.config.n_predict - 1) if asked.guesses else None
+    notes: list[Token] = []
+    number, over = 0, False
+
+    def ids():
+        nonlocal number, over
+        for token in noted(asked, decoder, ends, count):
+            number += 1
+            notes.append(token)
+            yield token.id
+        over = True
+
+    for text in text_pieces(tokenizer, ids(), asked.stop):
+        if text:
+            yield Piece(text, notes[:])
+            notes.clear()
+    yield End("length" if over and number == asked.tokens else "stop", number, count)

@@ -1,12 +1,15 @@
-# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/14-the-whole-road.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cli-doctor
-"""`python -m nanoeuler` and the program `nanoeuler`: the command line."""
+# %% sec-road-command
+"""`python -m nanoeuler` and the program `nanoeuler`: the command line, and the whole road."""
 
 import sys
 
-from nanoeuler.cli.main import main
+from nanoeuler.cli.main import app, main
+from nanoeuler.cli.road import road
+
+app.command("all")(road)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules:  # a module run by hand, not a cell
     sys.exit(main())

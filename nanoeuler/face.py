@@ -15,6 +15,7 @@ from typing import Any
 
 from nanoeuler.data import docstrings
 from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.talks import Pair, Talk, read_pairs
 from nanoeuler.engines.choice import GPU_ENGINES, engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
@@ -31,7 +32,7 @@ from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import check_counts
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.saves import KEEP, load_model
-from nanoeuler.training.sft import FINETUNING, Pair, read_pairs
+from nanoeuler.training.sft import FINETUNING
 from nanoeuler.training.train import PRESET
 
 Sample = Callable[[Model], str]  # a text that shows what a model can do by now
@@ -93,11 +94,11 @@ def text_of(data: Path | str) -> Path:
     )
 
 
-def pairs_of(data: Path | str) -> list[Pair]:
+def pairs_of(data: Path | str) -> list[Pair | Talk]:
     """The question-answer pairs that `data` names: docs, a file of pairs, or a prepared folder."""
     path = path_of("pairs", data)
     if data == "docs":
-        return docstrings.pairs()
+        return [*docstrings.pairs()]
     if (path / "prepared.json").exists():
         raise UserError(f"{data} holds text, not pairs: nanoeuler train learns from it")
     path = path / "pairs.jsonl" if path.is_dir() else path
@@ -205,7 +206,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
                                  resume=resume, sample=_shows(sample), **how))  # fmt: skip
 
 
-def finetune(model: Model | Path | str | None, pairs: Iterable[Pair] | Path | str, *,
+def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Talk] | Path | str, *,
              out: Path | str,
              settings: Settings | None = None, resume: bool = False, engine: str = "auto",
              threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
@@ -213,8 +214,8 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair] | Path | st
              before: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
-    model: a `Model`, or the folder of a run. pairs: (question, answer) of each, "docs", a file with
-    a line {"question": TEXT, "answer": TEXT} for each, or the folder of a prepared source of pairs.
+    model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Talk`, "docs",
+    a file of them (`data.talks.read_pairs`), or the folder of a prepared source of pairs.
     settings None: FINETUNING or, with `resume`, the run's; a learning rate that they leave open is
     that of FINETUNING. With `resume` the run in `out` goes on with its own weights: `model` may be
     None, and one that is not must have the run's architecture and tokenizer. The rest is as

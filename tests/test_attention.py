@@ -44,7 +44,7 @@ def test_changing_the_future_leaves_the_past(shape, seed):
 
 @pytest.mark.parametrize("first_hidden", [2, 9], ids=["mask off by one", "no mask"])
 def test_a_wrong_mask_is_noticed(first_hidden, monkeypatch):
-    def leaking(scores):
+    def leaking(scores, first):
         T = scores.shape[-1]
         seen = np.where(np.tri(T, k=first_hidden - 1, dtype=bool), scores, -np.inf)
         weights = np.exp(seen - seen.max(axis=-1, keepdims=True))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gpu_times
+import numpy as np
 import pytest
 from bench.card import NAMES, families, ghost
 from bench.gpu import ENTRANTS, entrants_of, foresee, judge, makers_of, select, wanted
@@ -83,7 +84,10 @@ def test_every_family_has_kernels_and_plans_of_them(family):
 
 
 def test_a_ghost_is_laid_out_like_an_array():
-    assert ghost((3, 5, 8)).strides == (80, 16, 2)
+    whole, array = ghost((3, 5, 8)), np.zeros((3, 5, 8), np.uint16)
+    assert whole.strides == array.strides == (80, 16, 2)
+    for part in np.s_[:2], np.s_[:, :3], np.s_[1:, :, :4]:
+        assert (whole[part].shape, whole[part].strides) == (array[part].shape, array[part].strides)
 
 
 def test_an_error_may_be_twice_the_librarys_or_twice_a_rounding():

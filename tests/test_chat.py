@@ -1,6 +1,7 @@
-"""The template, the loss mask, batches of conversations, fine-tuning, and the chat."""
+"""The template, the loss mask, batches of conversations, and fine-tuning."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 import nanoeuler
 from nanoeuler.data.batches import STEP_TOKENS
+from nanoeuler.data.talks import Talk, read_pairs
+from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.chat import TEMPERATURE, Chat, converse
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import loss_and_gradients, loss_sums
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -29,7 +32,8 @@ from nanoeuler.training.sft import (
     checked_pairs,
     finetune,
     held_out_answers,
-    read_pairs,
+    pack,
+    spell,
 )
 from nanoeuler.training.train import train
 
@@ -49,18 +53,20 @@ def test_the_marks_are_spelled_once():
     ]
 
 
-@given(texts, texts)
+@given(texts, texts, texts)
 @settings(deadline=None)  # the first encoding compiles
-def test_the_template_round_trips_whatever_the_text(question, answer):
-    ids, counted = conversation(TOKENIZER, question, answer)
-    asked = prompt(TOKENIZER, question)
+def test_the_template_round_trips_whatever_the_text(question, answer, system):
+    ids, counted = conversation(TOKENIZER, question, answer, system)
+    asked = prompt(TOKENIZER, question, system)
     assert ids[: len(asked)] == asked  # training and chat use one and the same beginning
     where = [i for i, token in enumerate(ids) if token in MARKS.values()]
     assert [ids[i] for i in where] == list(MARKS.values())  # three marks, none from the texts
-    assert where[0] == 0 and where[2] == len(ids) - 1
-    assert TOKENIZER.decode_text(ids[1 : where[1]]) == question
+    assert where[2] == len(ids) - 1
+    assert TOKENIZER.decode_text(ids[: where[0]]) == system
+    assert TOKENIZER.decode_text(ids[where[0] + 1 : where[1]]) == question
     assert TOKENIZER.decode_text(ids[where[1] + 1 : -1]) == answer
     assert counted == [i > where[1] for i in range(len(ids))]  # the answer and its end, no more
+    assert conversation(TOKENIZER, question, answer)[0] == ids[where[0] :]  # none: not a token
 
 
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=1, max_size=20),
@@ -69,18 +75,29 @@ def test_the_template_round_trips_whatever_the_text(question, answer):
 def test_rows_hold_whole_conversations_and_count_each_answer_once(pairs, n_predict):
     pairs = [*pairs, ("fits", "always")]
     data = Conversations(TOKENIZER, pairs, 2, context=40, n_predict=n_predict)
-    tokens, targets = data.rows(np.arange(len(data.tokens)))
-    assert tokens.shape == (len(tokens), 40) and targets.shape == (len(tokens), 40, n_predict)
-    assert (tokens[:, 0] == MARKS[USER]).all()
+    tokens, targets, first = data.rows(np.arange(len(data.tokens)))
+    assert tokens.shape == first.shape == (len(tokens), 40)
+    assert targets.shape == (len(tokens), 40, n_predict)
     wanted = [conversation(TOKENIZER, *pair) for pair in pairs]
-    wanted = [(ids, counted) for ids, counted in wanted if len(ids) <= 40]
-    answers = [token for ids, counted in wanted
-               for token, counts in zip(ids, counted, strict=True) if counts]  # fmt: skip
-    assert targets[:, :, 0][targets[:, :, 0] != IGNORE].tolist() == answers
-    for k in range(n_predict):  # head k at place t is judged on the token at t + 1 + k
-        for row, judged in zip(tokens, targets[:, :, k], strict=True):
-            places = np.flatnonzero(judged[: 40 - 1 - k] != IGNORE)
-            assert (judged[places] == row[places + 1 + k]).all()
+    assert data.left_out == [n for n, (ids, _) in enumerate(wanted, 1) if len(ids) > 40]
+    found = []
+    for row, judged, begins in zip(tokens, targets, first, strict=True):
+        for begin in np.unique(begins):
+            at = np.flatnonzero(begins == begin)
+            assert (np.diff(at) == 1).all() and at[0] == begin
+            if (judged[at] == IGNORE).all():
+                assert (row[at] == MARKS[END]).all() and at[-1] == 39  # filling
+                continue
+            assert row[begin] == MARKS[USER]
+            text = [*row[at], *judged[at[-1:], 0]]  # at a row's end a last token, only predicted
+            found.append(text[: text.index(MARKS[END]) + 1])
+            for k in range(n_predict):  # head k at place t is judged on the token at t + 1 + k
+                counted = np.flatnonzero(judged[at, k] != IGNORE)
+                assert (judged[at, k][counted] == np.array(text)[counted + 1 + k]).all()
+                assert not counted.size or counted[-1] == len(found[-1]) - 2 - k
+    assert sorted(found) == sorted(ids for ids, _ in wanted if len(ids) <= 40)
+    spelled = sum(sum(counted) for ids, counted in wanted if len(ids) <= 40)
+    assert np.count_nonzero(targets[:, :, 0] != IGNORE) == spelled
 
 
 def test_every_pass_visits_each_row_once_in_another_order():
@@ -95,6 +112,79 @@ def test_every_pass_visits_each_row_once_in_another_order():
     again = Conversations(TOKENIZER, PAIRS, 3, context=64, n_predict=1, seed=4)
     for mine, others in zip(data.batch(7), again.batch(7), strict=True):  # of seed and step alone
         assert np.array_equal(mine, others)
+
+
+@given(st.lists(st.integers(1, 45), max_size=60))
+def test_packing_loses_nothing_and_fills_well(sizes):
+    rows, left_out = pack([([i] * size, [True] * size) for i, size in enumerate(sizes)], 40)
+    filled = [sum(len(ids) for ids, _ in row) for row in rows]
+    assert max(filled, default=0) <= 41
+    assert [sizes[n - 1] for n in left_out] == [size for size in sizes if size > 40]
+    packed = sorted(ids[0] for row in rows for ids, _ in row)
+    assert packed == [i for i, size in enumerate(sizes) if size <= 40]
+    # Two rows that would go into one would have: no two are together at most 41.
+    assert all(a + b > 41 for i, a in enumerate(filled) for b in filled[:i])
+
+
+def rows_and_texts(pairs, context, n_predict):
+    """A random model; the rows of `pairs`; and each conversation in a row of its own."""
+    config = dataclasses.replace(TINY, context=context, n_predict=n_predict)
+    data = Conversations(TOKENIZER, pairs, 2, context, n_predict)
+    alone = [Conversations(TOKENIZER, [pair], 1, context, n_predict).rows(np.arange(1))
+             for pair in pairs]  # fmt: skip
+    return initialise(config, 1, np.float64), data.rows(np.arange(data.windows)), alone
+
+
+@pytest.mark.parametrize("n_predict", [1, 4])
+def test_packed_rows_teach_what_their_conversations_teach_alone(n_predict):
+    pairs = [*PAIRS[:9], ("", "a"), ("b", "c"), Talk([("d", "e"), ("f", "g")], "h")]
+    w, (tokens, targets, first), alone = rows_and_texts(pairs, 64, n_predict)
+    assert len(tokens) < len(pairs) / 2
+    one, other, scale, sums = w.zeros_like(), w.zeros_like(), np.ones(n_predict), 0
+    got = loss_and_gradients(ReferenceEngine(), w.config, w, tokens, targets, scale, one, first)
+    for text, aims, begins in alone:
+        sums = sums + loss_and_gradients(
+            ReferenceEngine(), w.config, w, text, aims, scale, other, begins
+        )
+    np.testing.assert_allclose(got, sums, rtol=1e-12)  # float64, some thousand sums
+    assert np.abs(one.flat - other.flat).max() <= 1e-12 * np.abs(other.flat).max()
+
+
+def test_prompt_and_filling_have_a_gradient_of_exactly_zero():
+    """As targets: no question's token is one. As inputs: filling is read by nobody."""
+    w, (tokens, targets, first), _ = rows_and_texts(PAIRS[:5], 64, 2)
+    filling = first == first[:, -1:]
+    assert (tokens[filling] == MARKS[END]).all() and filling.sum() > 3
+    seen = []
+
+    class Watched(ReferenceEngine):
+        def cross_entropy(self, logits, targets, scale):
+            sums, dlogits = super().cross_entropy(logits, targets, scale)
+            seen.append(dlogits.copy())
+            return sums, dlogits
+
+    dw = w.zeros_like()
+    marked = np.where(filling, 1, tokens)
+    assert not (tokens == 1).any()
+    loss_and_gradients(Watched(), w.config, w, marked, targets, np.ones(2), dw, first)
+    (dlogits,) = seen
+    assert not dlogits[targets == IGNORE].any() and dlogits[targets != IGNORE].any(axis=-1).all()
+    assert not dw["embedding"][1].any()
+    asked = conversation(TOKENIZER, *PAIRS[0])
+    assert (targets[..., 0] == MARKS[ASSISTANT]).sum() == 0 and not asked[1][0]
+
+
+def test_a_longer_conversation_says_its_system_once():
+    talk = Talk([("a", "b"), ("c", "d")], "be short")
+    ids, counted = spell(TOKENIZER, talk)
+    assert [i for i in ids if i in MARKS.values()] == 2 * [*MARKS.values()]
+    assert TOKENIZER.decode_text(ids[: ids.index(MARKS[USER])]) == "be short"
+    judged = [i for i, counts in zip(ids, counted, strict=True) if counts]
+    assert judged == [*TOKENIZER.encode("b"), MARKS[END], *TOKENIZER.encode("d"), MARKS[END]]
+    assert checked_pairs([talk, PAIRS[0]]) == [talk, PAIRS[0]]
+    for wrong in (Talk([], None), Talk([("a", 1)], None), Talk([("a", "b")], 5)):
+        with pytest.raises(UserError, match="expected pair 1 to be"):
+            checked_pairs([wrong])
 
 
 def test_a_batch_larger_than_all_rows():
@@ -112,6 +202,22 @@ def test_held_out_bytes_are_those_of_the_answers():
     spelled = sum(len(answer) for _, answer in PAIRS)  # a byte is a token here, <|end|> is none
     assert np.count_nonzero(judged.targets != IGNORE) == spelled
     assert judged.bytes_per_token == 1
+
+
+def test_held_out_answers_are_judged_each_alone():
+    w = initialise(TINY, 1, np.float64)
+    judged = held_out_answers(TOKENIZER, PAIRS, 4, context=64, n_predict=2)
+
+    def loss(*batch):
+        return loss_sums(ReferenceEngine(), TINY, w, *batch)
+
+    together = judged.bits_per_byte(loss)
+    alone = [held_out_answers(TOKENIZER, [pair], 1, 64, 2) for pair in PAIRS]
+    nats = sum(loss(*batch)[0] for each in alone for batch in each.batches(np.arange(1)))
+    spelled = sum(len(answer) for _, answer in PAIRS)
+    assert abs(together - nats / np.log(2) / spelled) <= 1e-12 * together  # float64
+    *_, last = judged.batches(np.arange(len(judged.inputs)))
+    assert [x.shape for x in last] == [(4, 64), (4, 64, 2), (4, 64)]  # filled up
 
 
 def settings_of(steps, **changed):
@@ -257,72 +363,68 @@ def test_a_batch_that_no_machine_holds_is_refused_at_once(base, tmp_path):
         assert not (tmp_path / "chat").exists()  # nothing stands in the way of the next try
 
 
-def test_a_chat_drops_whole_turns_and_never_overfills_the_context():
-    weights = initialise(TINY, seed=0)
-    chat = Chat(TINY, TOKENIZER, weights, seed=1)
-    for i in range(12):
-        list(chat.reply(f"Question {i}?"))
-        assert chat.turns[-1][: len(prompt(TOKENIZER, f"Question {i}?"))] == prompt(
-            TOKENIZER, f"Question {i}?"
-        )
-        for turn in chat.turns:
-            assert turn[0] == MARKS[USER] and turn[-1] == MARKS[END]
-            assert not set(turn[1:-1]) & {MARKS[USER], MARKS[END]}
-    again = Chat(TINY, TOKENIZER, weights, seed=1)
-    for i in range(12):
-        list(again.reply(f"Question {i}?"))
-    assert again.turns == chat.turns  # the same seed, the same conversation
-
-
-def test_a_chat_that_cannot_be_is_refused_before_the_first_question():
-    weights = initialise(TINY, seed=0)
-    for knob in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0},
-                 {"seed": -1}, {"seed": "a"}, {"seed": None}, {"temperature": "hot"}):  # fmt: skip
-        with pytest.raises(UserError, match=f"expected {[*knob][0]} to be "):
-            Chat(TINY, TOKENIZER, weights, **knob)
-    gpt2 = Tokenizer(np.zeros((0, 2)), ("<|endoftext|>",))
-    with pytest.raises(UserError, match=r"has no <\|user\|>"):
-        Chat(TINY, gpt2, weights)
-
-
-def test_earlier_turns_are_read_again(monkeypatch):
-    asked = []
-
-    def fake(decoder, tokens, n, **knobs):
-        asked.append((tokens, n))
-        assert knobs["temperature"] == TEMPERATURE  # where nobody says another
-        return iter(TOKENIZER.encode("ok").tolist())
-
-    monkeypatch.setattr("nanoeuler.inference.chat.generate", fake)
-    chat = Chat(TINY, TOKENIZER, initialise(TINY, seed=0))
-    assert "".join(chat.reply("one?")) == "ok"
-    assert "".join(chat.reply("two?")) == "ok"
-    first = conversation(TOKENIZER, "one?", "ok")[0]
-    tokens, n = asked[1]
-    assert tokens == first + prompt(TOKENIZER, "two?")
-    assert len(tokens) + n == TINY.context
-    list(chat.reply("x" * 30))  # fills its half: there is no room for what was said before
-    assert asked[2][0] == prompt(TOKENIZER, "x" * 30)
-
-
-def test_a_question_that_is_too_long_is_told_and_the_chat_goes_on():
-    chat, shown = Chat(TINY, TOKENIZER, initialise(TINY, seed=0)), []
-    with pytest.raises(UserError, match="at most 30 tokens, got 31"):
-        list(chat.reply("x" * 31))
-    converse(chat, ["x" * 31 + "\n", "  \n", "why?\n"], shown.append)
-    text = "".join(shown)
-    assert text.startswith("(expected a question of at most 30 tokens, got 31: shorten it)\n")
-    assert len(chat.turns) == 1
-
-
 def test_pairs_from_a_file(tmp_path):
     path = tmp_path / "pairs.jsonl"
     lines = '{"question": "Caf\\u00e9?", "answer": "Yes."}', '{"question": "b", "answer": "c"}'
-    path.write_text("\n".join(lines))
-    assert read_pairs(path) == [("Café?", "Yes."), ("b", "c")]
+    for end in ("", "\n", "\r\n"):
+        path.write_bytes(("\n".join(lines) + end).encode())
+        assert read_pairs(path) == [("Café?", "Yes."), ("b", "c")]
     for wrong in ("no json", "[1]", '{"question": "a"}', "1", "[" * 100_000,
                   '{"question": "a", "answer": null}', '{"question": "a", "answer": 1}',
-                  '{"question": "a", "answer": "\\ud800"}'):
+                  '{"question": "a", "answer": "\\ud800"}', '{"instruction": "a", "output": 5}',
+                  '{"instruction": "a", "input": 5, "output": "b"}', '{"messages": []}',
+                  '{"messages": [{"role": "user", "content": "a"}]}', '{"messages": 5}',
+                  '{"messages": [{"role": "assistant", "content": "a"}, '
+                  '{"role": "user", "content": "b"}]}', '{"messages": ["a", "b"]}',
+                  '{"messages": [{"role": "system", "content": "a"}]}', "null"):  # fmt: skip
         path.write_text('{"question": "b", "answer": "c"}\n' + wrong)
-        with pytest.raises(UserError, match="line 2 of"):
+        with pytest.raises(UserError, match="^line 2 of") as told:
             read_pairs(path)
+        assert "are wrong" not in str(told.value)
+    path.write_bytes(b'{"question": "b", "answer": "c"}\n{"question": "\xff", "answer": "c"}\nx')
+    with pytest.raises(UserError, match="^line 2 of.*; 2 are wrong$"):
+        read_pairs(path)
+
+
+def test_the_three_forms_and_a_list(tmp_path, capsys):
+    def said(role, content):
+        return {"role": role, "content": content}
+
+    turns = said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d")
+    records = {
+        ("q", "a"): {"question": "q", "answer": "a"},
+        ("do", "done"): {"instruction": "do", "output": "done", "text": "and more"},
+        ("do\nthis", "done"): {"instruction": "do", "input": "this", "output": "done"},
+        ("a", "b"): {"messages": turns[:2]},
+        "talk": {"messages": [said("system", "s"), *turns]},
+    }
+    expected = [*[*records][:-1], Talk([("a", "b"), ("c", "d")], "s")]
+    path = tmp_path / "some.json"
+    for text in ("\n".join(map(json.dumps, records.values())), "\ufeff \n" + json.dumps(
+        [*records.values()], indent=1
+    )):  # fmt: skip
+        path.write_text(text)
+        assert read_pairs(path) == expected
+    assert capsys.readouterr().err == ""
+    empty = [{"question": "", "answer": "a"}, {"instruction": "b", "output": " \n"},
+             {"instruction": "c", "output": "<nooutput>"}]  # fmt: skip
+    path.write_text(json.dumps([*records.values(), *empty, *[empty[0]] * 9]))
+    assert read_pairs(path) == expected
+    told = capsys.readouterr().err
+    assert "12 left out for an empty question or answer, entry 6, 7, 8, 9, " in told
+    assert "12, 13 and 4 more" in told
+    path.write_text(json.dumps([*records.values(), 5, "x"]))
+    with pytest.raises(UserError, match="^entry 6 of .* begins with '5'; 2 are wrong$"):
+        read_pairs(path)
+    for broken in ('[{"question": "a"', "[" * 100_000):
+        path.write_text(broken)
+        with pytest.raises(UserError, match="^expected JSON in"):
+            read_pairs(path)
+
+
+def test_what_is_too_long_is_told_by_its_number(base, tmp_path, capsys):
+    pairs = [*PAIRS[:3], ("long " * 20, "yes"), *PAIRS[3:]]
+    finetune(base[0], pairs, tmp_path / "chat", settings=settings_of(1), engine="reference")
+    assert "1 of 27 pairs are longer than the context of 64 tokens, and left out: numbers 4\n" in (
+        capsys.readouterr().err
+    )

@@ -21,6 +21,7 @@ import pytest
 import typer
 from deaths import Died, dying_before
 
+import nanoeuler.__main__  # noqa: F401  adds the command `all`
 from nanoeuler.checks import gradcheck
 from nanoeuler.cli import main as cli
 from nanoeuler.cli import tokenizer as cli_tokenizer
@@ -647,7 +648,7 @@ ERRORS = {  # a command line, and what its one line must say
     "train --speed 9": "--speed",
     "sft --from nowhere --data pairs.jsonl --out new": "no config.json",
     "sft --from base --data wrong.jsonl --out new": "TEXT}, but it begins with 'What is it?'",
-    "sft --from base --data silent.jsonl --out new": "the last tenth of the pairs",
+    "sft --from base --data silent.jsonl --out new": "but all 2 have an empty question or answer",
     "sft --from base --data pairs.jsonl --out pairs": "pairs holds prepared data",
     "sft --from binary --data pairs.jsonl --out new": "'binary' is a file",
     "sft --from base --data nowhere.jsonl --out new": "no file nowhere.jsonl",
@@ -840,8 +841,8 @@ def test_a_flag_means_the_same_everywhere(nanoeuler):
 
 def test_the_commands_are_those_of_the_book():
     assert {words[0] for words in commands(cli.app)} == {
-        "train", "sft", "generate", "chat", "eval", "data", "tokenizer", "check", "plan", "bench",
-        "doctor",
+        "all", "train", "sft", "prefer", "generate", "chat", "serve", "eval", "data", "tokenizer",
+        "check", "plan", "bench", "doctor",
     }  # fmt: skip
     assert isinstance(cli.app, typer.Typer)
 

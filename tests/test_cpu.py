@@ -111,13 +111,18 @@ def operations(B, T, C, F, H, G, D, V, K):
     tokens = rng.integers(V, size=(B, T), dtype=np.int32)
     targets = rng.integers(-1, V, size=(B, T, K), dtype=np.int32)
     r, p = reference.rmsnorm(x, gain)[1], reference.attention(heads, G)[1]
+    first = np.sort(rng.integers(T, size=(B, T), dtype=np.int32), axis=1)
+    first = np.minimum(first, np.arange(T, dtype=np.int32))
+    within = reference.attention(heads, G, first)[1]
     stats, sums = reference.layernorm(x, gain)[1], max(B * T, F) + 1
     into = draw(B, T, F), x, draw(C, F)
     return {
         "embed": ((tokens, draw(V, C)), 0),
         "embed, positions": ((tokens, draw(V, C), draw(T, C)), 1),
+        "embed, texts": ((tokens, draw(V, C), draw(T, C), first), 1),
         "embed_backward": ((x, tokens, draw(V, C)), B * T),
         "embed_backward, positions": ((x, tokens, draw(V, C), draw(T, C)), B * T),
+        "embed_backward, texts": ((x, tokens, draw(V, C), draw(T, C), first), B * T),
         "linear": ((x, draw(C, F)), C + 1),
         "linear, bias": ((x, draw(C, F), draw(F)), C + 1),
         "linear, tied": ((x, draw(F, C).T), C + 1),
@@ -145,6 +150,8 @@ def operations(B, T, C, F, H, G, D, V, K):
         "scale": ((x, 0.3), 0),
         "attention": ((heads, G), 2 * T + D),
         "attention_backward": ((draw(B, T, H * D), heads, G, p), 4 * T + D),
+        "attention, texts": ((heads, G, first), 2 * T + D),
+        "attention_backward, texts": ((draw(B, T, H * D), heads, G, within, first), 4 * T + D),
         "cross_entropy": ((draw(B, T, K, V), targets, draw(K)), V),
     }  # fmt: skip
 

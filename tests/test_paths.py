@@ -59,8 +59,9 @@ def test_installed_it_finds_what_was_shipped_and_keeps_data_in_the_cache(tmp_pat
 
 def test_the_wheel_brings_what_is_shipped():
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert setup["data-files"] == {"share/nanoeuler": ["data/sources.toml"]}
-    assert (ROOT / "data" / "sources.toml").is_file()
+    files = ["data/sources.toml", "data/page.html", "data/page.css", "data/page.js"]
+    assert setup["data-files"] == {"share/nanoeuler": files}
+    assert all((ROOT / file).is_file() for file in files)
 
 
 @pytest.mark.parametrize("files", [[], None, metadata.PackageNotFoundError("nanoeuler")])

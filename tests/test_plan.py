@@ -79,15 +79,15 @@ class CountingEngine(ReferenceEngine):
         self.multiply_adds += 2 * dy.size * w.shape[0]  # dx and dw
         return super().linear_backward(dy, x, w, dw, dbias)
 
-    def attention(self, heads, n_kv):
+    def attention(self, heads, n_kv, first=None):
         (B, T, N, D), G = heads.shape, n_kv
         self.multiply_adds += 2 * B * (N - 2 * G) * T * T * D  # scores and values
-        return super().attention(heads, n_kv)
+        return super().attention(heads, n_kv, first)
 
-    def attention_backward(self, dy, heads, n_kv, p):
+    def attention_backward(self, dy, heads, n_kv, p, first=None):
         (B, T, N, D), G = heads.shape, n_kv
         self.multiply_adds += 4 * B * (N - 2 * G) * T * T * D  # dv, dp, dq, dk
-        return super().attention_backward(dy, heads, n_kv, p)
+        return super().attention_backward(dy, heads, n_kv, p, first)
 
     def layernorm(self, x, gain, bias=None):
         self.elements["layernorm"] += x.size
@@ -98,8 +98,8 @@ class CountingEngine(ReferenceEngine):
         self.elements["rmsnorm"] += x.size
         return super().rmsnorm(x, gain)
 
-    def embed(self, tokens, table, positions=None):
-        x = super().embed(tokens, table, positions)
+    def embed(self, tokens, table, positions=None, first=None):
+        x = super().embed(tokens, table, positions, first)
         self.elements["embed"] += x.size
         self.elements["positions"] += x.size * has(positions)
         return x
@@ -151,6 +151,7 @@ def run_step(engine, config, batch_size):
     model.backward(engine, config, w, saved, dn, dw)
     stages = [stage for halves in layers for half in halves for stage in half]
     kept = [x for stage in stages for x in (stage.x, stage.stats, *stage.saved)]
+    kept = [x for x in kept if x is not None]  # what is not there: where several texts begin
     return w, dw, [*kept, saved.x, saved.stats, n]
 
 

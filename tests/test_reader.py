@@ -1,6 +1,7 @@
 """Reading tokens with a cache, on every engine: whatever is asked, the logits are the model's."""
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,10 +109,42 @@ def test_no_bit_hangs_on_threads_nor_on_who_is_read_beside(switches, int8):
 
 
 def test_a_prompt_longer_than_a_pass_is_read_in_several():
-    config, weights, text, exact, bound = both(context=3 * decode.ROWS + 5)
+    # and longer than a panel of keys
+    config, weights, text, exact, bound = both(context=max(3 * decode.ROWS, 2 * PANEL) + 5)
     reader = CpuReader(config, weights, threads=2)
     logits = reader.read([text], [0], rows=len(text), heads=2)[0]
     assert np.abs(logits - exact).max() <= bound
+    for i, token in enumerate(text):
+        one = reader.read([[token]], [i], heads=2)[0, 0]
+        assert one.tobytes() == logits[i].tobytes()
+
+
+def test_rows_that_were_not_read_leave_the_others_in_their_places():
+    config, weights, text, exact, bound = both()
+    reader = CpuReader(config, weights, texts=4, threads=1)
+    logits = reader.read([text[:1], [], text[:2], text[:7]], [0] * 4, rows=3)[:, :, 0]
+    for i, n in enumerate((1, 0, 2, 7)):
+        for row in range(max(0, 3 - n), 3):
+            assert np.abs(logits[i, row] - exact[n - 3 + row, 0]).max() <= bound
+
+
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not LARGE_PAGES.exists(), reason="a system without large pages")
+def test_many_weights_lie_where_the_system_may_give_large_pages():
+    """Private memory, marked "hg": in shared memory that mark does nothing."""
+    packed = Panels([np.ones((1 << 12, 1 << 9), np.float32)])
+    middle, found = packed.buffer.ctypes.data + packed.buffer.size // 2, None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0] and not fields[0].endswith(":"):
+            first, last = (int(end, 16) for end in fields[0].split("-"))
+            found = fields[1] if first <= middle < last else None
+        elif fields[0] == "VmFlags:" and found:
+            assert found[3] == "p" and "hg" in fields
+            return
+    raise AssertionError("the panels are in no part of this program's memory")
 
 
 def test_what_does_not_fit_is_refused_before_memory_is_touched():

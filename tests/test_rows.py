@@ -758,7 +758,7 @@ FAULTS = [
     ("rotary", "rope", "start + row -", "row -", turned),
     ("rotary", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
     ("embedding", "embed", "T * divide(row, T)", "0", looked_up),
-    ("embedding", "embed", "values[k] += others[k]", "pass", looked_up),
+    ("embedding", "make_look", "values[k] += others[k]", "pass", looked_up),
     ("embedding", "pile", "while i < end", "while i < end - 1", scattered),
     ("embedding", "pile", "i += AHEAD", "i += AHEAD + 1", scattered),
     ("embedding", "scatter", "if slot < 0", "if slot <= 0", scattered),

@@ -29,17 +29,17 @@ class Frugal(ReferenceEngine):
 
     ROWS = 7  # of logits at a time
 
-    def enter(self, config, w, tokens, start=0):
+    def enter(self, config, w, tokens, start=0, first=None):
         x = np.take(w["embedding"], tokens, axis=0)
         for t in range(tokens.shape[1] if config.position == "learned" else 0):
-            x[:, t] += w["positions"][start + t]
+            x[:, t] += w["positions"][start + t if first is None else t - first[:, t]]
         return x
 
-    def enter_backward(self, config, dw, tokens, dx):
+    def enter_backward(self, config, dw, tokens, dx, first=None):
         for (b, t), token in np.ndenumerate(tokens):
             dw["embedding"][token] += dx[b, t]
             if config.position == "learned":
-                dw["positions"][t] += dx[b, t]
+                dw["positions"][t if first is None else t - first[b, t]] += dx[b, t]
 
     def move_norm(self, config, x, terms, gain, bias):
         x = x + sum(weight * k for weight, k in terms)
@@ -54,13 +54,12 @@ class Frugal(ReferenceEngine):
         dx[...] += du
         return dx
 
-    def attend(self, config, b, n, start=0, cache=None):
-        return super().attend(config, b, n, start, cache)[0], "nothing of attention"
+    def attend(self, config, b, n, start=0, cache=None, first=None):
+        return super().attend(config, b, n, start, cache, first)[0], first  # nothing of attention
 
     def attend_backward(self, config, b, db, saved, dout, again):
-        assert saved == "nothing of attention"
-        return super().attend_backward(config, b, db, super().attend(config, b, again())[1], dout,
-                                       None)  # fmt: skip
+        saved = super().attend(config, b, again(), first=saved)[1]
+        return super().attend_backward(config, b, db, saved, dout, None)
 
     def mlp(self, config, b, n):
         return super().mlp(config, b, n)[0], "nothing of the MLP"

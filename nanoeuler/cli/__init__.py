@@ -2,7 +2,7 @@
 
 
 # %% sec-cli
-"""The command line: main, train, data, tokenizer, flags. A thin skin over the package.
+"""The command line: main, train, prefer, serve, data, tokenizer, flags. A thin skin.
 
 May import: everything.
 """

@@ -248,7 +248,7 @@ def data_show(
 
     from nanoeuler.data.prepared import Prepared
     from nanoeuler.data.shards import SIDES
-    from nanoeuler.training.sft import read_pairs
+    from nanoeuler.data.talks import read_pairs
 
     if (folder / "pairs.jsonl").exists():
         pairs = read_pairs(folder / "pairs.jsonl")

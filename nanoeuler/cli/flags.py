@@ -113,6 +113,11 @@ HOW = {
     "save_every": _whole("steps between checkpoints"),  # a crash costs at most so many
     "keep": _whole("checkpoints to keep"),  # newer ones push out older ones
 }
+# What a run that learns from comparisons has besides: parameters of prefer.prefer.
+PULLS = {
+    "beta": _number("what a nat away from the reference costs"),
+    "anchor": _number("how strongly the better answers are held"),
+}
 # The sizes of a model: fields of ModelConfig by the names of their flags.
 SIZES = {
     "dim": _whole("width of the model"),
@@ -136,6 +141,13 @@ KNOBS = {
     "min_p": _number("of the tokens with a share X of the most probable one's"),
     "repetition_penalty": _number("above 1: tokens of the text become less probable"),
 }
+# Who reads: parameters of Model.stream and Model.chat, which also check them.
+READING = {
+    "engine": Annotated[
+        str | None, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
+    ],
+    "int8": Annotated[bool | None, typer.Option("--int8", help="less memory, with an error")],
+}
 # How a text is written: parameters of Model.stream, which also checks them.
 WRITING = {
     "stop": Annotated[
@@ -147,10 +159,7 @@ WRITING = {
         typer.Option("--stop-token", metavar="NAME|ID", help="end before this token; the same"),
     ],
     "guesses": _whole("tokens guessed ahead in a pass; a model of several heads can", least=0),
-    "engine": Annotated[
-        str | None, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
-    ],
-    "int8": Annotated[bool | None, typer.Option("--int8", help="less memory, with an error")],
+    **READING,
 }
 
 

@@ -20,6 +20,8 @@ import typer
 
 from nanoeuler.cli import flags
 from nanoeuler.cli.data import data_app
+from nanoeuler.cli.prefer import prefer
+from nanoeuler.cli.serve import serve
 from nanoeuler.cli.streams import Messages, drop
 from nanoeuler.cli.tokenizer import tokenizer_app
 from nanoeuler.cli.train import sft, train
@@ -37,6 +39,8 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(sft)
+app.command()(prefer)
+app.command()(serve)
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 
@@ -124,28 +128,29 @@ def _given(**values):
 
 
 @app.command()
-@flags.grouped(knobs=flags.KNOBS)
-def chat(knobs: flags.Group, base: flags.From = flags.CHAT) -> None:
-    """Ask a fine-tuned model.
+@flags.grouped(knobs=flags.KNOBS, reading=flags.READING)
+def chat(
+    knobs: flags.Group, reading: flags.Group, base: flags.From = flags.CHAT,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="what the model reads before all questions")
+    ] = None,
+) -> None:  # fmt: skip
+    """Talk with a fine-tuned model.
 
-    A question a line, until the input ends (Ctrl-D).
+    A question a line, until the input ends (Ctrl-D). A line that begins with / is for the program;
+    /help lists what it understands. At a terminal, Ctrl-C stops an answer.
 
     Example: nanoeuler chat --from runs/chat
     """
     from nanoeuler import face
-    from nanoeuler.inference.chat import converse
+    from nanoeuler.inference.talk import converse, introduction, typed
 
-    def questions():
-        while sys.stdin.isatty():
-            try:
-                yield input("> ")
-            except EOFError:
-                print()
-                return
-        yield from sys.stdin
-
-    talk = face.load(base).chat(**knobs)
-    converse(talk, questions(), lambda text: print(text, end="", flush=True))
+    model, somebody = face.load(base), sys.stdin.isatty()
+    talk = model.chat(**knobs, **reading, **_given(system=system))
+    if somebody:
+        print(introduction(model.config), file=sys.stderr)
+    lines = typed() if somebody else sys.stdin
+    converse(talk, lines, lambda text: print(text, end="", flush=True), stoppable=somebody)
 
 
 @app.command("eval")

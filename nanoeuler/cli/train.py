@@ -119,11 +119,13 @@ def sft(
     """Teach a trained model to answer.
 
     Left out, --data is docs, and --from is runs/base. A file of --data has a line {"question":
-    TEXT, "answer": TEXT} for each pair. With --resume, the model and all settings are the run's.
+    TEXT, "answer": TEXT} for each pair, or Alpaca's instruction, input and output, or messages of
+    user and assistant. With --resume, the model and all settings are the run's.
 
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
     from nanoeuler import face
+    from nanoeuler.data.talks import turns_of
     from nanoeuler.engines.choice import engine_name
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import saves
@@ -137,7 +139,7 @@ def sft(
             first = flags.BASE
 
         def answers(model):
-            asked = [question for question, _ in pairs[-ASKED:]]
+            asked = [turns_of(each)[0][0] for each in pairs[-ASKED:]]
             return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
 
         face.finetune(

@@ -97,7 +97,7 @@ class Ahead:
         self.batches = batches
         self._step, self._ready = None, None
 
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    def batch(self, step: int) -> tuple[np.ndarray, ...]:
         """What `batches.batch(step)` gives; then step + 1 is begun."""
         expected = self._step == step
         self._step, ready = None, self._ready

@@ -31,14 +31,17 @@ def entropies(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
 class HeldOut:
     """What a model is judged by: `inputs` (n, T) int32, and `targets` (n, T) of the same windows.
 
-    A target IGNORE is not judged. Only the next token (head 0) is; `tokenizer` turns the targets
-    back into the bytes that are counted, so they should be tokens that spell some.
-    `bytes_per_token` and `landmarks` (bits per byte) describe those that count.
+    first (n, T) int32: where the text of each position begins, in windows that hold several; None:
+    each window is one. A target IGNORE is not judged. Only the next token (head 0) is; `tokenizer`
+    turns the targets back into the bytes that are counted, so they should be tokens that spell
+    some. `bytes_per_token` and `landmarks` (bits per byte) describe those that count.
     """
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer,
-                 batch_size: int, n_predict: int) -> None:  # fmt: skip
+                 batch_size: int, n_predict: int,
+                 first: np.ndarray | None = None) -> None:  # fmt: skip
         self.inputs, self.targets, self.tokenizer = inputs, targets, tokenizer
+        self.first = first
         self.batch_size, self.n_predict = batch_size, n_predict
         counted = targets[targets != IGNORE]
         if not len(counted):
@@ -64,23 +67,29 @@ class HeldOut:
     def _bytes(self, targets):
         return len(self.tokenizer.decode(targets[targets != IGNORE]))
 
-    def batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield tokens (B, T), targets (B, T, K) of the windows `rows`; the last is filled up."""
+    def batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield tokens (B, T), targets (B, T, K), and first (B, T) if there is one, of the windows
+        `rows`; the last batch is filled up."""
         shape = self.batch_size, self.inputs.shape[1]
         for at in range(0, len(rows), self.batch_size):
             part = rows[at : at + self.batch_size]
             tokens = np.zeros(shape, np.int32)
             targets = np.full((*shape, self.n_predict), IGNORE, np.int32)
             tokens[: len(part)], targets[: len(part), :, 0] = self.inputs[part], self.targets[part]
-            yield tokens, targets
+            if self.first is None:
+                yield tokens, targets
+                continue
+            first = np.zeros(shape, np.int32)
+            first[: len(part)] = self.first[part]
+            yield tokens, targets, first
 
     def bits_per_byte(self, loss: Callable, quick: bool = False) -> float:
-        """Equation eq-train-bits; `loss(tokens, targets)` gives the sums (K,) in nats.
+        """Equation eq-train-bits; `loss` gives the sums (K,) in nats of what `batches` yields.
 
         `quick` judges at most QUICK_WINDOWS windows, evenly spread over the text.
         """
         rows = np.arange(len(self.inputs))
         if quick and len(rows) > QUICK_WINDOWS:
             rows = np.linspace(0, len(rows) - 1, QUICK_WINDOWS).astype(int)
-        nats = sum(float(loss(tokens, targets)[0]) for tokens, targets in self.batches(rows))
+        nats = sum(float(loss(*batch)[0]) for batch in self.batches(rows))
         return nats / math.log(2) / self._bytes(self.targets[rows])

@@ -15,7 +15,7 @@ K predicted tokens, F MLP width; R = H / G query heads share a key/value head.
 import numpy as np
 
 from nanoeuler.model.attention import split_heads
-from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope, sigmoid
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, places, rope, sigmoid
 
 # The target of a position that nothing is to be learned from; never a token, since ids start at 0.
 IGNORE = -1
@@ -40,18 +40,22 @@ def linear_backward(
 
 # %% sec-backprop-embed
 def embed_backward(
-    dx: np.ndarray, tokens: np.ndarray, dtable: np.ndarray, dpositions: np.ndarray | None = None
-) -> None:
+    dx: np.ndarray, tokens: np.ndarray, dtable: np.ndarray, dpositions: np.ndarray | None = None,
+    first: np.ndarray | None = None,
+) -> None:  # fmt: skip
     """Gradient of x = table[tokens] + positions. Equation eq-backprop-embed.
 
-    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). Tokens have no
-    gradient to return.
+    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). first (B, T) int:
+    as for `layers.embed`. Tokens have no gradient to return.
     """
     assert dx.shape == tokens.shape + dtable.shape[1:]
     np.add.at(dtable, tokens, dx)                                       # (1) repeated tokens too
     if dpositions is not None:
         assert dpositions.shape == dx.shape[1:]
-        dpositions += np.sum(dx, axis=0)                                # (2)
+        if first is None:
+            dpositions += np.sum(dx, axis=0)                            # (2)
+        else:
+            np.add.at(dpositions, places(first), dx)                    # (2) a lookup, too
 
 
 # %% sec-backprop-rmsnorm
@@ -105,11 +109,14 @@ def rope_backward(dheads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) 
 
 
 # %% sec-backprop-attention
-def attention_backward(dy: np.ndarray, heads: np.ndarray, n_kv: int, p: np.ndarray) -> np.ndarray:
+def attention_backward(
+    dy: np.ndarray, heads: np.ndarray, n_kv: int, p: np.ndarray, first: np.ndarray | None = None
+) -> np.ndarray:
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
     dy (B, T, H*D); heads (B, T, H+2G, D) as given to `attention`, n_kv = G; p (B, H, T, T) as saved
-    by it. Returns dheads (B, T, H+2G, D).
+    by it, 0 wherever `first` hides a key, so that `first` is for engines that keep no p. Returns
+    dheads (B, T, H+2G, D).
     """
     q, k, v = split_heads(heads, n_kv)
     B, G, R, T, D = q.shape

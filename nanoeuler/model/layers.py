@@ -15,12 +15,26 @@ RMSNORM_EPS = 1e-5  # Llama 2's value; takes 1 % off a fresh embedding, mean squ
 ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
 
 
+def places(first: np.ndarray) -> np.ndarray:
+    """How far each position stands in its own text, t - first[b, t]: (B, T) int.
+
+    first (B, T) int: where in its row the text of each position begins.
+    """
+    at = np.arange(first.shape[1])
+    assert first.size == 0 or (first.min() >= 0 and (first <= at).all()), (
+        "expected every text to begin at or before its positions, and in its row"
+    )
+    return at - first
+
+
 def embed(
-    tokens: np.ndarray, table: np.ndarray, positions: np.ndarray | None = None
-) -> np.ndarray:
+    tokens: np.ndarray, table: np.ndarray, positions: np.ndarray | None = None,
+    first: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """The rows of `table` (V, C) that `tokens` (B, T) int name: (B, T, C). Eq. eq-layers-embed.
 
-    positions (T, C), if given, are added: row t to position t. Equation eq-layers-positions.
+    positions (T, C), if given, are added: row t to position t, equation eq-layers-positions; with
+    first (B, T), row t - first to position t, as `places` has it.
     """
     assert np.issubdtype(tokens.dtype, np.integer), f"token ids are integers, got {tokens.dtype}"
     assert tokens.size == 0 or 0 <= tokens.min() <= tokens.max() < len(table), (
@@ -30,7 +44,7 @@ def embed(
         return table[tokens]
     T, C = tokens.shape[1], table.shape[1]
     assert positions.shape == (T, C), f"positions {positions.shape} for {T} tokens of {C} channels"
-    return table[tokens] + positions
+    return table[tokens] + (positions if first is None else positions[places(first)])
 
 
 # %% sec-layers-linear

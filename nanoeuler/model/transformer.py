@@ -100,19 +100,19 @@ def _normalised(engine: Engine, config: ModelConfig, x: Array, norm: tuple) -> A
 # %% sec-backprop-model
 def layer(
     engine: Engine, config: ModelConfig, b: Block, x: Array, pending: Terms, start: int,
-    caches: Sequence[Cache | None],
+    caches: Sequence[Cache | None], first: Array | None,
 ) -> tuple[Array, Terms, tuple]:  # fmt: skip
     """The two steps of a layer: where the second began, what is pending after it, their stages."""
 
     def attend(n: Array, stage: int) -> tuple[Array, Any]:
-        return engine.attend(config, b, n, start, caches[stage])
+        return engine.attend(config, b, n, start, caches[stage], first)
 
     def mlp(n: Array, stage: int) -> tuple[Array, Any]:
         return engine.mlp(config, b, n)
 
-    x, pending, first = step(engine, config, attend, (b.norm1, b.norm1_bias), x, pending)
-    x, pending, second = step(engine, config, mlp, (b.norm2, b.norm2_bias), x, pending)
-    return x, pending, (first, second)
+    x, pending, attended = step(engine, config, attend, (b.norm1, b.norm1_bias), x, pending)
+    x, pending, thought = step(engine, config, mlp, (b.norm2, b.norm2_bias), x, pending)
+    return x, pending, (attended, thought)
 
 
 class Saved(NamedTuple):
@@ -123,37 +123,41 @@ class Saved(NamedTuple):
     layers: list            # a layer: attention's list of `Stage`, the MLP's list of `Stage`
     x: Array                # (B, T, C) the stream after the last layer
     stats: Array            # what the last norm wants of it
+    first: Array | None     # (B, T) where the text of each position begins
 
 
 def stream(
     engine: Engine, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
-    caches: Sequence[Sequence[Cache]] | None = None,
+    caches: Sequence[Sequence[Cache]] | None = None, first: Array | None = None,
 ) -> tuple[Array, Saved]:  # fmt: skip
     """The normalised stream n (B, T, C), which the output matrix reads, and `Saved`.
 
     tokens (B, T) int stand at the positions from `start` on. caches[layer][stage] answers for that
-    call of attention; without caches, attention sees these tokens alone. UserError where the
-    context has no such positions.
+    call of attention; without caches, attention sees these tokens alone. first (B, T) int, for rows
+    of several texts that are read at once, from position 0: where each position's text begins.
+    UserError where the context has no such positions.
     """
+    if first is not None:
+        assert first.shape == tokens.shape and start == 0 and caches is None
     end, most = start + tokens.shape[1], config.context
     if end > most:
         raise UserError(f"expected at most {most} tokens, the context, got {end}: cut some off")
-    x, pending, layers = engine.enter(config, w, tokens, start), [], []
+    x, pending, layers = engine.enter(config, w, tokens, start, first), [], []
     none = [None] * len(INTEGRATORS[config.integrator].b)
     for i in range(config.n_layers):
         b, mine = w.blocks[i // config.repeat], caches[i] if caches else none
-        x, pending, stages = layer(engine, config, b, x, pending, start, mine)
+        x, pending, stages = layer(engine, config, b, x, pending, start, mine, first)
         layers.append(stages)
     x, n, stats = engine.move_norm(config, x, pending, w["norm"], w.get("norm_bias"))
-    return n, Saved(tokens, start, layers, x, stats)
+    return n, Saved(tokens, start, layers, x, stats, first)
 
 
 def forward(
     engine: Engine, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
-    caches: Sequence[Sequence[Cache]] | None = None,
+    caches: Sequence[Sequence[Cache]] | None = None, first: Array | None = None,
 ) -> tuple[Array, Saved]:  # fmt: skip
     """The logits (B, T, K, V) after each of tokens (B, T) int, and `Saved`; as `stream`."""
-    n, saved = stream(engine, config, w, tokens, start, caches)
+    n, saved = stream(engine, config, w, tokens, start, caches, first)
     logits = engine.linear(n, output_matrix(config, w))
     return logits.reshape(*tokens.shape, config.n_predict, config.vocab_size), saved
 
@@ -191,7 +195,7 @@ def backward(
             layer_backward(engine, config, w.blocks[block], dw.blocks[block], stages, dx)
         if i % config.repeat == 0:
             engine.ready(block)
-    engine.enter_backward(config, dw, saved.tokens, dx)
+    engine.enter_backward(config, dw, saved.tokens, dx, saved.first)
 
 
 # %% sec-backprop-loss
@@ -212,15 +216,15 @@ def loss_scale(targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def loss_and_gradients(
     engine: Engine, config: ModelConfig, w: Weights, tokens: Array, targets: Array, scale: Array,
-    dw: Weights,
+    dw: Weights, first: Array | None = None,
 ) -> Array:  # fmt: skip
     """Add the gradient of the loss sum_k scale_k sums_k to dw; return sums (K,) in nats.
 
-    tokens (B, T) int, targets (B, T, K) int with IGNORE, scale (K,) as `loss_scale` makes it.
-    Equation eq-backprop-loss.
+    tokens (B, T) int, targets (B, T, K) int with IGNORE, scale (K,) as `loss_scale` makes it,
+    first (B, T) as for `stream`. Equation eq-backprop-loss.
     """
     engine.begin()
-    n, saved = stream(engine, config, w, tokens)
+    n, saved = stream(engine, config, w, tokens, first=first)
     W, dW = output_matrix(config, w), output_matrix(config, dw)
     sums, dn = engine.loss(n, W, targets, scale, dW)
     backward(engine, config, w, saved, dn, dw)
@@ -228,9 +232,10 @@ def loss_and_gradients(
 
 
 def loss_sums(
-    engine: Engine, config: ModelConfig, w: Weights, tokens: Array, targets: Array
-) -> Array:
+    engine: Engine, config: ModelConfig, w: Weights, tokens: Array, targets: Array,
+    first: Array | None = None,
+) -> Array:  # fmt: skip
     """The sums (K,) of -log p in nats over the counted targets, by a forward pass only."""
     engine.begin()
-    n, _ = stream(engine, config, w, tokens)
+    n, _ = stream(engine, config, w, tokens, first=first)
     return engine.loss(n, output_matrix(config, w), targets, np.ones(config.n_predict))[0]

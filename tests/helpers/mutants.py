@@ -313,7 +313,7 @@ BACKWARD = [
         "block = i // config.repeat; [t.fill(0) for t in dw.blocks[block] if t is not None]",
     ),
     ("the last norm's bias forgotten", 'dw.get("norm_bias")', "None"),
-    ("the stream's gradient dropped at the end", "saved.tokens, dx)", "saved.tokens, 0 * dx)"),
+    ("the stream's gradient dropped at the end", "saved.tokens, dx,", "saved.tokens, 0 * dx,"),
 ]
 
 MUTANTS = [

@@ -105,7 +105,7 @@ class NaiveEngine(FusedEngine):
         linear_backward(dy.reshape(-1, outputs), x_rows, w, dx_rows, dw)
         return dx
 
-    def attention(self, heads, n_kv):
+    def attention(self, heads, n_kv, first=None):
         """As `attention.attention`."""
         B, T, N, D = heads.shape
         H = N - 2 * n_kv
@@ -113,7 +113,7 @@ class NaiveEngine(FusedEngine):
         attention(heads, H, n_kv, y, p)
         return y.reshape(B, T, H * D), p
 
-    def attention_backward(self, dy, heads, n_kv, p):
+    def attention_backward(self, dy, heads, n_kv, p, first=None):
         """As `backward.attention_backward`."""
         B, T, N, D = heads.shape
         dheads = self.arena.take(B, T, N, D)

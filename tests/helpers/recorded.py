@@ -147,12 +147,16 @@ def problem(config, B, T, seed=0):
     return w, tokens, targets, loss_scale(targets, head_weights(config.n_predict))
 
 
-def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None):
-    """Record a step, play it on paper, and compute it by the reference engine."""
+def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None, first=None):
+    """Record a step, play it on paper, and compute it by the reference engine.
+
+    first (B, T): where the text of each position begins in its row.
+    """
     w, tokens, targets, scale = problem(config, B, T)
-    recorded = recorded or record_step(config, B, T, machine, precision, RULES, pieces)
+    given = config, B, T, machine, precision, RULES, pieces
+    recorded = recorded or record_step(*given, packed=first is not None)
     memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
-    fill_batch(memories, tokens, targets)
+    fill_batch(memories, tokens, targets, first)
     fill_step(memories, scale, np.float32([RATES]), config.vocab_size)
     memories["weights"] = w.flat.copy()
     memories["gradients"] = np.full(w.flat.size, np.nan, np.float32)
@@ -162,7 +166,7 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None):
     exact_w = Weights(config, np.float64, w.flat.astype(np.float64))
     exact = exact_w.zeros_like()
     exact_sums = loss_and_gradients(
-        ReferenceEngine(), config, exact_w, tokens, targets, scale, exact
+        ReferenceEngine(), config, exact_w, tokens, targets, scale, exact, first
     )
     sums = memories["sums"].view(np.float32).reshape(recorded.results["sums"].shape)
     sums = sums[:, : config.n_predict].sum(axis=0)

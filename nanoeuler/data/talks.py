@@ -1,0 +1,124 @@
+# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-chat-files
+"""Conversations to learn from, and the files that hold them: pairs, Alpaca's form, and chats.
+
+Leaves out their tokens (the tokenizer's template.py) and their batches (the training's sft.py).
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nanoeuler.data.documents import NO_OUTPUT
+from nanoeuler.data.quote import quoted
+from nanoeuler.errors import UserError
+
+Pair = tuple[str, str]  # a question and its answer
+_SHOWN = 8  # places that a report names: more would not be read
+
+
+class Talk(NamedTuple):
+    """A conversation of several turns, or one with a system message."""
+
+    turns: list[Pair]
+    system: str | None = None
+
+
+def turns_of(talk: Pair | Talk) -> list[Pair]:
+    """The turns of a conversation; a pair is one."""
+    return talk.turns if isinstance(talk, Talk) else [talk]
+
+
+def numbers(places: list[int]) -> str:
+    """The first of the places in words, and how many more there are.
+
+    >>> numbers([3, 8])
+    '3, 8'
+    """
+    more = len(places) - _SHOWN
+    return ", ".join(map(str, places[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _talk(record: Any) -> Pair | Talk:
+    """The conversation that a record holds; an exception, of many kinds, where it holds none."""
+    match record:
+        case {"question": question, "answer": answer}:
+            talk: Pair | Talk = question, answer
+        case {"instruction": task, "output": answer}:
+            detail = record.get("input") or ""
+            talk = f"{task}\n{detail}" if detail else task, answer
+            "".join([task, detail])  # fails where one is no text
+        case {"messages": messages}:
+            roles, texts = ([each[name] for each in messages] for name in ("role", "content"))
+            system = texts.pop(0) if roles[0] == "system" else None
+            turns = list(zip(texts[::2], texts[1::2], strict=True))
+            if roles[-len(texts) :] != ["user", "assistant"] * len(turns):
+                raise ValueError("expected user and assistant in turns")
+            talk = Talk(turns, system) if system or len(turns) > 1 else turns[0]
+        case _:
+            raise ValueError("expected a form that is known")
+    said = [text for turn in turns_of(talk) for text in turn]
+    "".join([*said, isinstance(talk, Talk) and talk.system or ""]).encode()  # no half characters
+    return talk
+
+
+def _records(text: str) -> Iterator[tuple[int, str, Any]]:
+    """Number, beginning and value of each line (None: no JSON), or of each entry of a list."""
+    if text.lstrip().startswith("["):
+        for number, entry in enumerate(json.loads(text), start=1):
+            yield number, json.dumps(entry), entry
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, line, json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, line, None
+
+
+def _teaches(talk: Pair | Talk) -> bool:
+    """Whether no question and no answer is empty, or Alpaca's mark for none."""
+    said = [text.strip() for turn in turns_of(talk) for text in turn]
+    return all(said) and not any(text.startswith(NO_OUTPUT) for text in said[1::2])
+
+
+def read_pairs(path: Path) -> list[Pair | Talk]:
+    """The conversations in a file: JSON lines, or a list in JSON, in any of the three forms.
+
+    Those with an empty question or answer are left out, and stderr says which. UserError about
+    what has none of the forms: the first such place, and how many there are.
+    """
+    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    place = "entry" if text.lstrip().startswith("[") else "line"
+    talks, empty, wrong = [], [], []
+    try:
+        for number, begins, record in _records(text):
+            try:
+                talk = _talk(record)
+            except (ValueError, TypeError, KeyError, IndexError):
+                wrong.append((number, begins))
+                continue
+            if _teaches(talk):
+                talks.append(talk)
+            else:
+                empty.append(number)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"expected JSON in {path}, but {quoted(error)}") from None
+    if wrong:
+        (number, begins), many = wrong[0], f"; {len(wrong):,} are wrong" if wrong[1:] else ""
+        raise UserError(
+            f"{place} {number} of {path}: expected instruction, input and output, or messages of "
+            'user and assistant in turns, or {"question": TEXT, "answer": TEXT}, but it '
+            f"begins with {quoted(begins[:40])!r}{many}"
+        )
+    if empty and not talks:
+        raise UserError(f"expected conversations in {path}, but all {len(empty):,} have an empty "
+                        "question or answer")  # fmt: skip
+    if empty:
+        print(f"{path}: {len(empty):,} left out for an empty question or answer, {place} "
+              f"{numbers(empty)}", file=sys.stderr)  # fmt: skip
+    return talks

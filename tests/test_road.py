@@ -1,0 +1,123 @@
+"""The whole road: which commands it types, what it passes by, where it ends, what it says first."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+
+import nanoeuler.__main__  # noqa: F401  adds the command
+from nanoeuler.cli import main as cli
+from nanoeuler.cli import road
+from nanoeuler.errors import UserError
+from nanoeuler.training import prefer as preferring
+from nanoeuler.training.saves import load_model
+
+STORY = Path(__file__).parents[1] / "data" / "river.txt"
+NAMES = ["train", "sft", "prefer", "eval", "eval"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lines = [x for x in STORY.read_text(encoding="utf-8").split(". ") if 30 < len(x) < 70][:24]
+    asked = [(f"What comes after {a[:12]}?", b) for a, b in zip(lines, lines[1:], strict=False)]
+    pairs = [{"question": q, "answer": a} for q, a in asked]
+    better = [{"question": q, "chosen": a, "rejected": a[::-1]} for q, a in asked]
+    for name, records in ("pairs.jsonl", pairs), ("better.jsonl", better):
+        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in records))
+    return tmp_path
+
+
+def walk(folder, capfd, *more, out="runs"):
+    """(exit code, the names of the commands typed, stdout, stderr) of `nanoeuler all`."""
+    words = ["all", "--size", "try", "--out", str(folder / out), "--data", str(STORY),
+             "--pairs", str(folder / "pairs.jsonl"), "--comparisons", str(folder / "better.jsonl"),
+             "--engine", "cpu", *more]  # fmt: skip
+    code = cli.main(words)
+    said, err = capfd.readouterr()
+    return code, re.findall(r"(?m)^\$ nanoeuler (\w+)", said), said, err
+
+
+def weights(run):
+    return load_model(run)[2].flat
+
+
+def test_a_road_that_was_stopped_ends_where_one_ends_that_was_not(folder, capfd, monkeypatch):
+    code, typed, said, _ = walk(folder, capfd, out="whole")
+    assert code == 0 and typed == NAMES and f"chat --from {folder}/whole/preferred" in said
+    true = preferring.prefer
+
+    def cut(*given, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preferring, "prefer", cut)
+    code, typed, _, err = walk(folder, capfd)
+    assert code == 2 and typed == NAMES[:3] and "interrupted" in err
+    monkeypatch.setattr(preferring, "prefer", true)
+    shutil.rmtree(folder / "runs" / "chat")  # and somebody tidies up
+    code, typed, said, err = walk(folder, capfd)
+    assert code == 0 and typed == NAMES[1:] and "runs/base is done" in said
+    assert "train" in err and re.search(r"base .* GB  done", err)
+    for run in "base", "chat", "preferred":
+        ends = (weights(folder / out / run) for out in ("whole", "runs"))
+        np.testing.assert_array_equal(*ends)
+    assert (weights(folder / "runs" / "chat") != weights(folder / "runs" / "preferred")).any()
+
+
+def test_the_plan_does_nothing(folder, capfd):
+    code, typed, said, err = walk(folder, capfd, "--plan")
+    assert code == 0 and not typed and not said and not (folder / "runs").exists()
+    assert re.findall(r"(?m)^  (\w+) .* GB  about [\d.]+ \w+$", err) == NAMES[:3]
+
+
+def test_a_failure_ends_the_road_there(folder, capfd):
+    (folder / "better.jsonl").write_text("no comparison\n")
+    code, typed, _, err = walk(folder, capfd)
+    assert code == 2 and typed == NAMES[:3] and "line 1 of" in err and "Traceback" not in err
+    assert not (folder / "runs" / "preferred").exists()
+
+
+def test_stages_go_on_with_the_best_of_the_stage_before(tmp_path, monkeypatch):
+    from nanoeuler.training import best
+
+    monkeypatch.setattr(best, "chosen", lambda out: Path(out) / "best")
+    every = road.stages(road.SIZES["try"], tmp_path, "a text", "docs", "docs", {"engine": "cpu"})
+    said = [stage.words() for stage in every]
+    assert [words[0] for words in said] == NAMES
+    assert said[0][1:3] == ["--data", "a text"] and "--resume" not in said[0]
+    for words, base in (said[1], "base"), (said[2], "chat"):
+        at = words.index("--from")
+        assert words[at + 1] == str(tmp_path / base / "best")
+
+
+def test_a_code_that_is_not_zero_is_handed_on(tmp_path):
+    every, seen = road.stages(road.SIZES["try"], tmp_path, "docs", "docs", "docs", {}), []
+
+    def run(words):
+        seen.append(words[0])
+        return 130 if words[0] == "sft" else 0
+
+    with pytest.raises(typer.Exit) as ended:
+        road.walk(every, run)
+    assert ended.value.exit_code == 130 and seen == ["train", "sft"]
+
+
+def test_sizes():
+    assert road.chosen_size("auto", "cpu", None) is road.SIZES["laptop"]
+    assert road.chosen_size("auto", "cuda", None) is road.SIZES["gpu"]
+    evening = road.chosen_size("gpu", "cuda", 240.0)
+    assert evening.train["minutes"] == 240 and "steps" not in evening.train
+    assert "steps" in road.SIZES["gpu"].train
+    with pytest.raises(UserError, match="choose auto, try, laptop, gpu"):
+        road.chosen_size("huge", "cpu", None)
+
+
+def test_minutes_and_ranks_are_foretold():
+    (_, alone, _), *_ = road.forecast(road.SIZES["gpu"], "cuda", 1)
+    (_, shared, _), *_ = road.forecast(road.SIZES["gpu"], "cuda", 2)
+    assert 0.4 * alone < shared < 0.6 * alone
+    (_, evening, _), *_ = road.forecast(road.chosen_size("gpu", "cuda", 240.0), "cuda", 1)
+    assert evening == 240 * 60

@@ -1,4 +1,4 @@
-# Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/a-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-book-errors

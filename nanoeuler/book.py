@@ -1,4 +1,4 @@
-# Made from book/00-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/a-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-book-cells
@@ -6,7 +6,8 @@
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
 
-A chapter is book/NN-name.md; its cells that begin with `#| export nanoeuler/FILE.py` are that file.
+A chapter is book/NN-name.md, an appendix book/x-name.md; cells of it that begin with
+`#| export nanoeuler/FILE.py` are that file.
 The tool leaves out editing: outputs are made from text, and nothing ever flows back.
 """
 
@@ -28,7 +29,7 @@ from nbclient.exceptions import CellExecutionError
 
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
-from nanoeuler.syntax import undocumented
+from nanoeuler.syntax import imports, undocumented
 
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
 LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
@@ -84,8 +85,9 @@ def module_text(chapter: str, cells: Iterable[Cell]) -> str:
 
 
 def chapters(root: Path) -> list[Path]:
-    """The chapters' paths in reading order: the entries of `_toc.yml` named book/NN-something."""
-    files = re.findall(r"file: (book/\d\d\w?-[\w-]+)", (root / "_toc.yml").read_text())
+    """The paths in reading order: what `_toc.yml` calls book/NN-name, or book/x-name (appendix)."""
+    entry = r"file: (book/(?:\d\d\w?|[a-z])-[\w-]+)"
+    files = re.findall(entry, (root / "_toc.yml").read_text(encoding="utf-8"))
     for file in files:
         if not (root / f"{file}.md").exists():
             raise UserError(f"_toc.yml names {file}.md, which is not there: write it or strike it")
@@ -102,6 +104,9 @@ def chosen(root: Path, name: str) -> list[Path]:
     return paths
 
 
+GROUND = "book/a-"  # how the file of the appendix begins that all chapters stand on: this one
+
+
 def trusted(root: Path, chapter: Path) -> list[Path]:
     """The chapters that `chapter` takes on trust: whom its lines "On trust here:" link to."""
     said = re.findall(r"(?m)^On trust here: .*$", chapter.read_text(encoding="utf-8"))
@@ -111,11 +116,41 @@ def trusted(root: Path, chapter: Path) -> list[Path]:
     return [path for path, text in texts.items() if any(mark in text for mark in marks)]
 
 
+def owner(files: Package, name: str) -> str | None:
+    """The chapter of `files` that exports the module in which the imported `name` is, if any."""
+    parts = name.split(".")
+    while len(parts) > 1:
+        for file in ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py"):
+            if file in files:
+                return files[file][0]
+        parts.pop()
+    return None
+
+
+def builds_on(files: Package) -> dict[str, set[str]]:
+    """For each chapter of `files` the chapters whose modules the modules it exports import."""
+    used: dict[str, set[str]] = {}
+    for file, (chapter, cells) in files.items():
+        names = imports(module_text(chapter, cells)) if file.endswith(".py") else set()
+        owners = {owner(files, name) for name in names} - {None, chapter}
+        used.setdefault(chapter, set()).update(name for name in owners if name)
+    return used
+
+
 def taught(root: Path, chapter: Path) -> list[Path]:
-    """The chapters whose exports `chapter` may use: those up to it, and those it trusts."""
-    order, trust = chapters(root), trusted(root, chapter)
-    at = order.index(chapter)
-    return [*order[: at + 1], *(path for path in order[at + 1 :] if path in trust)]
+    """The chapters whose exports `chapter` may use: up to it, and those it trusts with theirs."""
+    order = {path.relative_to(root).as_posix(): path for path in chapters(root)}
+    names = list(order)
+    at = names.index(chapter.relative_to(root).as_posix())
+    known = {*names[: at + 1], *(name for name in names if name.startswith(GROUND))}
+    ahead = [path.relative_to(root).as_posix() for path in trusted(root, chapter)]
+    below = builds_on(package(root)) if ahead else {}
+    while ahead:
+        name = ahead.pop()
+        if name not in known:
+            known.add(name)
+            ahead += below.get(name, ())
+    return [path for name, path in order.items() if name in known]
 
 
 def package(root: Path, user: Path | None = None) -> Package:

@@ -105,7 +105,7 @@ def moved_on(heads, n_kv, by, turned):
     near = rope(heads, turned, *(table[:T] for table in tables))
     far = rope(heads, turned, *(table[by:] for table in tables))
     change = np.abs(attention(far, n_kv)[0] - attention(near, n_kv)[0]).max()
-    # Chapter 4's bound: angles below T + by with two roundings each, two of them in a score, and a
+    # Chapter 5's bound: angles below T + by with two roundings each, two of them in a score, and a
     # sum of D terms; a weight then moves by twice that part of itself. A quotient by a sum of T and
     # a mean of T in both results.
     longest = np.linalg.norm(heads, axis=-1).max()

@@ -3,7 +3,7 @@
 A run is judged by two numbers, the mean loss of its first and of its last 25 steps, each against
 the lowest and the highest of 99 runs under other seeds (data/measurements/bands.json, made by
 tests/bench/bands.py). A new run of an unchanged trainer falls outside one of them with a chance of
-2 / (99 + 1), so outside either with at most 4 in 100 (chapter 6e). The seeds here are fixed: what
+2 / (99 + 1), so outside either with at most 4 in 100 (chapter 8). The seeds here are fixed: what
 is at risk is a change of the random numbers, which draws them anew.
 """
 

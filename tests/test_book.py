@@ -110,16 +110,6 @@ def test_a_chapter_may_use_a_later_one_that_it_takes_on_trust(small_book):
     assert book.trusted(small_book, user) == [later] and not book.trusted(small_book, later)
 
 
-def owner(files, name):
-    """The chapter that exports the module in which the imported name is."""
-    parts = name.split(".")
-    while len(parts) > 1:
-        for file in ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py"):
-            if file in files:
-                return files[file][0]
-        parts.pop()
-
-
 def test_nothing_is_used_before_it_is_taught_unless_on_trust():
     """Chapters that import from each other make no circle: static_order would name it."""
     root = project_root(Path(__file__).parent)
@@ -128,7 +118,7 @@ def test_nothing_is_used_before_it_is_taught_unless_on_trust():
         name = chapter.relative_to(root).as_posix()
         cells = book.code_cells(chapter.read_text(encoding="utf-8"))
         used = {word for _, source in cells for word in syntax.imports("\n".join(source))}
-        graph[name] = {owner(files, word) for word in used} - {name, None}
+        graph[name] = {book.owner(files, word) for word in used} - {name, None}
         taught = {path.relative_to(root).as_posix() for path in book.taught(root, chapter)}
         assert graph[name] <= taught, f"{name} uses {graph[name] - taught}"
     list(TopologicalSorter(graph).static_order())

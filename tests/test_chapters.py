@@ -1,4 +1,4 @@
-"""Every chapter, run again by nbval against the package as exported by chapters 0 to it alone."""
+"""Every chapter, run again by nbval against the package of the chapters up to it alone."""
 
 import subprocess
 import sys

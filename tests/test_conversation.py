@@ -197,7 +197,7 @@ def test_a_question_that_is_too_long_is_told_and_the_chat_goes_on():
 
 def test_the_words_are_those_of_the_help():
     assert [line.split()[0] for line in HELP.splitlines() if line.startswith("/")] == [*WORDS]
-    assert all(f"`{word}" in Path("book/11c-a-conversation.md").read_text() for word in WORDS)
+    assert all(f"`{word}" in Path("book/16a-a-conversation.md").read_text() for word in WORDS)
 
 
 def test_words_do_what_they_say(tmp_path):

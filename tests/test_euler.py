@@ -1,4 +1,4 @@
-"""What chapter 2 cannot hold: exactness in rational arithmetic over many drawn problems."""
+"""What chapter 3 cannot hold: exactness in rational arithmetic over many drawn problems."""
 
 from fractions import Fraction
 

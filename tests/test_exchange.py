@@ -632,7 +632,7 @@ def test_only_one_rank_of_a_process_computes_at_a_time():
 
 # ---- The chapter's exercises
 
-CHAPTER, SEEN, RACING = "13b-gradients-between-gpus", "seen", "racing"
+CHAPTER, SEEN, RACING = "14a-gradients-between-gpus", "seen", "racing"
 CELLS = {
     "np": np, "Random": random.Random, "Exchange": Exchange, "Join": Join, "Recording": Recording,
     "add_scaled_launch": add_scaled_launch,

@@ -1,4 +1,4 @@
-"""FlashAttention against chapters 4 and 5 in float64: tiles, kernels on paper, counts, mistakes.
+"""FlashAttention against chapters 5 and 6 in float64: tiles, kernels on paper, counts, mistakes.
 
 The kernels' bounds are derived. With u = 2^-24, a score has D + 2 roundings of the sum of |q||k|,
 its distance from the running maximum two more, and so has the way of that maximum; together that is
@@ -294,7 +294,7 @@ def test_a_tile_without_its_spare_column_has_conflicts():
 
 # ---- The chapter's exercises
 
-CHAPTER, MERGE, WINDOW = "08-flash-attention", "merge", "window"
+CHAPTER, MERGE, WINDOW = "12-flash-attention", "merge", "window"
 # Whose check, what is wrong with the solution, the text and what it becomes.
 ANSWERS = [
     (MERGE, "a mean", "w1 * y1 + w2 * y2", "(y1 + y2) / 2"),

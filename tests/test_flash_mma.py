@@ -350,7 +350,7 @@ def test_every_card_has_the_shared_memory():
 
 # ---- The chapter's exercises
 
-CHAPTER, ROTATED, WINDOW, SPARED = "08a-flash-on-every-card", "rotated", "window", "spared"
+CHAPTER, ROTATED, WINDOW, SPARED = "12a-flash-on-every-card", "rotated", "window", "spared"
 # Whose check, what is wrong with the solution, the text and what it becomes.
 ANSWERS = [
     (ROTATED, "not at all", "chunk + turn", "chunk"),

@@ -24,7 +24,7 @@ from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.errors import UserError
 
 U = 2.0**-24
-OFF = {2: 2.0**-15 * (1 + 2.0**-8), 3: 2.0**-24 + 2.0**-34}  # chapter 7g
+OFF = {2: 2.0**-15 * (1 + 2.0**-8), 3: 2.0**-24 + 2.0**-34}  # chapter 11g
 GRADIENTS = "dq", "dk", "dv"
 ARGUMENTS = "do", "q", "k", "v", "o", "lse", "delta", *GRADIENTS
 
@@ -362,7 +362,7 @@ def test_two_or_three_pieces():
 
 # ---- The chapter's exercises
 
-CHAPTER, LARGEST, HELD = "08c-attention-in-pieces", "largest", "held"
+CHAPTER, LARGEST, HELD = "12c-attention-in-pieces", "largest", "held"
 # Whose check, what is wrong with the solution, the text and what it becomes.
 ANSWERS = [
     (LARGEST, "the sum is exact", "(2 * OFF", "(OFF"),

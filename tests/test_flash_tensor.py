@@ -29,7 +29,7 @@ from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 
-CHAPTER = "08b-flash-on-tensor-cores"
+CHAPTER = "12b-flash-on-tensor-cores"
 u, U = 2.0**-8, 2.0**-24
 NAMES = "q", "k", "v", "do", "o", "dq", "dk", "dv"
 
@@ -619,7 +619,7 @@ MAKERS = {
 
 
 def table():
-    """name -> (threads, blocks an SM, registers, shared bytes) as chapter 8b has them."""
+    """name -> (threads, blocks an SM, registers, shared bytes) as chapter 12b has them."""
     text = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")
     row = re.compile(r"^\| ([^|]+?) \| (\d+) x (\d) \| (\d+) \| ([\d,]+) \|", re.M)
     return {

@@ -1,4 +1,4 @@
-"""Tokens on a GPU (chapter 10b), on paper: products of few rows, attention, whole passes.
+"""Tokens on a GPU (chapter 15b), on paper: products of few rows, attention, whole passes.
 
 Bounds of single kernels are roundings counted: B of bf16, U of float32, and those of a sum's
 length. A whole pass in bf16 is held to what rounding at the same places costs in float64.
@@ -407,13 +407,13 @@ WRONG = {
 
 @pytest.mark.parametrize("which", ["place", "together"])
 def test_solutions_of_exercises(which):
-    assert judge_exercise("10b-one-token-on-a-gpu", which, **NAMES)
+    assert judge_exercise("15b-one-token-on-a-gpu", which, **NAMES)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_answers_are_refused(wrong, capsys):
     which, old, new = WRONG[wrong]
-    assert not judge_exercise("10b-one-token-on-a-gpu", which, old, new, **NAMES)
+    assert not judge_exercise("15b-one-token-on-a-gpu", which, old, new, **NAMES)
 
 
 # ---- By an engine's name

@@ -1,4 +1,4 @@
-"""The ladder of chapter 7 on paper: counts as predicted, float64, edges, magnitudes, mutants.
+"""The ladder of chapter 11 on paper: counts as predicted, float64, edges, magnitudes, mutants.
 
 Every bound is derived: u = 2^-24 is the relative error of one float32 rounding, and an error may be
 at most u times the number of roundings on the way to a result, times the size of what was rounded.

@@ -1,6 +1,6 @@
 """The model against one that shares none of its code: PyTorch's functions and PyTorch's autograd.
 
-What chapters 3 to 5 compute is written here a second time, in float64, and by other means where
+What chapters 4 to 6 compute is written here a second time, in float64, and by other means where
 there are any: rotary positions as complex numbers, attention by PyTorch's own function, integrators
 in full, the loss as a weighted sum of means. No gradient is written down: autograd finds them.
 `python tests/test_oracle.py` prints the largest differences.

@@ -890,7 +890,7 @@ def test_named_barriers():
     fault_of("misuse", make_named(96), "f[1]", out, threads=64, text="96 of 64 threads")
 
 
-# ---- The tensor-core product of chapter 7c.
+# ---- The tensor-core product of chapter 11c.
 
 
 def multiply_on_paper(m, n, k, seed=None, blocks=1, kernel=None, **form):

@@ -1,4 +1,4 @@
-"""What chapter 9 cannot hold: the plan against counts made by shape, over drawn configurations."""
+"""What chapter 13 cannot hold: the plan against counts made by shape, over drawn configurations."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def configs(draw):
 class CountingEngine(ReferenceEngine):
     """The reference engine; counts multiply-adds, and elements, by the shapes it is given.
 
-    (Chapter 9 counts in the other way, by listening to what NumPy computes.)
+    (Chapter 13 counts in the other way, by listening to what NumPy computes.)
     """
 
     def __init__(self):
@@ -370,7 +370,7 @@ def test_a_process_holds_as_much_as_said():
         done = subprocess.run([sys.executable, "-c", TRAINS], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     predicted = PROCESS_BYTES + sum(cpu_memory(SMALL, 16, threads=2).values())
-    assert 0.85 < predicted / (1024 * int(done.stdout)) < 1.15  # what chapter 9 promises
+    assert 0.85 < predicted / (1024 * int(done.stdout)) < 1.15  # what chapter 13 promises
 
 
 def test_a_summary_says_what_a_run_takes():

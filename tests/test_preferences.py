@@ -434,7 +434,7 @@ def test_what_is_wrong_is_said_in_a_line(base, capsys, flags, said):
 
 
 def test_the_solution_passes():
-    assert judge("11b-preferences", "identity", np=np) == "right"
+    assert judge("17-preferences", "identity", np=np) == "right"
 
 
 @pytest.mark.parametrize(
@@ -447,4 +447,4 @@ def test_the_solution_passes():
 )  # fmt: skip
 def test_wrong_solutions_do_not(old, new):
     with pytest.raises(AssertionError):
-        judge("11b-preferences", "identity", old, new, np=np)
+        judge("17-preferences", "identity", old, new, np=np)

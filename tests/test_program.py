@@ -178,7 +178,7 @@ def test_constants_are_stored_once_and_whole():
 
 # ---- The chapter's exercises
 
-CHAPTER, MOST, PLACED, ASTRAY = "09b-a-step-as-a-list", "most", "placed", "astray"
+CHAPTER, MOST, PLACED, ASTRAY = "13a-a-step-as-a-list", "most", "placed", "astray"
 TINY = ModelConfig(
     vocab_size=71, dim=64, n_layers=1, n_heads=1, n_kv_heads=1, hidden=64, context=16, n_predict=1,
     norm="layer", position="learned", mlp="gelu", bias=True, tied=True,

@@ -631,7 +631,7 @@ def test_plays_without_a_fault_pass(play):
 
 # ---- The chapter's exercises
 
-CHAPTER, SMEARED, NORM, MOMENTUM = "07f-loss-and-update", "smeared", "norm", "momentum"
+CHAPTER, SMEARED, NORM, MOMENTUM = "11f-loss-and-update", "smeared", "norm", "momentum"
 # Whose check, what is wrong with the solution, the text and what it becomes.
 ANSWERS = [
     (SMEARED, "a target of 1", "q[target] += 1 - epsilon", "q[target] = 1"),

@@ -1,4 +1,4 @@
-# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cli

@@ -1,10 +1,10 @@
-# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cli-data
 """`nanoeuler data`: which texts there are; fetch one, prepare it as tokens, look at what was made.
 
-Leaves out how that is done: chapters 6b and 6c. Imports inside, as main.py does.
+Leaves out how that is done: appendices C and D. Imports inside, as main.py does.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cli-flags
@@ -86,7 +86,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --
 VocabSize = Annotated[
     int | None, typer.Option(metavar="N", help="how many ids: bytes, merges, special tokens")
 ]
-# More than one: `mpiexec` starts so many processes (chapter 13).
+# More than one: `mpiexec` starts so many processes (chapter 14).
 Ranks = _whole("processes that train together")
 BatchSize = _whole("sequences in a step")  # of a whole context each
 Tokens = _whole("how many tokens")  # to generate, or to plan for

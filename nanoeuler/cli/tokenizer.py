@@ -1,10 +1,10 @@
-# Made from book/12-command-line.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cli-tokenizer
 """`nanoeuler tokenizer`: learn a vocabulary, and turn text into ids and back, a chunk at a time.
 
-Leaves out how text is cut and merged: chapter 1's modules. Imports inside, as main.py does.
+Leaves out how text is cut and merged: chapter 2's modules. Imports inside, as main.py does.
 """
 
 import os

@@ -1,4 +1,4 @@
-# Made from book/06c-batches.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/d-batches.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-batches-split

@@ -1,4 +1,4 @@
-# Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/c-sources.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-sources-paths

@@ -1,4 +1,4 @@
-# Made from book/06b-sources.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/c-sources.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-sources-attempt
@@ -26,7 +26,7 @@ from nanoeuler.files import confirm
 CHUNK = 1 << 16  # bytes in memory at once: many packets, and nothing next to a file
 TIMEOUT = 30.0  # seconds of silence after which a connection counts as dead
 LATER = {408, 425, 429, *range(500, 600)}  # answers that mean "later" (RFC 9110, 8470, 6585)
-RETRIES = Retry(6, backoff_factor=0.5)  # without progress: 31 seconds, chapter 6b's equation
+RETRIES = Retry(6, backoff_factor=0.5)  # without progress: 31 seconds, appendix C's equation
 LONGEST_WAIT = 120.0  # seconds that a server may ask for; beyond, the reader had better come back
 
 

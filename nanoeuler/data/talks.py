@@ -1,4 +1,4 @@
-# Made from book/11-fine-tuning-and-chat.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/16-fine-tuning.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-chat-files

@@ -1,4 +1,4 @@
-# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cpu-shards
@@ -17,7 +17,7 @@ CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
 # The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
 STEPPER = "nanoeuler.engines.gpu.stepper"  # theirs, named only: a later chapter builds it
-# What makes steppers instead, while this process leads others through a run: chapter 13 says.
+# What makes steppers instead, while this process leads others through a run: chapter 14 says.
 LEAD: ContextVar[Callable[..., Stepper] | None] = ContextVar("LEAD", default=None)
 
 
@@ -25,7 +25,7 @@ def _no_gpu() -> str:
     """Why no engine for a GPU can be used, in words; "" if one can."""
     for room in "nanoeuler.engines.gpu", STEPPER:
         if find_spec(room) is None:
-            return "the chapter that builds it, 9b, is still to come"
+            return "the chapter that builds it, 13a, is still to come"
     return import_module("nanoeuler.engines.gpu.door").no_gpu()
 
 

@@ -1,4 +1,4 @@
-# Made from book/05-backprop.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-backprop-reference
@@ -39,7 +39,7 @@ from nanoeuler.model.layers import (
 
 
 class ReferenceEngine(Engine):
-    """The operations exactly as chapters 3 to 5 derive them."""
+    """The operations exactly as chapters 4 to 6 derive them."""
 
     embed, embed_backward = staticmethod(embed), staticmethod(embed_backward)
     linear, linear_backward = staticmethod(linear), staticmethod(linear_backward)

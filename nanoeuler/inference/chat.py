@@ -1,4 +1,4 @@
-# Made from book/11c-a-conversation.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/16a-a-conversation.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-chat-loop

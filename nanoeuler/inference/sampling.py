@@ -1,4 +1,4 @@
-# Made from book/10-generation.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/15-generation.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-generation-distribution

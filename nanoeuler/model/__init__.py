@@ -1,4 +1,4 @@
-# Made from book/02-euler.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/03-euler.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-euler-step

@@ -1,11 +1,11 @@
-# Made from book/04-attention.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/05-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-attention-causal
-"""Causal grouped-query attention in NumPy, exactly as chapter 4 derives it.
+"""Causal grouped-query attention in NumPy, exactly as chapter 5 derives it.
 
 For float32, float64 and complex128, analytic. Keeps the whole T x T matrix of probabilities: the
-version that does not is chapter 8's. Leaves out rotary positions (layers.rope turns the heads
+version that does not is chapter 12's. Leaves out rotary positions (layers.rope turns the heads
 beforehand).
 Letters: B batch, T positions, H query heads, G key/value heads, D head width.
 """

@@ -1,4 +1,4 @@
-# Made from book/04-attention.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/05-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-attention-config

@@ -1,4 +1,4 @@
-# Made from book/06f-depth-as-time.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/09-depth-as-time.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-depth-otherwise

@@ -1,8 +1,8 @@
-# Made from book/03-layers.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/04-layers.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-layers-embedding
-"""The layers of the model except attention, in NumPy, exactly as chapter 3 derives them.
+"""The layers of the model except attention, in NumPy, exactly as chapter 4 derives them.
 
 For float32, float64 and complex128: the type that goes in comes out, and every function is
 analytic, so that complex-step derivatives hold. Leaves out gradients and speed.

@@ -1,4 +1,4 @@
-# Made from book/09-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/13-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-plan-flops
@@ -63,7 +63,7 @@ ELEMENTWISE = {
     "bias": (2, 0),            # a sum each way, as positions
     "cross_entropy": (6, 2),   # max, -, exp, sum, /, scale; logits in, gradient out
 }
-# AdamW per parameter: its two moments 7 FLOPs, their corrections 2, the step 6 (chapter 6); it
+# AdamW per parameter: its two moments 7 FLOPs, their corrections 2, the step 6 (chapter 10); it
 # reads weight, gradient and moments and writes weight and moments, 7 float32 values.
 ADAMW = (15, 7)
 # Weights, gradients and moments are float32 even where activations are not: small updates would

@@ -1,4 +1,4 @@
-# Made from book/09-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/13-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-plan-roofline

@@ -1,4 +1,4 @@
-# Made from book/01-tokenizer.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-tokenizer-class

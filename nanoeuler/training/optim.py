@@ -1,4 +1,4 @@
-# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/e-a-run-that-survives.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-train-adamw
@@ -18,7 +18,7 @@ from nanoeuler.model.weights import Weights
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
 BETA2 = 0.98  # Vaswani et al. 2017, section 5.3: the second moment remembers about fifty
 EPS = 1e-8  # Kingma and Ba 2015, section 2: far below the root of a second moment that is alive
-LEARNING_RATE = 4e-3  # measured: the section on settings, chapter 6d
+LEARNING_RATE = 4e-3  # measured: the section on settings, appendix E
 MEASURED_DIM = 128  # the width of the small preset, on which that was
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment

@@ -1,4 +1,4 @@
-# Made from book/11b-preferences.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/17-preferences.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-prefer-run
@@ -241,7 +241,7 @@ def _take_steps(
                 return
 
 
-# Measured on the small preset, chapter 11b; as any rate, by the width.
+# Measured on the small preset, chapter 17; as any rate, by the width.
 LEARNING_RATE = 3e-4
 # Four thousand comparisons, some minutes on two cores.
 PREFERRING = Settings(steps=250, weight_decay=0.0)

@@ -1,4 +1,4 @@
-# Made from book/11b-preferences.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/17-preferences.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-prefer-couples
@@ -180,9 +180,9 @@ def weighted_gradients(
 
 
 # %% sec-prefer-dpo
-# The value that Rafailov and others (2023, appendix B) used by default; chapter 11b tries others.
+# The value that Rafailov and others (2023, appendix B) used by default; chapter 17 tries others.
 BETA = 0.1
-# Measured: chapter 11b. With none, as Rafailov and others have it, the small model stops speaking.
+# Measured: chapter 17. With none, as Rafailov and others have it, the small model stops speaking.
 ANCHOR = 0.03
 
 

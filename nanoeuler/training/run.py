@@ -1,4 +1,4 @@
-# Made from book/06d-cpu-training.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/e-a-run-that-survives.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-train-cursor

@@ -1,6 +1,6 @@
 """How far seeds alone move the loss: `python tests/bench/bands.py [SEEDS STEPS]`.
 
-Trains the tiny model of chapter 6e on data/river.txt under 99 seeds, and the small preset on
+Trains the tiny model of chapter 8 on data/river.txt under 99 seeds, and the small preset on
 tinyshakespeare under 19 (about six minutes on two quiet cores); writes data/measurements/bands.json
 with the loss of each run, as means over STRETCH steps. SEEDS and STEPS make the runs of the small
 preset fewer and shorter, to try the program. The text is tinyshakespeare.txt in the folder named by

@@ -1,4 +1,4 @@
-"""Put the questions of chapter 6f to trained models: `python tests/bench/depth.py [RUN]`.
+"""Put the questions of chapter 9 to trained models: `python tests/bench/depth.py [RUN]`.
 
 RUN is a run directory of `nanoeuler train` (default runs/base). First the model in it is walked
 otherwise and judged on the held-out part of the embedded corpus, the text of `nanoeuler train`.
@@ -95,7 +95,7 @@ class Judge:
 
 
 def questions(config, w):
-    """The three questions of chapter 2: {question: model}, the model itself first."""
+    """The three questions of chapter 3: {question: model}, the model itself first."""
     asked = {"as it is": (config, w), "split": refine_depth(config, w)}
     asked["split twice"] = refine_depth(*asked["split"])
     asked["insert"] = refine_depth(config, w, "insert")

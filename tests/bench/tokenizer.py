@@ -75,8 +75,8 @@ def medians(*functions):
 
 
 def ladder():
-    """Rows: the versions of chapter 1, taken from its cells, learning 256 merges of 0.1 MB."""
-    chapter = (project_root() / "book" / "01-tokenizer.md").read_text(encoding="utf-8")
+    """Rows: the versions of chapter 2, taken from its cells, learning 256 merges of 0.1 MB."""
+    chapter = (project_root() / "book" / "02-tokens.md").read_text(encoding="utf-8")
     names = {"Counter": Counter, "defaultdict": defaultdict, "heapq": heapq}
     names["pairwise"] = itertools.pairwise
     for start in re.finditer(r"^def (merged|train_\w+)\(.*?(?=^\S)", chapter, re.M | re.S):

@@ -1,4 +1,4 @@
-# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cpu-fused

@@ -1,11 +1,11 @@
-# Made from book/06a-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-cpu-shards
 """A training step on the cores: a batch in shards on a pool of threads, one engine to a thread.
 
 Results depend on the number of shards, which the size of the batch decides, and never on the number
-of threads. Leaves out more than one process, which chapter 13 adds; and the optimizer, which is
+of threads. Leaves out more than one process, which chapter 14 adds; and the optimizer, which is
 handed in.
 
 B batch, T positions, K predicted tokens.

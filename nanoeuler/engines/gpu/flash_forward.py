@@ -1,4 +1,4 @@
-# Made from book/08b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-tensor-forward
@@ -597,12 +597,12 @@ def narrow(
                 row = limits.row
             q = query_tile(chain.shared, item, at)
             start_rows(rows, 64)
-            # 1. The tile on the diagonal.
+            # 2. The tile on the diagonal.
             diagonal(tile, rows, chain, stand, link, part, item, row, limits, scale)
             stand = go_on(chain, stand)
-            # 2. The tiles before it.
+            # 3. The tiles before it.
             stand = earlier(tile, rows, chain, stand, steps, limits, q, scale)
-            # 3. Out, while the next tile's queries come.
+            # 4. Out, while the next tile's queries come.
             save_lse(lse, link.number, T, row, rows, scale, at)
             save_output(rows, Heads(map_o, link.batch, link.head), row, q, 64, at)
             item = int32(item + 1)

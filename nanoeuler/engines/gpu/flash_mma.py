@@ -1,4 +1,4 @@
-# Made from book/08a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-mma-forward
@@ -377,11 +377,11 @@ def forward_block(form: Form) -> Callable:
         head = int32(number - batch * heads)
         first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * QUERIES)
         kv, last = divide(head, sharing), int32(first + HALF)
-        # 1. Start the copies: queries here, keys and values in the loop.
+        # 2. Start the copies: queries here, keys and values in the loop.
         of_q, tile = head_of(q, batch, head), shared_base()
         copy_rows(tile, of_q, first, QUERIES, T, D, THREADS, False, share(D))
         of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
-        # 2. All steps.
+        # 3. All steps.
         x = Registers(
             Half(
                 cuda.local.array(part, float32), cuda.local.array(4, int32),
@@ -400,7 +400,7 @@ def forward_block(form: Form) -> Callable:
         end = int32(last // KEYS + 1)
         work = Work(of_k, of_v, T, end, first, Limits(limit, batch))
         loop(x, tile, work, steps_from(end, first, work.limits, KEYS), scale)
-        # 3. Out.
+        # 4. Out.
         save(x, lse, o, (number, batch, head), tile, first, T, D)
 
     return block

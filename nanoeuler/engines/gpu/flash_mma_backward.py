@@ -1,4 +1,4 @@
-# Made from book/08a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-mma-backward
@@ -260,7 +260,7 @@ def dq_block(form: BackForm) -> Callable:
         batch = divide(number, heads)
         head = int32(number - batch * heads)
         kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
-        # 1. Start the copies of queries and their do.
+        # 2. Start the copies of queries and their do.
         base, size = shared_base(), 2 * rows * D
         tiles = QueryTiles(base, int32(base + size), int32(base + 2 * size))
         of_q, of_do = head_of(q, batch, head), head_of(do, batch, head)
@@ -276,13 +276,13 @@ def dq_block(form: BackForm) -> Callable:
         of_o, row = head_of(o, batch, head), int32(first + own_warp() * 16)
         take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
         pad_deltas(delta + line, int32(first + rows), T)
-        # 3. All tiles of keys.
+        # 4. All tiles of keys.
         of_k, of_v, limits = head_of(k, batch, kv), head_of(v, batch, kv), Limits(limit, batch)
         end = int32((min(T, int32(first + rows)) + form.step - 1) // form.step)
         clear(parts.dq, wide)
         steps = steps_from(end, first, limits, form.step)
         loop(parts, tiles, Keys(of_k, of_v, T, end, first, limits), steps, scale)
-        # 4. Out.
+        # 5. Out.
         own = int32(tiles.q + own_warp() * 32 * D)
         stage_rows(parts.dq, root, root, own, D)
         put_rows(own, head_of(dq, batch, head), row, T, D)
@@ -513,13 +513,13 @@ def dkdv_block(form: BackForm) -> Callable:
         batch = divide(number, kv_heads)
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
         head, limits = int32(kv * sharing), Limits(limit, batch)
-        # 1. Start the copies of keys and values.
+        # 2. Start the copies of keys and values.
         base, size = shared_base(), 2 * rows * D
         stage = int32(base + 2 * size)
         tiles = KeyTiles(base, int32(base + size), stage, int32(stage + stages * 4 * queries * D))
         of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         copy_pair(tiles.k, of_k, of_v, first, rows, T, D, threads, False)
-        # 2. All tiles of queries from the diagonal on, of all heads of the group.
+        # 3. All tiles of queries from the diagonal on, of all heads of the group.
         line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
         of_line = (int64(batch) * heads + head) * line
         group = Group(
@@ -535,7 +535,7 @@ def dkdv_block(form: BackForm) -> Callable:
         clear(parts.dk, wide)
         clear(parts.dv, wide)
         loop(parts, tiles, group, first, int32(group.tiles * sharing), T, scale)
-        # 3. Out, through this warp's own rows of keys and of values.
+        # 4. Out, through this warp's own rows of keys and of values.
         row, own = int32(first + own_warp() * 16), int32(own_warp() * 32 * D)
         stage_rows(parts.dk, root, root, int32(tiles.k + own), D)
         put_rows(int32(tiles.k + own), head_of(dk, batch, kv), row, T, D)

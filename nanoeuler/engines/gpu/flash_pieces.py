@@ -1,4 +1,4 @@
-# Made from book/08c-attention-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12c-attention-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-pieces-forward
@@ -130,13 +130,13 @@ def forward_block(form: Form) -> Callable:
         batch = divide(number, heads)
         head = int32(number - batch * heads)
         kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
-        # 1. Queries.
+        # 2. Queries.
         tile, values = shared_base(), cuda.local.array(held, float32)
         of_q = head_of(q, batch, head)
         for i in range(parts):
             fetch(values, i, of_q, first, T)
             settle(values, i, tile)
-        # 2. All steps.
+        # 3. All steps.
         x = Half(
             cuda.local.array(half, float32), cuda.local.array(4, int32),
             cuda.local.array(wide, float32), cuda.local.array(2, float32),
@@ -149,7 +149,7 @@ def forward_block(form: Form) -> Callable:
         new_half(x, D)
         of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         loop(x, by, tile, Work(of_k, of_v, T, first, Limits(limit, batch)), scale)
-        # 3. Out.
+        # 4. Out.
         row = int32(first + own_warp() * 16)
         line = lse + 4 * (int64(number) * round_up(T, PAD))
         save_lines(x, line, row, T)

@@ -1,4 +1,4 @@
-# Made from book/08c-attention-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12c-attention-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-pieces-backward
@@ -183,7 +183,7 @@ def dq_block(form: Form) -> Callable:
         batch = divide(number, heads)
         head = int32(number - batch * heads)
         kv, first = divide(head, sharing), int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
-        # 1. Queries and their do.
+        # 2. Queries and their do.
         of_q, of_do = head_of(q, batch, head), head_of(do, batch, head)
         cut(shared_base(), of_q, of_do, first, T)
         # 2. delta.
@@ -200,11 +200,11 @@ def dq_block(form: Form) -> Callable:
         of_o, row = head_of(o, batch, head), int32(first + own_warp() * 16)
         take_deltas(parts, of_o, of_do, lse + line, delta + line, row, T, D)
         pad_line(delta + line, int32(first + rows), T, float32(0), 2 * rows)
-        # 3. All tiles of keys.
+        # 4. All tiles of keys.
         of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         clear(parts.dq, wide)
         loop(parts, shared_base(), Keys(of_k, of_v, T, first, Limits(limit, batch)), scale)
-        # 4. Out.
+        # 5. Out.
         put_sums(parts.dq, 0, root, root, head_of(dq, batch, head), row, T, D)
 
     return block_of_queries
@@ -366,10 +366,10 @@ def dkdv_block(form: Form) -> Callable:
         batch = divide(number, kv_heads)
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
         head, limits = int32(kv * sharing), Limits(limit, batch)
-        # 1. Keys and values.
+        # 2. Keys and values.
         of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
         cut(shared_base(), of_k, of_v, first, T)
-        # 2. All tiles of queries from the diagonal on, of all heads of the group.
+        # 3. All tiles of queries from the diagonal on, of all heads of the group.
         line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
         of_line = (int64(batch) * heads + head) * line
         group = Group(
@@ -388,7 +388,7 @@ def dkdv_block(form: Form) -> Callable:
         clear(parts.dk, wide)
         clear(parts.dv, wide)
         loop(parts, shared_base(), group, first, (int32(group.tiles * sharing), T, scale))
-        # 3. Out.
+        # 4. Out.
         row = int32(first + own_warp() * 16)
         put_sums(parts.dk, 0, root, root, head_of(dk, batch, kv), row, T, D)
         put_sums(parts.dv, 0, float32(1), float32(1), head_of(dv, batch, kv), row, T, D)

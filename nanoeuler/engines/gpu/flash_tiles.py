@@ -1,4 +1,4 @@
-# Made from book/08-flash-attention.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12-flash-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-tiles

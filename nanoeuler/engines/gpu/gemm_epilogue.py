@@ -1,11 +1,11 @@
-# Made from book/07d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-out
 """What becomes of a tile's sums on their way to C: curves, bias, a tile of another array; strips.
 
 c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registers, of which 4 j to
-4 j + 3 hold two columns of C in two rows, 8 apart (chapter 7d has the table).
+4 j + 3 hold two columns of C in two rows, 8 apart (chapter 11d has the table).
 """
 
 from typing import Any

@@ -1,11 +1,11 @@
-# Made from book/07c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-mma-out
 """What becomes of a warp's sums: bias, GELU, residual; out to C in pieces of 16 bytes.
 
 acc are a lane's 128 sums: 4 (8 i + j) to 4 (8 i + j) + 3 are of rows 16 i + g and 16 i + g + 8,
-two columns each from 8 j + 2 (lane & 3) on, with g = lane >> 2 (chapter 7c has the table).
+two columns each from 8 j + 2 (lane & 3) on, with g = lane >> 2 (chapter 11c has the table).
 """
 
 from typing import Any

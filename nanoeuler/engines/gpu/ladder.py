@@ -1,4 +1,4 @@
-# Made from book/07-a-gpu-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11-a-gpu-on-paper.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gpu-coalescing
@@ -140,13 +140,13 @@ def copy_wide_kernel(loads: int) -> Kernel:
         held = cuda.local.array(kept, float32)
         start = cuda.blockIdx.x * kept * THREADS + 4 * cuda.threadIdx.x
         while start < n:
-            # 1. Ask for everything.
+            # 2. Ask for everything.
             for j in range(loads):
                 at = start + 4 * THREADS * j
                 held[4 * j], held[4 * j + 1], held[4 * j + 2], held[4 * j + 3] = load4(
                     x + 4 * at, at, n
                 )
-            # 2. Put it down as it comes.
+            # 3. Put it down as it comes.
             for j in range(loads):
                 at = start + 4 * THREADS * j
                 store4(
@@ -233,7 +233,7 @@ def transpose_kernel(pitch: int) -> Kernel:
         column, row = cuda.blockIdx.x * TILE, cuda.blockIdx.y * TILE
         along, down = cuda.threadIdx.x, cuda.threadIdx.y
         held = cuda.local.array(STEPS, float32)
-        # 1. Ask for a tile of x, row by row, then put it down.
+        # 2. Ask for a tile of x, row by row, then put it down.
         for k in range(0, TILE, LINES):
             held[k // LINES] = float32(0)
             if row + down + k < x.shape[0] and column + along < x.shape[1]:
@@ -241,7 +241,7 @@ def transpose_kernel(pitch: int) -> Kernel:
         for k in range(0, TILE, LINES):
             tile[down + k, along] = held[k // LINES]
         cuda.syncthreads()  # no thread reads the tile before all have filled it
-        # 2. The same tile, column by column, into rows of y.
+        # 3. The same tile, column by column, into rows of y.
         for k in range(0, TILE, LINES):
             if column + down + k < x.shape[1] and row + along < x.shape[0]:
                 y[column + down + k, row + along] = tile[along, down + k]
@@ -409,20 +409,20 @@ def sums_counts(n: int, parts: int, wide: bool = True) -> Counts:
 def _softmax_tree(x, y):
     share = cuda.shared.array(THREADS, float32)
     row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
-    # 1. The row's maximum; 0 in its place where the whole row is masked.
+    # 2. The row's maximum; 0 in its place where the whole row is masked.
     largest = float32(-math.inf)
     for column in range(thread, columns, THREADS):
         largest = max(largest, x[row, column])
     largest = tree_max(share, thread, largest)
     if largest == -math.inf:
         largest = float32(0)
-    # 2. The sum of the exponentials; 0 where the whole row is masked.
+    # 3. The sum of the exponentials; 0 where the whole row is masked.
     total = float32(0)
     for column in range(thread, columns, THREADS):
         total += math.exp(x[row, column] - largest)
     total = tree_sum(share, thread, total)
     inverse = float32(1) / total if total > 0 else float32(0)
-    # 3. Write.
+    # 4. Write.
     for column in range(thread, columns, THREADS):
         y[row, column] = math.exp(x[row, column] - largest) * inverse
 
@@ -490,23 +490,23 @@ def softmax_kernel(columns: int) -> Kernel:
         row = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP
         limit = columns if row < rows else 0
         held = cuda.local.array(numbers, float32)
-        # 1. The row, once.
+        # 2. The row, once.
         _load_row(held, x + 4 * columns * row, columns, limit)
-        # 2. Its maximum; 0 in its place where the whole row is masked.
+        # 3. Its maximum; 0 in its place where the whole row is masked.
         largest = held[0]
         for i in range(1, numbers):
             largest = max(largest, held[i])
         largest = warp_max(largest)
         if largest == -math.inf:
             largest = float32(0)
-        # 3. The exponentials and their sum; 0 where the whole row is masked.
+        # 4. The exponentials and their sum; 0 where the whole row is masked.
         total = float32(0)
         for i in range(numbers):
             held[i] = math.exp(held[i] - largest)
             total += held[i]
         total = warp_sum(total)
         inverse = float32(1) / total if total > 0 else float32(0)
-        # 4. Write.
+        # 5. Write.
         _store_row(held, y + 4 * columns * row, columns, limit, inverse)
 
     return Kernel(softmax, "l l r", THREADS, target=CARD)
@@ -625,7 +625,7 @@ def matmul_tiles_kernel(tile: int) -> Kernel:
         N = b.shape[1]
         total = float32(0)
         for start in range(0, K, tile):
-            # 1. Fetch one element of each tile; zero where the tile hangs over an edge.
+            # 2. Fetch one element of each tile; zero where the tile hangs over an edge.
             a_value, b_value = float32(0), float32(0)
             if row < M and start + along < K:
                 a_value = a[row, start + along]
@@ -634,11 +634,11 @@ def matmul_tiles_kernel(tile: int) -> Kernel:
             a_tile[down, along] = a_value
             b_tile[down, along] = b_value
             cuda.syncthreads()  # no thread reads a tile before all have filled it
-            # 2. Add this piece of the sum, out of shared memory.
+            # 3. Add this piece of the sum, out of shared memory.
             for k in range(tile):
                 total += a_tile[down, k] * b_tile[k, along]
             cuda.syncthreads()  # no thread fills the next tile while another reads this one
-        # 3. Write.
+        # 4. Write.
         if row < M and column < N:
             c[row, column] = total
 

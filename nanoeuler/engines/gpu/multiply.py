@@ -1,4 +1,4 @@
-# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-step-products
@@ -71,7 +71,7 @@ class CutProducts(TensorCores):
     def float32(
         self, layout: str, m: int, n: int, k: int, a: Array, b: Array, c: Array, epilogue: str
     ) -> list[Launch]:
-        """Cut both operands, then multiply all pairs of pieces that matter (chapter 7g)."""
+        """Cut both operands, then multiply all pairs of pieces that matter (chapter 11g)."""
         if layout[0] == "T" and m % 8:  # what stands behind each row is cut as well, in eights
             a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)

@@ -1,4 +1,4 @@
-# Made from book/13b-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/14a-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-exchange-nccl

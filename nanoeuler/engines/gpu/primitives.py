@@ -1,4 +1,4 @@
-# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-step-primitives
@@ -61,7 +61,7 @@ class Precision(NamedTuple):
 
 BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
 # By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
-# float32 (chapter 7g).
+# float32 (chapter 11g).
 PRECISIONS = {
     "cuda": BF16,
     "cuda-tf32": Precision("float32", pieces=2),

@@ -1,4 +1,4 @@
-# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-step-paper

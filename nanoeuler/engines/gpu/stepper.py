@@ -1,4 +1,4 @@
-# Made from book/09b-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-step-stepper
@@ -235,7 +235,7 @@ class CudaStepper(Judge, Stepper):
         return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
 
 
-CHOICE = "nanoeuler.engines.gpu.vendor"  # named only: chapter 9c builds it
+CHOICE = "nanoeuler.engines.gpu.vendor"  # named only: chapter 13b builds it
 NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 

@@ -1,4 +1,4 @@
-# Made from book/13-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/14-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-ranks-group

@@ -14,7 +14,7 @@ from bench.card.flash import Case, hidden
 from nanoeuler.engines.gpu import flash
 
 LEAST = 4 * 2.0**-24  # a product, a sum, an exponential and a quotient round at least once each
-ORACLE = "oracle of attention,"  # of rows that chapter 8 shows
+ORACLE = "oracle of attention,"  # of rows that chapter 12 shows
 SETS = 3  # sets of operands: the timed case has 50 MB of them, as much as the L2 cache
 case_of = partial(Case, dtype="float32")
 ODD = [

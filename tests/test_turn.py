@@ -242,10 +242,10 @@ FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name bef
     "make_turn_back: eight rows below is seven": ("first + 8", "first + 7"),
     "make_turn_back: beyond the tables": ("last = int32(row + own_row(at)), int32(T - 1)",
                                           "last = int32(row + own_row(at)), int32(T)"),
-    "dq_kernel: dq left as it is": ("turn_back(parts.dq, cos, sin, row, T, at)", "pass"),
-    "dkdv_kernel: dk left as it is": ("turn_back(parts.dk, cos, sin, row, T, at)", "pass"),
-    "dkdv_kernel: dv for dk": ("turn_back(parts.dk,", "turn_back(parts.dv,"),
-    "dkdv_kernel: angles of the block's first keys": ("sin, row, T, at)", "sin, key, T, at)"),
+    "dq_body: dq left as it is": ("turn_back(parts.dq, x.cos, x.sin, row, x.T, at)", "pass"),
+    "dkdv_body: dk left as it is": ("turn_back(parts.dk, x.cos, x.sin, row, x.T, at)", "pass"),
+    "dkdv_body: dv for dk": ("turn_back(parts.dk,", "turn_back(parts.dv,"),
+    "dkdv_body: angles of the block's first keys": ("sin, row, x.T, at)", "sin, key, x.T, at)"),
 }  # fmt: skip
 
 

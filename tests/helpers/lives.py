@@ -48,7 +48,7 @@ def live(out, marks, said):
     def mark(letter):
         os.write(marks.fileno(), letter.encode())
 
-    def marked(name, letter, wait=0.0):
+    def marked(name, letter, wait=0.0, then=0.0):
         call = getattr(loop, name)
 
         def marking(*arguments):
@@ -56,6 +56,7 @@ def live(out, marks, said):
             time.sleep(wait)
             result = call(*arguments)
             mark("t")
+            time.sleep(then)
             return result
 
         setattr(loop, name, marking)
@@ -63,7 +64,7 @@ def live(out, marks, said):
     for name in ("fsync", "rename", "replace", "unlink", "rmdir"):
         _slower(name)
     marked("settle", "f"), marked("add_metrics", "m", 0.002), marked("save", "s")
-    marked("plot", "e")
+    marked("plot", "e", then=0.2)  # as long as the parent may wait before it kills
     mark("p")
     train(RIVER, out, config=CONFIG, settings=Settings(steps=STEPS, batch_size=8, seed=5),
           engine="reference", threads=1, save_every=SAVE_EVERY, resume=is_begun(out))  # fmt: skip

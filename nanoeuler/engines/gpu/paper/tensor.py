@@ -5,7 +5,7 @@
 """PTX instructions of the tensor cores: fragments to and from shared memory, mma, wgmma.
 
 PTX ISA, "Warp Level Matrix Instructions", "Asynchronous Warpgroup Level Matrix Instructions".
-Sums are NumPy's float32; the order and rounding inside a tensor core are not known.
+Sums are float64, rounded to float32 after each k of 16; what a tensor core does inside is not known.
 """
 
 import collections
@@ -101,13 +101,22 @@ def right_of(pairs: np.ndarray) -> np.ndarray:
     return from_bf16(b).T
 
 
+def summed(total: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B + total in float32, rounded once: each element the same, wherever it stands.
+
+    A library's float32 product sums the last rows of a matrix in another order than the others, on
+    some processors. In float64 products of bf16 are exact, and their sum is to 1e-15.
+    """
+    return (total + a.astype(np.float64) @ b).astype(np.float32)
+
+
 def added(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A B + C as a warp's registers [lane, 4], C given so."""
     row, column = (part[:32] for part in ACCUMULATOR[8])
     total = np.empty((16, 8), np.float32)
     total[row, column] = c
     current().block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16
-    return (total + a @ b)[row, column]
+    return summed(total, a, b)[row, column]
 
 
 def mma_many(plan: list, *arrays: Local) -> None:
@@ -265,7 +274,7 @@ def multiply(queues: list[list]) -> list[tuple]:
             if any(c[3] != a for c in calls):
                 fault("divergence", "threads of a warpgroup give a wgmma different operands")
             left = behind(flight, a, 64, bool(a_mn))
-        total = left @ right.T + total if keep else left @ right.T
+        total = summed(total if keep else 0.0, left, right.T)
         own.sums[key] = total, registers  # registers: so that its id stays its own
         flight.last[key] = columns, total
         thread.block.machine.counts["tensor FLOPs"] += 2 * 64 * columns * 16

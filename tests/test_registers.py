@@ -6,7 +6,6 @@ SHARE is compiled again. Figures are those of the compilers that pyproject.toml 
 """
 
 import importlib.util
-import zlib
 
 import pytest
 import registers

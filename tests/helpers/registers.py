@@ -34,8 +34,8 @@ NOTE = """\
 # What ptxas says of each kernel: registers of a thread; bytes of a thread that are spilled, and of
 # its stack; bytes of shared memory of a block that are fixed, and that the launch asks for; and the
 # divisions of 64 bits in its PTX, a hundred instructions each, which numba makes of // and %.
-# Written by tests/helpers/registers.py, held by tests/test_registers.py. A digest is of the code that
-# the kernels of a family are made of, and of the versions of the compilers.
+# Written by tests/helpers/registers.py, held by tests/test_registers.py. A digest is of the code
+# that the kernels of a family are made of, and of the versions of the compilers.
 """
 KERNELS = "nanoeuler.engines.gpu."
 Line = tuple[str, ...]  # as in HEAD

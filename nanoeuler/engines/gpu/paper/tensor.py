@@ -5,7 +5,7 @@
 """PTX instructions of the tensor cores: fragments to and from shared memory, mma, wgmma.
 
 PTX ISA, "Warp Level Matrix Instructions", "Asynchronous Warpgroup Level Matrix Instructions".
-Sums are float64, rounded to float32 after each k of 16; what a tensor core does inside is not known.
+Sums are float64, rounded to float32 after each 16 of k: what a tensor core does is not known.
 """
 
 import collections

@@ -28,6 +28,11 @@ ALLOWED = {
     ("flash_pieces", "dkdv 128, 2 pieces", "9.0"): "44",
     ("flash_pieces", "dkdv 128, 3 pieces", "8.0"): "108",
     ("flash_pieces", "dkdv 128, 3 pieces", "9.0"): "320",
+    ("flash_pieces", "documents: dkdv 64, 3 pieces", "8.0"): "60",
+    ("flash_pieces", "documents: dkdv 128, 2 pieces", "8.0"): "36",
+    ("flash_pieces", "documents: dkdv 128, 2 pieces", "9.0"): "20",
+    ("flash_pieces", "documents: dkdv 128, 3 pieces", "8.0"): "132",
+    ("flash_pieces", "documents: dkdv 128, 3 pieces", "9.0"): "336",
 }
 MAKERS = registers.makers()
 SHARE = 8

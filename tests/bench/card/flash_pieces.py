@@ -38,6 +38,7 @@ def kernels():
     ):  # fmt: skip
         for (D, pieces), form in forms.items():
             made[f"{name} {D}, {pieces} pieces"] = partial(make, form)
+            made[f"documents: {name} {D}, {pieces} pieces"] = partial(make, form, True)
     return made
 
 

@@ -19,3 +19,4 @@ html_theme = "sphinx_book_theme"
 html_theme_options = {"navbar_persistent": []}  # one search field, in the sidebar, is enough
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_favicon = "_static/icon.svg"  # Euler's steps

@@ -1,12 +1,24 @@
 """The web pages build without a warning and load nothing from another host."""
 
+import functools
+import http.server
+import importlib.util
 import re
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
+import browser
+import pytest
+
 ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "build" / "html"
+drawn = pytest.mark.skipif(
+    browser.CHROMIUM is None or importlib.util.find_spec("websocket") is None,
+    reason="there is no Chromium here, or no websocket-client",
+)
 LOADING = {  # tag -> the attribute through which a browser fetches something by itself
     "script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src",
     "video": "src", "audio": "src", "embed": "src", "object": "data", "use": "href",
@@ -48,20 +60,59 @@ def outside_in_text(text):
     return styles + re.findall(r"(?:import|fetch|importScripts)\s*\(?\s*['\"]" + address, text)
 
 
-def test_pages_build_and_stay_at_home():
+@pytest.fixture(scope="module")
+def pages():
+    """All pages of the book, built."""
     done = subprocess.run(
         [sys.executable, "-m", "nanoeuler.book", "html"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    pages = list((ROOT / "build" / "html").rglob("*.html"))
-    assert len(pages) > 12
+    made = [page for page in sorted(PAGES.rglob("*.html")) if "_static" not in page.parts]
+    assert len(made) > 12
+    return made
+
+
+def test_pages_stay_at_home(pages):
     for page in pages:
         loads = Loads()
         loads.feed(page.read_text(encoding="utf-8"))
         assert not [address for address in loads.addresses if outside(address)], page
         assert not outside_in_text(loads.inline), page
-    for sheet in (ROOT / "build" / "html" / "_static").rglob("*.css"):
+    for sheet in (PAGES / "_static").rglob("*.css"):
         assert not outside_in_text(sheet.read_text(encoding="utf-8")), sheet
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Gives out the pages, and says nothing."""
+
+    def log_message(self, *words):
+        pass
+
+
+def all_of(what):
+    return f"document.querySelectorAll('{what}')"
+
+
+@drawn
+@pytest.mark.parametrize("width, phone, dark", [(1280, False, False), (390, True, True)])
+def test_a_browser_shows_every_page_without_an_error(pages, width, phone, dark):
+    """Also: all formulas are set, and no page is wider than a window."""
+    handler = functools.partial(Quiet, directory=PAGES)
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+        browser.browser() as page,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            for path in pages:
+                name = path.relative_to(PAGES).as_posix()
+                page.open(f"http://127.0.0.1:{server.server_port}/{name}", width, 900, phone, dark)
+                page.until(f"![...{all_of('.math')}].some(m => !m.querySelector('mjx-container'))")
+                assert page.errors == [], name
+                wider = page.run("document.documentElement.scrollWidth - window.innerWidth")
+                assert wider <= 0, f"{name} is {wider} pixels too wide"
+        finally:
+            server.shutdown()
 
 
 def test_the_detector_detects():

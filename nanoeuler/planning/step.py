@@ -73,18 +73,36 @@ def table(program: Program, speeds: Speeds, pieces: int = 1) -> list[tuple[str, 
     return sorted(made, key=lambda row: -row[2])
 
 
+class Foretold(NamedTuple):
+    """Of a training step: launches, seconds, and bytes of the device's memory."""
+
+    launches: int
+    seconds: float
+    bytes: int
+
+
+def foretell(
+    config: ModelConfig, batch_size: int, engine: str, speeds: Speeds = H200
+) -> Foretold:
+    """What a step of an engine takes, by its list; UserError where the engine cannot make it."""
+    kind = PRECISIONS[engine]
+    given = config, batch_size, config.context, speeds.machine, kind, RULES
+    program = record_step(*given).program
+    took = sum(seconds(step, speeds, kind.pieces) for step in program.steps)
+    return Foretold(len(program.steps), took, sum(program.sizes.values()))
+
+
 def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
     """A line for each engine of a GPU: launches, memory, time. Says where an engine cannot."""
     if config.n_layers > MOST_LAYERS:
         return f"the lists of more than {MOST_LAYERS} layers are long: none was written"
-    lines, sizes = [], (config, batch_size, config.context, speeds.machine)
+    lines = []
     for engine in GPU_ENGINES:
         try:
-            program = record_step(*sizes, PRECISIONS[engine], RULES).program
+            made = foretell(config, batch_size, engine, speeds)
         except UserError as error:
             lines.append(f"{engine:13} {error}")
             continue
-        size = sum(program.sizes.values()) / 1e9
-        took = sum(seconds(step, speeds, PRECISIONS[engine].pieces) for step in program.steps)
-        lines.append(f"{engine:13} {len(program.steps):8,} {size:10.3f} {1e3 * took:13,.2f}")
+        figures = f"{made.launches:8,} {made.bytes / 1e9:10.3f} {1e3 * made.seconds:13,.2f}"
+        lines.append(f"{engine:13} {figures}")
     return "\n".join(["engine        launches  memory GB    h200, ms", *lines])

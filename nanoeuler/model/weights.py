@@ -66,11 +66,9 @@ class Weights(Mapping):
             self._views[name] = self.flat[start : start + math.prod(shape)].reshape(shape)
             self.starts[name] = start
             start += _padded(shape)
-        self.blocks = [
-            Block(*(self.get(f"block.{i}.{name}") for name in Block._fields))
-            for i in range(config.n_blocks)
-        ]
-        first = [f"block.{i}.norm1" for i in range(config.n_blocks)]
+        named = [[f"block.{i}.{name}" for name in Block._fields] for i in range(config.n_blocks)]
+        self.blocks = [Block(*map(self.get, names)) for names in named]
+        first = [names[0] for names in named]
         self.block_starts = [self.starts[name] for name in (*first, "norm")]
 
     def __getitem__(self, name: str) -> np.ndarray:

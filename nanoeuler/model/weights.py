@@ -1,7 +1,7 @@
 # Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-backprop-weights
+# %% sec-backprop-buffer
 """The parameters of a model in one flat buffer, with a name and a shape for each tensor.
 
 Gradients and the moments of an optimizer are kept in the same way. Left out: what is done with
@@ -120,7 +120,6 @@ def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.f
     return weights
 
 
-# %% sec-backprop-model
 def output_matrix(config: ModelConfig, w: Weights) -> np.ndarray:
     """The matrix (C, K V) from the last stream to the logits; of `Weights`, or of gradients."""
     return w["embedding"].T if config.tied else w["output"]

@@ -182,6 +182,7 @@ class Engine(Sublayers, Protocol):
         """
 
 
+# %% sec-backprop-stepper
 class Taken(NamedTuple):
     """What became known of a training step."""
 

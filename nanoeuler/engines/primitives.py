@@ -1,7 +1,7 @@
 # Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-backprop-engine
+# %% sec-backprop-list
 """The lowest level of what the package asks of an engine: single operations, each a name.
 
 Leaves out all arithmetic, and what the model calls: that is made of these, in interface.py.

@@ -1,7 +1,7 @@
 # Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-backprop-weights
+# %% sec-backprop-buffer
 """The parameters of a model in one flat buffer, with a name and a shape for each tensor.
 
 Gradients and the moments of an optimizer are kept in the same way. Left out: what is done with
@@ -66,11 +66,9 @@ class Weights(Mapping):
             self._views[name] = self.flat[start : start + math.prod(shape)].reshape(shape)
             self.starts[name] = start
             start += _padded(shape)
-        self.blocks = [
-            Block(*(self.get(f"block.{i}.{name}") for name in Block._fields))
-            for i in range(config.n_blocks)
-        ]
-        first = [f"block.{i}.norm1" for i in range(config.n_blocks)]
+        named = [[f"block.{i}.{name}" for name in Block._fields] for i in range(config.n_blocks)]
+        self.blocks = [Block(*map(self.get, names)) for names in named]
+        first = [names[0] for names in named]
         self.block_starts = [self.starts[name] for name in (*first, "norm")]
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -122,7 +120,6 @@ def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.f
     return weights
 
 
-# %% sec-backprop-model
 def output_matrix(config: ModelConfig, w: Weights) -> np.ndarray:
     """The matrix (C, K V) from the last stream to the logits; of `Weights`, or of gradients."""
     return w["embedding"].T if config.tied else w["output"]

@@ -1,4 +1,4 @@
-# Made from book/e-a-run-that-survives.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07-the-first-run.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-train-adamw

@@ -1,4 +1,4 @@
-# Made from book/e-a-run-that-survives.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/07-the-first-run.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-train-adamw
@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from nanoeuler.compiler import njit
-from nanoeuler.engines.parts import HALVINGS
 from nanoeuler.model.weights import Weights
 
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
@@ -23,7 +22,7 @@ MEASURED_DIM = 128  # the width of the small preset, on which that was
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-PARTS = 2**HALVINGS  # whose squares are summed apart: as many as processes may share a gradient
+PARTS = 16  # whose squares are summed apart: as many as processes may share a gradient
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # no test for x / 0, which forbids vectors
@@ -36,25 +35,16 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
         w[i] -= lr * (s + decay * w[i])                                  # (4)
 
 
-class AdamW:
-    """The optimizer's state, two moments of each parameter's gradient as `Weights`, and its rules.
+class Clipping:
+    """The optimizer's limit on the length of a gradient. Equation eq-train-clip."""
 
-    A stepper calls `clip`, and `update` if the norm is finite.
-    """
-
-    def __init__(
-        self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
-        weight_decay: float = WEIGHT_DECAY, clip_norm: float = CLIP_NORM,
-    ) -> None:  # fmt: skip
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
-        self.weight_decay, self.clip_norm = weight_decay, clip_norm
-        self.m, self.v = weights.zeros_like(), weights.zeros_like()
+    clip_norm: float
 
     def clip(self, gradients: Weights) -> float:
         """Scale `gradients` in place so that their global norm is at most `clip_norm`.
 
         Returns the norm before, which is finite if and only if every gradient is: a sum in float64
-        of squares of float32 cannot overflow. Equation eq-train-clip.
+        of squares of float32 cannot overflow.
         """
         return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
 
@@ -69,6 +59,29 @@ class AdamW:
             flat *= self.clip_norm / norm
         return norm
 
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
+def _sum_of_squares(flat):
+    total = 0.0
+    for i in range(flat.size):
+        total += np.float64(flat[i]) * np.float64(flat[i])
+    return total
+
+
+class AdamW(Clipping):
+    """The optimizer's state, two moments of each parameter's gradient as `Weights`, and its rules.
+
+    A stepper calls `clip`, and `update` if the norm is finite.
+    """
+
+    def __init__(
+        self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
+        weight_decay: float = WEIGHT_DECAY, clip_norm: float = CLIP_NORM,
+    ) -> None:  # fmt: skip
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.weight_decay, self.clip_norm = weight_decay, clip_norm
+        self.m, self.v = weights.zeros_like(), weights.zeros_like()
+
     def update(
         self, weights: Weights, gradients: Weights, lr: float, number: int,
         part: slice = slice(None),
@@ -76,8 +89,7 @@ class AdamW:
         """Change `weights` in place by training step `number`, counted from 1; or a `part` of them.
 
         Matrices decay, the embedding and learned positions among them, as in nanoGPT; vectors (the
-        gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019,
-        algorithm 2.
+        gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019.
         """
         assert number >= 1
         rounded = weights.flat.dtype.type  # all arithmetic in the weights' own precision
@@ -92,15 +104,6 @@ class AdamW:
             mine = slice(max(start, first), min(start + w.size, end))
             if mine.start < mine.stop:
                 _adamw(*(flat[mine] for flat in flats), *map(rounded, scalars))
-
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
-def _sum_of_squares(flat):
-    total = 0.0
-    for i in range(flat.size):
-        total += np.float64(flat[i]) * np.float64(flat[i])
-    return total
 
 
 # %% sec-train-schedule

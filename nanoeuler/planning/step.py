@@ -18,7 +18,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 
 MOST_LAYERS = 200  # a list is written in about a second
-RULES = Rules(1.0, 0.9, 0.98, 1e-8)  # those of appendix E; a step costs the same with others
+RULES = Rules(1.0, 0.9, 0.98, 1e-8)  # those of chapter 7; a step costs the same with others
 
 
 class Speeds(NamedTuple):

@@ -1,4 +1,4 @@
-# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-tokenizer-numba
@@ -123,7 +123,7 @@ def pop(heap: np.ndarray, size: int) -> int:
     return size
 
 
-# %% sec-tokenizer-encode
+# %% sec-tokenizer-words-encoded
 NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
@@ -218,6 +218,25 @@ REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level
 TRIES = 8  # slots that are looked at before a word counts as not remembered
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _recall(text, at, end, eight, memory):
+    """The slot of the word text[at:end] in `memory`, how many were tried, whether it is there.
+
+    If it is not, and fewer than TRIES were tried, the slot is free for it.
+    """
+    slots, length = memory.shape[0], end - at
+    slot = hash_bytes(text, at, end) & (slots - 1)
+    tries, hit = 0, False
+    while tries < TRIES and memory[slot, 1] != FREE:
+        if memory[slot, 0] == eight and memory[slot, 1] == length:
+            hit = length <= 8 or same_bytes(text, memory[slot, 2], text, at, length)
+        if hit:
+            break
+        slot = (slot + 1) & (slots - 1)
+        tries += 1
+    return slot, tries, hit
+
+
 @njit(cache=True, nogil=True)
 def _encode(text, classes, id_from_byte, table):
     """The ids, int32, of the words of `text` (padded)."""
@@ -231,15 +250,7 @@ def _encode(text, classes, id_from_byte, table):
     while at < text.size:
         end = word_end(text, at, classes)
         length, eight = end - at, eight_bytes(text, at, end)
-        slot = hash_bytes(text, at, end) & (slots - 1)
-        tries, hit = 0, False
-        while tries < TRIES and memory[slot, 1] != FREE:
-            if memory[slot, 0] == eight and memory[slot, 1] == length:
-                hit = length <= 8 or same_bytes(text, memory[slot, 2], text, at, length)
-            if hit:
-                break
-            slot = (slot + 1) & (slots - 1)
-            tries += 1
+        slot, tries, hit = _recall(text, at, end, eight, memory)
         if hit:
             first, count = memory[slot, 3], memory[slot, 4]
             if count == 1:

@@ -52,14 +52,15 @@ def train_incremental(
     Fewer if no pair is left. Equation eq-tokenizer-update.
     """
     lines, times = [list(word) for word in words], list(words.values())
-    counts, places = Counter(), defaultdict(set)
+    counts: dict[tuple[int, int], int] = Counter()
+    places: dict[tuple[int, int], set[int]] = defaultdict(set)
     for w, ids in enumerate(lines):
         for pair in pairwise(ids):
             counts[pair] += times[w]
             places[pair].add(w)
     heap = [(-count, pair) for pair, count in counts.items()]
     heapq.heapify(heap)
-    merges = []
+    merges: list[tuple[int, int]] = []
     while heap and len(merges) < wanted:
         count, best = heapq.heappop(heap)
         if counts[best] != -count:  # it overstates: back with the true one
@@ -116,7 +117,7 @@ class PlainTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
-        ids = []
+        ids: list[int] = []
         for word in split_words(text):
             if word not in self.known:
                 self.known[word] = encode_word(word, self.number)

@@ -49,7 +49,7 @@ def utf8(text: Text) -> bytes:
     raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
 
 
-def _spelled(merges):
+def _spelled(merges: np.ndarray) -> list[bytes]:
     """The bytes of each id that `merges`, int32 (M, 2), leave or make."""
     tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
     for m, (a, b) in enumerate(merges.tolist()):
@@ -60,7 +60,7 @@ def _spelled(merges):
     return tokens
 
 
-def _names_in_bytes(names, ordinary):
+def _names_in_bytes(names: list[str], ordinary: list[bytes]) -> list[bytes]:
     """The bytes of special tokens, which must differ from each other and from all `ordinary`."""
     for name in names:
         if not isinstance(name, str):
@@ -114,7 +114,7 @@ class Vocabulary:
             temporary.write_bytes(self.json.encode())
 
 
-def _row_of_ids(ids, vocab_size):
+def _row_of_ids(ids: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
     """`ids` as an array, if they are a row of ids below `vocab_size`."""
     try:
         ids = np.asarray(ids)
@@ -199,7 +199,7 @@ class Encoder(Vocabulary):
             yield encode_words(piece, self._table)
 
 
-def _checked_size(vocab_size, least):
+def _checked_size(vocab_size: int, least: int) -> int:
     """How many merges a vocabulary of `vocab_size` has, if `least` ids are bytes and marks."""
     if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
         raise UserError(
@@ -209,7 +209,7 @@ def _checked_size(vocab_size, least):
     return vocab_size - least
 
 
-def _enough(merges, wanted, least):
+def _enough(merges: np.ndarray, wanted: int, least: int) -> np.ndarray:
     """`merges`, if there are as many as were wanted."""
     if len(merges) < wanted:
         raise UserError(

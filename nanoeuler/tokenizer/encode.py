@@ -218,23 +218,14 @@ REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level
 TRIES = 8  # slots that are looked at before a word counts as not remembered
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _recall(text, at, end, eight, memory):
-    """The slot of the word text[at:end] in `memory`, how many were tried, whether it is there.
-
-    If it is not, and fewer than TRIES were tried, the slot is free for it.
-    """
-    slots, length = memory.shape[0], end - at
-    slot = hash_bytes(text, at, end) & (slots - 1)
-    tries, hit = 0, False
-    while tries < TRIES and memory[slot, 1] != FREE:
-        if memory[slot, 0] == eight and memory[slot, 1] == length:
-            hit = length <= 8 or same_bytes(text, memory[slot, 2], text, at, length)
-        if hit:
-            break
-        slot = (slot + 1) & (slots - 1)
-        tries += 1
-    return slot, tries, hit
+@njit(cache=True, nogil=True)
+def _merge_word(text, at, length, ids, id_from_byte, table, made):
+    """Write the ids of text[at : at + length] to the beginning of `ids`; return their number."""
+    for i in range(length):
+        ids[i] = id_from_byte[text[at + i]]
+    if length <= LONG_WORD:
+        return _merge_short(ids, length, table, made)
+    return _merge_long(ids, length, table)
 
 
 @njit(cache=True, nogil=True)
@@ -250,7 +241,15 @@ def _encode(text, classes, id_from_byte, table):
     while at < text.size:
         end = word_end(text, at, classes)
         length, eight = end - at, eight_bytes(text, at, end)
-        slot, tries, hit = _recall(text, at, end, eight, memory)
+        slot = hash_bytes(text, at, end) & (slots - 1)
+        tries, hit = 0, False
+        while tries < TRIES and memory[slot, 1] != FREE:
+            if memory[slot, 0] == eight and memory[slot, 1] == length:
+                hit = length <= 8 or same_bytes(text, memory[slot, 2], text, at, length)
+            if hit:
+                break
+            slot = (slot + 1) & (slots - 1)
+            tries += 1
         if hit:
             first, count = memory[slot, 3], memory[slot, 4]
             if count == 1:
@@ -259,12 +258,7 @@ def _encode(text, classes, id_from_byte, table):
                 for i in range(count):
                     out[n + i] = out[first + i]
         else:
-            for i in range(length):
-                out[n + i] = id_from_byte[text[at + i]]
-            if length <= LONG_WORD:
-                count = _merge_short(out[n:], length, table, made)
-            else:
-                count = _merge_long(out[n:], length, table)
+            count = _merge_word(text, at, length, out[n:], id_from_byte, table, made)
             if tries < TRIES:
                 memory[slot, 0], memory[slot, 1], memory[slot, 2] = eight, length, at
                 memory[slot, 3], memory[slot, 4] = out[n] if count == 1 else n, count

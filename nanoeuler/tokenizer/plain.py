@@ -44,9 +44,7 @@ def split_words(text: str) -> list[bytes]:
 
 
 # %% sec-tokenizer-incremental
-def train_incremental(
-    words: dict[bytes, int], wanted: int
-) -> list[tuple[int, int]]:
+def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, int]]:
     """The first `wanted` merges of `words` (bytes or tuples of ids: times).
 
     Fewer if no pair is left. Equation eq-tokenizer-update.

@@ -1,4 +1,4 @@
-"""What chapter 2 cannot hold: parity with other tokenizers, fuzzing, threads, hostile files."""
+"""What appendix B cannot hold: parity with other tokenizers, fuzzing, threads, hostile files."""
 
 import gzip
 import json

@@ -1,8 +1,8 @@
 # Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-tokenizer-unicode
-"""Text to ids and back: words, encode, learn, tokenizer, its file, imports.
+# %% sec-tokenizer-hand
+"""Text to ids and back: plain, words, encode, learn, tokenizer, its file, imports.
 
 May import: compiler, errors, files, measurements.
 """

@@ -1,4 +1,4 @@
-# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-tokenizer-numba
@@ -123,7 +123,7 @@ def pop(heap: np.ndarray, size: int) -> int:
     return size
 
 
-# %% sec-tokenizer-encode
+# %% sec-tokenizer-words-encoded
 NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
 
 
@@ -219,6 +219,16 @@ TRIES = 8  # slots that are looked at before a word counts as not remembered
 
 
 @njit(cache=True, nogil=True)
+def _merge_word(text, at, length, ids, id_from_byte, table, made):
+    """Write the ids of text[at : at + length] to the beginning of `ids`; return their number."""
+    for i in range(length):
+        ids[i] = id_from_byte[text[at + i]]
+    if length <= LONG_WORD:
+        return _merge_short(ids, length, table, made)
+    return _merge_long(ids, length, table)
+
+
+@njit(cache=True, nogil=True)
 def _encode(text, classes, id_from_byte, table):
     """The ids, int32, of the words of `text` (padded)."""
     out, made = np.empty(text.size, np.int32), np.empty(LONG_WORD, np.int64)
@@ -248,12 +258,7 @@ def _encode(text, classes, id_from_byte, table):
                 for i in range(count):
                     out[n + i] = out[first + i]
         else:
-            for i in range(length):
-                out[n + i] = id_from_byte[text[at + i]]
-            if length <= LONG_WORD:
-                count = _merge_short(out[n:], length, table, made)
-            else:
-                count = _merge_long(out[n:], length, table)
+            count = _merge_word(text, at, length, out[n:], id_from_byte, table, made)
             if tries < TRIES:
                 memory[slot, 0], memory[slot, 1], memory[slot, 2] = eight, length, at
                 memory[slot, 3], memory[slot, 4] = out[n] if count == 1 else n, count

@@ -1,7 +1,7 @@
-# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-tokenizer-class
+# %% sec-tokenizer-file
 """The file of a tokenizer, in the form of Hugging Face's tokenizer.json: written, and read warily.
 
 Leaves out the tokenizer that is made of what is read.

@@ -1,4 +1,4 @@
-# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-tokenizer-gpt2

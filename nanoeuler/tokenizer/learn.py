@@ -1,7 +1,7 @@
-# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-tokenizer-numba
+# %% sec-tokenizer-learn
 """Training byte-pair encoding: from texts to merges, touching only what each merge changes.
 
 Leaves out the choice of vocabulary size and most errors for people (tokenizer.py). Merges are those
@@ -109,6 +109,7 @@ def count_words(texts: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return words[: used[0]], store
 
 
+# %% sec-tokenizer-places
 @njit(cache=True, nogil=True)
 def _find(key, table, pairs):
     """The slot of `table` that holds the row of `key` in `pairs`, or the free slot for it."""
@@ -191,10 +192,52 @@ def _most_frequent(table, pairs, heap, sizes):
 
 
 @njit(cache=True, nogil=True)
+def _merge_everywhere(best, new, symbols, times, table, pairs, places, notes, born, spans, sizes):
+    """Merge the pair of row `best` into `new` wherever it still stands; return the table.
+
+    From left to right: x a b y becomes x new y. Equation eq-tokenizer-update.
+    """
+    a, b = pairs[best, KEY] >> 32, pairs[best, KEY] & 0xFFFFFFFF
+    first = pairs[best, FIRST]
+    for place in range(first, first + pairs[best, MANY]):
+        at = np.int64(places[place])
+        right, after = at + spans[a], at + spans[new]
+        if symbols[at, SYMBOL] != a or symbols[right, SYMBOL] != b:
+            continue
+        symbols[right, SYMBOL] = FREE
+        symbols[at, SYMBOL] = symbols[after - 1, SYMBOL] = new
+        x, y = symbols[at - 1, SYMBOL], symbols[after, SYMBOL]
+        weight = times[symbols[at, WORD]]
+        if x != FREE:
+            if born[0, x] == FREE:
+                born[0, x] = sizes[PAIRS]
+                table = _new_pair(np.int64(x) << 32 | new, table, pairs, sizes)
+            _note(born[0, x], at - spans[x], weight, pairs, notes, sizes)
+        if y != FREE:
+            if born[1, y] == FREE:
+                born[1, y] = sizes[PAIRS]
+                table = _new_pair(np.int64(new) << 32 | y, table, pairs, sizes)
+            _note(born[1, y], at, weight, pairs, notes, sizes)
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _take_off(a, b, new, since, table, pairs, born, sizes):
+    """What (x, new) has gained (x, a) has lost, and what (new, y) has gained (b, y) has lost."""
+    for row in range(since, sizes[PAIRS]):
+        x, y = pairs[row, KEY] >> 32, pairs[row, KEY] & 0xFFFFFFFF
+        if y == new:
+            born[0, x], lost = FREE, x << 32 | a
+        else:
+            born[1, y], lost = FREE, b << 32 | y
+        pairs[table[_find(lost, table, pairs)], COUNT] -= pairs[row, COUNT]
+
+
+@njit(cache=True, nogil=True)
 def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes, merges, until):
     """Go on until `until` merges are made or no pair is left; return the table.
 
-    spans: the bytes of each id. Equation eq-tokenizer-update.
+    spans: the bytes of each id.
     """
     while sizes[MADE] < until:
         best = _most_frequent(table, pairs, heap, sizes)
@@ -204,35 +247,11 @@ def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes
         merges[sizes[MADE], 0], merges[sizes[MADE], 1] = a, b
         spans[new] = spans[a] + spans[b]
         sizes[MADE] += 1
-        since, first = sizes[PAIRS], pairs[best, FIRST]
-        # (1) merge it wherever it still stands, from left to right: x a b y becomes x new y
-        for place in range(first, first + pairs[best, MANY]):
-            at = np.int64(places[place])
-            right, after = at + spans[a], at + spans[new]
-            if symbols[at, SYMBOL] != a or symbols[right, SYMBOL] != b:
-                continue
-            symbols[right, SYMBOL] = FREE
-            symbols[at, SYMBOL] = symbols[after - 1, SYMBOL] = new
-            x, y = symbols[at - 1, SYMBOL], symbols[after, SYMBOL]
-            weight = times[symbols[at, WORD]]
-            if x != FREE:
-                if born[0, x] == FREE:
-                    born[0, x] = sizes[PAIRS]
-                    table = _new_pair(np.int64(x) << 32 | new, table, pairs, sizes)
-                _note(born[0, x], at - spans[x], weight, pairs, notes, sizes)
-            if y != FREE:
-                if born[1, y] == FREE:
-                    born[1, y] = sizes[PAIRS]
-                    table = _new_pair(np.int64(new) << 32 | y, table, pairs, sizes)
-                _note(born[1, y], at, weight, pairs, notes, sizes)
-        # (2) what (x, new) has gained (x, a) has lost, and what (new, y) has gained (b, y) has lost
-        for row in range(since, sizes[PAIRS]):
-            x, y = pairs[row, KEY] >> 32, pairs[row, KEY] & 0xFFFFFFFF
-            if y == new:
-                born[0, x], lost = FREE, x << 32 | a
-            else:
-                born[1, y], lost = FREE, b << 32 | y
-            pairs[table[_find(lost, table, pairs)], COUNT] -= pairs[row, COUNT]
+        since = sizes[PAIRS]
+        table = _merge_everywhere(
+            best, new, symbols, times, table, pairs, places, notes, born, spans, sizes
+        )
+        _take_off(a, b, new, since, table, pairs, born, sizes)
         _settle(since, pairs, places, notes, heap, sizes)
     return table
 

@@ -1,4 +1,4 @@
-# Made from book/02-tokens.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-tokenizer-class
@@ -49,11 +49,36 @@ def utf8(text: Text) -> bytes:
     raise UserError(f"expected text as str or bytes, got {type(text).__name__}")
 
 
-class Tokenizer:
-    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
+def _spelled(merges: np.ndarray) -> list[bytes]:
+    """The bytes of each id that `merges`, int32 (M, 2), leave or make."""
+    tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
+    for m, (a, b) in enumerate(merges.tolist()):
+        assert 0 <= a < 256 + m and 0 <= b < 256 + m, f"merge {m} joins {a} and {b}"
+        tokens.append(tokens[a] + tokens[b])
+    if len(set(tokens)) < len(tokens):
+        raise UserError("two merges make the same bytes: they were not made by training")
+    return tokens
 
-    merges int32 (M, 2): merge m makes id 256 + m of two smaller ids. `tokens` lists the bytes of
-    each id, `special` maps special tokens to the last ids.
+
+def _names_in_bytes(names: list[str], ordinary: list[bytes]) -> list[bytes]:
+    """The bytes of special tokens, which must differ from each other and from all `ordinary`."""
+    for name in names:
+        if not isinstance(name, str):
+            raise UserError(f"expected special tokens as str, got {type(name).__name__}")
+    marks, tokens = {spelt_bytes(name) for name in names}, [utf8(name) for name in names]
+    known = {*ordinary}
+    if len({*known, *tokens}) < len(known) + len(tokens) or b"" in tokens or known & marks:
+        raise UserError(
+            "expected special tokens that differ from each other and from all that text is "
+            f"made of or a file calls it, and none of them empty; got {str(names)[1:-1]:.200}"
+        )
+    return tokens
+
+
+class Vocabulary:
+    """What each id stands for. merges int32 (M, 2): merge m makes id 256 + m of two smaller ids.
+
+    `tokens` lists the bytes of each id, `special` maps special tokens to the last ids.
     """
 
     def __init__(
@@ -62,27 +87,11 @@ class Tokenizer:
         special_tokens: Iterable[str] = SPECIAL_TOKENS,
     ):
         self.merges = np.array(merges, np.int32).reshape(-1, 2)
-        self.tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
-        for m, (a, b) in enumerate(self.merges.tolist()):
-            assert 0 <= a < 256 + m and 0 <= b < 256 + m, f"merge {m} joins {a} and {b}"
-            self.tokens.append(self.tokens[a] + self.tokens[b])
-        if len(set(self.tokens)) < len(self.tokens):
-            raise UserError("two merges make the same bytes: they were not made by training")
-        names = list(special_tokens)
-        for name in names:
-            if not isinstance(name, str):
-                raise UserError(f"expected special tokens as str, got {type(name).__name__}")
-        ordinary, marks = set(self.tokens), [spelt_bytes(name) for name in names]
+        self.tokens, names = _spelled(self.merges), list(special_tokens)
         self.special = {name: len(self.tokens) + i for i, name in enumerate(names)}
-        self.tokens += [utf8(name) for name in names]
-        if len(set(self.tokens)) < len(self.tokens) or b"" in self.tokens or ordinary & {*marks}:
-            raise UserError(
-                "expected special tokens that differ from each other and from all that text is "
-                f"made of or a file calls it, and none of them empty; got {str(names)[1:-1]:.200}"
-            )
+        self.tokens += _names_in_bytes(names, self.tokens)
         if self.vocab_size > MAX_VOCAB:
             raise UserError(f"expected at most {MAX_VOCAB} ids, got {self.vocab_size}")
-        self._table = merge_table(self.merges)
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +100,7 @@ class Tokenizer:
 
     @cached_property
     def json(self) -> str:
-        """The text of this tokenizer's file."""
+        """The text of this vocabulary's file."""
         return tokenizer_json(self.merges.tolist(), self.special)
 
     @cached_property
@@ -99,50 +108,73 @@ class Tokenizer:
         """The SHA-256 of the file, in hexadecimal: one content, one hash."""
         return hashlib.sha256(self.json.encode()).hexdigest()
 
-    @classmethod
-    def train(
-        cls,
-        texts: Text | Iterable[Text],
-        vocab_size: int,
-        special_tokens: Iterable[str] = SPECIAL_TOKENS,
-        progress: Callable[[int], object] | None = None,
-    ) -> "Tokenizer":
-        """Learn merges from `texts` until there are `vocab_size` ids in all.
-
-        texts: one text (str or bytes) or any number of them, which are gone through once and not
-        kept; no word goes on from one into the next. progress(merges made) is called now and then.
-        """
-        special_tokens = tuple(special_tokens)  # gone through twice, and may be a generator
-        least = cls((), special_tokens).vocab_size  # also refuses what is wrong with them
-        if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
-            raise UserError(
-                f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
-                f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
-            )
-        if isinstance(texts, Text) or not isinstance(texts, Iterable):
-            texts = [texts]
-        pieces = (piece for text in texts for piece in whole_words([utf8(text)]))
-        merges = learn_merges(pieces, vocab_size - least, progress)
-        if len(merges) < vocab_size - least:
-            raise UserError(
-                f"expected text with {vocab_size - least} pairs to merge, but this one has "
-                f"{len(merges)}: use more text, or a vocabulary size of at most "
-                f"{least + len(merges)}"
-            )
-        return cls(merges, special_tokens)
-
     def save(self, path: str | Path) -> None:
         """Write a tokenizer.json to `path`, whole or not at all."""
         with replacing(path) as temporary:
             temporary.write_bytes(self.json.encode())
 
-    @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a tokenizer.json of `save` or of another program; or GPT-2's file of ranks."""
-        text = read_file(path)
-        if is_gpt2(text):
-            return cls(merges_from_ranks(text), GPT2_SPECIAL_TOKENS)
-        return cls(*parse_tokenizer_json(text, path))
+
+def _row_of_ids(ids: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
+    """`ids` as an array, if they are a row of ids below `vocab_size`."""
+    try:
+        ids = np.asarray(ids)
+    except ValueError:  # rows of different lengths
+        raise UserError("expected a row of integer ids, got rows of several lengths") from None
+    if ids.size == 0:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UserError(f"expected a row of integer ids, got {ids.dtype} of shape {ids.shape}")
+    for i in (int(ids.min()), int(ids.max())):
+        if not 0 <= i < vocab_size:
+            raise UserError(
+                f"id {i} is not in this vocabulary of {vocab_size}: "
+                "the ids come from another tokenizer"
+            )
+    return ids
+
+
+class Decoder(Vocabulary):
+    """A vocabulary that turns ids into text."""
+
+    def decode(self, ids: np.ndarray | Sequence[int]) -> bytes:
+        """The bytes of `ids`, a row of integers; special tokens as they are written."""
+        return b"".join([self.tokens[i] for i in _row_of_ids(ids, self.vocab_size).tolist()])
+
+    def decode_text(self, ids: np.ndarray | Sequence[int]) -> str:
+        """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
+        return self.decode(ids).decode("utf-8", errors="replace")
+
+    def stream(self) -> "Stream":
+        """A decoder for ids that come one at a time: `Stream`."""
+        return Stream(self)
+
+
+class Stream:
+    """Text from ids that come one at a time, never half a character. From `Decoder.stream`."""
+
+    def __init__(self, tokenizer: Decoder):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, i: int) -> str:
+        """The characters that id `i` completes, possibly none."""
+        return self._decoder.decode(self._tokenizer.decode([i]))
+
+    def flush(self) -> str:
+        """What is held back, as U+FFFD; the stream starts afresh."""
+        return self._decoder.decode(b"", final=True)
+
+
+class Encoder(Vocabulary):
+    """A vocabulary that turns text into ids."""
+
+    def __init__(
+        self,
+        merges: np.ndarray | Sequence[Sequence[int]],
+        special_tokens: Iterable[str] = SPECIAL_TOKENS,
+    ):
+        super().__init__(merges, special_tokens)
+        self._table = merge_table(self.merges)
 
     def encode(self, text: Text) -> np.ndarray:
         """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
@@ -166,44 +198,57 @@ class Tokenizer:
         for piece in whole_words(chunks):
             yield encode_words(piece, self._table)
 
-    def decode(self, ids: np.ndarray | Sequence[int]) -> bytes:
-        """The bytes of `ids`, a row of integers; special tokens as they are written."""
-        try:
-            ids = np.asarray(ids)
-        except ValueError:  # rows of different lengths
-            raise UserError("expected a row of integer ids, got rows of several lengths") from None
-        if ids.size == 0:
-            return b""
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise UserError(f"expected a row of integer ids, got {ids.dtype} of shape {ids.shape}")
-        for i in (int(ids.min()), int(ids.max())):
-            if not 0 <= i < self.vocab_size:
-                raise UserError(
-                    f"id {i} is not in this vocabulary of {self.vocab_size}: "
-                    "the ids come from another tokenizer"
-                )
-        return b"".join([self.tokens[i] for i in ids.tolist()])
 
-    def decode_text(self, ids: np.ndarray | Sequence[int]) -> str:
-        """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
-        return self.decode(ids).decode("utf-8", errors="replace")
-
-    def stream(self) -> "Stream":
-        """A decoder for ids that come one at a time: `Stream`."""
-        return Stream(self)
+def _checked_size(vocab_size: int, least: int) -> int:
+    """How many merges a vocabulary of `vocab_size` has, if `least` ids are bytes and marks."""
+    if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
+        raise UserError(
+            f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
+            f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
+        )
+    return vocab_size - least
 
 
-class Stream:
-    """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
+def _enough(merges: np.ndarray, wanted: int, least: int) -> np.ndarray:
+    """`merges`, if there are as many as were wanted."""
+    if len(merges) < wanted:
+        raise UserError(
+            f"expected text with {wanted} pairs to merge, but this one has "
+            f"{len(merges)}: use more text, or a vocabulary size of at most "
+            f"{least + len(merges)}"
+        )
+    return merges
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def feed(self, i: int) -> str:
-        """The characters that id `i` completes, possibly none."""
-        return self._decoder.decode(self._tokenizer.decode([i]))
+class Tokenizer(Encoder, Decoder):
+    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`."""
 
-    def flush(self) -> str:
-        """What is held back, as U+FFFD; the stream starts afresh."""
-        return self._decoder.decode(b"", final=True)
+    @classmethod
+    def train(
+        cls,
+        texts: Text | Iterable[Text],
+        vocab_size: int,
+        special_tokens: Iterable[str] = SPECIAL_TOKENS,
+        progress: Callable[[int], object] | None = None,
+    ) -> "Tokenizer":
+        """Learn merges from `texts` until there are `vocab_size` ids in all.
+
+        texts: one text (str or bytes) or any number of them, which are gone through once and not
+        kept; no word goes on from one into the next. progress(merges made) is called now and then.
+        """
+        special_tokens = tuple(special_tokens)  # gone through twice, and may be a generator
+        least = cls((), special_tokens).vocab_size  # also refuses what is wrong with them
+        wanted = _checked_size(vocab_size, least)
+        if isinstance(texts, Text) or not isinstance(texts, Iterable):
+            texts = [texts]
+        pieces = (piece for text in texts for piece in whole_words([utf8(text)]))
+        merges = learn_merges(pieces, wanted, progress)
+        return cls(_enough(merges, wanted, least), special_tokens)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer.json of `save` or of another program; or GPT-2's file of ranks."""
+        text = read_file(path)
+        if is_gpt2(text):
+            return cls(merges_from_ranks(text), GPT2_SPECIAL_TOKENS)
+        return cls(*parse_tokenizer_json(text, path))

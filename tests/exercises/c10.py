@@ -2,8 +2,15 @@
 
 import numpy as np
 
+from nanoeuler.book import code_cells
+from nanoeuler.files import project_root
+
 CHAPTER = "10-cpu-engine"
 NAMES = dict(np=np)
+# What the chapter defines in a cell of its own, before the check.
+_TEXT = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")
+(_CELL,) = (cell for _, cell in code_cells(_TEXT) if cell[0].startswith("class Strips"))
+exec("\n".join(_CELL), NAMES)
 
 # (exercise, what is wrong, text of the solution, what it becomes)
 # fmt: off

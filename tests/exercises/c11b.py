@@ -15,7 +15,6 @@ ANSWERS = [
     ("answers", "arrivals alone", END, "if missing == 0:"),
     ("answers", "bytes alone", END, "if size == 0 and kind == 'land':"),
     ("answers", "either", END, "if missing == 0 or size == 0:"),
-    ("answers", "fewer bytes than none are none", END, "if missing == 0 and size <= 0:"),
     ("answers", "arrivals are not set again", "phase, missing = phase + 1, count",
      "phase = phase + 1"),
     ("answers", "one arrival a phase", "phase + 1, count", "phase + 1, 1"),

@@ -21,11 +21,13 @@ ANSWERS = [
     ("sum_rows", "thirds", "len(numbers) // 2", "max(1, len(numbers) // 3)"),
     ("sum_rows", "blocks of sixteen", "half = len(numbers) // 2",
      "half = min(16, len(numbers) - 1)"),
-    ("sum_rows", "both halves lack a number", "numbers[half:]", "numbers[min(half + 1, len(numbers) - 1):]"),
+    ("sum_rows", "both halves lack a number", "numbers[half:]",
+     "numbers[min(half + 1, len(numbers) - 1):]"),
     ("sum_rows", "the first half alone", HALVES, "return solution_sum_rows(numbers[:half])"),
     ("sum_rows", "the first half twice", "numbers[half:]", "numbers[:half]"),
     ("sum_rows", "pairs, and then in a row", HALVES,
-     "pairs = [a + b for a, b in zip(numbers[::2], numbers[1::2])] + numbers[len(numbers) // 2 * 2:]\n"
+     "pairs = [a + b for a, b in zip(numbers[::2], numbers[1::2])]\n"
+     "    pairs += numbers[len(numbers) // 2 * 2:]\n"
      "    total = pairs[0]\n    for x in pairs[1:]:\n        total = total + x\n    return total"),
     ("sum_rows", "a half that is left over is forgotten", HALVES,
      "return solution_sum_rows([a + b for a, b in zip(numbers[::2], numbers[1::2])])"),

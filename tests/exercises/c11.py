@@ -40,7 +40,8 @@ ANSWERS = [
     ("swizzled", "not turned", "y[column + down + k, row + along]",
      "y[row + along, column + down + k]"),
     ("swizzled", "written in columns", BETWEEN,
-     BETWEEN.replace(TAKE, "y[column + along, row + down + k] = tile[down + k, along ^ (down + k)]")),
+     BETWEEN.replace(TAKE, "y[column + along, row + down + k] = "
+                           "tile[down + k, along ^ (down + k)]")),
     ("swizzled", "blocks of the transpose exchanged", "blockIdx.x * 32, cuda.blockIdx.y",
      "blockIdx.y * 32, cuda.blockIdx.x"),
     ("sums", "no barrier", "cuda.syncthreads()", "pass"),

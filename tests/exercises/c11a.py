@@ -3,16 +3,18 @@
 import numpy as np
 
 from nanoeuler.book import code_cells
+from nanoeuler.engines.gpu.paper.traffic import sectors, wavefronts
 from nanoeuler.files import project_root
 
 
 CHAPTER = "11a-the-paper"
-NAMES = dict(np=np)
+NAMES = dict(np=np, sectors=sectors, wavefronts=wavefronts)
 # What the chapter defines in a cell of its own, before the check.
 _TEXT = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")
 (_CELL,) = (cell for _, cell in code_cells(_TEXT) if cell[0].startswith("def orders("))
 exec("\n".join(_CELL), NAMES)
 
+WORDS = "words = {at // 4 + i for at in lanes for i in range(size // 4)}"
 SECOND = '("write", "read") if kind == "write" else ("write",)'
 # (exercise, what is wrong, text of the solution, what it becomes)
 # fmt: off
@@ -23,9 +25,11 @@ ANSWERS = [
      "sum(at >= 0 for at in addresses)"),
     ("cost", "sectors of 128 bytes", "{at // 32", "{at // 128"),
     ("cost", "lines of words", "{at // 32", "{at // 8"),
-    ("cost", "a word for each lane, shared by nobody", "words = {at // 4 + i for at in lanes for i in range(size // 4)}",
+    ("cost", "a word for each lane, shared by nobody",
+     WORDS,
      "words = [at // 4 + i for at in lanes for i in range(size // 4)]"),
-    ("cost", "the first word alone, shared by all", "{at // 4 + i for at in lanes for i in range(size // 4)}",
+    ("cost", "the first word alone, shared by all",
+     WORDS.removeprefix("words = "),
      "{at // 16 for at in lanes}"),
     ("cost", "four words always", "range(size // 4)}", "range(4)}"),
     ("cost", "all the warp at once", "32 * 4 // size, 0", "32, 0"),
@@ -51,8 +55,10 @@ ANSWERS = [
     ("clocks", "all places are one", "places.setdefault(what,", "places.setdefault(0,"),
     ("clocks", "reads race with reads", SECOND, '("write", "read")'),
     ("clocks", "writes after reads are no race", SECOND, '("write",)'),
-    ("clocks", "writes after writes are no race", SECOND, '("read",) if kind == "write" else ("write",)'),
-    ("clocks", "reads after writes are no race", SECOND, '("write", "read") if kind == "write" else ()'),
+    ("clocks", "writes after writes are no race", SECOND,
+     '("read",) if kind == "write" else ("write",)'),
+    ("clocks", "reads after writes are no race", SECOND,
+     '("write", "read") if kind == "write" else ()'),
     ("clocks", "an epoch late", "epochs[v] > known[w, v]", "epochs[v] > known[w, v] + 1"),
     ("clocks", "an epoch early", "epochs[v] > known[w, v]", "epochs[v] >= max(1, known[w, v])"),
     ("clocks", "words are not told apart", "(what, other)", "(0, other)"),

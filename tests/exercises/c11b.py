@@ -23,7 +23,8 @@ ANSWERS = [
     ("answers", "expected bytes replace what is missing", "size += number", "size = number"),
     ("answers", "a copy lands whole", "size -= number", "size = 0"),
     ("answers", "copies are counted, not bytes", "size -= number", "size -= 16"),
-    ("answers", "a phase too early", "phase, missing, size, said = 0,", "phase, missing, size, said = 1,"),
+    ("answers", "a phase too early", "phase, missing, size, said = 0,",
+     "phase, missing, size, said = 1,"),
     ("answers", "no bytes below none", "size -= number", "size = max(0, size - number)"),
     ("answers", "phases are two", "phase + 1, count", "1, count"),
 ]

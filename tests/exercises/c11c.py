@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from nanoeuler.engines.gpu.paper import layouts
+
 CHAPTER = "11c-machine-code"
-NAMES = dict(np=np)
+NAMES = dict(np=np, layouts=layouts)
 
 TURNED = "16 * ((chunk + row) % 8)"
 # (exercise, what is wrong, text of the solution, what it becomes)

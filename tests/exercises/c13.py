@@ -1,9 +1,23 @@
 """Wrong answers to the exercises of chapter 13: each must be refused by its check."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from nanoeuler.model.config import PRESETS
+from nanoeuler.planning.counts import flops_per_token, linear_shapes, stages
+
 CHAPTER = "13-training-on-a-gpu"
-NAMES = dict(np=np)
+NAMES = dict(
+    np=np,
+    replace=replace,
+    PRESETS=PRESETS,
+    small=PRESETS["small"],
+    large=PRESETS["euler-116m"],
+    flops_per_token=flops_per_token,
+    linear_shapes=linear_shapes,
+    stages=stages,
+)
 
 ATTENTION = "stages(config) * config.n_layers * config.n_heads * config.head_dim"
 # (exercise, what is wrong, text of the solution, what it becomes)
@@ -23,7 +37,8 @@ ANSWERS = [
     ("even", "parameters for multiplications",
      "sum(n * inputs * outputs for _, inputs, outputs, n in linear_shapes(config))",
      "__import__('nanoeuler.model.config', fromlist=['x']).count_parameters(config)"),
-    ("even", "without the output matrix", "linear_shapes(config))", "[*linear_shapes(config)][:-1])"),
+    ("even", "without the output matrix", "linear_shapes(config))",
+     "[*linear_shapes(config)][:-1])"),
     ("even", "six operations and twelve", "n * inputs", "2 * n * inputs"),
     ("even", "forward against all", "n * inputs * outputs", "n * inputs * outputs // 3"),
     ("tokens", "rounded down", "-(-wanted * inputs * outputs // left)",

@@ -6,7 +6,6 @@ from nanoeuler.book import code_cells
 from nanoeuler.engines.gpu.paper.traffic import sectors, wavefronts
 from nanoeuler.files import project_root
 
-
 CHAPTER = "11a-the-paper"
 NAMES = dict(np=np, sectors=sectors, wavefronts=wavefronts)
 # What the chapter defines in a cell of its own, before the check.

@@ -4,7 +4,7 @@
 # %% sec-cli-tokenizer
 """`nanoeuler tokenizer`: learn a vocabulary, and turn text into ids and back, a chunk at a time.
 
-Leaves out how text is cut and merged: chapter 2's modules. Imports inside, as main.py does.
+Leaves out how text is cut and merged: appendix B's modules. Imports inside, as main.py does.
 """
 
 import os

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from helpers.exercises import pair, verdict
 
-from nanoeuler import book
+from nanoeuler import book, exercises
 
 ROOT = Path(__file__).parents[1]
 LEAST = 10  # wrong answers to each exercise
 RIGHT, WRONG = range(5), range(3)  # seeds for which a solution is taken, a wrong answer refused
-HEADING = re.compile(r"(?m)^### Exercise: (.*)$")
 
 
 def load(path):
@@ -49,29 +48,43 @@ def quietly(file, name, seed, old="", new=""):
         return verdict(file.CHAPTER, name, seed, old, new, **file.NAMES)
 
 
-def sections(chapter):
-    """(title, cells) of each section of a chapter that is headed as an exercise."""
-    parts = re.split(r"(?m)^(?=#{1,3} )", chapter.read_text(encoding="utf-8"))
-    for part in parts:
-        if title := HEADING.match(part):
-            yield title[1], ["\n".join(lines) for _, lines in book.code_cells(part)]
+def exercises_of(chapter):
+    """The exercises of a chapter, as the book's tool finds them."""
+    text = chapter.read_text(encoding="utf-8")
+    return exercises.exercises(chapter.stem, text, book.code_cells(text))
 
 
 @pytest.mark.parametrize("chapter", book.chapters(ROOT), ids=lambda path: path.stem)
 def test_each_exercise_has_a_stub_a_check_and_a_solution(chapter):
     bare = []
-    for title, cells in sections(chapter):
-        checks = {word for cell in cells for word in re.findall(r"def check_(\w+)\(", cell)}
-        answers = {word for cell in cells for word in re.findall(r"def solution_(\w+)\(", cell)}
-        if not (checks and checks <= answers) or re.search(r"def (check|solution)_", cells[0]):
-            bare.append(title)
+    for one in exercises_of(chapter):
+        checks = {word for cell in one.cells for word in re.findall(r"def check_(\w+)\(", cell)}
+        made = {word for cell in one.cells for word in re.findall(r"def solution_(\w+)\(", cell)}
+        if not (checks and checks <= made) or re.search(r"def (check|solution)_", one.cells[0]):
+            bare.append(one.title)
     assert not bare, f"{chapter.name}: no stub, check and solution in this order: {bare}"
+
+
+@pytest.mark.parametrize("chapter", book.chapters(ROOT), ids=lambda path: path.stem)
+def test_the_tool_writes_each_stub_and_finds_what_its_judge_needs(chapter):
+    for one in exercises_of(chapter):
+        made = exercises.parts(one)
+        compile(exercises.stub_file(one), one.number, "exec")
+        if chapter.stem not in {file.CHAPTER for file in FILES}:
+            continue  # whose solutions need more than a function: their own tests judge them
+        answer = "\n".join(exercises.context([made.solution], {f"solution_{made.check}"}))
+        plan = {
+            "context": exercises.provided(one), "chapter": one.chapter, "path": one.number,
+            "check": f"check_{made.check}", "answer": made.answer, "call": made.call,
+            "text": f"{answer}\n{made.answer} = solution_{made.check}\n", "seeds": [7, 8],
+        }  # fmt: skip
+        assert exercises.judge(plan)["verdict"] == "right", one.title
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.CHAPTER)
 def test_wrong_answers_are_there_for_each_exercise_of_the_chapter(file):
-    cells = [cell for _, part in sections(ROOT / "book" / f"{file.CHAPTER}.md") for cell in part]
-    names = {word for cell in cells for word in re.findall(r"def check_(\w+)\(", cell)}
+    found = exercises_of(ROOT / "book" / f"{file.CHAPTER}.md")
+    names = {exercises.parts(one).check for one in found}
     counts = {name: sum(row[0] == name for row in file.ANSWERS) for name in names}
     assert {row[0] for row in file.ANSWERS} == names and min(counts.values()) >= LEAST, counts
     assert len({row[:2] for row in file.ANSWERS}) == len(file.ANSWERS), "two have the same name"

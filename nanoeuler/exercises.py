@@ -151,12 +151,13 @@ def provided(exercise: Exercise) -> list[str]:
 def stub_file(exercise: Exercise) -> str:
     """What is written for the reader: where it comes from, imports, names that are there, stub."""
     made, ready, imports = parts(exercise), set(), []
-    used = set().union(*(names_of(cell)[1] for cell in (made.stub, made.solution)))
+    used = {"np"}.union(*(names_of(cell)[1] for cell in (made.stub, made.solution)))
     for source in provided(exercise):
-        bound = names_of(source)[0]
-        if isinstance(ast.parse(source).body[0], (ast.Import, ast.ImportFrom)):
-            if source not in imports and bound & used:
-                imports.append(source)
+        bound, node = names_of(source)[0], ast.parse(source).body[0]
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            node.names = [name for name in node.names if (name.asname or name.name) in used]
+            if node.names and ast.unparse(node) not in imports:
+                imports.append(ast.unparse(node))
         else:
             ready |= bound & used
     ready -= set().union(*(names_of(source)[0] for source in imports))

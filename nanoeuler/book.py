@@ -5,6 +5,7 @@
 """The book's own tool: chapters become a package and notebooks, and neither can go stale unseen.
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
+    python -m nanoeuler.book exercise [4.2] | check 4.2
 
 A chapter is book/NN-name.md, an appendix book/x-name.md; cells of it that begin with
 `#| export nanoeuler/FILE.py` are that file.
@@ -13,6 +14,7 @@ The tool leaves out editing: outputs are made from text, and nothing ever flows 
 
 import hashlib
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -28,6 +30,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from nanoeuler.errors import UserError
+from nanoeuler.exercises import DRAWS, NUMBER, Exercise, exercises, parts, stub_file, verdict
 from nanoeuler.files import project_root, replacing
 from nanoeuler.syntax import imports, undocumented
 
@@ -286,7 +289,7 @@ def content(notebook: nbformat.NotebookNode) -> list[tuple[str, str, list[str]]]
 
 
 # %% sec-book-commands
-# The five commands of the module's docstring.
+# The commands of the module's docstring.
 app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
 _Chapter = Annotated[str, typer.Argument(help="the first letters of a file in book/")]
 _Place = Annotated[str, typer.Argument(help="FILE:LINE, as a traceback has it")]
@@ -308,11 +311,82 @@ def run_command(chapter: _Chapter = "") -> None:
 
 
 @app.command("check")
-def check_command(chapter: _Chapter = "") -> None:
-    """Say what is stale; exit 1 if anything is. Example: python -m nanoeuler.book check"""
+def check_command(
+    chapter: _Chapter = "",
+    seed: Annotated[int | None, typer.Option(help="judge an exercise on this seed alone")] = None,
+    hint: Annotated[int, typer.Option(help="print this hint of an exercise instead")] = 0,
+) -> None:
+    """Say what is stale, or judge an exercise (4.2); exit 1 if anything is wrong.
+
+    Examples: python -m nanoeuler.book check, python -m nanoeuler.book check 4.2
+    """
+    if NUMBER.fullmatch(chapter):
+        if hint:
+            print(hint_of(exercise_of(project_root(), chapter)[1], hint))
+            return
+        chance = random.SystemRandom()
+        seeds = [chance.randrange(2**31) for _ in range(DRAWS)] if seed is None else [seed]
+        right, told = judged(project_root(), chapter, Path("exercises"), seeds)
+        print(told)
+        raise typer.Exit(0 if right else 1)
     faults = list(problems(project_root(), chapter))
     print("\n".join(faults) or "chapters, package and notebooks agree")
     raise typer.Exit(1 if faults else 0)
+
+
+def all_exercises(root: Path) -> Iterator[tuple[Path, Exercise]]:
+    """Yield (chapter, exercise) for each "### Exercise:" of the book, in reading order."""
+    for chapter in chapters(root):
+        text = chapter.read_text(encoding="utf-8")
+        if "\n### Exercise: " in text:
+            yield from ((chapter, one) for one in exercises(chapter.stem, text, code_cells(text)))
+
+
+def exercise_of(root: Path, number: str) -> tuple[Path, Exercise]:
+    """(chapter, exercise) that `number`, 4.2, names; UserError where there is none."""
+    for chapter, one in all_exercises(root):
+        if one.number.lower() == number.lower():
+            return chapter, one
+    raise UserError(f"there is no exercise {number!r}: `python -m nanoeuler.book exercise` "
+                    "lists those that there are")
+
+
+def hint_of(one: Exercise, n: int) -> str:
+    """Hint `n` of an exercise, counted from 1; UserError where there is none."""
+    if not 1 <= n <= len(one.hints):
+        raise UserError(f"exercise {one.number} has {len(one.hints)} hints: no hint {n}")
+    return one.hints[n - 1]
+
+
+def judged(root: Path, number: str, folder: Path, seeds: list[int]) -> tuple[bool, str]:
+    """(whether the answer in `folder` is right, what to say of it), for the exercise `number`."""
+    chapter, one = exercise_of(root, number)
+    env = environment(root, chapter)
+    return verdict(one, folder / f"{one.number}.py", env, root / "book", seeds)
+
+
+_Hint = Annotated[int, typer.Option(help="print this hint and write nothing")]
+
+
+@app.command("exercise")
+def exercise_command(number: str = typer.Argument(""), hint: _Hint = 0) -> None:
+    """Write an exercise's stub, or list all. Example: python -m nanoeuler.book exercise 4.2"""
+    root = project_root()
+    if not number:
+        for _, one in all_exercises(root):
+            print(f"{one.number:6} {one.title}")
+        return
+    one = exercise_of(root, number)[1]
+    if hint:
+        print(hint_of(one, hint))
+        return
+    path, text = Path("exercises") / f"{one.number}.py", stub_file(one)
+    if path.exists():
+        raise UserError(f"{path} is there and may hold your answer: rename it to begin again")
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    print(f"wrote {path}: define {parts(one).answer}, then run "
+          f"`python -m nanoeuler.book check {one.number}`")
 
 
 @app.command("where")

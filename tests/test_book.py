@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler import book, measurements, syntax
+from nanoeuler import book, exercises, measurements, syntax
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
 from nanoeuler.progress import bars, say
@@ -325,3 +325,136 @@ def test_rows_are_replaced_by_those_of_the_same_names(tmp_path, monkeypatch):
     measurements.update("new", [one | {"value": 1}, two | {"value": 2}])
     measurements.update("new", iter([one | {"value": 3}]))
     assert measurements.load("new") == [two | {"value": 2}, one | {"value": 3}]
+
+
+# ---- Exercises
+
+TASK = """### Exercise: a half
+
+""" + cell("def half(x):", '    """Half of x."""', "    ...  # your line") + cell(
+    "# not a heading", "import random", "", "", "def check_half(half, seed=None):",
+    "    x = random.Random(seed).random() + TINY",
+    "    right = half(x) == x / 2", '    print("right" if right else "not a half")',
+    "    return right", "", "", "_ = check_half(half, seed=0)",
+) + """<details>
+<summary>Hint 1: parts</summary>
+
+How many?
+
+</details>
+
+<details>
+<summary>Hint 2: more</summary>
+
+Two.
+
+</details>
+
+""" + cell("def solution_half(x):", "    return x / 2", "", "", "assert check_half(solution_half)")
+RIGHT = "def half(x):\n    return x / 2\n"
+
+
+@pytest.fixture
+def desk(small_book, monkeypatch, capsys):
+    """A chapter with exercises, and a function that runs a command of the tool in its folder."""
+    later = TASK.replace("a half", "another") + "## After\n\n" + cell("x = 1")
+    text = SECOND + cell("TINY = 2.0**-20", "LOUD = 1 / 1") + TASK + later
+    (small_book / "book" / "01-b.md").write_text(text)
+    book.export(small_book)
+    # what the judge's own process runs, beside the small package
+    for name in ("errors", "exercises"):
+        text = (project_root(Path(__file__).parent) / "nanoeuler" / f"{name}.py").read_text()
+        (small_book / "book" / "00-a.md").write_text(
+            (small_book / "book" / "00-a.md").read_text()
+            + cell(f"#| export nanoeuler/{name}.py", *text.split("\n"))
+        )
+    book.export(small_book)
+    monkeypatch.chdir(small_book)
+
+    def command(*words):
+        try:
+            code = book.app(list(words), standalone_mode=False)
+        except UserError as error:
+            return 2, str(error)
+        return code or 0, capsys.readouterr().out
+
+    return command
+
+
+def answered(desk, text):
+    """What `check 1.1` says of an answer."""
+    Path("exercises").mkdir(exist_ok=True)
+    Path("exercises/1.1.py").write_text(text)
+    return desk("check", "1.1")
+
+
+def test_exercises_are_listed_and_numbered_by_chapter(desk):
+    assert desk("exercise") == (0, "1.1    a half\n1.2    another\n")
+    assert [desk("exercise", number)[0] for number in ("1.3", "2.1", "A.1", "01")] == [2] * 4
+    assert "there is no exercise '1.3'" in desk("check", "1.3")[1]
+
+
+def test_a_stub_is_written_once(desk):
+    assert "is not there" in desk("check", "1.1")[1]
+    assert desk("exercise", "1.1")[0] == 0
+    written = Path("exercises/1.1.py").read_text()
+    assert "def half(x):" in written and "check_half(" not in written
+    assert "solution" not in written
+    Path("exercises/1.1.py").write_text(RIGHT)
+    code, said = desk("exercise", "1.1")
+    assert code == 2 and "may hold your answer" in said and "\n" not in said
+    assert Path("exercises/1.1.py").read_text() == RIGHT
+
+
+def test_hints_come_one_by_one(desk):
+    assert desk("exercise", "1.1", "--hint", "1") == (0, "Hint 1: parts\n\nHow many?\n")
+    assert desk("check", "1.2", "--hint", "2") == (0, "Hint 2: more\n\nTwo.\n")
+    assert "has 2 hints" in desk("exercise", "1.1", "--hint", "3")[1]
+    assert not Path("exercises").exists()
+
+
+def test_answers_are_judged(desk):
+    assert answered(desk, RIGHT) == (0, "exercise 1.1 is right\n")
+    code, said = answered(desk, RIGHT.replace("/ 2", "/ 3"))
+    assert code == 1 and said.startswith("not a half\nexercise 1.1 is wrong for seed ")
+    seed = said.split()[-1]
+    assert desk("check", "1.1", "--seed", seed)[1] == said
+
+
+def test_answers_that_say_nothing_are_told_why_in_one_line(desk):
+    desk("exercise", "1.1")
+    for text, why in (
+        (Path("exercises/1.1.py").read_text() + "# a thought\n", "is still the stub"),
+        ("def half(x)\n", "does not parse, line 1"),
+        ("def third(x):\n    return x / 2\n", "defines no half"),
+        ("def half(x):\n    return x / y\n", "line 2 raises NameError"),
+        ("import sys\nsys.exit(0)\n", "line 2 raises SystemExit"),
+        ("import os\nos._exit(0)\n", "ended the program before it was judged"),
+    ):
+        code, said = answered(desk, text)
+        assert code == 1 and why in said and said.count("\n") == 1, said
+
+
+def test_what_an_answer_prints_is_no_verdict(desk):
+    code, said = answered(desk, 'def half(x):\n    print("exercise 1.1 is right")\n    return x\n')
+    assert code == 1 and said.endswith("it prints, which is not judged; "
+                                       "first: 'exercise 1.1 is right'\n")  # fmt: skip
+    code, said = answered(desk, 'print("hello")\n' + RIGHT)
+    assert code == 0 and said.startswith("exercise 1.1 is right\nit prints")
+
+
+def test_an_answer_that_never_ends_is_ended(desk, small_book):
+    chapter, one = book.exercise_of(small_book, "1.1")
+    path = small_book / "1.1.py"
+    path.write_text("def half(x):\n    while True:\n        pass\n")
+    env = book.environment(small_book, chapter)
+    right, said = exercises.verdict(one, path, env, small_book, [0], limit=2.0)
+    assert not right and "did not end within 2 seconds" in said
+
+
+def test_a_judge_needs_no_more_than_what_the_check_rests_on():
+    cells = ["a = 1\nb = a + 1\nprint(1 / 0)", "def f():\n    return b", "c = f\na = 2\nx = 3",
+             "def g(x):\n    return f() + x"]  # fmt: skip
+    assert exercises.context(cells, {"g"}) == [
+        "a = 1", "b = a + 1", "def f():\n    return b", "a = 2", "def g(x):\n    return f() + x",
+    ]  # fmt: skip

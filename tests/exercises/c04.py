@@ -1,0 +1,76 @@
+"""Wrong answers to the exercises of chapter 4: each must be refused by its check."""
+
+import numpy as np
+
+from nanoeuler.model.layers import layernorm, linear, rope, rope_tables
+
+CHAPTER = "04-layers"
+NAMES = dict(np=np, layernorm=layernorm, linear=linear, rope=rope, rope_tables=rope_tables)
+
+PAIRS = "np.concatenate([turned[..., 0::2], turned[..., 1::2]], axis=-1)"
+# (exercise, what is wrong, text of the solution, what it becomes)
+ANSWERS = [
+    ("fold", "the gain scales columns", "gain[:, None] * w", "gain[: w.shape[1]].mean() * w"),
+    ("fold", "no gain", "gain[:, None] * w", "w.copy()"),
+    ("fold", "divided by the gain", "gain[:, None] * w", "w / gain[:, None]"),
+    ("fold", "the gain twice", "gain[:, None] * w", "gain[:, None] ** 2 * w"),
+    ("fold", "one and the gain", "gain[:, None] * w", "(1 + gain[:, None]) * w"),
+    ("fold", "the bias in the matrix", "gain[:, None] * w", "(gain + bias)[:, None] * w"),
+    ("fold", "gains in the wrong order", "gain[:, None] * w", "gain[::-1, None] * w"),
+    ("fold", "gain and bias change places", "gain[:, None] * w", "bias[:, None] * w"),
+    ("fold", "gain in place", "matrix = gain[:, None] * w", "w *= gain[:, None]; matrix = w"),
+    ("fold", "the bias meets the new matrix", "bias @ w + b", "bias @ matrix + b"),
+    ("fold", "the linear bias is lost", "bias @ w + b", "bias @ w"),
+    ("fold", "the norm's bias is lost", "bias @ w + b", "b"),
+    ("fold", "the wrong sign", "bias @ w + b", "b - bias @ w"),
+    ("fold", "the bias has the gain", "bias @ w + b", "(gain * bias) @ w + b"),
+    ("fold", "the linear bias is multiplied", "bias @ w + b", "bias @ w * b"),
+    ("fold", "a row for the bias", "bias @ w + b", "(bias @ w + b)[None]"),
+    ("merge", "the mean of the means", "n2 / (n1 + n2)", "0.5"),
+    ("merge", "the share of the first", "n2 / (n1 + n2)", "n1 / (n1 + n2)"),
+    ("merge", "a ratio, no share", "n2 / (n1 + n2)", "n2 / n1"),
+    ("merge", "one number too few", "n2 / (n1 + n2)", "n2 / (n1 + n2 - 1)"),
+    ("merge", "apart the wrong way", "mean2 - mean1", "mean1 - mean2"),
+    ("merge", "a sum, no distance", "mean2 - mean1", "mean2 + mean1"),
+    ("merge", "within: shares exchanged", "(1 - share) * var1 + share * var2",
+     "share * var1 + (1 - share) * var2"),
+    ("merge", "within: the sum of both", "(1 - share) * var1 + share * var2", "var1 + var2"),
+    ("merge", "within: the mean of both", "(1 - share) * var1 + share * var2",
+     "(var1 + var2) / 2"),
+    ("merge", "within: the larger", "(1 - share) * var1 + share * var2", "max(var1, var2)"),
+    ("merge", "nothing between", "share * (1 - share) * apart**2", "0.0"),
+    ("merge", "not squared", "apart**2", "abs(apart)"),
+    ("merge", "a quarter between", "share * (1 - share) * apart**2", "apart**2 / 4"),
+    ("merge", "the share squared", "share * (1 - share) * apart**2", "share**2 * apart**2"),
+    ("merge", "from the first mean", "share * (1 - share) * apart**2", "share * apart**2"),
+    ("merge", "between taken off", "within + between", "within - between"),
+    ("merge", "the deviation", "within + between", "(within + between) ** 0.5"),
+    ("merge", "from the second mean", "mean1 + share * apart", "mean2 + share * apart"),
+    ("merge", "mean square less squared mean", "within + between",
+     "(1 - share) * (var1 + mean1**2) + share * (var2 + mean2**2)"
+     " - (mean1 + share * apart) ** 2"),
+    ("repair", "nothing is moved", PAIRS, "turned.copy()"),
+    ("repair", "odd ones first", PAIRS,
+     "np.concatenate([turned[..., 1::2], turned[..., 0::2]], axis=-1)"),
+    ("repair", "the way back", PAIRS,
+     "np.stack([turned[..., : D // 2], turned[..., D // 2 :]], axis=-1).reshape(turned.shape)"),
+    ("repair", "halves exchanged", PAIRS,
+     "np.concatenate([turned[..., D // 2 :], turned[..., : D // 2]], axis=-1)"),
+    ("repair", "even ones twice", "turned[..., 1::2]", "turned[..., 0::2]"),
+    ("repair", "the second half backwards", "turned[..., 1::2]", "turned[..., ::-2]"),
+    ("repair", "pairs turn back", "turned[..., 1::2]", "-turned[..., 1::2]"),
+    ("repair", "the first half is zero", "turned[..., 0::2]", "0 * turned[..., 0::2]"),
+    ("repair", "all heads", "turned = heads[:, :n]\n    heads[:, :n]",
+     "turned = heads\n    heads[:]"),
+    ("repair", "one head too many", "turned = heads[:, :n]\n    heads[:, :n]",
+     "turned = heads[:, : n + 1]\n    heads[:, : n + 1]"),
+    ("repair", "one head", "turned = heads[:, :n]\n    heads[:, :n]",
+     "turned = heads[:, :1]\n    heads[:, :1] *= 1\n    heads[:, :1]"),
+    ("repair", "the last heads", "turned = heads[:, :n]\n    heads[:, :n]",
+     "turned = heads[:, -n:]\n    heads[:, -n:]"),
+    ("repair", "heads and channels exchanged", "w.reshape(len(w), -1, D).copy()",
+     "w.reshape(len(w), D, -1).swapaxes(1, 2).copy()"),
+    ("repair", "the matrix is changed", ".copy()", ""),
+    ("repair", "the heads stay apart", "heads.reshape(w.shape)", "heads"),
+    ("repair", "heads change places", "return heads", "return heads[:, ::-1]"),
+]

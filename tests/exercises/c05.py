@@ -1,0 +1,76 @@
+"""Wrong answers to the exercises of chapter 5: each must be refused by its check."""
+
+import numpy as np
+
+from nanoeuler.model.attention import attention
+from nanoeuler.model.layers import rope, rope_tables
+
+CHAPTER = "05-attention"
+NAMES = dict(np=np, attention=attention, rope=rope, rope_tables=rope_tables)
+
+SHIFT, ROOT = " - np.max(scores, axis=-1, keepdims=True)", " / q.shape[-1] ** 0.5"
+# (exercise, what is wrong, text of the solution, what it becomes)
+ANSWERS = [
+    ("last", "keys dealt out in turn", "np.repeat(keys, R, axis=0)", "np.tile(keys, (R, 1, 1))"),
+    ("last", "values dealt out in turn", "np.repeat(values, R, axis=0)",
+     "np.tile(values, (R, 1, 1))"),
+    ("last", "everyone reads the first key head", "np.repeat(keys, R, axis=0)",
+     "np.repeat(keys[:1], len(q), axis=0)"),
+    ("last", "keys for values", "np.repeat(values, R, axis=0)", "np.repeat(keys, R, axis=0)"),
+    ("last", "no root", ROOT, ""),
+    ("last", "divided by D", ROOT, " / q.shape[-1]"),
+    ("last", "multiplied by the root", ROOT, " * q.shape[-1] ** 0.5"),
+    ("last", "it overflows", SHIFT, ""),
+    ("last", "shifted by the mean", SHIFT, " - np.mean(scores, axis=-1, keepdims=True)"),
+    ("last", "shifted by the least", SHIFT, " - np.min(scores, axis=-1, keepdims=True)"),
+    ("last", "the sum over the heads", "np.sum(e, axis=-1, keepdims=True)",
+     "np.sum(e, axis=0, keepdims=True)"),
+    ("last", "no sum", " / np.sum(e, axis=-1, keepdims=True)", ""),
+    ("last", "a plain mean", "np.exp(scores", "np.exp(0 * scores"),
+    ("last", "the largest alone", 'np.einsum("ht,htd->hd", p, v)',
+     "v[np.arange(len(q)), scores.argmax(-1)]"),
+    ("last", "not itself", 'np.einsum("ht,htd->hd", p, v)',
+     'np.einsum("ht,htd->hd", p[:, :-1], v[:, :-1])'),
+    ("last", "heads in one row", 'np.einsum("ht,htd->hd", p, v)',
+     'np.einsum("ht,htd->hd", p, v).ravel()'),
+    ("back", "one back, always", "cos[n:], sin[n:]", "cos[1 : T + 1], sin[1 : T + 1]"),
+    ("back", "at itself", "cos[n:], sin[n:]", "cos[:T], sin[:T]"),
+    ("back", "the queries ahead",
+     "queries = rope(look, 1, cos[:T], sin[:T])\n    keys = rope(look, 1, cos[n:], sin[n:])",
+     "queries = rope(look, 1, cos[n:], sin[n:])\n    keys = rope(look, 1, cos[:T], sin[:T])"),
+    ("back", "the keys turn back", "cos[n:], sin[n:]", "cos[n:], -sin[n:]"),
+    ("back", "the keys are not turned", "keys = rope(look, 1, cos[n:], sin[n:])", "keys = look"),
+    ("back", "the queries are not turned", "queries = rope(look, 1, cos[:T], sin[:T])",
+     "queries = look"),
+    ("back", "too short to decide", "6 * np.ones", "np.ones"),
+    ("back", "longer than allowed", "6 * np.ones", "7 * np.ones"),
+    ("back", "of length six", "6 * np.ones((1, T, 1, D))", "6 * np.ones((1, T, 1, D)) / D**0.5"),
+    ("back", "none to turn", "keys = rope(look, 1,", "keys = rope(look, 0,"),
+    ("back", "negative queries", "return queries, keys", "return -queries, keys"),
+    ("back", "keys first", "return queries, keys", "return keys, queries"),
+    ("back", "half of the channels", "6 * np.ones((1, T, 1, D))",
+     "6 * np.ones((1, T, 1, D)) * (np.arange(D) % (D // 2) > D // 4)"),
+    ("ungroup", "keys dealt out in turn", "np.repeat(k, H // G, axis=1)",
+     "np.tile(k, (1, H // G, 1))"),
+    ("ungroup", "values dealt out in turn", "np.repeat(v, H // G, axis=1)",
+     "np.tile(v, (1, H // G, 1))"),
+    ("ungroup", "columns, not heads", "np.repeat(k, H // G, axis=1)",
+     "np.repeat(k, H // G, axis=2).reshape(len(w), H, -1)"),
+    ("ungroup", "values for keys", "np.repeat(k, H // G, axis=1)", "np.repeat(v, H // G, axis=1)"),
+    ("ungroup", "keys for values", "np.repeat(v, H // G, axis=1)", "np.repeat(k, H // G, axis=1)"),
+    ("ungroup", "the first key for all", "np.repeat(k, H // G, axis=1)",
+     "np.repeat(k[:, :1], H, axis=1)"),
+    ("ungroup", "shared out among the copies", "np.repeat(v, H // G, axis=1)",
+     "np.repeat(v, H // G, axis=1) / (H / G) + 1e-3"),
+    ("ungroup", "zeros for the copies", "np.repeat(k, H // G, axis=1)",
+     "np.concatenate([k, 0 * heads[:, : H - G]], axis=1) * (H > G)"),
+    ("ungroup", "values before keys", "[q, k, v]", "[q, v, k]"),
+    ("ungroup", "keys before queries", "[q, k, v]", "[k, q, v]"),
+    ("ungroup", "no queries", "[q, k, v]", "[k, k, v]"),
+    ("ungroup", "values begin one head early", "heads[:, H + G :]", "heads[:, H + G - 1 : -1]"),
+    ("ungroup", "keys are the last queries", "heads[:, H : H + G]", "heads[:, H - G : H]"),
+    ("ungroup", "groups kept", "k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)",
+     "k, v = k * 1, v * 1"),
+    ("ungroup", "channels outside", "w.reshape(len(w), H + 2 * G, -1)",
+     "w.reshape(len(w), -1, H + 2 * G).swapaxes(1, 2)"),
+]

@@ -86,7 +86,10 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
     left = top.get_children()
     while left:
         table = left.pop()
-        used |= {name.get_name() for name in table.get_symbols() if name.is_global()}
+        read = str(table.get_type()).endswith("class")  # which may read a name, then bind it
+        for name in table.get_symbols():
+            if name.is_global() or (read and name.is_referenced()):
+                used.add(name.get_name())
         left += table.get_children()
     return bound, used
 

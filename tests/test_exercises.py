@@ -66,7 +66,8 @@ def test_each_exercise_has_a_stub_a_check_and_a_solution(chapter):
 
 
 @pytest.mark.parametrize("chapter", book.chapters(ROOT), ids=lambda path: path.stem)
-def test_the_tool_writes_each_stub_and_finds_what_its_judge_needs(chapter):
+def test_the_tool_writes_each_stub_and_finds_what_its_judge_needs(chapter, monkeypatch):
+    monkeypatch.chdir(ROOT / "book")  # where chapters run
     for one in exercises_of(chapter):
         made = exercises.parts(one)
         compile(exercises.stub_file(one), one.number, "exec")
@@ -99,7 +100,7 @@ def test_the_solution_is_taken(file, name):
 
 @pytest.mark.parametrize("file, name, what, old, new", MUTANTS)
 def test_a_wrong_answer_is_refused(file, name, what, old, new):
-    assert pair(file.CHAPTER, name)[1].count(old) == 1, f"{old!r} is not there exactly once"
+    assert old in pair(file.CHAPTER, name)[1], f"{old!r} is not there"
     for seed in WRONG:
         taken, said = quietly(file, name, seed, old, new)
         assert not taken, f"{what}, seed {seed}: {said}"

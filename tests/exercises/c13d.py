@@ -10,7 +10,8 @@ STEPS = '1 / (rate * training["weight_decay"])'
 ANSWERS = [
     ("readings", "at the peak throughout", RATE, 'training["lr"]'),
     ("readings", "a step late", "learning_rate(step,", "learning_rate(step + 1,"),
-    ("readings", "at the end of the run", "learning_rate(step,", 'learning_rate(training["steps"],'),
+    ("readings", "at the end of the run", "learning_rate(step,",
+     'learning_rate(training["steps"],'),
     ("readings", "without warm-up", 'training["warmup"])', "0)"),
     ("readings", "a run of twice the length", 'training["steps"],', '2 * training["steps"],'),
     ("readings", "the decay alone", STEPS, '1 / training["weight_decay"]'),

@@ -108,19 +108,6 @@ def stages(
 ANSWERS = 2 * (1 + 1 / 3)  # passes of a comparison: two answers, and a third more for the reference
 
 
-def on_a_gpu(config: Any, batch_size: int, engine: str) -> tuple[float, int]:
-    """Seconds and bytes of a training step, foretold of an H200."""
-    from nanoeuler.engines.gpu.primitives import PRECISIONS
-    from nanoeuler.engines.gpu.step import record_step
-    from nanoeuler.planning.step import H200, RULES, seconds
-
-    kind = PRECISIONS[engine]
-    given = config, batch_size, config.context, H200.machine, kind, RULES
-    program = record_step(*given).program
-    took = sum(seconds(step, H200, kind.pieces) for step in program.steps)
-    return took, sum(program.sizes.values())
-
-
 def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, float]]:
     """(stage, seconds, bytes of memory of a rank) of the runs of a size."""
     from nanoeuler.engines.choice import GPU_ENGINES
@@ -128,28 +115,31 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
     from nanoeuler.model.config import PRESETS, count_parameters
     from nanoeuler.planning import plan
     from nanoeuler.planning.counts import flops_per_token
+    from nanoeuler.planning.step import foretell
     from nanoeuler.training.prefer import PREFERRING
     from nanoeuler.training.run import Settings
     from nanoeuler.training.sft import FINETUNING
 
     fields = {flags.FIELDS.get(name, name): value for name, value in size.sizes.items()}
     config = resized(PRESETS[size.preset], **fields)
-    rate = plan.product_rate(plan.cores())
+    on_a_card = engine in GPU_ENGINES
+    rate = 0.0 if on_a_card and size.prefer is None else plan.product_rate(plan.cores())
     for name, usual, asked in (("train", Settings(), size.train), ("sft", FINETUNING, size.sft),
                                ("prefer", PREFERRING, size.prefer)):  # fmt: skip
         if asked is None:
             continue
         batch = asked.get("batch_size", usual.batch_size)
         steps = asked.get("steps", usual.steps)
-        flops = batch * config.context * flops_per_token(config)
-        times, memory = 1.0, plan.PROCESS_BYTES + sum(plan.cpu_memory(config, batch).values())
-        seconds = flops / (plan.CPU_SHARE * rate)
+        if on_a_card and name != "prefer":
+            _, seconds, memory = foretell(config, batch // ranks, engine)
+        else:
+            flops = batch * config.context * flops_per_token(config)
+            seconds = flops / (plan.CPU_SHARE * rate)
+            memory = plan.PROCESS_BYTES + sum(plan.cpu_memory(config, batch).values())
         if name == "prefer":
-            times, memory = ANSWERS, memory + 4 * count_parameters(config)
-        elif engine in GPU_ENGINES:
-            seconds, memory = on_a_gpu(config, batch // ranks, engine)
+            seconds, memory = ANSWERS * seconds, memory + 4 * count_parameters(config)
         minutes = asked.get("minutes", usual.minutes)
-        yield name, steps * times * seconds if steps else 60 * minutes, memory
+        yield name, steps * seconds if steps else 60 * minutes, memory
 
 
 # %% sec-road-command

@@ -16,10 +16,12 @@ ITEMS = [line for line in WHERE.split("\n") if line.startswith("- ")]
 PLACE = re.compile(r"`(nanoeuler/[\w/]+\.py): ([\w.]+)`")
 
 
-def labels():
-    pages = ROOT.glob("book/*.md")
-    found = [re.findall(r"^\(([\w-]+)\)=$", page.read_text("utf-8"), re.M) for page in pages]
-    return {label for page in found for label in page}
+@functools.cache
+def headings():
+    """The labels of all sections of the book, and the heading that each stands above."""
+    pages = [page.read_text(encoding="utf-8") for page in ROOT.glob("book/*.md")]
+    labelled = re.compile(r"^\(([\w-]+)\)=\n+#+ (.+)$", re.M)
+    return {label: heading for page in pages for label, heading in labelled.findall(page)}
 
 
 @functools.cache
@@ -47,7 +49,12 @@ def test_an_answer_has_all_its_parts(item):
 @pytest.mark.parametrize("page", [WHERE, COMPARE], ids=["where", "compare"])
 def test_sections_that_are_linked_exist(page):
     linked = set(re.findall(r"\]\(#([\w-]+)\)", page))
-    assert linked and linked <= labels(), linked - labels()
+    assert linked and linked <= headings().keys(), linked - headings().keys()
+
+
+def test_links_have_the_words_of_their_headings():
+    for words, label in re.findall(r"\[([^\]]+)\]\(#([\w-]+)\)", "\n".join(ITEMS)):
+        assert words == headings()[label]
 
 
 def test_modules_define_what_is_named():
@@ -95,7 +102,7 @@ def test_what_readers_ask_for_is_answered(word):
 
 
 # A line of the page's table of figures: its words, where its row is (file, what, case, engine,
-# peer), and how its two values are written. The last column is the device.
+# peer), and how its two values are written. The last columns are the device and the date.
 FIGURES = [
     ("training step, `gpt2-124m`, 16 × 1024 tokens, bf16", "torch.compile",
      ("gpu", "training step", "gpt2-124m 16x1024 bf16", "cuda", "torch compile"), "{:.1f} ms"),
@@ -136,19 +143,20 @@ FIGURES = [
 
 
 def measured(file, *key):
-    """The one value and peer's value that the rows of `key` have; the device."""
+    """The one value and peer's value that the rows of `key` have; device and date."""
     fields = ("what", "case", "engine", "peer")
     rows = [row for row in measurements.load(file) if tuple(row[f] for f in fields) == key]
     assert rows, f"{file} has no row {key}"
-    found = {(row["value"], row["peer_value"], row["device"]) for row in rows}
+    found = {(row["value"], row["peer_value"], row["device"], row["date"]) for row in rows}
     assert len(found) == 1, f"rows of {key} disagree: {found}"
     return found.pop()
 
 
 def line_of(words, peer, key, form):
-    ours, theirs, device = measured(*key)
+    ours, theirs, device, date = measured(*key)
     ratio = f"{ours / theirs:.3f}" if ours / theirs < 0.05 else f"{ours / theirs:.2f}"
-    return f"| {words} | {form.format(ours)} | {peer} | {form.format(theirs)} | {ratio} | {device} |"
+    cells = words, form.format(ours), peer, form.format(theirs), ratio, device, date
+    return f"| {' | '.join(cells)} |"
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=[words for words, *_ in FIGURES])
@@ -163,7 +171,7 @@ def test_there_is_no_other_figure():
     lines = [line for line in after.split("\n") if line.startswith("| ")]
     assert len(lines) == len(FIGURES) + 1, "a line has no row"  # the first is the head
     prose = before + "\n".join(line for line in after.split("\n") if not line.startswith("|"))
-    bits, _, _ = measured("pipeline", "main job", "base: held-out text", "cpu", None)
+    bits, *_ = measured("pipeline", "main job", "base: held-out text", "cpu", None)
     assert re.findall(r"\d+\.\d+|\d+ %", prose) == [f"{bits:.3f}"]
 
 

@@ -4,6 +4,7 @@ import functools
 import http.server
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -62,7 +63,8 @@ def outside_in_text(text):
 
 @pytest.fixture(scope="module")
 def pages():
-    """All pages of the book, built."""
+    """All pages of the book, built from nothing: an older chapter's page would stay."""
+    shutil.rmtree(PAGES, ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-m", "nanoeuler.book", "html"], cwd=ROOT, capture_output=True, text=True
     )

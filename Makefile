@@ -20,7 +20,7 @@ test: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m nanoeuler.book check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-gpu: .venv/installed-gpu
 	$(BIN)/python tests/bench/gpu.py check

@@ -3,7 +3,6 @@
 import signal
 import sys
 
-import pytest
 from hypothesis import settings
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
@@ -19,15 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items):
-    """For --dist loadgroup: each chapter by itself, each other file in one piece; long ones first.
+    """For --dist loadfile: a file in one piece makes its fixtures once. Long ones first.
 
-    A file in one piece makes its fixtures once. What chapters compile, the others find compiled.
-    Each kernel's machine code is a test by itself, too.
+    What chapters compile, the others find compiled.
     """
-    alone = "test_chapters", "test_registers"
-    items.sort(key=lambda item: (item.path.stem not in alone, -item.path.stat().st_size))
-    for item in items:
-        if item.path.stem not in alone:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    early = "test_chapters", "test_registers"
+    items.sort(key=lambda item: (item.path.stem not in early, -item.path.stat().st_size))

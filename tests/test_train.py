@@ -154,6 +154,8 @@ AIMS = [
 ]  # fmt: skip
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["lives", "pytest"])  # what is slow is imported once
+# To start a process is to ask the others how they ended; who waits for one then gets no answer.
+ALONE = threading.Lock()
 
 
 def life(out, aim=None, rng=None):
@@ -162,7 +164,8 @@ def life(out, aim=None, rng=None):
     said.unlink(missing_ok=True)
     pipe, theirs = FORKS.Pipe(duplex=False)
     process = FORKS.Process(target=lives.live, args=(out, theirs, said))
-    process.start()
+    with ALONE:
+        process.start()
     theirs.close()
     (letter, times, seconds), marks = aim or ("", 0, 0.0), ""
     while piece := os.read(pipe.fileno(), 1):
@@ -170,7 +173,8 @@ def life(out, aim=None, rng=None):
         if aim and marks[-1] == letter and marks.count(letter) == times:
             time.sleep(rng.random() * seconds)
             process.kill()
-    process.join()
+    with ALONE:  # it has closed its pipe, and ends
+        process.join()
     return marks, said.read_text(), process.exitcode
 
 

@@ -43,6 +43,9 @@ from nanoeuler.model.layers import (
 )
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
+# Of what the pass calls and whose sums keep their order. Inside the pass, not called: a call would
+# hand over some 200 words, the arrays of `Model` and `Room`.
+_INSIDE = {"error_model": "numpy", "forceinline": True}
 # Positions in a pass: 16 rows of anything in it fit the second-level cache beside a panel.
 ROWS = 16
 
@@ -108,7 +111,7 @@ _wide1, _wide2, _wide3, _wide4 = (_make_tile(rows, False) for rows in (1, 2, 3, 
 _small1, _small2, _small3, _small4 = (_make_tile(rows, True) for rows in (1, 2, 3, 4))
 
 
-@njit(error_model="numpy")
+@njit(**_INSIDE)
 def _panel(x, x_row, n, w, depth, scales, out, out_row):
     # out (n, PANEL) = x (n, depth) times the panel at w, four rows at a time
     for i in range(0, n, 4):
@@ -138,7 +141,7 @@ def _share(count, thread, threads):
     return count * thread // threads, count * (thread + 1) // threads
 
 
-@njit(error_model="numpy")
+@njit(**_INSIDE)
 def _product(x, n, place, bias, out, thread, threads):
     # out (n, panels * PANEL) = x (n, depth) times the matrix at `place` plus bias: this thread's
     address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
@@ -255,7 +258,7 @@ def _turn(x, cos, sin):
         x[j], x[half + j] = a * cos[j] - b * sin[j], a * sin[j] + b * cos[j]
 
 
-@njit(error_model="numpy", fastmath=PART["fastmath"])
+@njit(**PART)
 def _group(m, o, place, g, first, last, p):
     # Key/value head g for the rows of one text: keep keys and values, then attend. In order: a row
     # finds what the rows before it have kept.
@@ -280,7 +283,7 @@ def _group(m, o, place, g, first, last, p):
             _mean(p[i, : t + 1], values, o.y[r, (g * group + i) * D :][:D])
 
 
-@njit(error_model="numpy")
+@njit(**_INSIDE)
 def _attention(m, o, place, n, thread, threads):
     # Attention of all n rows: a text's rows, which lie together, and a key/value head are one task.
     first, task = 0, 0
@@ -306,7 +309,7 @@ def _gelu(u):
     return u * _sigmoid(F32(2) * z)
 
 
-@njit(error_model="numpy", fastmath=PART["fastmath"])
+@njit(**PART)
 def _activate(m, u, bias, start, hidden):
     # hidden[start : ...] of one row from a panel u (PANEL,) of the up matrix
     if m.gated:
@@ -322,7 +325,7 @@ def _activate(m, u, bias, start, hidden):
         hidden[start + j] = _gelu(x)
 
 
-@njit(error_model="numpy")
+@njit(**_INSIDE)
 def _hidden(m, o, n, panels, bias, thread, threads):
     # o.hidden (n, F) = the activation of this thread's panels of o.up
     first, last = _share(panels, thread, threads)
@@ -364,7 +367,7 @@ def _let_others_run(typing):
     return types.void(), generate
 
 
-@njit(error_model="numpy")
+@njit(**_INSIDE)
 def _meet(o, meeting, threads):
     # Wait until all threads have come to this meeting, the first being 1; the next one's number.
     counter, looks = o.met.ctypes.data, 0
@@ -388,7 +391,7 @@ def _moved(m, x, weights, stages, k, r, u):
                 u[c] += weight * k[j, r, c]
 
 
-@njit(error_model="numpy")
+@njit(**_INSIDE)
 def _sublayer(m, o, layer, half, stage, n, meeting, thread, threads):
     # k[stage] (n, C): what attention (half 0) or the MLP (half 1) says to the norm at this stage
     block, x = layer // m.repeat, o.n[thread]

@@ -68,6 +68,7 @@ class Joined(sft.Conversations):
 WAYS = {
     "a row each": (sft.Conversations, one_each),
     "as they come, joined": (Joined, as_they_come),
+    "best fit, joined": (Joined, sft.pack),
     "best fit, apart": (sft.Conversations, sft.pack),
 }
 

@@ -46,7 +46,16 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler 
 
 from bench.gpu import circumstances  # noqa: E402
 from step_inside import REPLAYS, kernels, replay, tell  # noqa: E402
-from step_sides import OTHERS, OURS, PRODUCTS, launch, make_tokens, products, side  # noqa: E402
+from step_sides import (  # noqa: E402
+    OTHERS,
+    OURS,
+    PRODUCTS,
+    STRETCHES,
+    launch,
+    make_tokens,
+    products,
+    side,
+)  # fmt: skip
 from watched import serve, watch  # noqa: E402
 
 CASES = [  # preset, batch, context, precision
@@ -100,8 +109,8 @@ def sides(parts):
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
-            others = OTHERS if case[-1] == "bf16" else ["cuda, own products"]
-            others = [] if part == "curve" else others
+            others = {"bf16": [*OTHERS], "float32": ["cuda, own products", *STRETCHES]}
+            others = others.get(case[-1], ["cuda, own products"]) if part != "curve" else []
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
         ours.append(f"replay: {REPLAYS}: {OURS}")

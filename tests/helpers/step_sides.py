@@ -16,6 +16,7 @@ from statistics import median
 import numpy as np
 
 from nanoeuler.data.batches import Batches
+from nanoeuler.engines.gpu import pieces
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
@@ -30,6 +31,11 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
     "cuda, gates apart": ({}, ""),
     "cuda, n made again": ({"kept": 0}, ""),
     "cuda, launch by launch": ({}, ""),
+}
+STRETCH = pieces.DEEP[3]
+STRETCHES = {  # of k in float32's products of three pieces: the value of `pieces.DEEP` then
+    "cuda, stretches of 128": 768,
+    "cuda, stretches of 64": 384,
 }
 
 
@@ -163,6 +169,7 @@ class Ours:
         gc.collect()
         self.before = self.device.memory_used()
         CudaEngine.bends_gates = "gates apart" not in who
+        pieces.DEEP[3] = STRETCHES.get(who, STRETCH)
         numbers, multiplier = ways_of(precision, who)
         how = {"precision": numbers, "multiplier": multiplier}
         self.stepper = CudaStepper(w, AdamW(w), self.device, **how)

@@ -81,12 +81,13 @@ def distribution(
     with np.errstate(over="ignore"):  # to -inf, of which the exponential is 0
         p = np.exp((z - z.max()) / temperature)
     if top_k or top_p < 1:
-        order = np.argsort(-p, kind="stable")  # of two that are equal, the smaller id comes first
-        if top_k:
-            p[order[top_k:]] = 0
+        best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
-            before = np.cumsum(p[order]) - p[order]  # the probability of all that are more probable
-            p[order[before >= top_p * p.sum()]] = 0
+            before = np.cumsum(best) - best  # the probability of all that are more probable
+            best = best[~(before >= top_p * best.sum())]  # of nan, all
+        p[p < best[-1]] = 0
+        equal = np.flatnonzero(p == best[-1])  # of those, the smaller ids stay
+        p[equal[np.count_nonzero(best == best[-1]) :]] = 0
     if min_p:
         p[p < min_p] = 0  # the most probable has e^0 = 1 here
     return p / p.sum()

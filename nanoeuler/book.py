@@ -32,6 +32,7 @@ from nbclient.exceptions import CellExecutionError
 from nanoeuler.errors import UserError
 from nanoeuler.exercises import DRAWS, NUMBER, Exercise, exercises, parts, stub_file, verdict
 from nanoeuler.files import project_root, replacing
+from nanoeuler.marks import Place, places, plain
 from nanoeuler.syntax import imports, undocumented
 
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
@@ -199,6 +200,75 @@ def where(root: Path, file: str, line: int) -> str:
     return f"{chapter}:{made[line - 1][1]}"
 
 
+# %% sec-book-plain
+def write(made: nbformat.NotebookNode, path: Path) -> None:
+    """Write a notebook, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
+
+
+def labels(root: Path) -> dict[str, Place]:
+    """Where each label of the book stands, as `marks.plain` wants it."""
+    known, notebooks = {}, set(chapters(root))
+    for path in sorted((root / "book").glob("*.md")):
+        name = path.with_suffix(".ipynb").name if path in notebooks else path.name
+        known |= places(name, path.read_text(encoding="utf-8"))
+    return known
+
+
+def readable(
+    made: nbformat.NotebookNode, chapter: Path, known: dict[str, Place]
+) -> nbformat.NotebookNode:
+    """The notebook of a chapter with its prose in plain Markdown; changes `made`."""
+    for cell in made.cells:
+        if cell.cell_type == "markdown":
+            cell.source = plain(cell.source, chapter.with_suffix(".ipynb").name, known)
+    return made
+
+
+def with_outputs(
+    made: nbformat.NotebookNode, stored: nbformat.NotebookNode
+) -> nbformat.NotebookNode | None:
+    """`made` with the outputs of a notebook that has the same code cells; None: it has others."""
+    mine, others = ([c for c in each.cells if c.cell_type == "code"] for each in (made, stored))
+    if [cell.source for cell in mine] != [cell.source for cell in others]:
+        return None
+    for cell, other in zip(mine, others, strict=True):
+        cell.outputs, cell.execution_count = other.outputs, other.execution_count
+    return made
+
+
+def renew(root: Path, only: str = "") -> list[str]:
+    """Write prose that has changed into the notebooks whose code has not; list their names."""
+    known, written = labels(root), []
+    for chapter in chosen(root, only):
+        path, made = chapter.with_suffix(".ipynb"), notebook(chapter.read_text(encoding="utf-8"))
+        if not path.exists():
+            continue
+        stored = nbformat.read(path, as_version=4)
+        if with_outputs(made, stored) and readable(made, chapter, known) != stored:
+            write(made, path)
+            written.append(f"book/{path.name}")
+    return written
+
+
+def pages(root: Path) -> Path:
+    """Put what Sphinx reads into a folder: the book as it is written, with all outputs."""
+    folder = root / "build" / "pages"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(root / "book", folder / "book")
+    shutil.copy2(root / "_toc.yml", folder)
+    for chapter in chapters(root):
+        path = chapter.with_suffix(".ipynb")
+        made = notebook(chapter.read_text(encoding="utf-8"))
+        if not path.exists() or not with_outputs(made, nbformat.read(path, as_version=4)):
+            raise UserError(f"{path.name} is not {chapter.name}'s: run `python -m nanoeuler.book "
+                            f"run {chapter.stem}`")  # fmt: skip
+        write(made, folder / "book" / path.name)
+        shutil.copystat(path, folder / "book" / path.name)  # Sphinx reads what is newer
+    return folder
+
+
 # %% sec-book-run
 def notebook(text: str) -> nbformat.NotebookNode:
     """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
@@ -258,8 +328,7 @@ def run(root: Path, chapter: Path) -> None:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
                 raise UserError(f"{chapter.name}: expected no stderr, got {output.text!r}")
-    with replacing(chapter.with_suffix(".ipynb")) as temporary:
-        temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
+    write(readable(made, chapter, labels(root)), chapter.with_suffix(".ipynb"))
 
 
 # %% sec-book-check
@@ -277,8 +346,10 @@ def problems(root: Path, only: str = "") -> Iterator[str]:
         file = path.relative_to(root).as_posix()
         if file not in files:
             yield f"{file} comes from no chapter: delete it or export it from one"
+    known = labels(root)
     for source in picked:
         path, made = source.with_suffix(".ipynb"), notebook(source.read_text(encoding="utf-8"))
+        readable(made, source, known)
         if not path.exists() or content(nbformat.read(path, as_version=4)) != content(made):
             yield f"{path.name} is not {source.name}'s cells: run `python -m nanoeuler.book run`"
 
@@ -297,8 +368,9 @@ _Place = Annotated[str, typer.Argument(help="FILE:LINE, as a traceback has it")]
 
 @app.command("export")
 def export_command(chapter: _Chapter = "") -> None:
-    """Write the package from the chapters. Example: python -m nanoeuler.book export"""
-    for file in export(project_root(), chapter):
+    """Write package and prose from the chapters. Example: python -m nanoeuler.book export"""
+    root = project_root()
+    for file in [*export(root, chapter), *renew(root, chapter)]:
         print("wrote", file)
 
 
@@ -404,7 +476,7 @@ def html_command() -> None:
     """Build the web pages into build/html. Example: python -m nanoeuler.book html"""
     root = project_root()
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]  # a warning is an error
-    if subprocess.run([*sphinx, "-c", "book", ".", "build/html"], cwd=root).returncode:
+    if subprocess.run([*sphinx, "-c", "book", pages(root), "build/html"], cwd=root).returncode:
         # Sphinx warns of a page once: the next time it would be kept, and nothing said.
         shutil.rmtree(root / "build" / "html", ignore_errors=True)
         raise UserError("the pages were not built: the lines above say which file and why")

@@ -290,6 +290,7 @@ def test_cores_are_those_that_this_process_may_use():
 
 def test_pages_with_a_warning_are_built_again(small_book, monkeypatch):
     """Sphinx does not warn a second time of a page that it keeps from the time before."""
+    run_all(small_book)
     (small_book / "build" / "html").mkdir(parents=True)
     monkeypatch.chdir(small_book)
     failed = subprocess.CompletedProcess([], returncode=1)

@@ -1,0 +1,69 @@
+# Made from book/a-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-book-plain
+"""What a text in MyST says, in Markdown that any page of notebooks can show.
+
+Knows the marks that this book has: labels, numbers of equations, references, terms of the glossary
+and boxes. Leaves out all others, which it passes on as they are.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """What a label names."""
+
+    file: str  # in book/, in which it stands
+    shown: str  # what a link without words of its own says: a heading, or an equation's number
+
+
+_LABEL = re.compile(r"^\(([a-z0-9-]+)\)=\n(?:\n*#+ (.*))?", re.M)
+_FORMULA = re.compile(r"^\$\$\n((?:(?!\$\$).*\n)+)\$\$ \(([a-z0-9-]+)\)$", re.M)
+_ROLE = re.compile(r"(?<!`)\{(eq|term)\}`([^`]+)`")
+_LINK = re.compile(r"\[([^\[\]]*)\]\(#([a-z0-9-]+)\)")
+_BOX = re.compile(r"^:::\{([a-z]+)\} *([^\n]*)\n(.*?)\n:::$", re.M | re.S)
+_ROLED = re.compile(r"(.*?) <.*>", re.S)  # of a term, its words and then what they are about
+
+
+def places(file: str, text: str) -> dict[str, Place]:
+    """label -> place, of every label in a text in MyST."""
+    found = {label: Place(file, title) for label, title in _LABEL.findall(text)}
+    for number, (_, label) in enumerate(_FORMULA.findall(text), 1):
+        found[label] = Place(file, f"({number})")
+    return found
+
+
+def plain(text: str, file: str, known: Mapping[str, Place]) -> str:
+    """A text in MyST that stands in `file` of book/, in plain Markdown."""
+
+    def link(words: str, label: str) -> str:
+        """A link, to a notebook where the label is another one's."""
+        to = known[label]
+        there = "" if to.file == file else to.file
+        return f"[{words or to.shown}]({there}#{label})"
+
+    def formula(found: re.Match[str]) -> str:
+        number = known[found[2]].shown.strip("()")
+        return f'<a id="{found[2]}"></a>\n\n$$\n{found[1]}\\tag{{{number}}}\n$$'
+
+    def role(found: re.Match[str]) -> str:
+        kind, about = found.groups()
+        if kind == "term":
+            words = _ROLED.fullmatch(about)
+            return f"[{words[1] if words else about}](glossary.md)"
+        return link("", about) if about in known else found[0]
+
+    def box(found: re.Match[str]) -> str:
+        kind, title, inside = found.groups()
+        head = title or kind.capitalize()
+        head += "" if head.endswith(("?", "!")) else "."
+        return "\n".join(f"> {line}".rstrip() for line in f"**{head}** {inside}".split("\n"))
+
+    text = _FORMULA.sub(lambda found: formula(found) if found[2] in known else found[0], text)
+    text = re.sub(r"^\(([a-z0-9-]+)\)=$", r'<a id="\1"></a>\n', text, flags=re.M)
+    text = _BOX.sub(box, text)
+    text = _LINK.sub(lambda found: link(*found.groups()) if found[2] in known else found[0], text)
+    return _ROLE.sub(role, text)

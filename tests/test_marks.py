@@ -1,0 +1,119 @@
+"""Notebooks say in plain Markdown what the chapters say in MyST; Sphinx gets the chapters' own."""
+
+import re
+import shutil
+
+import nbformat
+import pytest
+
+from nanoeuler import book
+from nanoeuler.errors import UserError
+from nanoeuler.files import project_root
+from nanoeuler.marks import Place, places, plain
+
+ROOT = project_root()
+KNOWN = {
+    "sec-a": Place("1.ipynb", "About a"), "eq-a": Place("1.ipynb", "(3)"),
+    "eq-b": Place("2.ipynb", "(1)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, said", [
+    ("(sec-a)=\n## About a", '<a id="sec-a"></a>\n\n## About a'),
+    ("$$\nx = 1\n$$ (eq-a)", '<a id="eq-a"></a>\n\n$$\nx = 1\n\\tag{3}\n$$'),
+    ("$$\ny\n$$\n\nso\n\n$$\nx\n$$ (eq-a)",
+     '$$\ny\n$$\n\nso\n\n<a id="eq-a"></a>\n\n$$\nx\n\\tag{3}\n$$'),
+    ("by {eq}`eq-a` and {eq}`eq-b`", "by [(3)](#eq-a) and [(1)](2.ipynb#eq-b)"),
+    ("[so](#sec-a), [](#sec-a), [](#eq-b)",
+     "[so](#sec-a), [About a](#sec-a), [(1)](2.ipynb#eq-b)"),
+    ("a {term}`token` of {term}`the text <corpus>`",
+     "a [token](glossary.md) of [the text](glossary.md)"),
+    (":::{note}\none\n\ntwo\n:::\nthree", "> **Note.** one\n>\n> two\nthree"),
+    (":::{admonition} Why?\nso\n:::", "> **Why?** so"),
+    ("`(sec-a)=`, `{eq}`, [x](#elsewhere), {eq}`unknown`, $$x$$ (eq-a)",) * 2,
+    ("    (sec-a)=\n(sec-z) =",) * 2,
+])  # fmt: skip
+def test_each_mark_is_said_plainly_and_nothing_else_changes(text, said):
+    assert plain(text, "1.ipynb", KNOWN) == said
+
+
+def test_a_label_names_its_heading_and_an_equation_its_number():
+    text = "(a)=\n# One\n\n$$\nx\n$$\n\n$$\ny\n$$ (b)\n\n(c)=\n\n## Two `x`\n\n"
+    text += "$$\nz\n$$ (d)\n(e)=\nno"
+    assert places("f", text) == {
+        "a": Place("f", "One"), "b": Place("f", "(1)"), "c": Place("f", "Two `x`"),
+        "d": Place("f", "(2)"), "e": Place("f", ""),
+    }  # fmt: skip
+
+
+MARKS = re.compile(
+    r"^\([a-z0-9-]+\)=$|^:::|(?<!`)\{(?:eq|term|ref)\}`|^\$\$ \([a-z]|\[\]\(", re.M
+)
+
+
+@pytest.mark.parametrize("chapter", book.chapters(ROOT), ids=lambda path: path.stem)
+def test_no_notebook_has_a_mark_and_its_links_lead_somewhere(chapter):
+    notebook = nbformat.read(chapter.with_suffix(".ipynb"), as_version=4)
+    prose = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert not MARKS.findall(prose)
+    for file, label in re.findall(r"\]\(([a-z0-9-]*\.(?:ipynb|md))?#([a-z0-9-]+)\)", prose):
+        path = ROOT / "book" / file if file else chapter.with_suffix(".ipynb")
+        anchor = f'<a id="{label}"></a>' if path.suffix == ".ipynb" else f"({label})="
+        text = path.read_text(encoding="utf-8")
+        assert anchor in text or anchor.replace('"', '\\"') in text, (file, label)
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A book of two chapters, run: the second one speaks of the first."""
+    (tmp_path / "book").mkdir()
+    (tmp_path / "nanoeuler").mkdir()
+    (tmp_path / "_toc.yml").write_text("chapters:\n- file: book/01-a\n- file: book/02-b\n")
+    head = "---\njupytext:\n  text_representation:\n    format_name: myst\n---\n"
+    code = "```{code-cell} ipython3\nprint(6 * 7)\n```\n"
+    (tmp_path / "book" / "01-a.md").write_text(f"{head}(sec-a)=\n# One\n\n{code}")
+    (tmp_path / "book" / "02-b.md").write_text(f"{head}# Two\n\nAs [](#sec-a) has it.\n\n{code}")
+    for chapter in book.chapters(tmp_path):
+        book.run(tmp_path, chapter)
+    return tmp_path
+
+
+def change(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_prose_is_renewed_without_a_run_and_outputs_stay(two):
+    assert list(book.problems(two)) == [] == book.renew(two)
+    before = (two / "book" / "02-b.ipynb").read_text()
+    change(two / "book" / "01-a.md", "# One", "# The first")
+    assert len(list(book.problems(two))) == 2  # the heading, and the chapter that names it
+    assert book.renew(two) == ["book/01-a.ipynb", "book/02-b.ipynb"]
+    assert list(book.problems(two)) == []
+    after = (two / "book" / "02-b.ipynb").read_text()
+    assert after == before.replace("[One]", "[The first]") and '"42\\n"' in after
+
+
+def test_a_notebook_whose_code_has_changed_must_be_run(two):
+    change(two / "book" / "01-a.md", "6 * 7", "6 * 8")
+    before = (two / "book" / "01-a.ipynb").read_bytes()
+    assert book.renew(two) == [] and (two / "book" / "01-a.ipynb").read_bytes() == before
+    assert len(list(book.problems(two))) == 1
+    with pytest.raises(UserError, match="run 01-a"):
+        book.pages(two)
+    (two / "book" / "01-a.ipynb").unlink()
+    assert book.renew(two) == []
+    with pytest.raises(UserError, match="run 01-a"):
+        book.pages(two)
+
+
+def test_sphinx_reads_the_text_as_it_is_written_with_all_outputs(two):
+    made = book.pages(two) / "book" / "02-b.ipynb"
+    text = made.read_text()
+    assert "As [](#sec-a) has it." in text and '"42\\n"' in text
+    assert made.stat().st_mtime_ns == (two / "book" / "02-b.ipynb").stat().st_mtime_ns
+    (two / "build" / "pages" / "book" / "stray.md").write_text("")
+    shutil.copy(two / "book" / "01-a.md", two / "book" / "about.md")
+    kept = {path.name for path in (book.pages(two) / "book").iterdir()}
+    assert "about.md" in kept and "stray.md" not in kept

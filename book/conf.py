@@ -9,9 +9,8 @@ extensions = [
 ]
 external_toc_path = "_toc.yml"
 include_patterns = ["book/**"]
-# A chapter's page is its notebook.
-exclude_patterns = ["book/[0-9]*.md", "book/[a-z]-*.md", "**/.ipynb_checkpoints"]
-source_suffix = {".ipynb": "myst-nb", ".md": "myst-nb"}
+exclude_patterns = ["**/.ipynb_checkpoints"]
+source_suffix = {".ipynb": "myst-nb"}  # the texts with the outputs put in: `book.pages`
 nb_execution_mode = "off"  # outputs come from `book run` alone
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3

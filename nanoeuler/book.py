@@ -207,12 +207,16 @@ def write(made: nbformat.NotebookNode, path: Path) -> None:
         temporary.write_text(nbformat.writes(made) + "\n", encoding="utf-8")
 
 
+def texts(root: Path, only: str = "") -> list[Path]:
+    """All texts in book/ whose names begin with `only`: chapters, and pages without code."""
+    return sorted(path for path in (root / "book").glob("*.md") if path.name.startswith(only))
+
+
 def labels(root: Path) -> dict[str, Place]:
     """Where each label of the book stands, as `marks.plain` wants it."""
-    known, notebooks = {}, set(chapters(root))
-    for path in sorted((root / "book").glob("*.md")):
-        name = path.with_suffix(".ipynb").name if path in notebooks else path.name
-        known |= places(name, path.read_text(encoding="utf-8"))
+    known = {}
+    for path in texts(root):
+        known |= places(path.with_suffix(".ipynb").name, path.read_text(encoding="utf-8"))
     return known
 
 
@@ -238,17 +242,20 @@ def with_outputs(
     return made
 
 
+def stored(text: Path) -> nbformat.NotebookNode:
+    """The notebook that lies beside a text, or an empty one."""
+    path = text.with_suffix(".ipynb")
+    return nbformat.read(path, as_version=4) if path.exists() else notebook("")
+
+
 def renew(root: Path, only: str = "") -> list[str]:
     """Write prose that has changed into the notebooks whose code has not; list their names."""
     known, written = labels(root), []
-    for chapter in chosen(root, only):
-        path, made = chapter.with_suffix(".ipynb"), notebook(chapter.read_text(encoding="utf-8"))
-        if not path.exists():
-            continue
-        stored = nbformat.read(path, as_version=4)
-        if with_outputs(made, stored) and readable(made, chapter, known) != stored:
-            write(made, path)
-            written.append(f"book/{path.name}")
+    for text in texts(root, only):
+        made, there = notebook(text.read_text(encoding="utf-8")), stored(text)
+        if with_outputs(made, there) and readable(made, text, known) != there:
+            write(made, text.with_suffix(".ipynb"))
+            written.append(f"book/{text.stem}.ipynb")
     return written
 
 
@@ -258,14 +265,14 @@ def pages(root: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(root / "book", folder / "book")
     shutil.copy2(root / "_toc.yml", folder)
-    for chapter in chapters(root):
-        path = chapter.with_suffix(".ipynb")
-        made = notebook(chapter.read_text(encoding="utf-8"))
-        if not path.exists() or not with_outputs(made, nbformat.read(path, as_version=4)):
-            raise UserError(f"{path.name} is not {chapter.name}'s: run `python -m nanoeuler.book "
-                            f"run {chapter.stem}`")  # fmt: skip
+    for text in texts(root):
+        made, path = notebook(text.read_text(encoding="utf-8")), text.with_suffix(".ipynb")
+        if not with_outputs(made, stored(text)):
+            raise UserError(f"{path.name} is not {text.name}'s: run `python -m nanoeuler.book "
+                            f"run {text.stem}`")  # fmt: skip
         write(made, folder / "book" / path.name)
-        shutil.copystat(path, folder / "book" / path.name)  # Sphinx reads what is newer
+        (folder / "book" / text.name).unlink()
+        shutil.copystat(path if path.exists() else text, folder / "book" / path.name)
     return folder
 
 
@@ -347,11 +354,11 @@ def problems(root: Path, only: str = "") -> Iterator[str]:
         if file not in files:
             yield f"{file} comes from no chapter: delete it or export it from one"
     known = labels(root)
-    for source in picked:
-        path, made = source.with_suffix(".ipynb"), notebook(source.read_text(encoding="utf-8"))
-        readable(made, source, known)
-        if not path.exists() or content(nbformat.read(path, as_version=4)) != content(made):
-            yield f"{path.name} is not {source.name}'s cells: run `python -m nanoeuler.book run`"
+    for text in texts(root, only):
+        made = readable(notebook(text.read_text(encoding="utf-8")), text, known)
+        if content(stored(text)) != content(made):
+            name = text.with_suffix(".ipynb").name
+            yield f"{name} is not {text.name}'s cells: run `python -m nanoeuler.book run`"
 
 
 def content(notebook: nbformat.NotebookNode) -> list[tuple[str, str, list[str]]]:

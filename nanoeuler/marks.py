@@ -25,7 +25,14 @@ _FORMULA = re.compile(r"^\$\$\n((?:(?!\$\$).*\n)+)\$\$ \(([a-z0-9-]+)\)$", re.M)
 _ROLE = re.compile(r"(?<!`)\{(eq|term)\}`([^`]+)`")
 _LINK = re.compile(r"\[([^\[\]]*)\]\(#([a-z0-9-]+)\)")
 _BOX = re.compile(r"^:::\{([a-z]+)\} *([^\n]*)\n(.*?)\n:::$", re.M | re.S)
-_ROLED = re.compile(r"(.*?) <.*>", re.S)  # of a term, its words and then what they are about
+_ROLED = re.compile(r"(.*?) <(.*)>", re.S)  # of a term, its words and then what they are about
+_GLOSSARY = re.compile(r"^```\{glossary\}\n(.*?)^```$", re.M | re.S)
+_TERM = re.compile(r"^(\S.*)\n  ", re.M)
+
+
+def anchor(term: str) -> str:
+    """The anchor of a term in the glossary."""
+    return "term-" + re.sub(r"[^a-z0-9]+", "-", term.lower()).strip("-")
 
 
 def places(file: str, text: str) -> dict[str, Place]:
@@ -53,7 +60,7 @@ def plain(text: str, file: str, known: Mapping[str, Place]) -> str:
         kind, about = found.groups()
         if kind == "term":
             words = _ROLED.fullmatch(about)
-            return f"[{words[1] if words else about}](glossary.md)"
+            return f"[{words[1] if words else about}](glossary.ipynb#{anchor(words[2] if words else about)})"
         return link("", about) if about in known else found[0]
 
     def box(found: re.Match[str]) -> str:
@@ -65,5 +72,9 @@ def plain(text: str, file: str, known: Mapping[str, Place]) -> str:
     text = _FORMULA.sub(lambda found: formula(found) if found[2] in known else found[0], text)
     text = re.sub(r"^\(([a-z0-9-]+)\)=$", r'<a id="\1"></a>\n', text, flags=re.M)
     text = _BOX.sub(box, text)
+    text = _GLOSSARY.sub(
+        lambda whole: _TERM.sub(
+            lambda found: f'<a id="{anchor(found[1])}"></a>**{found[1]}.** ', whole[1]), text
+    )
     text = _LINK.sub(lambda found: link(*found.groups()) if found[2] in known else found[0], text)
     return _ROLE.sub(role, text)

@@ -13,7 +13,7 @@ LINES = '2 * 4 * step if kernel == "dkdv" else 0'
 # fmt: off
 ANSWERS = [
     ("largest", "the sum is exact", SIZE, "np.log1p(error) / OFF[pieces]"),
-    ("largest", "only the sum is wrong", SIZE, "np.log1p(error) / (OFF[pieces] + OFF[pieces] ** 2)"),
+    ("largest", "a root", SIZE, "np.sqrt(error) / (2 * OFF[pieces])"),
     ("largest", "small errors alone", SIZE, "error / (2 * OFF[pieces])"),
     ("largest", "too small instead of too large", SIZE,
      "-np.log1p(-np.minimum(error, 0.9)) / (2 * OFF[pieces])"),

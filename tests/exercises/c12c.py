@@ -3,7 +3,7 @@
 import numpy as np
 
 CHAPTER = "12c-attention-in-pieces"
-OFF = {1: 2**-7 + 2**-16, 2: 2**-15 * (1 + 2**-8), 3: 2**-24 + 2**-34}  # as the stub has it
+OFF = {1: 2**-7 + 2**-16, 2: 2**-15 * (1 + 2**-8), 3: 2**-24 + 2**-34}  # as the chapter has it
 NAMES = dict(np=np, OFF=OFF)
 
 SIZE = "np.log1p(error) / (2 * OFF[pieces])"

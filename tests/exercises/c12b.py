@@ -15,6 +15,8 @@ LINE = r're.sub(r"\n *dq_before\(dq\).*", "", source)'
 NUMBERS = "384, 2"
 FIRST = "max(0, first - W + 1) // keys"
 LAST = "last // keys + 1"
+BEGIN, UNTIL = "range(first // queries, ", "last[end] // queries + 1"
+END, LATEST = "min(first + rows, T) - 1", "min((n + 1) * queries, T) - 1"
 DIAGONAL, EDGE = "n * keys + keys - 1 > first", "n * keys < last - W + 1"
 # (exercise, what is wrong, text of the solution, what it becomes)
 # fmt: off
@@ -53,4 +55,26 @@ ANSWERS = [
     ("window_tiles", "the edge by a tile's last key", EDGE, "n * keys + keys - 1 < last - W + 1"),
     ("window_tiles", "the diagonal of the last query", DIAGONAL, "n * keys + keys - 1 > last"),
     ("window_tiles", "masks for all, tiles for none", "list(tiles), masked", "masked, list(tiles)"),
+    ("query_tiles", "from the first query on", BEGIN, "range(0, "),
+    ("query_tiles", "from the last key on", BEGIN, "range(end // queries, "),
+    ("query_tiles", "tiles of the block's size", BEGIN, "range(first // rows, "),
+    ("query_tiles", "to the end of the row", UNTIL, "(T - 1) // queries + 1"),
+    ("query_tiles", "to where the first key is seen", UNTIL, "last[first] // queries + 1"),
+    ("query_tiles", "to its own diagonal", UNTIL, "end // queries + 1"),
+    ("query_tiles", "a tile too few", UNTIL, "last[end] // queries"),
+    ("query_tiles", "a tile too many", UNTIL, "last[end] // queries + 2"),
+    ("query_tiles", "a key beyond the block", END, "min(first + rows, T - 1)"),
+    ("query_tiles", "keys beyond the row", END, "first + rows - 1"),
+    ("query_tiles", "no mask on the diagonal", "n * queries < end or ", ""),
+    ("query_tiles", "no mask between texts", " or min((n + 1) * queries, T) - 1 > limit", ""),
+    ("query_tiles", "masks where both cut", "< end or min", "< end and min"),
+    ("query_tiles", "a mask everywhere", "n * queries < end or", "True or"),
+    ("query_tiles", "the diagonal of the first key", "n * queries < end", "n * queries < first"),
+    ("query_tiles", "the diagonal a query too late", "n * queries < end", "n * queries <= end"),
+    ("query_tiles", "the limit of the last key", "limit = last[first]", "limit = last[end]"),
+    ("query_tiles", "the limit a query too early", "- 1 > limit", "- 1 >= limit"),
+    ("query_tiles", "queries beyond the row", LATEST, "(n + 1) * queries - 1"),
+    ("query_tiles", "a tile's first query", LATEST, "n * queries"),
+    ("query_tiles", "all of the line is read", "limit = last[first]",
+     "limit = min(last[s] for s in range(first, end + 1))"),
 ]

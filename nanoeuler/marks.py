@@ -59,8 +59,8 @@ def plain(text: str, file: str, known: Mapping[str, Place]) -> str:
     def role(found: re.Match[str]) -> str:
         kind, about = found.groups()
         if kind == "term":
-            words = _ROLED.fullmatch(about)
-            return f"[{words[1] if words else about}](glossary.ipynb#{anchor(words[2] if words else about)})"
+            words, term = (_ROLED.fullmatch(about) or [0, about, about])[1:3]
+            return f"[{words}](glossary.ipynb#{anchor(term)})"
         return link("", about) if about in known else found[0]
 
     def box(found: re.Match[str]) -> str:

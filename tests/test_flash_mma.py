@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from exercises import judge
 from mutants import Mutant, load
 from test_flash_tensor import NAMES, U, change, exact_and_bounds, in_texts, inputs, worst
 
@@ -346,38 +345,3 @@ def test_every_card_has_the_shared_memory():
     kernels += [flash_mma_backward.dkdv_kernel(form) for form in plan.DKDV.values()]
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024
     assert {kernel.target for kernel in kernels} == {(8, 0)}
-
-
-# ---- The chapter's exercises
-
-CHAPTER, ROTATED, WINDOW, SPARED = "12a-flash-on-every-card", "rotated", "window", "spared"
-# Whose check, what is wrong with the solution, the text and what it becomes.
-ANSWERS = [
-    (ROTATED, "not at all", "chunk + turn", "chunk"),
-    (ROTATED, "out of the row", "(chunk + turn) % (D // 8)", "(chunk + turn)"),
-    (ROTATED, "swapped", "chunk + turn", "chunk ^ turn"),
-    (ROTATED, "four rows alone", "row & 7", "row & 3"),
-    (ROTATED, "two rows of a line alike", "row >> 1 & 3", "row & 3"),
-    (WINDOW, "the future", "not 0 <= behind < W", "not behind < W"),
-    (WINDOW, "a key too many", "behind < W", "behind <= W"),
-    (WINDOW, "the diagonal", "0 <= behind", "0 < behind"),
-    (WINDOW, "one query alone", "8 * (i // 2)", "0"),
-    (WINDOW, "pairs of keys", "i % 2", "0"),
-    (WINDOW, "half of the keys", "keys // 8", "keys // 16"),
-    (SPARED, "one row", "** rows", "** 1"),
-    (SPARED, "some row", "(1 - 1 / j) ** rows", "1 - (1 / j) ** rows"),
-    (SPARED, "the next tile", "1 - 1 / j", "1 - 1 / (j + 1)"),
-]  # fmt: skip
-
-
-CELLS = {"np": np, "math": math, "FORBIDDEN": -1e30}
-
-
-@pytest.mark.parametrize("name, what, old, new", ANSWERS)
-def test_exercises_refuse_wrong_answers(name, what, old, new):
-    assert not judge(CHAPTER, name, old, new, **CELLS), what
-
-
-@pytest.mark.parametrize("name", [ROTATED, WINDOW, SPARED])
-def test_exercises_take_right_answers(name):
-    assert judge(CHAPTER, name, **CELLS)

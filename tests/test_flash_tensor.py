@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import registers
 from bench.card import flash
-from exercises import answer
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import flash_backward, flash_forward, flash_parts, flash_plan
@@ -641,48 +640,3 @@ def test_the_chapter_s_table_is_what_the_kernels_ask_for():
         assert blocks * (shared + 1024) <= 228 * 1024  # an SM's, 1 KiB of it for each block
         assert lines[MAKERS[name]][STATIC] == "0"  # or dynamic memory begins elsewhere
         assert int(lines[MAKERS[name]][3]) <= most and blocks * threads * most <= 65536
-
-
-# ---- The chapter's exercises
-
-# Which exercise, what is wrong with its solution, the text and what it becomes.
-ANSWERS = [
-    ("without", "nothing gone", 'r"\\n *dq_before', 'r"\\n *dq_never'),
-    ("without", "another wait gone", "dq_before", "rows_done"),
-    ("without", "all waits gone", "dq_before", r"\\w+_done"),
-    ("window_tiles", "no window", "max(0, first - W + 1) // keys", "0"),
-    ("window_tiles", "a key too many", "first - W + 1) //", "first - W) //"),
-    ("window_tiles", "only the diagonal", " or n * keys < last - W + 1", ""),
-    ("window_tiles", "only the window", "n * keys + keys - 1 > first or ", ""),
-    ("window_tiles", "edge of the first query", "last - W + 1", "first - W + 1"),
-    ("window_tiles", "a mask everywhere", "if n * keys + keys - 1 > first or", "if True or"),
-    ("width", "exponentials of both rows", "TENSOR / (EXP", "TENSOR / (2 * EXP"),
-    ("width", "turned around", "times * TENSOR", "TENSOR / times"),
-]
-
-
-def exercise(name, old="", new=""):
-    """The functions of an exercise: its check, and the solution with `old` replaced."""
-    tools = {"run": run, "padded": padded, "backward_launches": backward_launches}
-    return answer(CHAPTER, name, old, new, np=np, re=re, TENSOR=2048, EXP=16, **tools)
-
-
-NUMBERS = {"without": (384, 2)}  # what goes with an answer
-
-
-@pytest.mark.parametrize("name, what, old, new", ANSWERS)
-def test_exercises_refuse_wrong_answers(name, what, old, new):
-    check, wrong = exercise(name, old, new)
-    assert not check(wrong, *NUMBERS.get(name, ())), what
-
-
-@pytest.mark.parametrize("T, groups", [(128, 1), (384, 1), (128, 2), (256, 2)])
-def test_numbers_for_which_the_paper_is_content_are_refused(T, groups):
-    check, right = exercise("without")
-    assert not check(right, T, groups)
-
-
-@pytest.mark.parametrize("name", ["without", "window_tiles", "width"])
-def test_exercises_take_right_answers(name):
-    check, right = exercise(name)
-    assert check(right, *NUMBERS.get(name, ()))

@@ -50,7 +50,8 @@ def expect_documents(documents: Documents | None, B: int, T: int) -> tuple[Any, 
 def options(*given: Any) -> tuple[bool, ...]:
     """Options of a kernel as its maker takes them: those at the end that are off are left out.
 
-    So a kernel without options is asked for, and made, and compiled, in one way.
+    A maker keeps what it has made by its arguments: with these, a kernel without options is asked
+    for in one way, and so made and compiled once.
     """
     said = [bool(one) for one in given]
     while said and not said[-1]:

@@ -4,11 +4,8 @@
 # %% sec-flash-tensor-parts
 """What the tensor-core attention kernels have in common: places, tiles, rings, masks, the way out.
 
-Left out: the kernels themselves, in flash_forward.py and flash_backward.py.
-
-A tile in shared memory is a row of panels, each 64 columns wide: 128 bytes a row, swizzled by the
-copy engine. Addresses, rows and counts are int32, descriptors and global addresses int64.
-T positions, D head width; a head, without more, is a query or key head of one sequence.
+A tile is a row of panels of 64 columns: 128 bytes a row, swizzled by the copy engine. Descriptors
+and global addresses are int64, all else int32. T positions, D head width. Left out: the kernels.
 """
 
 from typing import Any, NamedTuple

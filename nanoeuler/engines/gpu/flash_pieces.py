@@ -2,10 +2,9 @@
 
 
 # %% sec-flash-pieces-forward
-"""Causal attention of float32 arrays, forward, by mma.sync on pieces of bf16, any T.
+"""Causal attention of float32 arrays, forward, by mma.sync (8.0 on) on pieces of bf16, any T.
 
-Every card since 8.0; D = 32, 64 or 128; pieces: 2 (a product to 2^-15) or 3 (as float32). Left
-out: launching (flash_pieces_plan.py). A warp owns 16 queries; keys come from the diagonal down.
+D is 32, 64 or 128; pieces: 2 (to 2^-15) or 3 (as float32). Left out: launches, other masks.
 """
 
 import functools

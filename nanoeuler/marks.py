@@ -25,7 +25,7 @@ _FORMULA = re.compile(r"^\$\$\n((?:(?!\$\$).*\n)+)\$\$ \(([a-z0-9-]+)\)$", re.M)
 _ROLE = re.compile(r"(?<!`)\{(eq|term)\}`([^`]+)`")
 _LINK = re.compile(r"\[([^\[\]]*)\]\(#([a-z0-9-]+)\)")
 _BOX = re.compile(r"^:::\{([a-z]+)\} *([^\n]*)\n(.*?)\n:::$", re.M | re.S)
-_ROLED = re.compile(r"(.*?) <(.*)>", re.S)  # of a term, its words and then what they are about
+_ROLED = re.compile(r"^(.*?)(?: <(.*)>)?$", re.S)  # of a term: its words, what they are about
 _GLOSSARY = re.compile(r"^```\{glossary\}\n(.*?)^```$", re.M | re.S)
 _TERM = re.compile(r"^(\S.*)\n  ", re.M)
 
@@ -59,8 +59,8 @@ def plain(text: str, file: str, known: Mapping[str, Place]) -> str:
     def role(found: re.Match[str]) -> str:
         kind, about = found.groups()
         if kind == "term":
-            words, term = (_ROLED.fullmatch(about) or [0, about, about])[1:3]
-            return f"[{words}](glossary.ipynb#{anchor(term)})"
+            words, term = _ROLED.findall(about)[0]
+            return f"[{words}](glossary.ipynb#{anchor(term or words)})"
         return link("", about) if about in known else found[0]
 
     def box(found: re.Match[str]) -> str:

@@ -22,16 +22,6 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Block, Weights
 
 
-class Cache(Protocol):
-    """The keys and values of one attention, at one place of the model, for the positions read."""
-
-    def attention(self, heads: Array, n_kv: int, start: int) -> Array:
-        """Keep the keys and values of `heads` (B, T, H + 2G, D) at positions start, start + 1, ...
-
-        Returns y (B, T, H * D): each of the T queries over all positions up to its own.
-        """
-
-
 class SavedAttention(NamedTuple):
     """What `Sublayers.attend` keeps for its backward."""
 
@@ -50,12 +40,18 @@ class SavedMlp(NamedTuple):
     h: Array                # (B, T, F) the input of w_down
 
 
-class Sublayers(Primitives, Protocol):
-    """The halves of a block: from the normalised stream n to what is added to the stream.
+class Cache(Protocol):
+    """The keys and values of one attention, at one place of the model, for the positions read."""
 
-    b and db are a `Block` and its gradients. What a forward saves is its engine's own affair;
-    `again()` returns n anew, for an engine that did not keep it.
-    """
+    def attention(self, heads: Array, n_kv: int, start: int) -> Array:
+        """Keep the keys and values of `heads` (B, T, H + 2G, D) at positions start, start + 1, ...
+
+        Returns y (B, T, H * D): each of the T queries over all positions up to its own.
+        """
+
+
+class AttentionHalf(Primitives, Protocol):
+    """Attention's half of a block: from the normalised stream n to what is added to the stream."""
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
@@ -91,6 +87,10 @@ class Sublayers(Primitives, Protocol):
         dheads = dheads.reshape(B, T, -1)
         return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
 
+
+class MlpHalf(Primitives, Protocol):
+    """The MLP's half of a block: from the normalised stream n to what is added to the stream."""
+
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""
         u = self.linear(n, b.w_up, b.w_up_bias)
@@ -108,9 +108,17 @@ class Sublayers(Primitives, Protocol):
         return self.linear_backward(du, saved.n, b.w_up, db.w_up, db.w_up_bias)
 
 
+class Sublayers(AttentionHalf, MlpHalf, Protocol):
+    """The halves of a block. b and db are a `Block` and its gradients.
+
+    What a forward saves is its engine's own affair; `again()` returns n anew, for an engine that
+    did not keep it.
+    """
+
+
 # %% sec-backprop-levels
-class Engine(Sublayers, Protocol):
-    """All that the model asks for. To make one: inherit, and define the primitives."""
+class Entrance(Primitives, Protocol):
+    """From tokens to the stream."""
 
     def enter(
         self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
@@ -129,6 +137,10 @@ class Engine(Sublayers, Protocol):
         learned = config.position == "learned"
         dpositions = dw["positions"][: tokens.shape[1]] if learned else None
         self.embed_backward(dx, tokens, dw["embedding"], dpositions, first)
+
+
+class Moves(Primitives, Protocol):
+    """The stream's moves, each with the norm that reads where it arrives."""
 
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
@@ -160,6 +172,10 @@ class Engine(Sublayers, Protocol):
             return du
         self.add_into(dx, du)
         return dx
+
+
+class Engine(Sublayers, Entrance, Moves, Protocol):
+    """All that the model asks for. To make one: inherit, and define the primitives."""
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None

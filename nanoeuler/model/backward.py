@@ -75,29 +75,6 @@ def rmsnorm_backward(
     return (dx_hat - x_hat * along) / r
 
 
-# %% sec-backprop-layernorm
-def layernorm_backward(
-    dy: np.ndarray, x: np.ndarray, gain: np.ndarray, stats: np.ndarray, dgain: np.ndarray,
-    dbias: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
-    """Gradients of y = gain * (x - mean) / deviation + bias. Equation eq-backprop-layernorm.
-
-    dy, x (..., C), gain (C,), stats (..., 2) as saved by `layernorm`. Adds to dgain and dbias (C,),
-    returns dx (..., C).
-    """
-    assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
-    assert stats.shape == x.shape[:-1] + (2,)
-    mean, deviation = stats[..., :1], stats[..., 1:]
-    x_hat = (x - mean) / deviation
-    dx_hat = gain * dy                                                  # (1)
-    shift = np.mean(dx_hat, axis=-1, keepdims=True)                     # (2)
-    along = np.mean(dx_hat * x_hat, axis=-1, keepdims=True)             # (3)
-    dgain += np.sum((dy * x_hat).reshape(-1, gain.size), axis=0)        # (4)
-    if dbias is not None:
-        dbias += np.sum(dy.reshape(-1, gain.size), axis=0)              # (5)
-    return (dx_hat - shift - x_hat * along) / deviation
-
-
 # %% sec-backprop-rope
 def rope_backward(dheads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Gradient of `rope`: the first n heads turned by the opposite angle.
@@ -148,17 +125,6 @@ def swiglu_backward(dh: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
     return np.concatenate([dgate, dup], axis=-1)
 
 
-# %% sec-backprop-gelu
-def gelu_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Gradient of h = gelu(u), both of any one shape. Equation eq-backprop-gelu."""
-    assert dh.shape == u.shape
-    tanh = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
-    dz = GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u)
-    share = 0.5 * (1 + tanh)                                            # (1)
-    bend = 0.5 * u * (1 - tanh * tanh) * dz                             # (2)
-    return dh * (share + bend)
-
-
 # %% sec-backprop-cross-entropy
 def cross_entropy(
     logits: np.ndarray, targets: np.ndarray, scale: np.ndarray
@@ -184,3 +150,37 @@ def cross_entropy(
     np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, axis=-1) - 1, axis=-1)  # (2)
     dlogits *= (counted * scale)[..., None]                             # (3)
     return sums, dlogits
+
+
+# %% sec-backprop-layernorm
+def layernorm_backward(
+    dy: np.ndarray, x: np.ndarray, gain: np.ndarray, stats: np.ndarray, dgain: np.ndarray,
+    dbias: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Gradients of y = gain * (x - mean) / deviation + bias. Equation eq-backprop-layernorm.
+
+    dy, x (..., C), gain (C,), stats (..., 2) as saved by `layernorm`. Adds to dgain and dbias (C,),
+    returns dx (..., C).
+    """
+    assert dy.shape == x.shape and x.shape[-1:] == gain.shape == dgain.shape
+    assert stats.shape == x.shape[:-1] + (2,)
+    mean, deviation = stats[..., :1], stats[..., 1:]
+    x_hat = (x - mean) / deviation
+    dx_hat = gain * dy                                                  # (1)
+    shift = np.mean(dx_hat, axis=-1, keepdims=True)                     # (2)
+    along = np.mean(dx_hat * x_hat, axis=-1, keepdims=True)             # (3)
+    dgain += np.sum((dy * x_hat).reshape(-1, gain.size), axis=0)        # (4)
+    if dbias is not None:
+        dbias += np.sum(dy.reshape(-1, gain.size), axis=0)              # (5)
+    return (dx_hat - shift - x_hat * along) / deviation
+
+
+# %% sec-backprop-gelu
+def gelu_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Gradient of h = gelu(u), both of any one shape. Equation eq-backprop-gelu."""
+    assert dh.shape == u.shape
+    tanh = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
+    dz = GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u)
+    share = 0.5 * (1 + tanh)                                            # (1)
+    bend = 0.5 * u * (1 - tanh * tanh) * dz                             # (2)
+    return dh * (share + bend)

@@ -1,7 +1,7 @@
 # Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-backprop-step
+# %% sec-backprop-euler
 """The model: its forward pass, its backward pass, and its loss.
 
 Written once, over what an engine offers (`engines.interface`). Left out: the optimizer, and drawing
@@ -37,64 +37,6 @@ class Stage(NamedTuple):
     x: Array                # (B, T, C) the point of the stream that it read
     stats: Array            # what the norm wants of it
     saved: Any              # what the engine's sublayer wants
-
-
-def step(
-    engine: Engine, config: ModelConfig, f: Callable, norm: tuple, x: Array, pending: Terms
-) -> tuple[Array, Terms, list[Stage]]:
-    """A step of size h by the configured integrator, from x (B, T, C) plus what is pending.
-
-    norm: the gain and bias that f reads through; f(n, i) returns the velocity of stage i and what
-    it saved. Returns where the step began, what is pending after it, and its stages. Equation
-    eq-backprop-stages.
-    """
-    a, b = INTEGRATORS[config.integrator]
-    velocities, stages = [], []
-    for i, row in enumerate(a):
-        terms = pending if i == 0 else _terms(config, row, velocities)
-        u, n, stats = engine.move_norm(config, x, terms, *norm)
-        if i == 0:
-            x = u  # the sum is taken: here the step begins
-        k, saved = f(n, i)
-        velocities.append(k)
-        stages.append(Stage(u, stats, saved))
-    return x, _terms(config, b, velocities), stages
-
-
-def _terms(config: ModelConfig, weights: Sequence[float], velocities: list) -> Terms:
-    """h times the weighted velocities, those of weight zero left out."""
-    pairs = zip(weights, velocities, strict=True)
-    return [(config.step_size * weight, k) for weight, k in pairs if weight]
-
-
-def step_backward(
-    engine: Engine, config: ModelConfig, f_backward: Callable, norm: tuple, dnorm: tuple,
-    stages: list[Stage], dx: Array,
-) -> None:  # fmt: skip
-    """Turn dx, the gradient of the stream after `step`, into that before it, in place.
-
-    f_backward(saved, dk, again) returns dn in a new array; norm and dnorm are gain and bias, and
-    their gradients, which are added to. Equation eq-backprop-step.
-    """
-    a, b = INTEGRATORS[config.integrator]
-    h, last, du = config.step_size, len(b) - 1, [None] * len(b)
-    for i in range(last, -1, -1):
-        u, stats, saved = stages[i]
-        plain = i == last and h * b[i] == 1  # dk is dx, and nothing will be added to it
-        dk = dx if plain else engine.scale(dx, h * b[i])                # (1)
-        for j in range(i + 1, last + 1):
-            if a[j][i]:
-                engine.add_into(dk, du[j], h * a[j][i])                 # (2)
-        dn = f_backward(saved, dk, partial(_normalised, engine, config, u, norm))
-        into = dx if i == 0 else None                                   # (3) of stage 0
-        du[i] = engine.move_norm_backward(config, dn, u, norm[0], stats, *dnorm, into)
-    for each in du[1:]:
-        engine.add_into(dx, each)                                       # (3)
-
-
-def _normalised(engine: Engine, config: ModelConfig, x: Array, norm: tuple) -> Array:
-    """The norm of the point x of the stream, again."""
-    return engine.move_norm(config, x, [], *norm)[1]
 
 
 # %% sec-backprop-model
@@ -239,3 +181,62 @@ def loss_sums(
     engine.begin()
     n, _ = stream(engine, config, w, tokens, first=first)
     return engine.loss(n, output_matrix(config, w), targets, np.ones(config.n_predict))[0]
+
+
+# %% sec-backprop-step
+def step(
+    engine: Engine, config: ModelConfig, f: Callable, norm: tuple, x: Array, pending: Terms
+) -> tuple[Array, Terms, list[Stage]]:
+    """A step of size h by the configured integrator, from x (B, T, C) plus what is pending.
+
+    norm: the gain and bias that f reads through; f(n, i) returns the velocity of stage i and what
+    it saved. Returns where the step began, what is pending after it, and its stages. Equation
+    eq-backprop-stages.
+    """
+    a, b = INTEGRATORS[config.integrator]
+    velocities, stages = [], []
+    for i, row in enumerate(a):
+        terms = pending if i == 0 else _terms(config, row, velocities)
+        u, n, stats = engine.move_norm(config, x, terms, *norm)
+        if i == 0:
+            x = u  # the sum is taken: here the step begins
+        k, saved = f(n, i)
+        velocities.append(k)
+        stages.append(Stage(u, stats, saved))
+    return x, _terms(config, b, velocities), stages
+
+
+def _terms(config: ModelConfig, weights: Sequence[float], velocities: list) -> Terms:
+    """h times the weighted velocities, those of weight zero left out."""
+    pairs = zip(weights, velocities, strict=True)
+    return [(config.step_size * weight, k) for weight, k in pairs if weight]
+
+
+def step_backward(
+    engine: Engine, config: ModelConfig, f_backward: Callable, norm: tuple, dnorm: tuple,
+    stages: list[Stage], dx: Array,
+) -> None:  # fmt: skip
+    """Turn dx, the gradient of the stream after `step`, into that before it, in place.
+
+    f_backward(saved, dk, again) returns dn in a new array; norm and dnorm are gain and bias, and
+    their gradients, which are added to. Equation eq-backprop-step.
+    """
+    a, b = INTEGRATORS[config.integrator]
+    h, last, du = config.step_size, len(b) - 1, [None] * len(b)
+    for i in range(last, -1, -1):
+        u, stats, saved = stages[i]
+        plain = i == last and h * b[i] == 1  # dk is dx, and nothing will be added to it
+        dk = dx if plain else engine.scale(dx, h * b[i])                # (1)
+        for j in range(i + 1, last + 1):
+            if a[j][i]:
+                engine.add_into(dk, du[j], h * a[j][i])                 # (2)
+        dn = f_backward(saved, dk, partial(_normalised, engine, config, u, norm))
+        into = dx if i == 0 else None                                   # (3) of stage 0
+        du[i] = engine.move_norm_backward(config, dn, u, norm[0], stats, *dnorm, into)
+    for each in du[1:]:
+        engine.add_into(dx, each)                                       # (3)
+
+
+def _normalised(engine: Engine, config: ModelConfig, x: Array, norm: tuple) -> Array:
+    """The norm of the point x of the stream, again."""
+    return engine.move_norm(config, x, [], *norm)[1]

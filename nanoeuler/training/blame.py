@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from nanoeuler.engines.interface import Primitives
+from nanoeuler.engines.primitives import OPERATIONS
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights
@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds of looking: a large batch of a large model would take
 # These operations make no numbers; all others are watched.
 SILENT = ("begin", "scratch", "rope_tables")
 # The names of those others, in the order of the interface.
-WATCHED = [name for name in vars(Primitives) if not name.startswith("_") and name not in SILENT]
+WATCHED = [name for name in OPERATIONS if name not in SILENT]
 
 
 class _NotFinite(Exception):

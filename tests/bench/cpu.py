@@ -140,12 +140,11 @@ def contestant(name, preset, batch, folder):
 def operations():
     """Print [engine, name, milliseconds] of each operation of a batch of 16 on one thread."""
     from nanoeuler.engines.cpu.engine import CpuEngine
-    from nanoeuler.engines.primitives import Primitives
+    from nanoeuler.engines.primitives import OPERATIONS
     from nanoeuler.engines.reference import ReferenceEngine
     from nanoeuler.model.transformer import loss_and_gradients
 
-    timed = {name for name in vars(Primitives) if not name.startswith("_")}
-    timed = (timed | {"move_norm", "move_norm_backward"}) - {"begin", "scratch", "rope_tables"}
+    timed = {*OPERATIONS, "move_norm", "move_norm_backward"} - {"begin", "scratch", "rope_tables"}
 
     def clocked(engine, name, spent):
         # The engine's own method, timed; what it calls inside is not counted twice.

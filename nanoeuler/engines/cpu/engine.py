@@ -23,7 +23,7 @@ from nanoeuler.engines.cpu.primitives import (
     rows_of,
 )
 from nanoeuler.engines.cpu.products import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
-from nanoeuler.engines.interface import Engine
+from nanoeuler.engines.interface import Engine, Moves
 from nanoeuler.engines.primitives import Array
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
@@ -32,8 +32,8 @@ from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
 LOSS_ROWS = 256
 
 
-class FusedEngine(FusedPrimitives, Engine):
-    """The engine over fused loops, with what it does better than operation by operation."""
+class FusedMoves(FusedPrimitives, Moves):
+    """The stream's moves, each in one loop with the norm that follows."""
 
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
@@ -65,6 +65,10 @@ class FusedEngine(FusedPrimitives, Engine):
         kernel = norms.rmsnorm_backward if is_rms else norms.layernorm_backward
         return self._norm_backward(kernel, dn, x, gain, stats, dgain, dx)
 
+
+class FusedEngine(FusedMoves, Engine):
+    """The engine over fused loops, with what it does better than operation by operation."""
+
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
@@ -83,14 +87,8 @@ class FusedEngine(FusedPrimitives, Engine):
 
 
 # %% sec-cpu-tile
-def _split(heads, n_kv):
-    # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
-    x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
-    return x[:, :H], x[:, H : H + n_kv], x[:, H + n_kv :]
-
-
-class CpuEngine(FusedEngine):
-    """The engine with our own matrix products, in the linear layers and in attention."""
+class LinearEngine(FusedEngine):
+    """The engine with our own matrix products in the linear layers."""
 
     def __init__(self):
         super().__init__()
@@ -114,6 +112,16 @@ class CpuEngine(FusedEngine):
         multiply(dy, w.T, rows_of(dx), False, self.work)                  # (2)
         plus_backward(dy, dbias)                                       # (3)
         return dx
+
+
+def _split(heads, n_kv):
+    # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
+    x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
+    return x[:, :H], x[:, H : H + n_kv], x[:, H + n_kv :]
+
+
+class CpuEngine(LinearEngine):
+    """The engine with our own matrix products, in the linear layers and in attention."""
 
     def attention(
         self, heads: Array, n_kv: int, first: Array | None = None

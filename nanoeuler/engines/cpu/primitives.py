@@ -18,7 +18,17 @@ import numpy as np
 
 from nanoeuler.engines.cpu import loops, norms
 from nanoeuler.engines.cpu.memory import Arena
-from nanoeuler.engines.primitives import Array, Primitives
+from nanoeuler.engines.primitives import (
+    Array,
+    Ends,
+    Gates,
+    Heads,
+    Linear,
+    Memory,
+    Norms,
+    Primitives,
+    Sums,
+)
 from nanoeuler.model.attention import attention
 from nanoeuler.model.backward import attention_backward
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, ROPE_BASE, places, rope_tables
@@ -55,11 +65,11 @@ def plus_backward(dy: Array, drow: Array | None) -> None:
         norms.add_row_backward(dy.reshape(-1, drow.size), drow.reshape(-1))
 
 
-class FusedPrimitives(Primitives):
-    """The operations as fused loops in an arena; matrix products and attention are NumPy's."""
+class InArena(Memory):
+    """Memory of a pass from an arena. What all families below begin with."""
 
     def __init__(self):
-        self.arena, self.tables = Arena(), {}
+        self.arena, self.tables = Arena(), {}  # RoPE's tables
 
     def begin(self) -> None:
         """Start a pass: every array that this engine returned before may be overwritten."""
@@ -72,12 +82,30 @@ class FusedPrimitives(Primitives):
         yield
         self.arena.used = used
 
-    def rope_tables(self, T: int, D: int, base: float = ROPE_BASE) -> tuple[Array, Array]:
-        """`layers.rope_tables` in float32, kept from the first call on."""
-        if (T, D, base) not in self.tables:
-            tables = rope_tables(T, D, base)
-            self.tables[T, D, base] = tuple(table.astype(np.float32) for table in tables)
-        return self.tables[T, D, base]
+
+class FusedSums(InArena, Sums):
+    """Sums, and what is scaled."""
+
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """As `layers.add`."""
+        agree((x.shape, y.shape))
+        out = self.arena.take(*x.shape)
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
+        return out
+
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """As `reference.add_into`."""
+        agree((x.shape, y.shape))
+        assert x.flags.c_contiguous  # or reshape would write into a copy
+        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+
+    def scale(self, x: Array, h: float) -> Array:
+        """As `reference.scale`."""
+        return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
+
+
+class FusedEnds(InArena, Ends):
+    """From tokens to the stream, and from logits to the loss."""
 
     def embed(
         self, tokens: Array, table: Array, positions: Array | None = None,
@@ -101,6 +129,17 @@ class FusedPrimitives(Primitives):
             plus_backward(dx, dpositions)
         else:  # they are looked up, like the table
             loops.embed_backward(rows_of(dx), _ids(places(first)), dpositions)
+
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """As `backward.cross_entropy`; dlogits is written over logits."""
+        agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
+        sums = np.zeros(scale.shape)
+        loops.cross_entropy(rows_of(logits), _ids(targets), np.asarray(scale, np.float32), sums)
+        return sums, logits
+
+
+class FusedNorms(InArena, Norms):
+    """The two norms."""
 
     def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
         """As `layers.rmsnorm`."""
@@ -138,6 +177,17 @@ class FusedPrimitives(Primitives):
         kernel(rows_of(dy), rows_of(x), gain, rows_of(stats), rows_of(out), dx is not None, dgain)
         return out
 
+
+class FusedHeads(InArena, Heads):
+    """Queries, keys and values: turned here, and read by the reference's attention."""
+
+    def rope_tables(self, T: int, D: int, base: float = ROPE_BASE) -> tuple[Array, Array]:
+        """`layers.rope_tables` in float32, kept from the first call on."""
+        if (T, D, base) not in self.tables:
+            tables = rope_tables(T, D, base)
+            self.tables[T, D, base] = tuple(table.astype(np.float32) for table in tables)
+        return self.tables[T, D, base]
+
     def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
         """As `layers.rope`, in place; heads must be contiguous."""
         return self._turn(heads, n, cos, sin, 1)
@@ -154,6 +204,22 @@ class FusedPrimitives(Primitives):
         assert heads.flags.c_contiguous  # the kernel is compiled for that
         loops.rope(heads, n, cos, sin, sign)
         return heads
+
+    def attention(
+        self, heads: Array, n_kv: int, first: Array | None = None
+    ) -> tuple[Array, Array]:
+        """As `attention.attention`, by it."""
+        return attention(heads, n_kv, first)
+
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
+    ) -> Array:
+        """As `backward.attention_backward`, by it: p is zero wherever `first` hides a key."""
+        return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))
+
+
+class FusedGates(InArena, Gates):
+    """What bends in an MLP."""
 
     def swiglu(self, gate_up: Array) -> Array:
         """As `layers.swiglu`."""
@@ -181,29 +247,9 @@ class FusedPrimitives(Primitives):
         loops.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
         return du
 
-    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
-        """As `layers.add`."""
-        agree((x.shape, y.shape))
-        out = self.arena.take(*x.shape)
-        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
-        return out
 
-    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
-        """As `reference.add_into`."""
-        agree((x.shape, y.shape))
-        assert x.flags.c_contiguous  # or reshape would write into a copy
-        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
-
-    def scale(self, x: Array, h: float) -> Array:
-        """As `reference.scale`."""
-        return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
-
-    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
-        """As `backward.cross_entropy`; dlogits is written over logits."""
-        agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
-        sums = np.zeros(scale.shape)
-        loops.cross_entropy(rows_of(logits), _ids(targets), np.asarray(scale, np.float32), sums)
-        return sums, logits
+class NumpyLinear(InArena, Linear):
+    """Products with matrices of weights, by NumPy."""
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         """As `layers.linear`."""
@@ -224,14 +270,8 @@ class FusedPrimitives(Primitives):
         plus_backward(dy, dbias)
         return dx
 
-    def attention(
-        self, heads: Array, n_kv: int, first: Array | None = None
-    ) -> tuple[Array, Array]:
-        """As `attention.attention`, by it."""
-        return attention(heads, n_kv, first)
 
-    def attention_backward(
-        self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
-    ) -> Array:
-        """As `backward.attention_backward`, by it: p is zero wherever `first` hides a key."""
-        return np.ascontiguousarray(attention_backward(dy, heads, n_kv, p))
+class FusedPrimitives(
+    FusedSums, FusedEnds, FusedNorms, FusedHeads, FusedGates, NumpyLinear, Primitives
+):
+    """The operations as fused loops in an arena; matrix products and attention are NumPy's."""

@@ -256,10 +256,10 @@ FAULTS = {
         PRIMITIVES, "Pen", "settle", "float(this.weight)", "1.0"
     ),
     "sums that are owed are forgotten": (
-        PRIMITIVES, "Pen", "owe", "self.pay()  # two", "pass  # two"
+        PRIMITIVES, "Owing", "owe", "self.pay()  # two", "pass  # two"
     ),
     "a bias's gradient is the gain's": (
-        PRIMITIVES, "Pen", "owe", "first + i * columns, count", "first, count"
+        PRIMITIVES, "Owing", "owe", "first + i * columns, count", "first, count"
     ),
     "dx is not added to": (
         PRIMITIVES, "NormsBackward", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"

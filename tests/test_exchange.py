@@ -7,7 +7,6 @@ of its result, and a result is no larger than the sum of what the ranks have in 
 With several pieces a rank's addends cancel before they are seen, so lengths are compared.
 """
 
-import random
 import threading
 from dataclasses import replace
 from functools import cache, partial
@@ -16,7 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import recorded as helpers
-from exercises import judge
 from lazy_driver import Driver
 from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
@@ -27,12 +25,11 @@ from nanoeuler.engines.gpu.exchange import AFTER, ATTENTION, ONCE, Exchange, Joi
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
 from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS, WEIGHTS
-from nanoeuler.engines.gpu.program import Array, Recording
+from nanoeuler.engines.gpu.program import Array
 from nanoeuler.engines.gpu.ranks import CudaRankStepper
 from nanoeuler.engines.gpu.sharing import LEAST, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.stepper import CudaStepper
-from nanoeuler.engines.gpu.stream import add_scaled_launch
 from nanoeuler.engines.ranks import lead
 from nanoeuler.engines.ranks.group import Alone
 from nanoeuler.engines.ranks.threads import together
@@ -628,44 +625,3 @@ def test_only_one_rank_of_a_process_computes_at_a_time():
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
     assert max(most) == 1 and len(most) == 40
-
-
-# ---- The chapter's exercises
-
-CHAPTER, SEEN, RACING = "14a-gradients-between-gpus", "seen", "racing"
-CELLS = {
-    "np": np, "Random": random.Random, "Exchange": Exchange, "Join": Join, "Recording": Recording,
-    "add_scaled_launch": add_scaled_launch,
-}  # fmt: skip
-# Whose check, what is wrong with the solution, the text and what it becomes.
-ANSWERS = [
-    (SEEN, "nobody waits for completion", "max(clock, at) + time", "clock + time"),
-    (SEEN, "nobody waits for the wire", "max(clock, at) + time", "at + time"),
-    (SEEN, "the earlier", "max(clock, at)", "min(clock, at)"),
-    (SEEN, "from the first's completion", "complete[-1]", "complete[0]"),
-    (SEEN, "from the beginning", "clock - complete[-1]", "clock"),
-    (SEEN, "the longest alone", "max(clock, at) + time", "max(clock, at + time)"),
-    (RACING, "where it goes alone", "for span in spans(other.launch)]",
-     "for span in spans(other.launch)[1:]]"),
-    (RACING, "what is given alone", "for span in spans(other.launch)]",
-     "for span in spans(other.launch)[:1]]"),
-    (RACING, "any memory", "m == memory and ", ""),
-    (RACING, "neighbours meet", "start < b and a < end", "start <= b and a <= end"),
-    (RACING, "the same beginning", "start < b and a < end", "start == a"),
-    (RACING, "begins inside", "start < b and a < end", "a <= start < b"),
-    (RACING, "no join", "            under_way = []", "            pass"),
-    (RACING, "the last exchange alone", "under_way.append(step)", "under_way = [step]"),
-    (RACING, "nobody need wait", "found + [step.name for step in under_way]", "found"),
-    (RACING, "where it is written alone", "for memory, start, end in spans(step.launch):",
-     "for memory, start, end in spans(step.launch)[:1]:"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name, what, old, new", ANSWERS)
-def test_exercises_refuse_wrong_answers(name, what, old, new):
-    assert not judge(CHAPTER, name, old, new, **CELLS), what
-
-
-@pytest.mark.parametrize("name", [SEEN, RACING])
-def test_exercises_take_right_answers(name):
-    assert judge(CHAPTER, name, **CELLS)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bench.card.decode import CONFIGS, LLAMA, model
-from exercises import judge as judge_exercise
 
 from nanoeuler.engines.gpu import decode, gemv, newest, token
 from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16
@@ -386,34 +385,6 @@ def test_mistakes_are_seen(mistake):
             check_product(spoiled, "bf16", 328, 80, 1, 2, "rms", "heads")
             check_attention(modules, context=330, ends=(299,))
         check_attention(modules)
-
-
-# ---- The chapter's exercises
-
-NAMES = {"np": np, "pack": gemv.pack, "Shape": gemv.Shape}  # that cells before have imported
-WRONG = {
-    "the lane's own inputs": ("place", "i % 8 * 2", "i % 8"),
-    "the tile": ("place", "+ i // 32)", "+ i // 16)"),
-    "the group": ("place", "(o // 8) * tiles", "(o // 8)"),
-    "the lane": ("place", "(o % 8) * 4", "(o % 8) * 8"),
-    "four lanes": ("place", "i % 32 // 8", "i % 32 // 4"),
-    "parts as they are": ("together", "top = max(m for _, m, _ in parts)", "top = parts[0][1]"),
-    "no largest score": ("together", "top = max(m for _, m, _ in parts)", "top = 0.0"),
-    "values not scaled": ("together", "2.0 ** (m - top) * o", "o"),
-    "weights not scaled": ("together", "2.0 ** (m - top) * w", "w"),
-    "the natural exponential": ("together", "sum(2.0 ** (m - top) * o", "sum(2.7 ** (m - top) * o"),
-}
-
-
-@pytest.mark.parametrize("which", ["place", "together"])
-def test_solutions_of_exercises(which):
-    assert judge_exercise("15b-one-token-on-a-gpu", which, **NAMES)
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_answers_are_refused(wrong, capsys):
-    which, old, new = WRONG[wrong]
-    assert not judge_exercise("15b-one-token-on-a-gpu", which, old, new, **NAMES)
 
 
 # ---- By an engine's name

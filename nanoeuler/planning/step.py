@@ -28,7 +28,7 @@ class Speeds(NamedTuple):
     products: dict[str, float]   # FLOPs a second, by what is multiplied
     attention: dict[int, float]  # of its products, forward and backward together, by pieces
     bytes: float                 # a second, of kernels that do little else than move them
-    launch: float                # seconds from the end of one to the beginning of the next
+    launch: float                # seconds, in a graph, of a kernel that does next to nothing
 
 
 # Rows of data/measurements, rounded: products of a step's shapes reach 460 to 700 TFLOP/s alone,

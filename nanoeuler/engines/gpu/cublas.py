@@ -38,6 +38,21 @@ def pitch(array: Any, name: str) -> int:
     return step // size
 
 
+def check_product(layout: str, compute: str, args: tuple[Any, Any, Any]) -> None:
+    """UserError unless A and B of these shapes and dtypes can be multiplied to give C."""
+    if layout not in ("NT", "NN", "TN") or compute not in COMPUTE:
+        raise UserError(f"no product {layout} in {compute}")
+    a, b, c = args
+    m, k = a.shape if layout[0] == "N" else a.shape[::-1]
+    of_b, n = b.shape if layout[1] == "N" else b.shape[::-1]
+    if of_b != k or tuple(c.shape) != (m, n) or not min(m, n, k):
+        raise UserError(f"{layout}: {a.shape} by {b.shape} does not give {c.shape}")
+    kind = COMPUTE[compute][1]
+    kinds = [str(array.dtype) for array in args]
+    if kinds[:2] != [kind, kind] or kinds[2] not in {kind, "float32"}:
+        raise UserError(f"{compute}: A, B and C are {', '.join(kinds)}; not so")
+
+
 @dataclass(frozen=True, eq=False)
 class Gemm:
     """C = op(A) op(B), or C + op(A) op(B) where `add` is set; sums in float32.
@@ -53,17 +68,7 @@ class Gemm:
     add: bool = False
 
     def __post_init__(self) -> None:
-        if self.layout not in ("NT", "NN", "TN") or self.compute not in COMPUTE:
-            raise UserError(f"no product {self.layout} in {self.compute}")
-        a, b, c = self.args
-        m, k = a.shape if self.layout[0] == "N" else a.shape[::-1]
-        of_b, n = b.shape if self.layout[1] == "N" else b.shape[::-1]
-        if of_b != k or tuple(c.shape) != (m, n) or not min(m, n, k):
-            raise UserError(f"{self.layout}: {a.shape} by {b.shape} does not give {c.shape}")
-        kind = COMPUTE[self.compute][1]
-        kinds = [str(array.dtype) for array in self.args]
-        if kinds[:2] != [kind, kind] or kinds[2] not in {kind, "float32"}:
-            raise UserError(f"{self.compute}: A, B and C are {', '.join(kinds)}; not so")
+        check_product(self.layout, self.compute, self.args)
         self.description()
 
     def description(self) -> tuple[int, ...]:

@@ -43,6 +43,19 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Block, Weights
 
+
+def tile_rows(kind: str, rows: int) -> int:
+    """The rows that a block has of R: 1, 8 or 16; 4 of float32, which has no tensor cores."""
+    if rows == 1 or kind == "float32":
+        return min(rows, 4)
+    return 8 if rows == 8 else 16
+
+
+def rows_for(count: int) -> int:
+    """R of the pass that reads `count` rows at once: 1, or 8 doubled as often as needed."""
+    return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
+
+
 DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
 MOST_ROWS = 256  # of a pass; more are several passes
 CHUNK = 128      # positions of a block of attention, at most
@@ -82,28 +95,21 @@ class Decoding(NamedTuple):
 
     def check(self) -> None:
         """UserError for a model that cannot be decoded here."""
-        c = self.config
-        if c.integrator != "euler":
-            raise UserError(
-                f"decoding on a GPU steps by Euler's method, not by {c.integrator}: choose the "
-                "engine cpu")
-        if c.dim % OUT or c.hidden % OUT or c.head_dim % OUT:
-            raise UserError(
-                f"decoding on a GPU wants dim, hidden and the width of heads in eights, not "
-                f"{c.dim}, {c.hidden} and {c.head_dim}: choose the engine cpu")
-        _ = self.shapes
+        check_model(self)
 
 
-def tile_rows(kind: str, rows: int) -> int:
-    """The rows that a block has of R: 1, 8 or 16; 4 of float32, which has no tensor cores."""
-    if rows == 1 or kind == "float32":
-        return min(rows, 4)
-    return 8 if rows == 8 else 16
-
-
-def rows_for(count: int) -> int:
-    """R of the pass that reads `count` rows at once: 1, or 8 doubled as often as needed."""
-    return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
+def check_model(this: Decoding) -> None:
+    """UserError for a model that cannot be decoded here."""
+    c = this.config
+    if c.integrator != "euler":
+        raise UserError(
+            f"decoding on a GPU steps by Euler's method, not by {c.integrator}: choose the "
+            "engine cpu")
+    if c.dim % OUT or c.hidden % OUT or c.head_dim % OUT:
+        raise UserError(
+            f"decoding on a GPU wants dim, hidden and the width of heads in eights, not "
+            f"{c.dim}, {c.hidden} and {c.head_dim}: choose the engine cpu")
+    _ = this.shapes
 
 
 ENOUGH = 1024  # blocks that keep a large GPU busy, about eight for each multiprocessor
@@ -212,8 +218,8 @@ class Pass:
         self.launches.append((name, Launch(kernel, grid, args)))
 
 
-class Passes(Pass):
-    """And their order."""
+class Layers(Pass):
+    """The five launches of a layer."""
 
     def attention(self, layer: int, b: dict[str, Any]) -> None:
         """The half of a layer that looks at other positions."""
@@ -236,6 +242,10 @@ class Passes(Pass):
         x, h, wide = work["x"], work["h"], work["h"].shape[1]
         self.product("w_up", b, x, b["norm2"], b["norm2_bias"], h, wide)
         self.product("w_down", b, h, 0, 0, x, this.config.dim, scale=float(this.config.step_size))
+
+
+class Passes(Layers):
+    """And the order of all of them."""
 
     def write(self, picks: bool) -> list[tuple[str, Launch]]:
         """The whole pass, as (name, launch). picks: whether it ends in the choice of tokens."""
@@ -302,7 +312,51 @@ class Loaded(NamedTuple):
     launches: list[tuple[str, Launch]]
 
 
-class CudaReader(Holder):
+def lines_of(
+    pieces: Sequence[Sequence[int]], starts: Sequence[int]
+) -> list[tuple[int, int, int, int]]:
+    """The line of each row: token, position, text, and a zero; piece after piece."""
+    return [
+        (token, start + k, text, 0)
+        for text, (ids, start) in enumerate(zip(pieces, starts, strict=True))
+        for k, token in enumerate(ids)
+    ]
+
+
+def wanted_of(pieces: Sequence[Sequence[int]], rows: int) -> dict[int, tuple[int, int]]:
+    """Number of a row -> (text, k): whose logits are wanted, as which of the last `rows`."""
+    ends = np.cumsum([len(ids) for ids in pieces])
+    return {
+        end - rows + k: (text, k)
+        for text, (ids, end) in enumerate(zip(pieces, ends, strict=True))
+        for k in range(max(0, rows - len(ids)), rows)
+    }
+
+
+class RowReader(Holder):
+    """Reads rows, one pass at a time."""
+
+    def _pass(self, lines, first, wanted, logits):
+        """Read up to MOST_ROWS rows, and take home what is wanted of their logits."""
+        loaded = self.loaded(rows_for(len(lines)), picks=False)
+        self.begin(loaded, lines)
+        loaded.graph.launch()
+        there, V = loaded.work["logits"], self.this.config.vocab_size
+        for row in range(len(lines)):
+            if first + row in wanted:
+                text, k = wanted[first + row]
+                at = row * there.strides[0]
+                logits[text, k, 0] = self.device.host(
+                    self.device.part(there, at, (V,), np.float32))
+
+    def begin(self, loaded: Loaded, lines: Sequence[tuple[int, ...]]) -> None:
+        """Say what the rows of the next pass are; those that are left over are not there."""
+        there = loaded.work["lines"]
+        idle = [(0, -1, 0, 0)] * (there.shape[0] - len(lines))
+        self.device.fill(there, np.array([*lines, *idle], np.int32))
+
+
+class CudaReader(RowReader):
     """Reads pieces of texts on a device: an `inference.decoder.Reader`.
 
     texts: how many are kept. A device on paper does as well.
@@ -328,40 +382,11 @@ class CudaReader(Holder):
         if heads != 1:
             raise UserError("on a GPU the first head alone is decoded: choose the engine cpu")
         check_pieces(self.this, pieces, starts)
-        lines = [
-            (token, start + k, text, 0)
-            for text, (ids, start) in enumerate(zip(pieces, starts, strict=True))
-            for k, token in enumerate(ids)
-        ]
-        ends = np.cumsum([len(ids) for ids in pieces])
-        wanted = {
-            end - rows + k: (text, k)
-            for text, (ids, end) in enumerate(zip(pieces, ends, strict=True))
-            for k in range(max(0, rows - len(ids)), rows)
-        }
+        lines, wanted = lines_of(pieces, starts), wanted_of(pieces, rows)
         logits = np.zeros((len(pieces), rows, 1, self.config.vocab_size), np.float32)
         for first in range(0, len(lines), MOST_ROWS):
             self._pass(lines[first : first + MOST_ROWS], first, wanted, logits)
         return logits
-
-    def _pass(self, lines, first, wanted, logits):
-        """Read up to MOST_ROWS rows, and take home what is wanted of their logits."""
-        loaded = self.loaded(rows_for(len(lines)), picks=False)
-        self.begin(loaded, lines)
-        loaded.graph.launch()
-        there, V = loaded.work["logits"], self.config.vocab_size
-        for row in range(len(lines)):
-            if first + row in wanted:
-                text, k = wanted[first + row]
-                at = row * there.strides[0]
-                logits[text, k, 0] = self.device.host(
-                    self.device.part(there, at, (V,), np.float32))
-
-    def begin(self, loaded: Loaded, lines: Sequence[tuple[int, ...]]) -> None:
-        """Say what the rows of the next pass are; those that are left over are not there."""
-        there = loaded.work["lines"]
-        idle = [(0, -1, 0, 0)] * (there.shape[0] - len(lines))
-        self.device.fill(there, np.array([*lines, *idle], np.int32))
 
 
 class Follower(CudaReader):
@@ -407,7 +432,7 @@ def check_pieces(
 
 # %% sec-gputoken-time
 BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy
-LAUNCH = 1.2    # microseconds from kernel to kernel in a graph: measured, chapter 13
+LAUNCH = 1.2    # microseconds of a kernel in a graph that does next to nothing: see chapter 11a
 FIRST = 0.5     # until the first bytes have come from memory
 HANDOVER = 0.8  # from a kernel's end to the wait of one that is there already: a guess
 WORK = 0.7      # X from L2, its norm, the products, the sums, the store: a guess

@@ -33,7 +33,7 @@ PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 
 
 class Moves(CudaPrimitives, Engine):
-    """The stream's moves, each with its norm."""
+    """The stream's moves, each with its norm, and whether what the norm gives is kept."""
 
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
@@ -56,6 +56,11 @@ class Moves(CudaPrimitives, Engine):
         """As `Engine.move_norm_backward`: added where it is computed."""
         return self.norm_backward(config.norm, dn, x, gain, stats, dgain, dbias, dx)
 
+    def kept(self, config: ModelConfig, n: Array) -> Array | None:
+        """n, where those of all sublayers may be kept (`Precision.kept`); else None."""
+        sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
+        return n if sublayers * n.nbytes <= self.precision.kept else None
+
 
 class Turns(Moves):
     """Where heads are turned."""
@@ -71,11 +76,6 @@ class Turns(Moves):
 
 class Attends(Turns):
     """Attention's sublayer."""
-
-    def kept(self, config: ModelConfig, n: Array) -> Array | None:
-        """n, where those of all sublayers may be kept (`Precision.kept`); else None."""
-        sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
-        return n if sublayers * n.nbytes <= self.precision.kept else None
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
@@ -144,7 +144,30 @@ class Mlps(Attends):
         return u, h
 
 
-class MlpsBackward(Mlps):
+class Bends(Mlps):
+    """Products that end in a gate's backward."""
+
+    def _down_gelu(
+        self, dout: Array, w: Array, u: Array, dbias: Array | None
+    ) -> tuple[Array, Array]:
+        """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
+        du = self.take(*u.shape)
+        ends = {"epilogue": "gelu backward", "aux": rows_of(u), "second": rows_of(u)}
+        a, b = rows_of(dout), self.copy_of(w).T
+        self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
+        return du, u
+
+    def _down_swiglu(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
+        """du over u, and h = silu(gate) up, by one product dout w^T, which is not stored."""
+        h = self.take(*u.shape[:-1], w.shape[0])
+        halves = u.reshape(1, -1, 2, w.shape[0]).swapaxes(1, 2)
+        ends = {"epilogue": "swiglu backward", "aux": halves, "second": halves}
+        a, b = rows_of(dout), self.copy_of(w).T
+        self.product("w_down, dX, SwiGLU", a, b, rows_of(h), **ends)
+        return u, h
+
+
+class MlpsBackward(Bends):
     """And the way back.
 
     bends_gates: whether a product ends in SwiGLU's backward where it can; a kernel of rows does it
@@ -171,25 +194,6 @@ class MlpsBackward(Mlps):
         del h
         self.gradient(db.w_up, n or again(), du, "w_up")
         return self.back(du, b.w_up)
-
-    def _down_gelu(
-        self, dout: Array, w: Array, u: Array, dbias: Array | None
-    ) -> tuple[Array, Array]:
-        """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
-        du = self.take(*u.shape)
-        ends = {"epilogue": "gelu backward", "aux": rows_of(u), "second": rows_of(u)}
-        a, b = rows_of(dout), self.copy_of(w).T
-        self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
-        return du, u
-
-    def _down_swiglu(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
-        """du over u, and h = silu(gate) up, by one product dout w^T, which is not stored."""
-        h = self.take(*u.shape[:-1], w.shape[0])
-        halves = u.reshape(1, -1, 2, w.shape[0]).swapaxes(1, 2)
-        ends = {"epilogue": "swiglu backward", "aux": halves, "second": halves}
-        a, b = rows_of(dout), self.copy_of(w).T
-        self.product("w_down, dX, SwiGLU", a, b, rows_of(h), **ends)
-        return u, h
 
 
 class Logits(MlpsBackward):

@@ -153,7 +153,38 @@ class Recorder:
         return self.names.get(w.address, "product")
 
 
-class Pen(Recorder):
+class Owing(Recorder):
+    """Sums that are put down for later."""
+
+    def owe(self, count: int, outs: list[Array]) -> Array:
+        """Memory for partial sums (count, columns of all outs), which `add_up` adds to outs."""
+        if any((out.memory, out.address) in self.owed for out in outs):
+            self.pay()  # two lines of one table may not add to one place
+        columns, first = outs[0].shape[0], self.used
+        pitch = columns * len(outs)
+        for i, out in enumerate(outs):
+            lines = sum_lines(first + i * columns, count, pitch, out.address // 4, columns)
+            self.owed[out.memory, out.address] = out, lines
+        self.used += count * pitch
+        whole = self.recording.whole(PARTIALS, (self.used,), np.float32)
+        return whole[first:].reshape(count, pitch)
+
+    def pay(self) -> None:
+        """Write down the sums that are owed; outs are in memories that exist for the whole step."""
+        for memory in sorted({memory for memory, _ in self.owed}):
+            owed = [both for both in self.owed.values() if both[0].memory == memory]
+            first = min(out.address for out, _ in owed)  # what lies before may be on its way (14a)
+            end = max(out.address + out.nbytes for out, _ in owed)
+            table = np.array([line for _, lines in owed for line in lines], np.int32)
+            table[:, 3] -= first // 4
+            partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
+            outs = self.recording.whole(memory, (end // 4,), np.float32)[first // 4 :]
+            launch = sum_table_launch(self.recording.constant(table), partials, outs)
+            self.recording.add("sums of norms", launch)
+        self.owed, self.used = {}, 0
+
+
+class Pen(Owing):
     """How launches come on the list, and what is held back."""
 
     def write(self, name: str, launches: Any, flops: int = 0) -> None:
@@ -185,37 +216,10 @@ class Pen(Recorder):
         )  # fmt: skip
         self.recording.add("norm backward", launch)
 
-    def owe(self, count: int, outs: list[Array]) -> Array:
-        """Memory for partial sums (count, columns of all outs), which `add_up` adds to outs."""
-        if any((out.memory, out.address) in self.owed for out in outs):
-            self.pay()  # two lines of one table may not add to one place
-        columns, first = outs[0].shape[0], self.used
-        pitch = columns * len(outs)
-        for i, out in enumerate(outs):
-            lines = sum_lines(first + i * columns, count, pitch, out.address // 4, columns)
-            self.owed[out.memory, out.address] = out, lines
-        self.used += count * pitch
-        whole = self.recording.whole(PARTIALS, (self.used,), np.float32)
-        return whole[first:].reshape(count, pitch)
-
     def add_up(self) -> None:
         """Write down that all partial sums are added to where they belong."""
         self.settle()
         self.pay()
-
-    def pay(self) -> None:
-        """Write down the sums that are owed; outs are in memories that exist for the whole step."""
-        for memory in sorted({memory for memory, _ in self.owed}):
-            owed = [both for both in self.owed.values() if both[0].memory == memory]
-            first = min(out.address for out, _ in owed)  # what lies before may be on its way
-            end = max(out.address + out.nbytes for out, _ in owed)
-            table = np.array([line for _, lines in owed for line in lines], np.int32)
-            table[:, 3] -= first // 4
-            partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
-            outs = self.recording.whole(memory, (end // 4,), np.float32)[first // 4 :]
-            launch = sum_table_launch(self.recording.constant(table), partials, outs)
-            self.recording.add("sums of norms", launch)
-        self.owed, self.used = {}, 0
 
 
 class Sums(Pen):
@@ -314,7 +318,7 @@ class Tables(Linear):
         self.write("embed", launch)
         return x
 
-    plan: Array  # the scatter plan of the tokens
+    plan: Array  # the scatter plan of the tokens; who records a step sets it
 
     def embed_backward(
         self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,

@@ -81,19 +81,11 @@ def updated(weights: Weights, copied: bool) -> np.ndarray:
     return update.tiles(parts if copied else [part._replace(copy=-1) for part in parts])
 
 
-class Writer:
-    """What both programs begin with: a recording, weights, an engine, and their ends."""
+class Ends:
+    """A recording for a model, and its ends: what the host sends, and what it fetches."""
 
-    engine_type = CudaEngine
-
-    def __init__(self, config: ModelConfig, machine: Machine, precision: Precision):
+    def __init__(self, config: ModelConfig) -> None:
         self.recording, self.config = Recording(), config
-        self.weights = Weights(config, np.float32, self.whole(WEIGHTS))
-        self.copied = precision.kind == "bf16"
-        length = self.weights.flat.shape[0] if self.copied else 16
-        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
-        self.engine = self.engine_type(self.recording, *machine, precision)
-        self.engine.names = {view.address: name for name, view in self.weights.items()}
         self.inputs: dict[str, Array] = {}
         self.results: dict[str, Array] = {}
 
@@ -108,6 +100,25 @@ class Writer:
     def result(self, name: str, shape: tuple[int, ...]) -> Array:
         """Something that it fetches."""
         return self.results.setdefault(name, self.recording.whole(name, shape, np.float32))
+
+    def end(self) -> Recorded:
+        """The program and its ends."""
+        return Recorded(self.recording.end(), self.inputs, self.results)
+
+
+class Writer(Ends):
+    """What both programs begin with: weights, an engine, a batch, and where its losses go."""
+
+    engine_type = CudaEngine
+
+    def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
+        super().__init__(config)
+        self.weights = Weights(config, np.float32, self.whole(WEIGHTS))
+        self.copied = precision.kind == "bf16"
+        length = self.weights.flat.shape[0] if self.copied else 16
+        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
+        self.engine = self.engine_type(self.recording, *machine, precision)
+        self.engine.names = {view.address: name for name, view in self.weights.items()}
 
     def batch(self, i: int, B: int, T: int) -> tuple[Array, Array]:
         """tokens and targets of piece i."""
@@ -127,10 +138,6 @@ class Writer:
     def sums(self, pieces: int) -> Array:
         """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
         return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
-
-    def end(self) -> Recorded:
-        """The program and its ends."""
-        return Recorded(self.recording.end(), self.inputs, self.results)
 
 
 class StepWriter(Writer):

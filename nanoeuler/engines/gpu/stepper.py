@@ -92,13 +92,25 @@ class Resident:
             getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
 
 
-class Loader(Resident):
-    """Programs that have memory. programs: by what they do and for which batches.
-
-    multiplier: what records their products.
-    """
+class Pool(Resident):
+    """Memory that programs have in common. programs: by what they do and for which batches."""
 
     programs: dict[tuple, Loaded]
+
+    def share(self, name: str, size: int) -> Any:
+        """A memory for a program, which may be another's; zero at first, but for the arena."""
+        for other in self.programs.values():
+            there = other.shared.get(name)
+            if there is not None and there.shape[0] >= size:
+                return there
+        if name == ARENA:  # in which nothing is read that was not written
+            return self.device.empty((size,), np.uint8)
+        return self.device.array(np.zeros(size, np.uint8))
+
+
+class Loader(Pool):
+    """Programs that have memory. multiplier: what records their products."""
+
     multiplier: type[Multiplier] = Multiplier
 
     def load(self, recorded: Recorded) -> Loaded:
@@ -125,16 +137,6 @@ class Loader(Resident):
             for work in works
         ]
         return Loaded(device.capture(starts), inbox, outbox, shared)
-
-    def share(self, name: str, size: int) -> Any:
-        """A memory for a program, which may be another's; zero at first, but for the arena."""
-        for other in self.programs.values():
-            there = other.shared.get(name)
-            if there is not None and there.shape[0] >= size:
-                return there
-        if name == ARENA:  # in which nothing is read that was not written
-            return self.device.empty((size,), np.uint8)
-        return self.device.array(np.zeros(size, np.uint8))
 
 
 class Programs(Loader):
@@ -189,7 +191,22 @@ class Judge(Programs):
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
 
-class CudaStepper(Judge, Stepper):
+class Late(Judge):
+    """What has become of the step before. begun: its number and its program, if there is one."""
+
+    begun: tuple[int, Loaded] | None = None
+
+    def finish(self) -> list[Taken]:
+        """As `Stepper.finish`."""
+        if self.begun is None:
+            return []
+        (number, this), self.begun = self.begun, None
+        results = this.outbox.read()
+        sums = results["sums"][:, : self.weights.config.n_predict]
+        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
+
+
+class CudaStepper(Late, Stepper):
     """Training steps of one model on a device: `engines.gpu.device.Device`, or one on paper.
 
     pieces: in how many parts a batch goes through memory.
@@ -201,7 +218,6 @@ class CudaStepper(Judge, Stepper):
     ) -> None:  # fmt: skip
         super().__init__(weights, optimizer, device, precision)
         self.programs, self.pieces, self.multiplier = {}, pieces, multiplier
-        self.begun: tuple[int, Loaded] | None = None  # the step that is not known yet
 
     def mine(self, rows: np.ndarray) -> np.ndarray:
         """Those sequences of a batch that this stepper takes: all."""
@@ -224,15 +240,6 @@ class CudaStepper(Judge, Stepper):
         self.begin(this)
         taken, self.begun = self.finish(), (number, this)
         return taken
-
-    def finish(self) -> list[Taken]:
-        """As `Stepper.finish`."""
-        if self.begun is None:
-            return []
-        (number, this), self.begun = self.begun, None
-        results = this.outbox.read()
-        sums = results["sums"][:, : self.weights.config.n_predict]
-        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
 
 
 CHOICE = "nanoeuler.engines.gpu.vendor"  # named only: chapter 13b builds it

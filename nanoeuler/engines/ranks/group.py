@@ -44,12 +44,8 @@ def added(parts: np.ndarray) -> np.ndarray:
     return parts[0]
 
 
-class Group(Protocol):
-    """One rank's view of all. Each method but `abort` is called by every rank, in the same order.
-
-    Buffers are flat, contiguous and of N elements, a multiple of `size`; each is worked on in
-    place. `local` ranks, this one among them, run on this machine.
-    """
+class Talk(Protocol):
+    """What ranks tell each other. `local` of them, this one among them, run on this machine."""
 
     rank: int
     size: int
@@ -61,6 +57,24 @@ class Group(Protocol):
 
     def broadcast(self, value: Any = None) -> Any:
         """The value of rank 0. Who waits for it does not keep a core busy."""
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        self.share(None)
+
+    def abort(self, why: str) -> None:
+        """End every rank at once, this one too; `why` is a line for the user."""
+
+    def doom(self) -> None:
+        """End every rank when this one ends: it failed where the others wait for it."""
+
+
+class Group(Talk, Protocol):
+    """One rank's view of all. Each method but `abort` is called by every rank, in the same order.
+
+    Buffers are flat, contiguous and of N elements, a multiple of `size`; each is worked on in
+    place.
+    """
 
     def reduce_scatter(self, flat: np.ndarray) -> None:
         """Make this rank's own part of `flat` the sum of all ranks', in the order of `added`.
@@ -84,16 +98,6 @@ class Group(Protocol):
         """Make `flat` the sum of all ranks', in the order of `added`, with the same bits on all."""
         self.reduce_scatter(flat)
         self.all_gather(flat)
-
-    def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        self.share(None)
-
-    def abort(self, why: str) -> None:
-        """End every rank at once, this one too; `why` is a line for the user."""
-
-    def doom(self) -> None:
-        """End every rank when this one ends: it failed where the others wait for it."""
 
 
 class Alone(Group):

@@ -46,18 +46,11 @@ def ranked(
     return RankStepper(group, CpuStepper(engine_factory(name), weights, optimizer, threads, pieces))
 
 
-class Led(Stepper):
-    """Rank 0's stepper: what it is asked to do, the followers do with it."""
+class Orders:
+    """How rank 0 has the followers do what it does."""
 
-    def __init__(
-        self, group: Group, name: str, weights: Weights, optimizer: PartedOptimizer,
-        threads: int | None, pieces: int,
-    ) -> None:  # fmt: skip
-        rules = copy.copy(optimizer)  # without the moments: these are scattered
-        rules.m = rules.v = None
-        self.group = group
-        with self._all_do("make", name, weights.config, rules, threads, pieces):
-            self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
+    group: Group
+    stepper: Stepper
 
     @contextmanager
     def _all_do(self, *order):
@@ -74,6 +67,20 @@ class Led(Stepper):
     def _call(self, name, *arguments):
         with self._all_do(name, *arguments):
             return getattr(self.stepper, name)(*arguments)
+
+
+class Led(Orders, Stepper):
+    """Rank 0's stepper: what it is asked to do, the followers do with it."""
+
+    def __init__(
+        self, group: Group, name: str, weights: Weights, optimizer: PartedOptimizer,
+        threads: int | None, pieces: int,
+    ) -> None:  # fmt: skip
+        rules = copy.copy(optimizer)  # without the moments: these are scattered
+        rules.m = rules.v = None
+        self.group = group
+        with self._all_do("make", name, weights.config, rules, threads, pieces):
+            self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.ranks.group import Group, added, check_size, own
+from nanoeuler.engines.ranks.group import Group, Talk, added, check_size, own
 
 # Elements that a rank takes in from each other at a time: 1 MiB, many times a message's latency.
 CHUNK = 1 << 18
@@ -23,7 +23,7 @@ HEARD = 0.5  # seconds that a launcher needs at most to pass on a line, before i
 FAILED = 2  # the exit status of a command that could not do what it was asked
 
 
-class Mpi(Group):
+class Process(Talk):
     """This process among those that its launcher has started."""
 
     def __init__(self) -> None:
@@ -47,6 +47,21 @@ class Mpi(Group):
         for request in [self.comm.isend(value, rank) for rank in range(1, self.size)]:
             request.wait()
         return value
+
+    def abort(self, why: str) -> None:
+        """As `Group.abort`."""
+        print(f"nanoeuler: rank {self.rank} of {self.size}: {why}", file=sys.stderr, flush=True)
+        time.sleep(HEARD)
+        self.comm.Abort(FAILED)
+
+    def doom(self) -> None:
+        """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
+        self.doomed = True
+        atexit.register(self.comm.Abort, FAILED)
+
+
+class Mpi(Process, Group):
+    """A rank that is a process."""
 
     def reduce_scatter(self, flat: np.ndarray) -> None:
         """As `Group.reduce_scatter`: all to all, in chunks, and added here."""
@@ -75,14 +90,3 @@ class Mpi(Group):
     def spread(self, flat: np.ndarray) -> None:
         """As `Group.spread`."""
         self.comm.Bcast(flat)
-
-    def abort(self, why: str) -> None:
-        """As `Group.abort`."""
-        print(f"nanoeuler: rank {self.rank} of {self.size}: {why}", file=sys.stderr, flush=True)
-        time.sleep(HEARD)
-        self.comm.Abort(FAILED)
-
-    def doom(self) -> None:
-        """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
-        self.doomed = True
-        atexit.register(self.comm.Abort, FAILED)

@@ -39,11 +39,10 @@ class PartedOptimizer(Optimizer, Protocol):
         """As `Optimizer.update`, of a part of the flat buffers."""
 
 
-class RankStepper(Stepper):
-    """Steps in which rank r of `group` takes its part of the shards, by `inner`.
+class RankState:
+    """What rank r of `group` has of a model: the weights, and the moments of its own part alone.
 
-    And updates its own part of the weights, of which alone it has the moments. `gradients` are
-    those of the last step, clipped, in that part.
+    `inner` takes its shards. `gradients` are those of the last step, clipped, in the own part.
     """
 
     def __init__(self, group: Group, inner: CpuStepper) -> None:
@@ -58,6 +57,22 @@ class RankStepper(Stepper):
     def _mine(self, tokens):
         """This rank's part of the shards of tokens (B, T)."""
         return halved(shards_of(*tokens.shape), self.halvings)[self.group.rank]
+
+    def pull(self) -> None:
+        """As `Stepper.pull`, on rank 0: the moments of all ranks. All have the weights."""
+        self.group.gather(self.optimizer.m.flat)
+        self.group.gather(self.optimizer.v.flat)
+
+    def push(self) -> None:
+        """As `Stepper.push`, from rank 0: to each rank the weights, and its own moments."""
+        self.group.spread(self.weights.flat)
+        self.group.scatter(self.optimizer.m.flat)
+        self.group.scatter(self.optimizer.v.flat)
+
+
+class RankStepper(RankState, Stepper):
+    """Steps in which each rank takes its part of the shards, and updates its own part of weights.
+    """
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
@@ -89,17 +104,6 @@ class RankStepper(Stepper):
         """As `Stepper.sums`."""
         told = self.group.share(self.inner.shard_sums(tokens, targets, self._mine(tokens), first))
         return sum(x for each in told for x in each)
-
-    def pull(self) -> None:
-        """As `Stepper.pull`, on rank 0: the moments of all ranks. All have the weights."""
-        self.group.gather(self.optimizer.m.flat)
-        self.group.gather(self.optimizer.v.flat)
-
-    def push(self) -> None:
-        """As `Stepper.push`, from rank 0: to each rank the weights, and its own moments."""
-        self.group.spread(self.weights.flat)
-        self.group.scatter(self.optimizer.m.flat)
-        self.group.scatter(self.optimizer.v.flat)
 
 
 def _check_shards(shape, ranks):

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.ranks.group import Group, added, own
+from nanoeuler.engines.ranks.group import Group, Talk, added, own
 from nanoeuler.errors import UserError
 
 
-class Threads(Group):
-    """Rank `rank` of those that share the list `slots`, one for each, and a `barrier`."""
+class Table(Talk):
+    """Rank `rank` of those that share the list `slots`, one for each, and a `meeting`."""
 
     def __init__(self, rank: int, slots: list[Any], meeting: threading.Barrier) -> None:
         self.rank, self.size, self.local = rank, len(slots), len(slots)
@@ -38,6 +38,20 @@ class Threads(Group):
     def broadcast(self, value: Any = None) -> Any:
         """As `Group.broadcast`."""
         return self._seen(value, lambda values: copy.deepcopy(values[0]))
+
+    def abort(self, why: str) -> None:
+        """As `Group.abort`: the others fail where they wait."""
+        self.meeting.abort()
+        raise UserError(f"rank {self.rank} of {self.size}: {why}")
+
+    def doom(self) -> None:
+        """As `Group.doom`: the others fail where they wait."""
+        self.doomed = True
+        self.meeting.abort()
+
+
+class Threads(Table, Group):
+    """A rank that is a thread."""
 
     def reduce_scatter(self, flat: np.ndarray) -> None:
         """As `Group.reduce_scatter`: of all buffers a rank reads the part that is its own."""
@@ -69,16 +83,6 @@ class Threads(Group):
     def spread(self, flat: np.ndarray) -> None:
         """As `Group.spread`."""
         self._copied(flat, [(0, slice(None))])
-
-    def abort(self, why: str) -> None:
-        """As `Group.abort`: the others fail where they wait."""
-        self.meeting.abort()
-        raise UserError(f"rank {self.rank} of {self.size}: {why}")
-
-    def doom(self) -> None:
-        """As `Group.doom`: the others fail where they wait."""
-        self.doomed = True
-        self.meeting.abort()
 
 
 def together(size: int, function: Callable[[Group], Any]) -> list[Any]:

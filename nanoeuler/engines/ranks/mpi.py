@@ -19,7 +19,7 @@ from nanoeuler.engines.ranks.group import Group, Talk, added, check_size, own
 # Elements that a rank takes in from each other at a time: 1 MiB, many times a message's latency.
 CHUNK = 1 << 18
 NAP = 5e-4  # seconds between two looks for a message: short beside a step, long beside a look
-HEARD = 0.5  # seconds that a launcher needs at most to pass on a line, before it ends all
+HEARD = 1.0  # seconds that a launcher needs at most to pass on a line, before it ends all
 FAILED = 2  # the exit status of a command that could not do what it was asked
 
 
@@ -51,13 +51,18 @@ class Process(Talk):
     def abort(self, why: str) -> None:
         """As `Group.abort`."""
         print(f"nanoeuler: rank {self.rank} of {self.size}: {why}", file=sys.stderr, flush=True)
-        time.sleep(HEARD)
-        self.comm.Abort(FAILED)
+        self.end()
 
     def doom(self) -> None:
         """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
         self.doomed = True
-        atexit.register(self.comm.Abort, FAILED)
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """End all ranks, when what this one has said is heard."""
+        sys.stderr.flush()
+        time.sleep(HEARD)
+        self.comm.Abort(FAILED)
 
 
 class Mpi(Process, Group):

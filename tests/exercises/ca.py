@@ -23,7 +23,7 @@ ANSWERS = [
     ("rehearse", "cells that stay are exported", "if path is None:\n            continue",
      "pass"),
     ("rehearse", "cells that stay are in the way", "if path is None:\n            continue",
-     "if path is None:\n            for each in length:\n                length[each] += len(lines)\n"
+     "if path is None:\n            length = {key: n + len(lines) for key, n in length.items()}\n"
      "            continue"),
     ("rehearse", "one module for all", "length[path] = start + len(lines)",
      "length = dict.fromkeys([*length, path], start + len(lines))"),

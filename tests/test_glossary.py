@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 BOOK = Path(__file__).parents[1] / "book"
 PAGE = (BOOK / "glossary.md").read_text(encoding="utf-8")
 BLOCK = PAGE.split("```{glossary}\n")[1].split("\n```")[0]
@@ -28,3 +30,10 @@ def test_every_term_is_explained_and_ends_with_a_link():
         assert term == term.strip() != ""
         assert lines and all(line.startswith("  ") for line in lines), term
         assert re.search(r"See \[[^]]+\]\(#[\w-]+\)\.$", lines[-1]), term
+
+
+@pytest.mark.parametrize("page", sorted(BOOK.glob("*.md")), ids=lambda page: page.stem)
+def test_every_term_that_a_page_links_is_in_the_glossary(page):
+    roles = re.findall(r"\{term\}`([^`]+)`", page.read_text(encoding="utf-8"))
+    wanted = {re.sub(r".*<(.+)>", r"\1", role, flags=re.S) for role in roles}
+    assert wanted <= set(TERMS), wanted - set(TERMS)

@@ -155,8 +155,8 @@ def measured(file, *key):
 def line_of(words, peer, key, form):
     ours, theirs, device, date = measured(*key)
     ratio = f"{ours / theirs:.3f}" if ours / theirs < 0.05 else f"{ours / theirs:.2f}"
-    cells = words, form.format(ours), peer, form.format(theirs), ratio, device, date
-    return f"| {' | '.join(cells)} |"
+    values = f"{form.format(ours)}, {peer} {form.format(theirs)}; ratio {ratio}"
+    return f"- **{words}:** {values} ({device}, {date})"
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=[words for words, *_ in FIGURES])
@@ -165,21 +165,35 @@ def test_a_figure_is_that_of_its_row(figure):
 
 
 def test_there_is_no_other_figure():
-    """Lines of the table are those above, and outside it stands one decimal, of a row as well."""
-    before, table, after = COMPARE.partition("\n(sec-compare-figures)=\n")
-    assert table
-    lines = [line for line in after.split("\n") if line.startswith("| ")]
-    assert len(lines) == len(FIGURES) + 1, "a line has no row"  # the first is the head
-    prose = before + "\n".join(line for line in after.split("\n") if not line.startswith("|"))
+    """The lines are those above, and outside it stands one decimal, of a row as well."""
+    before, label, after = COMPARE.partition("\n(sec-compare-figures)=\n")
+    assert label
+    lines = [line for line in after.split("\n") if line.startswith("- ")]
+    assert len(lines) == len(FIGURES), "a line has no row"
+    prose = before + "\n".join(line for line in after.split("\n") if not line.startswith("- "))
     bits, *_ = measured("pipeline", "main job", "base: held-out text", "cpu", None)
     assert re.findall(r"\d+\.\d+|\d+ %", prose) == [f"{bits:.3f}"]
 
 
-def test_the_table_of_what_each_has_is_whole():
-    table = COMPARE.partition("(sec-compare-table)=")[2].partition("(sec-compare-others)=")[0]
-    head, _, *rows = [line for line in table.split("\n") if line.startswith("|")]
-    assert len(rows) > 25
-    for row in rows:
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert len(cells) == head.count("|") - 1, row
-        assert set(cells[1:]) <= {"yes", "no", "partly", "?", "–"}, row
+PROJECTS = (
+    "nanoeuler", "NanoEuler", "llm.c", "nanoGPT", "nanochat", "llama2.c", "minbpe",
+    "LLMs-from-scratch", "d2l",
+)  # fmt: skip
+
+
+def test_the_lines_of_what_each_has_name_projects_once_and_in_one_order():
+    lists = COMPARE.partition("(sec-compare-table)=")[2].partition("(sec-compare-others)=")[0]
+    lines = [line for line in lists.split("\n") if line.startswith("- ")]
+    assert len(lines) == 32
+    for line in lines:
+        what, who = re.fullmatch(r"- \*\*(.+):\*\* (.+)\.", line).groups()
+        marks = dict.fromkeys(("", "partly", "not verified:"))
+        for part in who.split("; "):
+            mark, names = re.fullmatch(r"(partly|not verified:)? ?(.+)", part).groups(default="")
+            assert marks[mark] is None, f"{what}: {mark or 'yes'} twice"
+            marks[mark] = names.split(", ")
+        for names in filter(None, marks.values()):
+            assert names == [each for each in PROJECTS if each in names], what
+        everyone = [name for names in marks.values() for name in names or ()]
+        assert len(set(everyone)) == len(everyone), f"{what}: a project stands in two lists"
+    assert "\n|" not in lists, "a wide table scrolls on a phone"

@@ -69,6 +69,8 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", metavar="FILE|RUN_DIR", help="a tokenizer.json, or a run with one"),
 ]
+
+
 # A name that engines.choice knows.
 Engine = Annotated[
     str,
@@ -94,6 +96,7 @@ Tokens = _whole("how many tokens")  # to generate, or to plan for
 # Where the road without flags goes: what train writes sft reads, and so on.
 BASE, CHAT = Path("runs/base"), Path("runs/chat")
 
+
 # The fields of Settings: left out, a new run has its defaults, a resumed one its own.
 SETTINGS = {
     "steps": _whole("steps of the whole run"),
@@ -118,6 +121,8 @@ PULLS = {
     "beta": _number("what a nat away from the reference costs"),
     "anchor": _number("how strongly the better answers are held"),
 }
+
+
 # The sizes of a model: fields of ModelConfig by the names of their flags.
 SIZES = {
     "dim": _whole("width of the model"),
@@ -130,6 +135,8 @@ SIZES = {
 }
 # The flags whose names are not those of the fields of `ModelConfig`.
 FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
+
+
 # The knobs of sampling.Sampler, which also checks them.
 KNOBS = {
     "seed": SETTINGS["seed"],

@@ -29,7 +29,8 @@ from nanoeuler.errors import UserError
 
 INTERRUPTED = 130  # what typer returns after Ctrl-C: 128 and the number of the signal, 2
 
-# Plain help: importing rich for its markup would take longer than all the rest.
+
+# Plain help, for which rich need not be imported.
 app = typer.Typer(
     name="nanoeuler",
     help="A language model from nothing. On this machine: nanoeuler train, then sft, then chat.",

@@ -21,6 +21,14 @@ _Origins = Annotated[
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 
 
+def _warn(name, parameters, host, port):
+    """Say on stderr what to expect of the model, and of a port that others reach."""
+    print(f"{name} has {parameters:,} parameters: what it says is often wrong", file=sys.stderr)
+    if host not in LOOPBACK:
+        print(f"warning: whoever reaches port {port} of {host} can use this model; there is no "
+              "password and no encryption", file=sys.stderr)  # fmt: skip
+
+
 def serve(
     base: flags.From = flags.CHAT,
     host: Annotated[str, typer.Option(metavar="NAME", help="where to listen")] = LOOPBACK[0],
@@ -52,11 +60,7 @@ def serve(
     service = Service(name, model.config, model.tokenizer, model.weights, desk, tokens)
     mine = host in LOOPBACK
     app = application(service, (*LOOPBACK, "[::1]") if mine else None, allow_origin or ())
-    print(f"{name} has {count_parameters(model.config):,} parameters: what it says is often wrong",
-          file=sys.stderr)  # fmt: skip
-    if not mine:
-        print(f"warning: whoever reaches port {at} of {host} can use this model; there is no "
-              "password and no encryption", file=sys.stderr)  # fmt: skip
+    _warn(name, count_parameters(model.config), host, at)
     shown = f"[{host}]" if ":" in host else host
     tell(f"http://{shown}:{at}/ is the page; programs take http://{shown}:{at}/v1 (Ctrl-C ends it)")
     try:

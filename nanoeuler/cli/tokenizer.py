@@ -74,31 +74,13 @@ def _check_out(out, files):
         raise UserError(f"--out {out} is a text to learn from: name another file")
 
 
-@tokenizer_app.command("train")
-def tokenizer_train(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
-    ] = None,
-    vocab_size: flags.VocabSize = None, out: flags.OutFile = Path("tokenizer.json"),
-) -> None:  # fmt: skip
-    """Learn a vocabulary from files.
-
-    They may be larger than memory, and need not be UTF-8.
-
-    Example: nanoeuler tokenizer train story.txt --vocab-size 1024
-    """
-    from rich.filesize import decimal
-
-    from nanoeuler.data import docstrings
+def _learned(files, vocab_size):
+    """(tokenizer, first): learned from the files, and their first CHUNK bytes; shows how far."""
     from nanoeuler.progress import bars
     from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
     from nanoeuler.tokenizer.words import whole_words
 
-    vocab_size = flags.learned_size(vocab_size)
-    _check_out(out, files or [])
-    files = files or [docstrings.text_path()]
-    began, total, first = time.perf_counter(), sum(map(_size, files)), bytearray()
+    total, first = sum(map(_size, files)), bytearray()
     with bars() as progress:
         move, merges = bar_of_bytes(progress, total), vocab_size - 256 - len(SPECIAL_TOKENS)
         task = progress.add_task("", total=merges, visible=False)
@@ -119,9 +101,34 @@ def tokenizer_train(
             said = f"{made} of {merges} merges"
             progress.update(task, completed=made, description=said, visible=True)
 
-        tokenizer = Tokenizer.train(pieces(), vocab_size, progress=learned)
+        return Tokenizer.train(pieces(), vocab_size, progress=learned), bytes(first)
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
+    ] = None,
+    vocab_size: flags.VocabSize = None, out: flags.OutFile = Path("tokenizer.json"),
+) -> None:  # fmt: skip
+    """Learn a vocabulary from files.
+
+    They may be larger than memory, and need not be UTF-8.
+
+    Example: nanoeuler tokenizer train story.txt --vocab-size 1024
+    """
+    from rich.filesize import decimal
+
+    from nanoeuler.data import docstrings
+
+    vocab_size = flags.learned_size(vocab_size)
+    _check_out(out, files or [])
+    files = files or [docstrings.text_path()]
+    began = time.perf_counter()
+    tokenizer, first = _learned(files, vocab_size)
     tokenizer.save(out)
-    ratio, seconds = len(first) / len(tokenizer.encode(bytes(first))), time.perf_counter() - began
+    ratio, seconds = len(first) / len(tokenizer.encode(first)), time.perf_counter() - began
     tell(f"saved {out}: {vocab_size} ids, {ratio:.2f} bytes per token in the first "
          f"{decimal(len(first))} of the text, {seconds:.1f} s")  # fmt: skip
 

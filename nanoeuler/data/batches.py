@@ -29,6 +29,29 @@ def check_batch_size(batch_size: int, context: int) -> None:
         )
 
 
+def count_windows(n_tokens: int, context: int, n_predict: int) -> int:
+    """How many windows a pass over the tokens has. UserError for a text too short for one."""
+    count = (n_tokens - context - n_predict + 1) // context
+    if count < 1:
+        raise UserError(
+            f"expected at least {2 * context + n_predict - 1} training tokens for a context of "
+            f"{context}, got {n_tokens}: give a longer text or a smaller context"
+        )
+    return count
+
+
+def order_of(seed: int, number: int, n: int, context: int) -> tuple[int, np.ndarray]:
+    """(offset, order): where window 0 of pass `number` begins, the n windows in its order.
+
+    `order` is int32, or int64 where windows are too many for that.
+    """
+    rng = np.random.default_rng((seed, number))
+    offset = int(rng.integers(context))
+    order = np.arange(n, dtype=np.min_scalar_type(-n))
+    rng.shuffle(order)
+    return offset, order
+
+
 class Batches:
     """Batches that are a function of (seed, step) alone, so that a run can be resumed exactly.
 
@@ -42,44 +65,30 @@ class Batches:
         check_batch_size(batch_size, context)
         self.tokens, self.batch_size, self.context = tokens, batch_size, context
         self.n_predict, self.seed = n_predict, seed
-        self.windows = (len(tokens) - context - n_predict + 1) // context
-        if self.windows < 1:
-            raise UserError(
-                f"expected at least {2 * context + n_predict - 1} training tokens for a context of "
-                f"{context}, got {len(tokens)}: give a longer text or a smaller context"
-            )
+        self.windows = count_windows(len(tokens), context, n_predict)
         self._kept = None, None  # the number of a pass, and where its windows begin
 
     def _pass(self, number):
-        """(offset, order): where window 0 of pass `number` begins, the windows (n,) in its order.
-
-        `order` is int32, or int64 where windows are too many for that.
-        """
+        """`order_of` a pass, made once as long as no other is asked for."""
         last, parts = self._kept
         if last != number:
-            rng = np.random.default_rng((self.seed, number))
-            offset = int(rng.integers(self.context))
-            order = np.arange(self.windows, dtype=np.min_scalar_type(-self.windows))
-            rng.shuffle(order)
-            parts = offset, order
+            parts = order_of(self.seed, number, self.windows, self.context)
             self._kept = number, parts  # one assignment: another thread sees both or neither
         return parts
 
     def starts(self, step: int) -> np.ndarray:
         """Where the windows of step 1, 2, ... begin, int64 (B,)."""
         number, place = divmod((step - 1) * self.batch_size, self.windows)
-        starts = np.empty(self.batch_size, np.int64)
-        done = 0
+        starts, done = [], 0
         while done < self.batch_size:  # once, but for a batch that ends a pass and begins the next
             offset, order = self._pass(number)
             part = order[place : place + self.batch_size - done].astype(np.int64)
-            starts[done : done + len(part)] = offset + self.context * part
+            starts.append(offset + self.context * part)
             done, number, place = done + len(part), number + 1, 0
-        return starts
+        return np.concatenate(starts)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens (B, T) and targets (B, T, K), int32, of step 1, 2, ...: targets[b, t, k] is the
-        token 1 + k places after tokens[b, t]."""
+        """tokens (B, T), targets (B, T, K) int32 of step 1, 2, ...; [b, t, k] is 1 + k further."""
         rows = windows(self.tokens, self.starts(step), self.context + self.n_predict)
         targets = sliding_window_view(rows[:, 1:], self.n_predict, axis=1)
         return rows[:, : self.context].copy(), targets.copy()

@@ -51,6 +51,17 @@ def read_record(folder: Path) -> dict:
 VERIFY_BYTES = 1 << 28  # of shards, whose sha256 takes a fifth of a second to a second
 
 
+def _open(folder, record, side, tokenizer):
+    """The Tokens of a side, their counts compared with the record."""
+    paths = [shard_path(folder, side, i) for i in range(len(record[side]["shards"]))]
+    tokens = Tokens(paths, tokenizer)
+    for name, count in (("tokens", len(tokens)), ("documents", tokens.n_documents)):
+        if count != record[side][name]:
+            raise UserError(f"expected {record[side][name]} {name} in {folder / side}-*"
+                            f".safetensors, got {count}: prepare it again")  # fmt: skip
+    return tokens
+
+
 class Prepared:
     """A prepared folder, checked and open: `tokenizer`, `train` and `held_out` (Tokens), `digest`.
 
@@ -66,7 +77,9 @@ class Prepared:
         if self.tokenizer.hash != self.record["tokenizer"]:
             raise UserError(f"expected the tokenizer {self.record['tokenizer']:.16} in {folder}, "
                             f"but it is {self.tokenizer.hash:.16}: prepare it again")  # fmt: skip
-        self.train, self.held_out = (self._open(side) for side in SIDES)
+        self.train, self.held_out = (
+            _open(self.folder, self.record, side, self.tokenizer) for side in SIDES
+        )
         paths = self.train.paths + self.held_out.paths
         if sum(path.stat().st_size for path in paths) <= VERIFY_BYTES:
             self.verify()
@@ -75,17 +88,6 @@ class Prepared:
     def vocab_size(self) -> int:
         """The number of ids of the tokenizer."""
         return self.tokenizer.vocab_size
-
-    def _open(self, side):
-        """The Tokens of a side, their counts compared with prepared.json."""
-        expected = self.record[side]
-        numbers = range(len(expected["shards"]))
-        tokens = Tokens([shard_path(self.folder, side, i) for i in numbers], self.tokenizer)
-        for name, count in (("tokens", len(tokens)), ("documents", tokens.n_documents)):
-            if count != expected[name]:
-                raise UserError(f"expected {expected[name]} {name} in {self.folder / side}-*"
-                                f".safetensors, got {count}: prepare it again")  # fmt: skip
-        return tokens
 
     def verify(self) -> None:
         """Compare the sha256 of every shard with prepared.json; a UserError names what differs."""

@@ -115,6 +115,24 @@ def size_of(path: Path) -> int:
 
 
 # %% sec-sources-again
+def _again(retries, problem, file, have, first):
+    """(the retries left after a problem, the seconds to wait), if another attempt makes sense.
+
+    have: the bytes that are there. first: nothing was ever heard from the server.
+    """
+    try:
+        if problem.nobody and first:
+            raise MaxRetryError(None, file.url, problem)
+        retries = retries.increment("GET", file.url, error=problem)
+    except MaxRetryError:
+        kept = f" ({have:,} bytes are kept)" if have else ""
+        raise UserError(
+            f"expected {file.url}, but {problem}: try again later{kept}, "
+            "or give a copy of the file with --from DIR"
+        ) from None
+    return retries, max(retries.get_backoff_time(), problem.wait)
+
+
 class Resuming:
     """A downloader for pooch that goes on with what an earlier one has left in the file `part`.
 
@@ -139,25 +157,10 @@ class Resuming:
             except _Again as problem:
                 if size_of(part) > furthest:
                     retries, furthest, self.glued = RETRIES, size_of(part), True
-                retries = self._more(retries, problem)
+                have, first = size_of(part), self.attempts == 1
+                retries, wait = _again(retries, problem, file, have, first)
+                when = f"in {wait:.0f} s" if wait else "at once"
+                self.report(file.name, have, file.bytes, f"{problem}; again {when}")
+                self.pause(wait)
         confirm(part)  # a name may reach the disk before the bytes do
         os.replace(part, output_file)
-
-    def _more(self, retries, problem):
-        """The retries that are left after a problem, when it is time for another attempt."""
-        have = size_of(self.part)
-        try:
-            if problem.nobody and self.attempts == 1:
-                raise MaxRetryError(None, self.file.url, problem)
-            retries = retries.increment("GET", self.file.url, error=problem)
-        except MaxRetryError:
-            kept = f" ({have:,} bytes are kept)" if have else ""
-            raise UserError(
-                f"expected {self.file.url}, but {problem}: try again later{kept}, "
-                "or give a copy of the file with --from DIR"
-            ) from None
-        wait = max(retries.get_backoff_time(), problem.wait)
-        when = f"in {wait:.0f} s" if wait else "at once"
-        self.report(self.file.name, have, self.file.bytes, f"{problem}; again {when}")
-        self.pause(wait)
-        return retries

@@ -94,6 +94,37 @@ def open_shard(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray
     return tokens, documents
 
 
+def _joined(paths, tokenizer):
+    """(parts, firsts, counts): the arrays of each shard, tokens and documents before each."""
+    parts, firsts, counts = [], [0], [0]
+    for path in paths:
+        tokens, documents = open_shard(path, tokenizer)
+        if not parts and (len(documents) == 0 or documents[0] != 0):
+            raise UserError(f"expected {path} to begin with a document: prepare it again")
+        parts.append((tokens, documents))
+        firsts.append(firsts[-1] + len(tokens))
+        counts.append(counts[-1] + len(documents))
+    return parts, firsts, counts
+
+
+def _begin(i, counts, firsts, parts):
+    """Where document i begins, among all tokens; for the one after the last, where that ends."""
+    if i == counts[-1]:
+        return firsts[-1]
+    shard = bisect_right(counts, i) - 1
+    return firsts[shard] + int(parts[shard][1][i - counts[shard]])
+
+
+def _fill(row, start, firsts, parts):
+    """Fill `row` with the tokens from number `start` on, out of as many shards as it takes."""
+    shard, done = bisect_right(firsts, start) - 1, 0
+    while done < len(row):
+        at = start + done - firsts[shard]
+        part = parts[shard][0][at : at + len(row) - done]
+        row[done : done + len(part)] = part
+        shard, done = shard + 1, done + len(part)
+
+
 class Tokens:
     """The tokens of some shards as one row, which stays on the disk.
 
@@ -103,14 +134,7 @@ class Tokens:
     def __init__(self, paths: Iterable[Path], tokenizer: Tokenizer) -> None:
         self.paths, self.vocab_size = list(paths), tokenizer.vocab_size
         self._end = tokenizer.special.get(END_OF_TEXT)
-        self._firsts, self._counts, self._parts = [0], [0], []  # tokens, documents before a shard
-        for path in self.paths:
-            tokens, documents = open_shard(path, tokenizer)
-            if not self._parts and (len(documents) == 0 or documents[0] != 0):
-                raise UserError(f"expected {path} to begin with a document: prepare it again")
-            self._parts.append((tokens, documents))
-            self._firsts.append(self._firsts[-1] + len(tokens))
-            self._counts.append(self._counts[-1] + len(documents))
+        self._parts, self._firsts, self._counts = _joined(self.paths, tokenizer)
 
     def __len__(self) -> int:
         return self._firsts[-1]
@@ -125,35 +149,17 @@ class Tokens:
         ids = np.empty((len(starts), length), np.int32)
         for row, start in zip(ids, starts, strict=True):
             assert 0 <= start <= len(self) - length, (start, length, len(self))
-            shard, done = bisect_right(self._firsts, start) - 1, 0
-            while done < length:
-                at = start + done - self._firsts[shard]
-                part = self._parts[shard][0][at : at + length - done]
-                row[done : done + len(part)] = part
-                shard, done = shard + 1, done + len(part)
-        self._check(ids)
-        return ids
-
-    def _check(self, ids):
-        """Refuse ids outside the vocabulary: an engine would read beyond its embedding."""
+            _fill(row, start, self._firsts, self._parts)
         largest = ids.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
         if largest >= self.vocab_size:
-            raise UserError(
-                f"expected ids below {self.vocab_size}, but {self.paths[0].parent} holds "
-                f"{largest}: a shard is damaged; prepare it again"
-            )
-
-    def _begin(self, i):
-        """Where document i begins, among all tokens; for i = n_documents, where the last ends."""
-        if i == self.n_documents:
-            return len(self)
-        shard = bisect_right(self._counts, i) - 1
-        return self._firsts[shard] + int(self._parts[shard][1][i - self._counts[shard]])
+            raise UserError(f"expected ids below {self.vocab_size}, but {self.paths[0].parent} "
+                            f"holds {largest}: a shard is damaged; prepare it again")  # fmt: skip
+        return ids
 
     def document(self, i: int) -> np.ndarray:
         """The ids, int32, of document i, without the token that ends it."""
         assert 0 <= i < self.n_documents, (i, self.n_documents)
-        first, last = self._begin(i), self._begin(i + 1)
+        first, last = (_begin(j, self._counts, self._firsts, self._parts) for j in (i, i + 1))
         ids = self.window([first], last - first)[0]
         return ids[:-1] if ids[-1] == self._end else ids
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.shards import Tokens
 from nanoeuler.data.text import read_text
 from nanoeuler.engines.choice import engine_factory
 from nanoeuler.errors import UserError
@@ -53,18 +54,8 @@ class Writing(Knobs, total=False):
 
 
 @dataclass(frozen=True)
-class Model:
-    """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
-
-    UserError for parts that do not belong together.
-
-    >>> model.config.n_layers
-    2
-    >>> model.tokenizer.vocab_size == model.config.vocab_size
-    True
-    >>> model.weights["embedding"].shape
-    (300, 48)
-    """
+class Parts:
+    """Configuration, tokenizer and weights. UserError for those that do not belong together."""
 
     config: ModelConfig
     tokenizer: Tokenizer
@@ -87,6 +78,149 @@ class Model:
                     f"{theirs}: use the weights that belong to the configuration"
                 )
 
+
+def scores(parts: Parts, ids: np.ndarray) -> np.ndarray:
+    """The scores (T, V) of the token after each of `ids` (T,), by head 0."""
+    if not 0 < len(ids) <= parts.config.context:
+        raise UserError(
+            f"expected a text of 1 to {parts.config.context} tokens, got {len(ids)}: "
+            "give another piece of it"
+        )
+    engine = engine_factory("reference")()
+    logits, _ = forward(engine, parts.config, parts.weights, ids[None])
+    return logits[0, :, 0]
+
+
+def ids_to_judge(text: str | bytes | Path, tokenizer: Tokenizer) -> Tokens | np.ndarray:
+    """The ids of a text, a file or the held-out side of a prepared folder; see `evaluate`."""
+    if isinstance(text, Path) and text.is_dir():
+        prepared = Prepared(text)
+        if prepared.tokenizer.hash != tokenizer.hash:
+            raise UserError(
+                f"{text} was prepared with another tokenizer than the model's: prepare the "
+                "text again, with the tokenizer of the model, or name the text itself"
+            )
+        return prepared.held_out
+    if isinstance(text, str) and os.path.isfile(text):
+        raise UserError(
+            f"expected a text, but {text!r} names a file: give Path({text!r}) to judge "
+            "what is in it"
+        )
+    return tokenizer.encode(read_text(text) if isinstance(text, Path) else text)
+
+
+def judged_by(parts: Parts, text: str | bytes | Path) -> HeldOut:
+    """The windows of a text by which `evaluate` judges a model."""
+    config, tokens = parts.config, ids_to_judge(text, parts.tokenizer)
+    shape = windows_at_once(config), config.context, config.n_predict
+    return HeldOut.from_tokens(tokens, parts.tokenizer, *shape)
+
+
+class Reads(Parts):
+    """What a model thinks of a text that is there."""
+
+    def logits(self, text: str | bytes) -> np.ndarray:
+        """The scores (T, V) float32 of the token that follows each of the T tokens of `text`.
+
+        UserError if there is none, or more than the context holds.
+
+        >>> scores = model.logits("The river")
+        >>> ids = model.tokenizer.encode("The river")
+        >>> scores.shape == (len(ids), 300)
+        True
+        >>> likeliest = scores[-1].argmax()
+        >>> text = model.tokenizer.decode_text([likeliest])
+        >>> text == model.generate("The river", tokens=1, temperature=0)
+        True
+        """
+        return scores(self, self.tokenizer.encode(text))
+
+    def evaluate(self, text: str | bytes | Path) -> Evaluation:
+        """How well the model predicts `text`: a text, or the `Path` of a file or prepared folder.
+
+        Of a prepared folder its held-out side is judged, else the whole text. UserError for one of
+        fewer than two tokens, data prepared with another tokenizer, and a str that names a file.
+
+        >>> model.evaluate("The river begins under a stone.").accuracy <= 1
+        True
+        """
+        return evaluate(self.config, self.weights, judged_by(self, text))
+
+    def bits_per_byte(self, text: str | bytes | Path) -> float:
+        """The first number of `evaluate`: what the text would take, were it coded by the model.
+
+        >>> known, unknown = "The river begins under a stone.", "zxq jvw kpf zqj xvk"
+        >>> model.bits_per_byte(known) < model.bits_per_byte(unknown)
+        True
+        """
+        return self.evaluate(text).bits_per_byte
+
+
+def begin(parts: Parts, text: str | bytes, stop_tokens: Sequence[int | str] = (),
+          engine: str = "auto", int8: bool = False, **knobs: Unpack[Knobs]
+          ) -> tuple[Decoder, list[int], list[int], Knobs]:  # fmt: skip
+    """A decoder, the ids of `text`, the ids that end it, and the knobs."""
+    special, ends = parts.tokenizer.special, []
+    for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
+        found = special.get(token) if isinstance(token, str) else token
+        if found is None or not 0 <= found < parts.config.vocab_size:
+            names = ", ".join(special) or "it has none"
+            raise UserError(
+                f"expected a token to stop at, got {token!r:.60}: give an id below "
+                f"{parts.config.vocab_size}, or the name of a special one ({names})"
+            )
+        ends.append(found)
+    reader = make_reader(parts.config, parts.weights, engine, int8=int8)
+    decoder = Decoder(parts.config, parts.weights, reader)
+    return decoder, parts.tokenizer.encode(text).tolist(), ends, knobs
+
+
+class Writes(Reads):
+    """How a model continues a text."""
+
+    def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
+               stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
+               ) -> Iterator[str]:  # fmt: skip
+        """The same in pieces, each as soon as its bytes are whole characters.
+
+        >>> pieces = model.stream("The river", tokens=20, seed=3)
+        >>> first = next(pieces)
+        >>> first + "".join(pieces) == model.generate("The river", tokens=20, seed=3)
+        True
+        """
+        check_stop(stop)
+        decoder, prompt, ends, knobs = begin(self, text, **how)
+        if guesses:
+            ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **knobs)
+        else:
+            ids = generate(decoder, prompt, tokens, ends, **knobs)
+        return text_pieces(self.tokenizer, ids, stop)
+
+    def draws(self, text: str | bytes = "\n", tokens: int = TOKENS, **how: Unpack[Writing]
+              ) -> Iterator[Drawn]:  # fmt: skip
+        """The tokens of a continuation one by one, each with the logits that it was drawn from.
+
+        >>> for drawn in model.draws("The river", tokens=3, seed=3):
+        ...     assert drawn.log_probability <= 0
+        """
+        decoder, prompt, ends, knobs = begin(self, text, **how)
+        return draws(decoder, prompt, tokens, ends, **knobs)
+
+
+@dataclass(frozen=True)
+class Model(Writes):
+    """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
+
+    UserError for parts that do not belong together.
+
+    >>> model.config.n_layers
+    2
+    >>> model.tokenizer.vocab_size == model.config.vocab_size
+    True
+    >>> model.weights["embedding"].shape
+    (300, 48)
+    """
+
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
                  stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
                  ) -> str:  # fmt: skip
@@ -103,114 +237,6 @@ class Model:
         nanoeuler.errors.UserError: expected temperature to be a number from 0 ...
         """
         return "".join(self.stream(text, tokens, stop, guesses, **how))
-
-    def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
-               stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
-               ) -> Iterator[str]:  # fmt: skip
-        """The same in pieces, each as soon as its bytes are whole characters.
-
-        >>> pieces = model.stream("The river", tokens=20, seed=3)
-        >>> first = next(pieces)
-        >>> first + "".join(pieces) == model.generate("The river", tokens=20, seed=3)
-        True
-        """
-        check_stop(stop)
-        decoder, prompt, ends, knobs = self._begin(text, **how)
-        if guesses:
-            ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **knobs)
-        else:
-            ids = generate(decoder, prompt, tokens, ends, **knobs)
-        return text_pieces(self.tokenizer, ids, stop)
-
-    def draws(self, text: str | bytes = "\n", tokens: int = TOKENS, **how: Unpack[Writing]
-              ) -> Iterator[Drawn]:  # fmt: skip
-        """The tokens of a continuation one by one, each with the logits that it was drawn from.
-
-        >>> for drawn in model.draws("The river", tokens=3, seed=3):
-        ...     assert drawn.log_probability <= 0
-        """
-        decoder, prompt, ends, knobs = self._begin(text, **how)
-        return draws(decoder, prompt, tokens, ends, **knobs)
-
-    def _begin(self, text: str | bytes, stop_tokens: Sequence[int | str] = (),
-               engine: str = "auto", int8: bool = False, **knobs: Unpack[Knobs]
-               ) -> tuple[Decoder, list[int], list[int], Knobs]:  # fmt: skip
-        """A decoder, the ids of `text`, the ids that end it, and the knobs."""
-        special, ends = self.tokenizer.special, []
-        for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
-            found = special.get(token) if isinstance(token, str) else token
-            if found is None or not 0 <= found < self.config.vocab_size:
-                names = ", ".join(special) or "it has none"
-                raise UserError(
-                    f"expected a token to stop at, got {token!r:.60}: give an id below "
-                    f"{self.config.vocab_size}, or the name of a special one ({names})"
-                )
-            ends.append(found)
-        reader = make_reader(self.config, self.weights, engine, int8=int8)
-        decoder = Decoder(self.config, self.weights, reader)
-        return decoder, self.tokenizer.encode(text).tolist(), ends, knobs
-
-    def logits(self, text: str | bytes) -> np.ndarray:
-        """The scores (T, V) float32 of the token that follows each of the T tokens of `text`.
-
-        UserError if there is none, or more than the context holds.
-
-        >>> scores = model.logits("The river")
-        >>> ids = model.tokenizer.encode("The river")
-        >>> scores.shape == (len(ids), 300)
-        True
-        >>> likeliest = scores[-1].argmax()
-        >>> text = model.tokenizer.decode_text([likeliest])
-        >>> text == model.generate("The river", tokens=1, temperature=0)
-        True
-        """
-        ids = self.tokenizer.encode(text)
-        if not 0 < len(ids) <= self.config.context:
-            raise UserError(
-                f"expected a text of 1 to {self.config.context} tokens, got {len(ids)}: "
-                "give another piece of it"
-            )
-        engine = engine_factory("reference")()
-        logits, _ = forward(engine, self.config, self.weights, ids[None])
-        return logits[0, :, 0]
-
-    def evaluate(self, text: str | bytes | Path) -> Evaluation:
-        """How well the model predicts `text`: a text, or the `Path` of a file or prepared folder.
-
-        Of a prepared folder its held-out side is judged, else the whole text. UserError for one of
-        fewer than two tokens, for data prepared with another tokenizer, and for a str that names a
-        file: it would be judged itself, and not what is in the file.
-
-        >>> model.evaluate("The river begins under a stone.").accuracy <= 1
-        True
-        """
-        if isinstance(text, Path) and text.is_dir():
-            prepared = Prepared(text)
-            if prepared.tokenizer.hash != self.tokenizer.hash:
-                raise UserError(
-                    f"{text} was prepared with another tokenizer than the model's: prepare the "
-                    "text again, with the tokenizer of the model, or name the text itself"
-                )
-            tokens = prepared.held_out
-        else:
-            if isinstance(text, str) and os.path.isfile(text):
-                raise UserError(
-                    f"expected a text, but {text!r} names a file: give Path({text!r}) to judge "
-                    "what is in it"
-                )
-            tokens = self.tokenizer.encode(read_text(text) if isinstance(text, Path) else text)
-        shape = windows_at_once(self.config), self.config.context, self.config.n_predict
-        held_out = HeldOut.from_tokens(tokens, self.tokenizer, *shape)
-        return evaluate(self.config, self.weights, held_out)
-
-    def bits_per_byte(self, text: str | bytes | Path) -> float:
-        """The first number of `evaluate`: what the text would take, were it coded by the model.
-
-        >>> known, unknown = "The river begins under a stone.", "zxq jvw kpf zqj xvk"
-        >>> model.bits_per_byte(known) < model.bits_per_byte(unknown)
-        True
-        """
-        return self.evaluate(text).bits_per_byte
 
     def chat(self, **how: Unpack[Talking]) -> Chat:
         """A conversation; the model should be a fine-tuned one. `reply(question)` yields pieces.

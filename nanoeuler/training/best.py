@@ -118,6 +118,19 @@ def tidy_best(out: str | Path) -> None:
                 discard(folder)
 
 
+def rising(kept: Kept, bits: float, often: float) -> str:
+    """A warning: the run, after so many passes over its data, now needs `bits` for a byte."""
+    return (f"the model begins to learn its text by heart, after {often:,.3g} passes over it: "
+            f"held-out bits per byte rose from {kept.bits:.3f} at step {kept.step:,} to "
+            f"{bits:.3f}; the best model is kept; what helps: {CURE}")  # fmt: skip
+
+
+def better(kept: Kept, step: int, bits: float) -> str:
+    """At the end of a run whose last step is worse: which model is the best, in words."""
+    return (f"the best model is that of step {kept.step:,}, in {kept.out}: {kept.bits:.3f} "
+            f"bits per byte, where step {step:,} needs {bits:.3f} for the same held-out text")
+
+
 class Best(Kept):
     """The best model of a run and, by `noise`, whether those after it are worse.
 
@@ -130,19 +143,13 @@ class Best(Kept):
         self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
 
     def hear(self, stepper: Stepper, bits: float) -> str:
-        """Take note of a validation of the run at its step, and of its model if it is the best.
-
-        Returns what to say: a warning, once for each time that a text is learnt by heart, or "".
-        """
+        """Judge the run at its step; returns a warning, once for each rise, or nothing to say."""
         if bits < self.bits:
             self.take(stepper, bits)
         self._count(self.run.step, bits)
         if self.above != PATIENCE:
             return ""
-        often = passes(self.run.settings, self.run.step, self.windows)
-        return (f"the model begins to learn its text by heart, after {often:,.3g} passes over it: "
-                f"held-out bits per byte rose from {self.bits:.3f} at step {self.step:,} to "
-                f"{bits:.3f}; the best model is kept; what helps: {CURE}")  # fmt: skip
+        return rising(self, bits, passes(self.run.settings, self.run.step, self.windows))
 
     def _count(self, step, bits):
         self.last = step, bits
@@ -162,8 +169,4 @@ class Best(Kept):
 
     def __str__(self) -> str:
         """Which model is the best, in words; nothing if it is no better than the last."""
-        step, bits = self.last
-        if not self.is_better:
-            return ""
-        return (f"the best model is that of step {self.step:,}, in {self.out}: {self.bits:.3f} "
-                f"bits per byte, where step {step:,} needs {bits:.3f} for the same held-out text")
+        return better(self, *self.last) if self.is_better else ""

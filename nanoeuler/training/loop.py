@@ -33,7 +33,7 @@ from nanoeuler.training.blame import first_bad_tensor
 from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
 from nanoeuler.training.optim import learning_rate
-from nanoeuler.training.pace import measure, validates
+from nanoeuler.training.pace import Pace, measure, validates
 from nanoeuler.training.run import Run, making_room, program
 from nanoeuler.training.saves import KEEP, save, settle
 
@@ -238,6 +238,30 @@ def _enough_memory(out, run: Run) -> Iterator[None]:
         ) from None
 
 
+def _timed(run: Run, batches: Batches, held_out: HeldOut, engine: str, threads) -> Pace:
+    """What a step takes; a run that was given minutes gets its number of steps, and says so."""
+    pace = measure(run, batches, held_out, engine, threads)
+    gc.collect()  # its stepper may be a ring of objects, and holds a GPU's memory till then
+    if run.settings.steps is None:
+        steps = pace.steps(run.settings.minutes)
+        print(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
+              f"{1e3 * pace.step:.3g} ms a step; --steps chooses another number",
+              file=sys.stderr)  # fmt: skip
+        run.settings = dataclasses.replace(run.settings, steps=steps)
+    return pace
+
+
+def _close(out, run: Run, best: Best, display: Display, stop: str | None, sample) -> None:
+    """Say which model is the best, and how to go on or what the model writes now."""
+    if words := str(best):
+        display.say(words)
+    if run.step < run.settings.steps:
+        display.say(f"{stop}: step {run.step} of {run.settings.steps} is saved in {out}; "
+                    "go on with --resume")  # fmt: skip
+    elif sample:
+        display.say(sample(run.config, run.tokenizer, run.weights))
+
+
 def fit(
     out: str | Path, run: Run, batches: Batches, held_out: HeldOut, *, engine: str = "auto",
     threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
@@ -246,32 +270,25 @@ def fit(
 ) -> Run:  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
-    `batches.batch(number)` gives tokens (B, T) and targets (B, T, K), and first (B, T) where rows
-    hold several texts; a pass over the data has `batches.windows` windows. `held_out` judges, as
-    `data.heldout.HeldOut` does. Without a number of steps the run gets as many as fit into its
-    minutes. save_every: steps between saves, None: by the clock (`_Saving`).
-    `sample(config, tokenizer, weights)` gives a text: shown at the end, and its beginning after
-    each quarter. `before(run, seconds_per_step)` is called before the first step, the seconds with
-    a share of the validations; `on_step(line)` with each step's metrics.
-    UserError: a loss that is not finite, a full disk, too little memory.
+    `batches` and `held_out` are used as `data.batches` and `data.heldout` have them. save_every:
+    steps between saves, None: by the clock (`_Saving`). `sample(config, tokenizer, weights)` gives
+    a text: shown at the end, and its beginning after each quarter. `before(run, seconds_per_step)`
+    is called before the first step, the seconds with a share of the validations; `on_step(line)`
+    with each step's metrics. UserError: a loss that is not finite, a full disk, too little memory.
     """
     check_counts(save_every, keep, threads)
     _check_place(out, run)
     with _enough_memory(out, run):
         left = run.settings.steps is None or run.step < run.settings.steps
         if left and (before or run.settings.steps is None):
-            pace = measure(run, batches, held_out, engine, threads)
-            gc.collect()  # its stepper may be a ring of objects, and holds a GPU's memory till then
-            if run.settings.steps is None:
-                _choose_steps(run, pace.steps(run.settings.minutes), pace.step)
-        steps, pieces = run.settings.steps, run.settings.accumulate
+            pace = _timed(run, batches, held_out, engine, threads)
+        steps = run.settings.steps
         with making_room(run.config):
             stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads,
-                                   pieces=pieces)  # fmt: skip
+                                   pieces=run.settings.accumulate)  # fmt: skip
+            best = Best(out, run, noise(held_out), batches.windows)
         _note_program(out, run, engine)
         saving = _Saving(save_every)
-        with making_room(run.config):
-            best = Best(out, run, noise(held_out), batches.windows)
         with saving.timed():
             settle(out, run, keep, batches.windows)
             best.settle()
@@ -283,17 +300,5 @@ def fit(
         stop = _take_steps(out, run, stepper, batches, held_out, best=best, display=display,
                            keep=keep, saving=saving, sample=sample, on_step=on_step)  # fmt: skip
     plot(out, held_out)
-    if words := str(best):
-        display.say(words)
-    if run.step < steps:
-        display.say(f"{stop}: step {run.step} of {steps} is saved in {out}; go on with --resume")
-    elif sample:
-        display.say(sample(run.config, run.tokenizer, run.weights))
+    _close(out, run, best, display, stop, sample)
     return run
-
-
-def _choose_steps(run: Run, steps: int, seconds: float) -> None:
-    """Settle the number of steps of a run that was given minutes, and say so on stderr."""
-    print(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at {1e3 * seconds:.3g} ms a "
-          "step; --steps chooses another number", file=sys.stderr)  # fmt: skip
-    run.settings = dataclasses.replace(run.settings, steps=steps)

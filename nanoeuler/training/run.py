@@ -147,10 +147,7 @@ class Run:
         cls, config: ModelConfig, settings: Settings, tokenizer: Tokenizer, data: str,
         weights: Weights | None = None,
     ) -> "Run":  # fmt: skip
-        """A run before its first step, its weights (None) from the settings' seed.
-
-        Settings that leave the learning rate open get that of training from nothing.
-        """
+        """A run before its first step. None: weights from the seed, the rate of a new training."""
         check_sizes(config, tokenizer)
         check_batch(config, settings)
         settings = settings.with_rate(rate_for(config.dim))

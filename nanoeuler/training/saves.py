@@ -16,6 +16,7 @@ Leaves out config.json and request.json (record.py), best/ (best.py), and lockin
 which `open_run` holds.
 """
 
+
 import hashlib
 import json
 import math
@@ -56,9 +57,6 @@ from nanoeuler.training.record import (
 )
 from nanoeuler.training.run import Run, identity, making_room
 
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"  # the large files of a save
-KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
-
 
 def _state(run, windows):
     """state.json, but for the digests of its files. `windows` to a pass over the data, or None."""
@@ -66,6 +64,10 @@ def _state(run, windows):
     cursor = {"pass": read // windows, "window": read % windows} if windows else {}
     names = {"run": identity(run.facts), "tokenizer": run.tokenizer.hash}
     return {"step": run.step, "windows_read": read, **cursor, **names, "program": run.program}
+
+
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"  # the large files of a save
+KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
 
 
 def serialised(arrays: dict[str, np.ndarray]) -> Iterator[bytes | memoryview]:

@@ -56,24 +56,44 @@ def settings_for(
     return dataclasses.replace(base, **changes)
 
 
-def _compare(out, before: Run | Request, settings, config, tokenizer, data: str) -> None:
-    """UserError unless the run in `out` began with all of these that are not None."""
-    facts, asked = {}, {}
-    for values, pair in ((facts, (before.settings, before.config)), (asked, (settings, config))):
-        for each in filter(None, pair):
-            values |= dataclasses.asdict(each)
-    facts |= {"data": before.data, "tokenizer": before.tokenizer and before.tokenizer.hash}
-    asked |= {"data": data, "tokenizer": tokenizer and tokenizer.hash}
+def _flat(of: Run | Request) -> dict:
+    """What a run began with, or was asked for, as {name of a field: value}."""
+    values = {}
+    for each in filter(None, (of.settings, of.config)):
+        values |= dataclasses.asdict(each)
+    return values | {"data": of.data, "tokenizer": of.tokenizer and of.tokenizer.hash}
+
+
+def _compare(out, before: Run | Request, asked: Request) -> None:
+    """UserError unless the run in `out` began with all that is asked and not None."""
+    facts, wanted = _flat(before), _flat(asked)
     if before.tokenizer:
-        asked.pop("vocab_size", None)  # the tokenizer's, whatever was asked for
-    if settings and settings.steps is not None:
-        asked.pop("minutes")
-    for name, value in asked.items():
+        wanted.pop("vocab_size", None)  # the tokenizer's, whatever was asked for
+    if asked.settings and asked.settings.steps is not None:
+        wanted.pop("minutes")
+    for name, value in wanted.items():
         if value is not None and name in facts and value != facts[name]:
             raise UserError(
                 f"{out} holds a run with {name} {facts[name]}, but {value} was asked for: "
                 "resume it with what it began with, or start another in another directory"
             )
+
+
+def _found_or_begun(out, begin: Callable[[], Run], asked: Request, resume: bool) -> Run:
+    """The run in `out`, or a new one, whose request is then there; see `open_run`."""
+    if saves(out):
+        run = load(out)
+        _compare(out, run, asked)
+        return run
+    request = read_request(out) if resume else None
+    if request:
+        _compare(out, request, asked)
+    if resume:
+        print(f"nothing was saved in {out}: the run begins", file=sys.stderr)
+    clear(out, spared=ASKED if request else ("data", LOCK))
+    if not request:
+        write_request(out, asked)
+    return begin()
 
 
 @contextmanager
@@ -103,20 +123,8 @@ def open_run(
     new = not out.exists()
     with alone(out):
         try:
-            if saves(out):
-                run = load(out)
-                _compare(out, run, settings, config, tokenizer, data)
-            else:
-                request = read_request(out) if resume else None
-                if request:
-                    _compare(out, request, settings, config, tokenizer, data)
-                if resume:
-                    print(f"nothing was saved in {out}: the run begins", file=sys.stderr)
-                clear(out, spared=ASKED if request else ("data", LOCK))
-                if not request:
-                    write_request(out, Request(config, settings, tokenizer, data, text))
-                run = begin()
-            yield run
+            asked = Request(config, settings, tokenizer, data, text)
+            yield _found_or_begun(out, begin, asked, resume)
         except BaseException:
             if not saves(out):
                 clear(out, spared=ASKED if resume else ())
@@ -162,6 +170,30 @@ def own_text(out: Path) -> Path:
     )
 
 
+def _first(asked: Request, folder: Path, prepare: bool) -> Run:
+    """A run before its first step; `prepare`: its text becomes the prepared folder first."""
+    model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
+    check_batch(model, chosen)  # before a long preparation, and not after
+    if prepare:
+        remove(folder)  # left by a run that died before its first save
+        prepare_text(asked.text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer)
+    ids = asked.tokenizer or Tokenizer.load(folder / "tokenizer.json")
+    model = dataclasses.replace(model, vocab_size=ids.vocab_size)
+    return Run.begin(model, chosen, ids, asked.data)
+
+
+def _sides(prepared: Prepared, run: Run, out: Path) -> tuple[Batches, HeldOut]:
+    """What the run reads and what it is judged by. UserError: the folder is not the run's."""
+    if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
+        raise UserError(
+            f"expected {prepared.folder} to hold the text and the tokens of the run in {out}, but "
+            f"it holds others: prepare the text again, with {out / 'tokenizer.json'}"
+        )
+    shape = run.settings.batch_size, run.config.context, run.config.n_predict
+    return (Batches(prepared.train, *shape, run.settings.seed),
+            HeldOut.from_tokens(prepared.held_out, run.tokenizer, *shape))  # fmt: skip
+
+
 def train(
     data: str | Path | None, out: str | Path, *, config: ModelConfig | None = None,
     settings: Settings | None = None, tokenizer: Tokenizer | None = None, engine: str = "auto",
@@ -194,27 +226,10 @@ def train(
     def begin() -> Run:
         new = Request(config, settings, tokenizer, digest, text)
         asked = read_request(out) if resume else new
-        model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
-        check_batch(model, chosen)  # before a long preparation, and not after
-        if not prepared:
-            remove(folder)  # left by a run that died before its first save
-            prepare_text(text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer)
-        ids = asked.tokenizer or Tokenizer.load(folder / "tokenizer.json")
-        model = dataclasses.replace(model, vocab_size=ids.vocab_size)
-        return Run.begin(model, chosen, ids, digest)
+        return _first(asked._replace(data=digest, text=text), folder, prepare=not prepared)
 
     with open_run(out, begin, data=digest, settings=settings, config=config, tokenizer=tokenizer,
                   text=text, resume=resume) as run:  # fmt: skip
-        prepared = prepared or Prepared(folder)
-        if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
-            raise UserError(
-                f"expected {folder} to hold the text and the tokens of the run in {out}, but it "
-                f"holds others: prepare the text again, with {Path(out) / 'tokenizer.json'}"
-            )
-        shape = run.settings.batch_size, run.config.context, run.config.n_predict
-        return fit(
-            out, run, Batches(prepared.train, *shape, run.settings.seed),
-            HeldOut.from_tokens(prepared.held_out, run.tokenizer, *shape),
-            engine=engine, threads=threads,
-            save_every=save_every, keep=keep, sample=sample, on_step=on_step, before=before,
-        )  # fmt: skip
+        batches, held_out = _sides(prepared or Prepared(folder), run, out)
+        return fit(out, run, batches, held_out, engine=engine, threads=threads, keep=keep,
+                   save_every=save_every, sample=sample, on_step=on_step, before=before)

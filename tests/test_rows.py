@@ -11,12 +11,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from exercises import judge
 from mutants import Mutant, load
 
 from nanoeuler.engines.gpu import columns as columns_module
 from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward, vectors
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.engines.gpu.vectors import STORED, Layout, piece
@@ -778,40 +776,3 @@ def test_planted_faults_are_found(module, function, old, new, check):
     wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))
     with pytest.raises((AssertionError, Fault)):
         check(wrong)
-
-
-# ---- The chapter's exercises
-
-CHAPTER, RELU, BACKWARDS = "11e-row-kernels", "squared_relu", "backwards"
-CELLS = {  # what the cells before an exercise have imported
-    "np": np, "run": run, "Fault": Fault, "to_bf16": to_bf16, "from_bf16": from_bf16,
-    "Kernel": Kernel, "Launch": Launch, "Walk": columns_module.Walk, "FREE": columns_module.FREE,
-    "piece": piece, "embedding": embedding,
-}  # fmt: skip
-# Whose check, what is wrong with the solution, the text and what it becomes.
-ANSWERS = [
-    (RELU, "not squared", "positive * positive", "positive"),
-    (RELU, "negative numbers too", "max(values[k], float32(0))", "values[k]"),
-    (RELU, "one row of each block", "row += int32(cuda.gridDim.y)", "row = rows"),
-    (RELU, "past the last column", "row < rows and column < columns", "row < rows"),
-    (RELU, "loaded twice", "load(values, 0, u + at)", "load(values, 0, u + at);" * 2),
-    (RELU, "the first strip alone", "cuda.blockIdx.x * threads + ", ""),
-    (RELU, "half of each piece", "range(width)", "range(width // 2)"),
-    (BACKWARDS, "as before", "order[own][::-1]", "order[own]"),
-    (BACKWARDS, "tokens backwards as well", "order[own] = order[own][::-1]",
-     "order[:] = order[::-1]"),
-    (BACKWARDS, "of the first token alone", "range(V)", "range(1)"),
-    (BACKWARDS, "chunk by chunk", "order[own] = order[own][::-1]",
-     "order[own] = np.concatenate([c[::-1] for c in np.split(order[own], [32])])"),
-    (BACKWARDS, "the first place for all", "order[own][::-1]", "order[own][0]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name, what, old, new", ANSWERS)
-def test_exercises_refuse_wrong_answers(name, what, old, new):
-    assert not judge(CHAPTER, name, old, new, **CELLS), what
-
-
-@pytest.mark.parametrize("name", [RELU, BACKWARDS])
-def test_exercises_take_right_answers(name):
-    assert judge(CHAPTER, name, **CELLS)

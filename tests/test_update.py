@@ -8,12 +8,10 @@ import math
 
 import numpy as np
 import pytest
-from exercises import judge
 from mutants import Mutant, load
 
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2
 from nanoeuler.engines.gpu import loss, norm, update
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
 from nanoeuler.errors import UserError
@@ -627,42 +625,3 @@ def test_faults_are_caught(fault, monkeypatch):
 @pytest.mark.parametrize("play", PLAYS)
 def test_plays_without_a_fault_pass(play):
     PLAYS[play](dict(loss=loss, norm=norm, update=update)[play])
-
-
-# ---- The chapter's exercises
-
-CHAPTER, SMEARED, NORM, MOMENTUM = "11f-loss-and-update", "smeared", "norm", "momentum"
-# Whose check, what is wrong with the solution, the text and what it becomes.
-ANSWERS = [
-    (SMEARED, "a target of 1", "q[target] += 1 - epsilon", "q[target] = 1"),
-    (SMEARED, "no target", "q[target] += 1 - epsilon", "pass"),
-    (SMEARED, "the loss alone", "/ s - q", "/ s - (q > 0.5)"),
-    (SMEARED, "no maximum", "top = z.max()", "top = 0.0"),
-    (SMEARED, "the maximum forgotten", "np.log(s) + top - q @ z", "np.log(s) - q @ z"),
-    (NORM, "not scaled", "y = x * scale", "y, scale = x, np.float32(1)"),
-    (NORM, "not scaled back", "dtype=np.float32)) / scale", "dtype=np.float32))"),
-    (NORM, "float64", "sum(dtype=np.float32)", "sum(dtype=np.float64)"),
-    (NORM, "the largest positive", "np.abs(x).max()", "x.max()"),
-    (MOMENTUM, "a neighbour's gradient", "mu * m1 + g1", "mu * m1 + g0"),
-    (MOMENTUM, "the old momentum", "w2 - lr * m2", "w2 - lr * (m2 - g2) / mu"),
-    (MOMENTUM, "past the end", "if i < count:", "if True:"),
-    (MOMENTUM, "a quarter of all", "int32(4 * (cuda", "int32((cuda"),
-]  # fmt: skip
-
-
-CELLS = {"np": np, "run": run, "Kernel": Kernel, "Launch": Launch}
-ARGUMENTS = {MOMENTUM: (4,)}  # parameters of a thread
-
-
-@pytest.mark.parametrize("name, what, old, new", ANSWERS)
-@pytest.mark.filterwarnings("ignore")
-def test_exercises_refuse_wrong_answers(name, what, old, new):
-    try:
-        assert not judge(CHAPTER, name, old, new, ARGUMENTS.get(name, ()), **CELLS), what
-    except Fault:
-        pass
-
-
-@pytest.mark.parametrize("name", [SMEARED, NORM, MOMENTUM])
-def test_exercises_take_right_answers(name):
-    assert judge(CHAPTER, name, arguments=ARGUMENTS.get(name, ()), **CELLS)

@@ -112,6 +112,21 @@ def test_what_is_too_long_is_left_out_and_counted():
         Comparisons(TOKENIZER, [fits], 4, 8, 2)
 
 
+def test_of_a_couple_both_fit_or_neither_is_kept():
+    fits, long = Preference("a", "b", "c"), Preference("a" * 70, "c", "b")
+    alone = Preference("a", "x", "y")
+    for offered, kept in (
+        ([fits, long], []), ([long, fits], []), ([fits, long, alone], [alone]),
+        ([fits, fits._replace(chosen="c", rejected="b"), alone], "all"),
+        ([alone, long, fits], [alone, fits]),  # no couple: they do not begin at an even place
+        ([fits, long._replace(rejected="z")], [fits]),
+    ):  # fmt: skip
+        made = [*offered, *couples(PAIRS[:2])]
+        compared = Comparisons(TOKENIZER, made, 1, 64, 2)
+        assert compared.kept == (offered if kept == "all" else kept) + made[len(offered) :]
+        assert len(compared.texts) == len(compared.kept) == len(made) - compared.left_out
+
+
 def test_a_pass_sees_each_comparison_once_and_batches_are_functions_of_seed_and_step():
     compared = Comparisons(TOKENIZER, couples(PAIRS), 5, 64, 2, seed=3)
     again = Comparisons(TOKENIZER, couples(PAIRS), 5, 64, 2, seed=3)

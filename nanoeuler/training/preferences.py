@@ -109,12 +109,15 @@ class Comparisons(Conversations):
                  context: int, n_predict: int, seed: int = 0):  # fmt: skip
         self.batch_size, self.seed = batch_size, seed
         self.n_predict, self.filling = n_predict, tokenizer.special[END]
-        self.kept, self.texts = [], []
-        for each in preferences:
-            both = [conversation(tokenizer, each.question, y) for y in (each.chosen, each.rejected)]
-            if max(len(ids) for ids, _ in both) <= context + 1:
-                self.kept.append(each)
-                self.texts.append(both)
+        texts = [[conversation(tokenizer, each.question, answer)
+                  for answer in (each.chosen, each.rejected)] for each in preferences]
+        fits = [max(len(ids) for ids, _ in both) <= context + 1 for both in texts]
+        for i in range(0, len(fits) - 1, 2):  # of a couple both, or neither
+            one, other = preferences[i : i + 2]
+            if (one.chosen, one.rejected) == (other.rejected, other.chosen):
+                fits[i : i + 2] = [fits[i] and fits[i + 1]] * 2
+        self.kept = [each for each, fit in zip(preferences, fits, strict=True) if fit]
+        self.texts = [both for both, fit in zip(texts, fits, strict=True) if fit]
         self.left_out = len(preferences) - len(self.kept)
         if not self.kept:
             raise UserError(

@@ -1,7 +1,7 @@
 """Three ways to put conversations into rows, and answers before and after fine-tuning.
 
     python tests/bench/packing.py rows BASE [--pairs FILE] [--seeds N] [--engine NAME]
-    python tests/bench/packing.py answers BASE TUNED NAME [--pairs FILE]
+    python tests/bench/packing.py answers BASE TUNED NAME [--pairs FILE] [--ask QUESTION ...]
 
 `rows` fine-tunes the run BASE with each way and seed, by the steps and batches of `sft`, so at
 equal compute, and judges all by the same held-out answers: data/measurements/packing.json. A run of
@@ -111,10 +111,11 @@ def rows(base, pairs, options):
             ])  # fmt: skip
 
 
-def answers(base, tuned, name, pairs):
+def answers(base, tuned, options, pairs):
     """Ask both models; write what they say."""
     rest = pairs[int(len(pairs) * TRAIN_SHARE) :]
     asked = [turns_of(each)[0] for each in rest[:: max(1, len(rest) // QUESTIONS)][:QUESTIONS]]
+    asked = [(question, "") for question in options.ask] or asked
     said = []
     for question, known in asked:
         line = {"question": question, "held out": known}
@@ -125,8 +126,9 @@ def answers(base, tuned, name, pairs):
                                   temperature=0.0, stop=stop))  # fmt: skip
             line[when] = tokenizer.decode_text(drawn) + ("" if len(drawn) < TOKENS else " ...")
         said.append(line)
-    path = project_root() / "data" / "trained" / f"{name}.json"
-    made = {"said": said, "commit": measurements.commit(), "device": measurements.device(),
+    path = project_root() / "data" / "trained" / f"{options.name}.json"
+    made = {"said": said, "commit": options.commit or measurements.commit(),
+            "device": options.device or measurements.device(),
             "date": datetime.date.today().isoformat()}  # fmt: skip
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -143,13 +145,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=sft.FINETUNING.steps)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--ask", action="append", default=[], help="in place of held-out questions")
+    parser.add_argument("--commit", default="", help="of the code, where git cannot say it")
+    parser.add_argument("--device", default="", help="that trained, where it is another")
     options = parser.parse_args()
     options.engine = engine_name(options.engine)
     pairs = sft.checked_pairs(read_pairs(options.pairs) if options.pairs else docstrings.pairs())
     if options.what == "rows":
         rows(options.base, pairs, options)
     else:
-        answers(options.base, options.tuned, options.name, pairs)
+        answers(options.base, options.tuned, options, pairs)
 
 
 if __name__ == "__main__":

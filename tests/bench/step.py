@@ -65,12 +65,13 @@ CASES = [  # preset, batch, context, precision
     ("euler-116m", 16, 512, "TF32"),
     ("euler-116m", 16, 512, "float32"),
 ]
-CURVES = CASES[:2]
+CURVES = [*CASES[:2], CASES[3]]
 CORRECT = [
     (preset, 2, PRESETS[preset].context, precision)
     for preset in ("gpt2-124m", "euler-116m") for precision in ("bf16", "TF32", "float32")
 ]  # fmt: skip
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
+AGAIN = "torch compile, again"  # the same once more: how far two curves of one program come apart
 PARTS = "correct", "time", "memory", "curve", "kernels", "replay", "products"
 WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
@@ -103,7 +104,8 @@ def sides(parts):
         if part == "memory" and "time" in parts:
             continue  # which says it as well
         for case in cases:
-            names = {"correct": ("exact", "torch eager"), "curve": PEERS[:1], "kernels": PEERS[:1]}
+            names = {"correct": ("exact", "torch eager"), "curve": (PEERS[0], AGAIN),
+                     "kernels": PEERS[:1]}  # fmt: skip
             names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
                 names = [name for name in names if "padded" not in name]
@@ -184,21 +186,21 @@ def relative(values, exact):
     return float(np.linalg.norm(difference.ravel()) / max(np.linalg.norm(exact.ravel()), 1e-300))
 
 
-def curve(job, dry, steps):
+def curve(job, dry, steps, rate):
     """The mean loss in nats of the next token, of each step."""
     this, batch = side(*read(job)[1:], dry)
     counts = []
     for number in range(1, steps + 1):
         words, targets = batch(number)
         counts.append(int((targets[..., 0] >= 0).sum()))
-        this.step(words, targets, learning_rate(number, steps, PEAK_RATE), number)
+        this.step(words, targets, learning_rate(number, steps, rate), number)
         if number % 100 == 0:
             print(f"  {job}: step {number}", flush=True)
     this.wait()
     return {"losses": (this.sums()[:, 0] / counts).tolist()}
 
 
-def child(folder, dry, steps):
+def child(folder, dry, steps, rate):
     """Do the jobs that the watch-dog hands in."""
 
     def do(job):
@@ -206,7 +208,7 @@ def child(folder, dry, steps):
         if part == "correct":
             return correct(job, dry, folder)
         if part == "curve":
-            return curve(job, dry, steps)
+            return curve(job, dry, steps, rate)
         if part == "kernels":
             return {"table": kernels(*read(job)[1:], dry)}
         if part == "replay":
@@ -295,8 +297,8 @@ def own_rows(job, seen):
 class Journal:
     """All outcomes so far; each new one is told, and saved with what it makes known."""
 
-    def __init__(self, where, dry):
-        self.where, self.dry, self.outcomes, self.rows = where, dry, {}, []
+    def __init__(self, where, dry, rate=PEAK_RATE):
+        self.where, self.dry, self.rate, self.outcomes, self.rows = where, dry, rate, {}, []
 
     def tell(self, job, seen):
         """Print an outcome, and save rows and files."""
@@ -308,14 +310,17 @@ class Journal:
         print(f"{job}: {short(seen)}", flush=True)
         tell(seen.get("table", {}))
         new = list(own_rows(job, seen))
-        for peer in ("torch compile", "torch eager", "torch compile, padded"):
-            pair = [self.outcomes.get(f"{part}: {case}: {name}", {}) for name in (OURS, peer)]
+        for mine, peer in *((OURS, peer) for peer in (*PEERS, AGAIN)), (PEERS[0], AGAIN):
+            pair = [self.outcomes.get(f"{part}: {case}: {name}", {}) for name in (mine, peer)]
             known = all(outcome and "failed" not in outcome for outcome in pair)
-            if known and who in (OURS, peer):
-                new += pair_rows(part, case, pair[0], peer, pair[1])
+            if known and who in (mine, peer):
+                made = pair_rows(part, case, pair[0], peer, pair[1])
+                new += [(what, at, mine, *rest) for what, at, _, *rest in made]
         for each in new:
             if each[5] and each[6]:
                 print(f"    {each[0]}: {each[3] / each[6]:.3f} of {each[5]}", flush=True)
+        if part == "curve" and self.rate != PEAK_RATE:
+            new = [(f"{what}, rate {self.rate:g}", *rest) for what, *rest in new]
         self.save([row(self.where, *each) for each in new])
 
     def save(self, new):
@@ -349,13 +354,14 @@ def short(seen):
 def run(options):
     """Do what is asked for; returns whether anything failed."""
     commit = options.commit or (measurements.commit() if shutil.which("git") else "")
-    journal = Journal(circumstances(options.device, commit), options.dry)
+    journal = Journal(circumstances(options.device, commit), options.dry, options.rate)
     with tempfile.TemporaryDirectory() as folder:
         for jobs in sides(options.what):
             jobs = [job for job in jobs if all(re.search(part, job) for part in options.only)
                     and any(word in job for word in options.preset or [""])
                     and job.split(": ")[2] in (options.sides or [job.split(": ")[2]])]  # fmt: skip
-            command = [sys.executable, __file__, "--child", folder, "--steps", str(options.steps)]
+            command = [sys.executable, __file__, "--child", folder, "--steps", str(options.steps),
+                       "--rate", str(options.rate)]  # fmt: skip
             watch(command + ["--dry"] * options.dry, jobs, journal.tell,
                   DRY_SILENCE if options.dry else SILENCE)  # fmt: skip
     failed = [job for job, seen in journal.outcomes.items() if "failed" in seen]
@@ -383,13 +389,14 @@ def main():
     parser.add_argument("--only", nargs="+", default=[], help="patterns that a job's name matches")
     parser.add_argument("--sides", nargs="+", default=[], help="only these, as cuda, torch compile")
     parser.add_argument("--steps", type=int, default=CURVE_STEPS, help="of a curve")
+    parser.add_argument("--rate", type=float, default=PEAK_RATE, help="of a curve, the highest")
     parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if strange := {*options.what} - {*PARTS}:
         parser.error(f"parts are {', '.join(PARTS)}, before --only, not {', '.join(strange)}")
     if options.child:
-        return child(options.child, options.dry, options.steps)
+        return child(options.child, options.dry, options.steps, options.rate)
     options.what, options.device = options.what or list(PARTS), name_of_card()
     if not options.device and not options.dry:
         print("there is no NVIDIA GPU here: nothing was measured; --dry rehearses")

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu import door, exchange, nccl, ranks
 from nanoeuler.engines.gpu.device import Device
 from nanoeuler.engines.gpu.exchange import AFTER, ATTENTION, ONCE, Exchange, Join, RankWriter
 from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.paper.machine import Fault
 from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
 from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.program import Array
@@ -211,7 +212,8 @@ class Unsummed(AtOnce):
 class Forgetful(RankWriter):
     def reduce_rest(self, losses):
         super().reduce_rest(losses)
-        del self.recording.program.steps[-1]
+        steps = self.recording.program.steps
+        del steps[max(i for i, step in enumerate(steps) if isinstance(step.launch, Join))]
 
 
 class Twice(RankWriter):
@@ -224,13 +226,11 @@ class Early(RankWriter):
     """Gathers a bucket before it is updated."""
 
     def adamw(self, bucket, decision, rules):
-        self.spread(bucket)
+        super().spread([bucket])
         super().adamw(bucket, decision, rules)
 
-    def update(self, flat, losses, rules):
-        spread, self.once = self.spread, set()
-        self.spread = lambda b: None if b in self.once else (self.once.add(b), spread(b))
-        super().update(flat, losses, rules)
+    def spread(self, buckets):
+        pass
 
 
 # Fault -> its writer, whether it is seen late, and whether the list itself shows it.
@@ -256,7 +256,7 @@ class Seen(PaperLink):
     """Remembers what each rank gave to be summed."""
 
     def carry(self, work):
-        if work.kind == "reduce-scatter":
+        if work.kind in ("reduce-scatter", "hand over"):
             self.given = [*getattr(self, "given", []), self.device.host(work.args[0])]
         super().carry(work)
 
@@ -291,24 +291,26 @@ def train_one(config, steps, pieces):
     return SimpleNamespace(taken=taken, w=w, optimizer=optimizer, gradients=there[: w.flat.size])
 
 
-def make(config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION):
+def make(config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=True):
     """A rank's stepper."""
     w, optimizer = fresh(config)
     device = devices()
     this = CudaRankStepper(
-        w, optimizer, device, Seen(device, group, late), group, least=SMALL, pieces=pieces,
+        w, optimizer, device, Seen(device, group, late, copies), group, least=SMALL, pieces=pieces,
         when=when,
     )  # fmt: skip
     this.writer = partial(writer, **this.writer.keywords)
     return this
 
 
-def train_ranks(config, size, steps, late=False, writer=RankWriter, pieces=1, when=ATTENTION):
+def train_ranks(
+    config, size, steps, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=True
+):  # fmt: skip
     """What each rank has after some steps."""
     _, tokens, targets, _ = batch(config)
 
     def act(group):
-        this, taken = make(config, group, late, writer, pieces, when), []
+        this, taken = make(config, group, late, writer, pieces, when, copies), []
         for number in range(1, steps + 1):
             taken += this.step(tokens, targets, LR, number)
         taken += this.finish()
@@ -378,7 +380,8 @@ def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces):
 
 
 def test_exchanges_may_be_late_and_need_not_overlap():
-    for change in {"late": True}, {"when": ONCE}, {"when": AFTER}:
+    changes = {"late": True}, {"when": ONCE}, {"when": AFTER}, {"copies": False}
+    for change in changes:  # two addends have the same sum in either order
         for rank in train_ranks(GPT, 2, 1, **change):
             assert bits(rank) == bits(right()[0])
 
@@ -386,8 +389,12 @@ def test_exchanges_may_be_late_and_need_not_overlap():
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_seen(name):
     writer, late, _ = FAULTS[name]
-    ranks = train_ranks(GPT, 2, 1, late, writer)
-    assert bits(ranks[0])[0] != bits(right()[0])[0]
+    try:
+        ranks = train_ranks(GPT, 2, 1, late, writer)
+    except Fault as fault:  # what was not handed over yet is memory that nobody wrote
+        assert late and fault.kind == "unwritten"
+    else:
+        assert bits(ranks[0])[0] != bits(right()[0])[0]
 
 
 def test_a_nan_on_one_rank_skips_the_step_on_all():
@@ -476,11 +483,11 @@ def test_rank_0_leads_ranks_with_gpus(monkeypatch):
 @pytest.mark.parametrize("preset", ["gpt2-124m", "euler-116m"])
 def test_memory_falls_by_the_shards(preset):
     config, size = PRESETS[preset], 4
-    alone, shared = (rank_program(config, 2, n).sizes for n in (1, size))
+    alone, shared = (rank_program(config, 16, n).sizes for n in (1, size))
     for name in MOMENTS:
         assert shared[name] * size == alone[name]
     others = {name: shared[name] - alone[name] for name in alone if name not in MOMENTS}
-    assert sum(map(abs, others.values())) < 1e6  # tables of tiles
+    assert sum(map(abs, others.values())) < 1e6  # tables of tiles; parts lie where the pass was
     after, beside = (foretell(config, 16, 2, when=when) for when in (AFTER, ATTENTION))
     assert 0 < beside.exposed < after.exposed
     assert beside.memory <= after.memory  # sums of norms wait for a shorter time
@@ -556,7 +563,8 @@ def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
     link = nccl.Nccl(device, group)
     assert notes[:2] == [("communicator", 2, 0), ("priority", -5)]
     assert [n if isinstance(n, str) else n[0] for n in notes[2:]] == [
-        "reduceScatter", "allGather", "start", "broadcast", "end"]  # fmt: skip
+        "start", "reduceScatter", "end", "start", "allGather", "end", "start", "broadcast", "end",
+    ]  # fmt: skip
     notes.clear()
     flat = device.array(np.zeros(64, np.float32))
     mine = device.part(flat, 128, (32,), np.float32)
@@ -564,14 +572,14 @@ def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
     graph = device.capture([work, Join(link).prepare(device)])
     stream, side = device.stream, link.side
     assert stream != side and notes == [
-        ("record", stream), ("wait", side),
-        ("reduceScatter", flat.address, mine.address, 32, 7, 0, side),
+        ("record", stream), ("wait", side), "start",
+        ("reduceScatter", flat.address, mine.address, 32, 7, 0, side), "end",
         ("record", side), ("wait", stream),
     ]  # fmt: skip
     notes.clear()
     Exchange("all-gather", (mine, flat), link).prepare(device)(5)
-    assert notes == [("record", 5), ("wait", side),
-                     ("allGather", mine.address, flat.address, 128, 1, side)]  # fmt: skip
+    assert notes == [("record", 5), ("wait", side), "start",
+                     ("allGather", mine.address, flat.address, 128, 1, side), "end"]  # fmt: skip
     notes.clear()
     Exchange("broadcast", (mine, flat), link, (1, 0)).prepare(device)(5)
     assert notes[2:] == [
@@ -590,7 +598,8 @@ def test_a_machine_without_nccl_says_so(monkeypatch):
 def test_ranks_of_a_machine_take_its_gpus_in_order(monkeypatch):
     asked, number = [], ranks.NUMBER
     monkeypatch.setattr(ranks, "gpu", lambda: asked.append(ranks.os.environ[number]))
-    monkeypatch.setattr(ranks, "Nccl", lambda device, group: SimpleNamespace(device=device))
+    for link in "Nccl", "Peers":
+        monkeypatch.setattr(ranks, link, lambda device, group: SimpleNamespace(device=device))
     monkeypatch.setattr(ranks, "CudaRankStepper", lambda *args, **how: how)
     for rank, gpu in (5, "1"), (2, "2"):
         monkeypatch.delenv(number, raising=False)

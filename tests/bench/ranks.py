@@ -22,7 +22,7 @@ import shutil
 import sys
 import time
 import traceback
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean, median
 from types import SimpleNamespace
@@ -48,8 +48,10 @@ from watched import serve, watch  # noqa: E402
 
 OURS, ALONE, BOTH = "cuda", "1 GPU", "2 GPUs"
 SILENT = "2 GPUs, exchanging nothing"  # each trains alone: what is left is waiting and rates
-OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER, SILENT: ATTENTION}
-CASES = [("gpt2-124m", 64), ("euler-116m", 64), ("gpt2-124m", 16), ("euler-116m", 16)]
+LIBRARY = "2 GPUs, by NCCL"  # all of it, and sums by kernels of the library
+OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER,
+          SILENT: ATTENTION, LIBRARY: ATTENTION}  # fmt: skip
+CASES = [("euler-116m", 16), ("gpt2-124m", 16), ("euler-116m", 64), ("gpt2-124m", 64)]
 CHECKS = "toy", "gpt2-124m", "euler-116m"
 PARTS = "check", "time", "timeline"
 WARM, WINDOWS = 5, 5
@@ -63,9 +65,9 @@ def jobs_of(parts):
     """Names of jobs, "part: case: who"."""
     cases = [f"{preset} {batch}x{PRESETS[preset].context} bf16" for preset, batch in CASES]
     times = [f"time: {case}: {who}" for case in cases for who in (ALONE, BOTH, *OTHERS)]
-    lines = [f"timeline: {case}: {BOTH}" for case in cases[1:3]]  # those whose host is ahead
+    lines = [f"timeline: {case}: {BOTH}" for case in cases[:3]]
     checks = [f"check: {what}: {BOTH}" for what in CHECKS]
-    made = [*checks[:1], *times[:10], *lines, *times[10:], *checks[1:]]  # what is most wanted first
+    made = [*checks[:1], *times, *lines, *checks[1:]]  # what is most wanted first
     return [job for job in made if job.split(": ")[0] in parts]
 
 
@@ -73,7 +75,9 @@ def jobs_of(parts):
 
 
 class Mute:
-    """A link that carries nothing."""
+    """A link that carries nothing: sums stay what they were."""
+
+    copies = False
 
     def __init__(self, group):
         self.rank, self.size = group.rank, group.size
@@ -99,12 +103,23 @@ class Rank:
             self.device = RankDevice()
             self.link = PaperLink(self.device, group)
         else:
-            from nanoeuler.engines.gpu.nccl import Nccl
+            from nanoeuler.engines.gpu.peers import Peers
             from nanoeuler.engines.gpu.stepper import NUMBER, gpu
 
             os.environ[NUMBER] = str(group.rank)
             self.device = gpu()
-            self.link = Nccl(self.device, group)
+            self.link = Peers(self.device, group)
+
+    @cached_property
+    def library(self):
+        """The link that has the library do everything; both ranks ask for it at the same time."""
+        if self.dry:
+            from nanoeuler.engines.gpu.paper_link import PaperLink
+
+            return PaperLink(self.device, self.group, copies=False)
+        from nanoeuler.engines.gpu.nccl import Nccl
+
+        return Nccl(self.device, self.group)
 
     def stepper(self, who, w, device=None, link=None, pieces=1):
         """What trains these weights."""
@@ -117,6 +132,7 @@ class Rank:
             return CudaStepper(w, AdamW(w), device, **how)
         how |= {"when": OTHERS.get(who, ATTENTION)} | ({"least": 1 << 14} if self.dry else {})
         link = Mute(self.group) if who == SILENT else link or self.link
+        link = self.library if who == LIBRARY else link
         return CudaRankStepper(w, AdamW(w), device, link, self.group, **how)
 
     def shape(self, preset, batch):

@@ -22,12 +22,14 @@ from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import Array
 from nanoeuler.engines.gpu.sharing import LEAST, Bucket, Sharing, padded
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, Machine, Rules, StepWriter
+from nanoeuler.engines.gpu.stream import add_scaled_launch
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import flat_size
 
 # Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200, since
 # one block adds up all that ranks and buckets leave.
 NORM_BLOCKS = 264
+TOGETHER = 4  # buckets of copies in an exchange, since each has some microseconds of its own
 ATTENTION, ONCE, AFTER = "beside attention", "at once", "after"  # when a bucket travels
 NEVER = 1 << 30  # more than any block's number
 
@@ -37,6 +39,7 @@ class Link(Protocol):
 
     rank: int
     size: int
+    copies: bool  # whether gradients are handed over, and added by who gets them
 
     def exchange(self, work: "Exchange") -> Callable[..., None]:
         """A function of a stream that begins an exchange, after what the stream has so far."""
@@ -49,9 +52,10 @@ class Link(Protocol):
 class Exchange:
     """Work of a list that all ranks do together, beside what follows.
 
-    kind: "reduce-scatter" or "all-gather", of args (from, to), of which one is R times the other
-    and which may overlap where this rank's part is; or "broadcast", of args that are each a piece,
-    from the ranks `roots`.
+    kind: "reduce-scatter" of args (from, to), "all-gather" of such pairs, one behind the other, in
+    which one is R times the other and which may overlap where this rank's part is; "hand over" of
+    (from, to), in which to is what the R - 1 others have for this rank, in their order; or
+    "broadcast", of args that are each a piece, from the ranks `roots`.
     """
 
     kind: str
@@ -62,6 +66,10 @@ class Exchange:
     def prepare(self, device: Any) -> Callable[..., None]:
         """As `Device.prepare`."""
         return self.link.exchange(self)
+
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """The args (from, to) of all but a broadcast."""
+        return list(zip(self.args[::2], self.args[1::2], strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +142,7 @@ class Shared(StepWriter):
         if self.copied:
             self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
         self.waiting = list(self.sharing.buckets)  # buckets that nobody has reduced
+        self.handed: list[tuple[slice, Array]] = []  # parts, and what others have for them
 
     def entire(self, memory: str) -> Array:
         """A flat buffer with its padding."""
@@ -147,9 +156,12 @@ class Shared(StepWriter):
         """Write an exchange down."""
         self.recording.add(name, Exchange(kind, args, self.link, roots))
 
-    def gather(self, name: str, flat: Array, part: slice, bucket: slice) -> None:
-        """Have a bucket of a flat buffer gathered, in place."""
-        self.exchange(name, "all-gather", flat[part], flat[bucket])
+    def gather(self, name: str, flat: Array, buckets: list[Bucket]) -> None:
+        """Have buckets of a flat buffer gathered, in place."""
+        parts = [self.sharing.part(bucket, self.link.rank) for bucket in buckets]
+        ends = ((flat[part], flat[bucket.start : bucket.stop])
+                for part, bucket in zip(parts, buckets, strict=True))  # fmt: skip
+        self.exchange(name, "all-gather", *(end for pair in ends for end in pair))
 
 
 class Reducing(Shared):
@@ -176,7 +188,23 @@ class Reducing(Shared):
     def reduce(self, bucket: Bucket) -> None:
         """Sum a bucket's gradients over all ranks, each its own part, in place."""
         flat, part = self.entire(GRADIENTS), self.sharing.part(bucket, self.link.rank)
-        self.exchange("reduce", "reduce-scatter", flat[bucket.start : bucket.stop], flat[part])
+        mine, whole = flat[part], flat[bucket.start : bucket.stop]
+        if not self.link.copies:
+            self.exchange("reduce", "reduce-scatter", whole, mine)
+            return
+        space = self.recording.take(((self.link.size - 1) * mine.shape[0],), np.float32)
+        self.exchange("reduce", "hand over", whole, space)
+        self.handed.append((part, space))
+
+    def add_handed(self) -> None:
+        """Add what was handed over, in the order of ranks, and give its memory back."""
+        flat = self.entire(GRADIENTS)
+        for part, space in self.handed:
+            mine, each = flat[part], part.stop - part.start
+            for at in range(0, space.shape[0], each):
+                launch = add_scaled_launch(mine, space[at : at + each], 1.0, mine)
+                self.recording.add("add parts", launch)
+        self.handed = []
 
     def reduce_rest(self, losses: Array) -> None:
         """Gather the losses, reduce what is left, and wait for all of it."""
@@ -185,6 +213,7 @@ class Reducing(Shared):
         for bucket in self.waiting:
             self.reduce(bucket)
         self.recording.add("join", Join(self.link))
+        self.add_handed()
 
 
 class Deciding(Reducing):
@@ -227,13 +256,13 @@ def tiles_of(parts: list[update.Segment], start: int, stop: int, copied: bool) -
 class Spreading(Deciding):
     """What all ranks must read of what one has updated."""
 
-    def spread(self, bucket: Bucket) -> None:
-        """Gather what all ranks read of a bucket: copies, and in float32 what is read so."""
-        part, every = self.sharing.part(bucket, self.link.rank), slice(bucket.start, bucket.stop)
+    def spread(self, buckets: list[Bucket]) -> None:
+        """Gather what all ranks read of buckets: copies, and in float32 what is read so."""
         if self.copied:
-            self.gather("gather copies", self.copies, part, every)
-        if not self.copied or bucket.block < 0:
-            self.gather("gather weights", self.entire(WEIGHTS), part, every)
+            self.gather("gather copies", self.copies, buckets)
+        whole = [bucket for bucket in buckets if not self.copied or bucket.block < 0]
+        if whole:
+            self.gather("gather weights", self.entire(WEIGHTS), whole)
 
     def spread_norms(self) -> None:
         """Broadcast the vectors of norms, which are read in float32, each piece by its owner."""
@@ -255,9 +284,12 @@ class RankWriter(Spreading):
         """As `StepWriter.update`: of this rank's parts, and all gather what they read."""
         self.reduce_rest(losses)
         decision = self.decide(rules.clip_norm)
-        for bucket in reversed(self.sharing.buckets):
-            self.adamw(bucket, decision, rules)
-            self.spread(bucket)
+        tables, *blocks = reversed(self.sharing.buckets)
+        starts = range(0, len(blocks), TOGETHER)
+        for together in [tables], *(blocks[at : at + TOGETHER] for at in starts):
+            for bucket in together:
+                self.adamw(bucket, decision, rules)
+            self.spread(together)
         if self.copied:
             self.spread_norms()
         self.recording.add("join", Join(self.link))

@@ -24,6 +24,8 @@ FIRST = 1 << 18  # float32 of a rank in the first exchange: 1 MiB, so that no sh
 class Connection:
     """A communicator of this rank's device, and a stream of its own."""
 
+    copies = False
+
     def __init__(self, device: Device, group: Group) -> None:
         self.rank, self.size, self.driver = group.rank, group.size, device.driver
         self.device, self.library = device, door.exchanges()
@@ -64,13 +66,15 @@ class Carrier(Connection):
                 communicator.broadcast(*ends, library.NCCL_UINT8, root, side)
             library.groupEnd()
             return
-        given, to = work.args
-        if work.kind == "all-gather":
-            sizes = bytes_of(given), library.NCCL_UINT8
-            communicator.allGather(given.address, to.address, *sizes, side)
-        else:
-            how = to.shape[0], library.NCCL_FLOAT32, library.NCCL_SUM
-            communicator.reduceScatter(given.address, to.address, *how, side)
+        library.groupStart()
+        for given, to in work.pairs():
+            if work.kind == "all-gather":
+                sizes = bytes_of(given), library.NCCL_UINT8
+                communicator.allGather(given.address, to.address, *sizes, side)
+            else:
+                how = to.shape[0], library.NCCL_FLOAT32, library.NCCL_SUM
+                communicator.reduceScatter(given.address, to.address, *how, side)
+        library.groupEnd()
 
 
 class Nccl(Carrier):

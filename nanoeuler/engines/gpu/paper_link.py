@@ -67,21 +67,28 @@ class Paths:
             for i, (piece, root) in enumerate(pairs):
                 self.device.fill(piece, every[root][i])
             return
-        given, to = work.args
-        every = self.group.share(self.device.host(given))
-        if work.kind == "all-gather":
-            self.device.fill(to, np.concatenate(every))
-        else:
+        for given, to in work.pairs():
+            every = self.group.share(self.device.host(given))
+            if work.kind == "all-gather":
+                self.device.fill(to, np.concatenate(every))
+                continue
             part = own(given.shape[0], self.rank, self.size)
-            self.device.fill(to, added(np.stack([values[part] for values in every])))
+            parts = [values[part] for values in every]
+            if work.kind == "hand over":
+                del parts[self.rank]
+                self.device.fill(to, np.concatenate(parts) if parts else 0)
+            else:
+                self.device.fill(to, added(np.stack(parts)))
 
 
 class PaperLink(Paths):
     """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
 
-    def __init__(self, device: Any, group: Group, late: bool = False) -> None:
+    def __init__(
+        self, device: Any, group: Group, late: bool = False, copies: bool = True
+    ) -> None:
         super().__init__(device, group)
-        self.late, self.begun = late, []
+        self.late, self.copies, self.begun = late, copies, []
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
         """As `Link.exchange`."""

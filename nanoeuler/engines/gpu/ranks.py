@@ -19,6 +19,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.exchange import ATTENTION, Exchange, Join, Link, RankWriter
 from nanoeuler.engines.gpu.nccl import Nccl
+from nanoeuler.engines.gpu.peers import Peers
 from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.sharing import LEAST, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS
@@ -36,18 +37,20 @@ class Gatherer(CudaStepper):
     link: Link
     group: Group
     sharing: Sharing
+    gatherings: dict[tuple[str, str], Any]
 
     def gathering(self, name: str, into: str) -> Any:
-        """A graph that gathers a memory of float32, bucket by bucket."""
-        works: list[Exchange | Join] = []
-        for bucket in self.sharing.buckets:
-            part = self.sharing.part(bucket, self.link.rank)
-            mine = part if name == into else self.sharing.held(bucket)
-            every = slice(bucket.start, bucket.stop)
-            ends = self.floats(name, mine), self.floats(into, every)
-            works.append(Exchange("all-gather", ends, self.link))
-        works.append(Join(self.link))
-        return self.device.capture([work.prepare(self.device) for work in works])
+        """A graph that gathers a memory of float32, bucket by bucket; made when first asked for."""
+        if (name, into) not in self.gatherings:
+            ends = []
+            for bucket in self.sharing.buckets:
+                part = self.sharing.part(bucket, self.link.rank)
+                mine = part if name == into else self.sharing.held(bucket)
+                ends += [self.floats(name, mine), self.floats(into, slice(*bucket[:2]))]
+            works = Exchange("all-gather", tuple(ends), self.link), Join(self.link)
+            starts = [work.prepare(self.device) for work in works]
+            self.gatherings[name, into] = self.device.capture(starts)
+        return self.gatherings[name, into]
 
     def floats(self, name: str, part: slice) -> Any:
         """A part of a memory of float32."""
@@ -75,8 +78,7 @@ class Residents(Gatherer):
         """As `Stepper.pull`, on every rank; they call it after the same step."""
         for name in (WEIGHTS, *MOMENTS):
             into = WEIGHTS if name == WEIGHTS else GRADIENTS
-            graph = self.gathering(name, into)  # which lives until `host` has waited for it
-            graph.launch()
+            self.gathering(name, into).launch()
             kept = self.weights if name == WEIGHTS else getattr(self.optimizer, name)
             kept.flat[...] = self.device.host(self.memories[into])[: kept.flat.shape[0]]
 
@@ -91,7 +93,7 @@ class CudaRankStepper(Residents):
         self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
         when: str = ATTENTION, least: int = LEAST, **how: Any,
     ) -> None:  # fmt: skip
-        self.link, self.group = link, group
+        self.link, self.group, self.gatherings = link, group, {}
         self.sharing = Sharing(weights, link.size, least)
         self.writer = partial(RankWriter, link=link, when=when, least=least)
         super().__init__(weights, optimizer, device, **how)
@@ -119,12 +121,12 @@ class CudaRankStepper(Residents):
         return sum(self.group.share(found))
 
 
-# %% sec-exchange-nccl
+# %% sec-exchange-copies
 @cache
 def link_of(group: Group) -> Nccl:
     """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order."""
     os.environ.setdefault(NUMBER, str(group.rank % group.local))
-    return Nccl(gpu(), group)
+    return (Peers if group.local == group.size else Nccl)(gpu(), group)
 
 
 def ranked_stepper(

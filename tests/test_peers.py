@@ -1,0 +1,303 @@
+"""Exchanges by copy engines, on a driver whose streams are threads and whose GPUs are this memory.
+
+Ranks are threads of this process, so what the driver lends of another rank's memory is the memory
+itself. Everything that is put on a stream may take its time, longer on one rank than on another.
+"""
+
+import ctypes
+import queue
+import random
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from lazy_driver import Driver, numbers
+from test_exchange import fake_nccl
+
+from nanoeuler.engines.gpu import door, peers, ranks
+from nanoeuler.engines.gpu.device import Device
+from nanoeuler.engines.gpu.exchange import Exchange, Join
+from nanoeuler.engines.gpu.peers import Peers
+from nanoeuler.engines.ranks.threads import together
+
+EACH = 32  # float32 of a rank's part
+STEPS = 4
+PATIENCE = 20  # seconds after which a flag is not set any more
+MAIN = 7  # the stream of launches
+
+
+class Handle:
+    """A handle of memory: 64 bytes."""
+
+    def __init__(self):
+        self.there = ctypes.create_string_buffer(64)
+
+    def getPtr(self):
+        return ctypes.addressof(self.there)
+
+
+class Lanes(Driver):
+    """A driver of one rank. slow(name): seconds before a thing of that name is done."""
+
+    CUipcMemHandle = Handle
+    CUipcMem_flags = numbers(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1)
+    CUstreamWaitValue_flags = numbers(CU_STREAM_WAIT_VALUE_EQ=1)
+
+    def __init__(self, slow):
+        super().__init__(room=1 << 24)
+        self.slow, self.lanes, self.signals, self.failed = slow, {}, {}, []
+
+    def lane(self, stream):
+        if stream not in self.lanes:
+            self.lanes[stream] = queue.Queue()
+            threading.Thread(target=self.work_on, args=(stream,), daemon=True).start()
+        return self.lanes[stream]
+
+    def work_on(self, stream):
+        while True:
+            name, act = self.lanes[stream].get()
+            time.sleep(self.slow(name))
+            try:
+                act()
+            except Exception as error:
+                self.failed.append(error)
+
+    def later(self, stream, name, act):
+        self.lane(stream).put((name, act))
+        return (0,)
+
+    def wait_for_all(self):
+        for stream in list(self.lanes):
+            done = threading.Event()
+            self.later(stream, "", done.set)
+            assert done.wait(PATIENCE)
+        if self.failed:
+            raise self.failed[0]
+
+    def cuCtxGetStreamPriorityRange(self):
+        return 0, 0, -5
+
+    def cuStreamCreateWithPriority(self, flags, priority):
+        return 0, next(self.handles)
+
+    def cuEventRecord(self, hEvent, hStream):
+        self.signals[hEvent] = threading.Event()
+        return self.later(hStream, "", self.signals[hEvent].set)
+
+    def cuStreamWaitEvent(self, hStream, hEvent, Flags):
+        return self.later(hStream, "", self.signals[hEvent].wait)
+
+    def cuEventDestroy(self, hEvent):
+        return (0,)
+
+    def cuMemGetAddressRange(self, dptr):
+        ((base, size),) = [(base, there.size) for base, there in self.taken.items()
+                           if base <= dptr < base + there.size]  # fmt: skip
+        return 0, base, size
+
+    def cuIpcGetMemHandle(self, dptr):
+        assert dptr in self.taken, "a handle is of a whole memory"
+        made = Handle()
+        ctypes.memmove(made.getPtr(), dptr.to_bytes(64, "little"), 64)
+        return 0, made
+
+    def cuIpcOpenMemHandle(self, handle, Flags):
+        return 0, int.from_bytes(handle.there.raw, "little")
+
+    def cuStreamWriteValue32(self, stream, addr, value, flags):
+        def act():
+            ctypes.c_uint32.from_address(addr).value = value
+
+        return self.later(stream, "say", act)
+
+    def cuStreamWaitValue32(self, stream, addr, value, flags):
+        def act():
+            end = time.monotonic() + PATIENCE
+            while ctypes.c_uint32.from_address(addr).value != value:
+                assert time.monotonic() < end, "nobody sets this flag"
+                time.sleep(1e-4)
+
+        return self.later(stream, "hear", act)
+
+    def cuMemcpyDtoDAsync(self, dstDevice, srcDevice, ByteCount, hStream):
+        return self.later(hStream, "copy", lambda: ctypes.memmove(dstDevice, srcDevice, ByteCount))
+
+
+def numbers_of(rank, step, size):
+    """What a rank has to give."""
+    return np.random.default_rng((rank, step)).random(EACH * size, np.float32)
+
+
+def seen(array):
+    """An array's memory, as it is now."""
+    there = (ctypes.c_float * array.shape[0]).from_address(array.address)
+    return np.frombuffer(there, np.float32)
+
+
+def train(group, kind, slow, wrong):
+    """Steps in which parts are handed over, added and gathered; what is wrong goes on a list."""
+    driver = Lanes(lambda name: slow(group.rank, name))
+    device = Device.__new__(Device)
+    device.driver, device.capturing, device.later = driver, False, []
+    link = kind(device, group)
+    size, rank = group.size, group.rank
+    flat = device.array(np.zeros(EACH * size, np.float32))
+    arena = device.array(np.zeros(EACH * size, np.float32))  # lent to others in turn
+    space = device.part(arena, 4 * EACH, (EACH * (size - 1),), np.float32)
+    mine = device.part(flat, 4 * EACH * rank, (EACH,), np.float32)
+    copy = device.array(np.zeros(2 * EACH * size, np.float32))
+    part = device.part(copy, 4 * EACH * rank, (EACH,), np.float32)
+    first = device.part(copy, 0, (EACH * size,), np.float32)
+    second = device.part(copy, 4 * EACH * size, (EACH * size,), np.float32)
+    works = [
+        Exchange("hand over", (flat, space), link), Join(link),
+        Exchange("all-gather", (mine, flat), link),
+        Exchange("all-gather", (part, first, mine, second), link), Join(link),
+    ]  # fmt: skip
+    hand, join, gather, pairs, last = [work.prepare(device) for work in works]
+
+    def expect(what, got, want):
+        if not np.array_equal(got, want):
+            wrong.append(what)
+
+    for step in range(STEPS):
+        addends = [numbers_of(each, step, size) for each in range(size)]
+        total = addends[rank].copy()
+        for each in range(size):
+            total += 0 if each == rank else addends[each]
+        own = slice(EACH * rank, EACH * (rank + 1))
+
+        def compute(step=step):
+            """The backward pass: it needs the arena, and leaves gradients."""
+            seen(arena)[:] = step
+            time.sleep(slow(rank, "compute"))
+            expect("somebody wrote where we work", seen(arena), np.full(EACH * size, step))
+            seen(flat)[:] = numbers_of(rank, step, size)
+
+        def add(own=own):
+            """In the order of ranks, after our own."""
+            for at in range(0, space.shape[0], EACH):
+                seen(flat)[own] += seen(space)[at : at + EACH]
+            seen(copy)[own] = 2 * seen(flat)[own]
+
+        def judge(own=own, total=total, addends=addends):
+            expect("a sum", seen(flat)[own], total[own])
+            for each in range(size):
+                its = slice(EACH * each, EACH * (each + 1))
+                want = addends[each][its].copy()
+                for other in range(size):
+                    want += 0 if other == each else addends[other][its]
+                expect("gathered", seen(flat)[its], want)
+                expect("the first of two", seen(first)[its], 2 * want)
+                expect("the second of two", seen(second)[its], want)
+
+        driver.later(MAIN, "", compute)
+        hand(MAIN)
+        join(MAIN)
+        driver.later(MAIN, "", add)
+        gather(MAIN)
+        pairs(MAIN)
+        last(MAIN)
+        driver.later(MAIN, "", judge)
+    driver.wait_for_all()
+    group.barrier()  # nobody's memory goes while another writes there
+    return driver, flat, arena, copy
+
+
+def faults(monkeypatch, size, slow, kind=Peers):
+    """What went wrong in steps of so many ranks."""
+    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peers, "LEAST_COPIED", 4 * EACH)
+    wrong = []
+    together(size, lambda group: train(group, kind, slow, wrong))
+    return wrong
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_are_right_however_long_things_take(monkeypatch, size, seed):
+    drawn = random.Random(seed)
+    assert faults(monkeypatch, size, lambda rank, name: drawn.random() * 2e-3) == []
+
+
+class Pushy(Peers):
+    """Writes to others before they say that it may."""
+
+    def hear(self, address):
+        if (address - self.flags.address) % 8 == 0:
+            self.say(address, 0)
+        else:
+            super().hear(address)
+
+
+class Hurried(Peers):
+    """Does not wait for what others send."""
+
+    def hear(self, address):
+        if (address - self.flags.address) % 8:
+            self.say(address, 0)
+        else:
+            super().hear(address)
+
+
+class Swapped(Peers):
+    """Sends each rank the part of the one before."""
+
+    def parts(self, kind, given, to):
+        made = super().parts(kind, given, to)
+        if kind == "all-gather":
+            return made
+        sources = [source for _, source, _ in made]
+        return [(to, source, size) for (to, _, size), source in
+                zip(made, sources[1:] + sources[:1], strict=True)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "slow", "says"),
+    [
+        (Pushy, 2, lambda rank, name: 0.02 * (rank == 0 and name == "compute"), "where we work"),
+        (Hurried, 2, lambda rank, name: 0.02 * (rank == 1 and name == "copy"), "a sum"),
+        (Swapped, 4, lambda rank, name: 0, "a sum"),
+    ],
+)
+def test_what_does_not_wait_is_seen(monkeypatch, kind, size, slow, says):
+    assert faults(monkeypatch, size, slow) == []
+    assert any(says in each for each in faults(monkeypatch, size, slow, kind))
+
+
+def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch):
+    notes = []
+    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl(notes))
+
+    def act(group):
+        driver = Lanes(lambda name: 0)
+        device = Device.__new__(Device)
+        device.driver, device.capturing, device.later = driver, False, []
+        link = Peers(device, group)
+        small = device.array(np.zeros(64 * group.size, np.float32))
+        mine = device.part(small, 256 * group.rank, (64,), np.float32)
+        group.barrier()
+        notes.clear()
+        group.barrier()
+        for work in (Exchange("all-gather", (mine, small), link),
+                     Exchange("broadcast", (small,), link, (0,))):  # fmt: skip
+            work.prepare(device)(MAIN)
+        group.barrier()
+        return link.ways
+
+    assert together(2, act) == [{}, {}]
+    assert sorted(n[0] for n in notes if not isinstance(n, str)) == ["allGather"] * 2 + [
+        "broadcast"] * 2  # fmt: skip
+
+
+def test_ranks_of_several_machines_take_the_library(monkeypatch):
+    made = []
+    monkeypatch.setattr(ranks, "gpu", lambda: None)
+    for name in "Peers", "Nccl":
+        monkeypatch.setattr(ranks, name, lambda *a, name=name: made.append(name))
+    monkeypatch.setenv(ranks.NUMBER, "0")
+    for local in 2, 1:
+        ranks.link_of.__wrapped__(SimpleNamespace(rank=0, size=2, local=local))
+    assert made == ["Peers", "Nccl"]

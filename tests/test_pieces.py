@@ -292,9 +292,9 @@ BIG, SMALL = (8192, 2304), (768, 768)  # C of 576 tiles and of 18
 @pytest.mark.parametrize(
     "size, k, count, stretches",
     [
-        (BIG, 768, 3, 3), (BIG, 3072, 3, 12), (BIG, 3072, 2, 2), (BIG, 16384, 3, 64),
-        (SMALL, 16384, 3, 32), (SMALL, 16384, 1, 2), (BIG, 256, 3, 1), (BIG, 264, 3, 2),
-        (BIG, 16411, 3, 65), (BIG, 50257, 3, 197), (BIG, 50257, 2, 25), (BIG, 5, 3, 1),
+        (BIG, 768, 3, 6), (BIG, 3072, 3, 24), (BIG, 3072, 2, 2), (BIG, 16384, 3, 128),
+        (SMALL, 16384, 3, 64), (SMALL, 16384, 1, 2), (BIG, 128, 3, 1), (BIG, 136, 3, 2),
+        (BIG, 16411, 3, 129), (BIG, 50257, 3, 393), (BIG, 50257, 2, 25), (BIG, 5, 3, 1),
     ],
 )  # fmt: skip
 def test_stretches_are_not_too_long_whatever_k_is(size, k, count, stretches):

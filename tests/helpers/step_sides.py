@@ -34,7 +34,7 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
 }
 STRETCH = pieces.DEEP[3]
 STRETCHES = {  # of k in float32's products of three pieces: the value of `pieces.DEEP` then
-    "cuda, stretches of 128": 768,
+    "cuda, stretches of 256": 1536,
     "cuda, stretches of 64": 384,
 }
 

@@ -138,11 +138,10 @@ def split_launch(
 # %% sec-pieces-product
 AXES = {"NT": (1, 1), "NN": (1, 0), "TN": (0, 0)}  # along which k runs, in A and in B
 TILE = 128, 256  # of C, of a block of either kind of product
-# Of k of the bf16 product, about, by pieces. Of three the last sixth, 256, is added at full size,
-# and loses about as much as float32's own rounding (chapter 11g); of two, what is cut off the
-# pieces is more. Twice that where blocks would be idle: those of a few long stretches are cut
-# along k.
-DEEP = {1: 6144, 2: 6144, 3: 1536}
+# Of k of the bf16 product, about, by pieces. Of three the last sixth, 128, is added at full size,
+# and loses no more than float32's own rounding (chapter 11g); of two, what is cut off the pieces
+# is more. Twice that where blocks would be idle: those of a few long stretches are cut along k.
+DEEP = {1: 6144, 2: 6144, 3: 768}
 
 
 def stretches_for(

@@ -3,7 +3,7 @@
 What sums round in a tensor core is asked of it: all of them are cut off, or are they?
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -11,6 +11,7 @@ import numpy as np
 from bench.card import Contest, ghost
 
 from nanoeuler.engines.gpu import fill
+from nanoeuler.engines.gpu.device import DeviceArray
 from nanoeuler.engines.gpu.gemm import choose
 from nanoeuler.engines.gpu.gemm_mma import mma_kernel, sum_kernel
 from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma
@@ -78,6 +79,17 @@ def clear_kernel():
 # ---- Products
 
 
+class Parts(DeviceArray):
+    """An array of which leading rows and columns can be taken."""
+
+    def __getitem__(self, key):
+        keys = key if isinstance(key, tuple) else (key,)
+        assert not any(part.start for part in keys)
+        shape = [extent if part.stop is None else min(extent, part.stop)
+                 for extent, part in zip(self.shape, keys, strict=False)]  # fmt: skip
+        return replace(self, shape=(*shape, *self.shape[len(shape) :]))
+
+
 @dataclass
 class Product:
     """A, B, C of a float32 product as tensors, and the working memory of its pieces."""
@@ -91,7 +103,8 @@ class Product:
 
     def call(self, bench, capability=HOPPER, **more):
         """A function that puts the product on torch's stream."""
-        arrays = [bench.view(x) for x in (self.a, self.b, self.c, *self.work)]
+        arrays = [Parts(*vars(bench.view(x)).values())
+                  for x in (self.a, self.b, self.c, *self.work)]  # fmt: skip
         launches = pieces_product(
             capability, self.layout, *arrays, pieces=self.count, place=bench.device.array, **more
         )

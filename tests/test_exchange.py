@@ -118,8 +118,11 @@ def wrong(program):
     return found + [f"nobody waits for {step.name}" for step in open_]
 
 
-def listed(config=TWO, size=2, rank=0, pieces=1, precision=BF16, writer=RankWriter, least=SMALL):
-    made = partial(writer, link=Rank(rank, size), least=least)
+def listed(
+    config=TWO, size=2, rank=0, pieces=1, precision=BF16, writer=RankWriter, least=SMALL,
+    copies=False,
+):  # fmt: skip
+    made = partial(writer, link=Rank(rank, size, copies), least=least)
     return record_step(config, 2, 4, HOPPER, precision, helpers.RULES, pieces, made)
 
 
@@ -130,13 +133,14 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("when", [ATTENTION, ONCE, AFTER])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_list_races(name, when):
+def test_no_list_races(name, when, copies):
     config, pieces, precision = MODELS[name]
     writer = partial(RankWriter, when=when)
     for rank in 0, 1:
-        program = listed(config, 2, rank, pieces, precision, writer).program
+        program = listed(config, 2, rank, pieces, precision, writer, copies=copies).program
         assert not wrong(program)
         reduced = [s.launch.args[0] for s in program.steps if s.name == "reduce"]
         spans = sorted((a.address, a.address + a.nbytes) for a in reduced)
@@ -243,10 +247,11 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
-def test_races_are_seen_in_the_list(name):
+def test_races_are_seen_in_the_list(name, copies):
     writer, _, shows = FAULTS[name]
-    assert bool(wrong(listed(writer=writer).program)) == shows
+    assert bool(wrong(listed(writer=writer, copies=copies).program)) == shows
 
 
 # ---- Ranks on paper
@@ -291,7 +296,7 @@ def train_one(config, steps, pieces):
     return SimpleNamespace(taken=taken, w=w, optimizer=optimizer, gradients=there[: w.flat.size])
 
 
-def make(config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=True):
+def make(config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=False):
     """A rank's stepper."""
     w, optimizer = fresh(config)
     device = devices()
@@ -304,7 +309,7 @@ def make(config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION,
 
 
 def train_ranks(
-    config, size, steps, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=True
+    config, size, steps, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=False
 ):  # fmt: skip
     """What each rank has after some steps."""
     _, tokens, targets, _ = batch(config)
@@ -366,9 +371,10 @@ def test_two_ranks_are_one_device():
     compare(GPT, train_one(GPT, 2, 2), right(2))
 
 
-@pytest.mark.parametrize(("size", "pieces"), [(4, 1), (2, 2)])
-def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces):
-    one, ranks = train_one(ONE, 1, 4), train_ranks(ONE, size, 1, pieces=pieces)
+@pytest.mark.parametrize(("size", "pieces", "copies"), [(4, 1, False), (2, 2, False), (4, 1, True)])
+def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces, copies):
+    one = train_one(ONE, 1, 4)
+    ranks = train_ranks(ONE, size, 1, pieces=pieces, copies=copies)
     compare(ONE, one, ranks)
     n = one.w.flat.size
     off = ranks[0].summed[:n] - one.gradients
@@ -380,19 +386,21 @@ def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces):
 
 
 def test_exchanges_may_be_late_and_need_not_overlap():
-    changes = {"late": True}, {"when": ONCE}, {"when": AFTER}, {"copies": False}
+    changes = [{"late": True}, {"when": ONCE}, {"when": AFTER}, {"copies": True},
+               {"copies": True, "late": True}, {"copies": True, "when": ONCE}]  # fmt: skip
     for change in changes:  # two addends have the same sum in either order
         for rank in train_ranks(GPT, 2, 1, **change):
             assert bits(rank) == bits(right()[0])
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_seen(name):
+def test_faults_are_seen(name, copies):
     writer, late, _ = FAULTS[name]
     try:
-        ranks = train_ranks(GPT, 2, 1, late, writer)
+        ranks = train_ranks(GPT, 2, 1, late, writer, copies=copies)
     except Fault as fault:  # what was not handed over yet is memory that nobody wrote
-        assert late and fault.kind == "unwritten"
+        assert copies and late and fault.kind == "unwritten"
     else:
         assert bits(ranks[0])[0] != bits(right()[0])[0]
 
@@ -598,8 +606,8 @@ def test_a_machine_without_nccl_says_so(monkeypatch):
 def test_ranks_of_a_machine_take_its_gpus_in_order(monkeypatch):
     asked, number = [], ranks.NUMBER
     monkeypatch.setattr(ranks, "gpu", lambda: asked.append(ranks.os.environ[number]))
-    for link in "Nccl", "Peers":
-        monkeypatch.setattr(ranks, link, lambda device, group: SimpleNamespace(device=device))
+    one = {"nccl": lambda device, group: SimpleNamespace(device=device)}
+    monkeypatch.setattr(ranks, "LINKS", one)
     monkeypatch.setattr(ranks, "CudaRankStepper", lambda *args, **how: how)
     for rank, gpu in (5, "1"), (2, "2"):
         monkeypatch.delenv(number, raising=False)

@@ -21,6 +21,7 @@ from nanoeuler.engines.gpu.device import Device
 from nanoeuler.engines.gpu.exchange import Exchange, Join
 from nanoeuler.engines.gpu.peers import Peers
 from nanoeuler.engines.ranks.threads import together
+from nanoeuler.errors import UserError
 
 EACH = 32  # float32 of a rank's part
 STEPS = 4
@@ -292,12 +293,18 @@ def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch)
         "broadcast"] * 2  # fmt: skip
 
 
-def test_ranks_of_several_machines_take_the_library(monkeypatch):
-    made = []
+def test_who_carries_is_said_by_a_variable(monkeypatch):
     monkeypatch.setattr(ranks, "gpu", lambda: None)
-    for name in "Peers", "Nccl":
-        monkeypatch.setattr(ranks, name, lambda *a, name=name: made.append(name))
+    monkeypatch.setattr(ranks, "LINKS", {
+        "nccl": lambda *a: "NCCL", "copies": lambda *a: "copies"})  # fmt: skip
     monkeypatch.setenv(ranks.NUMBER, "0")
-    for local in 2, 1:
-        ranks.link_of.__wrapped__(SimpleNamespace(rank=0, size=2, local=local))
-    assert made == ["Peers", "Nccl"]
+    near, far = (SimpleNamespace(rank=0, size=2, local=local) for local in (2, 1))
+    link_of = ranks.link_of.__wrapped__
+    assert link_of(near) == link_of(far) == "NCCL"
+    monkeypatch.setenv(ranks.EXCHANGES, "copies")
+    assert link_of(near) == "copies"
+    with pytest.raises(UserError, match="reach the GPUs of one machine: say nccl"):
+        link_of(far)
+    monkeypatch.setenv(ranks.EXCHANGES, "pigeons")
+    with pytest.raises(UserError, match="one of nccl, copies, and not 'pigeons'"):
+        link_of(near)

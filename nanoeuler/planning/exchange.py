@@ -26,7 +26,7 @@ class Rank(NamedTuple):
 
     rank: int
     size: int
-    copies: bool = True
+    copies: bool = False
 
 
 class Span(NamedTuple):

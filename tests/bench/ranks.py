@@ -48,9 +48,9 @@ from watched import serve, watch  # noqa: E402
 
 OURS, ALONE, BOTH = "cuda", "1 GPU", "2 GPUs"
 SILENT = "2 GPUs, exchanging nothing"  # each trains alone: what is left is waiting and rates
-LIBRARY = "2 GPUs, by NCCL"  # all of it, and sums by kernels of the library
+COPIES = "2 GPUs, by copies"  # gradients by copy engines, and added by who gets them
 OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER,
-          SILENT: ATTENTION, LIBRARY: ATTENTION}  # fmt: skip
+          SILENT: ATTENTION, COPIES: ATTENTION}  # fmt: skip
 CASES = [("euler-116m", 16), ("gpt2-124m", 16), ("euler-116m", 64), ("gpt2-124m", 64)]
 CHECKS = "toy", "gpt2-124m", "euler-116m"
 PARTS = "check", "time", "timeline"
@@ -65,8 +65,8 @@ def jobs_of(parts):
     """Names of jobs, "part: case: who"."""
     cases = [f"{preset} {batch}x{PRESETS[preset].context} bf16" for preset, batch in CASES]
     times = [f"time: {case}: {who}" for case in cases for who in (ALONE, BOTH, *OTHERS)]
-    lines = [f"timeline: {case}: {BOTH}" for case in cases[:3]]
-    checks = [f"check: {what}: {BOTH}" for what in CHECKS]
+    lines = [f"timeline: {case}: {who}" for case in cases[:3] for who in (BOTH, COPIES)]
+    checks = [f"check: {what}: {who}" for what in CHECKS for who in (BOTH, COPIES)]
     made = [*checks[:1], *times, *lines, *checks[1:]]  # what is most wanted first
     return [job for job in made if job.split(": ")[0] in parts]
 
@@ -103,23 +103,23 @@ class Rank:
             self.device = RankDevice()
             self.link = PaperLink(self.device, group)
         else:
-            from nanoeuler.engines.gpu.peers import Peers
+            from nanoeuler.engines.gpu.nccl import Nccl
             from nanoeuler.engines.gpu.stepper import NUMBER, gpu
 
             os.environ[NUMBER] = str(group.rank)
             self.device = gpu()
-            self.link = Peers(self.device, group)
+            self.link = Nccl(self.device, group)
 
     @cached_property
-    def library(self):
-        """The link that has the library do everything; both ranks ask for it at the same time."""
+    def copies(self):
+        """The link by copy engines; both ranks ask for it at the same time."""
         if self.dry:
             from nanoeuler.engines.gpu.paper_link import PaperLink
 
-            return PaperLink(self.device, self.group, copies=False)
-        from nanoeuler.engines.gpu.nccl import Nccl
+            return PaperLink(self.device, self.group, copies=True)
+        from nanoeuler.engines.gpu.peers import Peers
 
-        return Nccl(self.device, self.group)
+        return Peers(self.device, self.group)
 
     def stepper(self, who, w, device=None, link=None, pieces=1):
         """What trains these weights."""
@@ -131,8 +131,8 @@ class Rank:
         if who == ALONE:
             return CudaStepper(w, AdamW(w), device, **how)
         how |= {"when": OTHERS.get(who, ATTENTION)} | ({"least": 1 << 14} if self.dry else {})
-        link = Mute(self.group) if who == SILENT else link or self.link
-        link = self.library if who == LIBRARY else link
+        others = {SILENT: lambda: Mute(self.group), COPIES: lambda: self.copies}
+        link = link or others.get(who, lambda: self.link)()
         return CudaRankStepper(w, AdamW(w), device, link, self.group, **how)
 
     def shape(self, preset, batch):
@@ -149,7 +149,7 @@ class Rank:
         """An outcome; both ranks do the same job at the same time."""
         part, case, who = job.split(": ")
         if part == "check":
-            return check_toy(self) if case == "toy" else check_sums(self, case)
+            return check_toy(self, who) if case == "toy" else check_sums(self, case, who)
         preset, size = case.split()[:2]
         batch = int(size.split("x")[0])
         return (time_steps if part == "time" else timeline)(self, preset, batch, who)
@@ -237,11 +237,11 @@ def train_toy(rank, who, steps, pieces=1, broken=0):
     return told, hashed([*state, told[np.isfinite(told).all(1)]]), w.flat
 
 
-def check_toy(rank):
+def check_toy(rank, two):
     """Two ranks beside one GPU, again, and with a nan; the largest differences."""
     steps = 2 if rank.dry else CHECKED
-    told, bits, flat = train_toy(rank, BOTH, steps)
-    again, after = (train_toy(rank, who, steps)[1] for who in (BOTH, [*OTHERS][1]))
+    told, bits, flat = train_toy(rank, two, steps)
+    again, after = (train_toy(rank, who, steps)[1] for who in (two, [*OTHERS][1]))
     alone, _, other = train_toy(rank, ALONE, steps, pieces=2)
     if len({*rank.group.share(bits), again, after}) > 1:
         raise ValueError(f"bits differ: {bits[:8]}, again {again[:8]}, after {after[:8]}")
@@ -251,8 +251,8 @@ def check_toy(rank):
     if not (first < 1e-5 and last < 2e-2 and moved.max() <= 2.1 * RATE * steps):
         raise ValueError(f"two ranks are not one GPU: {first:.1e}, {last:.1e}, {moved.max():.1e}")
     number = min(BROKEN, steps)
-    broken, _, after = train_toy(rank, BOTH, number, broken=number)
-    _, _, before = train_toy(rank, BOTH, number - 1)
+    broken, _, after = train_toy(rank, two, number, broken=number)
+    _, _, before = train_toy(rank, two, number - 1)
     finite = [bool(x) for x in np.isfinite(broken).all(1)]
     if finite != [True] * (number - 1) + [False] or (after != before).any():
         raise ValueError(f"a nan on rank 1 was not skipped by rank {rank.group.rank}: {finite}")
@@ -260,18 +260,18 @@ def check_toy(rank):
             "weights": float(moved.max()), "weights, middle": float(np.median(moved))}  # fmt: skip
 
 
-def check_sums(rank, preset):
+def check_sums(rank, preset, two):
     """Summed gradients of two sequences each, beside those of one GPU, in full size."""
     from nanoeuler.engines.gpu.step import GRADIENTS
 
     config, batch, T = rank.shape(preset, 2)
     give, found = step_sides.batches(config, 2 * batch, T), []
-    for who in BOTH, ALONE:
+    for who in two, ALONE:
         w = copied(config)
-        this = rank.stepper(who, w, pieces=1 if who == BOTH else 2)
+        this = rank.stepper(who, w, pieces=2 if who == ALONE else 1)
         this.step(*give(1), 0.0, 1)
         this.finish()
-        if who == BOTH:
+        if who == two:
             graph = this.gathering(GRADIENTS, GRADIENTS)
             graph.launch()
             there = rank.device.host(this.memories[GRADIENTS])
@@ -398,9 +398,10 @@ def timeline(rank, preset, batch, who):
     from nanoeuler.planning.step import RULES
 
     config, each, T = rank.shape(preset, batch)
-    clock = Clock(rank.device, rank.link)
+    link = rank.copies if who == COPIES else rank.link
+    clock = Clock(rank.device, link)
     device = Timed(rank.device, clock)
-    link = timed(rank.link, clock, device)
+    link = timed(link, clock, device)
     this = rank.stepper(who, copied(config), device, link)
     give = step_sides.batches(config, 2 * each, T)
     for number in range(1, 2 if rank.dry else 5):
@@ -446,26 +447,25 @@ def shown(names, spans):
 def rows_of(outcomes, job, label):
     """(what, case, engine, value, unit, peer, peer_value) that an outcome makes known."""
     part, case, who = job.split(": ")
-    seen = outcomes[job]
+    seen, engine = outcomes[job], label + who.removeprefix(BOTH).removeprefix(ALONE)
     if part == "check":
         for name in seen["ranks"][0]:
             value = max(outcome[name] for outcome in seen["ranks"])
-            yield f"check, {name}", f"{case}, 2 GPUs", label, value, "relative", None, None
+            yield f"check, {name}", f"{case}, 2 GPUs", engine, value, "relative", None, None
     elif part == "timeline":
         for i, (name, beside, begin, end) in enumerate(seen["spans"]):
             stream = "exchanges" if beside else "launches"
-            yield f"timeline {i:03}, {stream}", case, f"{label}: {name}", end, "ms", "begin", begin
+            yield f"timeline {i:03}, {stream}", case, f"{engine}: {name}", end, "ms", "begin", begin
     else:
         alone = outcomes.get(f"time: {case}: {ALONE}", {})
         peer = (ALONE, alone["ranks"]) if "ranks" in alone and who != ALONE else (None, None)
-        name = label + who.removeprefix(BOTH).removeprefix(ALONE)
         where = f"{case}, {who.split(', ')[0]}"
         for what, unit, use in (
             ("tokens per second a GPU", "tokens/s", rate), ("training step", "ms", took),
             ("memory a GPU", "GiB", room),
         ):  # fmt: skip
             theirs = use(peer[1]) if peer[1] else None
-            yield what, where, name, use(seen["ranks"]), unit, peer[0], theirs
+            yield what, where, engine, use(seen["ranks"]), unit, peer[0], theirs
 
 
 def rate(ranks):

@@ -207,7 +207,7 @@ MEASURED: dict[tuple, dict[tuple[int, int, int], tuple]] = {
         (768, 768, 8192): (False, 1, "together"),
         (768, 768, 16384): CUT,
         (768, 3072, 16384): CUT,
-        (768, 4096, 8192): COOPERATIVE,
+        (768, 4096, 8192): (False, 1, "no", True),
         (768, 4096, 32768): CUT,
         (768, 16384, 4096): COOPERATIVE,
         (2048, 768, 8192): CUT,

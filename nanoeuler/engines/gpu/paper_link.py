@@ -85,7 +85,7 @@ class PaperLink(Paths):
     """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
 
     def __init__(
-        self, device: Any, group: Group, late: bool = False, copies: bool = True
+        self, device: Any, group: Group, late: bool = False, copies: bool = False
     ) -> None:
         super().__init__(device, group)
         self.late, self.copies, self.begun = late, copies, []

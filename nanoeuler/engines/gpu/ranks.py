@@ -122,11 +122,20 @@ class CudaRankStepper(Residents):
 
 
 # %% sec-exchange-copies
+EXCHANGES = "NANOEULER_EXCHANGES"  # the variable that says who carries them
+LINKS = {"nccl": Nccl, "copies": Peers}
+
+
 @cache
 def link_of(group: Group) -> Nccl:
     """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order."""
     os.environ.setdefault(NUMBER, str(group.rank % group.local))
-    return (Peers if group.local == group.size else Nccl)(gpu(), group)
+    wish = os.environ.get(EXCHANGES) or "nccl"
+    if wish not in LINKS:
+        raise UserError(f"{EXCHANGES} is one of {', '.join(LINKS)}, and not {wish!r}")
+    if wish == "copies" and group.local < group.size:
+        raise UserError(f"{EXCHANGES} is copies, and they reach the GPUs of one machine: say nccl")
+    return LINKS[wish](gpu(), group)
 
 
 def ranked_stepper(

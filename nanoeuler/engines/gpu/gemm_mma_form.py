@@ -30,7 +30,7 @@ EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
 
 @dataclass(frozen=True)
 class MmaForm:
-    """What is settled when a kernel is compiled. Only float32 is added to, or stored as it is."""
+    """What is settled when a kernel is compiled. Float32: store or add; bf16: all but add."""
 
     layout: str = "NT"  # NT, NN or TN
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form

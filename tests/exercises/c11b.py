@@ -2,8 +2,23 @@
 
 import numpy as np
 
+from nanoeuler.book import code_cells
+from nanoeuler.engines.gpu.instruction import ptx
+from nanoeuler.engines.gpu.paper import numbers
+from nanoeuler.engines.gpu.paper.translate import statements, translate
+from nanoeuler.errors import UserError
+from nanoeuler.files import project_root
+
 CHAPTER = "11b-ptx-on-paper"
-NAMES = dict(np=np)
+NAMES = dict(
+    np=np, ptx=ptx, numbers=numbers, statements=statements, translate=translate,
+    UserError=UserError,
+)  # fmt: skip
+# Texts to run, as the chapter defines them before its first exercise.
+_TEXT = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")
+for _, _cell in code_cells(_TEXT):
+    if any(line.startswith(("LOOPS =", "def drawn_text(")) for line in _cell):
+        exec("\n".join(line for line in _cell if not line.startswith(":")), NAMES)
 
 END = "if missing == 0 and size == 0:"
 # (exercise, what is wrong, text of the solution, what it becomes)
@@ -27,4 +42,34 @@ ANSWERS = [
      "phase, missing, size, said = 1,"),
     ("answers", "no bytes below none", "size -= number", "size = max(0, size - number)"),
     ("answers", "phases are two", "phase + 1, count", "1, count"),
+    ("step", "every predicate is true", "if part.predicate and", "if False and"),
+    ("step", "the ! is not read", "registers[part.predicate] == part.negated",
+     "not registers[part.predicate]"),
+    ("step", "the ! is read the other way", "registers[part.predicate] == part.negated",
+     "registers[part.predicate] != part.negated"),
+    ("step", "a jump does not ask its predicate", "    if part.predicate and",
+     "    if part.mnemonic != 'bra' and part.predicate and"),
+    ("step", "jumps are passed over", "return body.index(part.operands[0]), registers",
+     "return at + 1, registers"),
+    ("step", "every label is the first", "return body.index(part.operands[0]), registers",
+     "return next(n for n, p in enumerate(body) if isinstance(p, str)), registers"),
+    ("step", "behind what follows the label", "return body.index(part.operands[0]), registers",
+     "return body.index(part.operands[0]) + 2, registers"),
+    ("step", "sums do not wrap, nor products", "numbers.int32(a * b)", "a * b"),
+    ("step", "products without a sign", "numbers.int32(a * b)", "numbers.uint32(a * b)"),
+    ("step", "a shift that keeps the sign", "numbers.int32(numbers.uint32(a) >> b)", "a >> b"),
+    ("step", "a shift to the left", "numbers.uint32(a) >> b", "numbers.uint32(a) << b"),
+    ("step", "the u32 is not read", "numbers.uint32(a) < numbers.uint32(b)", "a < b"),
+    ("step", "s32 without a sign", "lambda a, b: a < b",
+     "lambda a, b: numbers.uint32(a) < numbers.uint32(b)"),
+    ("step", "the select is exchanged", "a if p else b", "b if p else a"),
+    ("step", "the difference is exchanged", "a - b", "b - a"),
+    ("step", "the result stands last", "into, *given = part.operands",
+     "*given, into = part.operands"),
+    ("step", "what came in is changed", "part, registers = body[at], dict(registers)",
+     "part = body[at]"),
+    ("step", "nothing is refused", "raise UserError(f\"no instruction {part.mnemonic!r}\")",
+     "return at + 1, registers"),
+    ("step", "the last suffix is passed over", "    if part.mnemonic not in acts:",
+     "    acts['add.f32'] = acts['add.s32']\n    if part.mnemonic not in acts:"),
 ]

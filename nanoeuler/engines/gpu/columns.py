@@ -17,13 +17,7 @@ from typing import Any
 from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.ptx import (
-    divide,
-    load_float,
-    load_int4,
-    load_own_float,
-    store_float,
-)
+from nanoeuler.engines.gpu.ptx import divide, load_float, load_int4, load_own_float, store_float
 from nanoeuler.engines.gpu.vectors import (
     LANES,
     SIZES,

@@ -314,17 +314,11 @@ class Device(Starter):
     """One GPU that runs launches, one by one or as a graph."""
 
     def prepare(self, launch: Launch) -> Callable[..., None]:
-        """A function of a stream's handle that puts the launch on that stream, again and again.
-
-        Maps are encoded once, here; the launch's arrays live as long as the function.
-        """
+        """A function of a stream's handle that puts the launch on that stream, again and again."""
         kernel, function = launch.kernel, self.load(launch.kernel)
         encoded = [encode(self, arg) if isinstance(arg, Map) else arg for arg in launch.args]
-        pairs = [
-            pair
-            for operand, arg in zip(kernel.parameters, encoded, strict=True)
-            for pair in parameters(operand, arg)
-        ]
+        pairs = [pair for operand, arg in zip(kernel.parameters, encoded, strict=True)
+                 for pair in parameters(operand, arg)]  # fmt: skip
         values, types = zip(*pairs, strict=True)
         config = configuration(self.driver, launch)
 
@@ -339,10 +333,7 @@ class Device(Starter):
         self.prepare(launch)(stream)
 
     def capture(self, starts: Iterable[Callable]) -> "Graph":
-        """A graph of what these functions of a stream launch; nothing runs, and nothing may wait.
-
-        The graph keeps the functions, and by them all arrays.
-        """
+        """A graph of what these functions of a stream launch; none runs, and nothing may wait."""
         starts, driver = list(starts), self.driver
         # Libraries load their kernels when these are first used; that is no part of the graph.
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

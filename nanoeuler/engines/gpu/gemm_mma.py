@@ -14,15 +14,7 @@ Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 
 from functools import cache
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm_mma_form import (
-    ALIGN,
-    BOX,
-    DEPTH,
-    FRAGMENTS,
-    SIDE,
-    SUMS,
-    MmaForm,
-)
+from nanoeuler.engines.gpu.gemm_mma_form import ALIGN, BOX, DEPTH, FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm_mma_out import make_finish
 from nanoeuler.engines.gpu.gemm_mma_tile import (
     PARTS,

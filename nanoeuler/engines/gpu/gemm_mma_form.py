@@ -23,29 +23,23 @@ FRAGMENTS = SIDE * 16 // 64  # registers of a lane for 64 x 16 of an operand: 16
 ALIGN = 128    # bytes: the period of the banks
 BOX = 8192     # bytes: a warp's tile in bf16, on its way out
 PITCH = 16     # bytes: rows are a multiple of this apart, as 16-byte copies want it
-# What can be done with the sums of a tile: see MmaForm.
+# What is done with the sums of a tile: nothing; a bias is added; then GELU; another (m, n) is
+# added; C is added to.
 EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
 
 
 @dataclass(frozen=True)
 class MmaForm:
-    """What is settled when a kernel is compiled.
+    """What is settled when a kernel is compiled. Float32: store or add; bf16: all but add."""
 
-    layout: NT, NN or TN. epilogue: store; bias; bias and gelu (tanh); residual: another (m, n) is
-    added; add: C is added to. out: bf16 or float32 of C. rows, columns: of a block's tile, one warp
-    for each 64 x 64. stages: of the ring. resident: blocks that share a multiprocessor. group:
-    rows of tiles that blocks fill together. Float32 comes with store and add only, add with
-    float32 only.
-    """
-
-    layout: str = "NT"
-    epilogue: str = "store"
-    out: str = "bf16"
-    rows: int = 128
+    layout: str = "NT"  # NT, NN or TN
+    epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
+    out: str = "bf16"  # or float32, of C
+    rows: int = 128  # of a block's tile, one warp for each 64 x 64
     columns: int = 256
-    stages: int = 3
-    resident: int = 1
-    group: int = 16
+    stages: int = 3  # of the ring
+    resident: int = 1  # blocks that share a multiprocessor
+    group: int = 16  # rows of tiles that blocks fill together
 
     def __post_init__(self) -> None:
         wide = self.out == "float32"

@@ -75,6 +75,8 @@ store_float2_if = ptx(
 )
 # address, int32: store its lower half
 store_short = ptx("{ .reg .b16 h; cvt.u16.u32 h, $1; st.global.b16 [$0], h; }", "l r")
+
+
 # address in shared memory -> the int32 there
 load_shared_int = ptx("ld.shared.b32 $0, [$1];", "r", "r")
 # address in shared memory -> the 4 int32 there

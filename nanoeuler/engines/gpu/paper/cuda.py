@@ -133,19 +133,8 @@ class Places:
         return at[0] if axes == 1 else at[:axes]
 
 
-class Cuda(Places):
-    """Stands in for numba.cuda; its names are numba's."""
-
-    local = SimpleNamespace(array=local_array)
-    shared = SimpleNamespace(array=shared_array)
-    atomic = Atomic()
-    syncthreads = staticmethod(sync_threads)
-    syncwarp = staticmethod(sync_warp)
-
-    @staticmethod
-    def selp(condition: Any, yes: Any, no: Any) -> Any:
-        """One of two values, both computed: threads that choose differently do not part."""
-        return yes if condition else no
+class Lanes(Places):
+    """What the lanes of a warp tell each other."""
 
     def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
         """The value of one lane."""
@@ -174,3 +163,18 @@ class Cuda(Places):
     def all_sync(self, mask: int, value: Any) -> bool:
         """Whether all lanes' values are true."""
         return vote(mask, "all_sync", value, lambda v: all(v.values()))
+
+
+class Cuda(Lanes):
+    """Stands in for numba.cuda; its names are numba's."""
+
+    local = SimpleNamespace(array=local_array)
+    shared = SimpleNamespace(array=shared_array)
+    atomic = Atomic()
+    syncthreads = staticmethod(sync_threads)
+    syncwarp = staticmethod(sync_warp)
+
+    @staticmethod
+    def selp(condition: Any, yes: Any, no: Any) -> Any:
+        """One of two values, both computed: threads that choose differently do not part."""
+        return yes if condition else no

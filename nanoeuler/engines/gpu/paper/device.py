@@ -9,7 +9,7 @@ Its methods are those of `engines.gpu.device.Device`. Left out: streams, which a
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -164,54 +164,70 @@ class Exchange(Memory):
         return np.full(size, UNWRITTEN, np.uint8)
 
 
-class Post(Exchange):
-    """Copies that the host does not wait for.
+@dataclass(eq=False)
+class Transit:
+    """A copy of a page that nobody has waited for yet. numbers: what the page holds in the end."""
 
-    under_way: (page, numbers, whether it is sent) of each that nobody has waited for yet.
-    """
+    page: np.ndarray
+    numbers: np.ndarray
+    sent: bool  # to the device; else fetched from there
+
+    def end(self) -> None:
+        """Somebody has waited for it."""
+        if self.sent and (self.page != self.numbers).any():
+            raise Fault("race", "a page was written before anybody waited for its copy")
+        self.page[...] = self.numbers
+
+
+class UnderWay:
+    """All of them."""
+
+    def __init__(self) -> None:
+        self.copies: list[Transit] = []
+
+    def begin(self, copy: Transit) -> None:
+        """One more; its page may not be a part of another's."""
+        if any(np.shares_memory(copy.page, other.page) for other in self.copies):
+            raise Fault("race", "a page is copied again before anybody waited for its last copy")
+        self.copies.append(copy)
+
+    def end(self, copies: Iterable[Transit]) -> None:
+        """Somebody has waited for these, perhaps not as the first."""
+        for copy in [copy for copy in copies if copy in self.copies]:
+            self.copies.remove(copy)
+            copy.end()
+
+
+class Post(Exchange):
+    """Copies that the host does not wait for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.under_way: list[tuple[np.ndarray, np.ndarray, bool]] = []
+        self.under_way = UnderWay()
 
     def send(self, array: Sheet, page: np.ndarray) -> None:
         """Copy a page into an array (bytes,) uint8, after what was launched before."""
-        self._begin(page, page.copy(), sent=True)
+        self.refuse("a page is copied")
+        self.under_way.begin(Transit(page, page.copy(), sent=True))
         self.fill(array, page)
 
     def fetch(self, page: np.ndarray, array: Sheet) -> None:
         """Copy an array (bytes,) uint8 to a page, after what was launched before."""
         require_dense(array)
-        self._begin(page, self.host(array), sent=False)
+        self.under_way.begin(Transit(page, self.host(array), sent=False))
         page[...] = UNWRITTEN
-
-    def _begin(self, page: np.ndarray, numbers: np.ndarray, sent: bool) -> None:
-        self.refuse("a page is copied")
-        if any(np.shares_memory(page, other) for other, _, _ in self.under_way):
-            raise Fault("race", "a page is copied again before anybody waited for its last copy")
-        self.under_way.append((page, numbers, sent))
 
     def mark(self) -> Callable[[], None]:
         """A function that waits until everything that was begun before `mark` is done."""
         self.refuse("a mark is set")
-        begun = list(self.under_way)
+        begun = list(self.under_way.copies)
 
         def wait() -> None:
             self.refuse("the host waits")
-            for copy in begun:
-                self._end(copy)
+            self.under_way.end(begun)
             begun.clear()
 
         return wait
-
-    def _end(self, copy: tuple[np.ndarray, np.ndarray, bool]) -> None:
-        if not any(copy is other for other in self.under_way):
-            return
-        self.under_way = [other for other in self.under_way if other is not copy]
-        page, numbers, sent = copy
-        if sent and (page != numbers).any():
-            raise Fault("race", "a page was written before anybody waited for its copy")
-        page[...] = numbers
 
     def synchronize(self) -> None:
         """Wait for everything that was begun."""
@@ -219,8 +235,8 @@ class Post(Exchange):
         self.mark()()
 
 
-class Starter(Post):
-    """Kernels and launches of them."""
+class Loader(Post):
+    """Kernels, each compiled once."""
 
     def __init__(
         self, seed: int | None = None, capability: tuple[int, int] = (9, 0),
@@ -240,6 +256,10 @@ class Starter(Post):
         """Compile kernels, those that are new."""
         for kernel in kernels:
             self.load(kernel)
+
+
+class Starter(Loader):
+    """... and launches of them."""
 
     def prepare(self, launch: Launch) -> Callable[..., Report | None]:
         """A function of a stream that runs the launch, or has it captured; it keeps the arrays."""

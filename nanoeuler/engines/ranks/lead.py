@@ -74,7 +74,30 @@ class Orders:
         return self._each(name, [arguments] * self.group.size)
 
 
-class Led(Orders, Stepper):
+class Dealer(Orders):
+    """How rank 0 shares out a batch: to each rank on processors goes its own part alone."""
+
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """As `Stepper.step`."""
+        if not isinstance(self.stepper, RankStepper):
+            return self._call("step", tokens, targets, lr, number, first)
+        parts = self.stepper.parts(tokens, targets, first)
+        return self._each("step_part", [(part, lr, number) for part in parts])
+
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As `Stepper.sums`."""
+        if not isinstance(self.stepper, RankStepper):
+            return self._call("sums", tokens, targets, first)
+        parts = parts_of(self.group.size, tokens, targets, first)
+        return self._each("sums_part", [(part,) for part in parts])
+
+
+class Led(Dealer, Stepper):
     """Rank 0's stepper: what it is asked to do, the followers do with it."""
 
     def __init__(
@@ -88,28 +111,9 @@ class Led(Orders, Stepper):
         with self._all_do([order] * group.size):
             self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
 
-    def step(
-        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
-        first: np.ndarray | None = None,
-    ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`: to each rank on processors goes its part of the batch alone."""
-        if not isinstance(self.stepper, RankStepper):
-            return self._call("step", tokens, targets, lr, number, first)
-        parts = self.stepper.parts(tokens, targets, first)
-        return self._each("step_part", [(part, lr, number) for part in parts])
-
     def finish(self) -> list[Taken]:
         """As `Stepper.finish`."""
         return self._call("finish")
-
-    def sums(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> np.ndarray:
-        """As `Stepper.sums`, likewise."""
-        if not isinstance(self.stepper, RankStepper):
-            return self._call("sums", tokens, targets, first)
-        parts = parts_of(self.group.size, tokens, targets, first)
-        return self._each("sums_part", [(part,) for part in parts])
 
     def pull(self) -> None:
         """As `Stepper.pull`."""

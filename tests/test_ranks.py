@@ -1,6 +1,7 @@
 """Many ranks do what one process does, to the last bit, and end together."""
 
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from nanoeuler.engines.ranks import stepper as rank_stepper
 from nanoeuler.engines.ranks.group import MOST_RANKS, Alone, added, check_size, own
 from nanoeuler.engines.ranks.lead import follow, leading
 from nanoeuler.engines.ranks.stepper import RankStepper
-from nanoeuler.engines.ranks.threads import together
+from nanoeuler.engines.ranks.threads import Threads, together
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.weights import Weights, flat_size, initialise
@@ -275,6 +276,39 @@ def test_followers_do_what_rank_0_is_asked(monkeypatch):
         return weights.flat.tobytes()
 
     assert together(4, function)[0] == alone.flat.tobytes()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_is_dealt_its_own_sequences_alone(size, monkeypatch):
+    """What rank 0 sends in a step and in a judgement is R - 1 parts of the batch, and a little."""
+    w, tokens, targets, _ = problem(RAGGED, 168, 37)  # 24 shards of 7
+    first, sent, deal = np.zeros_like(tokens), [], Threads.deal
+    part = (tokens.nbytes + targets.nbytes + first.nbytes) / size
+
+    def counted(self, values=None):
+        if values:
+            sent.append([len(pickle.dumps(value)) for value in values[1:]])
+        return deal(self, values)
+
+    monkeypatch.setattr(Threads, "deal", counted)
+
+    def function(group):
+        if group.rank:
+            return follow(group)
+        with leading(group):
+            weights = Weights(RAGGED, flat=w.flat.copy())
+            stepper = make_stepper("cpu", weights, AdamW(weights), threads=1)
+            sent.clear()
+            stepper.step(tokens, targets, 0.01, 1, first)
+            stepper.sums(tokens, targets, first)
+        return weights.flat.tobytes()
+
+    alone = Weights(RAGGED, flat=w.flat.copy())
+    make_stepper("cpu", alone, AdamW(alone)).step(tokens, targets, 0.01, 1, first)
+    assert together(size, function)[0] == alone.flat.tobytes()
+    assert len(sent) == 3  # the step, the judgement, the end
+    for each in sent[:2]:
+        assert all(part <= x < part + 1200 for x in each), (part, each)
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -23,11 +23,11 @@ def fail(how):
 
 if __name__ == "__main__":
     how, at, arguments = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-    step, gradients, numbers = RankStepper.step, CpuStepper.shard_gradients, []
+    step, gradients, numbers = RankStepper.step_part, CpuStepper.shard_gradients, []
 
-    def numbered(self, tokens, targets, lr, number, *texts):
+    def numbered(self, part, lr, number):
         numbers.append(number if lr else 0)  # the steps that measure the pace have no rate
-        return step(self, tokens, targets, lr, number, *texts)
+        return step(self, part, lr, number)
 
     def failing(self, *arguments):
         if numbers[-1] == at:
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     how = how.rstrip("0123456789")
     if launched() == rank:
         with (
-            mock.patch.object(RankStepper, "step", numbered),
+            mock.patch.object(RankStepper, "step_part", numbered),
             mock.patch.object(CpuStepper, "shard_gradients", failing),
         ):
             sys.exit(main(arguments))

@@ -8,6 +8,7 @@ Leaves out who carries the messages: `Alone` has nobody to talk to, `threads` ar
 process, `mpi` are processes. R ranks, N elements of a flat buffer.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,8 +56,12 @@ class Talk(Protocol):
     def share(self, value: Any) -> list[Any]:
         """The `value` of every rank, in the order of ranks: small things, copied."""
 
+    def deal(self, values: Sequence[Any] | None = None) -> Any:
+        """values[r] of rank 0, on rank r. Who waits for it does not keep a core busy."""
+
     def broadcast(self, value: Any = None) -> Any:
-        """The value of rank 0. Who waits for it does not keep a core busy."""
+        """The value of rank 0, by `deal`."""
+        return self.deal(None if self.rank else [value] * self.size)
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
@@ -109,9 +114,9 @@ class Alone(Group):
         """As `Group.share`."""
         return [value]
 
-    def broadcast(self, value: Any = None) -> Any:
-        """As `Group.broadcast`."""
-        return value
+    def deal(self, values: Sequence[Any] | None = None) -> Any:
+        """As `Group.deal`."""
+        return values[0]
 
     def _nothing(self, flat: np.ndarray) -> None:
         """All of these leave the buffer of the only rank as it is."""

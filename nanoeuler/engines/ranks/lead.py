@@ -22,7 +22,7 @@ from nanoeuler.engines.choice import GPU_ENGINES, LEAD, engine_factory
 from nanoeuler.engines.cpu.stepper import CpuStepper
 from nanoeuler.engines.interface import Stepper, Taken
 from nanoeuler.engines.ranks.group import Group
-from nanoeuler.engines.ranks.stepper import PartedOptimizer, RankStepper
+from nanoeuler.engines.ranks.stepper import PartedOptimizer, RankStepper, parts_of
 from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
@@ -53,9 +53,9 @@ class Orders:
     stepper: Stepper
 
     @contextmanager
-    def _all_do(self, *order):
-        """Give the followers an order, and do the same inside."""
-        self.group.broadcast(order)
+    def _all_do(self, orders):
+        """Give each rank its order of this list, and do the first one inside."""
+        self.group.deal(orders)
         try:
             yield
         except UserError:  # found by every rank alike, before one waits for another
@@ -64,12 +64,40 @@ class Orders:
             self.group.doom()
             raise
 
+    def _each(self, name, arguments):
+        """Have rank r call its stepper's method with arguments[r]."""
+        with self._all_do([(name, *each) for each in arguments]):
+            return getattr(self.stepper, name)(*arguments[0])
+
     def _call(self, name, *arguments):
-        with self._all_do(name, *arguments):
-            return getattr(self.stepper, name)(*arguments)
+        """Have all of them call it with the same arguments."""
+        return self._each(name, [arguments] * self.group.size)
 
 
-class Led(Orders, Stepper):
+class Dealer(Orders):
+    """How rank 0 shares out a batch: to each rank on processors goes its own part alone."""
+
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """As `Stepper.step`."""
+        if not isinstance(self.stepper, RankStepper):
+            return self._call("step", tokens, targets, lr, number, first)
+        parts = self.stepper.parts(tokens, targets, first)
+        return self._each("step_part", [(part, lr, number) for part in parts])
+
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As `Stepper.sums`."""
+        if not isinstance(self.stepper, RankStepper):
+            return self._call("sums", tokens, targets, first)
+        parts = parts_of(self.group.size, tokens, targets, first)
+        return self._each("sums_part", [(part,) for part in parts])
+
+
+class Led(Dealer, Stepper):
     """Rank 0's stepper: what it is asked to do, the followers do with it."""
 
     def __init__(
@@ -79,25 +107,13 @@ class Led(Orders, Stepper):
         rules = copy.copy(optimizer)  # without the moments: these are scattered
         rules.m = rules.v = None
         self.group = group
-        with self._all_do("make", name, weights.config, rules, threads, pieces):
+        order = "make", name, weights.config, rules, threads, pieces
+        with self._all_do([order] * group.size):
             self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
-
-    def step(
-        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
-        first: np.ndarray | None = None,
-    ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`."""
-        return self._call("step", tokens, targets, lr, number, first)
 
     def finish(self) -> list[Taken]:
         """As `Stepper.finish`."""
         return self._call("finish")
-
-    def sums(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> np.ndarray:
-        """As `Stepper.sums`."""
-        return self._call("sums", tokens, targets, first)
 
     def pull(self) -> None:
         """As `Stepper.pull`."""
@@ -119,7 +135,7 @@ def follow(group: Group) -> None:
     """Do as rank 0 does, until it has nothing more to do. What fails here ends all ranks."""
     stepper = None
     while True:
-        name, *arguments = group.broadcast()
+        name, *arguments = group.deal()
         if name == "end":
             return
         try:

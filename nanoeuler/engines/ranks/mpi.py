@@ -10,6 +10,7 @@ Importing mpi4py starts MPI, so a process asks for `Mpi` only where a launcher h
 import atexit
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,15 +39,15 @@ class Process(Talk):
         """As `Group.share`."""
         return self.comm.allgather(value)
 
-    def broadcast(self, value: Any = None) -> Any:
-        """As `Group.broadcast`."""
+    def deal(self, values: Sequence[Any] | None = None) -> Any:
+        """As `Group.deal`."""
         if self.rank:
             while not self.comm.iprobe(0):
                 time.sleep(NAP)
             return self.comm.recv(source=0)
-        for request in [self.comm.isend(value, rank) for rank in range(1, self.size)]:
+        for request in [self.comm.isend(values[rank], rank) for rank in range(1, self.size)]:
             request.wait()
-        return value
+        return values[0]
 
     def abort(self, why: str) -> None:
         """As `Group.abort`."""

@@ -5,12 +5,13 @@
 """A training step over ranks on processors: data parallelism, the optimizer's moments in parts.
 
 Leaves out graphics cards, and who calls the ranks together (`lead`). Each method is called by every
-rank with the same arguments; the results are those of one `CpuStepper`, to the last bit.
+rank, with the same arguments or with its own part of a batch; the results are those of one
+`CpuStepper`, to the last bit.
 
 B batch, T positions, K predicted tokens, R ranks.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -39,6 +40,33 @@ class PartedOptimizer(Optimizer, Protocol):
         """As `Optimizer.update`, of a part of the flat buffers."""
 
 
+class Part(NamedTuple):
+    """What a rank gets of a batch: its own sequences, and what it must know of the rest."""
+
+    shape: tuple[int, int]     # (B, T) of the whole batch
+    scale: np.ndarray          # (K,), see `loss_scale`, of the whole batch
+    tokens: np.ndarray         # (b, T) of the b sequences of this rank
+    targets: np.ndarray        # (b, T, K)
+    first: np.ndarray | None   # (b, T) or None
+
+
+def shares(shape: tuple[int, int], ranks: int) -> list[list[range]]:
+    """The shards of each rank, for tokens of this shape (B, T): ranges of sequences, maybe none."""
+    return halved(shards_of(*shape), ranks.bit_length() - 1)
+
+
+def parts_of(
+    ranks: int, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+) -> list[Part]:
+    """A batch of tokens (B, T) and targets (B, T, K) in a part for each rank; nothing is copied."""
+    scale, parts = loss_scale(targets, head_weights(targets.shape[2])), []
+    for rows in shares(tokens.shape, ranks):
+        mine = slice(rows[0].start, rows[-1].stop) if rows else slice(0, 0)
+        begins = None if first is None else first[mine]
+        parts.append(Part(tokens.shape, scale, tokens[mine], targets[mine], begins))
+    return parts
+
+
 class RankState:
     """What rank r of `group` has of a model: the weights, and the moments of its own part alone.
 
@@ -54,10 +82,6 @@ class RankState:
         self.own = own(self.weights.flat.size, group.rank, group.size)
         self.push()
 
-    def _mine(self, tokens):
-        """This rank's part of the shards of tokens (B, T)."""
-        return halved(shards_of(*tokens.shape), self.halvings)[self.group.rank]
-
     def pull(self) -> None:
         """As `Stepper.pull`, on rank 0: the moments of all ranks. All have the weights."""
         self.group.gather(self.optimizer.m.flat)
@@ -70,20 +94,16 @@ class RankState:
         self.group.scatter(self.optimizer.v.flat)
 
 
-class RankStepper(RankState, Stepper):
+class PartStepper(RankState):
     """Steps in which each rank takes its part of the shards, and updates its own part of weights.
     """
 
-    def step(
-        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
-        first: np.ndarray | None = None,
-    ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
-        group, mine, flat = self.group, self._mine(tokens), self.gradients.flat
-        _check_shards(tokens.shape, group.size)
-        scale = loss_scale(targets, head_weights(targets.shape[2]))
+    def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
+        """As `Stepper.step`, where each rank has its part of the batch alone."""
+        group, flat = self.group, self.gradients.flat
         left = HALVINGS - self.halvings  # to be made in a rank's own part
-        sums = self.inner.shard_gradients(tokens, targets, scale, mine, left, first)
+        sums = self.inner.shard_gradients(part.tokens, part.targets, part.scale, self._rows(part),
+                                          left, part.first)  # fmt: skip
         group.reduce_scatter(flat)
         squares = self.optimizer.squares(flat[self.own], MOST_RANKS // group.size)
         told = group.share((sums, squares))
@@ -94,16 +114,46 @@ class RankStepper(RankState, Stepper):
             group.all_gather(self.weights.flat)
         return [taken]
 
+    def sums_part(self, part: Part) -> np.ndarray:
+        """As `Stepper.sums`, where each rank has its part of the batch alone."""
+        rows = self._rows(part)
+        told = self.group.share(self.inner.shard_sums(part.tokens, part.targets, rows, part.first))
+        return sum(x for each in told for x in each)
+
     def finish(self) -> list[Taken]:
-        """As `Stepper.finish`: nothing, since `step` returns what it has done."""
+        """As `Stepper.finish`: nothing, since a step returns what it has done."""
         return []
+
+    def _rows(self, part):
+        """This rank's shards as rows of its own part."""
+        rows = shares(part.shape, self.group.size)[self.group.rank]
+        return [range(x.start - rows[0].start, x.stop - rows[0].start) for x in rows]
+
+
+class RankStepper(PartStepper, Stepper):
+    """And steps of a batch that every rank has whole."""
+
+    def parts(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """Each rank's part of a batch to train on. UserError if there are too few shards."""
+        _check_shards(tokens.shape, self.group.size)
+        return parts_of(self.group.size, tokens, targets, first)
+
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
+        part = self.parts(tokens, targets, first)[self.group.rank]
+        return self.step_part(part, lr, number)
 
     def sums(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
         """As `Stepper.sums`."""
-        told = self.group.share(self.inner.shard_sums(tokens, targets, self._mine(tokens), first))
-        return sum(x for each in told for x in each)
+        parts = parts_of(self.group.size, tokens, targets, first)
+        return self.sums_part(parts[self.group.rank])
 
 
 def _check_shards(shape, ranks):

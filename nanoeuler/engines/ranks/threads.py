@@ -6,7 +6,7 @@
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,9 +35,9 @@ class Table(Talk):
         """As `Group.share`."""
         return self._seen(value, copy.deepcopy)
 
-    def broadcast(self, value: Any = None) -> Any:
-        """As `Group.broadcast`."""
-        return self._seen(value, lambda values: copy.deepcopy(values[0]))
+    def deal(self, values: Sequence[Any] | None = None) -> Any:
+        """As `Group.deal`."""
+        return self._seen(values, lambda slots: copy.deepcopy(slots[0][self.rank]))
 
     def abort(self, why: str) -> None:
         """As `Group.abort`: the others fail where they wait."""

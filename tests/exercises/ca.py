@@ -1,7 +1,10 @@
-"""Wrong answers to the exercise of appendix A, each of which its check must refuse."""
+"""Wrong answers to the exercises of appendix A, each of which its check must refuse."""
+
+from helpers.exercises import cells_of
 
 CHAPTER = "a-how-this-book-works"
 NAMES: dict = {}
+exec(next(cell for cell in cells_of(CHAPTER) if "def one_disk(" in cell), NAMES)
 
 START = "length[path] + 2 if path in length else head"
 # (exercise, what is wrong, text of the solution, what it becomes)
@@ -31,4 +34,43 @@ ANSWERS = [
      "head + len(lines)\n    return"),
     ("rehearse", "prose belongs to the cell before", "return None", "return path, start"),
     ("rehearse", "a number alone", "return path, start", "return start"),
+]
+
+# What a power cut can leave.
+ANSWERS += [
+    ("after_power_cut", "no file is torn", '|= {more[0], "torn"}', "|= {more[0]}"),
+    ("after_power_cut", "every write is on the disk", '|= {more[0], "torn"}', "= {more[0]}"),
+    ("after_power_cut", "the old bytes are gone", '|= {more[0], "torn"}',
+     '= {more[0], "torn"}'),
+    ("after_power_cut", "confirming bytes takes no mixture away",
+     "may[called[what]] = {held[called[what]]}", "may[called[what]] |= {held[called[what]]}"),
+    ("after_power_cut", "confirming bytes does nothing",
+     "may[called[what]] = {held[called[what]]}", "pass"),
+    ("after_power_cut", "confirming bytes confirms the name",
+     "may[called[what]] = {held[called[what]]}",
+     "may[called[what]], folders = {held[called[what]]}, []"),
+    ("after_power_cut", "confirming the folder does nothing", "folders = []", "pass"),
+    ("after_power_cut", "confirming the folder confirms the bytes", "folders = []",
+     "folders, may = [], [{text} for text in held]"),
+    ("after_power_cut", "confirming the folder empties it", "folders = []", "folders = [{}]"),
+    ("after_power_cut", "a rename reaches the disk at once",
+     "called[more[0]] = called.pop(what)",
+     "called[more[0]] = called.pop(what)\n            folders = []"),
+    ("after_power_cut", "a rename takes the bytes along", "called[more[0]] = called.pop(what)",
+     "called[more[0]] = called.pop(what)\n"
+     "            may[called[more[0]]] = {held[called[more[0]]]}"),
+    ("after_power_cut", "the old name stays", "called.pop(what)", "called[what]"),
+    ("after_power_cut", "the names now alone", "folders.append(dict(called))",
+     "folders = [dict(called)]"),
+    ("after_power_cut", "one dict for all times", "dict(called)", "called"),
+    ("after_power_cut", "first or last, nothing between", "folders.append(dict(called))",
+     "folders = [*folders[:1], dict(called)]"),
+    ("after_power_cut", "there is always a file", "if name in names else {None}",
+     "if name in names else set()"),
+    ("after_power_cut", "a folder that was there before", "may, folders = {}, [], [], [{}]",
+     "may, folders = {}, [], [], []"),
+    ("after_power_cut", "what another program reads now", "return set().union(*found)",
+     "return {held[called[name]] if name in called else None}"),
+    ("after_power_cut", "a second write is a second file", "if what not in called:",
+     "if True:"),
 ]

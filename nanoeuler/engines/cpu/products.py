@@ -30,66 +30,84 @@ _PREFETCH_ROWS = 32  # of a, ahead of their use: about 100 ns, the way from the 
 WORK = (DEPTH + LANES) * VECTORS * LANES
 
 
+def _places(build, vectors, a_row, c, c_row, rows):
+    # For each row whether it exists, and its offset in a; the address of each vector of c. A row
+    # that does not exist reads row 0 of a, which does, and writes nothing.
+    inside = [build.icmp_signed("<", llvm.number(r), rows) for r in range(ROWS)]
+    offsets, places = [], []
+    for r in range(ROWS):
+        offset = build.mul(a_row, llvm.number(r))
+        offsets.append(build.select(inside[r], offset, llvm.number(0)))
+        for v in range(vectors):
+            row = llvm.at(build, c, c_row, r)
+            places.append(build.add(row, llvm.number(4 * LANES * v)))
+            llvm.prefetch(build, places[-1], write=1)
+    return inside, offsets, places
+
+
+def _one_round(build, vectors, at_a, a_depth, offsets, at_b, sums):
+    # The sums after one round: a column of a times a row of the strip is added to them.
+    strip = [build.add(at_b, llvm.number(4 * LANES * v)) for v in range(vectors)]
+    strip = [llvm.load(build, address, llvm.ALL) for address in strip]
+    llvm.prefetch(build, llvm.at(build, at_a, a_depth, _PREFETCH_ROWS), write=0)
+    added = []
+    for r in range(ROWS):
+        address = build.inttoptr(build.add(at_a, offsets[r]), llvm.FLOAT.as_pointer())
+        x = llvm.spread(build, build.load(address))
+        for v in range(vectors):
+            product = build.fmul(x, strip[v], flags=("contract",))  # one FMA with fadd
+            total = build.fadd(product, sums[r * vectors + v], flags=("contract",))
+            added.append(total)
+    return added
+
+
+def _over_depth(build, vectors, a, a_depth, offsets, b, depth):
+    # The loop; what is written next comes after it. The sums at its end.
+    before, loop = build.block, build.append_basic_block("depth")
+    done = build.append_basic_block("store")
+    build.branch(loop)
+    build.position_at_end(loop)
+    k, at_a, at_b = build.phi(llvm.INT64), build.phi(llvm.INT64), build.phi(llvm.INT64)
+    sums = [build.phi(llvm.VECTOR) for _ in range(ROWS * vectors)]
+    added = _one_round(build, vectors, at_a, a_depth, offsets, at_b, sums)
+    firsts = [llvm.number(0), a, b, *[llvm.ZEROS] * len(sums)]
+    next_b = build.add(at_b, llvm.number(4 * LANES * vectors))
+    next_a = llvm.at(build, at_a, a_depth, 1)
+    afters = [build.add(k, llvm.number(1)), next_a, next_b, *added]
+    for phi, first, after in zip([k, at_a, at_b, *sums], firsts, afters, strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(after, loop)
+    build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
+    build.position_at_end(done)
+    return added
+
+
+def _store_sums(build, vectors, sums, places, inside, columns, add):
+    # Each sum to its place, if its row exists, as many lanes as there are columns.
+    wide = build.icmp_signed(">=", columns, llvm.number(LANES * vectors))
+    whole = build.and_(wide, inside[-1])
+    with build.if_else(build.and_(whole, build.not_(add))) as (plain, careful):
+        with plain:
+            for total, place in zip(sums, places, strict=True):
+                llvm.store(build, total, place, llvm.ALL)
+        with careful:
+            for n, (total, place) in enumerate(zip(sums, places, strict=True)):
+                left = build.sub(columns, llvm.number(LANES * (n % vectors)))
+                left = build.select(inside[n // vectors], left, llvm.number(0))
+                mask = llvm.below(build, left)
+                old = llvm.load(build, place, build.select(add, mask, llvm.NONE))
+                llvm.store(build, build.fadd(total, old), place, mask)
+
+
 def _make_tile(vectors):
     @intrinsic
     def tile(typing, a, a_row, a_depth, b, c, c_row, rows, columns, depth, add):
         # c[:rows, :columns] (+)= a[:rows, :depth] b[:depth], b a packed strip, `vectors` wide.
         def generate(context, build, signature, arguments):
             a, a_row, a_depth, b, c, c_row, rows, columns, depth, add = arguments
-            # Where the tile's vectors go. A row that does not exist reads row 0 of a, which does,
-            # and writes nothing.
-            inside = [build.icmp_signed("<", llvm.number(r), rows) for r in range(ROWS)]
-            a_offsets, places = [], []
-            for r in range(ROWS):
-                offset = build.mul(a_row, llvm.number(r))
-                a_offsets.append(build.select(inside[r], offset, llvm.number(0)))
-                for v in range(vectors):
-                    row = llvm.at(build, c, c_row, r)
-                    places.append(build.add(row, llvm.number(4 * LANES * v)))
-                    llvm.prefetch(build, places[-1], write=1)
-
-            # The loop over the depth. LLVM IR has no variables: a phi is what a value is on
-            # entering the loop's body, `first` from before it and `after` from its last round.
-            before, loop = build.block, build.append_basic_block("depth")
-            done = build.append_basic_block("store")
-            build.branch(loop)
-            build.position_at_end(loop)
-            k, at_a, at_b = build.phi(llvm.INT64), build.phi(llvm.INT64), build.phi(llvm.INT64)
-            sums = [build.phi(llvm.VECTOR) for _ in places]
-            strip = [build.add(at_b, llvm.number(4 * LANES * v)) for v in range(vectors)]
-            strip = [llvm.load(build, address, llvm.ALL) for address in strip]
-            llvm.prefetch(build, llvm.at(build, at_a, a_depth, _PREFETCH_ROWS), write=0)
-            added = []
-            for r in range(ROWS):
-                address = build.inttoptr(build.add(at_a, a_offsets[r]), llvm.FLOAT.as_pointer())
-                x = llvm.spread(build, build.load(address))
-                for v in range(vectors):
-                    product = build.fmul(x, strip[v], flags=("contract",))  # one FMA with fadd
-                    total = build.fadd(product, sums[r * vectors + v], flags=("contract",))
-                    added.append(total)
-            firsts = [llvm.number(0), a, b, *[llvm.ZEROS] * len(sums)]
-            next_b = build.add(at_b, llvm.number(4 * LANES * vectors))
-            next_a = llvm.at(build, at_a, a_depth, 1)
-            afters = [build.add(k, llvm.number(1)), next_a, next_b, *added]
-            for phi, first, after in zip([k, at_a, at_b, *sums], firsts, afters, strict=True):
-                phi.add_incoming(first, before)
-                phi.add_incoming(after, loop)
-            build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
-
-            build.position_at_end(done)
-            wide = build.icmp_signed(">=", columns, llvm.number(LANES * vectors))
-            whole = build.and_(wide, inside[-1])
-            with build.if_else(build.and_(whole, build.not_(add))) as (plain, careful):
-                with plain:
-                    for total, place in zip(added, places, strict=True):
-                        llvm.store(build, total, place, llvm.ALL)
-                with careful:
-                    for n, (total, place) in enumerate(zip(added, places, strict=True)):
-                        left = build.sub(columns, llvm.number(LANES * (n % vectors)))
-                        left = build.select(inside[n // vectors], left, llvm.number(0))
-                        mask = llvm.below(build, left)
-                        old = llvm.load(build, place, build.select(add, mask, llvm.NONE))
-                        llvm.store(build, build.fadd(total, old), place, mask)
+            inside, offsets, places = _places(build, vectors, a_row, c, c_row, rows)
+            sums = _over_depth(build, vectors, a, a_depth, offsets, b, depth)
+            _store_sums(build, vectors, sums, places, inside, columns, add)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 9, types.boolean), generate

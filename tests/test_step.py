@@ -53,7 +53,7 @@ def test_every_bar_has_a_row_with_its_peer(tmp_path, monkeypatch, capsys):
     assert len(keys) == len({*keys})  # none replaces another
     worst = [r for r in rows if r["what"] == "gradient error, worst beside"]
     assert len(worst) == 6 and {r["unit"] for r in worst} == {"sums"}
-    assert len(json.loads((tmp_path / "curves.json").read_text())) == 4
+    assert len(json.loads((tmp_path / "curves.json").read_text())) == 9
     assert "0.500 of torch compile" in capsys.readouterr().out
 
 

@@ -156,13 +156,6 @@ class Shared(StepWriter):
         """Write an exchange down."""
         self.recording.add(name, Exchange(kind, args, self.link, roots))
 
-    def gather(self, name: str, flat: Array, buckets: list[Bucket]) -> None:
-        """Have buckets of a flat buffer gathered, in place."""
-        parts = [self.sharing.part(bucket, self.link.rank) for bucket in buckets]
-        ends = ((flat[part], flat[bucket.start : bucket.stop])
-                for part, bucket in zip(parts, buckets, strict=True))  # fmt: skip
-        self.exchange(name, "all-gather", *(end for pair in ends for end in pair))
-
 
 class Reducing(Shared):
     """What goes on beside the backward pass."""
@@ -196,6 +189,10 @@ class Reducing(Shared):
         self.exchange("reduce", "hand over", whole, space)
         self.handed.append((part, space))
 
+
+class Adding(Reducing):
+    """The end of the backward pass: what is left to reduce, and what was handed over."""
+
     def add_handed(self) -> None:
         """Add what was handed over, in the order of ranks, and give its memory back."""
         flat = self.entire(GRADIENTS)
@@ -216,7 +213,7 @@ class Reducing(Shared):
         self.add_handed()
 
 
-class Deciding(Reducing):
+class Deciding(Adding):
     """The norm of what is spread over ranks, and the decision that all of them take alike."""
 
     def decide(self, limit: float) -> Array:
@@ -256,6 +253,14 @@ def tiles_of(parts: list[update.Segment], start: int, stop: int, copied: bool) -
 class Spreading(Deciding):
     """What all ranks must read of what one has updated."""
 
+    def gather(self, name: str, flat: Array, buckets: list[Bucket]) -> None:
+        """Have buckets of a flat buffer gathered, in place."""
+        ends = []
+        for bucket in buckets:
+            part = self.sharing.part(bucket, self.link.rank)
+            ends += [flat[part], flat[bucket.start : bucket.stop]]
+        self.exchange(name, "all-gather", *ends)
+
     def spread(self, buckets: list[Bucket]) -> None:
         """Gather what all ranks read of buckets: copies, and in float32 what is read so."""
         if self.copied:
@@ -286,10 +291,10 @@ class RankWriter(Spreading):
         decision = self.decide(rules.clip_norm)
         tables, *blocks = reversed(self.sharing.buckets)
         starts = range(0, len(blocks), TOGETHER)
-        for together in [tables], *(blocks[at : at + TOGETHER] for at in starts):
-            for bucket in together:
+        for some in [tables], *(blocks[at : at + TOGETHER] for at in starts):
+            for bucket in some:
                 self.adamw(bucket, decision, rules)
-            self.spread(together)
+            self.spread(some)
         if self.copied:
             self.spread_norms()
         self.recording.add("join", Join(self.link))

@@ -113,8 +113,8 @@ class Planner(Neighbours):
                 for rank in self.others()]  # fmt: skip
 
 
-class Peers(Planner):
-    """The `Link` of this rank's device to the others of this machine."""
+class Speaker(Planner):
+    """Flags and copies on our stream."""
 
     def say(self, address: int, value: int) -> None:
         """Set a flag, after what our stream has so far."""
@@ -139,6 +139,10 @@ class Peers(Planner):
             check(self.driver.cuMemcpyDtoDAsync(to, given, size, self.side))
         for rank in others:
             self.say(ways.theirs[rank][1], 1)  # it is there
+
+
+class Peers(Speaker):
+    """The `Link` of this rank's device to the others of this machine."""
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
         """As `Link.exchange`; all ranks ask for the same one at the same time."""

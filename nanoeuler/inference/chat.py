@@ -48,22 +48,18 @@ class Memory:
         """Read this message before all else from now on. UserError, and no change, if too long."""
         ids, most = self.tokenizer.encode(system).tolist(), self.context // 4
         if len(ids) > most:
-            raise UserError(
-                f"expected a system message of at most {most} tokens, got {len(ids)}: shorten it"
-            )
+            raise UserError(f"expected a system message of at most {most} tokens, got {len(ids)}: "
+                            "shorten it")  # fmt: skip
         self.system, self.first = system, ids
 
     def sees(self, question: str) -> tuple[list[int], list[int]]:
-        """What the model has before it for an answer: ids it remembers, and the question's.
-
-        UserError if the question is longer than the room there is.
+        """What it has before it for an answer: ids it remembers, the question's. UserError if long.
         """
         ids = prompt(self.tokenizer, question)
         room = self.context // 2 - len(self.first)
         if len(ids) > room:
-            raise UserError(
-                f"expected a question of at most {room - 2} tokens, got {len(ids) - 2}: shorten it"
-            )
+            raise UserError(f"expected a question of at most {room - 2} tokens, got "
+                            f"{len(ids) - 2}: shorten it")  # fmt: skip
         ends = itertools.accumulate(len(turn.ids) for turn in reversed(self.turns))
         fit = sum(end <= room - len(ids) for end in ends)
         newest = self.turns[len(self.turns) - fit :]
@@ -85,8 +81,8 @@ class Talking(Knobs, total=False):
     int8: bool   # matrices in a quarter of the memory, with an error
 
 
-class Chat:
-    """A conversation with a model: `memory` is what was said, `reply` the next answer.
+class Session:
+    """What a conversation with a model keeps: its `memory`, who reads, and how it is drawn.
 
     `knobs` go to `generate`: top_k, top_p ... The same questions get the same answers for the same
     seed. UserError for a wrong knob, seed or engine, and as `Memory` has it.
@@ -114,6 +110,19 @@ class Chat:
         self.memory.turns, self.asked = [], 0
         self.decoder.forget(len(self.decoder.tokens))
 
+    def _hold(self, ids):
+        """Let the decoder hold `ids`. What it holds of their beginning is not read again."""
+        held = self.decoder.tokens
+        differs = (i for i, pair in enumerate(zip(held, ids, strict=False)) if len({*pair}) > 1)
+        same = next(differs, min(len(held), len(ids)))
+        self.decoder.forget(len(held) - same)
+        if ids[same:]:
+            self.decoder.read(ids[same:])
+
+
+class Chat(Session):
+    """A conversation with a model: `reply` is the next answer, `memory` what was said."""
+
     def reply(self, question: str) -> Iterator[str]:
         """Yield the answer piece by piece. UserError as `Memory.sees` has it.
 
@@ -134,15 +143,6 @@ class Chat:
             if whole or answer:
                 said, end = self.tokenizer.decode_text(answer), self.tokenizer.special[END]
                 self.memory.turns.append(Turn(question, said, [*ids, *answer, end]))
-
-    def _hold(self, ids):
-        """Let the decoder hold `ids`. What it holds of their beginning is not read again."""
-        held = self.decoder.tokens
-        differs = (i for i, pair in enumerate(zip(held, ids, strict=False)) if len({*pair}) > 1)
-        same = next(differs, min(len(held), len(ids)))
-        self.decoder.forget(len(held) - same)
-        if ids[same:]:
-            self.decoder.read(ids[same:])
 
 
 def _noting(ids, noted):

@@ -31,8 +31,30 @@ def error(message: str, kind: str = "invalid_request_error", field: str | None =
     return {"error": {"message": message, "type": kind, "param": field, "code": None}}
 
 
-class Answer:
-    """The forms of one answer, to what was `asked` of the model called `name`."""
+def spelled(tokenizer: Tokenizer, token: int, p: float | None) -> Json:
+    """A token as a chat's logprobs spell it."""
+    whole = tokenizer.tokens[token]
+    return {"token": whole.decode(errors="replace"), "bytes": [*whole], "logprob": p}
+
+
+def log_of(tokenizer: Tokenizer, tokens: Sequence[Token], chat: bool) -> Json:
+    """What the model thought of tokens, in the form for a chat or in the one for a text."""
+    if chat:
+        return {"content": [
+            spelled(tokenizer, token.id, token.log_probability)
+            | {"top_logprobs": [spelled(tokenizer, *each) for each in token.likeliest]}
+            for token in tokens
+        ]}  # fmt: skip
+    text = tokenizer.decode_text
+    return {
+        "tokens": [text([token.id]) for token in tokens],
+        "token_logprobs": [token.log_probability for token in tokens],
+        "top_logprobs": [{text([i]): p for i, p in token.likeliest} for token in tokens],
+    }
+
+
+class Form:
+    """What is said of every answer, to what was `asked` of the model called `name`."""
 
     def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str):
         self.asked, self.tokenizer, self.name = asked, tokenizer, name
@@ -46,6 +68,27 @@ class Answer:
             kind = "chat.completion.chunk" if chunk else "chat.completion"
         return {"id": self.id, "object": kind, "created": self.made, "model": self.name,
                 "choices": choices}  # fmt: skip
+
+    def _usage(self, end: End) -> Json:
+        n, m = len(self.asked.ids), end.tokens
+        return {"prompt_tokens": n, "completion_tokens": m, "total_tokens": n + m}
+
+    def _own(self, end: End) -> Json:
+        own: Json = {"seed": self.asked.knobs["seed"], "prompt_ids": self.asked.ids,
+                     "ids": self.ids, "turns_left_out": self.asked.left_out}  # fmt: skip
+        if end.count:
+            own["guesses"] = {"passes": end.count.passes, "tokens": end.count.tokens,
+                              "made": end.count.made, "kept": end.count.kept}  # fmt: skip
+        return own
+
+    def _log(self, tokens: list[Token]) -> Json | None:
+        if self.asked.top is None:
+            return None
+        return log_of(self.tokenizer, tokens, self.asked.chat)
+
+
+class Answer(Form):
+    """The forms of one answer."""
 
     def chunk(self, piece: Piece) -> Json:
         """A piece of a stream."""
@@ -79,37 +122,3 @@ class Answer:
         choice |= said if self.asked.chat else {"text": text}
         own = {"usage": self._usage(end), "nanoeuler": self._own(end)}
         return self._form([choice], False) | own
-
-    def _usage(self, end: End) -> Json:
-        n, m = len(self.asked.ids), end.tokens
-        return {"prompt_tokens": n, "completion_tokens": m, "total_tokens": n + m}
-
-    def _own(self, end: End) -> Json:
-        own: Json = {"seed": self.asked.knobs["seed"], "prompt_ids": self.asked.ids,
-                     "ids": self.ids, "turns_left_out": self.asked.left_out}  # fmt: skip
-        if end.count:
-            own["guesses"] = {"passes": end.count.passes, "tokens": end.count.tokens,
-                              "made": end.count.made, "kept": end.count.kept}  # fmt: skip
-        return own
-
-    def _log(self, tokens: list[Token]) -> Json | None:
-        """What the model thought of tokens, if that was asked for: the two forms of it."""
-        if self.asked.top is None:
-            return None
-        if self.asked.chat:
-            return {"content": [
-                self._spelt(token.id, token.log_probability)
-                | {"top_logprobs": [self._spelt(*each) for each in token.likeliest]}
-                for token in tokens
-            ]}  # fmt: skip
-        text = self.tokenizer.decode_text
-        return {
-            "tokens": [text([token.id]) for token in tokens],
-            "token_logprobs": [token.log_probability for token in tokens],
-            "top_logprobs": [{text([i]): p for i, p in token.likeliest} for token in tokens],
-        }
-
-    def _spelt(self, token: int, p: float | None) -> Json:
-        """A token as a chat's logprobs spell it."""
-        spelt = self.tokenizer.tokens[token]
-        return {"token": spelt.decode(errors="replace"), "bytes": [*spelt], "logprob": p}

@@ -48,19 +48,14 @@ class Order:
         self.put(last)
 
 
-class Desk:
-    """A thread at a `Table` of the reader that `make` makes; `waiting` orders may wait beside it.
+class Orders:
+    """Orders that are `seated` or wait: at most `waiting` beside those for whom there are seats."""
 
-    UserError where no reader can be made.
-    """
+    seats = 0
 
-    def __init__(self, make: Callable[[], Reader], waiting: int):
+    def __init__(self, waiting: int):
         self.waiting, self.orders, self.seated = waiting, deque[Order](), dict[int, Order]()
         self.change, self.closed = threading.Condition(), False
-        ready: Future[int] = Future()
-        self.thread = threading.Thread(target=self._work, args=(make, ready), daemon=True)
-        self.thread.start()
-        self.seats = ready.result()
 
     def hand_in(self, order: Order) -> None:
         """Have an order written; `Full` if there is no room for it."""
@@ -79,6 +74,32 @@ class Desk:
             self.closed = True
             self.change.notify()
 
+    def _wait(self, table):
+        """Seat whom there is room for, and wait if nobody sits; False when the desk is closed."""
+        with self.change:
+            self.seated = {place: self.seated[place] for place in table.writers}
+            while not (self.closed or self.orders or self.seated):
+                self.change.wait()
+            while self.orders and table.free and not self.closed:
+                order = self.orders.popleft()
+                if not order.left:
+                    self.seated[table.sit(order.run)] = order
+            return not self.closed
+
+
+class Desk(Orders):
+    """A thread at a `Table` of the reader that `make` makes, and the orders for it.
+
+    UserError where no reader can be made.
+    """
+
+    def __init__(self, make: Callable[[], Reader], waiting: int):
+        super().__init__(waiting)
+        ready: Future[int] = Future()
+        self.thread = threading.Thread(target=self._work, args=(make, ready), daemon=True)
+        self.thread.start()
+        self.seats = ready.result()
+
     def _work(self, make, ready):
         """Seat orders and read, until the desk is closed."""
         try:
@@ -94,15 +115,3 @@ class Desk:
             table.round()
         for order in (*self.seated.values(), *self.orders):
             order.put(Full("the server is being closed"))
-
-    def _wait(self, table):
-        """Seat whom there is room for, and wait if nobody sits; False when the desk is closed."""
-        with self.change:
-            self.seated = {place: self.seated[place] for place in table.writers}
-            while not (self.closed or self.orders or self.seated):
-                self.change.wait()
-            while self.orders and table.free and not self.closed:
-                order = self.orders.popleft()
-                if not order.left:
-                    self.seated[table.sit(order.run)] = order
-            return not self.closed

@@ -57,8 +57,8 @@ def first_part(ask: Ask) -> tuple[Ask, Ask | None]:
     return Ask(ask.piece[:PIECE], ask.start, 1, 1), later
 
 
-class Table:
-    """A reader of several texts, and who sits at it. `asks` is what each place waits for.
+class Places:
+    """The places of a reader of several texts, and who sits there. `asks` is what each waits for.
 
     A writer is a function of a `Reader` that raises nothing.
     """
@@ -83,6 +83,19 @@ class Table:
     def rise(self, place: int) -> None:
         """End the writing at a place, where it waits."""
         self._go_on(place, self.writers[place].throw)
+
+    def _go_on(self, place, resume, *given):
+        """Take a writer up, until it asks for more or has ended."""
+        self.asks.pop(place, None)
+        ask = resume(*given)
+        if self.writers[place].dead:
+            del self.writers[place]
+        else:
+            self.asks[place] = ask
+
+
+class Table(Places):
+    """Who sits is read for, round by round."""
 
     def round(self) -> None:
         """Read what the writers wait for, at most PIECE tokens of each, and take them up again."""
@@ -110,12 +123,3 @@ class Table:
         for place, ask in asks.items():
             pieces[place], starts[place] = ask.piece, ask.start
         return self.reader.read(pieces, starts, ask.rows, ask.heads)
-
-    def _go_on(self, place, resume, *given):
-        """Take a writer up, until it asks for more or has ended."""
-        self.asks.pop(place, None)
-        ask = resume(*given)
-        if self.writers[place].dead:
-            del self.writers[place]
-        else:
-            self.asks[place] = ask

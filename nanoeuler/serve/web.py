@@ -113,8 +113,8 @@ async def lines(answer: Answer, first: Any, rest: AsyncIterator[Any]) -> AsyncIt
         await rest.aclose()
 
 
-class Paths:
-    """The functions behind the paths. `http` is Starlette's module of responses."""
+class Bodies:
+    """What a request brings. `http` is Starlette's module of responses."""
 
     def __init__(self, service: Service):
         self.service, self.http = service, import_module("starlette.responses")
@@ -134,6 +134,10 @@ class Paths:
         except TimeoutError:
             raise Refusal(f"the body did not come within {SECONDS} s", 408) from None
         return bytes(found)
+
+
+class Model(Bodies):
+    """The paths on which the model works."""
 
     async def text(self, chat: bool, request: Any) -> Any:
         """A completion, or the next turn of a chat."""
@@ -157,6 +161,10 @@ class Paths:
         async with self.looking:
             found = await asyncio.to_thread(look, body, s.config, s.weights, s.tokenizer)
         return self.http.JSONResponse(found)
+
+
+class Paths(Model):
+    """The functions behind all paths."""
 
     async def models(self, request: Any) -> Any:
         """The list of models, or the one that is named."""

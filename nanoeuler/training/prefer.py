@@ -85,8 +85,8 @@ def _waves(count: int, many: int) -> list[list[slice]]:
     return [slices[i : i + many] for i in range(0, len(slices), many)]
 
 
-class PreferenceStepper:
-    """The steps of a run on the cores: `weights` are changed in place, `reference` never.
+class Cores:
+    """What a run's steps work on, and likelihoods: `weights` are changed, `reference` never.
 
     `make_engine` makes an engine for each of the threads, None: one for each core.
     """
@@ -102,6 +102,20 @@ class PreferenceStepper:
         self.pool = ThreadPoolExecutor(len(self.engines))
         self.gradients = weights.zeros_like()
         self.parts = [weights.zeros_like() for _ in self.engines]
+
+    def likelihoods(
+        self, weights: Weights, tokens: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        """log p (2 n,) of the rows of comparisons, as `preferences.likelihoods`."""
+        def run(engine: Engine, rows: slice) -> np.ndarray:
+            return likelihoods(engine, weights.config, weights, tokens[rows], targets[rows])
+
+        waves = _waves(len(tokens), len(self.engines))
+        return np.concatenate([p for rows in waves for p in self.pool.map(run, self.engines, rows)])
+
+
+class PreferenceStepper(Cores):
+    """The steps of a run on the cores."""
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int
@@ -131,16 +145,6 @@ class PreferenceStepper:
         if math.isfinite(judged.numbers()["loss"]) and math.isfinite(norm):
             self.optimizer.update(self.weights, self.gradients, lr, number)
         return judged, norm
-
-    def likelihoods(
-        self, weights: Weights, tokens: np.ndarray, targets: np.ndarray
-    ) -> np.ndarray:
-        """log p (2 n,) of the rows of comparisons, as `preferences.likelihoods`."""
-        def run(engine: Engine, rows: slice) -> np.ndarray:
-            return likelihoods(engine, weights.config, weights, tokens[rows], targets[rows])
-
-        waves = _waves(len(tokens), len(self.engines))
-        return np.concatenate([p for rows in waves for p in self.pool.map(run, self.engines, rows)])
 
 
 QUICK = 256  # comparisons in a judgement along the way: 3 % is the deviation of such a share

@@ -69,8 +69,8 @@ def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]
     return rows, left_out
 
 
-class Conversations:
-    """Conversations as batches for `loop.fit`; a row holds several whole ones, each by itself.
+class Packed:
+    """Conversations in rows, of which each holds several whole ones, each by itself.
 
     `tokens`, `counted` and `first` (rows, T + K), int32, bool and int32: what is read, whether it
     is judged, and where in the row its conversation begins. `left_out` are the numbers of those
@@ -96,6 +96,10 @@ class Conversations:
                 at, end = slice(end, end + len(ids)), end + len(ids)
                 self.tokens[i, at], self.counted[i, at], self.first[i, at] = ids, counted, at.start
             self.first[i, end:] = end
+
+
+class Conversations(Packed):
+    """The rows as batches for `loop.fit`."""
 
     @property
     def windows(self) -> int:
@@ -184,10 +188,8 @@ def finetune(
     """
     pairs = checked_pairs(pairs)
     if len(pairs) < 2:
-        raise UserError(
-            f"expected at least 2 question-answer pairs, got {len(pairs)}: a tenth is held out, "
-            "and the others are trained on"
-        )
+        raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}: a tenth is "
+                        "held out, and the others are trained on")  # fmt: skip
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
     config, tokenizer = _sizes(base) if resume and saves(out) else (None, None)
 

@@ -43,12 +43,6 @@ from nanoeuler.model.layers import (
 )
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
-# Of what the pass calls and whose sums keep their order. Inside the pass, not called: a call would
-# hand over some 200 words, the arrays of `Model` and `Room`.
-_INSIDE = {"error_model": "numpy", "forceinline": True}
-# Positions in a pass: 16 rows of anything in it fit the second-level cache beside a panel.
-ROWS = 16
-
 
 def _floats(build, address, small):
     # LANES weights from `address` as floats
@@ -57,6 +51,13 @@ def _floats(build, address, small):
     kind = ir.VectorType(ir.IntType(8), LANES)
     whole = build.load(build.inttoptr(address, kind.as_pointer()), align=1)
     return build.sitofp(build.sext(whole, ir.VectorType(llvm.INT32, LANES)), llvm.VECTOR)
+
+
+# Of what the pass calls and whose sums keep their order. Inside the pass, not called: a call would
+# hand over some 200 words, the arrays of `Model` and `Room`.
+_INSIDE = {"error_model": "numpy", "forceinline": True}
+# Positions in a pass: 16 rows of anything in it fit the second-level cache beside a panel.
+ROWS = 16
 
 
 def _make_tile(rows, small):
@@ -446,8 +447,8 @@ def _pass(m, o, n, heads, thread, threads):
 MANY = 16 << 20
 
 
-class CpuReader:
-    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
+class CpuPasses:
+    """What passes work on, and one pass by all threads.
 
     Weights in float32; `texts` is how many it reads at once. threads: None for one, or for many
     weights one per core. int8 keeps the matrices in a quarter of the memory, with an error.
@@ -465,6 +466,21 @@ class CpuReader:
         self._room = _room(config, texts, self.threads)
         self._logits = self._room.logits
         self._pool = ThreadPoolExecutor(self.threads)
+
+    def _run(self, job, heads, done):
+        # One pass over at most ROWS rows, by all threads, after `done` rows of logits.
+        model, room = self._model, self._room._replace(logits=self._logits[done:])
+        room.job[:, : len(job)] = np.array(job).T
+        room.met[0] = 0
+        ask = model, room, len(job), heads
+        others = [self._pool.submit(_pass, *ask, i, self.threads) for i in range(1, self.threads)]
+        _pass(*ask, 0, self.threads)
+        for each in others:
+            each.result()
+
+
+class CpuReader(CpuPasses):
+    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks."""
 
     def read(
         self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
@@ -493,17 +509,6 @@ class CpuReader:
         if done < wanted:  # pieces shorter than `rows` left gaps
             logits[[row for *_, row in job if row >= 0]] = logits[:done].copy()
         return logits.reshape(-1, rows, heads, V)
-
-    def _run(self, job, heads, done):
-        # One pass over at most ROWS rows, by all threads, after `done` rows of logits.
-        model, room = self._model, self._room._replace(logits=self._logits[done:])
-        room.job[:, : len(job)] = np.array(job).T
-        room.met[0] = 0
-        ask = model, room, len(job), heads
-        others = [self._pool.submit(_pass, *ask, i, self.threads) for i in range(1, self.threads)]
-        _pass(*ask, 0, self.threads)
-        for each in others:
-            each.result()
 
 
 def _matrices(config, weights):

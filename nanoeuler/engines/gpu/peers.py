@@ -5,8 +5,8 @@
 """Exchanges between GPUs of one machine by their copy engines, which take no multiprocessor.
 
 Each rank writes into the others' memory, of which the driver lends it addresses, and flags say
-when. Left out: what is small, and GPUs of other machines; both are NCCL's (nccl.py).
-R ranks.
+when. Left out: what is small, and GPUs of other machines, which are NCCL's (nccl.py); and giving
+back: memory that other ranks write to is there until the process ends. R ranks.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Neighbours(Nccl):
 
     def __init__(self, device: Device, group: Group) -> None:
         self.group, self.under_way = group, []  # exchanges that nobody has waited for
-        self.ways: dict[Exchange, Ways] = {}
+        self.ways: dict[Exchange, Ways] = {}  # keeps the exchanges' arrays: others write to them
         self.bases: dict[int, list[int]] = {}  # of a memory here -> of all ranks'
         super().__init__(device, group)
         self.flags, self.taken = device.array(np.zeros(FLAGS, np.uint32)), 0

@@ -462,6 +462,23 @@ def test_ranks_judge_together_and_refuse_what_they_cannot_share():
         np.testing.assert_allclose(a, c, rtol=8 * U * 3)
 
 
+def test_ranks_judge_several_texts_as_one_device():
+    """Where the texts of a row begin goes with the row."""
+    _, tokens, targets, _ = batch(GPT)
+    T = tokens.shape[1]
+    first = np.minimum(np.arange(4)[:, None], np.arange(T)[None]).astype(np.int32)
+    w, optimizer = fresh(GPT)
+    one = CudaStepper(w, optimizer, devices())
+    want, other = one.sums(tokens, targets, first), one.sums(tokens, targets, first[::-1].copy())
+
+    def act(group):
+        return make(GPT, group).sums(tokens, targets, first)
+
+    assert np.abs(want - other).max() > 64 * U * np.abs(want).max(), "texts make no difference"
+    for found in together(2, act):
+        np.testing.assert_allclose(found, want, rtol=8 * U * 4)
+
+
 def test_rank_0_leads_ranks_with_gpus(monkeypatch):
     """The way of a training run: steppers are made by name, and rank 0 alone has the weights."""
     w, tokens, targets, _ = batch(GPT)

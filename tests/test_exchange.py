@@ -160,6 +160,24 @@ def test_lists_of_ranks_differ_in_places_alone():
     assert shape(0) == shape(1)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_is_handed_over_is_added_once_and_in_the_order_of_ranks(size):
+    """Each of the R - 1 pieces of every bucket, to this rank's part, behind the join."""
+    for rank in range(size):
+        steps = listed(size=size, rank=rank, copies=True).program.steps
+        handed = [s.launch.args for s in steps if getattr(s.launch, "kind", "") == "hand over"]
+        added = [arrays_of(s.launch) for s in steps if s.name == "add parts"]
+        assert len(added) == (size - 1) * len(handed)
+        for i, (whole, space) in enumerate(handed):
+            each = whole.nbytes // size
+            for j, arrays in enumerate(added[i * (size - 1) : (i + 1) * (size - 1)]):
+                mine = [a for a in arrays if a.memory == GRADIENTS]
+                (piece,) = (a for a in arrays if a.memory == space.memory)
+                assert {(a.address, a.nbytes) for a in mine} == {
+                    (whole.address + rank * each, each)}  # fmt: skip
+                assert (piece.address, piece.nbytes) == (space.address + j * each, each)
+
+
 def test_what_is_read_in_float32_is_gathered_in_float32():
     """All weights that a launch reads but AdamW's come from copies, or from tables or norms."""
     for config in GPT, TWO:

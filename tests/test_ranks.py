@@ -24,6 +24,7 @@ from nanoeuler.engines.ranks import launch
 from nanoeuler.engines.ranks import stepper as rank_stepper
 from nanoeuler.engines.ranks.group import MOST_RANKS, Alone, added, check_size, own
 from nanoeuler.engines.ranks.lead import follow, leading
+from nanoeuler.engines.ranks.mpi import Mpi
 from nanoeuler.engines.ranks.stepper import RankStepper
 from nanoeuler.engines.ranks.threads import Threads, together
 from nanoeuler.errors import UserError
@@ -141,6 +142,29 @@ def test_what_is_dealt_is_each_ranks_own_copy():
 
     assert together(4, function) == [([rank] * 3, [0, rank]) for rank in range(4)]
     assert [each.tolist() for each in dealt] == [[rank] * 3 for rank in range(4)]
+
+
+def test_a_process_waits_until_all_have_what_it_deals():
+    """A message that nobody waits for may be lost with its buffer; small ones never show it."""
+    notes = []
+
+    class Request:
+        def __init__(self, to):
+            self.to = to
+
+        def wait(self):
+            notes.append(("waited", self.to))
+
+    class Comm:
+        def isend(self, value, dest):
+            notes.append(("sent", dest, value))
+            return Request(dest)
+
+    group = Mpi.__new__(Mpi)
+    group.comm, group.rank, group.size = Comm(), 0, 4
+    assert group.deal(["a", "b", "c", "d"]) == "a"
+    assert notes[:3] == [("sent", 1, "b"), ("sent", 2, "c"), ("sent", 3, "d")]  # all, then waits
+    assert sorted(notes[3:]) == [("waited", rank) for rank in (1, 2, 3)]
 
 
 def test_alone():

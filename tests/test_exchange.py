@@ -160,6 +160,24 @@ def test_lists_of_ranks_differ_in_places_alone():
     assert shape(0) == shape(1)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_is_handed_over_is_added_once_and_in_the_order_of_ranks(size):
+    """Each of the R - 1 pieces of every bucket, to this rank's part, behind the join."""
+    for rank in range(size):
+        steps = listed(size=size, rank=rank, copies=True).program.steps
+        handed = [s.launch.args for s in steps if getattr(s.launch, "kind", "") == "hand over"]
+        added = [arrays_of(s.launch) for s in steps if s.name == "add parts"]
+        assert len(added) == (size - 1) * len(handed)
+        for i, (whole, space) in enumerate(handed):
+            each = whole.nbytes // size
+            for j, arrays in enumerate(added[i * (size - 1) : (i + 1) * (size - 1)]):
+                mine = [a for a in arrays if a.memory == GRADIENTS]
+                (piece,) = (a for a in arrays if a.memory == space.memory)
+                assert {(a.address, a.nbytes) for a in mine} == {
+                    (whole.address + rank * each, each)}  # fmt: skip
+                assert (piece.address, piece.nbytes) == (space.address + j * each, each)
+
+
 def test_what_is_read_in_float32_is_gathered_in_float32():
     """All weights that a launch reads but AdamW's come from copies, or from tables or norms."""
     for config in GPT, TWO:
@@ -460,6 +478,23 @@ def test_ranks_judge_together_and_refuse_what_they_cannot_share():
     for a, b, c in zip(first, second, want, strict=True):
         assert (a == b).all()
         np.testing.assert_allclose(a, c, rtol=8 * U * 3)
+
+
+def test_ranks_judge_several_texts_as_one_device():
+    """Where the texts of a row begin goes with the row."""
+    _, tokens, targets, _ = batch(GPT)
+    T = tokens.shape[1]
+    first = np.minimum(np.arange(4)[:, None], np.arange(T)[None]).astype(np.int32)
+    w, optimizer = fresh(GPT)
+    one = CudaStepper(w, optimizer, devices())
+    want, other = one.sums(tokens, targets, first), one.sums(tokens, targets, first[::-1].copy())
+
+    def act(group):
+        return make(GPT, group).sums(tokens, targets, first)
+
+    assert np.abs(want - other).max() > 64 * U * np.abs(want).max(), "texts make no difference"
+    for found in together(2, act):
+        np.testing.assert_allclose(found, want, rtol=8 * U * 4)
 
 
 def test_rank_0_leads_ranks_with_gpus(monkeypatch):

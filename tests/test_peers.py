@@ -308,3 +308,90 @@ def test_who_carries_is_said_by_a_variable(monkeypatch):
     monkeypatch.setenv(ranks.EXCHANGES, "pigeons")
     with pytest.raises(UserError, match="one of nccl, copies, and not 'pigeons'"):
         link_of(near)
+
+
+def bare(link):
+    """A device and a link of a rank, on a driver that takes no time."""
+    driver, device = Lanes(lambda name: 0), Device.__new__(Device)
+    device.driver, device.capturing, device.later = driver, False, []
+    return driver, device, link(device)
+
+
+def test_who_carries_goes_by_bytes_and_one_large_pair_takes_all(monkeypatch):
+    """By what a rank has of it, in bytes; what is handed over NCCL could not even express."""
+    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peers, "LEAST_COPIED", 256)
+
+    def act(group):
+        _, device, link = bare(lambda device: Peers(device, group))
+
+        def pair(n, dtype):
+            whole = device.array(np.zeros(2 * n, dtype))
+            return device.part(whole, n * whole.dtype.itemsize * group.rank, (n,), dtype), whole
+
+        less, enough = pair(63, np.float32), pair(64, np.float32)
+        halves, doubled = pair(127, np.uint16), pair(128, np.uint16)
+        flat, space = (device.array(np.zeros(n, np.float32)) for n in (8, 4))
+        carried = []
+        for kind, args in (("all-gather", less), ("all-gather", enough), ("all-gather", halves),
+                           ("all-gather", doubled), ("all-gather", (*less, *enough)),
+                           ("hand over", (flat, space))):  # fmt: skip
+            work = Exchange(kind, args, link)
+            work.prepare(device)
+            carried.append(work in link.ways)
+        return carried
+
+    assert together(2, act) == [[False, True, False, True, True, True]] * 2
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_rank_has_its_memory_elsewhere(monkeypatch, size):
+    """What is exchanged begins at other places of other ranks' memories, and has 2 bytes each."""
+    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peers, "LEAST_COPIED", 1)
+
+    def act(group):
+        driver, device, link = bare(lambda device: Peers(device, group))
+        rank, at = group.rank, 64 * (1 + group.rank)
+        room = device.array(np.zeros(4096, np.uint8))
+        flat = device.part(room, at, (EACH * size,), np.uint16)
+        mine = device.part(room, at + 2 * EACH * rank, (EACH,), np.uint16)
+        here = np.frombuffer((ctypes.c_uint16 * (EACH * size)).from_address(flat.address),
+                             np.uint16)  # fmt: skip
+        here[EACH * rank : EACH * (rank + 1)] = 1 + rank
+        group.barrier()
+        for work in Exchange("all-gather", (mine, flat), link), Join(link):
+            work.prepare(device)(MAIN)
+        driver.wait_for_all()
+        group.barrier()
+        everything = np.frombuffer((ctypes.c_uint8 * 4096).from_address(room.address), np.uint8)
+        around = everything[:at].any() or everything[at + 2 * EACH * size :].any()
+        return here.tolist(), bool(around)
+
+    want = np.repeat(np.arange(1, size + 1), EACH).tolist()
+    assert together(size, act) == [(want, False)] * size
+
+
+def test_flags_do_not_run_over(monkeypatch):
+    """Two exchanges of two ranks take eight flags; for a third there are none."""
+    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peers, "FLAGS", 8)
+    monkeypatch.setattr(peers, "LEAST_COPIED", 1)
+
+    def act(group):
+        _, device, link = bare(lambda device: Peers(device, group))
+        whole = device.array(np.zeros(16, np.float32))
+        mine = device.part(whole, 32 * group.rank, (8,), np.float32)
+        ends = link.flags.address + 4 * 8
+        for _ in range(2):
+            work = Exchange("all-gather", (mine, whole), link)
+            work.prepare(device)
+            assert all(link.flags.address <= at < ends for pair in link.ways[work].flags
+                       for at in pair)  # fmt: skip
+        every = [at for ways in link.ways.values() for pair in ways.flags for at in pair]
+        assert len(set(every)) == len(every) == 8, "each has flags of its own"
+        with pytest.raises(AssertionError, match="more exchanges than there are flags"):
+            Exchange("all-gather", (mine, whole), link).prepare(device)
+        return True
+
+    assert together(2, act) == [True] * 2

@@ -24,6 +24,7 @@ from nanoeuler.engines.ranks import launch
 from nanoeuler.engines.ranks import stepper as rank_stepper
 from nanoeuler.engines.ranks.group import MOST_RANKS, Alone, added, check_size, own
 from nanoeuler.engines.ranks.lead import follow, leading
+from nanoeuler.engines.ranks.mpi import Mpi
 from nanoeuler.engines.ranks.stepper import RankStepper
 from nanoeuler.engines.ranks.threads import Threads, together
 from nanoeuler.errors import UserError
@@ -123,6 +124,47 @@ def check_conversation(said):
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_ranks_as_threads(size):
     check_conversation(together(size, conversation))
+
+
+def test_what_is_dealt_is_each_ranks_own_copy():
+    """Among threads, too: what a follower changes, rank 0 and the others do not see."""
+    dealt = [np.full(3, rank) for rank in range(4)]
+
+    def function(group):
+        mine = group.deal(dealt if group.rank == 0 else None)
+        known = mine.tolist()
+        group.barrier()
+        mine += 10
+        everywhere = group.broadcast([0])
+        everywhere.append(group.rank)
+        group.barrier()
+        return known, everywhere
+
+    assert together(4, function) == [([rank] * 3, [0, rank]) for rank in range(4)]
+    assert [each.tolist() for each in dealt] == [[rank] * 3 for rank in range(4)]
+
+
+def test_a_process_waits_until_all_have_what_it_deals():
+    """A message that nobody waits for may be lost with its buffer; small ones never show it."""
+    notes = []
+
+    class Request:
+        def __init__(self, to):
+            self.to = to
+
+        def wait(self):
+            notes.append(("waited", self.to))
+
+    class Comm:
+        def isend(self, value, dest):
+            notes.append(("sent", dest, value))
+            return Request(dest)
+
+    group = Mpi.__new__(Mpi)
+    group.comm, group.rank, group.size = Comm(), 0, 4
+    assert group.deal(["a", "b", "c", "d"]) == "a"
+    assert notes[:3] == [("sent", 1, "b"), ("sent", 2, "c"), ("sent", 3, "d")]  # all, then waits
+    assert sorted(notes[3:]) == [("waited", rank) for rank in (1, 2, 3)]
 
 
 def test_alone():
@@ -309,6 +351,39 @@ def test_a_rank_is_dealt_its_own_sequences_alone(size, monkeypatch):
     assert len(sent) == 3  # the step, the judgement, the end
     for each in sent[:2]:
         assert all(part <= x < part + 1200 for x in each), (part, each)
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_ranks_judge_several_texts_as_one_process(led):
+    """Where the texts of a row begin goes with the row, in a judgement as in a step."""
+    w, tokens, targets, _ = problem(RAGGED, 33, 37)
+    drawn_first = np.sort(np.random.default_rng(0).integers(37, size=tokens.shape, dtype=np.int32))
+    first = np.minimum(drawn_first, np.arange(37, dtype=np.int32))
+
+    def plain():
+        weights = Weights(RAGGED, flat=w.flat.copy())
+        return make_stepper("cpu", weights, AdamW(weights), threads=1)
+
+    def use(stepper):
+        judged = stepper.sums(tokens, targets, first), stepper.sums(tokens[:1], targets[:1],
+                                                                    first[:1])  # fmt: skip
+        (taken,) = stepper.step(tokens, targets, 0.01, 1, first)
+        return [x.tobytes() for x in (*judged, taken.sums)], taken.norm
+
+    def function(group):
+        weights = Weights(RAGGED, flat=w.flat.copy())
+        if not led:
+            inner = CpuStepper(engine_factory("cpu"), weights, AdamW(weights), threads=1)
+            return use(RankStepper(group, inner))
+        if group.rank:
+            return follow(group)
+        with leading(group):
+            return use(plain())
+
+    one = use(plain())
+    assert one[0][0] != plain().sums(tokens, targets).tobytes(), "texts make no difference"
+    for said in together(4, function)[: 1 if led else 4]:
+        assert said == one
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -178,6 +178,21 @@ def test_what_is_handed_over_is_added_once_and_in_the_order_of_ranks(size):
                 assert (piece.address, piece.nbytes) == (space.address + j * each, each)
 
 
+def test_each_rank_gives_its_own_parts_and_every_bucket_is_gathered():
+    names = helpers.Weights(TWO)
+    sharing = Sharing(names, 2, SMALL)
+    for rank in 0, 1:
+        steps = [s for s in listed(rank=rank).program.steps if s.name == "gather copies"]
+        pairs = [pair for step in steps for pair in step.launch.pairs()]
+        got = [(a.address // 2, a.shape[0], b.address // 2, b.shape[0]) for a, b in pairs]
+        right = []
+        for bucket in reversed(sharing.buckets):
+            part = sharing.part(bucket, rank)
+            right.append((part.start, part.stop - part.start, bucket.start,
+                          bucket.stop - bucket.start))  # fmt: skip
+        assert got == right
+
+
 def test_what_is_read_in_float32_is_gathered_in_float32():
     """All weights that a launch reads but AdamW's come from copies, or from tables or norms."""
     for config in GPT, TWO:
@@ -623,6 +638,10 @@ def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
     Exchange("all-gather", (mine, flat), link).prepare(device)(5)
     assert notes == [("record", 5), ("wait", side), "start",
                      ("allGather", mine.address, flat.address, 128, 1, side), "end"]  # fmt: skip
+    notes.clear()
+    Exchange("all-gather", (mine, flat, mine, flat), link).prepare(device)(5)
+    one = "allGather", mine.address, flat.address, 128, 1, side
+    assert notes[2:] == ["start", one, one, "end"]  # both pairs, at once
     notes.clear()
     Exchange("broadcast", (mine, flat), link, (1, 0)).prepare(device)(5)
     assert notes[2:] == [

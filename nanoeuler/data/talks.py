@@ -1,7 +1,7 @@
 # Made from book/16-fine-tuning.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-chat-files
+# %% sec-chat-batches
 """Conversations to learn from, and the files that hold them: pairs, Alpaca's form, and chats.
 
 Leaves out their tokens (the tokenizer's template.py) and their batches (the training's sft.py).
@@ -18,7 +18,6 @@ from nanoeuler.data.quote import quoted
 from nanoeuler.errors import UserError
 
 Pair = tuple[str, str]  # a question and its answer
-_SHOWN = 8  # places that a report names: more would not be read
 
 
 class Talk(NamedTuple):
@@ -31,6 +30,10 @@ class Talk(NamedTuple):
 def turns_of(talk: Pair | Talk) -> list[Pair]:
     """The turns of a conversation; a pair is one."""
     return talk.turns if isinstance(talk, Talk) else [talk]
+
+
+# %% sec-chat-files
+_SHOWN = 8  # places that a report names: more would not be read
 
 
 def numbers(places: list[int]) -> str:

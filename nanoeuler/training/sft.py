@@ -140,33 +140,6 @@ def held_out_answers(
     return HeldOut(inputs, judged, tokenizer, batch_size, n_predict, first)
 
 
-# %% sec-chat-files
-def _is_pair(x):
-    return isinstance(x, tuple | list) and [*map(type, x)] == [str, str]
-
-
-def checked_pairs(pairs: Iterable[Pair | Talk]) -> list[Pair | Talk]:
-    """`pairs` as a list of tuples and `Talk`; UserError about the first that is neither."""
-    if not isinstance(pairs, Iterable):
-        raise UserError(
-            f"expected question-answer pairs, got {pairs!r:.60}: give a list of (question, answer)"
-        )
-    every = []
-    for number, pair in enumerate(pairs, start=1):
-        if isinstance(pair, Talk) and pair.turns and all(map(_is_pair, pair.turns)):
-            good = isinstance(pair.system, str | None)
-            every.append(Talk([(q, a) for q, a in pair.turns], pair.system))
-        else:
-            good = _is_pair(pair)
-            every.append(tuple(pair) if good else pair)
-        if not good:
-            raise UserError(
-                f"expected pair {number} to be (question, answer), two str, got {pair!r:.60}: "
-                "give a list of such pairs"
-            )
-    return every
-
-
 # A quarter of the rate of training from nothing, `optim.LEARNING_RATE`, and as that by the width.
 LEARNING_RATE = 1e-3
 # One and a half passes over the embedded pairs, half a minute on two cores.
@@ -214,6 +187,33 @@ def finetune(
                   f"{run.config.context} tokens, and left out: numbers "
                   f"{numbers(batches.left_out)}", file=sys.stderr)  # fmt: skip
         return fit(out, run, batches, held_out, **how)
+
+
+# %% sec-chat-files
+def _is_pair(x):
+    return isinstance(x, tuple | list) and [*map(type, x)] == [str, str]
+
+
+def checked_pairs(pairs: Iterable[Pair | Talk]) -> list[Pair | Talk]:
+    """`pairs` as a list of tuples and `Talk`; UserError about the first that is neither."""
+    if not isinstance(pairs, Iterable):
+        raise UserError(
+            f"expected question-answer pairs, got {pairs!r:.60}: give a list of (question, answer)"
+        )
+    every = []
+    for number, pair in enumerate(pairs, start=1):
+        if isinstance(pair, Talk) and pair.turns and all(map(_is_pair, pair.turns)):
+            good = isinstance(pair.system, str | None)
+            every.append(Talk([(q, a) for q, a in pair.turns], pair.system))
+        else:
+            good = _is_pair(pair)
+            every.append(tuple(pair) if good else pair)
+        if not good:
+            raise UserError(
+                f"expected pair {number} to be (question, answer), two str, got {pair!r:.60}: "
+                "give a list of such pairs"
+            )
+    return every
 
 
 def _sizes(base):

@@ -22,6 +22,10 @@ KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "Tab": (9, ""), "ArrowRight": (
         "ArrowLeft": (37, ""), " ": (32, " ")}  # fmt: skip
 
 
+class Gone(Exception):
+    """The page that was asked has been replaced by the next one."""
+
+
 class Page:
     """One page. `errors`: what its console and its scripts complain of; `asked`: addresses."""
 
@@ -42,6 +46,8 @@ class Page:
             said = json.loads(self.socket.recv())
             self._note(said)
             if said.get("id") == self.number:
+                if "navigated" in said.get("error", {}).get("message", ""):
+                    raise Gone
                 assert "error" not in said, said
                 return said["result"]
 
@@ -63,9 +69,11 @@ class Page:
 
     def until(self, script, seconds=30):
         """Wait until an expression is true."""
-        end = time.monotonic() + seconds
-        while not self.run(script):
-            assert time.monotonic() < end, f"{script} did not come true in {seconds} s"
+        end, came = time.monotonic() + seconds, False
+        while not came:
+            with contextlib.suppress(Gone):  # then the next one is asked
+                came = self.run(script)
+            assert came or time.monotonic() < end, f"{script} did not come true in {seconds} s"
             time.sleep(0.05)
 
     def open(self, url, width=1000, height=900, phone=False, dark=False):

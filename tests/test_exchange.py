@@ -33,8 +33,9 @@ from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.stepper import CudaStepper
 from nanoeuler.engines.ranks import lead
 from nanoeuler.engines.ranks.group import Alone
-from nanoeuler.engines.ranks.threads import together
+from nanoeuler.engines.ranks.threads import Threads, together
 from nanoeuler.errors import UserError
+from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.planning.exchange import Rank, foretell, rank_program, travels
@@ -512,6 +513,47 @@ def test_ranks_judge_several_texts_as_one_device():
         np.testing.assert_allclose(found, want, rtol=8 * U * 4)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
+    """What it gets with an order is its part and the scale of the whole, and makes the same step.
+    """
+    w, tokens, targets, _ = batch(GPT)
+    targets = targets.copy()
+    targets[0, 1:] = targets[-1, 3:] = IGNORE  # each part counts another number of targets
+    first, dealt, deal = np.zeros_like(tokens), [], Threads.deal
+
+    def counted(self, values=None):
+        if values and values[0][0] in ("step_part", "sums_part"):
+            dealt.extend((rank, value[1]) for rank, value in enumerate(values))
+        return deal(self, values)
+
+    monkeypatch.setattr(Threads, "deal", counted)
+    monkeypatch.setattr(ranks, "link_of", lambda group: PaperLink(devices(), group))
+
+    def whole(group):
+        this = make(GPT, group)
+        (taken,) = this.step(tokens, targets, LR, 1, first) + this.finish()
+        return taken.sums.tobytes(), taken.norm, this.sums(tokens, targets, first).tobytes()
+
+    def led(group):
+        if group.rank:
+            return lead.follow(group)
+        weights = Weights(GPT, flat=w.flat.copy())
+        with lead.leading(group):
+            this = lead.Led(group, "cuda", weights, AdamW(weights), None, 1)
+            (taken,) = this.step(tokens, targets, LR, 1, first) + this.finish()
+            return taken.sums.tobytes(), taken.norm, this.sums(tokens, targets, first).tobytes()
+
+    monkeypatch.setattr(ranks, "CudaRankStepper", partial(CudaRankStepper, least=SMALL))
+    assert together(size, led)[0] == together(size, whole)[0]
+    each = len(tokens) // size
+    assert len(dealt) == 2 * size
+    for rank, part in dealt:
+        rows = slice(rank * each, (rank + 1) * each)
+        for mine, all_of_them in zip(part[2:], (tokens, targets, first), strict=True):
+            assert (mine == all_of_them[rows]).all() and len(mine) == each
+
+
 def test_rank_0_leads_ranks_with_gpus(monkeypatch):
     """The way of a training run: steppers are made by name, and rank 0 alone has the weights."""
     w, tokens, targets, _ = batch(GPT)
@@ -523,11 +565,17 @@ def test_rank_0_leads_ranks_with_gpus(monkeypatch):
         weights = Weights(GPT, flat=w.flat.copy())
         with lead.leading(group):
             this = lead.Led(group, "cuda", weights, AdamW(weights), None, 1)
+            with pytest.raises(UserError, match="3 sequences cannot be shared by 2 ranks"):
+                this.step(tokens[:3], targets[:3], LR, 1)  # and the others know nothing of it
             taken = this.step(tokens, targets, LR, 1) + this.finish()
+            judged = this.sums(tokens[:1], targets[:1])  # the other rank has an empty part
             this.pull()
-        return taken, weights.flat, this.stepper.optimizer.m.flat
+        return taken, weights.flat, this.stepper.optimizer.m.flat, judged
 
-    taken, flat, m = together(2, act)[0]
+    taken, flat, m, judged = together(2, act)[0]
+    w, optimizer = Weights(GPT, flat=flat.copy()), fresh(GPT)[1]
+    one = CudaStepper(w, optimizer, devices()).sums(tokens[:1], targets[:1])
+    np.testing.assert_allclose(judged, one, rtol=8 * U)
     rank = right()[0]
     assert (taken[0].sums == rank.taken[0].sums).all()
     # Buckets are others, so the norm's sum has another order; and with it clipping.

@@ -11,6 +11,8 @@ Two processes do the work, one for each GPU, with a watch-dog. What is known is 
 of data/measurements/ranks.json, and in the folder $OUT. NCCL reads its own variables, as
 NCCL_MAX_CTAS; --label says what to call rows that were measured with one of them, in place of
 "cuda". --dry does all of it on paper, on models so small that nothing can be said of their speed.
+--one-card has both ranks use one GPU, for the checks alone: to NCCL they are two machines then, and
+copies go from one process's memory to the other's as between GPUs.
 """
 
 import argparse
@@ -49,6 +51,7 @@ from watched import serve, watch  # noqa: E402
 OURS, ALONE, BOTH = "cuda", "1 GPU", "2 GPUs"
 SILENT = "2 GPUs, exchanging nothing"  # each trains alone: what is left is waiting and rates
 COPIES = "2 GPUs, by copies"  # gradients by copy engines, and added by who gets them
+HOST = "NCCL_HOSTID"  # by which NCCL tells machines apart; it refuses two ranks on one's GPU
 OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER,
           SILENT: ATTENTION, COPIES: ATTENTION}  # fmt: skip
 CASES = [("euler-116m", 16), ("gpt2-124m", 16), ("euler-116m", 64), ("gpt2-124m", 64)]
@@ -92,7 +95,7 @@ class Mute:
 class Rank:
     """This process: its device and link; who trains, by name."""
 
-    def __init__(self, group, dry):
+    def __init__(self, group, dry, shared=False):
         self.group, self.dry = group, dry
         if dry:
             import recorded
@@ -106,7 +109,9 @@ class Rank:
             from nanoeuler.engines.gpu.nccl import Nccl
             from nanoeuler.engines.gpu.stepper import NUMBER, gpu
 
-            os.environ[NUMBER] = str(group.rank)
+            os.environ[NUMBER] = "0" if shared else str(group.rank)
+            if shared:
+                os.environ[HOST] = f"rank {group.rank}"
             self.device = gpu()
             self.link = Nccl(self.device, group)
 
@@ -155,9 +160,9 @@ class Rank:
         return (time_steps if part == "time" else timeline)(self, preset, batch, who)
 
 
-def follow(group, dry):
+def follow(group, *how):
     """The other process: every job that rank 0 names."""
-    rank = Rank(group, dry)
+    rank = Rank(group, *how)
     while job := group.broadcast():
         attempt(rank, job)
 
@@ -181,10 +186,10 @@ def attempt(rank, job):
     return both
 
 
-def child(dry):
+def child(*how):
     """Rank 0: hand the watch-dog's jobs on, and do them."""
-    group = pair(follow, dry)
-    rank = Rank(group, dry)
+    group = pair(follow, *how)
+    rank = Rank(group, *how)
 
     def do(job):
         group.broadcast(job)
@@ -218,17 +223,17 @@ def hashed(arrays):
 
 def train_toy(rank, who, steps, pieces=1, broken=0):
     """(sums and norms of all steps, bits of the state, weights) of the toy."""
-    from nanoeuler.engines.gpu import stepper
+    from nanoeuler.engines.ranks import deal
 
     toy = step_sides.config_of("gpt2-124m", True) if rank.dry else TOY
-    w, true, taken = copied(toy), stepper.loss_scale, []
+    w, true, taken = copied(toy), deal.loss_scale, []
     this = rank.stepper(who, w, pieces=pieces)
     give = step_sides.batches(toy, 2 if rank.dry else 16, 8 if rank.dry else toy.context)
     for number in range(1, steps + 1):
         bad = number == broken and rank.group.rank == 1
-        stepper.loss_scale = (lambda *a: true(*a) * np.nan) if bad else true  # of this rank alone
+        deal.loss_scale = (lambda *a: true(*a) * np.nan) if bad else true  # of this rank alone
         taken += this.step(*give(number), RATE, number)
-    stepper.loss_scale = true
+    deal.loss_scale = true
     taken += this.finish()
     this.pull()
     told = np.array([[*each.sums, each.norm] for each in taken])
@@ -444,14 +449,15 @@ def shown(names, spans):
 # ---- What it says, and the rows
 
 
-def rows_of(outcomes, job, label):
+def rows_of(outcomes, job, label, shared=False):
     """(what, case, engine, value, unit, peer, peer_value) that an outcome makes known."""
     part, case, who = job.split(": ")
     seen, engine = outcomes[job], label + who.removeprefix(BOTH).removeprefix(ALONE)
     if part == "check":
         for name in seen["ranks"][0]:
             value = max(outcome[name] for outcome in seen["ranks"])
-            yield f"check, {name}", f"{case}, 2 GPUs", engine, value, "relative", None, None
+            where = f"{case}, {'2 ranks on one GPU' if shared else BOTH}"
+            yield f"check, {name}", where, engine, value, "relative", None, None
     elif part == "timeline":
         for i, (name, beside, begin, end) in enumerate(seen["spans"]):
             stream = "exchanges" if beside else "launches"
@@ -486,8 +492,8 @@ def room(ranks):
 class Journal:
     """All outcomes so far; each is told, and saved with what it makes known."""
 
-    def __init__(self, where, dry, label):
-        self.where, self.dry, self.label = where, dry, label
+    def __init__(self, where, dry, label, shared):
+        self.where, self.dry, self.label, self.shared = where, dry, label, shared
         self.outcomes, self.rows = {}, []
 
     def tell(self, job, seen):
@@ -496,7 +502,7 @@ class Journal:
         if "failed" in seen:
             print(f"{job}: FAILED, {seen['failed']}", flush=True)
             return
-        new = list(rows_of(self.outcomes, job, self.label))
+        new = list(rows_of(self.outcomes, job, self.label, self.shared))
         if job.startswith("timeline"):
             print(f"{job}: {len(new)} spans, {max(each[3] for each in new):.3f} ms", flush=True)
         else:
@@ -524,22 +530,24 @@ def main():
     parser.add_argument("--only", nargs="+", default=[], help="patterns that a job's name matches")
     parser.add_argument("--label", default=OURS, help="what rows are called")
     parser.add_argument("--commit", default="", help="what is measured, where git cannot say it")
+    parser.add_argument("--one-card", action="store_true", help="the checks, of two ranks on it")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if strange := {*options.what} - {*PARTS}:
         parser.error(f"parts are {', '.join(PARTS)}, before --only, not {', '.join(strange)}")
     if options.child:
-        return child(options.dry)
+        return child(options.dry, options.one_card)
     card = name_of_card()
     if not card and not options.dry:
         print("there is no NVIDIA GPU here: nothing was measured; --dry rehearses")
         return 0
     commit = options.commit or (measurements.commit() if shutil.which("git") else "")
-    journal = Journal(circumstances(card, commit), options.dry, options.label)
-    jobs = [job for job in jobs_of(options.what or PARTS)
+    journal = Journal(circumstances(card, commit), options.dry, options.label, options.one_card)
+    jobs = [job for job in jobs_of(PARTS[:1] if options.one_card else options.what or PARTS)
             if all(re.search(part, job) for part in options.only)
             and any(word in job for word in options.preset or [""])]  # fmt: skip
     command = [sys.executable, __file__, "--child"] + ["--dry"] * options.dry
+    command += ["--one-card"] * options.one_card
     watch(command, jobs, journal.tell, DRY_SILENCE if options.dry else SILENCE)
     failed = [job for job, seen in journal.outcomes.items() if "failed" in seen]
     print(*(f"FAILED {job}" for job in failed), sep="\n", end="\n" if failed else "")

@@ -4,8 +4,8 @@
 # %% sec-exchange-stepper
 """Training steps of several GPUs, one for each rank: see `interface.Stepper`.
 
-Every rank is given the whole batch and takes its part of it. Weights are whole on each, moments in
-shards. Left out: GPUs that differ.
+Each rank has its part of a batch. Weights are whole on each, moments in shards. Left out: GPUs
+that differ.
 
 B batch, T positions, K predicted tokens.
 """
@@ -24,8 +24,9 @@ from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.sharing import LEAST, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS
 from nanoeuler.engines.gpu.stepper import CHOICE, NUMBER, CudaStepper, gpu
-from nanoeuler.engines.interface import Optimizer
+from nanoeuler.engines.interface import Optimizer, Taken
 from nanoeuler.engines.parts import slices
+from nanoeuler.engines.ranks.deal import Dealt, Part, parts_of
 from nanoeuler.engines.ranks.group import Group
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
@@ -83,7 +84,7 @@ class Residents(Gatherer):
             kept.flat[...] = self.device.host(self.memories[into])[: kept.flat.shape[0]]
 
 
-class CudaRankStepper(Residents):
+class CudaRankStepper(Dealt, Residents):
     """Training steps of one model on several devices; this rank's is `device`.
 
     when: gradients travel, as `exchange.Shared` has it. least: bytes of a bucket.
@@ -99,25 +100,34 @@ class CudaRankStepper(Residents):
         super().__init__(weights, optimizer, device, **how)
         self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 
-    def mine(self, rows: np.ndarray) -> np.ndarray:
-        """Those sequences of a batch that this rank takes."""
-        each, rest = divmod(len(rows), self.link.size)
-        if rest:
+    def parts(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """As `Dealt.parts`: as many sequences for each, or UserError."""
+        if len(tokens) % self.link.size:
             raise UserError(
-                f"a batch of {len(rows)} sequences cannot be shared by {self.link.size} ranks: "
+                f"a batch of {len(tokens)} sequences cannot be shared by {self.link.size} ranks: "
                 f"choose a batch_size that is a multiple of {self.link.size}"
             )
-        return rows[self.link.rank * each : (self.link.rank + 1) * each]
+        return self.parts_to_judge(tokens, targets, first)
 
-    def sums(
+    def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> np.ndarray:
-        """As `Stepper.sums`: each rank judges its part, and all get the sums of all."""
-        parts, found = slices(range(len(tokens)), self.link.size), np.zeros(targets.shape[2])
-        if self.link.rank < len(parts):
-            mine = parts[self.link.rank]
-            begins = None if first is None else first[mine]
-            found = super().sums(tokens[mine], targets[mine], begins)
+    ) -> list[Part]:
+        """As `Dealt.parts_to_judge`: the last ranks may have fewer sequences, or none."""
+        rows = slices(range(len(tokens)), self.link.size)
+        rows += [slice(0, 0)] * (self.link.size - len(rows))
+        return parts_of(rows, tokens, targets, first)
+
+    def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
+        """As `Dealt.step_part`."""
+        return self.step_scaled(part.tokens, part.targets, part.scale, lr, number, part.first)
+
+    def sums_part(self, part: Part) -> np.ndarray:
+        """As `Dealt.sums_part`."""
+        found = np.zeros(part.targets.shape[2])
+        if len(part.tokens):
+            found = Residents.sums(self, part.tokens, part.targets, part.first)
         return sum(self.group.share(found))
 
 

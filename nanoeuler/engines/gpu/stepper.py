@@ -219,19 +219,20 @@ class CudaStepper(Late, Stepper):
         super().__init__(weights, optimizer, device, precision)
         self.programs, self.pieces, self.multiplier = {}, pieces, multiplier
 
-    def mine(self, rows: np.ndarray) -> np.ndarray:
-        """Those sequences of a batch that this stepper takes: all."""
-        return rows
-
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`: begins this step, and returns the one before."""
+        scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
+        return self.step_scaled(tokens, targets, scale, lr, number, first)
+
+    def step_scaled(
+        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """The same with the scale (K,) of each predicted token's loss: see `loss_scale`."""
         config, rules = self.weights.config, self.optimizer
-        scale = loss_scale(targets, head_weights(config.n_predict))
-        tokens, targets = self.mine(tokens), self.mine(targets)
-        first = None if first is None else self.mine(first)
         this = self.program_for("step", *tokens.shape, self.pieces, first is not None)
         page = this.inbox.page()
         rates = norm.schedule([lr], rules.beta1, rules.beta2, rules.weight_decay, first=number)

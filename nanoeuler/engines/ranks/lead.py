@@ -21,8 +21,9 @@ import numpy as np
 from nanoeuler.engines.choice import GPU_ENGINES, LEAD, engine_factory
 from nanoeuler.engines.cpu.stepper import CpuStepper
 from nanoeuler.engines.interface import Stepper, Taken
+from nanoeuler.engines.ranks.deal import Dealt
 from nanoeuler.engines.ranks.group import Group
-from nanoeuler.engines.ranks.stepper import PartedOptimizer, RankStepper, parts_of
+from nanoeuler.engines.ranks.stepper import PartedOptimizer, RankStepper
 from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
@@ -33,7 +34,7 @@ ON_GPUS = "nanoeuler.engines.gpu.ranks"  # named only: a later chapter builds it
 def ranked(
     group: Group, name: str, weights: Weights, optimizer: PartedOptimizer, threads: int | None,
     pieces: int,
-) -> Stepper:  # fmt: skip
+) -> Dealt:  # fmt: skip
     """This rank's stepper for the engine of that name. Every rank calls it, with its own arrays.
 
     threads: of each rank; None shares out the cores of a machine among its ranks.
@@ -50,7 +51,7 @@ class Orders:
     """How rank 0 has the followers do what it does."""
 
     group: Group
-    stepper: Stepper
+    stepper: Dealt
 
     @contextmanager
     def _all_do(self, orders):
@@ -75,15 +76,13 @@ class Orders:
 
 
 class Dealer(Orders):
-    """How rank 0 shares out a batch: to each rank on processors goes its own part alone."""
+    """How rank 0 shares out a batch: to each rank goes its own part alone."""
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`."""
-        if not isinstance(self.stepper, RankStepper):
-            return self._call("step", tokens, targets, lr, number, first)
         parts = self.stepper.parts(tokens, targets, first)
         return self._each("step_part", [(part, lr, number) for part in parts])
 
@@ -91,9 +90,7 @@ class Dealer(Orders):
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
         """As `Stepper.sums`."""
-        if not isinstance(self.stepper, RankStepper):
-            return self._call("sums", tokens, targets, first)
-        parts = parts_of(self.group.size, tokens, targets, first)
+        parts = self.stepper.parts_to_judge(tokens, targets, first)
         return self._each("sums_part", [(part,) for part in parts])
 
 

@@ -11,16 +11,16 @@ rank, with the same arguments or with its own part of a batch; the results are t
 B batch, T positions, K predicted tokens, R ranks.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from nanoeuler.engines.cpu.stepper import CpuStepper, shards_of
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
 from nanoeuler.engines.parts import HALVINGS, halved
+from nanoeuler.engines.ranks.deal import Dealt, Part, parts_of
 from nanoeuler.engines.ranks.group import MOST_RANKS, Group, check_size, own
 from nanoeuler.errors import UserError
-from nanoeuler.model.transformer import head_weights, loss_scale
 from nanoeuler.model.weights import Weights
 
 
@@ -40,31 +40,9 @@ class PartedOptimizer(Optimizer, Protocol):
         """As `Optimizer.update`, of a part of the flat buffers."""
 
 
-class Part(NamedTuple):
-    """What a rank gets of a batch: its own sequences, and what it must know of the rest."""
-
-    shape: tuple[int, int]     # (B, T) of the whole batch
-    scale: np.ndarray          # (K,), see `loss_scale`, of the whole batch
-    tokens: np.ndarray         # (b, T) of the b sequences of this rank
-    targets: np.ndarray        # (b, T, K)
-    first: np.ndarray | None   # (b, T) or None
-
-
 def shares(shape: tuple[int, int], ranks: int) -> list[list[range]]:
     """The shards of each rank, for tokens of this shape (B, T): ranges of sequences, maybe none."""
     return halved(shards_of(*shape), ranks.bit_length() - 1)
-
-
-def parts_of(
-    ranks: int, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-) -> list[Part]:
-    """A batch of tokens (B, T) and targets (B, T, K) in a part for each rank; nothing is copied."""
-    scale, parts = loss_scale(targets, head_weights(targets.shape[2])), []
-    for rows in shares(tokens.shape, ranks):
-        mine = slice(rows[0].start, rows[-1].stop) if rows else slice(0, 0)
-        begins = None if first is None else first[mine]
-        parts.append(Part(tokens.shape, scale, tokens[mine], targets[mine], begins))
-    return parts
 
 
 class RankState:
@@ -130,30 +108,23 @@ class PartStepper(RankState):
         return [range(x.start - rows[0].start, x.stop - rows[0].start) for x in rows]
 
 
-class RankStepper(PartStepper, Stepper):
-    """And steps of a batch that every rank has whole."""
+class RankStepper(PartStepper, Dealt, Stepper):
+    """The `Stepper` of a rank on processors."""
 
     def parts(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """Each rank's part of a batch to train on. UserError if there are too few shards."""
+        """As `Dealt.parts`: a shard for each rank, or UserError."""
         _check_shards(tokens.shape, self.group.size)
-        return parts_of(self.group.size, tokens, targets, first)
+        return self.parts_to_judge(tokens, targets, first)
 
-    def step(
-        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
-        first: np.ndarray | None = None,
-    ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
-        part = self.parts(tokens, targets, first)[self.group.rank]
-        return self.step_part(part, lr, number)
-
-    def sums(
+    def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> np.ndarray:
-        """As `Stepper.sums`."""
-        parts = parts_of(self.group.size, tokens, targets, first)
-        return self.sums_part(parts[self.group.rank])
+    ) -> list[Part]:
+        """As `Dealt.parts_to_judge`."""
+        each = shares(tokens.shape, self.group.size)
+        rows = [slice(some[0].start, some[-1].stop) if some else slice(0, 0) for some in each]
+        return parts_of(rows, tokens, targets, first)
 
 
 def _check_shards(shape, ranks):

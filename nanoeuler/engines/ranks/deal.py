@@ -1,0 +1,77 @@
+# Made from book/14-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ranks-step
+"""How a batch is shared out between ranks, whatever they compute on.
+
+B batch, T positions, K predicted tokens.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.interface import Taken
+from nanoeuler.engines.ranks.group import Group
+from nanoeuler.model.transformer import head_weights, loss_scale
+
+
+class Part(NamedTuple):
+    """What a rank gets of a batch: its own sequences, and what it must know of the rest."""
+
+    shape: tuple[int, int]     # (B, T) of the whole batch
+    scale: np.ndarray          # (K,), see `loss_scale`, of the whole batch
+    tokens: np.ndarray         # (b, T) of the b sequences of this rank
+    targets: np.ndarray        # (b, T, K)
+    first: np.ndarray | None   # (b, T) or None
+
+
+def parts_of(
+    rows: list[slice], tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+) -> list[Part]:
+    """A batch of tokens (B, T), targets (B, T, K) in parts with these rows; nothing is copied."""
+    shape, scale = tokens.shape, loss_scale(targets, head_weights(targets.shape[2]))
+    return [
+        Part(shape, scale, tokens[mine], targets[mine], None if first is None else first[mine])
+        for mine in rows
+    ]
+
+
+class Dealt(ABC):
+    """A rank's stepper, which is dealt its part of a batch, or has the whole and takes its part."""
+
+    group: Group
+
+    @abstractmethod
+    def parts(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """Each rank's part of a batch to train on; UserError where there is not one for each."""
+
+    @abstractmethod
+    def parts_to_judge(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """The same of a batch for `sums`, of which a rank's part may be empty."""
+
+    @abstractmethod
+    def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
+        """As `Stepper.step`, where each rank has its part alone."""
+
+    @abstractmethod
+    def sums_part(self, part: Part) -> np.ndarray:
+        """As `Stepper.sums`, where each rank has its part alone."""
+
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
+        return self.step_part(self.parts(tokens, targets, first)[self.group.rank], lr, number)
+
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As `Stepper.sums`, of a whole batch."""
+        return self.sums_part(self.parts_to_judge(tokens, targets, first)[self.group.rank])

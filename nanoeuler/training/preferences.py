@@ -190,7 +190,7 @@ ANCHOR = 0.03
 
 
 def dpo(margins: np.ndarray, beta: float = BETA) -> tuple[np.ndarray, np.ndarray]:
-    """The losses (n,) of margins (n,) in nats, eq-prefer-dpo; the weights c_w (n,), c_l is -c_w.
+    """The losses (n,) of margins (n,) in nats, eq-prefer-dpo; the pulls c_w (n,), c_l is -c_w.
 
     >>> [float(each.round(4)) for each in dpo(np.float64(10.0))]
     [0.3133, 0.0269]
@@ -210,7 +210,7 @@ def margins(log_p: np.ndarray, reference: np.ndarray) -> np.ndarray:
 def pulls(
     log_p: np.ndarray, reference: np.ndarray, beta: float, anchor: float, total: int
 ) -> np.ndarray:
-    """The weights (2 n,) of the answers of n comparisons, of `total` over which the loss is a mean.
+    """The pulls (2 n,) of the answers of n comparisons, of `total` over which the loss is a mean.
 
     Equations eq-prefer-weights and eq-prefer-anchor.
     """

@@ -34,7 +34,7 @@ def flush(value: float) -> np.float32:
 
 @op(r"ex2\.approx(\.ftz)?\.f32", 1)
 def exponential(ftz: str | None, x: np.float32) -> np.float32:
-    """2^x; the manual: relative error at most 2^-22.5."""
+    """2^x; the manual: relative error at most 2^-22."""
     x = float(x)  # if subnormal 2^x is 1, flushed or not
     y = math.inf if x >= 128 else 2.0**x if x > -1000 else 0.0 if x == x else x
     return flush(y) if ftz else F32(y)

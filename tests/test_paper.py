@@ -421,6 +421,8 @@ VALUES = [
     ("tanh.approx.f32 $0, $1;", "f", "f", (100.0,), 1.0),
     ("max.f32 $0, $1, $2;", "f f", "f", (float("nan"), 2.0), 2.0),
     ("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", (2.0, 3.0, 1.0), 7.0),
+    ("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f",  # in float64 the sum would be rounded to a tie
+     (13325 * 2.0**-27, 80581 * 2.0**-27, 1.0), 1 + 2.0**-23),
     ("{ .reg .b32 t; mov.b32 t, $1;\n AGAIN:\n .reg .pred p; add.s32 t, t, $2;"
      " setp.lt.s32 p, t, 10; @!p bra DONE; add.s32 t, t, 100;\n DONE:\n mov.b32 $0, t; }",
      "r r", "r", (4, 5), 109),

@@ -31,7 +31,7 @@ high_bf16 = ptx("{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", "r
 tanh_approx = ptx("tanh.approx.f32 $0, $1;", "f", "f", True)
 # x -> 2^x, relative error below 2^-22 (the manual)
 exp2 = ptx("ex2.approx.ftz.f32 $0, $1;", "f", "f", True)
-# x -> log2(x), absolute error below 2^-22 (the manual)
+# x -> log2(x), error below 2^-22 (the manual): absolute for x from 0.5 to 2, else relative
 log2 = ptx("lg2.approx.ftz.f32 $0, $1;", "f", "f", True)
 # x -> 1 / x, off by at most the last bit (the manual)
 reciprocal = ptx("rcp.approx.ftz.f32 $0, $1;", "f", "f", True)

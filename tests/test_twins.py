@@ -13,6 +13,7 @@ from twins import TWINS, Bound, compare
 from nanoeuler.engines.gpu import hopper, ptx
 from nanoeuler.engines.gpu.instruction import Instruction
 from nanoeuler.engines.gpu.paper import run
+from nanoeuler.engines.gpu.paper.machine import Fault
 from nanoeuler.engines.gpu.paper.runner import instructions
 
 MODULES = ptx, hopper
@@ -80,3 +81,17 @@ def test_distances():
     assert Bound("bits").distance(one, two) == 1 and Bound("bits").distance(nan, nan) == 0
     assert Bound("relative").distance(two, one) == Bound("absolute").distance(two, one) == 0.5
     assert Bound("relative").distance(nan, one) == np.inf
+
+
+@pytest.mark.parametrize(("columns", "objects"), [(61, True), (63, True), (56, False), (64, False)])
+def test_a_store_to_rows_that_end_within_16_bytes_is_a_fault(columns, objects):
+    """A GPU overwrites what follows, as tests/bench/card/twins.py has it."""
+    twin = TWINS["the copy engine"]
+    arrays = twin.inputs(np.random.default_rng(0))
+    arrays["to_two"] = np.zeros((8, 72), np.uint16)[:, :columns]
+    if objects:
+        with pytest.raises(Fault, match=f"end after {columns} elements of uint16.*16 bytes"):
+            run(twin.launch(arrays))
+    else:
+        run(twin.launch(arrays))
+        assert (arrays["to_two"][4:] == arrays["two"][8:12, :columns]).all()

@@ -17,7 +17,9 @@ from nanoeuler.errors import UserError
 
 SWIZZLE = 128  # bytes: a row of a box at most, in the swizzle that all maps here use
 BOX_ROWS = 256  # CUDA driver API, cuTensorMapEncodeTiled: an extent of a box at most
-MAP_ALIGN = 16  # bytes, ibid.: of an array's address and of its row strides
+# Bytes, ibid.: of an array's address and of its row strides; and, as a card showed (chapter 11b),
+# of what is stored of a row at a time.
+MAP_ALIGN = 16
 ELEMENTS = {"uint16": "bf16", "float32": "float32"}  # dtypes of arrays that a map can have
 
 
@@ -26,7 +28,8 @@ class Map:
     """An array as the copy engine sees it: fetched and stored in boxes, 128-byte swizzled.
 
     array (..., rows, columns) uint16 (bf16) or float32, its last axis dense; box: the extents of
-    one box, in the order of the axes. What of a box lies outside is read as 0 and never written.
+    one box, in the order of the axes. What of a box lies outside is read as 0 and not written; but
+    where a row ends within 16 bytes, a GPU writes all 16, and the paper objects.
     """
 
     array: Any

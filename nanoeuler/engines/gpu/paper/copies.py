@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from nanoeuler.engines.gpu.kernel import Map
+from nanoeuler.engines.gpu.kernel import MAP_ALIGN, Map
 from nanoeuler.engines.gpu.paper.clocks import acquire, clock
 from nanoeuler.engines.gpu.paper.layouts import box
 from nanoeuler.engines.gpu.paper.machine import Block, Thread, fault
@@ -221,6 +221,10 @@ def commit() -> None:
 def put(memory: Global, tile_map: Map, corner: tuple, data: np.ndarray, add: bool) -> None:
     """Write a box's bytes into the array of its map; what lies outside is dropped."""
     inside, part = cut(tile_map, corner)
+    last, row = inside[-1].stop, tile_map.array.shape[-1]
+    if last == row and row * tile_map.array.dtype.itemsize % MAP_ALIGN:
+        fault("bounds", f"a box whose rows end after {row} elements of {tile_map.array.dtype}: a "
+              f"GPU stores whole {MAP_ALIGN} bytes, and overwrites what follows")  # fmt: skip
     data = data.view(tile_map.array.dtype).reshape(tile_map.box)[part]
     tile_map.array[inside] = tile_map.array[inside] + data if add else data
     fresh = memory.fresh.get(id(tile_map.array))

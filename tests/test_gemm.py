@@ -244,11 +244,11 @@ def view(shape, kind):
 
 
 def assert_untouched(array):
-    """What lies around a view is still nan."""
+    """What lies around a view is still nan, but for the 16 bytes that its rows end in."""
     if array.ndim > 1:
         width = math.prod(array.shape) // array.shape[-2]
         whole = array.base.copy().view(np.uint8)
-        whole[1:-1, 16 : 16 + width * array.itemsize] = 0xFF
+        whole[1:-1, 16 : 16 + cover(width * array.itemsize, 16) * 16] = 0xFF
         assert (whole == 0xFF).all()
 
 
@@ -408,9 +408,6 @@ def test_sizes_that_kernels_cannot_hold():
     for form in Form(epilogue="bias"), Form(sums="store"):
         with pytest.raises(UserError, match="come in eights, not 12"):
             sizes(form, Operands(**arrays(form, 8, 12, 8, view)))
-    for form, n, many in (Form(), 12, 8), (Form(layout="TN", out="float32"), 10, 4):
-        with pytest.raises(UserError, match=f"come in {many}s, 16 bytes, not {n}"):
-            sizes(form, Operands(**arrays(form, 8, n, 8, view)))  # as the paper says, too
     gated = Form(epilogue="swiglu", second=True)
     with pytest.raises(UserError, match="gates that are stored come in sixty-fours, not 72"):
         sizes(gated, Operands(**arrays(gated, 8, 72, 8)))
@@ -592,25 +589,25 @@ GATED = dict(layout="NN", epilogue="swiglu", second=True)
         (GATED | dict(pingpong=True, cluster=2), (264, 128, 72), dict(blocks=2, scale=30)),
         (dict(layout="NN", sums="add", pingpong=True), (136, 136, 456), {}),
         (dict(layout="NN", sums="store"), (136, 264, 72), dict(blocks=3)),
-        # views, odd m and k; 209 is 17 more than a multiple of 64, as a vocabulary of 50257 is
-        (dict(layout="NT"), (137, 136, 209), {}),
-        (dict(layout="NN", cluster=2), (9, 136, 77), dict(blocks=2)),
-        (dict(layout="NN", pingpong=True), (131, 136, 209), dict(seed=5)),
+        # views, odd sizes; 209 is 17 more than a multiple of 64, as a vocabulary of 50257 is
+        (dict(layout="NT"), (137, 131, 209), {}),
+        (dict(layout="NN", cluster=2), (9, 131, 77), dict(blocks=2)),
+        (dict(layout="NN", pingpong=True), (131, 137, 209), dict(seed=5)),
         (dict(layout="NN", pingpong=True, epilogue="bias"), (72, 264, 456), {}),
         (dict(layout="NN", pingpong=True, cluster=2, epilogue="bias and gelu", second=True),
          (136, 136, 328), dict(blocks=2, seed=6)),
-        (dict(layout="TN", epilogue="add", out="float32"), (67, 132, 77), {}),
+        (dict(layout="TN", epilogue="add", out="float32"), (67, 131, 77), {}),
         # tiles of 192 columns: B's boxes by columns, by halves of a k-block, and in a ragged one
         (dict(layout="NT", narrow=True), (136, 264, 328), {}),
         (dict(layout="NT", narrow=True, cluster=2, sums="add"), (264, 200, 328), dict(blocks=2)),
         (dict(layout="NN", narrow=True, epilogue="bias"), (72, 392, 200), dict(seed=3)),
-        (dict(layout="NN", narrow=True, cluster=2), (9, 216, 209), dict(blocks=4, seed=4)),
+        (dict(layout="NN", narrow=True, cluster=2), (9, 211, 209), dict(blocks=4, seed=4)),
         (dict(layout="NN", narrow=True, cluster=2, epilogue="bias and gelu", second=True),
          (264, 200, 72), dict(blocks=2)),
-        (dict(layout="TN", narrow=True, epilogue="add", out="float32"), (67, 212, 137), {}),
+        (dict(layout="TN", narrow=True, epilogue="add", out="float32"), (67, 211, 137), {}),
         (dict(layout="TN", narrow=True, out="float32", cluster=2), (264, 136, 72), dict(blocks=2)),
         (dict(layout="TN", epilogue="add", out="float32", cluster=2, pieces="after"),
-         (67, 132, 137), dict(blocks=4)),
+         (67, 131, 137), dict(blocks=4)),
     ],
 )  # fmt: skip
 def test_ways_out_against_float64(form, size, draws):
@@ -632,8 +629,8 @@ def test_the_word_at_which_grids_wait_serves_one_launch_after_the_other():
 
 CUT = dict(layout="TN", out="float32", pieces="together")
 SEQUENCE = (  # form, sizes, blocks
-    (CUT, (67, 132, 137), 3), (dict(layout="NN", sums="store"), (8, 16, 8), 1),
-    (dict(layout="NN", cluster=2, pieces="together"), (8, 8, 72), 4), (CUT, (67, 132, 137), 3),
+    (CUT, (67, 131, 137), 3), (dict(layout="NN", sums="store"), (8, 16, 8), 1),
+    (dict(layout="NN", cluster=2, pieces="together"), (8, 8, 72), 4), (CUT, (67, 131, 137), 3),
 )  # fmt: skip
 
 

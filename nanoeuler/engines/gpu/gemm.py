@@ -37,7 +37,7 @@ from nanoeuler.engines.gpu.gemm_plan import (
     whole,
 )
 from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
-from nanoeuler.engines.gpu.kernel import MAP_ALIGN, Launch, Map
+from nanoeuler.engines.gpu.kernel import Launch, Map
 from nanoeuler.engines.gpu.turn import Turning, expect_turning
 from nanoeuler.errors import UserError
 
@@ -73,9 +73,6 @@ def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
     expect_turning(of.turn, m, n, form.way.turn)
     if (form.way.aux == "bias" or form.sums != "no") and n % 8:
         raise UserError(f"columns with a bias or sums come in eights, not {n}: pad B by zeros")
-    whole = MAP_ALIGN // of.c.dtype.itemsize
-    if n % whole:
-        raise UserError(f"columns of C come in {whole}s, {MAP_ALIGN} bytes, not {n}: pad B")
     if gated and form.second and n % 64:
         raise UserError(f"gates that are stored come in sixty-fours, not {n}")
     if cover(k, TILE_K) >= 1 << 15:
@@ -133,6 +130,7 @@ def product(
 ) -> list[Launch]:  # fmt: skip
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
+    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too.
     place: puts a NumPy array where the target can read it; the work list of equal sizes is one
     array, which comes again. space: `space_bytes` or more, whose first word is zero at first;
     products that follow each other share it. If none comes, zeros are placed.

@@ -29,7 +29,7 @@ class Map:
 
     array (..., rows, columns) uint16 (bf16) or float32, its last axis dense; box: the extents of
     one box, in the order of the axes. What of a box lies outside is read as 0 and not written; but
-    where a row ends within 16 bytes, a GPU writes all 16, and the paper objects.
+    where a row ends within 16 bytes, all 16 are written.
     """
 
     array: Any

@@ -12,6 +12,8 @@ import collections
 import math
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
+from numpy.lib.stride_tricks import as_strided
 
 from nanoeuler.engines.gpu.kernel import MAP_ALIGN, Map
 from nanoeuler.engines.gpu.paper.clocks import acquire, clock
@@ -218,15 +220,25 @@ def commit() -> None:
         machine.effects.append(read)
 
 
+def whole_chunks(array: np.ndarray) -> np.ndarray:
+    """An array whose rows go on to a multiple of 16 bytes: what a store of whole rows writes."""
+    more = -array.shape[-1] * array.itemsize % MAP_ALIGN // array.itemsize
+    if not more:
+        return array
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if byte_bounds(array)[1] + more * array.itemsize > byte_bounds(owner)[1]:
+        fault("bounds", f"{more} elements behind the last row, of 16 bytes that are stored as one")
+    return as_strided(array, (*array.shape[:-1], array.shape[-1] + more), array.strides)
+
+
 def put(memory: Global, tile_map: Map, corner: tuple, data: np.ndarray, add: bool) -> None:
-    """Write a box's bytes into the array of its map; what lies outside is dropped."""
-    inside, part = cut(tile_map, corner)
-    last, row = inside[-1].stop, tile_map.array.shape[-1]
-    if last == row and row * tile_map.array.dtype.itemsize % MAP_ALIGN:
-        fault("bounds", f"a box whose rows end after {row} elements of {tile_map.array.dtype}: a "
-              f"GPU stores whole {MAP_ALIGN} bytes, and overwrites what follows")  # fmt: skip
-    data = data.view(tile_map.array.dtype).reshape(tile_map.box)[part]
-    tile_map.array[inside] = tile_map.array[inside] + data if add else data
+    """Write a box's bytes into the array of its map; beyond whole 16 bytes of a row, none."""
+    wide = Map(whole_chunks(tile_map.array), tile_map.box)
+    inside, part = cut(wide, corner)
+    data = data.view(wide.array.dtype).reshape(wide.box)[part]
+    wide.array[inside] = wide.array[inside] + data if add else data
     fresh = memory.fresh.get(id(tile_map.array))
     if fresh is not None:
         fresh.reshape(tile_map.array.shape)[inside] = False

@@ -20,7 +20,7 @@ from nanoeuler.training.optim import AdamW
 from nanoeuler.training.run import Run
 
 VALIDATIONS = 20  # at most in a run: points enough to see a curve
-LONG_ENOUGH = 1.0  # seconds of measuring: the small preset takes some fifteen steps in it
+LONG_ENOUGH = 1.0  # seconds of measuring: the small preset takes some ten steps in it
 MOST = 10  # steps that are measured as one, three times, where one takes milliseconds
 
 

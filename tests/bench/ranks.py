@@ -492,7 +492,7 @@ def room(ranks):
 class Journal:
     """All outcomes so far; each is told, and saved with what it makes known."""
 
-    def __init__(self, where, dry, label, shared):
+    def __init__(self, where, dry, label, shared=False):
         self.where, self.dry, self.label, self.shared = where, dry, label, shared
         self.outcomes, self.rows = {}, []
 

@@ -504,13 +504,17 @@ def test_ranks_judge_several_texts_as_one_device():
     w, optimizer = fresh(GPT)
     one = CudaStepper(w, optimizer, devices())
     want, other = one.sums(tokens, targets, first), one.sums(tokens, targets, first[::-1].copy())
+    (step,) = one.step(tokens, targets, LR, 1, first) + one.finish()
 
     def act(group):
-        return make(GPT, group).sums(tokens, targets, first)
+        this = make(GPT, group)
+        judged = this.sums(tokens, targets, first)
+        return judged, *(this.step(tokens, targets, LR, 1, first) + this.finish())
 
     assert np.abs(want - other).max() > 64 * U * np.abs(want).max(), "texts make no difference"
-    for found in together(2, act):
+    for found, taken in together(2, act):
         np.testing.assert_allclose(found, want, rtol=8 * U * 4)
+        np.testing.assert_allclose(taken.sums, step.sums, rtol=8 * U * 4)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -225,9 +225,10 @@ def whole_chunks(array: np.ndarray) -> np.ndarray:
     more = -array.shape[-1] * array.itemsize % MAP_ALIGN // array.itemsize
     if not more:
         return array
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    base = owner = array
+    while base is not None:  # among the views of a memory are some of as_strided's, no arrays
+        owner = base if isinstance(base, np.ndarray) else owner
+        base = getattr(base, "base", None)
     if byte_bounds(array)[1] + more * array.itemsize > byte_bounds(owner)[1]:
         fault("bounds", f"{more} elements behind the last row, of 16 bytes that are stored as one")
     return as_strided(array, (*array.shape[:-1], array.shape[-1] + more), array.strides)

@@ -70,7 +70,7 @@ class WholeBatch:
         self.optimizer.update(self.weights, self.gradients, lr, number)
 
 
-def contender(name, w, optimizer):
+def contender(name, w, optimizer, threads):
     """The stepper of a contestant that is not PyTorch's."""
     from nanoeuler.engines.choice import engine_factory, make_stepper
 
@@ -78,18 +78,18 @@ def contender(name, w, optimizer):
         import numba
         from naive_peer import NaiveEngine
 
-        numba.set_num_threads(THREADS)
+        numba.set_num_threads(threads)
         return WholeBatch(NaiveEngine(), w, optimizer)
     if name in ("reference", "fused"):
         return WholeBatch(engine_factory(name)(), w, optimizer)
-    return make_stepper(name.split(",")[0], w, optimizer, threads=THREADS)
+    return make_stepper(name.split(",")[0], w, optimizer, threads=threads)
 
 
-def nanoeuler_training(name, config, w, tokens, targets, scale):
+def nanoeuler_training(name, threads, config, w, tokens, targets, scale):
     """(evaluate, step): loss and gradients at weights w, and a step of the contestant `name`."""
     from nanoeuler.training.optim import AdamW
 
-    stepper, count = contender(name, w, AdamW(w)), iter(range(1, 10**9))
+    stepper, count = contender(name, w, AdamW(w), threads), iter(range(1, 10**9))
 
     def evaluate():
         sums = stepper.loss_and_gradients(tokens, targets, scale)
@@ -110,7 +110,7 @@ def peak_memory():
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def contestant(name, preset, batch, folder):
+def contestant(name, preset, batch, threads, folder):
     """Write loss and gradients into the folder, make a step, say so, and serve turns.
 
     A turn: for a line on stdin, print the seconds of STEPS steps and the peak memory in MB.
@@ -121,9 +121,9 @@ def contestant(name, preset, batch, folder):
         import torch_peer
 
         compiled = name == "torch compile"
-        evaluate, step = torch_peer.training(compiled, THREADS, *problem(preset, batch))
+        evaluate, step = torch_peer.training(compiled, threads, *problem(preset, batch))
     else:
-        evaluate, step = nanoeuler_training(name, *problem(preset, batch))
+        evaluate, step = nanoeuler_training(name, threads, *problem(preset, batch))
     loss, gradients = evaluate()
     np.savez(Path(folder, name), loss=loss, **gradients)
     step()
@@ -205,11 +205,12 @@ def assert_same(folder, names):
             assert off < SAME, f"{key} of {name} is off by {off:.1e}"
 
 
-def race(preset, batch, names):
+def race(preset, batch, names, threads=THREADS):
     """Milliseconds of a step, all steps of all turns, and peak memory in MB, of each contestant."""
     with tempfile.TemporaryDirectory() as folder:
         running = {
-            name: process(name, preset, batch, folder, blas=RUNGS.get(name, 1)) for name in names
+            name: process(name, preset, batch, threads, folder, blas=RUNGS.get(name, 1))
+            for name in names
         }
         for name, each in running.items():
             said(name, each)
@@ -231,7 +232,7 @@ def start_up():
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(2):
             start = time.perf_counter()
-            running = process(TRAINED, "small", 16, cache, NUMBA_CACHE_DIR=cache)
+            running = process(TRAINED, "small", 16, THREADS, cache, NUMBA_CACHE_DIR=cache)
             said(TRAINED, running)
             yield time.perf_counter() - start
             running.communicate()
@@ -302,5 +303,5 @@ if __name__ == "__main__":
     elif sys.argv[1] == "operations":
         operations()
     else:
-        name, preset, batch, folder = sys.argv[1:]
-        contestant(name, preset, int(batch), folder)
+        name, preset, batch, threads, folder = sys.argv[1:]
+        contestant(name, preset, int(batch), int(threads), folder)

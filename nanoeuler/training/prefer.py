@@ -32,6 +32,15 @@ from nanoeuler.training.folder import add_metrics
 from nanoeuler.training.loop import Signals, check_counts
 from nanoeuler.training.optim import learning_rate, rate_for
 from nanoeuler.training.pace import validates
+from nanoeuler.training.record import read_request
+from nanoeuler.training.run import Run, Settings
+from nanoeuler.training.saves import KEEP, load_model, save, settle
+from nanoeuler.training.sft import Base
+from nanoeuler.training.train import open_run
+
+# isort: split
+
+
 from nanoeuler.training.preferences import (
     ANCHOR,
     BETA,
@@ -45,11 +54,6 @@ from nanoeuler.training.preferences import (
     pulls,
     weighted_gradients,
 )
-from nanoeuler.training.record import read_request
-from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import KEEP, load_model, save, settle
-from nanoeuler.training.sft import Base
-from nanoeuler.training.train import open_run
 
 
 class Judged(NamedTuple):

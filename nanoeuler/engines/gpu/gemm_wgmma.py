@@ -29,6 +29,10 @@ from nanoeuler.engines.gpu.gemm_epilogue import (
     put_bf16,
     put_pairs,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.gemm_form import (
     ALIGN,
     BOX,
@@ -53,6 +57,10 @@ from nanoeuler.engines.gpu.gemm_form import (
 )
 from nanoeuler.engines.gpu.gemm_pieces import make_sums, put_piece
 from nanoeuler.engines.gpu.gemm_plan import TILE_K
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.hopper import (
     bulk_wait,
     cluster_arrive,

@@ -22,6 +22,10 @@ from nanoeuler.engines.gpu.gates import gelu_share, sigmoid
 from nanoeuler.engines.gpu.gemm_plan import cover
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64, ptx
 from nanoeuler.engines.gpu.kernel import Kernel
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.ptx import (
     bits_of,
     divide,
@@ -62,6 +66,21 @@ LEAN = 24       # registers of weights: a kernel with so few shall leave room fo
 LINE = 16       # bytes of a row's line: token, position, text, and a word that is free
 
 
+def verify(shape: "Shape") -> None:
+    """UserError where a block has no room for the inputs, or they do not come by eights."""
+    most = WARPS[-1] * MOST_TILES * shape.depth
+    if shape.inputs > most or shape.inputs % OUT:
+        raise UserError(
+            f"a product of few rows has a multiple of {OUT} inputs, at most {most} of "
+            f"{shape.kind}, not {shape.inputs}"
+        )
+
+
+def sharers(tiles: int) -> int:
+    """How many warps of a block share a group's tiles."""
+    return min(tiles, next(n for n in WARPS if tiles <= n * MOST_TILES))
+
+
 @dataclass(frozen=True)
 class Shape:
     """How a matrix of `inputs` x `outputs` numbers of a kind is packed, and who reads what."""
@@ -71,11 +90,7 @@ class Shape:
     outputs: int
 
     def __post_init__(self) -> None:
-        if cover(self.inputs, self.depth) > WARPS[-1] * MOST_TILES or self.inputs % OUT:
-            raise UserError(
-                f"a product of few rows has a multiple of {OUT} inputs, at most "
-                f"{WARPS[-1] * MOST_TILES * self.depth} of {self.kind}, not {self.inputs}"
-            )
+        verify(self)
 
     @property
     def width(self) -> int:
@@ -90,8 +105,7 @@ class Shape:
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        tiles = cover(self.inputs, self.depth)
-        return min(tiles, next(n for n in WARPS if tiles <= n * MOST_TILES))
+        return sharers(cover(self.inputs, self.depth))
 
     @property
     def tiles(self) -> int:
@@ -148,20 +162,15 @@ class Heads:
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel of these products is made for.
-
-    rows: of X in a block, 1, 8 or 16; of float32 any. front: "rms" or "layer" (norm of the stream),
-    "parts" (of attention), "plain". end: "add" (to the stream), "store", "gelu", "swiglu", "heads".
-    groups: of eight outputs, in a block. early: may it start while the kernel before it runs.
-    """
+    """What a kernel of these products is made for."""
 
     shape: Shape
-    rows: int
-    front: str
-    end: str
-    groups: int = 1
-    early: bool = False
-    heads: Heads | None = None
+    rows: int                   # of X in a block: 1, 8 or 16; of float32 any
+    front: str                  # "rms", "layer" (norms), "parts" (of attention), "plain"
+    end: str                    # "add" (to the stream), "store", "gelu", "swiglu", "heads"
+    groups: int = 1             # of eight outputs, in a block
+    early: bool = False         # whether it may start while the kernel before it runs
+    heads: Heads | None = None  # of a kernel that touches attention
 
     @property
     def size(self) -> int:
@@ -300,17 +309,9 @@ AT_ONCE = 8  # parts of attention that are loaded together
 LOWEST = -1e30  # below every score
 
 
-def make_parts_front(form: Form) -> Callable:
-    """front(x, gain, shift, lines, tile, shared, t): attention's parts, each of `chunk` positions.
-
-    x (R, H, N, D) float32, of N parts each a sum of values, not divided; gain (R, H, N) their
-    largest scores, shift (R, H, N) the sums of their weights; N a multiple of AT_ONCE. A row whose
-    position is negative has none, and gets zeros.
-    """
-    heads, rows, stride, keep = form.heads, form.rows, form.stride, make_keep(form)
-    H, D, chunk, channels = heads.H, heads.D, heads.chunk, form.shape.inputs
-    parts, threads, log = part_count(heads), form.threads, chunk.bit_length() - 1
-    four, padded = 4 * AT_ONCE, form.shape.padded
+def make_add_parts(form: Form) -> Callable:
+    """add_parts(o, x, top, weight, ...): AT_ONCE parts of a head join its sums."""
+    D, four = form.heads.D, 4 * AT_ONCE
 
     def add_parts(o, x, top, weight, at, first, count, best, total):
         """Add parts first, first + 1, ... of a head to o[0:4]; returns largest score and weight."""
@@ -339,6 +340,21 @@ def make_parts_front(form: Form) -> Callable:
                 for k in range(4):
                     o[k] += values[4 * i + k] * share
         return new, total
+
+    return add_parts
+
+
+def make_parts_front(form: Form) -> Callable:
+    """front(x, gain, shift, lines, tile, shared, t): attention's parts, each of `chunk` positions.
+
+    x (R, H, N, D) float32, of N parts each a sum of values, not divided; gain (R, H, N) their
+    largest scores, shift (R, H, N) the sums of their weights; N a multiple of AT_ONCE. A row whose
+    position is negative has none, and gets zeros.
+    """
+    heads, rows, stride, keep = form.heads, form.rows, form.stride, make_keep(form)
+    H, D, chunk, channels = heads.H, heads.D, heads.chunk, form.shape.inputs
+    parts, threads, log = part_count(heads), form.threads, chunk.bit_length() - 1
+    add_parts, padded = make_add_parts(form), form.shape.padded
 
     def front(x, gain, shift, lines, tile, shared, t):
         o = cuda.local.array(4, float32)
@@ -547,22 +563,29 @@ def make_gate_end(form: Form) -> tuple[Callable, Callable]:
     return prepare, finish
 
 
-def make_heads_end(form: Form) -> tuple[Callable, Callable]:
-    """The same of an item that is channels i and i + D / 2 of a head, turned if it is to be.
-
-    Queries go to y (R, H, D) float32, times `scale`; keys and values to the caches (texts, G,
-    context, D), at the row's position, unless that is negative.
-    """
-    heads, wide, rows = form.heads, 4 * form.groups, form.rows
-    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
-    half, all_heads = D // 2, heads.H + 2 * heads.G
-    put, total = make_put(form.shape.kind), make_total(form)
+def make_place(form: Form) -> Callable:
+    """place(item, block): row, the pair's number in the block, its head and its channel i."""
+    wide, half = 4 * form.groups, form.heads.D // 2
 
     def place(item, block):
         row = divide(item, wide)
         pair = int32(block * wide + item - row * wide)  # among the pairs of all heads
         head = divide(pair, half)
         return row, int32(item - row * wide), head, int32(pair - head * half)
+
+    return place
+
+
+def make_heads_end(form: Form) -> tuple[Callable, Callable]:
+    """The same of an item that is channels i and i + D / 2 of a head, turned if it is to be.
+
+    Queries go to y (R, H, D) float32, times `scale`; keys and values to the caches (texts, G,
+    context, D), at the row's position, unless that is negative.
+    """
+    heads, rows, place = form.heads, form.rows, make_place(form)
+    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
+    half, all_heads = D // 2, heads.H + 2 * heads.G
+    put, total = make_put(form.shape.kind), make_total(form)
 
     def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
         row, _, head, channel = place(item, block)

@@ -176,11 +176,11 @@ def operations():
     print(json.dumps(out))
 
 
-def process(*arguments, blas=1, **environment):
-    """Start this script as a process of its own with that many BLAS threads."""
+def process(*arguments, blas=1, script=__file__, **environment):
+    """Start this script, or another, as a process of its own with that many BLAS threads."""
     inherited = {k: v for k, v in os.environ.items() if k != "OPENBLAS_CORETYPE"}
     environment = inherited | {"OPENBLAS_NUM_THREADS": str(blas)} | environment
-    command = [sys.executable, __file__, *map(str, arguments)]
+    command = [sys.executable, script, *map(str, arguments)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, **pipes)
 

@@ -4,15 +4,18 @@
 in turn, the same loss and gradients asserted. Numbers of threads that this machine has no cores for
 are left out, and their rows stay what they were; `--threads 8 16` leaves out others, too.
 
-Two more rates say what a number of threads can gain: all threads multiply, each for itself; and a
-step of eight shards of one token each, which is hardly more than what Python does between kernels.
+Three rates say what a number of threads can gain: all threads multiply, each for itself; a step of
+eight shards of one token each, which is little more than what Python does between kernels; and
+shards of processes that share nothing, all at once, of one token and of 256.
 """
 
 import argparse
 import json
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import cpu
 
@@ -44,18 +47,54 @@ def products(threads):
     return 2e-9 * SIDE**3 * PRODUCTS * threads / seconds
 
 
-def calls(threads):
-    """Milliseconds of loss and gradients of eight sequences of one token, each a shard."""
+def pass_of(batch, tokens_each, threads):
+    """A pass over that many sequences of the small model, cut to so many tokens."""
+    from nanoeuler.engines.choice import make_stepper
+
+    config, weights, tokens, targets, scale = cpu.problem("small", batch)
+    ours = make_stepper("cpu", weights, None, threads=threads)
+    cut = slice(0, tokens_each)
+    return lambda: ours.loss_and_gradients(tokens[:, cut], targets[:, cut], scale)
+
+
+def shared(threads):
+    """Milliseconds of eight sequences of one token, each a shard."""
     from cpu_rates import best
 
-    from nanoeuler.engines.choice import make_stepper
     from nanoeuler.engines.cpu import stepper
 
     stepper.SHARD_TOKENS = 1
-    config, weights, tokens, targets, scale = cpu.problem("small", SHARDS)
-    ours = make_stepper("cpu", weights, None, threads=threads)
-    batch = tokens[:, :1], targets[:, :1], scale
-    return 1e3 * best(lambda: ours.loss_and_gradients(*batch))
+    return 1e3 * best(pass_of(SHARDS, 1, threads))
+
+
+def alone():
+    """Say when ready, wait for a line, print milliseconds: a shard of one token, one of 256."""
+    passes = pass_of(1, 1, 1), pass_of(2, 128, 1)
+    for each in passes:
+        each()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    taken = []
+    for each, times in zip(passes, (300, 40), strict=True):
+        seconds = []
+        for _ in range(times):
+            start = time.perf_counter()
+            each()
+            seconds.append(time.perf_counter() - start)
+        taken.append(1e3 * median(seconds))
+    print(json.dumps(taken), flush=True)
+
+
+def apart(count):
+    """The slowest of so many processes at once: milliseconds of a token's shard, of a whole one."""
+    running = [cpu.process("alone", script=__file__) for _ in range(count)]
+    for each in running:
+        cpu.said("alone", each)
+    for each in running:
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    taken = [json.loads(each.communicate()[0]) for each in running]
+    return [max(each) for each in zip(*taken, strict=True)]
 
 
 def main():
@@ -74,11 +113,14 @@ def main():
     names = [OURS, EAGER, COMPILED][: 2 if options.no_compile else 3]
     fit = [threads for threads in options.threads if threads <= measurements.cores()]
     for threads in fit:
-        rates = json.loads(cpu.process(threads, script=__file__).communicate()[0])
         case = f"{threads} of {measurements.cores()} cores"
+        rates = json.loads(cpu.process(threads, script=__file__).communicate()[0])
         row("products", case, "cpu", round(rates[0]), "GFLOP/s")
-        row("loss and gradients", f"small, shards of one token, {case}", "cpu", rates[1], "ms")
-        print(case, rates, flush=True)
+        row("shards of one token", case, "cpu", round(rates[1], 2), "ms")
+        slowest = apart(threads)
+        for what, value in zip(("a shard of one token", "a shard"), slowest, strict=True):
+            row(f"{what}, slowest process", case, "cpu", round(value, 2), "ms")
+        print(case, rates, slowest, flush=True)
     for preset, batch, threads in RACES:
         if threads in fit and not options.rates:
             taken, _ = cpu.race(preset, batch, names, threads)
@@ -91,8 +133,10 @@ def main():
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "helpers")]  # children too
-    if len(sys.argv) == 2 and sys.argv[1].isdigit():
+    if sys.argv[1:] == ["alone"]:
+        alone()
+    elif len(sys.argv) == 2 and sys.argv[1].isdigit():
         threads = int(sys.argv[1])
-        print(json.dumps([products(threads), round(calls(threads), 2)]))
+        print(json.dumps([products(threads), shared(threads)]))
     else:
         main()

@@ -4,9 +4,9 @@
 in turn, the same loss and gradients asserted. Numbers of threads that this machine has no cores for
 are left out, and their rows stay what they were; `--threads 8 16` leaves out others, too.
 
-Three rates say what a number of threads can gain: all threads multiply, each for itself; a step of
-eight shards of one token each, which is little more than what Python does between kernels; and
-shards of processes that share nothing, all at once, of one token and of 256.
+Three rates say what a number of threads can gain: all threads multiply, each for itself; they go
+through eight shards, of one token each, which is little more than what Python does between
+kernels, or of 256; and processes that share nothing go through a shard each, all at once.
 """
 
 import argparse
@@ -57,14 +57,23 @@ def pass_of(batch, tokens_each, threads):
     return lambda: ours.loss_and_gradients(tokens[:, cut], targets[:, cut], scale)
 
 
-def shared(threads):
-    """Milliseconds of eight sequences of one token, each a shard."""
-    from cpu_rates import best
+def milliseconds(run, times):
+    """The median of so many runs, after one."""
+    run()
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return 1e3 * median(seconds)
 
+
+def shared(threads):
+    """Milliseconds of eight shards on so many threads: of a token each, and of 256."""
     from nanoeuler.engines.cpu import stepper
 
-    stepper.SHARD_TOKENS = 1
-    return 1e3 * best(pass_of(SHARDS, 1, threads))
+    whole, stepper.SHARD_TOKENS = milliseconds(pass_of(16, 128, threads), 20), 1
+    return milliseconds(pass_of(SHARDS, 1, threads), 100), whole
 
 
 def alone():
@@ -74,15 +83,8 @@ def alone():
         each()
     print("ready", flush=True)
     sys.stdin.readline()
-    taken = []
-    for each, times in zip(passes, (300, 40), strict=True):
-        seconds = []
-        for _ in range(times):
-            start = time.perf_counter()
-            each()
-            seconds.append(time.perf_counter() - start)
-        taken.append(1e3 * median(seconds))
-    print(json.dumps(taken), flush=True)
+    times = zip(passes, (300, 40), strict=True)
+    print(json.dumps([milliseconds(*each) for each in times]), flush=True)
 
 
 def apart(count):
@@ -116,10 +118,10 @@ def main():
         case = f"{threads} of {measurements.cores()} cores"
         rates = json.loads(cpu.process(threads, script=__file__).communicate()[0])
         row("products", case, "cpu", round(rates[0]), "GFLOP/s")
-        row("shards of one token", case, "cpu", round(rates[1], 2), "ms")
         slowest = apart(threads)
-        for what, value in zip(("a shard of one token", "a shard"), slowest, strict=True):
-            row(f"{what}, slowest process", case, "cpu", round(value, 2), "ms")
+        for what, ours, theirs in zip(("one token", "256 tokens"), rates[1:], slowest, strict=True):
+            row(f"eight shards of {what}", case, "cpu", round(ours, 2), "ms")
+            row(f"a shard of {what}, slowest process", case, "cpu", round(theirs, 2), "ms")
         print(case, rates, slowest, flush=True)
     for preset, batch, threads in RACES:
         if threads in fit and not options.rates:
@@ -137,6 +139,6 @@ if __name__ == "__main__":
         alone()
     elif len(sys.argv) == 2 and sys.argv[1].isdigit():
         threads = int(sys.argv[1])
-        print(json.dumps([products(threads), shared(threads)]))
+        print(json.dumps([products(threads), *shared(threads)]))
     else:
         main()

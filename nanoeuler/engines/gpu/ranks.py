@@ -84,21 +84,10 @@ class Residents(Gatherer):
             kept.flat[...] = self.device.host(self.memories[into])[: kept.flat.shape[0]]
 
 
-class CudaRankStepper(Dealt, Residents):
-    """Training steps of one model on several devices; this rank's is `device`.
+class Portions(Dealt):
+    """Which sequences of a batch are whose."""
 
-    when: gradients travel, as `exchange.Shared` has it. least: bytes of a bucket.
-    """
-
-    def __init__(
-        self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
-        when: str = ATTENTION, least: int = LEAST, **how: Any,
-    ) -> None:  # fmt: skip
-        self.link, self.group, self.gatherings = link, group, {}
-        self.sharing = Sharing(weights, link.size, least)
-        self.writer = partial(RankWriter, link=link, when=when, least=least)
-        super().__init__(weights, optimizer, device, **how)
-        self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
+    link: Link
 
     def parts(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
@@ -118,6 +107,23 @@ class CudaRankStepper(Dealt, Residents):
         rows = slices(range(len(tokens)), self.link.size)
         rows += [slice(0, 0)] * (self.link.size - len(rows))
         return parts_of(rows, tokens, targets, first)
+
+
+class CudaRankStepper(Portions, Residents):
+    """Training steps of one model on several devices; this rank's is `device`.
+
+    when: gradients travel, as `exchange.Shared` has it. least: bytes of a bucket.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
+        when: str = ATTENTION, least: int = LEAST, **how: Any,
+    ) -> None:  # fmt: skip
+        self.link, self.group, self.gatherings = link, group, {}
+        self.sharing = Sharing(weights, link.size, least)
+        self.writer = partial(RankWriter, link=link, when=when, least=least)
+        super().__init__(weights, optimizer, device, **how)
+        self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
         """As `Dealt.step_part`."""

@@ -156,9 +156,9 @@ def product(
     return launches
 
 
-# Ping-pong, cluster and pieces of the forms that were fastest most often; with narrow tiles.
+# Ping-pong, cluster and pieces of the forms that were fastest most often.
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
-NARROW = (False, 1, "no", True)
+NARROW = (False, 1, "no", True)  # the same of those with a narrow tile
 # The fastest form of products that were timed alone at full load, as `tests/bench/card/gemm.py`
 # prints it: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster, pieces)}, and
 # a fourth, True, where the tile is narrow. Three narrow ones of 8192 rows were ahead by 2 to 4 %

@@ -27,6 +27,10 @@ from nanoeuler.engines.gpu.flash_layout import (
     quarter_dot,
     round_up,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.flash_parts import (
     Heads,
     Limits,
@@ -61,6 +65,10 @@ from nanoeuler.engines.gpu.flash_parts import (
     tile_of,
     warpgroup_sync,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.hopper import (
     add_product,
     load_bytes,

@@ -23,6 +23,10 @@ from nanoeuler.engines.gpu.flash_layout import (
     quad_sum,
     round_up,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.flash_parts import (
     BOX,
     Heads,
@@ -51,6 +55,10 @@ from nanoeuler.engines.gpu.flash_parts import (
     tile_of,
     warpgroup_sync,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.hopper import (
     add_product,
     bulk_commit,

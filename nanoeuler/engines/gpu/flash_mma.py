@@ -25,6 +25,10 @@ from nanoeuler.engines.gpu.flash_layout import (
     quad_sum,
     round_up,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
@@ -50,6 +54,10 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     stage_rows,
     steps_from,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel
 from nanoeuler.engines.gpu.ptx import (

@@ -20,6 +20,10 @@ from nanoeuler.engines.gpu.flash_mma_backward import (
     forbid_earlier,
     tiles_to,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.flash_mma_parts import (
     EVERY_CARD,
     Head,
@@ -39,6 +43,10 @@ from nanoeuler.engines.gpu.flash_mma_parts import (
     shared_base,
     steps_from,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.flash_pieces_parts import (
     Form,
     Fragments,

@@ -20,6 +20,10 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.block import block_max, block_sum
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.ptx import (
     bits_of,
     copy_async,

@@ -25,6 +25,10 @@ from nanoeuler.engines.gpu.ptx import (
     store_float4,
     store_shared_float4,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.stream import NORMS
 from nanoeuler.engines.gpu.vectors import (
     LANES,

@@ -169,6 +169,19 @@ def split_shapes(
     return split_shape(a, pairs, of_a), split_shape(b, pairs, of_b)
 
 
+def depth_of(layout: str, a: Any, b: Any, c: Any, pieces: int, epilogue: str) -> int:
+    """k of a product in pieces; UserError where there is no such product."""
+    if layout not in AXES or pieces not in PAIRS or epilogue not in ("store", "add"):
+        known = f"{', '.join(AXES)} of 1, 2, 3 pieces, store and add"
+        raise UserError(f"there are {known}, not {layout} of {pieces}, {epilogue!r}")
+    of_a, of_b = AXES[layout]
+    k = a.shape[of_a]
+    if not 0 < k == b.shape[of_b] or str(c.dtype) != "float32":
+        came = f"{a.shape} by {b.shape} to {c.dtype}"
+        raise UserError(f"{layout} of float32 does not fit {came}")
+    return k
+
+
 def pieces_product(
     capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, split_a: Any, split_b: Any, *,
     pieces: int = 3, epilogue: str = "store", stretches: int | None = None,
@@ -183,15 +196,9 @@ def pieces_product(
     is taken in so many, the last one shorter, all but the first added to C. The rest: `product_on`
     or another `product` of bf16 with its arguments.
     """
-    if layout not in AXES or pieces not in PAIRS or epilogue not in ("store", "add"):
-        known = f"{', '.join(AXES)} of 1, 2, 3 pieces, store and add"
-        raise UserError(f"there are {known}, not {layout} of {pieces}, {epilogue!r}")
+    k = depth_of(layout, a, b, c, pieces, epilogue)
     (of_a, of_b), (m, n) = AXES[layout], c.shape
-    k = a.shape[of_a]
     length = stretch_of(k, stretches or stretches_for(m, n, k, pieces, blocks))
-    if not 0 < k == b.shape[of_b] or str(c.dtype) != "float32":
-        came = f"{a.shape} by {b.shape} to {c.dtype}"
-        raise UserError(f"{layout} of float32 does not fit {came}")
     left, right = zip(*PAIRS[pieces], strict=True)
 
     def room(cut: Any, axis: int, size: int) -> Any:

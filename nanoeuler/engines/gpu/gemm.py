@@ -156,6 +156,7 @@ def product(
     return launches
 
 
+# %% sec-gemm-choice
 # Ping-pong, cluster and pieces of the forms that were fastest most often.
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
 NARROW = (False, 1, "no", True)  # the same of those with a narrow tile

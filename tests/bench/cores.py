@@ -17,7 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-import cpu
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
+
+from bench import cpu  # noqa: E402
 
 OURS, EAGER, COMPILED = cpu.TRAINED, *cpu.PEERS[1:]
 RACES = [  # preset, batch, threads
@@ -134,7 +137,6 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "helpers")]  # children too
     if sys.argv[1:] == ["alone"]:
         alone()
     elif len(sys.argv) == 2 and sys.argv[1].isdigit():

@@ -21,14 +21,22 @@ from test_cuda_engine import bound as bf16_bound
 
 from nanoeuler.engines.gpu import door, exchange, nccl, ranks
 from nanoeuler.engines.gpu.device import Device
-from nanoeuler.engines.gpu.exchange import AFTER, ATTENTION, ONCE, Exchange, Join, RankWriter
+from nanoeuler.engines.gpu.exchange import (
+    AFTER,
+    ATTENTION,
+    MASTERS,
+    ONCE,
+    Exchange,
+    Join,
+    RankWriter,
+)
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.paper.machine import Fault
 from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
-from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS, WEIGHTS
-from nanoeuler.engines.gpu.program import Array
+from nanoeuler.engines.gpu.primitives import BF16, PARTIALS, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.program import ARENA, CONSTANTS, Array, Recording
 from nanoeuler.engines.gpu.ranks import CudaRankStepper
-from nanoeuler.engines.gpu.sharing import LEAST, Sharing
+from nanoeuler.engines.gpu.sharing import LEAST, NOWHERE, Excerpt, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.stepper import CudaStepper
 from nanoeuler.engines.ranks import lead
@@ -40,6 +48,7 @@ from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.planning.exchange import Rank, foretell, rank_program, travels
 from nanoeuler.planning.ranks import NVLINK
+from nanoeuler.planning.step import H200, RULES
 from nanoeuler.training.optim import AdamW
 
 U = 2.0**-24
@@ -80,6 +89,9 @@ def test_buckets_and_parts_cover_everything_once(config, size):
                 whole[part] += shards[rank][sharing.held(bucket)]
         np.testing.assert_array_equal(whole, sharing.pad(numbers))
         pieces = sorted(sharing.pieces(5, n - 3))
+        for first, last, rank, held in pieces:
+            mine = shards[rank][held : held + last - first]
+            assert (mine == sharing.pad(numbers)[first:last]).all()
         assert pieces[0][0] == 5 and pieces[-1][1] == n - 3
         assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
 
@@ -195,27 +207,42 @@ def test_each_rank_gives_its_own_parts_and_every_bucket_is_gathered():
 
 
 def test_what_is_read_in_float32_is_gathered_in_float32():
-    """All weights that a launch reads but AdamW's come from copies, or from tables or norms."""
+    """A rank has a place for nothing else, and its launches read what exchanges have brought."""
     for config in GPT, TWO:
         program = listed(config).program
-        names = helpers.Weights(config)
-        sharing, tables = Sharing(names, 2, SMALL), []
-        tables = sharing.buckets[-1].stop * 4
-        norms = [(4 * names.starts[name], 4 * (names.starts[name] + view.size))
-                 for name, view in names.items() if "norm" in name]  # fmt: skip
-        spread = [a for s in program.steps if s.name == "spread norms" for a in s.launch.args]
-        covered = sorted((a.address, a.address + a.nbytes) for a in spread)
-        for first, last in norms:
-            inside = [(a, b) for a, b in covered if a < last and first < b]
-            assert inside[0][0] <= first and inside[-1][1] >= last
-            assert all(x[1] == y[0] for x, y in zip(inside, inside[1:], strict=False))
+        sharing = Sharing(helpers.Weights(config), 2, SMALL)
+        assert program.sizes[WEIGHTS] == 4 * sum(stop - start for start, stop in sharing.read)
+        assert program.sizes[MASTERS] * 2 == 4 * sharing.length
+        came, found = np.zeros(program.sizes[WEIGHTS], bool), 0
         for step in program.steps:
-            if not isinstance(step.launch, Launch) or step.name == "AdamW":
-                continue
-            for array in arrays_of(step.launch):
-                if array.memory == WEIGHTS:
-                    end = array.address + array.nbytes
-                    assert end <= tables or any(a <= array.address < b for a, b in norms), step.name
+            for to in step.launch.args[1::2] if isinstance(step.launch, Exchange) else ():
+                if to.memory == WEIGHTS:
+                    came[to.address : to.address + to.nbytes] = True
+        assert came.all()
+        for step in program.steps:
+            memories = {array.memory for array in arrays_of(step.launch)}
+            assert NOWHERE not in memories, step.name
+            if isinstance(step.launch, Launch):
+                assert (MASTERS in memories) == (step.name == "AdamW"), step.name
+                found += WEIGHTS in memories
+        assert found > 2 * config.n_layers
+
+
+def test_a_span_is_where_its_part_of_the_whole_is():
+    whole, spans = np.arange(96), [(0, 32), (16, 48), (80, 96)]
+    memory = Recording().whole("some", (80,), np.float32)
+    there = np.concatenate([whole[start:stop] for start, stop in spans])
+    this = Excerpt(96, memory, spans)
+    for start in range(96):
+        for stop in range(start + 1, 97):
+            part = this[start:stop]
+            inside = any(a <= start and stop <= b for a, b in spans)
+            assert part.shape == (stop - start,) and (part.memory == "some") == inside
+            at = part.address // 4
+            assert part.address == 4 * start or inside
+            if inside:
+                assert (there[at : at + stop - start] == whole[start:stop]).all()
+    assert this[20:30].address == 4 * (32 + 4), "the last span that holds it"
 
 
 class Hasty(exchange.RankEngine):
@@ -354,9 +381,9 @@ def train_ranks(
             taken += this.step(tokens, targets, LR, number)
         taken += this.finish()
         local = np.concatenate(list(reversed(this.link.given[-len(this.sharing.buckets) :])))
-        this.gathering(GRADIENTS, GRADIENTS).launch()
+        this.gathering(GRADIENTS).launch()
         summed = this.device.host(this.memories[GRADIENTS])
-        shapes = {name: this.memories[name].shape for name in MOMENTS}
+        shapes = {name: this.memories[name].shape for name in (MASTERS, *MOMENTS)}
         this.pull()
         return SimpleNamespace(
             taken=taken, w=this.weights, optimizer=this.optimizer, local=local, summed=summed,
@@ -389,7 +416,7 @@ def compare(config, one, ranks):
     for rank in ranks:
         assert bits(rank) == bits(ranks[0]), "ranks differ"
         length = rank.sharing.length // size
-        assert rank.shapes == {name: (length,) for name in MOMENTS}
+        assert rank.shapes == {name: (length,) for name in (MASTERS, *MOMENTS)}
     for a, b in zip(one.taken, ranks[0].taken, strict=True):
         # The loss of a step that weights of other rounding take differs by that rounding alone,
         # and in bf16 now and then by a number that is rounded to its other neighbour.
@@ -444,7 +471,8 @@ def test_a_nan_on_one_rank_skips_the_step_on_all():
 
     def act(group):
         this = make(GPT, group)
-        before = {name: this.device.host(this.memories[name]) for name in (WEIGHTS, *MOMENTS)}
+        kept = WEIGHTS, MASTERS, *MOMENTS
+        before = {name: this.device.host(this.memories[name]) for name in kept}
         copies = this.memories["copies"]
         broken = this.device.host(copies)
         good = broken.copy()
@@ -593,11 +621,20 @@ def test_rank_0_leads_ranks_with_gpus(monkeypatch):
 @pytest.mark.parametrize("preset", ["gpt2-124m", "euler-116m"])
 def test_memory_falls_by_the_shards(preset):
     config, size = PRESETS[preset], 4
-    alone, shared = (rank_program(config, 16, n).sizes for n in (1, size))
-    for name in MOMENTS:
-        assert shared[name] * size == alone[name]
-    others = {name: shared[name] - alone[name] for name in alone if name not in MOMENTS}
-    assert sum(map(abs, others.values())) < 1e6  # tables of tiles; parts lie where the pass was
+    given = config, 16, config.context, H200.machine, BF16, RULES
+    alone, shared = record_step(*given).program.sizes, rank_program(config, 16, size).sizes
+    n = alone[MOMENTS[0]]
+    for name in (MASTERS, *MOMENTS):
+        assert shared[name] * size == n
+    tables = [name for name in ("embedding", "positions") if name in helpers.Weights(config)]
+    read = sum(view.nbytes for name, view in helpers.Weights(config).items()
+               if name in tables or "norm" in name)  # fmt: skip
+    assert shared[WEIGHTS] == read
+    same = {*alone} - {WEIGHTS, *MOMENTS, ARENA, PARTIALS, CONSTANTS, "sums"}
+    assert {"gradients", "copies", "tokens 0"} <= same
+    assert all(shared[name] == alone[name] for name in same)
+    others = {name: shared[name] - alone[name] for name in (ARENA, PARTIALS, CONSTANTS, "sums")}
+    assert sum(others.values()) < 1e6, "sums wait for a shorter time, and tables are no longer"
     after, beside = (foretell(config, 16, 2, when=when) for when in (AFTER, ATTENTION))
     assert 0 < beside.exposed < after.exposed
     assert beside.memory <= after.memory  # sums of norms wait for a shorter time
@@ -695,10 +732,11 @@ def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
     one = "allGather", mine.address, flat.address, 128, 1, side
     assert notes[2:] == ["start", one, one, "end"]  # both pairs, at once
     notes.clear()
-    Exchange("broadcast", (mine, flat), link, (1, 0)).prepare(device)(5)
+    other = device.array(np.zeros(32, np.float32))
+    Exchange("broadcast", (mine, mine, other, mine), link, (1, 0)).prepare(device)(5)
     assert notes[2:] == [
         "start", ("broadcast", mine.address, mine.address, 128, 1, 1, side),
-        ("broadcast", flat.address, flat.address, 256, 1, 0, side), "end",
+        ("broadcast", other.address, mine.address, 128, 1, 0, side), "end",
     ]  # fmt: skip
     del graph
 

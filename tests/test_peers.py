@@ -283,7 +283,7 @@ def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch)
         notes.clear()
         group.barrier()
         for work in (Exchange("all-gather", (mine, small), link),
-                     Exchange("broadcast", (small,), link, (0,))):  # fmt: skip
+                     Exchange("broadcast", (small, small), link, (0,))):  # fmt: skip
             work.prepare(device)(MAIN)
         group.barrier()
         return link.ways

@@ -16,6 +16,8 @@ def outcome(job):
     part, _, who = job.split(": ")
     if part == "check":
         return {"ranks": [{"largest error": 1e-7}, {"largest error": 2e-7}]}
+    if part == "memory":
+        return {"ranks": [{"memory": 2**31}, {"memory": 2**31}]}
     if part == "timeline":
         return {"spans": [["forward", False, 0.0, 9.0], ["reduce", True, 7.0, 8.5]]}
     ms = 50.0 if who == ranks.ALONE else 51.0

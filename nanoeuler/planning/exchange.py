@@ -40,9 +40,7 @@ class Span(NamedTuple):
 
 def travels(work: Exchange, wire: Link, size: int) -> float:
     """Seconds of an exchange: all but a rank's own part of the whole comes over the wire."""
-    whole = sum(arg.nbytes for arg in work.args)
-    if work.kind != "broadcast":
-        whole = sum(max(given.nbytes, to.nbytes) for given, to in work.pairs())
+    whole = sum(max(given.nbytes, to.nbytes) for given, to in work.pairs())
     return wire.latency_s + whole * (size - 1) / size / wire.bytes_per_s
 
 

@@ -16,8 +16,9 @@ from nanoeuler.model.weights import flat_size
 from nanoeuler.planning.counts import flops_per_token, memory
 from nanoeuler.planning.plan import DEVICES, UTILISATION
 
-# Bytes of a parameter: its weight in float32 and a copy in bf16, its gradient, its two moments.
-WEIGHTS, GRADIENT, MOMENTS = 6, 4, 8
+# Bytes of a parameter: on every rank its copy in bf16, which is multiplied, and its gradient; on
+# the rank that updates it, its float32 master and two moments. Tables all read in float32.
+COPY, GRADIENT, OWNED, TABLE = 2, 4, 12, 4
 GPUS = 8  # of one machine, as NVIDIA's HGX boards have them
 BACKWARD = 2 / 3  # of a step's products: two for each of the forward pass
 
@@ -104,7 +105,7 @@ class Estimate(NamedTuple):
     products_s: float
     exposed_s: float     # that nobody works: after the backward pass, and for the weights
     sent_bytes: float
-    state_bytes: float   # weights, gradients and the own part of the moments
+    state_bytes: float   # what is read and gradients, and the own part of what is updated
 
     @property
     def efficiency(self) -> float:
@@ -117,11 +118,14 @@ def estimate(
 ) -> Estimate:
     """Predict a step of `ranks` H200 with so many sequences each: see Estimate and `timeline`."""
     (*_, last), products = timeline(config, sequences, ranks, step)
-    n = flat_size(config)
-    exposed = last.ends - products + half_seconds(GRADIENT * n, ranks) if ranks > 1 else 0.0
-    sent = 2 * (ranks - 1) / ranks * GRADIENT * n
-    state = (WEIGHTS + GRADIENT) * n + MOMENTS * n / ranks
-    return Estimate(products, exposed, sent, state)
+    n, state = flat_size(config), float((COPY + GRADIENT + OWNED) * flat_size(config))
+    if ranks == 1:
+        return Estimate(products, 0.0, 0.0, state)
+    tables = TABLE * buckets(config)[-1][1]
+    gathered = COPY * n + tables
+    exposed = last.ends - products + half_seconds(gathered, ranks)
+    sent = (ranks - 1) / ranks * (GRADIENT * n + gathered)
+    return Estimate(products, exposed, sent, state - (ranks - 1) / ranks * OWNED * n + tables)
 
 
 def report(config: ModelConfig, batch_size: int, ranks: int) -> str:
@@ -133,7 +137,7 @@ def report(config: ModelConfig, batch_size: int, ranks: int) -> str:
         f"{ranks} ranks, an H200 each, with {each} of the {batch_size} sequences, over "
         f"{link(ranks).name}",
         f"memory  {(found.state_bytes + kept) / 1e9:.2f} GB each: {found.state_bytes / 1e9:.2f} "
-        f"weights, gradients and its part of the moments (alone {alone.state_bytes / 1e9:.2f}), "
+        f"weights, gradients and moments (alone {alone.state_bytes / 1e9:.2f}), "
         f"{kept / 1e9:.2f} activations",
         f"sent    {found.sent_bytes / 1e9:.2f} GB by each in a step",
         f"time    {1e3 * found.products_s:.1f} ms of products, {1e3 * found.exposed_s:.2f} ms that "

@@ -6,13 +6,14 @@ Parts, all if none is named, on a machine with two GPUs (about four minutes):
               backward, at once, after the backward pass, never) and 1 GPU, each GPU alone with a
               model of its own, at the same time
     timeline  when launches and exchanges of a step run
+    memory    what a rank takes of a GPU, without times
 Presets after --preset and patterns that a job's name must match after --only leave out the rest.
 Two processes do the work, one for each GPU, with a watch-dog. What is known is saved at once: rows
 of data/measurements/ranks.json, and in the folder $OUT. NCCL reads its own variables, as
 NCCL_MAX_CTAS; --label says what to call rows that were measured with one of them, in place of
 "cuda". --dry does all of it on paper, on models so small that nothing can be said of their speed.
---one-card has both ranks use one GPU, for the checks alone: to NCCL they are two machines then, and
-copies go from one process's memory to the other's as between GPUs.
+--one-card has both ranks use one GPU, for checks and memory alone: to NCCL they are two machines
+then, and copies go from one process's memory to the other's as between GPUs.
 """
 
 import argparse
@@ -56,7 +57,7 @@ OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER,
           SILENT: ATTENTION, COPIES: ATTENTION}  # fmt: skip
 CASES = [("euler-116m", 16), ("gpt2-124m", 16), ("euler-116m", 64), ("gpt2-124m", 64)]
 CHECKS = "toy", "gpt2-124m", "euler-116m"
-PARTS = "check", "time", "timeline"
+PARTS = "check", "time", "timeline", "memory"
 WARM, WINDOWS = 5, 5
 STEPS = {16: 30, 64: 12}  # of a window, by sequences of a GPU: a second or more
 CHECKED, BROKEN, RATE = 20, 3, 1e-3  # steps of the toy; the one with a nan; its learning rate
@@ -70,7 +71,8 @@ def jobs_of(parts):
     times = [f"time: {case}: {who}" for case in cases for who in (ALONE, BOTH, *OTHERS)]
     lines = [f"timeline: {case}: {who}" for case in cases[:3] for who in (BOTH, COPIES)]
     checks = [f"check: {what}: {who}" for what in CHECKS for who in (BOTH, COPIES)]
-    made = [*checks[:1], *times, *lines, *checks[1:]]  # what is most wanted first
+    rooms = [f"memory: {case}: {who}" for case in cases for who in (ALONE, BOTH)]
+    made = [*checks[:1], *times, *lines, *checks[1:], *rooms]  # what is most wanted first
     return [job for job in made if job.split(": ")[0] in parts]
 
 
@@ -96,7 +98,7 @@ class Rank:
     """This process: its device and link; who trains, by name."""
 
     def __init__(self, group, dry, shared=False):
-        self.group, self.dry = group, dry
+        self.group, self.dry, self.shared = group, dry, shared
         if dry:
             import recorded
 
@@ -157,7 +159,8 @@ class Rank:
             return check_toy(self, who) if case == "toy" else check_sums(self, case, who)
         preset, size = case.split()[:2]
         batch = int(size.split("x")[0])
-        return (time_steps if part == "time" else timeline)(self, preset, batch, who)
+        what = {"time": time_steps, "timeline": timeline, "memory": count_bytes}[part]
+        return what(self, preset, batch, who)
 
 
 def follow(group, *how):
@@ -277,7 +280,7 @@ def check_sums(rank, preset, two):
         this.step(*give(1), 0.0, 1)
         this.finish()
         if who == two:
-            graph = this.gathering(GRADIENTS, GRADIENTS)
+            graph = this.gathering(GRADIENTS)
             graph.launch()
             there = rank.device.host(this.memories[GRADIENTS])
         else:
@@ -321,6 +324,24 @@ def time_steps(rank, preset, batch, who):
     seconds = seconds[1:]
     return {"ms": 1e3 * median(seconds), "least": 1e3 * min(seconds), "most": 1e3 * max(seconds),
             "memory": rank.bytes() - before, "tokens": each * T}  # fmt: skip
+
+
+def count_bytes(rank, preset, batch, who):
+    """Bytes that a stepper takes of the card, with the list of one step."""
+    config, each, T = rank.shape(preset, batch)
+    give, taken = step_sides.batches(config, each * (1 if who == ALONE else 2), T), 0
+    for _ in "ab":  # the first loads kernels, which stay
+        rank.group.barrier()
+        before = rank.bytes()
+        rank.group.barrier()  # nobody takes before all have seen
+        this = rank.stepper(who, copied(config))
+        this.step(*give(1), 1e-4, 1)
+        this.finish()
+        rank.group.barrier()
+        taken = (rank.bytes() - before) / (2 if rank.shared else 1)
+        rank.group.barrier()
+        del this
+    return {"memory": taken}
 
 
 # ---- A timeline
@@ -458,6 +479,13 @@ def rows_of(outcomes, job, label, shared=False):
             value = max(outcome[name] for outcome in seen["ranks"])
             where = f"{case}, {'2 ranks on one GPU' if shared else BOTH}"
             yield f"check, {name}", where, engine, value, "relative", None, None
+    elif part == "memory":
+        alone = outcomes.get(f"memory: {case}: {ALONE}", {})
+        theirs = room(alone["ranks"]) if "ranks" in alone and who != ALONE else None
+        many = "two alone" if who == ALONE else "2 ranks"
+        where = f"{case}, {many} on one GPU" if shared else f"{case}, {who}"
+        value, peer = room(seen["ranks"]), ALONE if theirs else None
+        yield "memory of a rank", where, engine, value, "GiB", peer, theirs
     elif part == "timeline":
         for i, (name, beside, begin, end) in enumerate(seen["spans"]):
             stream = "exchanges" if beside else "launches"
@@ -543,7 +571,8 @@ def main():
         return 0
     commit = options.commit or (measurements.commit() if shutil.which("git") else "")
     journal = Journal(circumstances(card, commit), options.dry, options.label, options.one_card)
-    jobs = [job for job in jobs_of(PARTS[:1] if options.one_card else options.what or PARTS)
+    parts = ("check", "memory") if options.one_card else options.what or PARTS
+    jobs = [job for job in jobs_of(parts)
             if all(re.search(part, job) for part in options.only)
             and any(word in job for word in options.preset or [""])]  # fmt: skip
     command = [sys.executable, __file__, "--child"] + ["--dry"] * options.dry

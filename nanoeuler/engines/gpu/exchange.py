@@ -11,6 +11,7 @@ who carries it (nccl.py, peers.py, paper_link.py). R ranks, K predicted tokens.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +21,11 @@ from nanoeuler.engines.gpu.engine import CudaEngine
 from nanoeuler.engines.gpu.kernel import Launch
 from nanoeuler.engines.gpu.primitives import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.program import Array
-from nanoeuler.engines.gpu.sharing import LEAST, Bucket, Sharing, padded
-from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, Machine, Rules, StepWriter
+from nanoeuler.engines.gpu.sharing import LEAST, Bucket, Excerpt, Sharing, names_of, padded
+from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, Machine, Rules, StepWriter, Writer
 from nanoeuler.engines.gpu.stream import add_scaled_launch
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.weights import flat_size
+from nanoeuler.model.weights import Weights, flat_size
 
 # Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200, since
 # one block adds up all that ranks and buckets leave.
@@ -32,6 +33,7 @@ NORM_BLOCKS = 264
 TOGETHER = 4  # buckets of copies in an exchange, since each has some microseconds of its own
 ATTENTION, ONCE, AFTER = "beside attention", "at once", "after"  # when a bucket travels
 NEVER = 1 << 30  # more than any block's number
+MASTERS = "masters"  # memory: this rank's shard of float32 weights, where products read copies
 
 
 class Link(Protocol):
@@ -55,7 +57,7 @@ class Exchange:
     kind: "reduce-scatter" of args (from, to), "all-gather" of such pairs, one behind the other, in
     which one is R times the other and which may overlap where this rank's part is; "hand over" of
     (from, to), in which to is what the R - 1 others have for this rank, in their order; or
-    "broadcast", of args that are each a piece, from the ranks `roots`.
+    "broadcast" of pairs of equal size, each from one of the ranks `roots`, whose from alone counts.
     """
 
     kind: str
@@ -68,7 +70,7 @@ class Exchange:
         return self.link.exchange(self)
 
     def pairs(self) -> list[tuple[Any, Any]]:
-        """The args (from, to) of all but a broadcast."""
+        """The args as (from, to)."""
         return list(zip(self.args[::2], self.args[1::2], strict=True))
 
 
@@ -120,8 +122,47 @@ class RankEngine(CudaEngine):
 
 
 # %% sec-exchange-update
-class Shared(StepWriter):
-    """A step's writer who knows the ranks: memories that they can share, exchanges, joins.
+class RankReader(Writer):
+    """What writes for a rank: where it reads weights, and how long the ranks' flat buffers are.
+
+    If products read copies, masters are in shards. flat: the weights, with their padding.
+    """
+
+    def __init__(
+        self, config: ModelConfig, machine: Machine, precision: Precision, link: Link,
+        least: int = LEAST,
+    ) -> None:  # fmt: skip
+        self.link, self.length = link, padded(flat_size(config), link.size)
+        self.sharing = Sharing(names_of(config), link.size, least)
+        super().__init__(config, machine, precision)
+        if self.copied:
+            self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
+
+    def read(self) -> Weights:
+        """As `Writer.read`."""
+        if not self.copied:
+            self.flat = self.entire(WEIGHTS)
+            return super().read()
+        size = sum(stop - start for start, stop in self.sharing.read)
+        there = self.recording.whole(WEIGHTS, (size,), np.float32)
+        self.flat = Excerpt(flat_size(self.config), there, self.sharing.read)
+        return Weights(self.config, np.float32, self.flat)
+
+    def entire(self, memory: str) -> Array:
+        """A flat buffer with its padding."""
+        return self.recording.whole(memory, (self.length,), np.float32)
+
+    def whole(self, memory: str) -> Array:
+        """A flat buffer (N,)."""
+        return self.entire(memory)[: flat_size(self.config)]
+
+    def shard(self, memory: str) -> Array:
+        """What a rank has of something in shards."""
+        return self.recording.whole(memory, (self.length // self.link.size,), np.float32)
+
+
+class Shared(RankReader, StepWriter):
+    """A step's writer who knows exchanges and joins.
 
     when: buckets travel, once they are complete: beside the next backward of attention, at once, or
     after the backward pass.
@@ -133,24 +174,12 @@ class Shared(StepWriter):
         self, config: ModelConfig, machine: Machine, precision: Precision, link: Link,
         when: str = ATTENTION, least: int = LEAST,
     ) -> None:  # fmt: skip
-        self.link, self.when, self.ripe = link, when, NEVER
-        self.length = padded(flat_size(config), link.size)
-        super().__init__(config, machine, precision)
-        self.sharing = Sharing(self.weights, link.size, least)
+        super().__init__(config, machine, precision, link, least)
+        self.when, self.ripe = when, NEVER
         self.engine.tell = self.complete
         self.engine.before_attention = self.send if when == ATTENTION else lambda: None
-        if self.copied:
-            self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
         self.waiting = list(self.sharing.buckets)  # buckets that nobody has reduced
         self.handed: list[tuple[slice, Array]] = []  # parts, and what others have for them
-
-    def entire(self, memory: str) -> Array:
-        """A flat buffer with its padding."""
-        return self.recording.whole(memory, (self.length,), np.float32)
-
-    def whole(self, memory: str) -> Array:
-        """A flat buffer (N,)."""
-        return self.entire(memory)[: flat_size(self.config)]
 
     def exchange(self, name: str, kind: str, *args: Array, roots: tuple[int, ...] = ()) -> None:
         """Write an exchange down."""
@@ -253,33 +282,37 @@ def tiles_of(parts: list[update.Segment], start: int, stop: int, copied: bool) -
 class Spreading(Deciding):
     """What all ranks must read of what one has updated."""
 
-    def gather(self, name: str, flat: Array, buckets: list[Bucket]) -> None:
-        """Have buckets of a flat buffer gathered, in place."""
-        ends = []
-        for bucket in buckets:
-            part = self.sharing.part(bucket, self.link.rank)
-            ends += [flat[part], flat[bucket.start : bucket.stop]]
-        self.exchange(name, "all-gather", *ends)
+    def masters(self, bucket: Bucket) -> Array:
+        """What this rank updates of a bucket's weights."""
+        if self.copied:
+            return self.shard(MASTERS)[self.sharing.held(bucket)]
+        return self.flat[self.sharing.part(bucket, self.link.rank)]
 
     def spread(self, buckets: list[Bucket]) -> None:
         """Gather what all ranks read of buckets: copies, and in float32 what is read so."""
         if self.copied:
-            self.gather("gather copies", self.copies, buckets)
-        whole = [bucket for bucket in buckets if not self.copied or bucket.block < 0]
-        if whole:
-            self.gather("gather weights", self.entire(WEIGHTS), whole)
+            parts = (self.sharing.part(bucket, self.link.rank) for bucket in buckets)
+            self.gather("gather copies", self.copies, buckets, [self.copies[x] for x in parts])
+        read = [bucket for bucket in buckets if not self.copied or bucket.block < 0]
+        if read:
+            self.gather("gather weights", self.flat, read, [self.masters(x) for x in read])
+
+    def gather(self, name: str, flat: Any, buckets: list[Bucket], parts: list[Array]) -> None:
+        """Have buckets of a flat buffer gathered from all ranks' parts of them."""
+        wholes = (flat[bucket.start : bucket.stop] for bucket in buckets)
+        ends = chain.from_iterable(zip(parts, wholes, strict=True))
+        self.exchange(name, "all-gather", *ends)
 
     def spread_norms(self) -> None:
         """Broadcast the vectors of norms, which are read in float32, each piece by its owner."""
-        parts = [part for part in update.segments(self.weights) if part.copy < 0]
-        pieces = [
-            piece for part in parts
-            for piece in self.sharing.pieces(part.start, part.start + part.length)
-        ]  # fmt: skip
-        flat = self.entire(WEIGHTS)
-        arrays = (flat[first:last] for first, last, _ in pieces)
-        roots = tuple(root for _, _, root in pieces)
-        self.exchange("spread norms", "broadcast", *arrays, roots=roots)
+        ends, roots, masters = [], [], self.shard(MASTERS)
+        for span in self.sharing.read[1:]:
+            for first, last, root, held in self.sharing.pieces(*span):
+                to = self.flat[first:last]
+                mine = masters[held : held + last - first]
+                ends += [mine if root == self.link.rank else to, to]
+                roots.append(root)
+        self.exchange("spread norms", "broadcast", *ends, roots=tuple(roots))
 
 
 class RankWriter(Spreading):
@@ -305,10 +338,9 @@ class RankWriter(Spreading):
         tiles = tiles_of(update.segments(self.weights), part.start, part.stop, self.copied)
         if not len(tiles):
             return  # padding alone
-        shard = (self.length // self.link.size,)
-        moments = (self.recording.whole(name, shard, np.float32)[held] for name in MOMENTS)
+        moments = (self.shard(name)[held] for name in MOMENTS)
         launch = update.adamw_launch(
-            self.recording.constant(tiles), decision, self.entire(WEIGHTS)[part],
+            self.recording.constant(tiles), decision, self.masters(bucket),
             self.entire(GRADIENTS)[part], *moments,
             self.copies[part] if self.copied else self.copies,
             rules.beta1, rules.beta2, rules.eps,

@@ -61,8 +61,8 @@ class Carrier(Connection):
         library, communicator, side = self.library, self.communicator, self.side
         if work.kind == "broadcast":
             library.groupStart()
-            for piece, root in zip(work.args, work.roots, strict=True):
-                ends = piece.address, piece.address, bytes_of(piece)
+            for (given, to), root in zip(work.pairs(), work.roots, strict=True):
+                ends = given.address, to.address, bytes_of(to)
                 communicator.broadcast(*ends, library.NCCL_UINT8, root, side)
             library.groupEnd()
             return
@@ -90,7 +90,7 @@ class Nccl(Carrier):
         mine = self.device.part(many, 4 * self.rank * FIRST, (FIRST,), np.float32)
         for kind, args, roots in (
             ("reduce-scatter", (many, mine), ()), ("all-gather", (mine, many), ()),
-            ("broadcast", (many,), (0,)),
+            ("broadcast", (many, many), (0,)),
         ):  # fmt: skip
             self.carry(Exchange(kind, args, self, roots))
         self.device.synchronize()

@@ -61,11 +61,11 @@ class Paths:
     def carry(self, work: Exchange) -> None:
         """Do one exchange, with all others."""
         if work.kind == "broadcast":
-            pairs = list(zip(work.args, work.roots, strict=True))
-            mine = [self.device.host(piece) if r == self.rank else None for piece, r in pairs]
+            pairs = list(zip(work.pairs(), work.roots, strict=True))
+            mine = [self.device.host(given) if r == self.rank else None for (given, _), r in pairs]
             every = self.group.share(mine)
-            for i, (piece, root) in enumerate(pairs):
-                self.device.fill(piece, every[root][i])
+            for i, ((_, to), root) in enumerate(pairs):
+                self.device.fill(to, every[root][i])
             return
         for given, to in work.pairs():
             every = self.group.share(self.device.host(given))

@@ -118,7 +118,7 @@ class Pending:
 class Recorder:
     """What all operations use: where arrays come from, and where launches go.
 
-    narrow: whether activations are bf16. names: of parameters, by their address. stored: the
+    narrow: whether activations are bf16. names: of parameters, by where they lie. stored: the
     addresses of gradients that this step has written before.
     """
 
@@ -130,7 +130,7 @@ class Recorder:
         self.narrow = precision.kind == "bf16"
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
         self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
-        self.names: dict[int, str] = {}
+        self.names: dict[tuple[str, int], str] = {}
         self.stored: set[int] = set()
         self.pending: Pending | None = None
         # By where they belong: sums over rows that are not added yet, and their lines of a table.
@@ -150,7 +150,7 @@ class Recorder:
 
     def name_of(self, w: Array) -> str:
         """What a matrix of weights is called: the last part of its name."""
-        return self.names.get(w.address, "product")
+        return self.names.get((w.memory, w.address), "product")
 
 
 class Owing(Recorder):

@@ -4,8 +4,8 @@
 # %% sec-exchange-stepper
 """Training steps of several GPUs, one for each rank: see `interface.Stepper`.
 
-Each rank has its part of a batch. Weights are whole on each, moments in shards. Left out: GPUs
-that differ.
+Each rank has its part of a batch. What is read is whole on each; what only the update needs is in
+shards: moments, and masters where products read copies. Left out: GPUs that differ.
 
 B batch, T positions, K predicted tokens.
 """
@@ -17,7 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu.exchange import ATTENTION, Exchange, Join, Link, RankWriter
+from nanoeuler.engines.gpu.exchange import (
+    ATTENTION,
+    MASTERS,
+    Exchange,
+    Join,
+    Link,
+    RankReader,
+    RankWriter,
+)
 from nanoeuler.engines.gpu.nccl import Nccl
 from nanoeuler.engines.gpu.peers import Peers
 from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
@@ -38,20 +46,21 @@ class Gatherer(CudaStepper):
     link: Link
     group: Group
     sharing: Sharing
-    gatherings: dict[tuple[str, str], Any]
+    gatherings: dict[str, Any]
 
-    def gathering(self, name: str, into: str) -> Any:
-        """A graph that gathers a memory of float32, bucket by bucket; made when first asked for."""
-        if (name, into) not in self.gatherings:
+    def gathering(self, name: str) -> Any:
+        """A graph that gathers a memory's shards where gradients are, which may be gathered too;
+        made when first asked for."""
+        if name not in self.gatherings:
             ends = []
             for bucket in self.sharing.buckets:
-                part = self.sharing.part(bucket, self.link.rank)
-                mine = part if name == into else self.sharing.held(bucket)
-                ends += [self.floats(name, mine), self.floats(into, slice(*bucket[:2]))]
+                part, held = self.sharing.part(bucket, self.link.rank), self.sharing.held(bucket)
+                mine = self.floats(name, part if name == GRADIENTS else held)
+                ends += [mine, self.floats(GRADIENTS, slice(*bucket[:2]))]
             works = Exchange("all-gather", tuple(ends), self.link), Join(self.link)
             starts = [work.prepare(self.device) for work in works]
-            self.gatherings[name, into] = self.device.capture(starts)
-        return self.gatherings[name, into]
+            self.gatherings[name] = self.device.capture(starts)
+        return self.gatherings[name]
 
     def floats(self, name: str, part: slice) -> Any:
         """A part of a memory of float32."""
@@ -63,11 +72,14 @@ class Residents(Gatherer):
     """What a rank keeps, and how the run gets all of it."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `Resident.state`: moments are this rank's shard."""
-        made = super().state()
-        whole = [WEIGHTS, COPIES] if self.precision.kind == "bf16" else [WEIGHTS]
-        made |= {name: self.sharing.pad(made[name]) for name in whole}
-        return made | {name: self.sharing.shard(made[name], self.link.rank) for name in MOMENTS}
+        """As `Resident.state`: moments are this rank's shard, and so are masters with copies."""
+        made, sharing = super().state(), self.sharing
+        shards = {name: made[name] for name in MOMENTS}
+        made[WEIGHTS] = sharing.pad(made[WEIGHTS])
+        if self.precision.kind == "bf16":
+            shards[MASTERS], made[COPIES] = self.weights.flat, sharing.pad(made[COPIES])
+            made[WEIGHTS] = np.concatenate([made[WEIGHTS][slice(*span)] for span in sharing.read])
+        return made | {name: sharing.shard(x, self.link.rank) for name, x in shards.items()}
 
     def push(self) -> None:
         """As `Stepper.push`, from rank 0's run to all ranks; they call it at the same time."""
@@ -77,11 +89,12 @@ class Residents(Gatherer):
 
     def pull(self) -> None:
         """As `Stepper.pull`, on every rank; they call it after the same step."""
-        for name in (WEIGHTS, *MOMENTS):
-            into = WEIGHTS if name == WEIGHTS else GRADIENTS
-            self.gathering(name, into).launch()
-            kept = self.weights if name == WEIGHTS else getattr(self.optimizer, name)
-            kept.flat[...] = self.device.host(self.memories[into])[: kept.flat.shape[0]]
+        for name in (MASTERS if MASTERS in self.memories else WEIGHTS, *MOMENTS):
+            kept = getattr(self.optimizer, name) if name in MOMENTS else self.weights
+            if name != WEIGHTS:
+                self.gathering(name).launch()
+            found = self.device.host(self.memories[WEIGHTS if name == WEIGHTS else GRADIENTS])
+            kept.flat[...] = found[: kept.flat.shape[0]]
 
 
 class Portions(Dealt):
@@ -121,6 +134,7 @@ class CudaRankStepper(Portions, Residents):
     ) -> None:  # fmt: skip
         self.link, self.group, self.gatherings = link, group, {}
         self.sharing = Sharing(weights, link.size, least)
+        self.reader = partial(RankReader, link=link, least=least)
         self.writer = partial(RankWriter, link=link, when=when, least=least)
         super().__init__(weights, optimizer, device, **how)
         self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))

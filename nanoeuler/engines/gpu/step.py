@@ -113,12 +113,17 @@ class Writer(Ends):
 
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
         super().__init__(config)
-        self.weights = Weights(config, np.float32, self.whole(WEIGHTS))
         self.copied = precision.kind == "bf16"
+        self.weights = self.read()
         length = self.weights.flat.shape[0] if self.copied else 16
         self.copies = self.recording.whole(COPIES, (length,), np.uint16)
         self.engine = self.engine_type(self.recording, *machine, precision)
-        self.engine.names = {view.address: name for name, view in self.weights.items()}
+        views = self.weights.items()
+        self.engine.names = {(view.memory, view.address): name for name, view in views}
+
+    def read(self) -> Weights:
+        """The weights, as the model's code reads them."""
+        return Weights(self.config, np.float32, self.whole(WEIGHTS))
 
     def batch(self, i: int, B: int, T: int) -> tuple[Array, Array]:
         """tokens and targets of piece i."""
@@ -161,10 +166,10 @@ class StepWriter(Writer):
 
 def record_sums(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
-    packed: bool = False,
+    packed: bool = False, writer: Callable[..., Writer] = Writer,
 ) -> Recorded:  # fmt: skip
     """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""
-    this = Writer(config, machine, precision)
+    this = writer(config, machine, precision)
     this.engine.sums = this.sums(1)[0, : config.n_predict]
     first = this.texts(0, B, T, False) if packed else None
     loss_sums(this.engine, config, this.weights, *this.batch(0, B, T), first)

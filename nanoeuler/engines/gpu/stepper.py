@@ -32,6 +32,7 @@ from nanoeuler.engines.gpu.step import (
     Recorded,
     Rules,
     StepWriter,
+    Writer,
     fill_batch,
     fill_step,
     record_step,
@@ -140,9 +141,10 @@ class Loader(Pool):
 
 
 class Programs(Loader):
-    """The programs of a model. writer: what writes a step."""
+    """The programs of a model. writer: what writes a step; reader: what writes a judgement."""
 
     writer: Callable[..., StepWriter] = StepWriter
+    reader: Callable[..., Writer] = Writer
 
     def program_for(
         self, kind: str, B: int, T: int, pieces: int = 1, packed: bool = False
@@ -160,7 +162,7 @@ class Programs(Loader):
                 rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
                 recorded = record_step(*given, rules, pieces, self.writer, packed)
             else:
-                recorded = record_sums(*given, packed)
+                recorded = record_sums(*given, packed, self.reader)
             self.programs[key] = self.load(recorded)
         return self.programs[key]
 

@@ -68,8 +68,7 @@ def buckets_of(weights: Weights, size: int, least: int = LEAST) -> list[Bucket]:
 class Sharing:
     """Who of `size` ranks has what. length: of a flat buffer with its padding.
 
-    read: (start, stop) of what all ranks read in float32 if products read bf16: the bucket of
-    tables, and what belongs to each norm.
+    read: (start, stop) of what all read in float32 beside copies: tables' bucket, and each norm.
     """
 
     def __init__(self, weights: Weights, size: int, least: int = LEAST) -> None:

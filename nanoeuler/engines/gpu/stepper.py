@@ -5,9 +5,7 @@
 """Training steps on a GPU: see `interface.Stepper`. A step is one graph, and nobody waits for it.
 
 Weights, gradients and moments live on the device; `pull` and `push` exchange them with the run's.
-Works the same on paper. Left out: several devices.
-
-B batch, T positions, K predicted tokens.
+Works the same on paper. Left out: several devices. B batch, T positions, K predicted tokens.
 """
 
 import os

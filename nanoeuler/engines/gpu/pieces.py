@@ -66,22 +66,21 @@ def cut(values, words, p):
 def split_kernel(which: tuple[int, ...]) -> Kernel:
     """Pieces `which` of a float32 matrix, in this order; see `split_launch`.
 
-    x, out: addresses. vectors: of 8 columns, in all; across: in a row. start: bytes of x before
-    the first; wide, line, step: from a row of x to the next, from a row of out to the next, from a
-    piece in out to the next. Thread i of the grid has vector i. Bytes of an element: 4 read, 2
-    written for each piece.
+    x, out: addresses. vectors: of 8 columns, in all; across: in a row. wide, line, step: bytes from
+    a row of x to the next, from a row of out to the next, from a piece in out to the next. Thread i
+    of the grid has vector i. Bytes of an element: 4 read, 2 written for each piece.
     """
     load, count, each = make_load("float32", WIDTH), max(which) + 1, WIDTH // 2
     held = count * each
 
-    def split(x, out, vectors, across, start, wide, line, step):
+    def split(x, out, vectors, across, wide, line, step):
         i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
         values = cuda.local.array(WIDTH, float32)
         words = cuda.local.array(held, int32)
         if i < vectors:
             row = divide(i, across)
             column = int32(i - row * across) * WIDTH
-            load(values, 0, x + start + int64(row) * wide + int64(column) * 4)
+            load(values, 0, x + int64(row) * wide + int64(column) * 4)
             for p in range(count):
                 cut(values, words, p)
             at = out + int64(row) * line + int64(column) * 2
@@ -90,7 +89,7 @@ def split_kernel(which: tuple[int, ...]) -> Kernel:
                 store_int4(at, words[w], words[w + 1], words[w + 2], words[w + 3])
                 at += step
 
-    return Kernel(split, "l l r r l l l l", THREADS, target=(8, 0))
+    return Kernel(split, "l l r r l l l", THREADS, target=(8, 0))
 
 
 def eights(columns: int) -> int:
@@ -104,24 +103,20 @@ def split_shape(shape: tuple[int, int], count: int, axis: int) -> tuple[int, int
     return (count * rows, eights(columns)) if axis == 0 else (rows, count * columns)
 
 
-def split_launch(
-    x: Any, out: Any, which: tuple[int, ...], axis: int, part: tuple[int, int] | None = None
-) -> Launch:
-    """Pieces of x, or of a part of it along `axis`, laid along this axis in the order of `which`.
+def split_launch(x: Any, out: Any, which: tuple[int, ...], axis: int) -> Launch:
+    """Pieces of x, laid along `axis` in the order of `which`.
 
-    x (rows, columns) float32, rows a multiple of 16 bytes apart; out uint16 (bf16), of
-    `split_shape`, likewise: block q of its rows or columns is piece which[q] of x, 0 the largest.
-    part: from which row or column to which. Columns, of a part too, are a multiple of 8.
+    x (rows, columns) float32, rows a multiple of 16 bytes apart, columns a multiple of 8; out
+    uint16 (bf16), of `split_shape`, its rows likewise: block q of its rows or columns is piece
+    which[q] of x, 0 the largest.
     """
     if axis not in (0, 1) or not which or not {*which} <= {0, 1, 2}:
         raise UserError(f"pieces 0, 1, 2 are laid along axis 0 or 1, not {which} along {axis}")
-    first, end = part or (0, x.shape[axis])
-    if str(x.dtype) != "float32" or not 0 <= first < end <= x.shape[axis]:
-        raise UserError(f"float32 is cut, from 0 to {x.shape[axis]}: {x.dtype}, {first} to {end}")
-    rows, columns = (end - first, x.shape[1]) if axis == 0 else (x.shape[0], end - first)
-    if columns % WIDTH or axis and first % WIDTH:
-        came = f"{columns} from {first if axis else 0} on"
-        raise UserError(f"columns that are cut come in eights, not {came}: pad the rows")
+    if str(x.dtype) != "float32":
+        raise UserError(f"float32 is cut, not {x.dtype}")
+    rows, columns = x.shape
+    if columns % WIDTH:
+        raise UserError(f"columns that are cut come in eights, not {columns}: pad the rows")
     if not 0 < rows * columns < WIDTH << 31:
         came = f"{rows} x {columns}"
         raise UserError(f"a matrix that is cut has some elements, less than 2^34, not {came}")
@@ -130,8 +125,7 @@ def split_launch(
     require("the pieces", out, split_shape((rows, columns), len(which), axis), "uint16")
     wide, across = 4 * pitch(x), columns // WIDTH
     line, step = out.strides[0], 2 * columns if axis else rows * out.strides[0]
-    start = first * (4 if axis else wide)
-    args = x, out, rows * across, across, start, wide, line, step
+    args = x, out, rows * across, across, wide, line, step
     return Launch(split_kernel(tuple(which)), (cover(rows * across, THREADS),), args)
 
 
@@ -221,6 +215,7 @@ def pieces_product(
     for at in range(0, k, length):
         size = min(length, k - at)
         for x, cut, which, axis in (a, split_a, left, of_a), (b, split_b, right, of_b):
-            made.append(split_launch(x, room(cut, axis, size), which, axis, (at, at + size)))
+            taken = x[:, at : at + size] if axis else x[at : at + size]
+            made.append(split_launch(taken, room(cut, axis, size), which, axis))
         made += multiply(size, "add" if at else epilogue)
     return made

@@ -80,14 +80,14 @@ def clear_kernel():
 
 
 class Parts(DeviceArray):
-    """An array of which leading rows and columns can be taken."""
+    """An array of which rows and columns can be taken."""
 
     def __getitem__(self, key):
         keys = key if isinstance(key, tuple) else (key,)
-        assert not any(part.start for part in keys)
-        shape = [extent if part.stop is None else min(extent, part.stop)
-                 for extent, part in zip(self.shape, keys, strict=False)]  # fmt: skip
-        return replace(self, shape=(*shape, *self.shape[len(shape) :]))
+        spans = [part.indices(extent)[:2] for extent, part in zip(self.shape, keys, strict=False)]
+        shape = *(stop - start for start, stop in spans), *self.shape[len(spans) :]
+        before = sum(start * step for (start, _), step in zip(spans, self.strides, strict=False))
+        return replace(self, address=self.address + before, shape=shape)
 
 
 @dataclass

@@ -108,13 +108,13 @@ def test_a_wrong_answer_is_refused(file, name, what, old, new):
 
 def main():
     """Print how many wrong answers each exercise has, and how many of them are refused."""
-    print(f"{'chapter':24}{'exercise':24}{'wrong answers':>14}{'refused':>9}")
+    print(f"{'chapter':30}{'exercise':24}{'wrong answers':>14}{'refused':>9}")
     for file in FILES:
         for name in dict.fromkeys(row[0] for row in file.ANSWERS):
             rows = [row for row in file.ANSWERS if row[0] == name]
             killed = [not any(quietly(file, name, seed, *row[2:])[0] for seed in WRONG)
                       for row in rows]  # fmt: skip
-            print(f"{file.CHAPTER:24}{name:24}{len(rows):14}{sum(killed):9}")
+            print(f"{file.CHAPTER:30}{name:24}{len(rows):14}{sum(killed):9}")
 
 
 if __name__ == "__main__":

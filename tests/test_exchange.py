@@ -357,13 +357,16 @@ def train_one(config, steps, pieces):
     return SimpleNamespace(taken=taken, w=w, optimizer=optimizer, gradients=there[: w.flat.size])
 
 
-def make(config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=False):
+def make(
+    config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=False,
+    precision=BF16,
+):  # fmt: skip
     """A rank's stepper."""
     w, optimizer = fresh(config)
     device = devices()
     this = CudaRankStepper(
         w, optimizer, device, Seen(device, group, late, copies), group, least=SMALL, pieces=pieces,
-        when=when,
+        when=when, precision=precision,
     )  # fmt: skip
     this.writer = partial(writer, **this.writer.keywords)
     return this
@@ -490,9 +493,11 @@ def test_a_nan_on_one_rank_skips_the_step_on_all():
     assert together(2, act) == [(False, True, True)] * 2
 
 
-def test_what_is_pushed_comes_back_on_every_rank():
+@pytest.mark.parametrize("engine", ["cuda", "cuda-float32"])
+def test_what_is_pushed_comes_back_on_every_rank(engine):
     def act(group):
-        this, rng = make(TWO, group), np.random.default_rng(0)
+        this = make(TWO, group, precision=PRECISIONS[engine])
+        rng = np.random.default_rng(0)
         states = this.weights, this.optimizer.m, this.optimizer.v
         for state in states:
             state.flat[...] = rng.standard_normal(state.flat.size)

@@ -118,14 +118,12 @@ def estimate(
 ) -> Estimate:
     """Predict a step of `ranks` H200 with so many sequences each: see Estimate and `timeline`."""
     (*_, last), products = timeline(config, sequences, ranks, step)
-    n, state = flat_size(config), float((COPY + GRADIENT + OWNED) * flat_size(config))
-    if ranks == 1:
-        return Estimate(products, 0.0, 0.0, state)
-    tables = TABLE * buckets(config)[-1][1]
+    n, tables = flat_size(config), TABLE * buckets(config)[-1][1] if ranks > 1 else 0
     gathered = COPY * n + tables
-    exposed = last.ends - products + half_seconds(gathered, ranks)
+    exposed = last.ends - products + half_seconds(gathered, ranks) if ranks > 1 else 0.0
     sent = (ranks - 1) / ranks * (GRADIENT * n + gathered)
-    return Estimate(products, exposed, sent, state - (ranks - 1) / ranks * OWNED * n + tables)
+    state = (COPY + GRADIENT) * n + OWNED * n / ranks + tables
+    return Estimate(products, exposed, sent, state)
 
 
 def report(config: ModelConfig, batch_size: int, ranks: int) -> str:

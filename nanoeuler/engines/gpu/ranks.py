@@ -89,12 +89,15 @@ class Residents(Gatherer):
 
     def pull(self) -> None:
         """As `Stepper.pull`, on every rank; they call it after the same step."""
-        for name in (MASTERS if MASTERS in self.memories else WEIGHTS, *MOMENTS):
-            kept = getattr(self.optimizer, name) if name in MOMENTS else self.weights
-            if name != WEIGHTS:
-                self.gathering(name).launch()
-            found = self.device.host(self.memories[WEIGHTS if name == WEIGHTS else GRADIENTS])
-            kept.flat[...] = found[: kept.flat.shape[0]]
+        n = self.weights.flat.shape[0]
+        shards = {name: getattr(self.optimizer, name) for name in MOMENTS}
+        if self.precision.kind == "bf16":
+            shards[MASTERS] = self.weights
+        else:
+            self.weights.flat[...] = self.device.host(self.memories[WEIGHTS])[:n]
+        for name, kept in shards.items():
+            self.gathering(name).launch()
+            kept.flat[...] = self.device.host(self.memories[GRADIENTS])[:n]
 
 
 class Portions(Dealt):

@@ -236,7 +236,7 @@ MISTAKES = [
     ("rows past the end are written", PARTS, "put_sums", "if t + 8 < T", "if t < T"),
     ("rows past the end are read", PARTS, "fetch", "if row < limit", "if row < limit + 1"),
     ("lse not padded", PARTS, "pad_line", "after >= T", "after < 0"),
-    ("a wrong remainder", PARTS, "cut_eight", "values[i + 1] -= high", "values[i + 1] -= low"),
+    ("a wrong remainder", PARTS, "cut_eight", "i + 1] -= high_bf16", "i + 1] -= low_bf16"),
     ("dq: tiles not waited for", BACKWARD, "dq_loop", LATE, "pass  # all"),
     ("dkdv: tiles filled too early", BACKWARD, "dkdv_loop", SOON, "pass  # all"),
     ("delta left out", BACKWARD, "query_step", "(dp[i + 1] - delta[0])", "dp[i + 1]"),

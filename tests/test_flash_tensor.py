@@ -292,7 +292,7 @@ FORWARD = [
     ("total not corrected", "follow", "total[0] *= alpha[0]", "pass"),
     ("one lane's maximum", "quad_maximum", "larger(x, shuffle_xor(x, int32(2)))", "x"),
     ("the vote the wrong way", "raise_lazily", "scale > float32(LEAP)", "scale < float32(LEAP)"),
-    ("rows the wrong way", "raise_lazily", "(above - m[0]) * scale <", "(above - m[0]) * scale >"),
+    ("rows the wrong way", "raise_lazily", "above - m[0]) * scale <=", "above - m[0]) * scale >="),
     ("no mask for the first warpgroup", "diagonal", "forbid_later(s, HALF, key, row, at)", "pass"),
     ("the same values twice", "weigh_second", "int32(v + HALF * 128)", "v"),
     ("a tile again", "go_on", "next_of(stand.later, chain.links)", "stand.later"),

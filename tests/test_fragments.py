@@ -53,3 +53,24 @@ def test_a_name_stands_for_one_local_and_no_two_for_the_same():
     source = "def f(a, b):\n    return a * a + b * a\n"
     assert replaced(source, "p * p", "p") == "def f(a, b):\n    return a + b * a\n"
     assert replaced(source, "p * q", "p") == "def f(a, b):\n    return a * a + b\n"
+
+
+def test_a_comment_says_which_place_is_meant():
+    source = "def f():\n    wait()  # for readers, all\n    wait()  # for writers\n    wait()\n"
+    assert replaced(source, "wait()  # for readers", "pass  # none") == source.replace(
+        "wait()  # for readers, all", "pass  # none"
+    )
+    for old, times in (("wait()", 3), ("wait()  # for", 2), ("wait() # readers", 0)):
+        with pytest.raises(AssertionError, match=f"is {times} times"):
+            replaced(source, old, "pass")
+
+
+def test_space_around_a_fragment_goes_with_it():
+    source = "def f():\n    one()\n    two()\n"
+    assert replaced(source, "    one()\n", "") == "def f():\n    two()\n"
+    assert replaced(source, "one()\n    two()", "two()\n    one()") == source.replace(
+        "one()\n    two()", "two()\n    one()"
+    )
+    assert replaced(source, " one()", " if True:\n        two()") == (
+        "def f():\n    if True:\n        two()\n    two()\n"
+    )

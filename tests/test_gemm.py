@@ -845,7 +845,8 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
     "a slope without its curve": (
         "gemm_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED, "second"),
     "an up by its neighbour's gate": (
-        "gemm_epilogue.gate_pair", "high_bf16(gates), high", "low_bf16(gates), high", UNGATED, "c"),
+        "gemm_epilogue.gate_pair", "acc[i + 1], high_bf16(gates)", "acc[i + 1], low_bf16(gates)",
+        UNGATED, "c"),
     "the upper strips twice": (
         "gemm_wgmma.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),
     "a consumer's sums in the other's lines": (

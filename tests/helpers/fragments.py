@@ -1,6 +1,7 @@
 """A fragment of source replaced by another, however the source is laid out and its locals called.
 
-Fragments are compared token by token, so that line breaks, spaces and comments do not matter. A
+Fragments are compared token by token, so that line breaks, spaces and comments do not matter; but a
+comment in a fragment says which of several places is meant, by the words that it begins with. A
 name in a fragment that its function has no more may be a local that was renamed: it stands for any
 local that the fragment does not name, the same one each time. What must not happen is that a
 mistake goes stale unseen: a fragment that is not there exactly once is an error.
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 NAME = re.compile(r"[^\W\d]\w*")
 TOKEN = re.compile(
-    r'''(?P<skip>\s+|\#[^\n]*)|[^\W\d]\w*|\d[\w.]*(?:(?<=[eE])[+-]\d+)?'''
+    r'''(?P<skip>\s+)|\#[^\n]*|[^\W\d]\w*|\d[\w.]*(?:(?<=[eE])[+-]\d+)?'''
     r'''|"""(?s:.*?)"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*\''''
     r"""|\*\*=?|//=?|<<=?|>>=?|->|\.\.\.|[-+*/%@&|^<>=!:]=|."""
 )
@@ -63,17 +64,26 @@ def matches(
     free: the locals that an unknown name may stand for.
     """
     names = unknown(wanted, there)
-    for i in range(len(there) - len(wanted) + 1):
+    for i in range(len(there)):
         called: dict[str, str] = {}
-        part = there[i : i + len(wanted)]
-        fits = all(
-            token.text in free and called.setdefault(want.text, token.text) == token.text
-            if want.text in names
-            else token.text == want.text
-            for token, want in zip(part, wanted, strict=True)
-        )
-        if fits and len(set(called.values())) == len(called):
-            yield part[0].start, part[-1].stop, called
+        left, last = [*reversed(wanted)], there[i]
+        for token in there[i:]:
+            want = left[-1].text
+            if want in names:
+                fits = token.text in free and called.setdefault(want, token.text) == token.text
+            elif want[0] == "#":
+                fits = token.text.startswith(want)
+            else:
+                fits = token.text == want
+            if fits:
+                left.pop()
+            elif token.text[0] != "#" or token == there[i]:  # a comment may stand anywhere
+                break
+            last = token
+            if not left:
+                break
+        if not left and len(set(called.values())) == len(called):
+            yield there[i].start, last.stop, called
 
 
 def replaced(function: str, old: str, new: str, name: str = "the source") -> str:
@@ -83,6 +93,9 @@ def replaced(function: str, old: str, new: str, name: str = "the source") -> str
     found = list(matches(there, wanted, free))
     assert len(found) == 1, f"{old!r} is {len(found)} times, not exactly once in {name}"
     start, stop, called = found[0]
+    before, after = old[: -len(old.lstrip())], old[len(old.rstrip()) :]  # the space around it
+    start -= len(before) if function[:start].endswith(before) else 0
+    stop += len(after) if function[stop:].startswith(after) else 0
     parts, at = [], 0
     for token in tokens(new):
         parts += [new[at : token.start], called.get(token.text, token.text)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import MUTANTS, Mutant, examples, load, worst_error
-from pairs import sampled
 from slopes import Slope, slopes
+from tiers import paired
 
 from nanoeuler.checks import gradcheck
 from nanoeuler.checks.derivatives import central_difference, complex_step, relative_error
@@ -276,7 +276,7 @@ SETTINGS = [{name: getattr(config, name) for name in CHOICES} | {"integrator": i
             for config in SWITCHES.values() for integrator in CHOICES["integrator"]]  # fmt: skip
 
 
-@pytest.mark.parametrize("setting", sampled(SETTINGS, CHOICES))
+@pytest.mark.parametrize("setting", paired(SETTINGS, CHOICES))
 def test_every_architecture_with_other_steps_and_shared_blocks(setting):
     """Those of `nanoeuler check`, which compares every element, crossed with what it does not."""
     n_predict = 1 if setting["tied"] else gradcheck.TINIEST.n_predict

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 from numba.core.dispatcher import Dispatcher
-from pairs import sampled
+from tiers import paired
 
 from nanoeuler import compiler
 from nanoeuler.engines import choice
@@ -457,7 +457,7 @@ SETTINGS = [dict(zip(SWITCHES, values, strict=True)) for values in product(*SWIT
 
 
 @pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
-@pytest.mark.parametrize("setting", sampled(SETTINGS, SWITCHES))
+@pytest.mark.parametrize("setting", paired(SETTINGS, SWITCHES))
 def test_every_architecture(setting, engine):
     engine = engine()  # one for all three: an arena does not care whose pass it holds
     for integrator, step_size in (("euler", 1.0), ("heun", 0.7), ("rk4", 1.5)):

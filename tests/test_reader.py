@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import sampled
 from test_generate import ARCHITECTURES, SHAPES, model
+from tiers import paired
 
 from nanoeuler.engines.choice import CPU_ENGINES, engine_factory
 from nanoeuler.engines.cpu import decode, panels
@@ -42,7 +42,7 @@ def readers(config, weights, texts=1):
     return made | {"compiled": CpuReader(config, weights, texts, threads=1)}
 
 
-@pytest.mark.parametrize("switches", sampled(ARCHITECTURES, CHOICES))
+@pytest.mark.parametrize("switches", paired(ARCHITECTURES, CHOICES))
 def test_every_architecture_in_every_cut(switches):
     config, weights, text, exact, bound = both(context=9, n_layers=2, **switches)
     reader = CpuReader(config, weights, threads=1)

@@ -34,18 +34,24 @@ class Mutant(NamedTuple):
     new: str
 
 
-def load(mutant):
-    """The module `mutant` as it would be with the mistake in it; the package is not touched."""
+def source(mutant):
+    """(path, text) of the module with the mistake in it; AssertionError where it finds no place."""
     path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
-    source = path.read_text(encoding="utf-8")
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    text = path.read_text(encoding="utf-8")
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     (node,) = (node for node in nodes if node.name == mutant.function)
-    lines = source.splitlines(keepends=True)
+    lines = text.splitlines(keepends=True)
     before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
     body = "".join(lines[node.lineno - 1 : node.end_lineno])
-    wrong = "".join([*before, replaced(body, mutant.old, mutant.new, mutant.function), *after])
+    wrong = replaced(body, mutant.old, mutant.new, mutant.function)
+    return path, "".join([*before, wrong, *after])
+
+
+def load(mutant):
+    """The module `mutant` as it would be with the mistake in it; the package is not touched."""
+    path, text = source(mutant)
     module = ModuleType(f"mutant_{mutant.module}")
-    exec(compile(wrong, str(path), "exec"), vars(module))
+    exec(compile(text, str(path), "exec"), vars(module))
     return module
 
 

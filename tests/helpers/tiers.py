@@ -1,8 +1,13 @@
-"""Few settings of many switches, in which each two values of two switches meet.
+"""Which cases of a test `make test` runs, where all are for `make test-all`.
 
-A mistake in how two switches go together shows itself in one of them; what it takes three for is
-left to the full product, which `make test-all` runs. See Kuhn, Wallace and Gallo, "Software fault
-interactions and implications for software testing" (2004): two suffice for most, not for all.
+Of settings of many switches, those in which each two values of two switches meet. A mistake in how
+two switches go together shows itself in one of them; what it takes three for is left to the full
+product. See Kuhn, Wallace and Gallo, "Software fault interactions and implications for software
+testing" (2004): two suffice for most, not for all.
+
+Of mistakes that are planted to see whether a test sees them, one in a few: they test the test,
+which changes less often than the code. That all of them can still be planted is for `make test`,
+too (`mutants.source`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +44,7 @@ def pairwise(choices: Mapping[str, Sequence[Any]]) -> list[Setting]:
     return found
 
 
-def sampled(settings: Iterable[Setting], choices: Mapping[str, Sequence[Any]]) -> list:
+def paired(settings: Iterable[Setting], choices: Mapping[str, Sequence[Any]]) -> list:
     """Parameters of a test: all settings, but those that `pairwise` does without are `long`."""
     few = pairwise(choices)
     return [
@@ -50,3 +55,12 @@ def sampled(settings: Iterable[Setting], choices: Mapping[str, Sequence[Any]]) -
         )
         for setting in settings
     ]
+
+
+def thinned(cases: Iterable[Any], every: int = 3) -> list:
+    """Parameters of a test: all cases, but those between one in `every` are `long`."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)),
+                     marks=() if i % every == 0 else pytest.mark.long)
+        for i, case in enumerate(cases)
+    ]  # fmt: skip

@@ -85,7 +85,7 @@ def program(args: list[str]) -> int:
 
 
 def forked(act: Callable[[], int], folder: Path, stdin: bytes, seconds: float) -> Outcome:
-    """Do `act` in a child: a session of its own, files for its streams, limits; kill what is left."""
+    """Do `act` in a child, a session of its own with limits; kill whatever it leaves running."""
     streams = [tempfile.TemporaryFile() for _ in range(3)]
     streams[0].write(stdin)
     streams[0].seek(0)

@@ -1,7 +1,7 @@
 """Attack the whole program: python tests/attack/run.py [GROUP ...] [--seed N]
 
-Prints each fault as it is found, then a table, and ends with 1 if there was any. A group is a module
-of this folder with a function `attack(attack, seed)`; without names, all of them run.
+Prints each fault as it is found, then a table, and ends with 1 if there was any. A group is a
+module of this folder with a function `attack(attack, seed)`; without names, all of them run.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
             bad = sum(fault.startswith(f"{kind}: ") for fault in attack.faults)
             lines.append(f"{name:12} {kind:32} {inputs:7,} {bad:7}")
         lines.append(
-            f"{name:12} {'':32} {sum(attack.inputs.values()):7,} {len(attack.faults):7} {minutes:6.1f} min"
+            f"{name:12} {'':32} {attack.inputs.total():7,} {len(attack.faults):7} {minutes:6.1f} min"
         )
     print(f"\n{'group':12} {'kind':32} {'inputs':>7} {'faults':>7}", *lines, sep="\n")
     return 1 if faults else 0

@@ -42,9 +42,8 @@ def main() -> int:
         for kind, inputs in attack.inputs.items():
             bad = sum(fault.startswith(f"{kind}: ") for fault in attack.faults)
             lines.append(f"{name:12} {kind:32} {inputs:7,} {bad:7}")
-        lines.append(
-            f"{name:12} {'':32} {attack.inputs.total():7,} {len(attack.faults):7} {minutes:6.1f} min"
-        )
+        total = f"{attack.inputs.total():7,} {len(attack.faults):7}"
+        lines.append(f"{name:12} {'':32} {total} {minutes:6.1f} min")
     print(f"\n{'group':12} {'kind':32} {'inputs':>7} {'faults':>7}", *lines, sep="\n")
     return 1 if faults else 0
 

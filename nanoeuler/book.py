@@ -20,8 +20,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated
+
+# jsonschema, which reads notebooks, does without the package for internet addresses, whose import
+# builds a grammar for two seconds.
+# ruff: noqa: E402
+sys.modules.setdefault("rfc3987_syntax", None)
 
 import jupytext
 import nbformat
@@ -42,17 +48,19 @@ Cell = tuple[str, int, list[str]]  # an exported cell: its section, its first li
 Package = dict[str, tuple[str, list[Cell]]]  # file -> (the chapter that it comes from, its cells)
 
 
-def code_cells(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line, source lines) for each code cell of a chapter's text; lines count from 1."""
-    lines, at = text.split("\n"), 0
+@cache
+def code_cells(text: str) -> tuple[tuple[int, list[str]], ...]:
+    """(line, source lines) of each code cell of a chapter's text; lines count from 1."""
+    lines, found, at = text.split("\n"), [], 0
     for cell in jupytext.reads(text, fmt="md:myst").cells:
         source = cell.source.split("\n")
         if cell.cell_type == "code" and cell.source:
             while lines[at : at + len(source)] != source:
                 at += 1
                 assert at < len(lines), f"jupytext changed this cell on reading it: {source[0]!r}"
-            yield at + 1, source
+            found.append((at + 1, source))
             at += len(source)
+    return tuple(found)
 
 
 # %% sec-book-export

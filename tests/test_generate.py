@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import paired
 
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.reference import ReferenceEngine
@@ -77,7 +78,7 @@ ARCHITECTURES = [
 ]
 
 
-@pytest.mark.parametrize("switches", ARCHITECTURES, ids=lambda x: " ".join(map(str, x.values())))
+@pytest.mark.parametrize("switches", paired(ARCHITECTURES, CHOICES))
 def test_every_architecture_and_every_cut(switches):
     config, weights = model(context=5, n_layers=2, **switches)  # learned positions: to the last
     text = np.random.default_rng(0).integers(23, size=5)

@@ -7,7 +7,6 @@
 Leaves out how a step is taken and what a run leaves on the disk: the room `training`.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

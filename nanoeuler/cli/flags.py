@@ -191,8 +191,9 @@ READING = {
     "engine": ReadingEngine,
     "int8": Annotated[
         bool | None,
-        typer.Option("--int8", help="int8 weights: a quarter of the memory, slightly less accurate"),
-    ],
+        typer.Option("--int8",
+                     help="int8 weights: a quarter of the memory, slightly less accurate"),
+    ],  # fmt: skip
 }
 # How a text is written: parameters of Model.stream, which also checks them.
 WRITING = {

@@ -199,7 +199,8 @@ def evaluate(
 
 # %% sec-cli-tokenizer
 _PlannedEngine = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="only for this engine: cpu, cuda, ...")
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="only for this engine: cpu, cuda, ..."),
 ]
 
 

@@ -35,7 +35,7 @@ def serve(
     port: flags.whole("0: any that is free", 0, 65535) = 8000,
     seats: flags.whole("texts written at once") = 8,
     waiting: flags.whole("requests that may wait", 0) = 64,
-    tokens: flags.whole("most tokens of an answer") = 1024,
+    tokens: flags.whole("number of tokens") = 1024,
     allow_origin: _Origins = None, engine: flags.ReadingEngine = "auto",
 ) -> None:  # fmt: skip
     """Serve a model: a page to chat with, and the protocol of OpenAI at /v1.

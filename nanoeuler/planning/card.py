@@ -70,5 +70,6 @@ def found() -> str:
     text = f"{card.name}, compute capability {major}.{minor}, {free / 1e9:.1f} of "
     text += f"{whole / 1e9:.1f} GB free"
     if (major, minor) < OLDEST:
-        return f"{text}; too old for our engines, which need {'.'.join(map(str, OLDEST))}: {INSTEAD}"
+        oldest = ".".join(map(str, OLDEST))
+        return f"{text}; too old for our engines, which need {oldest}: {INSTEAD}"
     return f"{text}; --engine cuda trains on it, {vendor.multiplier().words}"

@@ -67,7 +67,7 @@ CARDS = {
 MEASURED = {"h200"}  # those of data/measurements/gpu.json: all others are estimates
 
 
-INSTEAD = "--engine cpu trains on the processor"  # of a machine whose card is too old
+INSTEAD = "train with --engine cpu"  # where the card is too old
 
 
 def known(key: str) -> str:
@@ -79,10 +79,8 @@ def known(key: str) -> str:
 
 def unsupported(card: Card) -> str:
     """Why no engine runs on a card, and what to do instead."""
-    major, minor = card.capability
-    oldest = ".".join(map(str, OLDEST))
-    return (f"not supported: capability {major}.{minor} has no bf16 products, which came with "
-            f"{oldest}; {INSTEAD}")  # fmt: skip
+    (major, minor), oldest = card.capability, ".".join(map(str, OLDEST))
+    return f"not supported: {major}.{minor} has no bf16 products ({oldest} has); {INSTEAD}"
 
 
 def table() -> str:

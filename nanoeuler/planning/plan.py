@@ -265,4 +265,4 @@ def here(config: ModelConfig, batch_size: int, tokens: int | None, engine: str) 
     text = summary(config, batch_size, ceil(tokens / (batch_size * config.context)))
     if engine == "cpu":
         return text
-    return f"{text}\n        by the engine cpu: {engine} is slower, and nanoeuler train says by how much"
+    return f"{text}\n        by the engine cpu; {engine} is slower, and train says by how much"

@@ -152,8 +152,9 @@ def _line(key: str, config: ModelConfig, batch_size: int, engine: str) -> str:
     timed = measured(config, batch_size, engine) if key in MEASURED else None
     seconds, how = (timed, known(key)) if timed else (made.seconds, "estimated")
     fits = "yes" if made.bytes <= card.memory_bytes else "no"
-    return (f"{key:12} {made.launches:8,} {made.bytes / 1e9:10.3f} {fits:>5} {1e3 * seconds:10,.2f} "
-            f"{batch_size * config.context / seconds:11,.0f}  {how}")  # fmt: skip
+    speed = batch_size * config.context / seconds
+    return (f"{key:12} {made.launches:8,} {made.bytes / 1e9:10.3f} {fits:>5} "
+            f"{1e3 * seconds:10,.2f} {speed:11,.0f}  {how}")  # fmt: skip
 
 
 def on_cards(config: ModelConfig, batch_size: int, engine: str) -> str:

@@ -21,7 +21,7 @@ from nanoeuler.progress import bars, say
 from nanoeuler.training.folder import read_metrics, writing
 from nanoeuler.training.run import Run
 
-if TYPE_CHECKING:  # at run time `plot` imports it: it takes a second, and most programs draw nothing
+if TYPE_CHECKING:  # `plot` imports it where it draws: it takes a second
     from matplotlib.axes import Axes
 
 SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s

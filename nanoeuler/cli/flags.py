@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -31,7 +31,7 @@ MOST = 2**63 - 1  # of any number that is typed: what 64 bits hold
 SHOWN = 40  # characters of a wrong value that an error repeats
 
 
-def _refuse(wanted, text):
+def _refuse(wanted, text) -> NoReturn:
     shown = text if len(text) <= SHOWN else text[:SHOWN] + "..."
     raise typer.BadParameter(f"expected {wanted}, got {shown!r}")
 
@@ -41,12 +41,12 @@ def whole_number(least: int = 0, most: int = MOST) -> Callable[[str | int], int]
 
     def parse(value):
         text = str(value)  # a default is a number already
-        short = re.fullmatch("[+-]?[0-9]+", text) and len(text) <= SHOWN
-        if not short or not least <= int(text) <= most:
-            above = most < MOST or (short and int(text) > most)
-            bounds = f"from {least} to {most}" if above else f"of at least {least}"
-            _refuse(f"a whole number {bounds}", text)
-        return int(text)
+        digits = re.fullmatch("([+-]?)[0-9]+", text)
+        if digits and len(text) <= SHOWN and least <= int(text) <= most:
+            return int(text)
+        large = digits and digits[1] != "-" and (len(text) > SHOWN or int(text) > most)
+        bounds = f"from {least} to {most}" if large or most < MOST else f"of at least {least}"
+        _refuse(f"a whole number {bounds}", text)
 
     return parse
 

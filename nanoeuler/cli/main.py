@@ -230,7 +230,7 @@ def plan(
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
     tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
-    --engine cpu, this machine is timed. --ranks splits the batch over so many H200.
+    --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """

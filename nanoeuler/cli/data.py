@@ -238,7 +238,10 @@ def data_show(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", file_okay=False, help="what data prepare has made")
     ],
-    number: Annotated[int | None, typer.Argument(metavar="N", min=1, help="a document")] = None,
+    number: Annotated[
+        int | None,
+        typer.Argument(parser=flags.whole_number(1), metavar="N", help="a document"),
+    ] = None,
 ) -> None:
     """What is in prepared data: the counts, or the text of document N.
 

@@ -13,6 +13,7 @@ import contextlib
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -108,7 +109,7 @@ def generate(
     from nanoeuler import face
 
     model, how = face.load(base), knobs | writing | _given(tokens=tokens)
-    how["stop_tokens"] = [int(t) if t.isdecimal() else t for t in how.get("stop_tokens", ())]
+    how["stop_tokens"] = [flags.token(word) for word in how.get("stop_tokens", ())]
     if log_probabilities:
         if "stop" in how or "guesses" in how:
             raise UserError("--log-probabilities lists tokens: leave out --stop and --guesses")
@@ -154,32 +155,55 @@ def chat(
     converse(talk, lines, lambda text: print(text, end="", flush=True), stoppable=somebody)
 
 
+def _bar_of_tokens(progress):
+    """A function for `Model.evaluate` to report to: a bar, tokens a second and bits so far."""
+    task, began = progress.add_task("", total=None), time.monotonic()
+
+    def report(done, total, bits):
+        rate = done / max(1e-9, time.monotonic() - began)
+        text = f"{done:,} of {total:,} tokens  {rate:,.0f} tokens/s  {bits:.4f} bits/byte"
+        progress.update(task, completed=done, total=total, description=text)
+
+    return report
+
+
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a run")],
-    data: flags.Data = None,
-) -> None:
-    """How good a model is on a text: bits per byte, perplexity, accuracy.
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
+    data: flags.Data = None, engine: flags.Engine = "auto", threads: flags.Threads = None,
+) -> None:  # fmt: skip
+    """Measure how well a model predicts a text: bits per byte and perplexity.
 
     Without --data, and of docs and prepared data, the held-out part is judged; a file is judged
-    whole.
+    whole. On a terminal it shows how far it is.
 
     Example: nanoeuler eval runs/base --data story.txt
     """
     from nanoeuler import face
     from nanoeuler.data.text import read_text, split
+    from nanoeuler.engines.choice import engine_name
+    from nanoeuler.progress import bars
     from nanoeuler.training.train import own_text
 
-    model = face.load(run)
+    name, model = engine_name(engine), face.load(run)
     text = own_text(run) if data is None else face.text_of(data)
-    judged = model.evaluate(split(read_text(text))[1] if data == "docs" else text)
+    with bars() as progress:
+        judged = model.evaluate(
+            split(read_text(text))[1] if data == "docs" else text,
+            engine=name, threads=threads, report=_bar_of_tokens(progress),
+        )  # fmt: skip
     print(f"bits per byte   {judged.bits_per_byte:.4f}")
     print(f"perplexity      {judged.perplexity:.2f}")
-    print(f"accuracy        {judged.accuracy:.1%} of {judged.tokens:,} tokens")
-    print(f"judged          {judged.bytes:,} bytes of {text}")
+    print(f"judged          {judged.tokens:,} tokens, {judged.bytes:,} bytes of {text}")
 
 
 # %% sec-cli-tokenizer
+_PlannedEngine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="only for this engine: cpu, cuda, ..."),
+]
+
+
 @app.command()
 def check() -> None:
     """Prove the gradients.
@@ -200,24 +224,32 @@ def check() -> None:
 @flags.grouped(sizes=flags.SIZES)
 def plan(
     sizes: flags.Group, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
-    tokens: flags.Tokens = None, ranks: flags.Ranks = None,
+    tokens: flags.Tokens = None, engine: _PlannedEngine = None, ranks: flags.Ranks = None,
 ) -> None:  # fmt: skip
-    """What training takes: FLOPs, memory, and hours on several devices.
+    """Estimate what training takes: FLOPs, memory, and hours on several devices.
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
-    tokens for each of its parameters. --ranks shares the batch out among so many H200.
+    tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
+    --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
+    from nanoeuler.engines.choice import CPU_ENGINES, GPU_ENGINES, engine_name
     from nanoeuler.planning import plan, step
     from nanoeuler.planning.ranks import report
 
-    config = flags.config_of(preset, sizes)
-    print(plan.report(config, **_given(batch_size=batch_size, tokens=tokens)))
-    print(f"\na step of our own on an H200, by its list of launches\n"
-          f"{step.report(config, batch_size or plan.BATCH_SIZE)}")  # fmt: skip
+    name = engine if engine in (*GPU_ENGINES, None) else engine_name(engine)
+    config, batch_size = flags.config_of(preset, sizes), batch_size or plan.BATCH_SIZE
+    if name in CPU_ENGINES:
+        print(plan.here(config, batch_size, tokens, name))
+    elif name:
+        print(step.on_cards(config, batch_size, name))
+    else:
+        print(plan.report(config, batch_size, tokens))
+        print(f"\na step of our own on an H200, by its list of launches\n"
+              f"{step.report(config, batch_size)}")  # fmt: skip
     if ranks:
-        print(f"\n{report(config, batch_size or plan.BATCH_SIZE, ranks)}")
+        print(f"\n{report(config, batch_size, ranks)}")
 
 
 @app.command()

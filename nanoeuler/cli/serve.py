@@ -25,21 +25,18 @@ def _warn(name, parameters, host, port):
     """Say on stderr what to expect of the model, and of a port that others reach."""
     print(f"{name} has {parameters:,} parameters: what it says is often wrong", file=sys.stderr)
     if host not in LOOPBACK:
-        print(f"warning: whoever reaches port {port} of {host} can use this model; there is no "
-              "password and no encryption", file=sys.stderr)  # fmt: skip
+        print(f"warning: anybody who can reach port {port} of {host} can use this model: there is "
+              "no password and no encryption", file=sys.stderr)  # fmt: skip
 
 
 def serve(
     base: flags.From = flags.CHAT,
     host: Annotated[str, typer.Option(metavar="NAME", help="where to listen")] = LOOPBACK[0],
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any")] = 8000,
-    seats: Annotated[int, typer.Option(metavar="N", min=1, help="texts written at once")] = 8,
-    waiting: Annotated[int, typer.Option(metavar="N", min=0, help="texts that may wait")] = 64,
-    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="how many tokens")] = 1024,
-    allow_origin: _Origins = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
-    ] = "auto",
+    port: flags.whole("0: any that is free", 0, 65535) = 8000,
+    seats: flags.whole("texts written at once") = 8,
+    waiting: flags.whole("requests that may wait", 0) = 64,
+    tokens: flags.whole("number of tokens") = 1024,
+    allow_origin: _Origins = None, engine: flags.ReadingEngine = "auto",
 ) -> None:  # fmt: skip
     """Serve a model: a page to chat with, and the protocol of OpenAI at /v1.
 

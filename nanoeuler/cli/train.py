@@ -27,7 +27,6 @@ ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has
 def _say_plan(run, seconds_per_step=None, ranks=1):
     """Print on stderr what the steps that `run` has before it will take, if there are any."""
     from nanoeuler.engines.choice import GPU_ENGINES
-    from nanoeuler.planning import card
     from nanoeuler.planning.plan import summary
 
     settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
@@ -35,6 +34,8 @@ def _say_plan(run, seconds_per_step=None, ranks=1):
         sizes = run.config, settings.batch_size
         how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step, ranks=ranks)
         if engine in GPU_ENGINES:
+            from nanoeuler.planning import card
+
             how["memory"] = card.words(*sizes, settings.accumulate, engine)
         print(summary(*sizes, left, **how), file=sys.stderr)
 

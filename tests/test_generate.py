@@ -258,7 +258,8 @@ def test_it_ends_before_a_stop_token():
      ("top_p", np.nan), ("top_p", "x"), ("min_p", -0.1), ("min_p", 1.1), ("min_p", "x"),
      ("repetition_penalty", 0), ("repetition_penalty", np.nan), ("repetition_penalty", None),
      ("repetition_penalty", np.inf), ("repetition_penalty", 1e-31),
-     ("repetition_penalty", 5e-324), ("repetition_penalty", 2e30), ("seed", -1), ("seed", "a"), ("seed", 1.5),
+     ("repetition_penalty", 5e-324), ("repetition_penalty", 2e30),
+     ("seed", -1), ("seed", "a"), ("seed", 1.5),
      ("seed", None), ("seed", (1, -1)), ("seed", [0.5])],
 )
 def test_wrong_knobs_are_refused_before_the_first_token(knob, value):

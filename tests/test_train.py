@@ -655,8 +655,16 @@ def test_the_picture_the_metrics_and_the_cursor(straight):
     assert lines[-1]["bits_per_byte"] < lines[0]["bits_per_byte"] < 8.5
     folders = [f"step-{step:08d}" for step in (8, 12)]
     assert sorted(os.listdir(straight)) == sorted(
-        [LOCK, "best", "config.json", "data", "loss.png", "metrics.jsonl", "tokenizer.json",
-         *folders]
+        [
+            LOCK,
+            "best",
+            "config.json",
+            "data",
+            "loss.png",
+            "metrics.jsonl",
+            "tokenizer.json",
+            *folders,
+        ]
     )
     state = json.loads((straight / folders[-1] / "state.json").read_text())
     windows = Batches(Prepared(straight / "data").train, 8, 32, 2, 5).windows

@@ -20,6 +20,7 @@ import typer
 from nanoeuler.cli import flags
 from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
+from nanoeuler.paths import check_regular
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -58,10 +59,9 @@ def bar_of_bytes(progress: "Progress", total: int) -> Callable[[bytes], None]:
 
 
 def _size(path):
-    """The bytes in the file `path` (0 for a pipe); UserError if it cannot be read."""
+    """The bytes in the file `path`; UserError if it cannot be read to an end."""
     try:
-        if path.is_fifo():  # opening it to look would take it from whoever writes into it
-            return 0
+        check_regular(path)
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
@@ -70,7 +70,7 @@ def _size(path):
 
 def _check_out(out, files):
     """UserError if the file `out` cannot be written, or is one of `files`."""
-    if flags.file_out(out).resolve() in [path.resolve() for path in files]:
+    if os.path.realpath(flags.file_out(out)) in map(os.path.realpath, files):
         raise UserError(f"--out {out} is a text to learn from: name another file")
 
 

@@ -136,7 +136,7 @@ def soon(run, seconds):
 config = resized(ne.PRESETS["small"], dim=16, n_layers=1, context=16)
 settings = ne.Settings(steps=1_000_000, batch_size=1)
 try:
-    ne.train({str(STORY)!r}, out="run", config=config, settings=settings, before=soon)
+    ne.train({str(STORY)!r}, out="run", config=config, settings=settings, on_pace=soon)
 except KeyboardInterrupt:
     print("not trained to the end", ne.load("run").config.dim)
 """

@@ -20,6 +20,7 @@ import typer
 from nanoeuler.cli import flags
 from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
+from nanoeuler.paths import check_regular
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,10 +58,9 @@ def bar_of_bytes(progress: "Progress", total: int) -> Callable[[bytes], None]:
 
 
 def _size(path):
-    """The bytes in the file `path` (0 for a pipe); UserError if it cannot be read."""
+    """The bytes in the file `path`; UserError if it cannot be read to an end."""
     try:
-        if path.is_fifo():  # opening it to look would take it from whoever writes into it
-            return 0
+        check_regular(path)
         with open(path, "rb") as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
@@ -69,8 +69,8 @@ def _size(path):
 
 def _check_files(files, out):
     """The bytes in the files; UserError for one that cannot be read, and for a bad place `out`."""
-    total = sum(map(_size, files))  # first: a link that leads to itself cannot be resolved
-    if flags.file_out(out).resolve() in [path.resolve() for path in files]:
+    total = sum(map(_size, files))
+    if os.path.realpath(flags.file_out(out)) in map(os.path.realpath, files):
         raise UserError(f"--out {out} is a text to learn from: name another file")
     return total
 

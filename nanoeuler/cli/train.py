@@ -92,7 +92,7 @@ def train(
             data, out=folder, config=flags.config_of(preset, sizes, begun),
             settings=settings_for(folder, resume, **settings), tokenizer=ids,
             engine=engine_name(engine), resume=resume, **how,
-            before=partial(_say_plan, ranks=size),
+            on_pace=partial(_say_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler sft --from {chosen(folder)}")
@@ -146,7 +146,7 @@ def sft(
         face.finetune(
             first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
             settings=settings_for(folder, resume, FINETUNING, **settings),
-            before=partial(_say_plan, ranks=size), **how,
+            on_pace=partial(_say_plan, ranks=size), **how,
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")
 

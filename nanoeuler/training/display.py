@@ -31,12 +31,16 @@ SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a termi
 class Display:
     """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
 
-    def __init__(self, steps: int, step: int) -> None:
-        steps_done = TextColumn("step {task.completed}/{task.total}")
+    def __init__(self, step: int) -> None:
+        steps_done = TextColumn("step {task.completed}{task.fields[of]}")
         columns = BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn()
         self.progress = bars(None, steps_done, *columns, stay=True)
-        self.task = self.progress.add_task("", total=steps, completed=step)
+        self.task = self.progress.add_task("", total=None, completed=step, of="")
         self.bits, self.seconds = "", deque(maxlen=SPEED_WINDOW)
+
+    def reach(self, steps: int) -> None:
+        """Show how many steps the run has, now that this is known."""
+        self.progress.update(self.task, total=steps, of=f"/{steps}")
 
     def say(self, text: str) -> None:
         """Print lines that stay, above the live one."""

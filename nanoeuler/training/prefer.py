@@ -29,7 +29,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
 from nanoeuler.training.folder import add_metrics
-from nanoeuler.training.loop import Signals, check_counts
+from nanoeuler.training.loop import Saving, Signals, check_counts
 from nanoeuler.training.optim import learning_rate, rate_for
 from nanoeuler.training.pace import validates
 from nanoeuler.training.record import read_request
@@ -181,7 +181,6 @@ class Judge:
         return {**judged.numbers(), "bits_per_byte": bits}
 
 
-SAVE_EVERY = 50  # steps: about half a minute of the small preset on two cores
 OnStep = Callable[[dict[str, float]], None]
 
 
@@ -225,7 +224,7 @@ def _line(
 
 def _take_steps(
     out: str | Path, run: Run, stepper: PreferenceStepper, learned: Comparisons, judge: Judge,
-    save_every: int, keep: int, on_step: OnStep | None,
+    saving: Saving, keep: int, on_step: OnStep | None,
 ) -> None:  # fmt: skip
     """Take the steps that `run` has before it, or those up to a signal; the last is saved."""
     steps = run.settings.steps
@@ -241,8 +240,9 @@ def _take_steps(
             add_metrics(out, line)
             if on_step:
                 on_step(line)
-            if signals.caught or number == steps or number % save_every == 0:
-                save(out, run, keep, learned.windows)
+            if signals.caught or number == steps or saving.due(number):
+                with saving.timed():
+                    save(out, run, keep, learned.windows)
             if signals.caught:
                 print(f"{signals.caught}: step {number} of {steps} is saved in {out}; go on with "
                       "--resume", file=sys.stderr)  # fmt: skip
@@ -256,7 +256,7 @@ PREFERRING = Settings(steps=250, weight_decay=0.0)
 
 
 def _check(
-    save_every: int, keep: int, threads: int | None, beta: float, anchor: float
+    save_every: int | None, keep: int, threads: int | None, beta: float, anchor: float
 ) -> None:
     """UserError for numbers that no run can have."""
     check_counts(save_every, keep, threads)
@@ -290,15 +290,16 @@ def prefer(
     base: Base, learned: Sequence[Preference], held_out: Sequence[Preference], out: Path | str, *,
     settings: Settings | None = None, beta: float = BETA, anchor: float = ANCHOR,
     resume: bool = False, engine: str = "cpu", threads: int | None = None,
-    save_every: int = SAVE_EVERY, keep: int = KEEP, on_step: OnStep | None = None,
+    save_every: int | None = None, keep: int = KEEP, on_step: OnStep | None = None,
 ) -> Run:  # fmt: skip
     """Move the model `base` towards the better answers, into the directory `out`.
 
     base stays as it is, and is the reference: a run directory, or a model's parts. `held_out`
     comparisons judge. settings None: PREFERRING; a learning rate left open is LEARNING_RATE by
     `optim.rate_for`. With `resume` the run in `out` goes on, with the same base, comparisons, beta
-    and anchor. engine: one of those for a CPU. `on_step(line)` gets each step's metrics, before the
-    first those of step 0. UserError for what is wrong, and as `train.open_run` raises it.
+    and anchor. engine: one of those for a CPU. save_every: as `loop.fit` has it. `on_step(line)`
+    gets each step's metrics, before the first those of step 0. UserError for what is wrong, and as
+    `train.open_run` raises it.
     """
     _check(save_every, keep, threads, beta, anchor)
     make_engine = engine_factory(engine)
@@ -321,6 +322,8 @@ def prefer(
         batches, judged = _compared(run, learned, held_out)
         stepper = PreferenceStepper(make_engine, run.weights, reference, run.optimizer, beta,
                                     anchor, threads)  # fmt: skip
-        settle(out, run, keep, batches.windows)
-        _take_steps(out, run, stepper, batches, Judge(stepper, judged), save_every, keep, on_step)
+        saving = Saving(save_every)
+        with saving.timed():
+            settle(out, run, keep, batches.windows)
+        _take_steps(out, run, stepper, batches, Judge(stepper, judged), saving, keep, on_step)
     return run

@@ -9,6 +9,7 @@ Leaves out its saves (saves.py).
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -154,7 +155,7 @@ def write_request(out: Path, request: Request) -> None:
     record = {
         "format": FORMAT, "model": config and dataclasses.asdict(config),
         "training": settings and dataclasses.asdict(settings), "data": data,
-        "tokenizer": tokenizer and tokenizer.hash, "text": text and str(text.resolve()),
+        "tokenizer": tokenizer and tokenizer.hash, "text": text and os.path.realpath(text),
     }  # fmt: skip
     with writing(out, "what was asked could not be written"):
         if tokenizer:

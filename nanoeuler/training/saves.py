@@ -281,11 +281,14 @@ def load(out: str | Path) -> Run:
 
 
 def settle(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
-    """Make `out` the directory of `run` at its step: saved once, and without what came after."""
+    """Make `out` the directory of `run` at its step: without what came after, and with a save.
+
+    A run whose number of steps is not known yet has none.
+    """
     tidy(out, keep)
     kept = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
     with writing(out, "metrics.jsonl could not be written"):
         with replacing(Path(out) / "metrics.jsonl") as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
-    if not saves(out):
+    if not saves(out) and run.settings.steps is not None:
         save(out, run, keep, windows)

@@ -170,8 +170,9 @@ def outcomes(cases: Sequence[Case], workers: int, folder: Path) -> dict[Case, Ou
 
 def table(found: dict[Case, Outcome], notes: dict[str, str], counts: Sequence[int]) -> str:
     """Rows: processors. Columns: threads, chapters and tests. passed/failed minutes."""
+    there = {(count, target.suffix) for _, count, target in found}
     groups = [(count, kind) for count in counts for kind in (".ipynb", ".py")
-              if any(target.suffix == kind for *_, target in found)]  # fmt: skip
+              if (count, kind) in there]  # fmt: skip
     heads = [f"{'chapters' if kind == '.ipynb' else 'tests'} x {n}" for n, kind in groups]
     lines = [f"{'':16}" + "".join(f"{head:>20}" for head in heads)]
     for name in dict.fromkeys([case[0] for case in found] + list(notes)):

@@ -106,10 +106,15 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
 
 
 def _facts(record):
-    """The config, settings and the two digests, of the data and the tokenizer, of config.json."""
+    """The config, settings and the two digests, of the data and the tokenizer, of config.json.
+
+    Format 1, which did not name itself, had no `minutes`, and every later one has.
+    """
     config = _checked(ModelConfig, field_of(record, "model", dict))
     settings = _checked(Settings, field_of(record, "training", dict))
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
+    if ("minutes" in record["training"]) != (record.get("format", 1) > 1):
+        raise Damage("its format and its minutes do not fit")
     if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
         raise Damage("the number of steps, the learning rate or a digest is none")
     return config, settings, *digests, identity(record)

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError
 from nanoeuler.files import confirm, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
@@ -203,6 +204,14 @@ def _check_tensors(path, file, config, kinds):
     return list(wanted)
 
 
+def _check_names(path):
+    """Damage if the header of a safetensors file, a good one otherwise, names a tensor twice."""
+    try:
+        header_of(path)
+    except ValueError as error:
+        raise Damage(f"{path.name}: {error}") from None
+
+
 def _read_tensors(path, config, kinds):
     """The tensors of a file, finite float32: for each kind, a prefix, those of the model."""
     try:
@@ -211,6 +220,7 @@ def _read_tensors(path, config, kinds):
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise Damage(f"{path.name}: {error}") from None
+    _check_names(path)
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all() or (name.startswith("v.") and (tensor < 0).any()):
             raise Damage(f"{path.name}: {name} is not finite, or a mean of squares below 0")

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
@@ -70,11 +71,67 @@ class Attack:
         """`nanoeuler ARGS` in this attack's folder, in a forked copy of this process."""
         return forked(lambda: program([str(arg) for arg in args]), self.folder, stdin, seconds)
 
+    def begin(self, *args: object) -> "Child":
+        """Begin `nanoeuler ARGS`, and do not wait for it."""
+        return Child(lambda: program([str(arg) for arg in args]), self.folder)
+
+    def run_act(self, act: Callable[[], object]) -> Outcome:
+        """Call a function of the package in a forked copy of this process, as a command would."""
+        return forked(lambda: called(act), self.folder, b"", SECONDS)
+
+    def act(self, kind: str, what: str, act: Callable[[], object]) -> Outcome:
+        """The same, counted."""
+        outcome = self.run_act(act)
+        self.count(kind, what, outcome.fault)
+        return outcome
+
     def command(self, kind: str, *args: object, stdin: bytes = b"") -> Outcome:
         """Run a command and count it."""
         outcome = self.run(*args, stdin=stdin)
         self.count(kind, " ".join(str(arg)[:80] for arg in args), outcome.fault)
         return outcome
+
+
+def warm() -> None:
+    """Do once, before the first fork, what every program does slowly: import, load code, draw."""
+    import io
+    from contextlib import redirect_stderr
+
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    import nanoeuler.__main__
+    import nanoeuler.face  # noqa: F401
+    from nanoeuler.engines.cpu.engine import CpuEngine
+    from nanoeuler.inference.model import Model
+    from nanoeuler.model.config import ModelConfig
+    from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
+    from nanoeuler.model.weights import initialise
+    from nanoeuler.tokenizer.tokenizer import Tokenizer
+    from nanoeuler.training import display, optim, prefer, sft, train  # noqa: F401
+
+    text = b"the river is water, and none of it stays. " * 40
+    tokenizer = Tokenizer.train(text, 270)
+    config = ModelConfig(270, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, hidden=48, context=32,
+                         n_predict=4)  # fmt: skip
+    weights = initialise(config, 0)
+    tokens = np.resize(tokenizer.encode(text), (2, 36)).astype(np.int32)
+    x, y = tokens[:, :32], tokens[:, np.arange(32)[:, None] + 1 + np.arange(4)]
+    for first in None, np.zeros_like(x):
+        dw = weights.zeros_like()
+        scale = loss_scale(y, head_weights(4))
+        loss_and_gradients(CpuEngine(), config, weights, x, y, scale, dw, first)
+    optimizer = optim.AdamW(weights)
+    optimizer.clip(dw)
+    optimizer.update(weights, dw, 0.0, 1)
+    model = Model(config, tokenizer, weights)
+    model.generate("the river", tokens=3), model.evaluate(text)
+    figure = Figure()
+    display.draw(figure.subplots(), [{"step": 1, "loss": 1.0}], 1.0, {"unigram": 1.0})
+    figure.savefig(io.BytesIO(), format="png")
+    with redirect_stderr(io.StringIO()):
+        program(["train", "--data", "none"])
+    assert threading.active_count() == 1, "a fork would copy locks that nobody opens"
 
 
 def program(args: list[str]) -> int:
@@ -84,25 +141,49 @@ def program(args: list[str]) -> int:
     return main(args)
 
 
+def called(act: Callable[[], object]) -> int:
+    """Print what `act` returns; 2 for what it refuses in words, as the command line has it."""
+    from nanoeuler.errors import UserError
+
+    try:
+        print(act())
+    except UserError as error:
+        if len(str(error).splitlines()) != 1 or not str(error).isprintable():
+            raise AssertionError(f"more than a line: {error!r}") from error
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+class Child:
+    """`act`, being done in a forked copy of this process: a session of its own, with limits."""
+
+    def __init__(self, act: Callable[[], int], folder: Path, stdin: bytes = b"") -> None:
+        self.streams = [tempfile.TemporaryFile() for _ in range(3)]
+        self.streams[0].write(stdin)
+        self.streams[0].seek(0)
+        self.begun = time.monotonic()
+        self.pid = os.fork()
+        if not self.pid:
+            _become(act, folder, self.streams)
+
+    def wait(self, seconds: float = SECONDS) -> Outcome:
+        """How it ended, within so many seconds of its beginning; what it left running is killed."""
+        code = _wait(self.pid, self.begun + seconds)
+        taken = time.monotonic() - self.begun
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if code is None:
+            os.waitpid(self.pid, 0)
+        out, err = (_read(stream) for stream in self.streams[1:])
+        for stream in self.streams:
+            stream.close()
+        return Outcome(code, out, err, taken)
+
+
 def forked(act: Callable[[], int], folder: Path, stdin: bytes, seconds: float) -> Outcome:
-    """Do `act` in a child, a session of its own with limits; kill whatever it leaves running."""
-    streams = [tempfile.TemporaryFile() for _ in range(3)]
-    streams[0].write(stdin)
-    streams[0].seek(0)
-    begun = time.monotonic()
-    child = os.fork()
-    if not child:
-        _become(act, folder, streams)
-    code = _wait(child, begun + seconds)
-    taken = time.monotonic() - begun
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if code is None:
-        os.waitpid(child, 0)
-    out, err = (_read(stream) for stream in streams[1:])
-    for stream in streams:
-        stream.close()
-    return Outcome(code, out, err, taken)
+    """Do `act` in a `Child`, to its end."""
+    return Child(act, folder, stdin).wait(seconds)
 
 
 def _become(act: Callable[[], int], folder: Path, streams: list) -> None:

@@ -31,6 +31,7 @@ def main() -> int:
         asked.error(
             f"no group is called {', '.join(sorted(unknown))}: there are {', '.join(GROUPS)}"
         )
+    harness.warm()
     lines, faults = [], 0
     for name in flags.groups or GROUPS:
         print(name, flush=True)

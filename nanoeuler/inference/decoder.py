@@ -243,7 +243,7 @@ def check_stop(stop: Collection[str]) -> None:
 
 
 class StopString:
-    """How much of a stop string the newest characters of a text are (Knuth, Morris, Pratt, 1977)."""
+    """How much of a stop string a text ends with so far (Knuth, Morris and Pratt, 1977)."""
 
     def __init__(self, text: str):
         self.text, self.matched = text, 0

@@ -32,7 +32,7 @@ from nanoeuler.tokenizer.template import USER
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any context of ours
-SECONDS = 20  # for a head or a body to come, or an answer to go: 256 KB in that time is a slow modem
+SECONDS = 20  # for a request to come or an answer to go: 256 KB in that time is a slow modem
 LOOKS = 8  # requests for attention maps at a time: a page has one open, and a map takes no second
 CURE = "pip install 'nanoeuler[serve]' brings them"
 # The page may load what comes from here, and nothing else; and be shown in no other page.

@@ -750,6 +750,21 @@ def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, line):
     assert not (runs / "new").exists() or not any((runs / "new").iterdir())
 
 
+def test_an_error_that_repeats_what_was_typed_is_a_short_printable_line(nanoeuler):
+    code, out, err = nanoeuler(["eval", "base", "--data", f"\x1b[31m{'x' * 5000}\x07\u202e"])
+    assert (code, out) == (2, "") and err.startswith("nanoeuler: ") and err.count("\n") == 1
+    assert err[:-1].isprintable() and "\\x1b[31mxx" in err and " ... " in err and len(err) < 1100
+    code, _, err = nanoeuler(["generate", "a", "--from", "nowhere\udcff"])
+    assert code == 2 and "nowhere\\udcff" in err
+
+
+def test_no_warning_of_numpy_reaches_a_user(tmp_path):
+    """Weights this large overflow in the text that a run shows at its end; the run is as asked."""
+    line = f"train --data {STORY} --out {tmp_path / 'run'} --steps 1 --batch-size 2 --warmup 0"
+    done = piped(f"{line} {TINY} --lr 1e18 --engine cpu", cwd=tmp_path)
+    assert done.returncode == 0 and b"Warning" not in done.stderr, done.stderr
+
+
 def test_a_wrong_knob_is_told_before_anything_is_printed(nanoeuler):
     code, out, err = nanoeuler("generate river --from base --temperature nan")
     assert (code, out) == (2, "") and "expected temperature to be a number from 0" in err

@@ -78,17 +78,17 @@ Data = Annotated[
 ]
 # Runs are directories, as saves.py describes them.
 From = Annotated[
-    Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read")
+    Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from")
 ]
 # The same, where a run that goes on needs none.
 FromRun = Annotated[
     Path | None,
-    typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read"),
+    typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from"),
 ]
 # Files that somebody else has brought here.
 FromDir = Annotated[
     Path | None,
-    typer.Option("--from", metavar="DIR", file_okay=False, help="the folder to read"),
+    typer.Option("--from", metavar="DIR", file_okay=False, help="folder to read from"),
 ]
 # A new run, or with --resume one that is there.
 Out = Annotated[

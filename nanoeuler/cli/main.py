@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,7 @@ from nanoeuler.cli.train import sft, train
 from nanoeuler.errors import UserError
 
 INTERRUPTED = 130  # what typer returns after Ctrl-C: 128 and the number of the signal, 2
+LINE = 1000  # characters of an error: room for two paths and what to do about them
 
 
 # Plain help, for which rich need not be imported.
@@ -55,11 +57,20 @@ def main(args: list[str] | None = None) -> int:
     for stream in (sys.stdin, sys.stdout):
         if hasattr(stream, "reconfigure"):  # a character the terminal lacks is no reason to stop
             stream.reconfigure(errors="replace")
-    with contextlib.redirect_stderr(Messages(sys.stderr)):
+    with contextlib.redirect_stderr(Messages(sys.stderr)), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, about numbers that overflow
         code, problem = _run(sys.argv[1:] if args is None else args)
         if problem and _speaks():
-            print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
+            print("nanoeuler:", line(problem), file=sys.stderr)
     return code
+
+
+def line(problem: str) -> str:
+    """`problem` as one line for a terminal: no control characters, and of a long one the ends."""
+    text = " ".join(problem.split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+                   for c in text)  # fmt: skip
+    return text if len(text) <= LINE else f"{text[: LINE // 2]} ... {text[-LINE // 2 :]}"
 
 
 def _speaks():
@@ -97,12 +108,13 @@ def generate(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
     base: flags.From = flags.BASE, tokens: flags.Tokens = None,
     log_probabilities: Annotated[
-        bool, typer.Option("--log-probabilities", help="a token a line, after its log p")
+        bool, typer.Option("--log-probabilities", help="a token a line, after its log-probability")
     ] = False,
 ) -> None:  # fmt: skip
     """Continue a text.
 
-    Each token is drawn: --top-k, --top-p and --min-p say from which, the temperature how boldly.
+    Each token is sampled: --top-k, --top-p and --min-p limit the choice, --temperature says how
+    bold it is.
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """
@@ -134,7 +146,7 @@ def _given(**values):
 def chat(
     knobs: flags.Group, reading: flags.Group, base: flags.From = flags.CHAT,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="what the model reads before all questions")
+        str | None, typer.Option(metavar="TEXT", help="system prompt, read before all questions")
     ] = None,
 ) -> None:  # fmt: skip
     """Talk with a fine-tuned model.
@@ -281,7 +293,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None) ->
 # %% sec-cli-doctor
 @app.command()
 def doctor() -> None:
-    """What this machine offers, and what may slow it down. Changes nothing.
+    """Say what this machine offers, and what may slow it down. Changes nothing.
 
     Example: nanoeuler doctor
     """

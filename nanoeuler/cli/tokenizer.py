@@ -139,7 +139,7 @@ def tokenizer_train(
 def tokenizer_encode(
     text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")
 ) -> None:
-    """The ids of a text.
+    """Print the ids of a text.
 
     Without TEXT, of the bytes on stdin.
 

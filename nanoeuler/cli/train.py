@@ -73,7 +73,7 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model on a text.
 
-    Left out, --data is docs, --preset small, and the tokenizer that of prepared data or learned
+    By default, --data is docs, --preset small, and the tokenizer that of prepared data or learned
     from the text. The flags for sizes change those of the preset. With --resume, all are the run's.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
@@ -119,7 +119,7 @@ def sft(
 ) -> None:  # fmt: skip
     """Teach a trained model to answer.
 
-    Left out, --data is docs, and --from is runs/base. A file of --data has a line {"question":
+    By default, --data is docs, and --from is runs/base. A file of --data has a line {"question":
     TEXT, "answer": TEXT} for each pair, or Alpaca's instruction, input and output, or messages of
     user and assistant. With --resume, the model and all settings are the run's.
 

@@ -1,7 +1,10 @@
 """What `make test` leaves out is all there for `make test-all`, and is always the same."""
 
 import math
+import subprocess
+import sys
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 import tiers
@@ -38,3 +41,30 @@ def test_one_case_in_three_is_not_long():
     assert [param.values for param in made] == [("a",), ("b",), ("c",), ("d",)]
     assert [bool(param.marks) for param in made] == [False, True, True, False]
     assert [param.values for param in tiers.thinned([(1, 2)], every=2)] == [(1, 2)]
+
+
+def pytest_says(*options):
+    """The exit code and the output of pytest on this file, without the tests that call it."""
+    chosen = [__file__, "-k", "case or setting"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *chosen, *options], cwd=Path(__file__).parents[1],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_what_has_not_begun_in_time_is_skipped_and_counted():
+    code, said = pytest_says("--minutes", "0")
+    assert code == 0 and "had not begun after 0 minutes: make test-all runs it" in said
+    assert "5 skipped" in said and " passed," not in said
+
+
+@pytest.mark.long
+def test_a_setting_that_takes_long():
+    """There to be left out."""
+
+
+def test_what_is_long_is_left_out_unless_asked_for():
+    assert "5 passed, 3 deselected" in pytest_says()[1]
+    assert "1 passed, 7 deselected" in pytest_says("-m", "long")[1]
+    assert "6 passed, 2 deselected" in pytest_says("-m", "")[1]

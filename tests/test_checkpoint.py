@@ -688,6 +688,18 @@ def test_records_that_are_no_objects_are_refused(saved, tmp_path):
     assert same(load(out), run_at(4))
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(saved, tmp_path, name):
+    """Which would be waited for, or read, for ever."""
+    out = shutil.copytree(saved, tmp_path / "run")
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    refused(out, "is a pipe or a device")
+    (out / name).unlink()
+    (out / name).symlink_to("/dev/zero")
+    refused(out, "is a pipe or a device")
+
+
 @pytest.mark.parametrize("where", [(), ("training",)])
 def test_a_record_of_one_format_with_the_fields_of_another_is_refused(saved, tmp_path, where):
     """format was left out, or minutes. Other minutes, which decide nothing, are no other run."""

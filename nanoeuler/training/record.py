@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import REQUEST, reading, saves, writing
 from nanoeuler.training.run import Run, Settings, check_sizes, identity, program
@@ -41,6 +42,7 @@ def as_json(record: dict) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, a dict; Damage if it is none."""
+    check_regular(path)
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -34,6 +34,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.files import confirm, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.weights import Weights
+from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     REQUEST,
@@ -179,6 +180,7 @@ def _read_state(folder, step, record):
 
 def _check_digest(path, state):
     """Damage unless the file at `path` is the one that was saved."""
+    check_regular(path)
     try:
         digest = sha256_of(path)
     except FileNotFoundError:

@@ -6,6 +6,7 @@ that was never interrupted.
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -114,6 +115,10 @@ def sign(out: Path) -> None:
     path.write_text(json.dumps(state))
 
 
+def _write(out: Path, name: str, data: bytes) -> None:
+    (out / name).write_bytes(data)
+
+
 def damage(attack: Attack, rng: random.Random) -> None:
     """Files that are cut short, and files with bits flipped; with the digests of these, too."""
     whole = {name: (attack.folder / "run" / name).read_bytes() for name in FILES}
@@ -181,9 +186,9 @@ def forge(attack: Attack) -> None:
     line = json.dumps({"step": 3, "loss": 1.0})
     for value in [repr(each) for each in VALUES[1:]] + ["{" * 9000, line, f"{line}{line}", "\0"]:
         fields = ", ".join(f'"{name}": {value}' for name in ("step", "loss", "bits_per_byte"))
-        text = f"{{{fields}}}\n{line}\n{value}\n"
-        look(attack, "metrics", text[:60], lambda out, text=text:
-             (out / "metrics.jsonl").write_bytes(text.encode("utf-8", "replace")), same=True)  # fmt: skip
+        text = f"{{{fields}}}\n{line}\n{value}\n".encode("utf-8", "replace")
+        write = functools.partial(_write, name="metrics.jsonl", data=text)
+        look(attack, "metrics", value[:60], write, same=True)
 
 
 def replace(attack: Attack) -> None:

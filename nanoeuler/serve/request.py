@@ -101,8 +101,10 @@ def fields_of(body: bytes) -> dict[str, Any]:
     """
     try:
         said = json.loads(body, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Refusal("expected the body of the request to be JSON, and it is not") from None
+    except RecursionError:  # some nine hundred deep
+        raise Refusal("expected the body of the request to be nested less deeply") from None
     if not isinstance(said, dict):
         raise Refusal(f"expected a JSON object, got {said!r:.60}: see the protocol")
     said = {name: value for name, value in said.items() if value is not None}

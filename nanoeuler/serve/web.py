@@ -33,6 +33,8 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any context of ours
 SECONDS = 20  # for a request to come or an answer to go: 256 KB in that time is a slow modem
+READ = 1 << 14  # bytes of a connection that are read at a time: as long as a head may be
+GRACE = 0.1  # seconds in which a new client's first request is read, however many come with it
 LOOKS = 8  # requests for attention maps at a time: a page has one open, and a map takes no second
 CURE = "pip install 'nanoeuler[serve]' brings them"
 # The page may load what comes from here, and nothing else; and be shown in no other page.
@@ -250,28 +252,32 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request, as ASGI has it."""
-        if not (wrong := self.refused(scope["headers"])):
+        if (wrong := self.refused(scope["headers"])) is None:
             await self.app(scope, receive, send)
             return
         http = import_module("starlette.responses")
-        await http.JSONResponse(error(wrong), 403)(scope, receive, send)
+        said, close = error(str(wrong)), {"Connection": "close"}
+        await http.JSONResponse(said, wrong.status, headers=close)(scope, receive, send)
 
-    def refused(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """Why a request with these headers is not let in; empty if it is."""
-        hosts, origins = (
+    def refused(self, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
+        """Why a request with these headers is not let in; None if it is."""
+        hosts, origins, chunks = (
             [value.decode("latin-1") for key, value in headers if key == name]
-            for name in (b"host", b"origin")
+            for name in (b"host", b"origin", b"transfer-encoding")
         )
+        if chunks:
+            return Refusal("expected a body with a Content-Length, got chunks", 411)
         if len(hosts) > 1 or len(origins) > 1:
-            return "expected one Host and one Origin at most, got more"
+            return Refusal("expected one Host and one Origin at most, got more", 403)
         host, origin = "".join(hosts).lower(), "".join(origins)
         name = re.sub(r":[0-9]*$", "", host)
         if self.hosts is not None and name not in self.hosts:
-            return f"this server is not called {host!r:.60}"
+            return Refusal(f"this server is not called {host!r:.60}", 403)
         own = (f"http://{host}", f"https://{host}") if self.hosts or is_fixed(name) else ()
         if origin and origin not in (*own, *self.origins):
-            return f"pages of {origin!r:.60} may not ask here: start with --allow-origin"
-        return ""
+            why = f"pages of {origin!r:.60} may not ask here: start with --allow-origin"
+            return Refusal(why, 403)
+        return None
 
 
 def application(
@@ -315,14 +321,20 @@ class Patience(asyncio.Protocol):
     timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take a new client in, in place of the one that has kept us waiting longest."""
+        """Take a new client in."""
         super().connection_made(transport)
+        transport.max_size = READ
         self._watch()
         if len(self.connections) > self.most:
-            waiting = (each for each in self.connections if each.timer)
-            oldest = min(waiting, key=lambda each: each.timer.when())
-            self.connections.discard(oldest)
-            oldest.transport.abort()
+            self.loop.call_later(GRACE, self._make_room)
+
+    def _make_room(self) -> None:
+        """Drop those who have kept us waiting longest, until there are as many as there may be."""
+        waiting = [each for each in self.connections if each.timer]
+        waiting.sort(key=lambda each: each.timer.when())
+        for each in waiting[: max(0, len(self.connections) - self.most)]:
+            self.connections.discard(each)
+            each.transport.abort()
 
     def _watch(self) -> None:
         """Begin to wait for the client if something new is its to do, and stop if nothing is."""
@@ -349,6 +361,12 @@ class Polite(Patience):
         if self.timer:
             self.timer.cancel()
 
+    def eof_received(self) -> None:
+        """The client has left: whoever works at an answer must hear that nobody waits for it."""
+        if self.cycle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def send_400_response(self, msg: str) -> None:
         """What uvicorn does when it cannot read a request."""
         self._hang_up("400 Bad Request", f"{msg} Expected HTTP/1.1, with a head of at most 16 KB.")
@@ -369,9 +387,7 @@ class Polite(Patience):
                 f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
                 f"Content-Length: {len(said)}\r\n\r\n{said}".encode()
             )
-        if self.cycle:  # whoever works at an answer sees that nobody waits for it
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self.eof_received()
         self.transport.close()
 
 
@@ -422,7 +438,7 @@ def server(app: Guard, desk: Desk) -> Any:
     most = 2 * (desk.seats + desk.waiting) + 64
     return Server(uvicorn.Config(
         app, http=type("Connection", (Watched, h11.H11Protocol), {"most": most}), ws="none",
-        log_level="error", access_log=False, lifespan="off", server_header=False,
+        loop="asyncio", log_level="error", access_log=False, lifespan="off", server_header=False,
         proxy_headers=False, timeout_keep_alive=SECONDS, timeout_graceful_shutdown=5,
     ))  # fmt: skip
 

@@ -7,6 +7,7 @@ prints how many are caught, tests/test_backward.py demands all.
 
 import ast
 import importlib.util
+import linecache
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -33,6 +34,13 @@ class Mutant(NamedTuple):
     new: str
 
 
+def execute(source, name, module):
+    """Run the source of a module in `module`; tracebacks and the paper find its lines by `name`."""
+    name = f"<{name}, {hash(source):x}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), vars(module))
+
+
 def load(mutant):
     """The module `mutant` as it would be with the mistake in it; the package is not touched."""
     path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
@@ -45,7 +53,7 @@ def load(mutant):
     assert body.count(mutant.old) == 1, f"{mutant.old!r} is not exactly once in {mutant.function}"
     wrong = "".join([*before, body.replace(mutant.old, mutant.new), *after])
     module = ModuleType(f"mutant_{mutant.module}")
-    exec(compile(wrong, str(path), "exec"), vars(module))
+    execute(wrong, f"{mutant.function}, mistaken", module)
     return module
 
 

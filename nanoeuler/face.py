@@ -7,7 +7,6 @@
 Leaves out how a step is taken and what a run leaves on the disk: the room `training`.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,8 +19,8 @@ from nanoeuler.engines.choice import GPU_ENGINES, engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
+from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
-from nanoeuler.planning import card
 from nanoeuler.planning.counts import stages
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
@@ -36,22 +35,6 @@ from nanoeuler.training.sft import FINETUNING
 from nanoeuler.training.train import PRESET
 
 Sample = Callable[[Model], str]  # a text that shows what a model can do by now
-
-
-def resized(config: ModelConfig, **sizes: int) -> ModelConfig:
-    """`config` with other sizes: `dim=64, n_layers=2`.
-
-    `hidden`, if it is not given, follows `dim` by the rule of the presets: four times as much for
-    gelu; 8/3 times as much for swiglu, rounded up to a multiple of 8.
-
-    >>> import nanoeuler as ne
-    >>> resized(ne.PRESETS["small"], dim=64, n_layers=2).hidden
-    176
-    """
-    dim, changes = sizes.get("dim", config.dim), dict[str, Any](sizes)
-    if dim != config.dim:
-        changes.setdefault("hidden", 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8)
-    return dataclasses.replace(config, **changes)
 
 
 def plain(path: Path) -> Path:
@@ -114,6 +97,8 @@ def _fits(config: ModelConfig, settings: Settings, threads: int | None, engine: 
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
     if (name := engine_name(engine)) in GPU_ENGINES:
+        from nanoeuler.planning import card  # and with it all of the GPU's modules
+
         need(card.HOST_BYTES * count_parameters(config),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip
@@ -140,7 +125,7 @@ def _check(**arguments: Any) -> None:
     for name, kind in (("config", ModelConfig), ("settings", Settings), ("tokenizer", Tokenizer)):
         if arguments.get(name) is not None:
             check_kind(name, arguments[name], kind)
-    for name in ("sample", "before"):
+    for name in ("sample", "on_pace"):
         if arguments[name] is not None and not callable(arguments[name]):
             raise UserError(
                 f"expected {name} to be a function, got {arguments[name]!r:.60}: leave it out, or "
@@ -171,16 +156,16 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
           settings: Settings | None = None, tokenizer: Tokenizer | None = None,
           resume: bool = False, engine: str = "auto", threads: int | None = None,
           save_every: int | None = None, keep: int = KEEP, sample: Sample | None = None,
-          before: Callable[..., None] | None = None) -> Model:  # fmt: skip
+          on_pace: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Train a model on a text into the folder `out`, which holds the run afterwards.
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
     or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
     Settings() and one learned from the text or, with `resume`, the run's. threads None: one for
     each core. A save every `save_every` steps, None: by the clock; `keep` of them stay.
-    `sample(model)` gives a text to be shown along the way; `before` as `loop.fit` has it. UserError
-    for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a signal
-    ended the run, once it is saved.
+    `sample(model)` gives a text to be shown along the way; `on_pace` as `loop.fit` has it.
+    UserError for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a
+    signal ended the run, once it is saved.
 
     >>> import nanoeuler as ne
     >>> settings = ne.Settings(steps=3, batch_size=4)
@@ -190,7 +175,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     True
     """
     out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
-                                                   save_every=save_every, before=before)
+                                                   save_every=save_every, on_pace=on_pace)
     _check(config=config, settings=settings, tokenizer=tokenizer, sample=sample, **how)
     if not resume:
         config = PRESETS[PRESET] if config is None else config
@@ -211,7 +196,7 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Talk] | Pa
              settings: Settings | None = None, resume: bool = False, engine: str = "auto",
              threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
              sample: Sample | None = None,
-             before: Callable[..., None] | None = None) -> Model:  # fmt: skip
+             on_pace: Callable[..., None] | None = None) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
     model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Talk`, "docs",
@@ -228,7 +213,7 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Talk] | Pa
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
     out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
-                                                   save_every=save_every, before=before)
+                                                   save_every=save_every, on_pace=on_pace)
     _check(settings=settings, sample=sample, **how)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and saves(out)

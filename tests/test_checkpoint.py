@@ -640,6 +640,7 @@ def test_another_tokenizer_is_refused(saved, tmp_path):
         (("training", "accumulate"), 0), (("training", "accumulate"), 17),
         (("training", "steps"), None), (("model", "hidden"), "8"), (("format",), 3),
         (("format",), "2"), (("format",), True), (("format",), 10**400), (("format",), -1),
+        (("format",), 1), (("training", "minutes"), 0.0), (("training", "minutes"), "5"),
     ],
 )  # fmt: skip
 def test_hostile_records_are_refused_at_once(saved, tmp_path, where, value):
@@ -685,6 +686,49 @@ def test_records_that_are_no_objects_are_refused(saved, tmp_path):
             refused(out)
         (out / name).write_bytes(before)
     assert same(load(out), run_at(4))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(saved, tmp_path, name):
+    """Which would be waited for, or read, for ever."""
+    out = shutil.copytree(saved, tmp_path / "run")
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    refused(out, "is a pipe or a device")
+    (out / name).unlink()
+    (out / name).symlink_to("/dev/zero")
+    refused(out, "is a pipe or a device")
+
+
+@pytest.mark.parametrize("where", [(), ("training",)])
+def test_a_record_of_one_format_with_the_fields_of_another_is_refused(saved, tmp_path, where):
+    """format was left out, or minutes. Other minutes, which decide nothing, are no other run."""
+    out = shutil.copytree(saved, tmp_path / "run")
+    record = json.loads((out / "config.json").read_text())
+    (record["training"] if where else record).pop("minutes" if where else "format")
+    (out / "config.json").write_text(json.dumps(record))
+    reseal(out)
+    refused(out, "its format and its minutes do not fit")
+    record = json.loads((saved / "config.json").read_text())
+    record["training"]["minutes"] = 7.5
+    (out / "config.json").write_text(json.dumps(record))
+    assert same(load(out), run_at(4))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_header_that_names_a_tensor_twice_is_refused(saved, tmp_path, name):
+    """Of two descriptions readers take the one that they like; ours would be the last."""
+    out = shutil.copytree(saved, tmp_path / "run")
+    path = out / AT4 / name
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    first = json.dumps(dict(list(header.items())[:1]))[1:-1]
+    text = ("{" + first + "," + json.dumps(header)[1:]).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    reseal(out)
+    refused(out, "twice")
 
 
 def test_metrics_lose_their_torn_end_and_the_steps_that_come_again(saved, tmp_path):

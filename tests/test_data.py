@@ -1,5 +1,7 @@
 """Splits, batches and bits per byte: properties that must hold for any text and any sizes."""
 
+import hashlib
+import io
 import itertools
 import math
 import os
@@ -20,10 +22,15 @@ from hypothesis import strategies as st
 from nanoeuler.data import shards, text
 from nanoeuler.data.batches import STEP_TOKENS, Ahead, Batches
 from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut, entropies
+from nanoeuler.data.prepare import prepare_text
+from nanoeuler.data.prepared import Prepared
 from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
 from nanoeuler.data.text import digest, digest_of, read_text, split
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+
+RIVER = Path(__file__).parents[1] / "data" / "river.txt"
 
 
 class ThreeBytes:
@@ -370,7 +377,7 @@ def test_the_place_of_a_bad_byte_does_not_depend_on_how_a_file_is_read(words, at
 
 @given(st.text(max_size=60), st.integers(1, 9))
 def test_the_digest_of_a_file_is_that_of_its_bytes(words, chunk):
-    raw = words.encode("utf-8", "ignore")
+    raw = words.replace("\r", "").encode("utf-8", "ignore")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "CHUNK", chunk)
         Path(folder, "text").write_bytes(raw)
@@ -396,3 +403,63 @@ def test_held_out_windows_may_come_from_anywhere():
     assert held_out.bytes_per_token == len(ThreeBytes().decode([4, 5, 6])) / 3
     with pytest.raises(UserError, match="expected held-out tokens to judge"):
         HeldOut(inputs, np.full((2, 3), IGNORE), ThreeBytes(), batch_size=4, n_predict=2)
+
+
+# Line ends.
+
+
+WITH_ENDS = st.text(alphabet="aé€\r\n", max_size=40)
+
+
+def written(folder, raw, chunk, patch):
+    patch.setattr(text, "CHUNK", chunk)
+    path = Path(folder, "text")
+    path.write_bytes(raw)
+    return path
+
+
+def normal(words):
+    """The same by the definition: universal newlines, as Python's own text files have them."""
+    with io.TextIOWrapper(io.BytesIO(words.encode()), "utf-8", newline=None) as file:
+        return file.read().encode()
+
+
+@given(WITH_ENDS, st.integers(1, 5), st.integers(0, 45), st.integers(0, 45))
+def test_line_ends_do_not_depend_on_how_a_file_is_read(words, chunk, start, stop):
+    want = normal(words)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = written(folder, words.encode(), chunk, patch)
+        assert read_text(path) == b"".join(text.chunks(path)) == want
+        assert b"".join(text.chunks(path, start, stop)) == want[start:stop]
+        assert text.examined(path) == (digest(want), len(want), words.count("\r"))
+
+
+def test_a_text_from_windows_is_the_same_text(tmp_path, capsys):
+    """Prepared, it has the same digest and the same tokens; judged, the same bytes."""
+    raw, found = (RIVER.read_bytes() + "é".encode() * 900).replace(b". ", b".\n"), []
+    for name, ends in (("unix", b"\n"), ("windows", b"\r\n"), ("old mac", b"\r")):
+        path = tmp_path / f"{name}.txt"
+        path.write_bytes(raw.replace(b"\n", ends))
+        prepare_text(path, tmp_path / name, vocab_size=300)
+        opened = Prepared(tmp_path / name)
+        sides = (side.window([0], len(side)) for side in (opened.train, opened.held_out))
+        sides = [ids[0].tobytes() for ids in sides]
+        found.append((opened.digest, opened.tokenizer.hash, *sides, read_text(path)))
+        said = capsys.readouterr().err.splitlines()
+        told = f"{path}: line ends normalized: {raw.count(10):,}"
+        assert said == ([told] * 2 if name != "unix" else [])  # prepared, and read for judging
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][-1]) == len(raw)
+
+
+def test_what_was_prepared_from_line_feeds_alone_keeps_its_digest(tmp_path):
+    assert digest_of(RIVER) == hashlib.sha256(RIVER.read_bytes()).hexdigest()[:16]
+
+
+def test_a_pipe_and_a_device_are_no_text(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/urandom")
+    for name in ("pipe", "link"):
+        for read in (read_text, digest_of, Tokenizer.load):
+            with pytest.raises(UserError, match="is a pipe or a device"):
+                read(tmp_path / name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from bench.card.decode import CONFIGS, LLAMA, model
 from fragments import replaced
+from mutants import execute
 
 from nanoeuler.engines.gpu import decode, gemv, newest, token
 from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16
@@ -378,8 +379,7 @@ def test_mistakes_are_seen(mistake):
     module, old, new = MISTAKES[mistake]
     source = inspect.getsource(module)
     spoiled = type(module)(module.__name__)
-    wrong = replaced(source, old, new, module.__name__)
-    exec(compile(wrong, f"<{mistake}>", "exec"), vars(spoiled))
+    execute(replaced(source, old, new, module.__name__), mistake, spoiled)
     modules = (spoiled, gemv) if module is newest else (newest, spoiled)
     with pytest.raises(Exception):  # noqa: B017 - a bound, or the paper's own fault
         if module is gemv:

@@ -20,7 +20,7 @@ from nanoeuler.cli.main import main
 from nanoeuler.engines.choice import engine_factory, make_stepper
 from nanoeuler.engines.cpu.stepper import CpuStepper
 from nanoeuler.engines.parts import HALVINGS, additions, halved
-from nanoeuler.engines.ranks import launch
+from nanoeuler.engines.ranks import launch, watch
 from nanoeuler.engines.ranks import stepper as rank_stepper
 from nanoeuler.engines.ranks.group import MOST_RANKS, Alone, added, check_size, own
 from nanoeuler.engines.ranks.lead import follow, leading
@@ -31,7 +31,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.weights import Weights, flat_size, initialise
 from nanoeuler.planning import ranks as planned
-from nanoeuler.training.folder import read_metrics, saves
+from nanoeuler.training.folder import alone, read_metrics, saves
 from nanoeuler.training.optim import PARTS, AdamW
 from nanoeuler.training.saves import load
 
@@ -537,7 +537,7 @@ def test_a_killed_rank_loses_no_step_and_other_ranks_go_on(text, straight, tmp_p
     further = "--resume --ranks 4 --save-every 4 --keep 9 --engine cpu".split()
     status, said = told([*nanoeuler, "train", "--out", out, *further])
     assert status == 0, said
-    assert said.count("saved in") == 1 and "one of 4 ranks takes" in said
+    assert said.count("saved in") == 1
     check_same(out, straight)
 
 
@@ -566,7 +566,8 @@ def test_the_starter_says_that_a_rank_was_killed(text, tmp_path, plain, capfd):
     arguments = f"train --data {text} --out {out} --ranks 2 {RUN}".split()
     assert main(arguments) == 2
     last = capfd.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("nanoeuler: a rank ended before its time") and "--resume" in last
+    assert last.startswith("nanoeuler: a rank or its launcher ended before its time")
+    assert "--resume" in last
     assert load(out).step == 4
 
 
@@ -581,14 +582,76 @@ def test_a_signal_saves_once_and_ends_all(number, text, tmp_path):
         command = [launch.launcher(), "-n", 2, *command[:-len(long.split()) - 2], *long.split()]
     process = subprocess.Popen([str(x) for x in command], stdout=subprocess.PIPE, text=True,
                                stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
-    while len(read_metrics(out)) < 5 if out.exists() else True:
+    while len(read_metrics(out)) < 15 if out.exists() else True:
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
     said, _ = process.communicate(timeout=20)
+    assert said.count("one of 2 ranks takes") == 1
     assert said.count(f"{number.name}: step") == 1 and "go on with --resume" in said, said
     assert process.returncode in (0, 2)
     assert len(saves(out)) == 2 and load(out).step == read_metrics(out)[-1]["step"]
+
+
+def children(pid):
+    """The processes that this one has started."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(each) for each in found.stdout.split()]
+
+
+def is_there(pid):
+    """Whether a process is there, and no zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@here
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("who", ["starter", "launcher", "proxy"])
+def test_ranks_end_with_those_above_them(who, text, tmp_path):
+    """SIGKILL, of which nobody is told: all end soon, and leave neither lock nor memory behind."""
+    out = tmp_path / "run"
+    long = RUN.replace("steps 12", "steps 100000").replace("every 4", "every 99999")
+    command = [sys.executable, "-m", "nanoeuler", "train", "--data", text, "--out", out, "--ranks",
+               2, *long.split()]  # fmt: skip
+    process = subprocess.Popen([str(x) for x in command], stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    while len(read_metrics(out)) < 5 if out.exists() else True:
+        assert process.poll() is None
+        time.sleep(0.05)
+    (mpiexec,) = children(process.pid)
+    (proxy,) = children(mpiexec)
+    ranks = children(proxy)
+    shared = {name for rank in ranks
+              for name in watch.SHARED.findall(Path(f"/proc/{rank}/maps").read_text())}  # fmt: skip
+    assert len(ranks) == 2 and shared and all(map(os.path.exists, shared))
+    os.kill({"starter": process.pid, "launcher": mpiexec, "proxy": proxy}[who], signal.SIGKILL)
+    until = time.monotonic() + 3 * (watch.GRACE + watch.NOTICE)  # of a machine that is busy
+    while any(map(is_there, [process.pid, mpiexec, proxy, *ranks])):
+        assert time.monotonic() < until, "somebody lives on"
+        process.poll()
+        time.sleep(0.1)
+    said, _ = process.communicate()
+    if who != "starter":
+        assert process.returncode == 2 and "nanoeuler: a rank or its launcher ended" in said
+    if who != "launcher":  # which takes its ranks with it at once
+        assert load(out).step == read_metrics(out)[-1]["step"] > 0
+    assert not any(map(os.path.exists, shared))
+    with alone(out):
+        pass
+
+
+@here
+def test_a_rank_killed_before_the_first_save_promises_none(text, tmp_path, plain, capfd):
+    python, out = tmp_path / "python", tmp_path / "run"
+    python.write_text("#!/bin/sh\nkill -9 $$\n")
+    python.chmod(0o755)
+    plain.setenv("PATH", f"{Path(launch.launcher()).parent}:{os.environ['PATH']}")
+    plain.setattr(sys, "executable", str(python))
+    assert main(f"train --data {text} --out {out} --ranks 2 {RUN}".split()) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert "if something was saved, it is whole" in last and "if not, begin again" in last
+    assert not out.exists()
 
 
 @here

@@ -195,6 +195,19 @@ def test_headers_that_lie_are_refused(tmp_path):
             Tokens([path], TOKENIZER)
 
 
+def test_a_header_that_names_a_tensor_twice_is_refused(tmp_path):
+    path = tmp_path / "shard"
+    write_shard(path, [1, 2, 3], [0], TOKENIZER)
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].rstrip()
+    again = b',"documents":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}'
+    header = header[:-1] + again + b" " * (-(len(header) - 1 + len(again)) % 8)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + size :])
+    with pytest.raises(UserError, match="has documents twice"):
+        Tokens([path], TOKENIZER)
+
+
 def test_a_failed_write_leaves_the_shard_before(tmp_path, monkeypatch):
     path = tmp_path / "shard"
     write_shard(path, [1, 2, 3], [0], TOKENIZER)

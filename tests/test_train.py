@@ -584,19 +584,39 @@ def test_samples_are_made_by_the_caller_on_the_way_and_at_the_end(straight, tmp_
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_before_is_told_of_the_run_once(tmp_path):
+def test_the_pace_is_told_once_after_ten_steps(tmp_path):
     seen = []
 
-    def before(run, seconds_per_step):
+    def on_pace(run, seconds_per_step):
         assert 0 < seconds_per_step < 60
         seen.append((run.step, [at for at, _ in saves(tmp_path)]))
 
-    go(tmp_path, before=before)
-    resume(tmp_path, before=before)  # no step is left
-    assert seen == [(0, [0])]
+    go(tmp_path, on_pace=on_pace)
+    resume(tmp_path, on_pace=on_pace)  # no step is left
+    assert seen == [(1 + pace.MOST, [0, 4, 8][-2:])]
     with pytest.raises(UserError):
-        go(tmp_path, before=before)
+        go(tmp_path, on_pace=on_pace)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("how", [dict(steps=11), dict(steps=40), dict(steps=None, minutes=0.003)])
+def test_a_run_takes_the_steps_that_were_asked_for_and_no_others(how, tmp_path, monkeypatch):
+    """None of them on another model, or by another stepper, to find out how long they take."""
+    taken, made, step = [], [], CpuStepper.step
+
+    def counted(self, tokens, targets, lr, number, *first):
+        taken.append(number)
+        return step(self, tokens, targets, lr, number, *first)
+
+    def making(*arguments, **named):
+        made.append(make_stepper(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(CpuStepper, "step", counted)
+    monkeypatch.setattr(loop, "make_stepper", making)
+    ended = go(tmp_path, on_pace=lambda *_: None, save_every=None, **how)
+    assert taken == [*range(1, ended.settings.steps + 1)] and len(made) == 1
+    assert ended.settings.steps == (how["steps"] or ended.step)
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys):
@@ -641,8 +661,16 @@ def test_the_picture_the_metrics_and_the_cursor(straight):
     assert lines[-1]["bits_per_byte"] < lines[0]["bits_per_byte"] < 8.5
     folders = [f"step-{step:08d}" for step in (8, 12)]
     assert sorted(os.listdir(straight)) == sorted(
-        [LOCK, "best", "config.json", "data", "loss.png", "metrics.jsonl", "tokenizer.json",
-         *folders]
+        [
+            LOCK,
+            "best",
+            "config.json",
+            "data",
+            "loss.png",
+            "metrics.jsonl",
+            "tokenizer.json",
+            *folders,
+        ]
     )
     state = json.loads((straight / folders[-1] / "state.json").read_text())
     windows = Batches(Prepared(straight / "data").train, 8, 32, 2, 5).windows
@@ -832,24 +860,52 @@ def test_a_signal_to_a_stepper_that_works_ahead_loses_nothing(straight, tmp_path
     assert (tmp_path / weights).read_bytes() == (straight / weights).read_bytes()
 
 
-def test_saves_by_the_clock(monkeypatch, tmp_path):
-    now = [100.0]
-    monkeypatch.setattr(loop, "time", mock.Mock(perf_counter=lambda: now[0]))
-    saving = loop._Saving(None)
-    for took, wait in ((3.0, 3.0 / loop.SAVE_SHARE), (0.01, loop.SAVE_SECONDS)):
-        with saving.timed():
-            now[0] += took
-        now[0] += wait - 1
-        assert not saving.due(500)
-        now[0] += 2
-        assert saving.due(501)
-    assert [number for number in range(1, 10) if loop._Saving(3).due(number)] == [3, 6, 9]
-    monkeypatch.undo()
+def moments(cost, until):
+    """When, in seconds, saves that take `cost` each are written by the clock, after the first."""
+    now, at = [100.0], []
+    with mock.patch.object(loop, "time", mock.Mock(perf_counter=lambda: now[0])):
+        saving = loop.Saving(None)
+        while now[0] < 100 + until:
+            if not at or saving.due(len(at)):
+                at.append(now[0] - 100)
+                with saving.timed():
+                    now[0] += cost
+            now[0] += 0.25
+    return at[1:]
+
+
+def test_saves_by_the_clock(tmp_path):
+    # at first after 12 s, and after as long again; each minute later
+    assert np.allclose(moments(0.0, 300), [12, 24, 48, 96, 156, 216, 276], atol=2)
+    for cost in (0.0, 0.1, 1.2, 3.0, 40.0):
+        at = moments(cost, 40_000)
+        assert at[0] <= 1 + cost + max(loop.FIRST_SECONDS, cost)
+        begins = np.array([0, *at]) + cost  # of the training that a death before the next loses
+        loses = np.diff([0, *at, 40_000]) - cost
+        allowed = np.maximum(loop.SAVE_SECONDS, cost / loop.SAVE_SHARE)
+        assert (loses <= np.minimum(np.maximum(12, begins), allowed) + 1).all()
+        for count, moment in enumerate(at, 1):  # the share, and six more
+            assert (count - 6) * cost <= loop.SAVE_SHARE * moment
+    assert [number for number in range(1, 10) if loop.Saving(3).due(number)] == [3, 6, 9]
     go(tmp_path / "short", save_every=None, keep=99)
     assert [step for step, _ in saves(tmp_path / "short")] == [0, STEPS]
-    with mock.patch.multiple(loop, SAVE_SECONDS=0.0, SAVE_SHARE=1e9):
+    with mock.patch.multiple(loop, FIRST_SECONDS=0.0, SAVE_SECONDS=0.0, SAVE_SHARE=1e9):
         go(tmp_path / "slow", save_every=None, keep=99)
     assert [step for step, _ in saves(tmp_path / "slow")] == [*range(STEPS + 1)]
+
+
+@pytest.mark.parametrize("moment", [1, 2, 5, 9])
+def test_a_clock_that_goes_as_it_likes_changes_no_byte(moment, straight, tmp_path):
+    """Whatever saves it has written, and wherever it died and went on."""
+    rng = random.Random(moment)
+    with mock.patch.object(loop.Saving, "due", lambda *_: rng.random() < 0.3):
+        with pytest.raises(Died), dying_before(loop._Steps, "begin", moment):
+            go(tmp_path, save_every=None)
+        resume(tmp_path, save_every=None)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (saves(out)[-1][1] / name for out in (tmp_path, straight))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert contents(tmp_path)["metrics.jsonl"] == contents(straight)["metrics.jsonl"]
 
 
 def test_looking_for_what_is_not_finite_ends(monkeypatch):
@@ -860,58 +916,116 @@ def test_looking_for_what_is_not_finite_ends(monkeypatch):
     assert said == "none in the first 0 sequences of the batch; more were not looked at"
 
 
+def fits(monkeypatch, steps):
+    """Patch the pace, so that so many steps fit into any minutes."""
+    monkeypatch.setattr(pace.Pace, "steps", lambda self, minutes: steps)
+
+
 def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):
     seen = []
     chosen = Settings(minutes=0.01, batch_size=8, seed=5, lr=0.01)
 
-    def before(run, seconds):
+    def on_pace(run, seconds):
         seen.append((run.settings.steps, seconds))
 
     ended = train(RIVER, tmp_path / "minutes", config=CONFIG, settings=chosen, engine="reference",
-                  before=before)  # fmt: skip
+                  on_pace=on_pace)  # fmt: skip
     told = capsys.readouterr().err.splitlines()
     steps = ended.settings.steps
     assert ended.step == steps == seen[0][0] > 1
-    assert 0.5 < seen[0][1] * steps / 0.6 <= 1 + 1e-9  # the last digits, the last validation
+    assert 0.5 < seen[0][1] * steps / 0.6 <= 1.5  # the last digits, and a validation each 20th
     assert re.fullmatch(rf"{steps:,} steps fit into 0.01 minutes at [\d.e+-]+ ms a step; --steps "
                         "chooses another number", told[0])  # fmt: skip
+    assert told[1].startswith("the run makes ")
     record = json.loads((tmp_path / "minutes" / "config.json").read_text())["training"]
     assert (record["steps"], record["minutes"]) == (steps, 0.01)
-    # bit for bit the run that would have been asked for by its steps; and a resumed one keeps them
-    train(RIVER, tmp_path / "steps", config=CONFIG, settings=replace(chosen, steps=steps),
-          engine="reference")  # fmt: skip
-    assert_same_run(tmp_path / "minutes", tmp_path / "steps")
     later = train(RIVER, tmp_path / "minutes", settings=chosen, resume=True)
     assert later.step == later.settings.steps == steps
 
 
-def test_the_pace_of_a_device_that_works_ahead_is_its_own(monkeypatch):
+MINUTES = dict(steps=None, minutes=1.0, warmup=12)
+
+
+def test_minutes_are_bit_for_bit_the_steps_that_fit_into_them(tmp_path, monkeypatch):
+    """If these have room for ten times the warm-up, which is longer than the measurement."""
+    fits(monkeypatch, 240)
+    how = dict(engine="cpu", save_every=100, batch_size=2)
+    for stepper in (make_stepper, Late):
+        monkeypatch.setattr(loop, "make_stepper", stepper)
+        outs = [tmp_path / f"{stepper.__name__} {name}" for name in ("minutes", "steps")]
+        assert go(outs[0], **how, **MINUTES).step == 240
+        go(outs[1], steps=240, warmup=12, **how)
+        ours, theirs = map(contents, outs)
+        for found in (ours, theirs):
+            record = json.loads(found.pop("config.json"))
+            assert record["training"].pop("minutes") and record["training"]["steps"] == 240
+            found["config"] = record
+            found.pop("best/config.json", None)
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("moment", [1, 6, 11, 12, 14, 29])
+def test_a_run_of_minutes_that_died_goes_on_to_its_own_end(moment, tmp_path, monkeypatch):
+    """Before its length is known it begins again; after that it is what the first save says."""
+    fits(monkeypatch, 30)
+    go(whole := tmp_path / "whole", **MINUTES)
+    out = tmp_path / "died"
+    with pytest.raises(Died), dying_before(loop._Steps, "begin", moment):
+        go(out, **MINUTES)
+    assert [step for step, _ in saves(out)][:1] == ([] if moment <= 1 + pace.MOST else
+                                                    [saves(out)[0][0]])  # fmt: skip
+    if saves(out):
+        assert saves(out)[0][0] >= 1 + pace.MOST
+        fits(monkeypatch, 99)  # another machine, and nobody asks it
+    train(None, out, resume=True, **HOW)
+    assert_same_run(out, whole)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_signal_before_the_length_is_known(late, tmp_path, monkeypatch, capsys):
+    """A step or two more are taken, which tell it; then the run is saved, and goes on as ever."""
+    fits(monkeypatch, 120)  # not fewer: ten times the warm-up
+    if late:
+        monkeypatch.setattr(loop, "make_stepper", Late)
+    go(whole := tmp_path / "whole", **MINUTES)
+
+    def stop(line):
+        if line["step"] == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    out = tmp_path / "stopped"
+    stopped = go(out, on_step=stop, **MINUTES)
+    assert 2 <= stopped.step <= 4 and saves(out)[-1][0] == stopped.step
+    assert f"step {stopped.step} of 120 is saved" in capsys.readouterr().err
+    resume(out)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (saves(each)[-1][1] / name for each in (out, whole))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_run_whose_time_is_up_ends(tmp_path):
+    assert go(tmp_path, steps=None, minutes=1e-9).settings.steps == 2
+
+
+def test_the_pace_of_a_device_that_works_ahead_is_its_own():
     """A step of 0.1 s on the device, beside which the host takes 0.06 s for the next batch."""
-
-    class Ahead:
-        def __init__(self, *_, **__):
-            self.until = 0.0
-
-        def step(self, *_):
-            self.finish()
-            self.until = time.perf_counter() + 0.1
-
-        def finish(self):
-            time.sleep(max(0.0, self.until - time.perf_counter()))
-
-        def sums(self, *_):
-            return np.zeros(1)
-
-    def batch(number):
+    watch, ready = pace.Watch(), 0.0
+    for number in range(1, 6):
         time.sleep(0.06)
-        return np.zeros((1, 1), int), np.zeros((1, 1, 1), int)
+        time.sleep(max(0.0, ready - time.perf_counter()))  # for the step before
+        watch.lap(int(number > 1))
+        ready = time.perf_counter() + 0.1
+    assert all(0.1 <= each < 0.145 for each in watch.times[1:])  # 0.16, if each is waited for
 
-    monkeypatch.setattr(pace, "make_stepper", Ahead)
-    tokenizer = Tokenizer.train(RIVER.read_bytes(), 280)
-    held_out = mock.Mock(inputs=[0], batch_size=1, batches=lambda rows: iter([(None, None)]))
-    begun = run.Run.begin(CONFIG, Settings(steps=9), tokenizer, "")
-    measured = pace.measure(begun, mock.Mock(batch=batch), held_out)
-    assert 0.1 < measured.step < 0.145  # 0.16, if each step is waited for
+
+def test_what_comes_between_two_steps_is_no_part_of_the_pace():
+    watch = pace.Watch()
+    for _ in range(5):
+        time.sleep(0.02)
+        watch.lap(1)
+        time.sleep(0.1)
+        watch.skip()
+    assert all(0.02 <= each < 0.06 for each in watch.times)
 
 
 def test_a_pace_by_hand():
@@ -976,33 +1090,40 @@ def test_a_start_that_fails_leaves_nothing(tmp_path):
             (dict(batch_size=131073), "a batch_size of at most 131072"),
             (dict(data=brief), "more"),
             (dict(engine="abacus"), "abacus"),
-            (dict(before=mock.Mock(side_effect=UserError("no"))), "no"),
+            (dict(on_pace=mock.Mock(side_effect=UserError("no"))), "no"),
         ):
             existed = out.exists()
             with pytest.raises(UserError, match=words) as caught:
                 go(out, **changes)
             assert "\n" not in str(caught.value)
-            if changes.keys() != {"before"}:
+            if changes.keys() != {"on_pace"}:
                 assert out.exists() == existed and not list(tmp_path.glob(f"{out.name}/*"))
-            else:  # its first save was there; the run can go on
-                assert [step for step, _ in saves(out)] == [0]
+            else:  # it has come so far, and can go on
+                assert [step for step, _ in saves(out)] == [4, 8]
                 shutil.rmtree(out)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"),
                                    MemoryError("an array")])  # fmt: skip
-@pytest.mark.parametrize("where", ["step", "measure"])
-def test_too_little_memory_is_one_line_and_no_obstacle(error, where, straight, tmp_path):
+@pytest.mark.parametrize("steps", [STEPS, None])
+def test_too_little_memory_is_one_line_and_no_obstacle(error, steps, straight, tmp_path):
     refuse = mock.Mock(side_effect=error)
-    place = (loop, "measure") if where == "measure" else (CpuStepper, "step")
-    with mock.patch.object(*place, refuse), pytest.raises(UserError) as caught:
-        go(tmp_path / "run", before=(lambda *_: None) if where == "measure" else None)
+    with mock.patch.object(CpuStepper, "step", refuse), pytest.raises(UserError) as caught:
+        go(tmp_path / "run", steps=steps)
     why = " (an array)" if str(error) == "an array" else ""
     told = f"a batch of 8 windows of 32 tokens does not fit into this machine's memory{why}: choose"
     assert told in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     go(tmp_path / "run")  # the next try
     assert_same_run(tmp_path / "run", straight)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_weights_that_are_finite_and_of_no_use_are_not_saved(tmp_path):
+    words = "step 1: expected a finite loss of the held-out text, got nan; the first bad tensor is "
+    with pytest.raises(UserError, match=words):
+        go(tmp_path, steps=1, lr=1e38, warmup=0)
+    assert [step for step, _ in saves(tmp_path)] == [0]
 
 
 def test_too_little_memory_in_the_middle_leaves_the_last_save(straight, tmp_path):
@@ -1116,7 +1237,7 @@ def test_a_prepared_folder_is_named_by_the_request(tmp_path):
         (dict(tokenizer=""), "tokenizer to be a Tokenizer, got ''"),
         (dict(resume="no"), "resume to be True or False, got 'no'"),
         (dict(sample="x"), "sample to be a function, got 'x'"),
-        (dict(before=3), "before to be a function, got 3"),
+        (dict(on_pace=3), "on_pace to be a function, got 3"),
         (dict(on_step=3), "on_step to be a function, got 3"),
         (dict(engine=3), "unknown engine 3"),
         (dict(threads=0), "threads to be a whole number above 0, got 0"),

@@ -23,7 +23,7 @@ from nanoeuler import __version__
 from nanoeuler.data.prepared import read_record
 from nanoeuler.data.quote import quoted
 from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter
-from nanoeuler.data.text import chunks, digest, digest_of, held_out_bytes, split_at
+from nanoeuler.data.text import begins, chunks, digest, examined, held_out_bytes, say_line_ends
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.tokenizer.tokenizer import Tokenizer, utf8
@@ -209,14 +209,16 @@ def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
 
     As `prepare`; the digest is the one that `text.digest` gives for the text.
     """
-    path, identity = Path(path), digest_of(path)
-    size = path.stat().st_size
-    cut = split_at(np.memmap(path, np.uint8, "r")) if size else 0
+    path = Path(path)
+    identity, size, line_ends = examined(path)
+    cut = size - held_out_bytes(size)
+    cut += begins(b"".join(chunks(path, cut, cut + 4)))  # a character has four bytes at most
     if not 0 < cut < size:
         raise UserError(f"expected a text with two parts, but {path} has {size} bytes: use more")
     if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
         raise UserError(f"expected {path} to lie outside of {out}, whose files are replaced: "
                         "choose another folder")  # fmt: skip
+    say_line_ends(path, line_ends)
     with _folder(out) as out:
         if tokenizer is None:
             tokenizer = Tokenizer.train(whole_words(chunks(path, 0, cut)), vocab_size)

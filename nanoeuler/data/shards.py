@@ -11,6 +11,7 @@ file: `tokens` (N,) U16 or U32, and `documents` (D,) I64, where among them docum
 import json
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def write_shard(path: Path, tokens: Sequence, documents: Sequence, tokenizer: To
 _TYPES = {"U16": "<u2", "U32": "<u4", "I64": "<i8"}  # safetensors' names of the types and NumPy's
 
 
+def _once(pairs):
+    """The dict of a JSON object; ValueError for a name that comes twice."""
+    names = Counter(name for name, _ in pairs)
+    if len(names) < len(pairs):
+        raise ValueError(f"its header has {quoted(names.most_common(1)[0][0])} twice")
+    return dict(pairs)
+
+
+def header_of(path: Path) -> dict:
+    """The header of a safetensors file that the library takes; ValueError: it names a thing twice.
+
+    Of two tensors with a name every reader takes another.
+    """
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(size), object_pairs_hook=_once)
+
+
 def _header(path, tokenizer):
     """Raise a UserError unless the header of `path` is that of a shard of `tokenizer`."""
     kind = "U16" if token_dtype(tokenizer.vocab_size) == _TYPES["U16"] else "U32"
@@ -53,7 +72,8 @@ def _header(path, tokenizer):
             parts = ((name, file.get_slice(name)) for name in file.keys())
             layout = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
             owner = (file.metadata() or {}).get("tokenizer")
-    except (OSError, SafetensorError) as error:
+        header_of(path)
+    except (OSError, SafetensorError, ValueError) as error:
         raise UserError(
             f"expected a whole shard, but {path}: {quoted(error)}: prepare it again"
         ) from None
@@ -71,7 +91,7 @@ def _mapped(path):
     """(tokens, documents) of a shard with a good header: arrays whose bytes stay in the file."""
     raw = np.asarray(np.memmap(path, np.uint8, "r"))
     begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")  # of the data, after the header
-    header, arrays = json.loads(raw[8:begin].tobytes()), []
+    header, arrays = header_of(path), []
     for name in ("tokens", "documents"):
         first, last = (begin + offset for offset in header[name]["data_offsets"])
         arrays.append(raw[first:last].view(_TYPES[header[name]["dtype"]]))

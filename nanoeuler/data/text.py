@@ -10,12 +10,13 @@ Leaves out documents (`documents`), which are not cut, and tokens.
 import codecs
 import hashlib
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import numpy as np
+from typing import NamedTuple
 
 from nanoeuler.errors import UserError
+from nanoeuler.paths import check_regular
 
 TRAIN_SHARE = 0.9  # of the bytes; the share that nanoGPT trains on, too
 HELD_OUT_BYTES = 10_000_000  # at most: some 2.5 million tokens, whose mean loss is known to 0.1 %
@@ -26,36 +27,58 @@ def held_out_bytes(total: int) -> int:
     return min(total - int(total * TRAIN_SHARE), HELD_OUT_BYTES)
 
 
-def split_at(text: bytes | np.ndarray) -> int:
-    """Where held-out bytes begin in `text` (bytes or a uint8 array): between two characters."""
-    cut = len(text) - held_out_bytes(len(text))
-    while cut < len(text) and text[cut] & 0xC0 == 0x80:  # 10xxxxxx: inside a UTF-8 character
-        cut += 1
-    return cut
+def begins(text: bytes) -> int:
+    """Where in `text`, cut out of a longer one, the first whole UTF-8 character begins."""
+    at = 0
+    while at < len(text) and text[at] & 0xC0 == 0x80:  # 10xxxxxx: inside a character
+        at += 1
+    return at
 
 
 def split(text: bytes) -> tuple[bytes, bytes]:
     """Cut bytes by position into (training, held-out), between two characters."""
-    cut = split_at(text)
+    cut = len(text) - held_out_bytes(len(text))
+    cut += begins(text[cut:])
     return text[:cut], text[cut:]
 
 
 CHUNK = 1 << 20  # bytes of a text file that are read at a time
 
 
-def chunks(path: str | Path, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
-    """Yield the bytes of a file from `start` to `stop`, a CHUNK at a time."""
+def _read(path):
+    """Yield the bytes of a file, a CHUNK at a time."""
     with open(path, "rb") as file:
-        file.seek(start)
-        while chunk := file.read(min(CHUNK, stop - file.tell())):
+        while chunk := file.read(CHUNK):
             yield chunk
 
 
-def checked_text(path: str | Path) -> Iterator[bytes]:
+def line_feeds(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a text's `parts` with its lines ended by a line feed alone, by which each shrinks."""
+    held = b""  # a carriage return, until the next part says whether a line feed comes after it
+    for part in parts:
+        part = held + part
+        held = part[-1:] if part.endswith(b"\r") else b""
+        yield part[: len(part) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if held:
+        yield b"\n"
+
+
+def chunks(path: str | Path, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
+    """Yield the bytes of a text file, by `line_feeds`, from `start` to `stop` of those."""
+    at = 0
+    for chunk in line_feeds(_read(path)):
+        yield chunk[max(0, start - at) : int(min(len(chunk), max(0, stop - at)))]
+        at += len(chunk)
+        if at >= stop:
+            return
+
+
+def _checked(path):
     """Yield the bytes of a text file in chunks; UserError for what is no readable UTF-8."""
     decoder, before = codecs.getincrementaldecoder("utf-8")(), 0
     try:
-        for chunk in chunks(path):
+        check_regular(path)
+        for chunk in _read(path):
             held = len(decoder.getstate()[0])  # the first bytes of a character, from the last chunk
             decoder.decode(chunk)
             yield chunk
@@ -72,8 +95,16 @@ def checked_text(path: str | Path) -> Iterator[bytes]:
 
 
 def read_text(path: str | Path) -> bytes:
-    """The bytes of a UTF-8 text file, checked: all of them, so for small texts only."""
-    return b"".join(checked_text(path))
+    """The bytes of a UTF-8 text file, checked, by `line_feeds`: all, so for small texts only."""
+    parts = list(_checked(path))
+    say_line_ends(path, sum(part.count(b"\r") for part in parts))
+    return b"".join(line_feeds(parts))
+
+
+def say_line_ends(path: str | Path, ends: int) -> None:
+    """Say on stderr that line ends were normalized, if there were any."""
+    if ends:
+        print(f"{path}: line ends normalized: {ends:,}", file=sys.stderr)
 
 
 _DIGITS = 16  # of a digest: 64 bits, and nobody has anything to gain from two texts with the same
@@ -84,9 +115,30 @@ def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:_DIGITS]
 
 
-def digest_of(path: str | Path) -> str:
-    """`digest` of a text file, a CHUNK in memory at a time. UserError: no readable UTF-8."""
-    whole = hashlib.sha256()
-    for chunk in checked_text(path):
+class Examined(NamedTuple):
+    """What a text file is, by `line_feeds`."""
+
+    digest: str
+    size: int  # bytes
+    line_ends: int  # that were others
+
+
+def examined(path: str | Path) -> Examined:
+    """Read a text file once, a CHUNK in memory at a time. UserError: no readable UTF-8."""
+    whole, size, ends = hashlib.sha256(), 0, 0
+
+    def raw():
+        nonlocal ends
+        for chunk in _checked(path):
+            ends += chunk.count(b"\r")
+            yield chunk
+
+    for chunk in line_feeds(raw()):
         whole.update(chunk)
-    return whole.hexdigest()[:_DIGITS]
+        size += len(chunk)
+    return Examined(whole.hexdigest()[:_DIGITS], size, ends)
+
+
+def digest_of(path: str | Path) -> str:
+    """`digest` of a text file, by `line_feeds`. UserError: no readable UTF-8."""
+    return examined(path).digest

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nanoeuler.errors import UserError
+from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.encode import BYTE_FROM_ID, VISIBLE_BYTES
 
 MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what the largest vocabulary needs
@@ -81,6 +82,7 @@ def spelt_bytes(name: str) -> bytes | None:
 def read_file(path: str | Path) -> bytes:
     """The bytes of a tokenizer's file; UserError where it cannot be read or is too long for one."""
     try:
+        check_regular(path)  # or we might wait for a pipe for ever
         with open(path, "rb") as file:
             text = file.read(MAX_FILE + 1)
     except OSError as error:

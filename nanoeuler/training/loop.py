@@ -9,7 +9,7 @@ Leaves out how a step is computed (a stepper does), and how a run is opened (tra
 
 import dataclasses
 import errno
-import gc
+import math
 import shutil
 import signal
 import sys
@@ -33,22 +33,26 @@ from nanoeuler.training.blame import first_bad_tensor
 from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
 from nanoeuler.training.optim import learning_rate
-from nanoeuler.training.pace import Pace, measure, validates
-from nanoeuler.training.run import Run, making_room, program
+from nanoeuler.training.pace import Pace, Watch, validates
+from nanoeuler.training.run import LARGEST, Run, making_room, program
 from nanoeuler.training.saves import KEEP, save, settle
 
-SAVE_SECONDS = 60.0  # between saves, where nobody says after how many steps: what a death may cost
+# Where nobody says after how many steps a run is saved. Seconds of training: what a death may cost.
+FIRST_SECONDS = 12.0  # before its first save
+SAVE_SECONDS = 60.0  # between two, later
 SAVE_SHARE = 0.02  # of a run's time that its saves may take, as much as its validations do
 
 
-class _Saving:
+class Saving:
     """When a save is due: every `save_every` steps; where that is None, by the clock.
 
-    Then SAVE_SECONDS after the last, or so long that saves take SAVE_SHARE of the time.
+    Then SAVE_SECONDS after the last, or so long that saves take SAVE_SHARE of the time; but in the
+    beginning after as long again as the run has lasted, from FIRST_SECONDS on.
     """
 
     def __init__(self, save_every: int | None) -> None:
-        self.save_every, self.took, self.ended = save_every, 0.0, time.perf_counter()
+        self.save_every, self.took = save_every, 0.0
+        self.began = self.ended = time.perf_counter()
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -62,8 +66,9 @@ class _Saving:
         """Whether a save is due after step `number`."""
         if self.save_every is not None:
             return number % self.save_every == 0
-        wait = max(SAVE_SECONDS, self.took / SAVE_SHARE)
-        return time.perf_counter() - self.ended >= wait
+        often = max(SAVE_SECONDS, self.took / SAVE_SHARE)
+        early = max(FIRST_SECONDS, self.took, self.ended - self.began)
+        return time.perf_counter() - self.ended >= min(early, often)
 
 
 class Signals:
@@ -85,6 +90,16 @@ class Signals:
             signal.signal(*self.before.popitem())
 
 
+def _diverged(run: Run, stepper: Stepper, batch: tuple, step: int, expected: str) -> UserError:
+    """What to tell of a run that has nothing finite more, after the search for the cause."""
+    stepper.pull()
+    return UserError(
+        f"step {step}: expected {expected}; the first bad tensor is "
+        f"{first_bad_tensor(run.weights, *batch)}; the last save, if there is one, is from before "
+        "and good: start anew with a lower learning rate"
+    )
+
+
 class _Steps:
     """The steps of a run, each begun and then known; `lines` of metrics come of what is known."""
 
@@ -96,7 +111,8 @@ class _Steps:
         """Begin step `number`; the lines of what has become known meanwhile."""
         began, settings = time.perf_counter(), self.run.settings
         tokens, targets, *first = self.batches.batch(number)
-        lr = learning_rate(number, settings.steps, settings.lr, settings.warmup)
+        steps = settings.steps or LARGEST[int]  # not known yet: a run without an end
+        lr = learning_rate(number, steps, settings.lr, settings.warmup)
         self.open[number] = lr, tokens, targets, *first
         return self._lines(self.stepper.step(tokens, targets, lr, number, *first), began)
 
@@ -112,14 +128,9 @@ class _Steps:
     def _line(self, taken: Taken) -> dict:
         lr, tokens, targets, *first = self.open.pop(taken.number)
         if not taken.finite:
-            self.stepper.pull()
-            bad = first_bad_tensor(self.run.weights, tokens, targets, *first)
-            raise UserError(
-                f"step {taken.number}: expected a finite loss and gradient, got a loss of "
-                f"{taken.sums.sum():.3g} and a norm of {taken.norm:.3g}; the first bad tensor is "
-                f"{bad}; the last save is from before and good: start anew with a lower learning "
-                "rate"
-            )
+            raise _diverged(self.run, self.stepper, (tokens, targets, *first), taken.number,
+                            f"a finite loss and gradient, got a loss of {taken.sums.sum():.3g} "
+                            f"and a norm of {taken.norm:.3g}")  # fmt: skip
         self.run.step = taken.number
         counted = max(1, np.sum(targets[:, :, 0] != IGNORE))
         return {"step": taken.number, "loss": float(taken.sums[0] / counted), "lr": lr,
@@ -141,6 +152,10 @@ def _judge(
     step, steps, more = run.step, run.settings.steps, {}
     if validates(step, steps):
         more["bits_per_byte"] = bits = held_out.bits_per_byte(stepper.sums, quick=True)
+        if not math.isfinite(bits):
+            batch = next(held_out.batches(range(min(held_out.batch_size, len(held_out.inputs)))))
+            raise _diverged(run, stepper, batch, step,
+                            f"a finite loss of the held-out text, got {bits:.3g}")  # fmt: skip
         if warning := best.hear(stepper, bits):
             more["warning"] = warning
         if step == steps:
@@ -153,33 +168,88 @@ def _judge(
     return more
 
 
+def _announce(run: Run, display: Display, windows: int) -> None:
+    """Show how many steps the run has and, if any are left, how often they read its data."""
+    display.reach(run.settings.steps)
+    if run.step < run.settings.steps:
+        display.say(say_passes(run.settings, windows))
+
+
+def _settle_length(run: Run, pace: Pace, display: Display, windows: int) -> None:
+    """Give a run that was given minutes its number of steps, and say so."""
+    steps = max(run.step, pace.steps(run.settings.minutes))
+    run.settings = dataclasses.replace(run.settings, steps=steps)
+    display.say(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
+                f"{1e3 * pace.step:.3g} ms a step; --steps chooses another number")  # fmt: skip
+    _announce(run, display, windows)
+
+
+class _Timing:
+    """The pace of a run: told once, after its first steps; see `Watch`.
+
+    `on_pace` as `fit` has it. Where there is none, and the number of steps is known, no one asks.
+    """
+
+    def __init__(self, run: Run, on_pace: Callable[[Run, float], None] | None) -> None:
+        self.run, self.on_pace, self.watch = run, on_pace, Watch()
+        self.asked = on_pace is not None or run.settings.steps is None
+
+    def due(self, known: int, stopped: bool) -> bool:
+        """Whether the pace is to be told, now that so many steps more are known."""
+        settings = self.run.settings
+        self.watch.lap(known)
+        minutes = settings.minutes if settings.steps is None else None
+        return self.asked and self.watch.tells(stopped, minutes)
+
+    def tell(self, stepper: Stepper, held_out: HeldOut, display: Display, windows: int) -> None:
+        """Tell it; the stepper has finished."""
+        run, pace = self.run, self.watch.pace(stepper, held_out)
+        self.asked = False
+        if run.settings.steps is None:
+            _settle_length(run, pace, display, windows)
+        if self.on_pace and (left := run.settings.steps - run.step):
+            self.on_pace(run, pace.seconds(run.step, run.settings.steps) / left)
+
+
+def _write(out, run: Run, lines: list[dict], display: Display, on_step) -> None:
+    """Write these lines of metrics, show them, and tell of them."""
+    for line in lines:
+        add_metrics(out, line)
+        display.show(run, line)
+        if on_step:
+            on_step(line)
+
+
 def _take_steps(
     out, run: Run, stepper: Stepper, batches: Batches, held_out: HeldOut, *, best: Best,
-    display: Display, saving: _Saving, keep: int, sample: Sample | None,
+    display: Display, timing: _Timing, saving: Saving, keep: int, sample: Sample | None,
     on_step: Callable[[dict], None] | None,
 ) -> str | None:  # fmt: skip
     """Take the steps that `run` has before it; return the signal that ended them, or None."""
-    walk, steps, stop = _Steps(run, stepper, batches), run.settings.steps, None
+    walk, number, stop = _Steps(run, stepper, batches), run.step, None
     with Signals() as signals, display.progress:
-        for number in range(run.step + 1, steps + 1):
+        while (steps := run.settings.steps) is None or (number < steps and not stop):
+            number += 1
             lines, stop = walk.begin(number), signals.caught
-            due = stop or number == steps or saving.due(number)
-            if due or validates(number, steps) or (sample and _samples(number, steps)):
+            if told := timing.due(len(lines), stop is not None):
+                lines += walk.finish()
+                timing.tell(stepper, held_out, display, batches.windows)
+            due = judged = False
+            if steps := run.settings.steps:
+                due = stop or number == steps or saving.due(number) or (told and not saves(out))
+                judged = validates(number, steps) or (sample and _samples(number, steps))
+            if due or judged:
                 lines += walk.finish()
                 lines[-1] |= _judge(run, stepper, held_out, best, sample)
-            for line in lines:
-                add_metrics(out, line)
-                display.show(run, line)
-                if on_step:
-                    on_step(line)
+            _write(out, run, lines, display, on_step)
             if due:
                 with saving.timed():
                     stepper.pull()
                     save_best(best)
                     save(out, run, keep, batches.windows)
                     tidy_best(out)
-            if stop:
-                break
+            if told or due or judged:
+                timing.watch.skip()
     return stop
 
 
@@ -238,19 +308,6 @@ def _enough_memory(out, run: Run) -> Iterator[None]:
         ) from None
 
 
-def _timed(run: Run, batches: Batches, held_out: HeldOut, engine: str, threads) -> Pace:
-    """What a step takes; a run that was given minutes gets its number of steps, and says so."""
-    pace = measure(run, batches, held_out, engine, threads)
-    gc.collect()  # its stepper may be a ring of objects, and holds a GPU's memory till then
-    if run.settings.steps is None:
-        steps = pace.steps(run.settings.minutes)
-        print(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
-              f"{1e3 * pace.step:.3g} ms a step; --steps chooses another number",
-              file=sys.stderr)  # fmt: skip
-        run.settings = dataclasses.replace(run.settings, steps=steps)
-    return pace
-
-
 def _close(out, run: Run, best: Best, display: Display, stop: str | None, sample) -> None:
     """Say which model is the best, and how to go on or what the model writes now."""
     if words := str(best):
@@ -266,39 +323,35 @@ def fit(
     out: str | Path, run: Run, batches: Batches, held_out: HeldOut, *, engine: str = "auto",
     threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
     sample: Sample | None = None, on_step: Callable[[dict], None] | None = None,
-    before: Callable[[Run, float], None] | None = None,
+    on_pace: Callable[[Run, float], None] | None = None,
 ) -> Run:  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
     `batches` and `held_out` are used as `data.batches` and `data.heldout` have them. save_every:
-    steps between saves, None: by the clock (`_Saving`). `sample(config, tokenizer, weights)` gives
-    a text: shown at the end, and its beginning after each quarter. `before(run, seconds_per_step)`
-    is called before the first step, the seconds with a share of the validations; `on_step(line)`
-    with each step's metrics. UserError: a loss that is not finite, a full disk, too little memory.
+    steps between saves, None: by the clock (`Saving`). `sample(config, tokenizer, weights)` gives
+    a text: shown at the end, and its beginning after each quarter. `on_step(line)` gets each step's
+    metrics. `on_pace(run, seconds_per_step)` is called once, after some ten steps, if any are left;
+    the seconds with a share of the validations. UserError: a loss that is not finite, a full disk,
+    too little memory.
     """
     check_counts(save_every, keep, threads)
     _check_place(out, run)
     with _enough_memory(out, run):
-        left = run.settings.steps is None or run.step < run.settings.steps
-        if left and (before or run.settings.steps is None):
-            pace = _timed(run, batches, held_out, engine, threads)
-        steps = run.settings.steps
         with making_room(run.config):
             stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads,
                                    pieces=run.settings.accumulate)  # fmt: skip
             best = Best(out, run, noise(held_out), batches.windows)
         _note_program(out, run, engine)
-        saving = _Saving(save_every)
+        saving, display = Saving(save_every), Display(run.step)
         with saving.timed():
             settle(out, run, keep, batches.windows)
             best.settle()
-        if left and before:
-            before(run, pace.seconds(run.step, steps) / (steps - run.step))
-        display = Display(steps, run.step)
-        if left:
-            display.say(say_passes(run.settings, batches.windows))
-        stop = _take_steps(out, run, stepper, batches, held_out, best=best, display=display,
-                           keep=keep, saving=saving, sample=sample, on_step=on_step)  # fmt: skip
+        if run.settings.steps:
+            _announce(run, display, batches.windows)
+        stop = _take_steps(
+            out, run, stepper, batches, held_out, best=best, display=display, keep=keep,
+            timing=_Timing(run, on_pace), saving=saving, sample=sample, on_step=on_step,
+        )  # fmt: skip
     plot(out, held_out)
     _close(out, run, best, display, stop, sample)
     return run

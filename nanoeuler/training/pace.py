@@ -2,7 +2,7 @@
 
 
 # %% sec-train-pace
-"""How long a run takes on this machine, measured before it; and how many steps fit into a time.
+"""How long a run takes on this machine, by its own first steps; and how many fit into a time.
 
 Leaves out what a run does besides steps and validations: reading its text, saving, its picture.
 """
@@ -12,16 +12,12 @@ import time
 from math import ceil
 from typing import NamedTuple
 
-from nanoeuler.data.batches import Batches
 from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut
-from nanoeuler.engines.choice import make_stepper
-from nanoeuler.model.weights import Weights
-from nanoeuler.training.optim import AdamW
-from nanoeuler.training.run import Run
+from nanoeuler.engines.interface import Stepper
 
 VALIDATIONS = 20  # at most in a run: points enough to see a curve
-LONG_ENOUGH = 1.0  # seconds of measuring: the small preset takes some ten steps in it
-MOST = 10  # steps that are measured as one, three times, where one takes milliseconds
+LONG_ENOUGH = 1.0  # seconds of steps after which FEWEST of them are enough
+FEWEST, MOST = 3, 9  # steps whose median is the pace: with the first, which is left out, ten
 
 
 def validates(step: int, steps: int) -> bool:
@@ -51,34 +47,39 @@ class Pace(NamedTuple):
         return count - count % 10 ** max(0, len(str(count)) - 3)
 
 
-def measure(
-    run: Run, batches: Batches, held_out: HeldOut, engine: str = "auto", threads: int | None = None
-) -> Pace:
-    """Measure on copies of the run's weights what its steps and validations take, in seconds."""
-    weights = Weights(run.config, flat=run.weights.flat.copy())
-    pieces = run.settings.accumulate
-    stepper = make_stepper(engine, weights, AdamW(weights), threads=threads, pieces=pieces)
+class Watch:
+    """The times of a run's first steps, until they tell its pace."""
 
-    def seconds(first, count=1):
-        """Of each of `count` steps, from number `first` on, that are begun one after the other."""
+    def __init__(self) -> None:
+        self.began = self.at = time.perf_counter()
+        self.times: list[float] = []
+
+    def lap(self, known: int) -> None:
+        """So many steps more have become known."""
+        if known:
+            now = time.perf_counter()
+            self.times += [(now - self.at) / known] * known
+            self.at = now
+
+    def skip(self) -> None:
+        """Leave out the time since the last lap."""
+        self.at = time.perf_counter()
+
+    def tells(self, stopped: bool, minutes: float | None) -> bool:
+        """Whether it knows enough; of a run that is stopped, or has had its minutes, a step is."""
+        times = self.times[1:]
+        if minutes is not None and (stopped or time.perf_counter() - self.began >= 60 * minutes):
+            return len(times) > 0
+        return len(times) >= MOST or len(times) >= FEWEST and sum(times) >= LONG_ENOUGH
+
+    def pace(self, stepper: Stepper, held_out: HeldOut) -> Pace:
+        """The pace of these steps, and of validations, of which a batch is judged twice."""
+        rows = range(len(held_out.inputs))
+        batch = next(held_out.batches(rows[: held_out.batch_size]))
+        stepper.sums(*batch)  # the first compiles
         began = time.perf_counter()
-        for number in range(first, first + count):
-            tokens, targets, *begins = batches.batch(number)
-            stepper.step(tokens, targets, 0.0, number, *begins)
-        stepper.finish()
-        return (time.perf_counter() - began) / count
-
-    seconds(1)  # compiles, and takes memory
-    times = [seconds(2), seconds(3)]
-    count = min(MOST, int(LONG_ENOUGH / 3 / max(*times, 1e-9)))
-    if count > 1:
-        times = [seconds(4 + count * i, count) for i in range(3)]
-    rows = range(len(held_out.inputs))
-    batch = next(held_out.batches(rows[: held_out.batch_size]))
-    stepper.sums(*batch)  # as above
-    began = time.perf_counter()
-    stepper.sums(*batch)
-    each = time.perf_counter() - began
-    quick = ceil(min(len(rows), QUICK_WINDOWS) / held_out.batch_size)
-    full = ceil(len(rows) / held_out.batch_size)
-    return Pace(statistics.median(times), quick * each, full * each)
+        stepper.sums(*batch)
+        each = time.perf_counter() - began
+        quick = ceil(min(len(rows), QUICK_WINDOWS) / held_out.batch_size)
+        full = ceil(len(rows) / held_out.batch_size)
+        return Pace(statistics.median(self.times[1:]), quick * each, full * each)

@@ -29,7 +29,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
 from nanoeuler.training.folder import add_metrics
-from nanoeuler.training.loop import Signals, check_counts
+from nanoeuler.training.loop import Saving, Signals, check_counts
 from nanoeuler.training.optim import learning_rate, rate_for
 from nanoeuler.training.pace import validates
 from nanoeuler.training.record import read_request
@@ -92,7 +92,8 @@ def _waves(count: int, many: int) -> list[list[slice]]:
 class Cores:
     """What a run's steps work on, and likelihoods: `weights` are changed, `reference` never.
 
-    `make_engine` makes an engine for each of the threads, None: one for each core.
+    threads: at most so many, None: as many as there are cores, and never more than that.
+    `make_engine` makes an engine for each thread that finds something to do.
     """
 
     def __init__(
@@ -102,10 +103,16 @@ class Cores:
     ):  # fmt: skip
         self.weights, self.reference = weights, reference
         self.optimizer, self.beta, self.anchor = optimizer, beta, anchor
-        self.engines = [make_engine() for _ in range(threads or cores())]
-        self.pool = ThreadPoolExecutor(len(self.engines))
-        self.gradients = weights.zeros_like()
-        self.parts = [weights.zeros_like() for _ in self.engines]
+        self.threads, self.make_engine = min(threads or cores(), cores()), make_engine
+        self.pool, self.engines = ThreadPoolExecutor(self.threads), []
+        self.gradients, self.parts = weights.zeros_like(), []
+
+    def waves(self, count: int) -> list[list[slice]]:
+        """`count` rows in lists of slices, a slice for a thread; makes the engines they need."""
+        waves = _waves(count, self.threads)
+        while len(self.engines) < len(waves[0]):
+            self.engines.append(self.make_engine())
+        return waves
 
     def likelihoods(
         self, weights: Weights, tokens: np.ndarray, targets: np.ndarray
@@ -114,7 +121,7 @@ class Cores:
         def run(engine: Engine, rows: slice) -> np.ndarray:
             return likelihoods(engine, weights.config, weights, tokens[rows], targets[rows])
 
-        waves = _waves(len(tokens), len(self.engines))
+        waves = self.waves(len(tokens))
         return np.concatenate([p for rows in waves for p in self.pool.map(run, self.engines, rows)])
 
 
@@ -140,7 +147,9 @@ class PreferenceStepper(Cores):
             return weighted_gradients(engine, part.config, self.weights, *texts, weigh, part), known
 
         seen, self.gradients.flat[...] = [], 0
-        for rows in _waves(len(tokens), len(self.engines)):
+        waves = self.waves(len(tokens))
+        self.parts += [self.weights.zeros_like() for _ in waves[0][len(self.parts) :]]
+        for rows in waves:
             seen += self.pool.map(run, self.engines, rows, self.parts)
             for part in self.parts[: len(rows)]:
                 self.gradients.flat += part.flat
@@ -181,7 +190,6 @@ class Judge:
         return {**judged.numbers(), "bits_per_byte": bits}
 
 
-SAVE_EVERY = 50  # steps: about half a minute of the small preset on two cores
 OnStep = Callable[[dict[str, float]], None]
 
 
@@ -225,7 +233,7 @@ def _line(
 
 def _take_steps(
     out: str | Path, run: Run, stepper: PreferenceStepper, learned: Comparisons, judge: Judge,
-    save_every: int, keep: int, on_step: OnStep | None,
+    saving: Saving, keep: int, on_step: OnStep | None,
 ) -> None:  # fmt: skip
     """Take the steps that `run` has before it, or those up to a signal; the last is saved."""
     steps = run.settings.steps
@@ -241,8 +249,9 @@ def _take_steps(
             add_metrics(out, line)
             if on_step:
                 on_step(line)
-            if signals.caught or number == steps or number % save_every == 0:
-                save(out, run, keep, learned.windows)
+            if signals.caught or number == steps or saving.due(number):
+                with saving.timed():
+                    save(out, run, keep, learned.windows)
             if signals.caught:
                 print(f"{signals.caught}: step {number} of {steps} is saved in {out}; go on with "
                       "--resume", file=sys.stderr)  # fmt: skip
@@ -256,7 +265,7 @@ PREFERRING = Settings(steps=250, weight_decay=0.0)
 
 
 def _check(
-    save_every: int, keep: int, threads: int | None, beta: float, anchor: float
+    save_every: int | None, keep: int, threads: int | None, beta: float, anchor: float
 ) -> None:
     """UserError for numbers that no run can have."""
     check_counts(save_every, keep, threads)
@@ -290,15 +299,16 @@ def prefer(
     base: Base, learned: Sequence[Preference], held_out: Sequence[Preference], out: Path | str, *,
     settings: Settings | None = None, beta: float = BETA, anchor: float = ANCHOR,
     resume: bool = False, engine: str = "cpu", threads: int | None = None,
-    save_every: int = SAVE_EVERY, keep: int = KEEP, on_step: OnStep | None = None,
+    save_every: int | None = None, keep: int = KEEP, on_step: OnStep | None = None,
 ) -> Run:  # fmt: skip
     """Move the model `base` towards the better answers, into the directory `out`.
 
     base stays as it is, and is the reference: a run directory, or a model's parts. `held_out`
     comparisons judge. settings None: PREFERRING; a learning rate left open is LEARNING_RATE by
     `optim.rate_for`. With `resume` the run in `out` goes on, with the same base, comparisons, beta
-    and anchor. engine: one of those for a CPU. `on_step(line)` gets each step's metrics, before the
-    first those of step 0. UserError for what is wrong, and as `train.open_run` raises it.
+    and anchor. engine: one of those for a CPU. save_every: as `loop.fit` has it. `on_step(line)`
+    gets each step's metrics, before the first those of step 0. UserError for what is wrong, and as
+    `train.open_run` raises it.
     """
     _check(save_every, keep, threads, beta, anchor)
     make_engine = engine_factory(engine)
@@ -321,6 +331,8 @@ def prefer(
         batches, judged = _compared(run, learned, held_out)
         stepper = PreferenceStepper(make_engine, run.weights, reference, run.optimizer, beta,
                                     anchor, threads)  # fmt: skip
-        settle(out, run, keep, batches.windows)
-        _take_steps(out, run, stepper, batches, Judge(stepper, judged), save_every, keep, on_step)
+        saving = Saving(save_every)
+        with saving.timed():
+            settle(out, run, keep, batches.windows)
+        _take_steps(out, run, stepper, batches, Judge(stepper, judged), saving, keep, on_step)
     return run

@@ -9,6 +9,7 @@ Leaves out its saves (saves.py).
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import REQUEST, reading, saves, writing
 from nanoeuler.training.run import Run, Settings, check_sizes, identity, program
@@ -40,6 +42,7 @@ def as_json(record: dict) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, a dict; Damage if it is none."""
+    check_regular(path)
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -105,10 +108,15 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
 
 
 def _facts(record):
-    """The config, settings and the two digests, of the data and the tokenizer, of config.json."""
+    """The config, settings and the two digests, of the data and the tokenizer, of config.json.
+
+    Format 1, which did not name itself, had no `minutes`, and every later one has.
+    """
     config = _checked(ModelConfig, field_of(record, "model", dict))
     settings = _checked(Settings, field_of(record, "training", dict))
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
+    if ("minutes" in record["training"]) != (record.get("format", 1) > 1):
+        raise Damage("its format and its minutes do not fit")
     if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
         raise Damage("the number of steps, the learning rate or a digest is none")
     return config, settings, *digests, identity(record)
@@ -154,7 +162,7 @@ def write_request(out: Path, request: Request) -> None:
     record = {
         "format": FORMAT, "model": config and dataclasses.asdict(config),
         "training": settings and dataclasses.asdict(settings), "data": data,
-        "tokenizer": tokenizer and tokenizer.hash, "text": text and str(text.resolve()),
+        "tokenizer": tokenizer and tokenizer.hash, "text": text and os.path.realpath(text),
     }  # fmt: skip
     with writing(out, "what was asked could not be written"):
         if tokenizer:

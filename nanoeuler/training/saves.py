@@ -29,10 +29,12 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError
 from nanoeuler.files import confirm, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.weights import Weights
+from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     REQUEST,
@@ -178,6 +180,7 @@ def _read_state(folder, step, record):
 
 def _check_digest(path, state):
     """Damage unless the file at `path` is the one that was saved."""
+    check_regular(path)
     try:
         digest = sha256_of(path)
     except FileNotFoundError:
@@ -203,6 +206,14 @@ def _check_tensors(path, file, config, kinds):
     return list(wanted)
 
 
+def _check_names(path):
+    """Damage if the header of a safetensors file, a good one otherwise, names a tensor twice."""
+    try:
+        header_of(path)
+    except ValueError as error:
+        raise Damage(f"{path.name}: {error}") from None
+
+
 def _read_tensors(path, config, kinds):
     """The tensors of a file, finite float32: for each kind, a prefix, those of the model."""
     try:
@@ -211,6 +222,7 @@ def _read_tensors(path, config, kinds):
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise Damage(f"{path.name}: {error}") from None
+    _check_names(path)
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all() or (name.startswith("v.") and (tensor < 0).any()):
             raise Damage(f"{path.name}: {name} is not finite, or a mean of squares below 0")
@@ -281,11 +293,14 @@ def load(out: str | Path) -> Run:
 
 
 def settle(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
-    """Make `out` the directory of `run` at its step: saved once, and without what came after."""
+    """Make `out` the directory of `run` at its step: without what came after, and with a save.
+
+    A run whose number of steps is not known yet has none.
+    """
     tidy(out, keep)
     kept = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
     with writing(out, "metrics.jsonl could not be written"):
         with replacing(Path(out) / "metrics.jsonl") as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
-    if not saves(out):
+    if not saves(out) and run.settings.steps is not None:
         save(out, run, keep, windows)

@@ -140,7 +140,7 @@ KINDS = {
     "config": (ModelConfig, "a ModelConfig"), "settings": (Settings, "a Settings"),
     "tokenizer": (Tokenizer, "a Tokenizer"), "resume": (bool, "True or False"),
     "sample": (Callable, "a function"), "on_step": (Callable, "a function"),
-    "before": (Callable, "a function"),
+    "on_pace": (Callable, "a function"),
 }  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def train(
     threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
     resume: bool = False, sample: Sample | None = None,
     on_step: Callable[[dict], None] | None = None,
-    before: Callable[[Run, float], None] | None = None,
+    on_pace: Callable[[Run, float], None] | None = None,
 ) -> Run:  # fmt: skip
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
@@ -211,7 +211,7 @@ def train(
     else, and what `fit` raises.
     """
     _check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
-                 resume=resume, sample=sample, on_step=on_step, before=before)  # fmt: skip
+                 resume=resume, sample=sample, on_step=on_step, on_pace=on_pace)  # fmt: skip
     if out is None or data is None and not resume:
         raise UserError("expected a text to train on and a directory to train in, got None")
     check_counts(save_every, keep, threads)
@@ -232,4 +232,4 @@ def train(
                   text=text, resume=resume) as run:  # fmt: skip
         batches, held_out = _sides(prepared or Prepared(folder), run, out)
         return fit(out, run, batches, held_out, engine=engine, threads=threads, keep=keep,
-                   save_every=save_every, sample=sample, on_step=on_step, before=before)
+                   save_every=save_every, sample=sample, on_step=on_step, on_pace=on_pace)

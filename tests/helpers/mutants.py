@@ -7,6 +7,7 @@ prints how many are caught, tests/test_backward.py demands all.
 
 import ast
 import importlib.util
+import linecache
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -34,6 +35,13 @@ class Mutant(NamedTuple):
     new: str
 
 
+def execute(source, name, module):
+    """Run the source of a module in `module`; tracebacks and the paper find its lines by `name`."""
+    name = f"<{name}, {hash(source):x}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), vars(module))
+
+
 def source(mutant):
     """(path, text) of the module with the mistake in it; AssertionError where it finds no place."""
     path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
@@ -49,9 +57,9 @@ def source(mutant):
 
 def load(mutant):
     """The module `mutant` as it would be with the mistake in it; the package is not touched."""
-    path, text = source(mutant)
+    _, text = source(mutant)
     module = ModuleType(f"mutant_{mutant.module}")
-    exec(compile(text, str(path), "exec"), vars(module))
+    execute(text, f"{mutant.function}, mistaken", module)
     return module
 
 

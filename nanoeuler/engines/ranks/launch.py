@@ -1,7 +1,7 @@
 # Made from book/14-many-ranks.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-ranks-launch
+# %% sec-ranks-watch
 """How processes become ranks: a launcher of MPI starts them, and each finds out that it is one."""
 
 import os
@@ -14,6 +14,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from nanoeuler.engines.ranks import watch
 from nanoeuler.engines.ranks.group import Alone, Group, check_size
 from nanoeuler.errors import UserError
 
@@ -53,6 +54,7 @@ def world(ranks: int | None = None) -> Group:
     if ranks not in (None, group.size):
         raise UserError(f"expected --ranks {group.size}, as many as the launcher has started, got "
                         f"{ranks}: leave it out")  # fmt: skip
+    watch.watch()
     return group
 
 
@@ -84,19 +86,21 @@ def start(ranks: int, arguments: Sequence[str]) -> int:
         raise UserError(f"--ranks needs mpi4py and one of {', '.join(LAUNCHERS)}: {CURE}")
     command = [program, "-n", str(ranks), sys.executable, "-m", "nanoeuler", *arguments]
     sys.stdout.flush()
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+    how = dict(stdin=subprocess.DEVNULL, start_new_session=True)
+    with watch.pipe() as (end, env), subprocess.Popen(command, env=env, **how) as process:
         def forward(number, frame):
             process.send_signal(number)
 
         before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            status = process.wait()
+            status = watch.wait(process, end)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
     if status not in SAID:
         raise UserError(
-            f"a rank ended before its time (exit status {status}), and all others with it; what "
-            "was saved last is whole: go on with --resume"
+            f"a rank or its launcher ended before its time (exit status {status}), and all others "
+            "with it; if something was saved, it is whole, and --resume goes on from there; if "
+            "not, begin again"
         )
     return status

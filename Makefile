@@ -1,5 +1,6 @@
 # make train     train the small model on this machine, from an empty directory
 # make test      prove every chapter and run the tests, on WORKERS processes
+# make test-all  that, and what takes long: every case of every product, every mutant, every kernel
 # make test-gpu  check every kernel on this machine's GPU, and each PTX instruction with its twin
 # make html      build the pages of the book
 # Each makes .venv first. Only Python 3.11+ and make are assumed.
@@ -8,19 +9,29 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 WORKERS ?= 2
+# What of the long tests has not begun after so many minutes is skipped, and says so.
+MINUTES ?= 600
 # Hundreds of programs that tests start import the package: it is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-gpu book html clean
+.PHONY: train test test-long test-all test-gpu book html clean
 
 train: .venv/installed-train
 	$(BIN)/nanoeuler train $(if $(wildcard runs/base/step-*),--resume)
+
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m nanoeuler.book check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-long: .venv/installed-test
+	$(if $(wildcard tests/attack/run.py),$(BIN)/python tests/attack/run.py)
+	$(PYTEST) -m long --minutes $(MINUTES)
+
+test-all: test test-long
 
 test-gpu: .venv/installed-gpu
 	$(BIN)/python tests/bench/gpu.py check

@@ -7,7 +7,6 @@
 Leaves out how a step is taken and what a run leaves on the disk: the room `training`.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,8 +19,8 @@ from nanoeuler.engines.choice import GPU_ENGINES, engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
+from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
-from nanoeuler.planning import card
 from nanoeuler.planning.counts import stages
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
@@ -36,22 +35,6 @@ from nanoeuler.training.sft import FINETUNING
 from nanoeuler.training.train import PRESET
 
 Sample = Callable[[Model], str]  # a text that shows what a model can do by now
-
-
-def resized(config: ModelConfig, **sizes: int) -> ModelConfig:
-    """`config` with other sizes: `dim=64, n_layers=2`.
-
-    `hidden`, if it is not given, follows `dim` by the rule of the presets: four times as much for
-    gelu; 8/3 times as much for swiglu, rounded up to a multiple of 8.
-
-    >>> import nanoeuler as ne
-    >>> resized(ne.PRESETS["small"], dim=64, n_layers=2).hidden
-    176
-    """
-    dim, changes = sizes.get("dim", config.dim), dict[str, Any](sizes)
-    if dim != config.dim:
-        changes.setdefault("hidden", 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8)
-    return dataclasses.replace(config, **changes)
 
 
 def plain(path: Path) -> Path:
@@ -114,6 +97,8 @@ def _fits(config: ModelConfig, settings: Settings, threads: int | None, engine: 
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
     if (name := engine_name(engine)) in GPU_ENGINES:
+        from nanoeuler.planning import card  # and with it all of the GPU's modules
+
         need(card.HOST_BYTES * count_parameters(config),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip

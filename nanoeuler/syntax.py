@@ -9,9 +9,11 @@ Leaves out what the names mean: for that the module has to be imported.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 
-def imports(text: str) -> set[str]:
+@cache
+def imports(text: str) -> frozenset[str]:
     """The names "nanoeuler.room.module" and "nanoeuler.room.module.name" that a module imports.
 
     Not those under `if TYPE_CHECKING`, which nothing runs.
@@ -25,7 +27,7 @@ def imports(text: str) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         unread = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         left += node.orelse if unread else ast.iter_child_nodes(node)
-    return {name for name in names if name.startswith("nanoeuler.")}
+    return frozenset(name for name in names if name.startswith("nanoeuler."))
 
 
 def public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:

@@ -1,9 +1,13 @@
-"""What all tests share: the same examples every time, and an order that keeps workers busy."""
+"""What all tests share: the same examples every time, an order that keeps workers busy, a limit."""
 
 import signal
 import sys
+import time
 
+import pytest
 from hypothesis import settings
+
+BEGUN = pytest.StashKey[float]()
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
@@ -23,5 +27,18 @@ def pytest_collection_modifyitems(items):
 
     What chapters compile, the others find compiled.
     """
-    early = "test_chapters", "test_registers"
-    items.sort(key=lambda item: (item.path.stem not in early, -item.path.stat().st_size))
+    items.sort(key=lambda item: (item.path.stem != "test_chapters", -item.path.stat().st_size))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--minutes", type=float, help="skip the tests that have not begun by then")
+
+
+def pytest_configure(config):
+    config.stash[BEGUN] = time.monotonic()
+
+
+def pytest_runtest_setup(item):
+    minutes = item.config.getoption("minutes")
+    if minutes is not None and time.monotonic() - item.config.stash[BEGUN] > 60 * minutes:
+        pytest.skip(f"it had not begun after {minutes:g} minutes: make test-all runs it")

@@ -1,5 +1,6 @@
 """Every backward over drawn shapes, and deliberate mistakes that the gradient check must see."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import MUTANTS, Mutant, examples, load, worst_error
-from slopes import slopes
+from slopes import Slope, slopes
+from tiers import paired
 
 from nanoeuler.checks import gradcheck
 from nanoeuler.checks.derivatives import central_difference, complex_step, relative_error
@@ -241,6 +243,18 @@ def test_the_code_as_it_is_passes_where_the_mutants_must_fail():
             assert slope.error(derived) < 1e-12  # rounding; the smallest mistake is 1e-6
 
 
+def test_a_slope_of_nothing_has_no_error_and_hides_none():
+    class Gradient:
+        def __init__(self, *numbers):
+            self.flat = np.array(numbers)
+
+    flat, steep = (Slope(np.array([1.0, 2.0, 0.0]), exact) for exact in (0.0, 3.0))
+    assert flat.error(Gradient(0.0, 0.0, 5.0)) == 0 == flat.error(Gradient(2.0, -1.0, 5.0))
+    assert steep.error(Gradient(1.0, 1.0, 5.0)) == 0 < steep.error(Gradient(0.0, 0.0, 5.0))
+    assert flat.error(Gradient(1.0, 0.0, 0.0)) > 0.1
+    assert not flat.error(Gradient(np.nan, 0.0, 0.0)) <= 1
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function}: {mutant.what}")
 def test_every_mutant_is_caught(mutant):
     assert not worst_error(mutant) <= gradcheck.BOUND, f"{mutant.what} was not noticed"
@@ -258,11 +272,16 @@ ARCHITECTURES = gradcheck.architectures()
 SWITCHES = {name: config for name, config in ARCHITECTURES.items() if "," not in name}
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-@pytest.mark.parametrize("integrator", CHOICES["integrator"])
-def test_every_architecture_with_other_steps_and_shared_blocks(integrator, name):
+SETTINGS = [{name: getattr(config, name) for name in CHOICES} | {"integrator": integrator}
+            for config in SWITCHES.values() for integrator in CHOICES["integrator"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", paired(SETTINGS, CHOICES))
+def test_every_architecture_with_other_steps_and_shared_blocks(setting):
     """Those of `nanoeuler check`, which compares every element, crossed with what it does not."""
-    config = replace(SWITCHES[name], integrator=integrator, step_size=0.7, n_layers=4, repeat=2)
+    n_predict = 1 if setting["tied"] else gradcheck.TINIEST.n_predict
+    steps = {"step_size": 0.7, "n_layers": 4, "repeat": 2, "n_predict": n_predict}
+    config = replace(gradcheck.TINIEST, **setting, **steps)
     problem = gradcheck.tiny_problem(config)
     derived = gradcheck.derived_gradient(problem)
     for slope in slopes(problem, reference, 3):
@@ -279,9 +298,9 @@ def test_an_architecture_has_the_error_of_its_worst_tensor():
 
 
 def test_the_architectures_are_all_there_are():
-    switches = ["norm", "position", "mlp", "bias", "tied"]
+    switches = [name for name in CHOICES if name != "integrator"]
     seen = {tuple(getattr(config, s) for s in switches) for config in SWITCHES.values()}
-    assert len(SWITCHES) == len(seen) == 32
+    assert len(SWITCHES) == len(seen) == math.prod(len(CHOICES[name]) for name in switches)
     steps = [config for name, config in ARCHITECTURES.items() if name not in SWITCHES]
     seen = {(config.integrator, config.step_size, config.repeat) for config in steps}
     assert len(steps) == len(seen) == 4 * len(CHOICES["integrator"])

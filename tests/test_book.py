@@ -67,6 +67,44 @@ def test_running_twice_changes_no_byte(small_book):
     assert list(book.problems(small_book)) == []
 
 
+# Bytes at random behind a PNG's signature, its width and its height.
+PICTURE = cell(
+    ":tags: [rounding]", "", "import base64, os", "from IPython.display import display",
+    "head = b'\\x89PNG\\r\\n\\x1a\\n' + bytes([0, 0, 0, 13]) + b'IHDR' + bytes([0, 0, 0, 1] * 2)",
+    "text = base64.b64encode(head + os.urandom(16)).decode()",
+    "display({'image/png': text}, raw=True)", "print('as large as', 3)",
+)  # fmt: skip
+
+
+def test_a_picture_of_rounding_errors_stays_while_all_else_is_the_same(small_book):
+    chapter = small_book / "book" / "00-a.md"
+    chapter.write_text(HEADER + PICTURE)
+    book.run(small_book, chapter)
+    first = chapter.with_suffix(".ipynb").read_bytes()
+    book.run(small_book, chapter)
+    assert chapter.with_suffix(".ipynb").read_bytes() == first
+
+    def kept(change):
+        """Whether a picture stays in spite of another one, and of a change of its cell."""
+        made, before = book.stored(chapter), book.stored(chapter)
+        drawn = made.cells[-1].outputs[0].data
+        drawn["image/png"] = drawn["image/png"][:32] + "other"
+        change(made.cells[-1])
+        book.keep_pictures(made, before)
+        return made.cells[-1].outputs == before.cells[-1].outputs
+
+    def widen(cell):
+        data = cell.outputs[0].data
+        data["image/png"] = "w" + data["image/png"][1:]
+
+    assert kept(lambda cell: None)
+    assert not kept(lambda cell: cell.metadata.pop("tags"))
+    assert not kept(lambda cell: cell.update(id="that of other code"))
+    assert not kept(lambda cell: cell.outputs[1].update(text="as large as 4\n"))
+    assert not kept(lambda cell: cell.outputs.pop())
+    assert not kept(widen)
+
+
 def test_export_writes_only_what_changed(small_book):
     assert book.export(small_book) == ["nanoeuler/__init__.py", "nanoeuler/one.py"]
     assert book.export(small_book) == []

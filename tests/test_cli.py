@@ -23,21 +23,25 @@ from deaths import Died, dying_before
 
 import nanoeuler.__main__  # noqa: F401  adds the command `all`
 from nanoeuler.checks import gradcheck
+from nanoeuler.cli import flags
 from nanoeuler.cli import main as cli
 from nanoeuler.cli import tokenizer as cli_tokenizer
 from nanoeuler.data import docstrings
 from nanoeuler.data.heldout import HeldOut
 from nanoeuler.engines.cpu import llvm
+from nanoeuler.model.config import PRESETS
 from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import train as training
 from nanoeuler.training.saves import saves
+from nanoeuler.training.train import PRESET
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS, STORY = str(ROOT / "tests"), ROOT / "data" / "river.txt"
 PAIRS = [{"question": f"What is {i}?", "answer": f"The number {i}."} for i in range(40)]
 SMALL = "--steps 4 --batch-size 4 --save-every 2"
 TINY = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 64"
+NINES = "9" * 400  # a number of which no float is large enough
 
 
 def model(run):
@@ -601,22 +605,42 @@ ERRORS = {  # a command line, and what its one line must say
     "train --preset  --out new": "expected a value for --preset, but it is empty",
     "train --out ": "expected a value for --out, but it is empty",
     "tokenizer train --out=": "expected a value for --out, but it is empty",
-    "train --data docs --out loop": "--out loop is no place to write",
+    "train --data docs --out loop": "cannot write to --out loop: choose another path",
     "train --data docs --out /dev/null": "--out /dev/null is no folder",
     "train --data docs --out /dev/null/run": "--out /dev/null/run cannot be written in /dev/null",
     "train --dim 30 --out new": "dim (30) must be a multiple of n_heads (4)",
     "train --dim 1 --heads 1 --kv-heads 1 --out new": "rotary positions turn pairs",
     "train --batch-size 1000000000 --out new": "expected a batch_size of at most 32768",
     "train --batch-size 9223372036854775807 --out new": "expected a batch_size of at most",
-    f"train --batch-size {'9' * 400} --out new": "and at most 9223372036854775807",
+    f"train --batch-size {'9' * 400} --out new": "from 1 to 9223372036854775807, got",
     "train --accumulate 17 --out new": "accumulate to be at most batch_size 16",
     "train --minutes 0 --out new": "minutes to be a number above 0",
     "train --threads 0 --out new": "--threads",
     "sft --from base --data pairs.jsonl --batch-size 1000000000 --out new": "at most 65536",
-    f"plan --batch-size {'9' * 400}": "expected at most 9223372036854775807 sequences",
-    f"plan --tokens {'9' * 400}": "expected at most 9223372036854775807 sequences",
-    f"tokenizer train {STORY} --out /": "--out / is",
-    f"tokenizer train {STORY} --out loop": "--out loop is no place to write",
+    **{f"plan --{flag} {NINES}": "from 1 to 9223372036854775807, got '9999" for flag in (
+        "batch-size", "tokens", "hidden", "context", "ranks", "layers", "dim")},
+    f"plan --vocab-size {NINES}": "from 0 to 9223372036854775807",
+    f"train --data {STORY} --out new --hidden {NINES}": "'--hidden': expected a whole number",
+    f"train --data {STORY} --out new --lr {NINES}": "'--lr': expected a finite number",
+    f"generate a --from base --stop-token {'9' * 5000}": "expected a token to stop at, got '99999",
+    "generate --from base --seed 0.0": "expected a whole number of at least 0, got '0.0'",
+    "generate --from base --top-k 1_0": "expected a whole number of at least 0, got '1_0'",
+    "generate --from base --seed 0x10": "got '0x10'",
+    "generate --from base --seed ٣": "got '٣'",
+    "generate --from base --temperature inf": "expected a finite number, such as 0.5 or 3e-4, got",
+    "generate --from base --temperature 1e999": "expected a finite number",
+    "generate --from base --temperature ٣": "expected a finite number",
+    "serve --from chat --port 0.0": "expected a whole number from 0 to 65535, got '0.0'",
+    "serve --from chat --port 65536": "expected a whole number from 0 to 65535, got '65536'",
+    "data show base/data 0": "expected a whole number of at least 1, got '0'",
+    f"train --data {STORY} --out new --threads 4294967296": "from 1 to 1024, got '4294967296'",
+    "eval base --engine abacus": "unknown engine 'abacus'",
+    "eval base --engine cuda": "needs a GPU, and there is no CUDA driver",
+    "eval base --threads 0": "expected a whole number from 1 to 1024, got '0'",
+    "plan --engine abacus": "unknown engine 'abacus'",
+    "tokenizer train loop --out new/t.json": "expected a readable file, but loop: Too many levels",
+    f"tokenizer train {STORY} --out /": "cannot write to --out /: choose another path",
+    f"tokenizer train {STORY} --out loop": "cannot write to --out loop: choose another path",
     f"tokenizer train {STORY} --out /dev/null": "--out /dev/null is no regular file",
     "eval nowhere": "no config.json",
     "eval chat": "in chat/data, but there is none, since the run began with prepared data or with",
@@ -628,7 +652,7 @@ ERRORS = {  # a command line, and what its one line must say
     "generate --from base --engine cuda": "needs a GPU, and there is no CUDA driver",
     "generate --from base --engine fused --int8": "expected engine cpu, or auto, with int8",
     "generate --from base --log-probabilities --stop x": "leave out --stop and --guesses",
-    "generate --from base --top-k -1": "expected top_k to be a whole number of at least 0",
+    "generate --from base --top-k -1": "expected a whole number of at least 0, got '-1'",
     "train --layers 10000 --out new": "in 10,000 layers, with a step of a single sequence",
     "eval base --data empty": "expected held-out tokens to judge, got none",
     "eval base --data pairs": "holds pairs, not text",
@@ -724,6 +748,21 @@ def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, line):
     assert re.fullmatch(r"nanoeuler: [^\n]+\n", err), err
     assert ERRORS[line] in err
     assert not (runs / "new").exists() or not any((runs / "new").iterdir())
+
+
+def test_an_error_that_repeats_what_was_typed_is_a_short_printable_line(nanoeuler):
+    code, out, err = nanoeuler(["eval", "base", "--data", f"\x1b[31m{'x' * 5000}\x07\u202e"])
+    assert (code, out) == (2, "") and err.startswith("nanoeuler: ") and err.count("\n") == 1
+    assert err[:-1].isprintable() and "\\x1b[31mxx" in err and " ... " in err and len(err) < 1100
+    code, _, err = nanoeuler(["generate", "a", "--from", "nowhere\udcff"])
+    assert code == 2 and "nowhere\\udcff" in err
+
+
+def test_no_warning_of_numpy_reaches_a_user(tmp_path):
+    """Weights this large overflow in the text that a run shows at its end; the run is as asked."""
+    line = f"train --data {STORY} --out {tmp_path / 'run'} --steps 1 --batch-size 2 --warmup 0"
+    done = piped(f"{line} {TINY} --lr 1e18 --engine cpu", cwd=tmp_path)
+    assert done.returncode == 0 and b"Warning" not in done.stderr, done.stderr
 
 
 def test_a_wrong_knob_is_told_before_anything_is_printed(nanoeuler):
@@ -854,6 +893,98 @@ def test_the_commands_are_those_of_the_book():
         "check", "plan", "bench", "doctor",
     }  # fmt: skip
     assert isinstance(cli.app, typer.Typer)
+
+
+def loaded(lines):
+    """The modules that a program has when it has run `lines`."""
+    program = f"{lines}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def rooms(modules, *names):
+    """Those of the modules that are one of `names`, or in a room of that name."""
+    return [m for m in modules if any(m == name or m.startswith(f"{name}.") for name in names)]
+
+
+TRAINS = """
+from nanoeuler.cli.main import main
+from nanoeuler.training import loop
+loop.plot = lambda *_: None  # which needs matplotlib, at the end
+line = "train --data {story} --out {out} --engine cpu --steps 1 --batch-size 2 {tiny}"
+assert main(line.split()) == 0
+"""
+
+
+def test_a_program_loads_what_it_uses(tmp_path):
+    """matplotlib where a picture is drawn, a GPU's modules where there is one, numba to compile."""
+    gpu = "nanoeuler.engines.gpu", "nanoeuler.planning.card"
+    assert not rooms(loaded("import nanoeuler.face"), "matplotlib", *gpu)
+    lines = TRAINS.format(story=STORY, out=tmp_path / "run", tiny=TINY)
+    trained = rooms(loaded(lines), "matplotlib", *gpu)
+    assert {*trained} <= {"nanoeuler.engines.gpu", "nanoeuler.engines.gpu.door"}  # is there one?
+    planned = "from nanoeuler.cli.main import main\nassert main(['plan']) == 0"
+    assert not rooms(loaded(planned), "matplotlib", "numba", "llvmlite")
+    cpu = "from nanoeuler.cli.main import main\nassert main(['plan', '--engine', 'cpu']) == 0"
+    assert rooms(loaded(cpu), "numba")  # it multiplies
+
+
+def test_products_are_compiled_when_they_are_called():
+    lines = """
+from nanoeuler.engines.cpu import products
+assert products.multiply.dispatcher is products.multiply_heads.dispatcher is None
+from nanoeuler.planning.plan import product_rate
+product_rate(2, seconds=0.01)
+assert products.multiply.dispatcher.signatures and products.multiply_heads.dispatcher is None
+"""
+    assert loaded(lines)
+
+
+def test_the_usual_preset_of_a_plan_is_that_of_training():
+    assert flags.preset_config(None) == PRESETS[PRESET]
+
+
+def test_eval_shows_on_a_terminal_how_far_it_is(runs):
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "nanoeuler", "eval", "base", "--engine", "cpu"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    done = subprocess.run(words, cwd=runs, stdout=subprocess.PIPE, stderr=theirs, text=True,
+                          env=environment, timeout=60)  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that all of a terminal was read
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    tokens = re.search(r"judged +([\d,]+) tokens", done.stdout)[1]
+    said = rf"{tokens} of {tokens} tokens +[\d,]+ tokens/s +\d+\.\d{{4}} bits/byte"
+    assert re.search(said, shown.decode()), shown
+    quiet = piped("eval base --engine cpu", cwd=runs)
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
+    assert quiet.stdout.decode() == done.stdout
+
+
+def test_a_plan_of_an_engine(nanoeuler):
+    for engine in ("cuda", "cuda-float32"):
+        code, out, err = nanoeuler(f"plan --engine {engine}")
+        assert (code, err) == (0, "") and out.startswith(engine) and "rtx-4090" in out
+    code, out, err = nanoeuler("plan --engine cpu --tokens 1000000 --batch-size 16")
+    assert (code, err) == (0, "") and "489 steps of 16 x 128 tokens" in out and "GFLOP/s on" in out
+    assert "by the engine cpu" in nanoeuler("plan --engine reference")[1]
+
+
+@pytest.mark.parametrize("text, value", [("3", 3), ("+7", 7), ("007", 7), (8000, 8000)])
+def test_a_whole_number_is_read(text, value):
+    assert flags.whole_number(1)(text) == value
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [("3", 3), ("-0.5", -0.5), (".5", 0.5), ("1.", 1), ("3e-4", 3e-4), ("1E+3", 1000), (0.1, 0.1)],
+)
+def test_a_number_is_read(text, value):
+    assert flags.number(text) == value
 
 
 def test_help_does_not_wait_for_numerical_libraries():

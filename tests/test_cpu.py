@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 from numba.core.dispatcher import Dispatcher
+from tiers import paired
 
 from nanoeuler import compiler
 from nanoeuler.engines import choice
@@ -451,13 +452,12 @@ def test_model(config, B, T, engine):
     compare(config, B, T, engine())
 
 
-SWITCHES = [name for name in CHOICES if name != "integrator"]
-SETTINGS = [dict(zip(SWITCHES, values, strict=True))
-            for values in product(*(CHOICES[name] for name in SWITCHES))]  # fmt: skip
+SWITCHES = {name: values for name, values in CHOICES.items() if name != "integrator"}
+SETTINGS = [dict(zip(SWITCHES, values, strict=True)) for values in product(*SWITCHES.values())]
 
 
 @pytest.mark.parametrize("engine", [FusedEngine, CpuEngine])
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda x: " ".join(map(str, x.values())))
+@pytest.mark.parametrize("setting", paired(SETTINGS, SWITCHES))
 def test_every_architecture(setting, engine):
     engine = engine()  # one for all three: an arena does not care whose pass it holds
     for integrator, step_size in (("euler", 1.0), ("heun", 0.7), ("rk4", 1.5)):

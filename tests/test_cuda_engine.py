@@ -15,8 +15,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import recorded as helpers
-from mutants import Mutant, load
+from mutants import Mutant, load, source
 from recorded import step_on_paper
+from tiers import thinned
 
 from nanoeuler.engines.choice import make_stepper
 from nanoeuler.engines.gpu import engine, rehearse, vendor
@@ -270,7 +271,14 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", FAULTS)
+def test_all_faults_have_their_place():
+    for what, (name, _, function, old, new) in FAULTS.items():
+        source(Mutant(name, function, what, old, new))
+    for what, texts in TURNS.items():
+        source(Mutant(ENGINE, "turning", what, *texts))
+
+
+@pytest.mark.parametrize("what", thinned(FAULTS))
 def test_faults_between_kernels_are_seen(what, monkeypatch):
     name, owner, function, old, new = FAULTS[what]
     wrong = load(Mutant(name, function, what, old, new))
@@ -317,7 +325,7 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("what", TURNS)
+@pytest.mark.parametrize("what", thinned(TURNS, 2))
 def test_heads_that_are_turned_wrongly_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     wrong = load(Mutant(ENGINE, "turning", what, *TURNS[what]))

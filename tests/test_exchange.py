@@ -10,6 +10,7 @@ With several pieces a rank's addends cancel before they are seen, so lengths are
 import threading
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ import recorded as helpers
 from lazy_driver import Driver
 from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
+from tiers import paired
 
 from nanoeuler.engines.gpu import door, exchange, nccl, ranks
 from nanoeuler.engines.gpu.device import Device
@@ -344,8 +346,9 @@ def told(taken):
     return [(each.number, *each.sums, each.norm) for each in taken]
 
 
+@cache
 def train_one(config, steps, pieces):
-    """One device with the whole batch."""
+    """One device with the whole batch; nobody changes what it left."""
     (w, optimizer), (_, tokens, targets, _) = fresh(config), batch(config)
     this, taken = CudaStepper(w, optimizer, devices(), pieces=pieces), []
     for number in range(1, steps + 1):
@@ -435,7 +438,9 @@ def test_two_ranks_are_one_device():
     compare(GPT, train_one(GPT, 2, 2), right(2))
 
 
-@pytest.mark.parametrize(("size", "pieces", "copies"), [(4, 1, False), (2, 2, False), (4, 1, True)])
+@pytest.mark.parametrize(("size", "pieces", "copies"), [
+    (4, 1, False), (2, 2, False), pytest.param(4, 1, True, marks=pytest.mark.long),
+])  # fmt: skip
 def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces, copies):
     one = train_one(ONE, 1, 4)
     ranks = train_ranks(ONE, size, 1, pieces=pieces, copies=copies)
@@ -449,16 +454,22 @@ def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces, copies):
     assert (ranks[0].summed[n:] == 0).all()
 
 
-def test_exchanges_may_be_late_and_need_not_overlap():
-    changes = [{"late": True}, {"when": ONCE}, {"when": AFTER}, {"copies": True},
-               {"copies": True, "late": True}, {"copies": True, "when": ONCE}]  # fmt: skip
-    for change in changes:  # two addends have the same sum in either order
-        for rank in train_ranks(GPT, 2, 1, **change):
-            assert bits(rank) == bits(right()[0])
+WAYS = {"late": (False, True), "when": (ATTENTION, ONCE, AFTER), "copies": (False, True)}
 
 
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("way", paired(
+    [dict(zip(WAYS, values, strict=True)) for values in product(*WAYS.values())][1:], WAYS
+))  # fmt: skip - the first is `right`
+def test_exchanges_may_be_late_and_need_not_overlap(way):
+    for rank in train_ranks(GPT, 2, 1, **way):  # two addends have the same sum in either order
+        assert bits(rank) == bits(right()[0])
+
+
+# Each fault is seen in one of the two ways of exchange; in the other one by `make test-all`.
+@pytest.mark.parametrize(("name", "copies"), [
+    pytest.param(name, copies, marks=() if copies == (i % 2 == 1) else pytest.mark.long)
+    for i, name in enumerate(FAULTS) for copies in (False, True)
+])  # fmt: skip
 def test_faults_are_seen(name, copies):
     writer, late, _ = FAULTS[name]
     try:
@@ -550,7 +561,7 @@ def test_ranks_judge_several_texts_as_one_device():
         np.testing.assert_allclose(taken.sums, step.sums, rtol=8 * U * 4)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
     """What it gets with an order is its part and the scale of the whole, and makes the same step.
     """

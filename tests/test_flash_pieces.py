@@ -10,8 +10,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, load, source
 from test_flash_tensor import NAMES, fold, hidden, in_texts
+from tiers import thinned
 
 from nanoeuler.engines.gpu import (
     flash_pieces,
@@ -236,7 +237,7 @@ MISTAKES = [
     ("rows past the end are written", PARTS, "put_sums", "if t + 8 < T", "if t < T"),
     ("rows past the end are read", PARTS, "fetch", "if row < limit", "if row < limit + 1"),
     ("lse not padded", PARTS, "pad_line", "after >= T", "after < 0"),
-    ("a wrong remainder", PARTS, "cut_eight", "values[i + 1] -= high", "values[i + 1] -= low"),
+    ("a wrong remainder", PARTS, "cut_eight", "i + 1] -= high_bf16", "i + 1] -= low_bf16"),
     ("dq: tiles not waited for", BACKWARD, "dq_loop", LATE, "pass  # all"),
     ("dkdv: tiles filled too early", BACKWARD, "dkdv_loop", SOON, "pass  # all"),
     ("delta left out", BACKWARD, "query_step", "(dp[i + 1] - delta[0])", "dp[i + 1]"),
@@ -309,7 +310,14 @@ def fails(launches, a, names):
     return not worst(a, 2, names) < 1
 
 
-@pytest.mark.parametrize("what, module, function, old, new", MISTAKES)
+def test_all_mistakes_have_their_place():
+    for what, module, function, old, new in MISTAKES:
+        source(Mutant(module, function, what, old, new))
+    for function, _, old, new in PAIRS:
+        source(Mutant(PARTS, function, "", old, new))
+
+
+@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     put_wrong(Mutant(module, function, what, old, new), monkeypatch)
     if module == BACKWARD:
@@ -320,7 +328,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
         assert fails([forward(a, 2)], a, ("o", "lse"))
 
 
-@pytest.mark.parametrize("function, pieces, old, new", PAIRS)
+@pytest.mark.parametrize("function, pieces, old, new", thinned(PAIRS))
 def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
     put_wrong(Mutant(PARTS, function, "a pair is missing", old, new), monkeypatch)
     assert not pairs_seen(pieces) < 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import paired
 
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.reference import ReferenceEngine
@@ -20,7 +21,7 @@ from nanoeuler.inference.decoder import (
     generate_together,
     text_pieces,
 )
-from nanoeuler.inference.sampling import distribution, draw, log_probabilities, penalised
+from nanoeuler.inference.sampling import Sampler, distribution, draw, log_probabilities, penalised
 from nanoeuler.model.config import CHOICES, ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
@@ -77,7 +78,7 @@ ARCHITECTURES = [
 ]
 
 
-@pytest.mark.parametrize("switches", ARCHITECTURES, ids=lambda x: " ".join(map(str, x.values())))
+@pytest.mark.parametrize("switches", paired(ARCHITECTURES, CHOICES))
 def test_every_architecture_and_every_cut(switches):
     config, weights = model(context=5, n_layers=2, **switches)  # learned positions: to the last
     text = np.random.default_rng(0).integers(23, size=5)
@@ -257,7 +258,9 @@ def test_it_ends_before_a_stop_token():
      ("top_k", 1.5), ("top_k", "a"), ("top_k", None), ("top_p", 0), ("top_p", 1.1),
      ("top_p", np.nan), ("top_p", "x"), ("min_p", -0.1), ("min_p", 1.1), ("min_p", "x"),
      ("repetition_penalty", 0), ("repetition_penalty", np.nan), ("repetition_penalty", None),
-     ("repetition_penalty", np.inf), ("seed", -1), ("seed", "a"), ("seed", 1.5),
+     ("repetition_penalty", np.inf), ("repetition_penalty", 1e-31),
+     ("repetition_penalty", 5e-324), ("repetition_penalty", 2e30),
+     ("seed", -1), ("seed", "a"), ("seed", 1.5),
      ("seed", None), ("seed", (1, -1)), ("seed", [0.5])],
 )
 def test_wrong_knobs_are_refused_before_the_first_token(knob, value):
@@ -267,6 +270,22 @@ def test_wrong_knobs_are_refused_before_the_first_token(knob, value):
     if knob not in ("seed", "repetition_penalty"):
         with pytest.raises(UserError, match=f"expected {knob}"):
             distribution(np.zeros(3), **{knob: value})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("knobs", [
+    {"repetition_penalty": 1e-30}, {"repetition_penalty": 1e30}, {"repetition_penalty": 10**30},
+    {"temperature": 5e-324}, {"temperature": 1e30}, {"temperature": 10**30}, {"top_p": 5e-324},
+    {"min_p": 5e-324}, {"top_k": 10**30}, {"seed": 10**40},
+    {"repetition_penalty": 1e-30, "temperature": 5e-324}, {"temperature": -0.0},
+], ids=repr)  # fmt: skip
+def test_the_least_and_the_largest_knobs_draw_a_token(knobs):
+    """Logits as large as float32 has them stay numbers."""
+    most = float(np.finfo(np.float32).max)
+    for logits in ([most, -most, 0, 1], [-most, -most, most, most], [1e-38, 0, -1e-38, 0]):
+        sampler = Sampler(**knobs)
+        p = sampler.distribution(np.array(logits, np.float32), [0, 1, 2])
+        assert np.isfinite(p).all() and abs(p.sum() - 1) < 1e-12 and 0 <= sampler.draw(p) < 4
 
 
 @pytest.mark.filterwarnings("error")
@@ -397,6 +416,27 @@ def test_text_that_cannot_be_a_stop_string_is_not_held_back():
     assert pieces == ["", "", "abx", "", "", ""]
     pieces = list(text_pieces(tokenizer, tokenizer.encode("xab"), ["abc"]))
     assert pieces == ["x", "", "", "", "ab"]  # no more tokens: it was none
+
+
+class Counted(str):
+    """A string that counts how often it is looked into."""
+
+    looks = 0
+
+    def __getitem__(self, at):
+        Counted.looks += 1
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize("unit, text", [("x", "a"), ("x", "x"), ("ab", "aab"), ("aab", "aaab")])
+def test_the_work_for_a_stop_string_grows_with_the_lengths_alone(unit, text):
+    """A string costs its length once, and each character of a text a constant, held back or not."""
+    tokenizer, stop, Counted.looks = Tokenizer(np.zeros((0, 2))), Counted(unit * 2000 + "!"), 0
+    text = text * 1000
+    assert "".join(text_pieces(tokenizer, tokenizer.encode(text), [stop])) == text
+    # Of each character: one look finds that it goes on or not and one adds it; each time that the
+    # search falls back there is one more, and it cannot fall oftener than it has gone on.
+    assert Counted.looks <= 3 * (len(stop) + len(text))
 
 
 @pytest.mark.parametrize("stop", ["end", ["a", ""], [1], [b"x"]])

@@ -102,6 +102,7 @@ def machine_code():
     from nanoeuler.training import optim
 
     named = vars(loops) | vars(norms) | vars(products) | vars(optim)
+    named = {name: getattr(x, "dispatcher", x) for name, x in named.items()}
     kernels = {name: x for name, x in named.items() if isinstance(x, Dispatcher) and x.signatures}
     return {name: "\n".join(x.inspect_asm().values()) for name, x in kernels.items()}
 

@@ -12,14 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoeuler.engines.choice import make_stepper
+from nanoeuler import measurements
+from nanoeuler.engines.choice import GPU_ENGINES, make_stepper
 from nanoeuler.engines.cpu.engine import CpuEngine
+from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler.engines.gpu.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step import Machine, record_step
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model import transformer as model
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.model.weights import initialise, output_matrix
 from nanoeuler.planning import memory as machine
+from nanoeuler.planning import plan as planning
+from nanoeuler.planning import step
+from nanoeuler.planning.cards import CARDS, GEFORCE, MEASURED, OLDEST, SHARED, known, table
 from nanoeuler.planning.counts import ELEMENTWISE, flops_per_token, memory, operations
 from nanoeuler.planning.plan import (
     BATCH_SIZE,
@@ -271,7 +278,10 @@ def test_what_does_not_fit_is_said_not_to_fit():
 
 def test_the_report_has_a_line_for_every_device():
     text = report(LARGE, batch_size=8, tokens=10**9)
-    assert [line.split()[0] for line in text.splitlines()[-len(DEVICES) :]] == list(DEVICES)
+    names = [line.split()[0] for line in text.split("\nestimated")[1].splitlines()[1:]]
+    assert names == [*DEVICES, "t4"] and {*names} == {"laptop", *CARDS}
+    assert "t4          not supported: 7.5 has no bf16 products" in text
+    assert text.endswith("train with --engine cpu")
     assert "116,417,280" in text and "8 x 512 tokens" in text and "1,000,000,000 tokens" in text
 
 
@@ -428,3 +438,99 @@ def test_the_rate_is_that_of_products():
     rate = product_rate(1, seconds=0.02)
     # Between a processor that is shared with many, and 64 FLOPs a cycle at 6 GHz on one core.
     assert 1e8 < rate < 4e11
+
+
+# ---- The cards that people own
+
+
+OWNED = ("t4", "rtx-3060", "rtx-3090", "rtx-4060-ti", "rtx-4070", "rtx-4090", "rtx-5090", "a100",
+         "l4", "h100", "h200")  # fmt: skip
+
+
+def test_the_table_has_the_cards_that_people_own_and_says_what_is_known_of_each():
+    assert {*CARDS} == {*OWNED} and {*SHARED} == {card.capability for card in CARDS.values()}
+    rows = {line.split()[0]: line for line in table().splitlines()[1:]}
+    assert {*rows} == {*CARDS}
+    assert {key for key in CARDS if rows[key].endswith("not supported")} == {"t4"}
+    assert {key for key in CARDS if rows[key].endswith("  measured")} == MEASURED
+    assert all(rows[key].endswith(known(key)) for key in CARDS)
+
+
+def test_a_card_counts_as_measured_if_steps_were_timed_on_it():
+    timed = {row["device"] for row in measurements.load("gpu") if row["what"] == "training step"}
+    assert timed == {f"NVIDIA {CARDS[key].name}" for key in MEASURED}
+
+
+def test_the_rate_of_a_geforce_is_that_of_the_whitepapers():
+    """Of 3090, 4090 and 5090 a whitepaper has the peak, the multiprocessors and the clock."""
+    for key, hertz in (("rtx-3090", 1.695e9), ("rtx-4090", 2.52e9), ("rtx-5090", 2.407e9)):
+        card = CARDS[key]
+        worked_out = GEFORCE * card.multiprocessors * hertz
+        assert worked_out == pytest.approx(card.flops_per_s, rel=0.005)  # the last digit printed
+
+
+@pytest.mark.parametrize("key", [key for key, card in CARDS.items() if card.supported])
+@pytest.mark.parametrize("engine", ["cuda", "cuda-tf32"])
+def test_every_launch_of_a_step_has_the_shared_memory_that_it_asks_for(key, engine):
+    card = CARDS[key]
+    for config in (SMALL, PRESETS["gpt2-124m"]):
+        place = Machine(card.capability, card.multiprocessors)
+        made = record_step(config, 4, config.context, place, PRECISIONS[engine], step.RULES)
+        launches = [each.launch for each in made.program.steps]
+        asked = [each.kernel.shared for each in launches if isinstance(each, Launch)]
+        assert 0 < max(asked) <= SHARED[card.capability]
+
+
+def test_a_card_without_products_of_bf16_can_record_no_step():
+    assert [key for key, card in CARDS.items() if card.capability < OLDEST] == ["t4"]
+    assert CARDS["t4"].flops_per_s == 0 and "t4" not in DEVICES
+    place = Machine(CARDS["t4"].capability, CARDS["t4"].multiprocessors)
+    with pytest.raises(UserError, match="8.0 or newer"):
+        record_step(SMALL, 2, SMALL.context, place, PRECISIONS["cuda"], step.RULES)
+
+
+def test_a_plan_of_an_engine_has_a_line_for_every_card():
+    text = step.on_cards(SMALL, 16, "cuda").splitlines()
+    assert [line.split()[0] for line in text] == ["cuda", *CARDS]
+    words = {line.split()[0]: line.split()[-1] for line in text[2:]}
+    assert {*words.values()} == {"estimated"}  # of this step no time was taken anywhere
+    assert max(map(len, text)) < 100
+    assert "long: none was written" in step.on_cards(replace(SMALL, n_layers=201), 1, "cuda")
+    large = step.on_cards(LARGE, 16, "cuda").splitlines()
+    timed = [line for line in large if line.endswith("  measured")]
+    assert [line.split()[0] for line in timed] == ["h200"]
+    assert f"{1e3 * step.measured(LARGE, 16, 'cuda'):,.2f}" in timed[0]
+    assert step.measured(LARGE, 17, "cuda") is None
+
+
+def test_a_measured_step_is_one_of_our_own_products():
+    rows = {(row["case"], row["engine"]): row["value"] for row in measurements.load("gpu")
+            if row["what"] == "training step"}  # fmt: skip
+    for engine, kind in zip(GPU_ENGINES, ("bf16", "TF32", "float32"), strict=True):
+        wanted = rows[f"euler-116m 16x512 {kind}", "cuda, own products"] / 1e3
+        assert step.measured(LARGE, 16, engine) == wanted
+
+
+def test_a_plan_does_without_measurements(monkeypatch):
+    def none(name):
+        raise UserError("not in a checkout")
+
+    monkeypatch.setattr(measurements, "load", none)
+    assert step.measured(LARGE, 16, "cuda") is None
+
+
+def test_the_speeds_of_a_card_are_the_shares_that_an_h200_reaches():
+    assert step.speeds_of(CARDS["h200"]) == step.H200
+    half = CARDS["h200"]._replace(flops_per_s=CARDS["h200"].flops_per_s / 2)
+    slower = step.speeds_of(half)
+    assert slower.products["bf16"] == step.H200.products["bf16"] / 2
+    assert slower.attention[1] == step.H200.attention[1] / 2 and slower.bytes == step.H200.bytes
+
+
+def test_a_plan_for_this_machine_says_whose_time_it_is(monkeypatch):
+    monkeypatch.setattr(planning, "product_rate", lambda threads: 1e12)
+    text = planning.here(SMALL, 16, None, "cpu")
+    steps = -(-20 * count_parameters(SMALL) // (16 * SMALL.context))
+    assert f"{steps:,} steps of 16 x 128 tokens" in text and len(text.splitlines()) == 3
+    slower = planning.here(SMALL, 16, 10**6, "reference")
+    assert "489 steps" in slower and slower.splitlines()[-1].strip().startswith("by the engine cpu")

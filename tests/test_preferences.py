@@ -21,6 +21,7 @@ from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import prefer as preferring
 from nanoeuler.training.folder import read_metrics, saves
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.prefer import (
@@ -274,7 +275,8 @@ def stepper(threads, seed=0):
                              AdamW(weights, weight_decay=0.0), 0.1, 0.05, threads)  # fmt: skip
 
 
-def test_threads_change_no_bit():
+def test_threads_change_no_bit(monkeypatch):
+    monkeypatch.setattr(preferring, "cores", lambda: 4)
     compared = Comparisons(TOKENIZER, couples(PAIRS), 7, 64, 2)
     flats = []
     for threads in (1, 2, 3):
@@ -285,6 +287,28 @@ def test_threads_change_no_bit():
         flats.append(each.weights.flat.copy())
     assert (flats[0] == flats[1]).all() and (flats[0] == flats[2]).all()
     assert (each.reference.flat == initialise(SMALL, 0).flat).all()
+
+
+@pytest.mark.parametrize(
+    ("threads", "comparisons", "engines"),
+    # A slice has two comparisons: of seven there are four, of three two, of one one.
+    [(1000, 7, 4), (1000, 3, 2), (1000, 1, 1), (3, 7, 3), (None, 7, 4), (2**32, 20, 5)],
+)
+def test_no_more_engines_than_slices_or_cores(threads, comparisons, engines, monkeypatch):
+    """A thread has an engine and a gradient: nothing is made for one that finds nothing to do."""
+    monkeypatch.setattr(preferring, "cores", lambda: 5)
+    each = stepper(threads)
+    each.step(*Comparisons(TOKENIZER, couples(PAIRS), comparisons, 64, 2).batch(1), 1e-3, 1)
+    assert len(each.engines) == len(each.parts) == engines
+
+
+def test_a_judge_with_more_texts_than_a_batch_has_more_engines(monkeypatch):
+    monkeypatch.setattr(preferring, "cores", lambda: 5)
+    each = stepper(None)
+    few, many = (Comparisons(TOKENIZER, couples(PAIRS), n, 64, 2).batch(1) for n in (2, 20))
+    each.step(*few, 1e-3, 1)
+    each.likelihoods(each.reference, *many)
+    assert (len(each.engines), len(each.parts)) == (5, 1)
 
 
 def test_a_step_is_the_mean_over_its_comparisons():

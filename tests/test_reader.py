@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_generate import ARCHITECTURES, SHAPES, model
+from tiers import paired
 
 from nanoeuler.engines.choice import CPU_ENGINES, engine_factory
 from nanoeuler.engines.cpu import decode, panels
@@ -15,7 +16,7 @@ from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.cpu.panels import PANEL, Panels, interleaved, rounded
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.inference.decoder import Decoder, EngineReader
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import CHOICES, ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 
@@ -41,7 +42,7 @@ def readers(config, weights, texts=1):
     return made | {"compiled": CpuReader(config, weights, texts, threads=1)}
 
 
-@pytest.mark.parametrize("switches", ARCHITECTURES, ids=lambda x: " ".join(map(str, x.values())))
+@pytest.mark.parametrize("switches", paired(ARCHITECTURES, CHOICES))
 def test_every_architecture_in_every_cut(switches):
     config, weights, text, exact, bound = both(context=9, n_layers=2, **switches)
     reader = CpuReader(config, weights, threads=1)

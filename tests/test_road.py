@@ -88,9 +88,17 @@ def test_stages_go_on_with_the_best_of_the_stage_before(tmp_path, monkeypatch):
     said = [stage.words() for stage in every]
     assert [words[0] for words in said] == NAMES
     assert said[0][1:3] == ["--data", "a text"] and "--resume" not in said[0]
+    assert all(words[-2:] == ["--engine", "cpu"] for words in said[3:])  # judges, too
     for words, base in (said[1], "base"), (said[2], "chat"):
         at = words.index("--from")
         assert words[at + 1] == str(tmp_path / base / "best")
+
+
+def test_a_large_model_is_judged_where_it_was_trained(tmp_path):
+    shared = {"engine": "cuda", "ranks": 2}
+    every = road.stages(road.SIZES["gpu"], tmp_path, "books", "docs", "docs", shared)
+    assert [stage.name for stage in every] == ["train", "sft", "eval", "eval"]
+    assert all(stage.flags[-2:] == ["--engine", "cuda"] for stage in every[2:])
 
 
 def test_a_code_that_is_not_zero_is_handed_on(tmp_path):

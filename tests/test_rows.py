@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, execute, load
 
 from nanoeuler.engines.gpu import columns as columns_module
 from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward, vectors
@@ -626,7 +626,7 @@ def with_fault(name, fault):
         return wrong
     text = Path(MODULES[name].__file__).read_text(encoding="utf-8")
     copy = ModuleType(f"{name}_over_{fault.function}")
-    exec(compile(text, MODULES[name].__file__, "exec"), vars(copy))
+    execute(text, copy.__name__, copy)
     for helper in vars(copy).keys() & vars(vectors).keys():
         if isinstance(getattr(vectors, helper), FunctionType):
             setattr(copy, helper, getattr(wrong, helper))

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import http.client
 import json
+import logging
 import re
 import signal
 import socket
@@ -259,9 +260,11 @@ WRONG = {
     "logprobs": [-1, 21, 1.5, "2", [1]], "top_logprobs": [-1, 21, True],
     "max_tokens": [0, -1, 1.5, "3"],
     "max_completion_tokens": [0, True], "stream": [1, "yes"], "stream_options": [True, "usage"],
-    "guesses": [-1, 1.5, True, "2"], "stop": [3, {"a": 1}, [3], "", [""]], "model": [3, ["mine"]],
+    "guesses": [-1, 1.5, True, "2"],
+    "stop": [3, {"a": 1}, [3], "", [""], [*"abcde"], "x" * 257, ["a", "x" * 257], [[]]],
+    "model": [3, ["mine"]],
     "temperature": [-1, "hot", 1e31, True], "top_p": [0, 1.1, "1"], "top_k": [-1, 0.5],
-    "min_p": [-0.1, 2], "repetition_penalty": [0, "x"], "seed": [-1, 1.5, "a", {}],
+    "min_p": [-0.1, 2], "repetition_penalty": [0, "x", 1e-320, 1e31], "seed": [-1, 1.5, "a", {}],
     "prompt": ["", [], [260], [-1], [1.5], ["a"], [[1]], {"a": 1}, 3, [True], "\ud800"],
     **{name: [{"a": "b"}, "x"] for name in CANNOT},
 }  # fmt: skip
@@ -270,11 +273,16 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_value_that_a_field_cannot_have_is_refused_in_one_line(name):
     for value in WRONG[name]:
-        with pytest.raises(UserError) as raised:
+        with pytest.raises(Refusal) as raised:
             read(**{name: value})
-        assert "\n" not in str(raised.value) and getattr(raised.value, "status", 400) == 400
+        assert "\n" not in str(raised.value)
+        assert (raised.value.status, raised.value.field) == (400, name)
     assert read(**{name: None}).ids == [*map(int, TOKENIZER.encode("river" if name != "prompt"
                                                                    else "\n"))]
+
+
+def test_four_stop_strings_of_256_characters_are_taken():
+    assert read(stop=["x" * 256] * 4).stop == ["x" * 256] * 4 and read(stop=[]).stop == []
 
 
 def test_what_changes_nothing_is_passed_over():
@@ -345,6 +353,11 @@ def test_a_conversation_is_what_training_has_shown():
         whole = sum(parts, []) + prompt(TOKENIZER, "four?", None if kept else "sys")
         for context in (2 * len(whole), 2 * len(whole) + 6):
             assert fitting(TOKENIZER, context, "sys", turns, "four?") == (whole, first)
+    for system, question in (("sys", "x" * 500), ("s" * 500, "why?")):
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        with pytest.raises(Refusal, match="shorten it") as raised:
+            read(chat=True, messages=messages)
+        assert raised.value.field == "messages"
     with pytest.raises(UserError, match="shorten it"):
         fitting(TOKENIZER, 2 * len(whole) - 2, "sys", turns, "four?")
     marks = [TOKENIZER.special[name] for name in (USER, ASSISTANT, END)]
@@ -432,22 +445,35 @@ served = pytest.mark.skipif(
 )
 
 
+class Kept(logging.Handler):
+    """Keeps what is logged in a list."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+
+    def emit(self, record):
+        self.log.append(self.format(record))
+
+
 @contextlib.contextmanager
 def serving(pause=0.0, seats=3, waiting=4, hosts=("127.0.0.1", "localhost"), origins=(),
             config=CONFIG, weights=WEIGHTS, tokens=300):  # fmt: skip
-    """A server in this process: its port, its desk, its reader."""
-    import uvicorn
-
+    """A server in this process: its port, desk, reader and log, which must be empty at the end."""
     reader = Watched(config, weights, texts=seats, pause=pause)
     desk, door = Desk(lambda: reader, waiting), web.listener("127.0.0.1", 0)
     service = web.Service("mine", config, TOKENIZER, weights, desk, tokens)
-    app = web.application(service, hosts, origins)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    server = web.server(web.application(service, hosts, origins), desk)
+    log = []
+    for name in ("uvicorn", "asyncio"):  # after uvicorn has arranged its own
+        logging.getLogger(name).handlers[:] = [Kept(log)]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
     thread.start()
     until(lambda: server.started)
     try:
-        yield SimpleNamespace(port=door.getsockname()[1], desk=desk, reader=reader)
+        yield SimpleNamespace(port=door.getsockname()[1], desk=desk, reader=reader, log=log,
+                              connections=server.server_state.connections)  # fmt: skip
+        assert log == []
     finally:
         desk.close()
         server.should_exit = True
@@ -574,21 +600,315 @@ def test_what_is_no_good_request_has_a_status(server):
         assert got == status and set(said["error"]) == {"message", "type", "param", "code"}, path
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+SAID = b'{"prompt": "a", "max_tokens": 2}'
+WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(SAID), SAID)
+OPEN = HEAD + b"Content-Length: 99999\r\n\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def connect(server, *said):
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    for each in said:
+        link.sendall(each)
+    return link
+
+
+def heard(link):
+    """What comes until the server hangs up, by a reset too."""
+    found = b""
+    with link, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while part := link.recv(1 << 16):
+            found += part
+    return found
+
+
+def answered(link):
+    """The status of one answer, which is read to its end."""
+    answer = http.client.HTTPResponse(link)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+def told_error(answer):
+    """The status of the first answer, which must be an error in the protocol's form."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head.lower(), answer
+    length = int(re.search(rb"content-length: (\d+)", head.lower())[1])
+    said = json.loads(body[:length])["error"]
+    assert set(said) == {"message", "type", "param", "code"} and said["message"]
+    return int(head.split()[1])
+
+
 @served
-def test_a_body_that_never_ends_or_never_comes_is_not_waited_for(server, monkeypatch):
-    monkeypatch.setattr(web, "SECONDS", 0.3)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
-        link.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-        assert b" 408 " in link.recv(4096)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
-        link.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
-        chunk = b"1000\r\n" + b" " * 0x1000 + b"\r\n"
-        with contextlib.suppress(OSError):
-            for _ in range(200):
-                link.sendall(chunk)
-        with contextlib.suppress(ConnectionResetError):  # it answered and hung up: as good
-            assert b" 413 " in link.recv(4096)
+def test_what_does_not_come_is_not_waited_for(server, monkeypatch):
+    """Neither a first request nor a second, neither a head nor a body, neither slow nor still."""
+    monkeypatch.setattr(web, "SECONDS", 0.5)
+    for said, status in (
+        (b"", None), (WHOLE[:1], 408), (WHOLE[:40], 408), (HEAD, 408), (OPEN, 408), (WHOLE[:-1], 408),
+    ):  # fmt: skip
+        got = heard(connect(server, said))
+        assert (told_error(got) if status else got) == (status or b""), said
+    for more in (b"", WHOLE[:30], WHOLE[:-1]):  # on a connection that has had an answer
+        link = connect(server, WHOLE)
+        assert answered(link) == 200
+        link.sendall(more)
+        got = heard(link)
+        assert told_error(got) == 408 if more else not got
+    dripping = (WHOLE[:1], WHOLE[1:] * 9), (HEAD, b"X-More: 1\r\n" * 99), (OPEN, b" " * 999)
+    for head, rest in dripping:
+        link = connect(server, head)  # a byte at a time, for ever
+        with pytest.raises(OSError):
+            for i in range(400):
+                link.sendall(rest[i : i + 1])
+                time.sleep(0.02)
+    refused = connect(server, HEAD.replace(b"json", b"jpeg") + b"Content-Length: 100000\r\n\r\n")
+    assert answered(refused) == 415
+    with pytest.raises(OSError):  # what comes of a body that was refused has an end, too
+        for _ in range(400):
+            refused.sendall(b" ")
+            time.sleep(0.02)
+    until(lambda: not server.connections)
+
+
+@served
+def test_a_body_in_chunks_is_refused_before_it_is_read(server):
+    """Chunks of a byte cost us twenty microseconds each, and the client nothing."""
+    got = heard(connect(server, CHUNKED, b"1\r\n{\r\n"))
+    assert told_error(got) == 411 and got.count(b"HTTP/1.1") == 1
+
+
+@served
+def test_half_a_crowd_is_not_taken_for_idle():
+    """More clients than places, all at once, whose requests are whole: none is dropped unheard."""
+    with serving(seats=1, waiting=1) as server:  # 68 places
+        links = [connect(server, WHOLE) for _ in range(200)]
+        found = [answered(link) for link in links]
+        assert set(found) == {200, 503} or found == [200] * 200
+        for link in links:
+            link.close()
+
+
+@served
+def test_a_client_that_leaves_half_is_written_to_no_longer():
+    with serving(weights=EQUAL, tokens=300) as server:
+        body = b'{"prompt": "a", "max_tokens": 300, "top_p": 0.9, "stream": true}'
+        for _ in range(3):
+            link = connect(server, HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            assert b" 200 " in link.recv(100)
+            link.shutdown(socket.SHUT_WR)
+            heard(link)
+        until(lambda: not server.desk.seated)
+
+
+@served
+def test_a_stream_that_nobody_reads_is_given_up(monkeypatch):
+    monkeypatch.setattr(web, "SECONDS", 0.5)
+    with serving(weights=EQUAL, tokens=10**6) as server:
+        body = {"prompt": "a", "max_tokens": 10**6, "top_p": 0.9, "logprobs": 20, "stream": True}
+        body = json.dumps(body).encode()  # which never ends, and fills 2 KB a token
+        link = socket.socket()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect(("127.0.0.1", server.port))
+        link.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        until(lambda: server.desk.seated)
+        until(lambda: not server.desk.seated and not server.connections, seconds=60)
+        link.close()
+
+
+@served
+def test_a_body_that_never_ends_is_not_read(server):
+    link = connect(server, OPEN.replace(b"99999", b"9" * 20))
+    with contextlib.suppress(OSError):
+        for _ in range(200):
+            link.sendall(b" " * 0x1000)
+    with link, contextlib.suppress(ConnectionResetError):  # it answered and hung up: as good
+        assert b" 413 " in link.recv(4096)
+
+
+@served
+@pytest.mark.parametrize("said", [b"", b"GET", HEAD, OPEN, WHOLE[:-1]], ids=len)
+def test_connections_that_say_nothing_keep_nobody_out(server, said):
+    """Slowloris: more of them than there may be connections, and each request is answered."""
+    idle = []
+    for _ in range(3):
+        idle += [connect(server, said) for _ in range(100)]
+        assert ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    most = 2 * (server.desk.seats + server.desk.waiting) + 64
+    assert len(idle) > most
+    until(lambda: len(server.connections) <= most)
+    for link in idle:
+        link.close()
+    until(lambda: not server.connections)
+
+
+@served
+def test_whoever_is_answered_keeps_the_place_when_others_come():
+    with serving(pause=0.02, weights=EQUAL, seats=1) as server, ThreadPoolExecutor(1) as one:
+        body = {"prompt": "a", "max_tokens": 100, "seed": 1, "top_p": 0.5}
+        alone = ask(server, "/v1/completions", body)
+        text = one.submit(ask, server, "/v1/completions", body)
+        until(lambda: server.desk.seated)
+        idle = [connect(server, WHOLE[:20]) for _ in range(300)]
+        assert text.result()[1]["choices"] == alone[1]["choices"]
+        for link in idle:
+            link.close()
+
+
+MALFORMED = [
+    b"\r\n\r\n\r\n", b"\0" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n",
+    HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", HEAD + b"A: b\r\n" * 9000 + b"\r\n",
+    HEAD + b"Transfer-Encoding: gzip\r\n\r\n", CHUNKED + b"zz\r\n", CHUNKED + b"1\r\nab\r\n",
+    CHUNKED + b"f" * 99 + b"\r\n", b"HEAD" + CHUNKED[4:] + b"zz\r\n",
+    b"\x16\x03\x01\x02\0\x01\0" * 20,
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+]  # fmt: skip
+
+
+@served
+@pytest.mark.parametrize("said", MALFORMED, ids=lambda said: repr(said[-20:]))
+def test_what_is_no_http_is_told_in_the_protocols_form(server, said, monkeypatch):
+    monkeypatch.setattr(web, "SECONDS", 1)  # until it hangs up after an answer
+    got = heard(connect(server, said))
+    assert not got or told_error(got) in (400, 403, 411)  # none: it hung up before all was sent
+    assert got or len(said) > 16_000
+
+
+@served
+def test_what_is_wrong_behind_an_answer_is_no_traceback(server, monkeypatch):
+    """A body that goes wrong when it has been refused already, or before it has begun."""
+    monkeypatch.setattr(web, "SECONDS", 1)
+    bad = OPEN.replace(b"/v1/completions", b"/nowhere")
+    ask_first = HEAD + b"Expect: 100-continue\r\n\r\n"
+    for said in (bad, OPEN.replace(b"json", b"jpeg"), CHUNKED, CHUNKED + b"zz", ask_first):
+        link = connect(server, said)
+        assert b"HTTP/1.1 " in link.recv(1 << 16)
+        link.sendall(b"zz\r\nzz\r\n")
+        heard(link)
+    assert ask(server, "/health")[0] == 200
+
+
+@served
+def test_whoever_leaves_in_the_middle_of_a_body_is_no_traceback(server):
+    for said in (OPEN + b"{", WHOLE[:-1], HEAD):
+        connect(server, said).close()
+    until(lambda: not server.connections)
+
+
+@served
+def test_requests_one_behind_the_other_are_answered_in_their_order(server):
+    bodies = [json.dumps({"prompt": f"{i}", "max_tokens": 1, "seed": i}).encode() for i in range(5)]
+    whole = [HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(each), each) for each in bodies]
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    got = heard(connect(server, b"".join(whole) + last))
+    assert got.count(b" 200 OK") == 6
+    assert [int(each) for each in re.findall(rb'"seed":(\d)', got)] == [*range(5)]
+
+
+@served
+def test_an_older_client_and_one_that_asks_first_whether_it_may_send(server):
+    got = heard(connect(server, WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0")))
+    assert b" 200 OK" in got and b'"seed"' in got
+    link = connect(server, WHOLE[: -len(SAID) - 2] + b"Expect: 100-continue\r\n\r\n")
+    assert link.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+    link.sendall(SAID)
+    assert b" 200 OK" in link.recv(1 << 16)
+    link.close()
+
+
+@served
+def test_attention_maps_have_a_queue_with_an_end(server, monkeypatch):
+    monkeypatch.setattr(web, "LOOKS", 2)
+    monkeypatch.setattr(web, "look", lambda *what: time.sleep(0.3) or {})
+    with ThreadPoolExecutor(8) as many:
+        found = [*many.map(lambda _: ask(server, "/attention", {"ids": [1]}), range(8))]
+    assert sorted({status for status, _, _ in found}) == [200, 503]
+    for status, said, headers in found:
+        if status == 503:
+            assert said["error"]["type"] == "overloaded" and headers["Retry-After"] == "1"
+    assert ask(server, "/attention", {"ids": [1]})[0] == 200
+
+
+# Who may ask a server that is called localhost, at port 8000: Host, Origin, whether it is let in.
+DOORS = [
+    ("localhost:8000", None, True), ("localhost", None, True), ("127.0.0.1:8000", None, True),
+    ("[::1]:8000", None, True), ("LOCALHOST:8000", None, True), ("localhost:1", None, True),
+    ("LocalHost:8000", "http://localhost:8000", True),
+    ("localhost:8000", "http://localhost:8000", True),
+    ("localhost:8000", "https://localhost:8000", True),  # of a server before it that encrypts
+    ("localhost:8000", "", True),
+    # Names that an attacker may have given our address: DNS rebinding.
+    ("evil.example", None, False), ("evil.example:8000", None, False), ("", None, False),
+    ("evil.example:8000", "http://evil.example:8000", False),
+    ("127.0.0.1.evil.example", None, False),
+    ("localhost.evil.example:8000", None, False), ("evil.localhost:8000", None, False),
+    ("localhost:8000.evil.example", None, False), ("localhost:8000@evil.example", None, False),
+    ("evil.example#localhost", None, False), ("localhost:80 00", None, False),
+    ("127.1:8000", None, False), ("2130706433:8000", None, False), ("0x7f000001", None, False),
+    ("0.0.0.0:8000", None, False), ("[::]:8000", None, False), ("[::ffff:127.0.0.1]", None, False),
+    ("localhost:\u0663", None, False), ("localhost.:8000", None, False),
+    ("192.168.1.2", None, False),
+    # Pages of others.
+    ("localhost:8000", "https://evil.example", False), ("localhost:8000", "null", False),
+    ("localhost:8000", "http://localhost", False), ("localhost:8000", "http://localhost:80", False),
+    ("localhost:8000", "http://127.0.0.1:8000", False),
+    ("localhost:8000", "evil://localhost:8000", False), ("localhost:8000", "localhost:8000", False),
+    ("localhost:8000", "file://", False), ("localhost:8000", "://localhost:8000", False),
+    ("localhost:8000", "http://localhost:8000.evil.example", False),
+    ("localhost:8000", "http://evil@localhost:8000", False),
+    ("localhost:8000", "http://localhost:8000/", False), ("localhost:8000", "*", False),
+    ("localhost:8000", "chrome-extension://localhost:8000", False),
+    ("localhost:8000", " http://localhost:8000", False),
+]  # fmt: skip
+
+
+def guarded(hosts, origins, *headers):
+    said = [(name, value.encode("utf-8")) for name, value in headers if value is not None]
+    return web.Guard(None, hosts, origins).refused(said) is None
+
+
+@pytest.mark.parametrize("host, origin, good", DOORS)
+def test_who_is_let_in(host, origin, good):
+    mine = "127.0.0.1", "::1", "localhost", "[::1]"
+    assert guarded(mine, (), (b"host", host), (b"origin", origin)) == good
+
+
+def test_a_header_that_comes_twice_opens_no_door():
+    host, origin = (b"host", "localhost:8000"), (b"origin", "http://localhost:8000")
+    evil = (b"host", "evil.example"), (b"origin", "http://evil.example")
+    assert guarded(["localhost"], (), host, origin)
+    for headers in ([host, host, origin], [host, origin, evil[1]], [host, evil[1], origin],
+                    [evil[0], host], [host, evil[0]], [host, origin, origin]):  # fmt: skip
+        assert not guarded(["localhost"], (), *headers)
+
+
+@pytest.mark.parametrize("host, origin, good", [
+    ("box.lan:8000", None, True), ("192.168.1.2:8000", "http://192.168.1.2:8000", True),
+    ("[fd00::2]:8000", "http://[fd00::2]:8000", True), ("127.0.0.1:8", "http://127.0.0.1:8", True),
+    ("localhost:8000", "http://localhost:8000", True), ("box:1", "https://front.example", True),
+    ("box:1", "http://front.example", False), ("192.168.1.2:8000", "http://evil.example", False),
+    # What a name means is decided by whoever owns it, so a page by that name may be anybody's.
+    ("evil.example:8000", "http://evil.example:8000", False), ("box:1", "http://box:1", False),
+])  # fmt: skip
+def test_who_is_let_in_where_others_reach_the_server(host, origin, good):
+    """It does not know its own names, so of pages only those of an address are its own."""
+    allowed = ["https://front.example"]
+    assert guarded(None, allowed, (b"host", host), (b"origin", origin)) == good
+
+
+@served
+def test_a_media_type_has_no_case(server):
+    for kind, status in (("APPLICATION/JSON", 200), ("application/Json ; charset=utf-8", 200),
+                         ("application/jsonp", 415), ("text/plain", 415), ("", 415),
+                         ("text/plain, application/json", 415)):  # fmt: skip
+        got = ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 1},
+                  headers={"Content-Type": kind})  # fmt: skip
+        assert got[0] == status, kind
 
 
 @served
@@ -596,10 +916,7 @@ def test_pages_of_others_may_not_ask(server):
     body = {"prompt": "a", "max_tokens": 1}
     for headers, status in (
         ({}, 200), ({"Origin": f"http://127.0.0.1:{server.port}"}, 200),
-        ({"Origin": "https://evil.example"}, 403), ({"Origin": "null"}, 403),
-        ({"Origin": "http://127.0.0.1:1"}, 403), ({"Origin": ""}, 200),
-        ({"Host": "evil.example"}, 403), ({"Host": f"evil.example:{server.port}"}, 403),
-        ({"Host": "localhost:1"}, 200), ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Origin": "https://evil.example"}, 403), ({"Host": "evil.example"}, 403),
         ({"Host": "evil.example", "Origin": "http://evil.example"}, 403),
     ):  # fmt: skip
         got, said, _ = ask(server, "/v1/completions", body, headers=headers)

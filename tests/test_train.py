@@ -147,7 +147,7 @@ def test_a_run_that_died_again_and_again(straight, tmp_path):
 
 PHASES = dict(p="preparing", f="first save", t="step", m="metrics", s="save", e="end")
 # Where to aim in one life after another: a letter, how often to see it first, and within how many
-# seconds of it the kill comes. Three runs are killed ten times each.
+# seconds of it the kill comes.
 AIMS = [
     ("p", 1, 0.1), ("p", 1, 0.2), ("f", 1, 0.05), ("s", 1, 0.04), ("s", 2, 0.04), ("t", 4, 0.02),
     ("m", 3, 0.003), ("s", 3, 0.04), ("s", 5, 0.04), ("e", 1, 0.2),
@@ -178,10 +178,10 @@ def life(out, aim=None, rng=None):
     return marks, said.read_text(), process.exitcode
 
 
-def killed_ten_times(out, seed):
-    """Kill a run where AIMS say, then let it end; the phases in which it was killed."""
+def killed_again_and_again(out, seed, aims):
+    """Kill a run where `aims` say, then let it end; the phases in which it was killed."""
     rng, phases = random.Random(seed), Counter()
-    for aim in AIMS:
+    for aim in aims:
         marks, said, code = life(out, aim, rng)
         assert code == -signal.SIGKILL, (aim, code, said)
         phases[PHASES[marks[-1]]] += 1
@@ -190,18 +190,24 @@ def killed_ten_times(out, seed):
     return phases
 
 
-def test_killed_at_thirty_random_moments(tmp_path, capsys):
+# Six moments of one run, or ten of each of three. Half of thirty are aimed at saves, and some of
+# these come a little too late.
+@pytest.mark.parametrize(("runs", "aims", "saves"), [
+    pytest.param(1, AIMS[:1] + AIMS[2:4] + AIMS[5:8], 0, id="six"),
+    pytest.param(3, AIMS, 3, id="thirty", marks=pytest.mark.long),
+])  # fmt: skip
+def test_killed_at_random_moments(runs, aims, saves, tmp_path, capsys):
     marks, said, code = life(tmp_path / "whole")
     assert code == 0, said
     assert (marks.count("s"), marks.count("m")) == (lives.STEPS // lives.SAVE_EVERY, lives.STEPS)
     with ThreadPoolExecutor(2) as pool:
-        outs = [tmp_path / f"killed-{seed}" for seed in range(3)]
-        phases = sum(pool.map(killed_ten_times, outs, range(3)), Counter())
+        outs = [tmp_path / f"killed-{seed}" for seed in range(runs)]
+        kill = partial(killed_again_and_again, aims=aims)
+        phases = sum(pool.map(kill, outs, range(runs)), Counter())
     with capsys.disabled():
         print("\nkilled:", ", ".join(f"{count} in {name}" for name, count in phases.items()))
-    assert phases.total() == 30
-    # half of them are aimed there, and some of these come a little too late
-    assert phases["save"] + phases["first save"] >= 3
+    assert phases.total() == runs * len(aims)
+    assert phases["save"] + phases["first save"] >= saves
     for out in outs:
         assert_same_run(out, tmp_path / "whole")
 

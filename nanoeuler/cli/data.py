@@ -41,7 +41,7 @@ def _state(source):
 
 @data_app.command("list")
 def data_list() -> None:
-    """The texts that can be fetched, and how far each has come. Needs no network.
+    """List the texts that can be fetched, and how far each has come. Needs no network.
 
     Example: nanoeuler data list
     """
@@ -85,7 +85,7 @@ def data_fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a name of nanoeuler data list")],
     copy_from: flags.FromDir = None,
 ) -> None:
-    """Fetch the files of a text; what was cut off goes on.
+    """Fetch the files of a text, resuming what was cut off.
 
     With --from, take them from a folder that has them already.
 
@@ -238,9 +238,12 @@ def data_show(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", file_okay=False, help="what data prepare has made")
     ],
-    number: Annotated[int | None, typer.Argument(metavar="N", min=1, help="a document")] = None,
+    number: Annotated[
+        int | None,
+        typer.Argument(parser=flags.whole_number(1), metavar="N", help="a document"),
+    ] = None,
 ) -> None:
-    """What is in prepared data: the counts, or the text of document N.
+    """Show what is in prepared data: the counts, or the text of document N.
 
     Example: nanoeuler data show data/prepared/tinyshakespeare
     """

@@ -10,11 +10,13 @@ functions, as main.py does.
 
 import functools
 import inspect
+import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -25,14 +27,48 @@ if TYPE_CHECKING:
     from nanoeuler.tokenizer.tokenizer import Tokenizer as LoadedTokenizer
 
 
-def _whole(meaning, least=1):
+MOST = 2**63 - 1  # of any number that is typed: what 64 bits hold
+SHOWN = 40  # characters of a wrong value that an error repeats
+
+
+def _refuse(wanted, text) -> NoReturn:
+    shown = text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    raise typer.BadParameter(f"expected {wanted}, got {shown!r}")
+
+
+def whole_number(least: int = 0, most: int = MOST) -> Callable[[str | int], int]:
+    """A parser of ASCII digits, for a flag that is a whole number from `least` to `most`."""
+
+    def parse(value):
+        text = str(value)  # a default is a number already
+        digits = re.fullmatch("([+-]?)[0-9]+", text)
+        if digits and len(text) <= SHOWN and least <= int(text) <= most:
+            return int(text)
+        large = digits and digits[1] != "-" and (len(text) > SHOWN or int(text) > most)
+        bounds = f"from {least} to {most}" if large or most < MOST else f"of at least {least}"
+        _refuse(f"a whole number {bounds}", text)
+
+    return parse
+
+
+def number(value: str | float) -> float:
+    """A parser of a finite decimal number in ASCII; its range is checked by whoever takes it."""
+    text = str(value)
+    digits = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text, re.IGNORECASE)
+    if not digits or len(text) > SHOWN or not math.isfinite(float(text)):
+        _refuse("a finite number, such as 0.5 or 3e-4", text)
+    return float(text)
+
+
+def whole(meaning: str, least: int = 1, most: int = MOST) -> Any:
     """The type of a flag for a whole number; left out, it is None."""
-    return Annotated[int | None, typer.Option(min=least, metavar="N", help=meaning)]
+    option = typer.Option(parser=whole_number(least, most), metavar="N", help=meaning)
+    return Annotated[int | None, option]
 
 
 def _number(meaning):
-    """The type of a flag for a number; its range is checked by whoever takes it."""
-    return Annotated[float | None, typer.Option(metavar="X", help=meaning)]
+    """The type of a flag for a number; left out, it is None."""
+    return Annotated[float | None, typer.Option(parser=number, metavar="X", help=meaning)]
 
 
 # The text, or the pairs, to learn from; docs is the embedded corpus.
@@ -42,17 +78,17 @@ Data = Annotated[
 ]
 # Runs are directories, as saves.py describes them.
 From = Annotated[
-    Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read")
+    Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from")
 ]
 # The same, where a run that goes on needs none.
 FromRun = Annotated[
     Path | None,
-    typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="the folder to read"),
+    typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from"),
 ]
 # Files that somebody else has brought here.
 FromDir = Annotated[
     Path | None,
-    typer.Option("--from", metavar="DIR", file_okay=False, help="the folder to read"),
+    typer.Option("--from", metavar="DIR", file_okay=False, help="folder to read from"),
 ]
 # A new run, or with --resume one that is there.
 Out = Annotated[
@@ -84,14 +120,14 @@ Preset = Annotated[
 ]
 # Without it, a directory that holds a run is refused.
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
-# As Tokenizer.train counts it.
-VocabSize = Annotated[
-    int | None, typer.Option(metavar="N", help="how many ids: bytes, merges, special tokens")
-]
+# As Tokenizer.train counts it, which also says how few it can be.
+VocabSize = whole("vocabulary size: bytes, merges and special tokens", least=0)
 # More than one: `mpiexec` starts so many processes (chapter 14).
-Ranks = _whole("processes that train together")
-BatchSize = _whole("sequences in a step")  # of a whole context each
-Tokens = _whole("how many tokens")  # to generate, or to plan for
+Ranks = whole("processes that train together")
+# More than any machine has cores; a step has at most 64 shards for them (chapter 10).
+Threads = whole("cores to use; the result is the same", most=1024)
+BatchSize = whole("sequences in a step")  # of a whole context each
+Tokens = whole("number of tokens")  # to generate, or to plan for
 
 # Where the road without flags goes: what train writes sft reads, and so on.
 BASE, CHAT = Path("runs/base"), Path("runs/chat")
@@ -99,38 +135,38 @@ BASE, CHAT = Path("runs/base"), Path("runs/chat")
 
 # The fields of Settings: left out, a new run has its defaults, a resumed one its own.
 SETTINGS = {
-    "steps": _whole("steps of the whole run"),
-    "minutes": _number("how long to train, where --steps does not say how far"),
+    "steps": whole("training steps, in all"),
+    "minutes": _number("train for this long, if --steps is not given"),
     "batch_size": BatchSize,
-    "accumulate": _whole("parts in which a step goes through memory"),
-    "lr": _number("the highest learning rate"),
-    "seed": _whole("decides all that is random", least=0),
-    "warmup": _whole("steps in which the learning rate rises", least=0),
-    "weight_decay": _number("how fast weights that nothing holds shrink"),
-    "beta2": _number("how long squares of gradients are remembered, below 1"),
-    "clip": _number("the longest gradient that is followed as it is"),
+    "accumulate": whole("gradient accumulation: parts of a batch, one after another"),
+    "lr": _number("peak learning rate"),
+    "seed": whole("random seed", least=0),
+    "warmup": whole("warm-up steps, in which the learning rate rises", least=0),
+    "weight_decay": _number("decoupled weight decay (AdamW)"),
+    "beta2": _number("Adam beta2, below 1"),
+    "clip": _number("clip gradients to this global norm"),
 }
 # How a run goes on: parameters of face.train and face.finetune.
 HOW = {
-    "threads": _whole("cores to use; the result is the same"),
-    "save_every": _whole("steps between checkpoints"),  # a crash costs at most so many
-    "keep": _whole("checkpoints to keep"),  # newer ones push out older ones
+    "threads": Threads,
+    "save_every": whole("steps between checkpoints"),  # a crash costs at most so many
+    "keep": whole("checkpoints to keep"),  # newer ones push out older ones
 }
 # What a run that learns from comparisons has besides: parameters of prefer.prefer.
 PULLS = {
-    "beta": _number("what a nat away from the reference costs"),
-    "anchor": _number("how strongly the better answers are held"),
+    "beta": _number("DPO beta: strength of the KL penalty"),
+    "anchor": _number("weight of the better answers' own loss"),
 }
 
 
 # The sizes of a model: fields of ModelConfig by the names of their flags.
 SIZES = {
-    "dim": _whole("width of the model"),
-    "layers": _whole("how many layers"),
-    "heads": _whole("heads of attention"),
-    "kv_heads": _whole("heads for keys and values"),
-    "hidden": _whole("width inside the MLP"),
-    "context": _whole("tokens that the model sees at once"),
+    "dim": whole("width of the model"),
+    "layers": whole("number of layers"),
+    "heads": whole("attention heads"),
+    "kv_heads": whole("key/value heads"),
+    "hidden": whole("hidden width of the MLP"),
+    "context": whole("context length, in tokens"),
     "vocab_size": VocabSize,
 }
 # The flags whose names are not those of the fields of `ModelConfig`.
@@ -140,34 +176,46 @@ FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
 # The knobs of sampling.Sampler, which also checks them.
 KNOBS = {
     "seed": SETTINGS["seed"],
-    "temperature": _number("0: the most probable token"),
-    "top_k": Annotated[
-        int | None, typer.Option(metavar="N", help="of the N most probable tokens; 0: of all")
-    ],
-    "top_p": _number("of the tokens that together have X"),
-    "min_p": _number("of the tokens with a share X of the most probable one's"),
+    "temperature": _number("sampling temperature; 0: always the most probable token"),
+    "top_k": whole("sample from the N most probable tokens; 0: from all", least=0),
+    "top_p": _number("nucleus sampling: the likeliest tokens that together reach X"),
+    "min_p": _number("only tokens at least X times as probable as the likeliest"),
     "repetition_penalty": _number("above 1: tokens of the text become less probable"),
 }
 # Who reads: parameters of Model.stream and Model.chat, which also check them.
+ReadingEngine = Annotated[
+    str | None, typer.Option("--engine", metavar="NAME",
+                             help="backend for inference: auto, cuda, cpu, reference, ...")
+]  # fmt: skip
 READING = {
-    "engine": Annotated[
-        str | None, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
-    ],
-    "int8": Annotated[bool | None, typer.Option("--int8", help="less memory, with an error")],
+    "engine": ReadingEngine,
+    "int8": Annotated[
+        bool | None,
+        typer.Option("--int8",
+                     help="int8 weights: a quarter of the memory, slightly less accurate"),
+    ],  # fmt: skip
 }
 # How a text is written: parameters of Model.stream, which also checks them.
 WRITING = {
     "stop": Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="end before this text; may be given several times"),
+        typer.Option(metavar="TEXT", help="stop before this text (repeatable)"),
     ],
     "stop_tokens": Annotated[
         list[str] | None,
-        typer.Option("--stop-token", metavar="NAME|ID", help="end before this token; the same"),
+        typer.Option("--stop-token", metavar="NAME|ID", help="stop at this token (repeatable)"),
     ],
-    "guesses": _whole("tokens guessed ahead in a pass; a model of several heads can", least=0),
+    "guesses": whole("speculative decoding: tokens guessed in a pass, if it has heads", least=0),
     **READING,
 }
+
+
+LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has seven
+
+
+def token(word: str) -> int | str:
+    """What --stop-token names: an id in ASCII digits, or else the name of a special token."""
+    return int(word) if re.fullmatch(f"[0-9]{{1,{LONGEST_ID}}}", word) else word
 
 
 Group = dict[str, Any]  # the flags of a group that were given, and their values
@@ -220,7 +268,7 @@ def _writable(out):
         out.resolve(strict=False)
         above = next(folder for folder in out.absolute().parents if folder.exists())
     except (OSError, RuntimeError, StopIteration):  # a link that leads to itself; the root
-        raise UserError(f"--out {out} is no place to write: name another") from None
+        raise UserError(f"cannot write to --out {out}: choose another path") from None
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"--out {out} cannot be written in {above}: name a place elsewhere")
 
@@ -272,9 +320,8 @@ def load_tokenizer(path: Path) -> "LoadedTokenizer":
 def preset_config(name: str | None) -> "ModelConfig":
     """The configuration of that name, or the usual one for None."""
     from nanoeuler.model.config import PRESETS
-    from nanoeuler.training.train import PRESET
 
-    name = PRESET if name is None else name
+    name = next(iter(PRESETS)) if name is None else name  # that of training.train.PRESET
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}: choose {' or '.join(PRESETS)}")
     return PRESETS[name]
@@ -292,7 +339,7 @@ def config_of(
 
     The sizes change those of the preset or, without a preset, those of the run.
     """
-    from nanoeuler.face import resized
+    from nanoeuler.model.sizes import resized
 
     if run and preset is None:
         if not sizes:

@@ -13,6 +13,8 @@ import contextlib
 import os
 import runpy
 import sys
+import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +30,7 @@ from nanoeuler.cli.train import sft, train
 from nanoeuler.errors import UserError
 
 INTERRUPTED = 130  # what typer returns after Ctrl-C: 128 and the number of the signal, 2
+LINE = 1000  # characters of an error: room for two paths and what to do about them
 
 
 # Plain help, for which rich need not be imported.
@@ -54,11 +57,20 @@ def main(args: list[str] | None = None) -> int:
     for stream in (sys.stdin, sys.stdout):
         if hasattr(stream, "reconfigure"):  # a character the terminal lacks is no reason to stop
             stream.reconfigure(errors="replace")
-    with contextlib.redirect_stderr(Messages(sys.stderr)):
+    with contextlib.redirect_stderr(Messages(sys.stderr)), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, about numbers that overflow
         code, problem = _run(sys.argv[1:] if args is None else args)
         if problem and _speaks():
-            print("nanoeuler:", " ".join(problem.split()), file=sys.stderr)
+            print("nanoeuler:", line(problem), file=sys.stderr)
     return code
+
+
+def line(problem: str) -> str:
+    """`problem` as one line for a terminal: no control characters, and of a long one the ends."""
+    text = " ".join(problem.split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+                   for c in text)  # fmt: skip
+    return text if len(text) <= LINE else f"{text[: LINE // 2]} ... {text[-LINE // 2 :]}"
 
 
 def _speaks():
@@ -96,19 +108,20 @@ def generate(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
     base: flags.From = flags.BASE, tokens: flags.Tokens = None,
     log_probabilities: Annotated[
-        bool, typer.Option("--log-probabilities", help="a token a line, after its log p")
+        bool, typer.Option("--log-probabilities", help="a token a line, after its log-probability")
     ] = False,
 ) -> None:  # fmt: skip
     """Continue a text.
 
-    Each token is drawn: --top-k, --top-p and --min-p say from which, the temperature how boldly.
+    Each token is sampled: --top-k, --top-p and --min-p limit the choice, --temperature says how
+    bold it is.
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """
     from nanoeuler import face
 
     model, how = face.load(base), knobs | writing | _given(tokens=tokens)
-    how["stop_tokens"] = [int(t) if t.isdecimal() else t for t in how.get("stop_tokens", ())]
+    how["stop_tokens"] = [flags.token(word) for word in how.get("stop_tokens", ())]
     if log_probabilities:
         if "stop" in how or "guesses" in how:
             raise UserError("--log-probabilities lists tokens: leave out --stop and --guesses")
@@ -133,7 +146,7 @@ def _given(**values):
 def chat(
     knobs: flags.Group, reading: flags.Group, base: flags.From = flags.CHAT,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="what the model reads before all questions")
+        str | None, typer.Option(metavar="TEXT", help="system prompt, read before all questions")
     ] = None,
 ) -> None:  # fmt: skip
     """Talk with a fine-tuned model.
@@ -154,32 +167,55 @@ def chat(
     converse(talk, lines, lambda text: print(text, end="", flush=True), stoppable=somebody)
 
 
+def _bar_of_tokens(progress):
+    """A function for `Model.evaluate` to report to: a bar, tokens a second and bits so far."""
+    task, began = progress.add_task("", total=None), time.monotonic()
+
+    def report(done, total, bits):
+        rate = done / max(1e-9, time.monotonic() - began)
+        text = f"{done:,} of {total:,} tokens  {rate:,.0f} tokens/s  {bits:.4f} bits/byte"
+        progress.update(task, completed=done, total=total, description=text)
+
+    return report
+
+
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a run")],
-    data: flags.Data = None,
-) -> None:
-    """How good a model is on a text: bits per byte, perplexity, accuracy.
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
+    data: flags.Data = None, engine: flags.Engine = "auto", threads: flags.Threads = None,
+) -> None:  # fmt: skip
+    """Measure how well a model predicts a text: bits per byte and perplexity.
 
     Without --data, and of docs and prepared data, the held-out part is judged; a file is judged
-    whole.
+    whole. On a terminal it shows how far it is.
 
     Example: nanoeuler eval runs/base --data story.txt
     """
     from nanoeuler import face
     from nanoeuler.data.text import read_text, split
+    from nanoeuler.engines.choice import engine_name
+    from nanoeuler.progress import bars
     from nanoeuler.training.train import own_text
 
-    model = face.load(run)
+    name, model = engine_name(engine), face.load(run)
     text = own_text(run) if data is None else face.text_of(data)
-    judged = model.evaluate(split(read_text(text))[1] if data == "docs" else text)
+    with bars() as progress:
+        judged = model.evaluate(
+            split(read_text(text))[1] if data == "docs" else text,
+            engine=name, threads=threads, report=_bar_of_tokens(progress),
+        )  # fmt: skip
     print(f"bits per byte   {judged.bits_per_byte:.4f}")
     print(f"perplexity      {judged.perplexity:.2f}")
-    print(f"accuracy        {judged.accuracy:.1%} of {judged.tokens:,} tokens")
-    print(f"judged          {judged.bytes:,} bytes of {text}")
+    print(f"judged          {judged.tokens:,} tokens, {judged.bytes:,} bytes of {text}")
 
 
 # %% sec-cli-tokenizer
+_PlannedEngine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="only for this engine: cpu, cuda, ..."),
+]
+
+
 @app.command()
 def check() -> None:
     """Prove the gradients.
@@ -200,24 +236,32 @@ def check() -> None:
 @flags.grouped(sizes=flags.SIZES)
 def plan(
     sizes: flags.Group, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
-    tokens: flags.Tokens = None, ranks: flags.Ranks = None,
+    tokens: flags.Tokens = None, engine: _PlannedEngine = None, ranks: flags.Ranks = None,
 ) -> None:  # fmt: skip
-    """What training takes: FLOPs, memory, and hours on several devices.
+    """Estimate what training takes: FLOPs, memory, and hours on several devices.
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
-    tokens for each of its parameters. --ranks shares the batch out among so many H200.
+    tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
+    --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
+    from nanoeuler.engines.choice import CPU_ENGINES, GPU_ENGINES, engine_name
     from nanoeuler.planning import plan, step
     from nanoeuler.planning.ranks import report
 
-    config = flags.config_of(preset, sizes)
-    print(plan.report(config, **_given(batch_size=batch_size, tokens=tokens)))
-    print(f"\na step of our own on an H200, by its list of launches\n"
-          f"{step.report(config, batch_size or plan.BATCH_SIZE)}")  # fmt: skip
+    name = engine if engine in (*GPU_ENGINES, None) else engine_name(engine)
+    config, batch_size = flags.config_of(preset, sizes), batch_size or plan.BATCH_SIZE
+    if name in CPU_ENGINES:
+        print(plan.here(config, batch_size, tokens, name))
+    elif name:
+        print(step.on_cards(config, batch_size, name))
+    else:
+        print(plan.report(config, batch_size, tokens))
+        print(f"\na step of our own on an H200, by its list of launches\n"
+              f"{step.report(config, batch_size)}")  # fmt: skip
     if ranks:
-        print(f"\n{report(config, batch_size or plan.BATCH_SIZE, ranks)}")
+        print(f"\n{report(config, batch_size, ranks)}")
 
 
 @app.command()
@@ -249,7 +293,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None) ->
 # %% sec-cli-doctor
 @app.command()
 def doctor() -> None:
-    """What this machine offers, and what may slow it down. Changes nothing.
+    """Say what this machine offers, and what may slow it down. Changes nothing.
 
     Example: nanoeuler doctor
     """

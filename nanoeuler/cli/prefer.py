@@ -62,8 +62,8 @@ def prefer(
 ) -> None:  # fmt: skip
     """Teach a model which of two answers is the better one.
 
-    Left out, --data is docs: each function's own sentence against another's. A file of --data has a
-    line {"question": TEXT, "chosen": TEXT, "rejected": TEXT} for each comparison. With --resume,
+    By default, --data is docs: each function's own sentence against another's. A file of --data has
+    a line {"question": TEXT, "chosen": TEXT, "rejected": TEXT} for each comparison. With --resume,
     give the same flags again. It runs on the processor alone.
 
     Example: nanoeuler prefer --from runs/chat --out runs/preferred

@@ -89,8 +89,6 @@ def stages(
     size: Size, folder: Path, data: str, pairs: str, comparisons: str, shared: dict[str, Any],
 ) -> list[Stage]:  # fmt: skip
     """The stages in order. shared: flags of both commands that any engine and ranks can do."""
-    from nanoeuler.engines.choice import GPU_ENGINES
-
     base, chat, last = (folder / name for name in ("base", "chat", "preferred"))
     model = spelled({"preset": size.preset} | size.sizes)
     runs = [
@@ -99,9 +97,8 @@ def stages(
     ]
     if size.prefer is not None:
         runs.append(Stage("prefer", ["--data", comparisons, *spelled(size.prefer)], last, chat))
-    if shared.get("engine") in GPU_ENGINES:
-        return runs  # judging is the processor's, and of so large a model it takes an hour
-    return runs + [Stage("eval", [str(run), "--data", data]) for run in (base, runs[-1].out)]
+    how = spelled({name: value for name, value in shared.items() if name == "engine"})
+    return runs + [Stage("eval", [str(run), "--data", data, *how]) for run in (base, runs[-1].out)]
 
 
 # %% sec-road-forecast
@@ -174,7 +171,7 @@ _Size = Annotated[str, typer.Option("--size", metavar="NAME", help="auto, try, l
 _Folder = Annotated[Path, typer.Option("--out", metavar="DIR", file_okay=False,
                                        help="where to write")]  # fmt: skip
 _Minutes = flags.SETTINGS["minutes"]
-_Name = Annotated[str, typer.Option(metavar="NAME|FILE|DIR", help="what it learns from")]
+_Name = Annotated[str, typer.Option(metavar="NAME|FILE|DIR", help="docs, a file, or prepared data")]
 
 
 def chosen_size(name: str, engine: str, minutes: float | None) -> Size:
@@ -196,9 +193,9 @@ def road(
     data: flags.Data = "docs", pairs: _Name = "docs", comparisons: _Name = "docs",
     minutes: _Minutes = None,
     engine: flags.Engine = "auto", ranks: flags.Ranks = None,
-    plan: Annotated[bool, typer.Option("--plan", help="say what it takes, and end")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="only say what it will take")] = False,
 ) -> None:  # fmt: skip
-    """The whole road: train, sft, prefer, eval; what is there goes on.
+    """Run the full pipeline (train, sft, prefer, eval), resuming finished stages.
 
     Left out, the text, the pairs and the comparisons are docs. It says first what it will take.
 

@@ -15,7 +15,7 @@ from nanoeuler.cli.streams import tell
 
 _Origins = Annotated[
     list[str] | None,
-    typer.Option("--allow-origin", metavar="URL", help="pages from here may ask, too"),
+    typer.Option("--allow-origin", metavar="URL", help="also answer pages from here (repeatable)"),
 ]
 # The names of the one machine that reaches itself: RFC 1122, RFC 4291 and RFC 6761.
 LOOPBACK = "127.0.0.1", "::1", "localhost"
@@ -25,23 +25,20 @@ def _warn(name, parameters, host, port):
     """Say on stderr what to expect of the model, and of a port that others reach."""
     print(f"{name} has {parameters:,} parameters: what it says is often wrong", file=sys.stderr)
     if host not in LOOPBACK:
-        print(f"warning: whoever reaches port {port} of {host} can use this model; there is no "
-              "password and no encryption", file=sys.stderr)  # fmt: skip
+        print(f"warning: anybody who can reach port {port} of {host} can use this model: there is "
+              "no password and no encryption", file=sys.stderr)  # fmt: skip
 
 
 def serve(
     base: flags.From = flags.CHAT,
-    host: Annotated[str, typer.Option(metavar="NAME", help="where to listen")] = LOOPBACK[0],
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any")] = 8000,
-    seats: Annotated[int, typer.Option(metavar="N", min=1, help="texts written at once")] = 8,
-    waiting: Annotated[int, typer.Option(metavar="N", min=0, help="texts that may wait")] = 64,
-    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="how many tokens")] = 1024,
-    allow_origin: _Origins = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="who reads: auto, cuda, cpu, reference ...")
-    ] = "auto",
+    host: Annotated[str, typer.Option(metavar="NAME", help="address to listen on")] = LOOPBACK[0],
+    port: flags.whole("port to listen on; 0: any that is free", 0, 65535) = 8000,
+    seats: flags.whole("requests answered at the same time") = 8,
+    waiting: flags.whole("requests that may wait", 0) = 64,
+    tokens: flags.whole("number of tokens") = 1024,
+    allow_origin: _Origins = None, engine: flags.ReadingEngine = "auto",
 ) -> None:  # fmt: skip
-    """Serve a model: a page to chat with, and the protocol of OpenAI at /v1.
+    """Serve a model: a page to chat with, and an API like OpenAI's at /v1.
 
     Until Ctrl-C. More than --seats and --waiting requests at a time are refused.
 

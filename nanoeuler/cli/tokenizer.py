@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 CHUNK = 1 << 20  # bytes read at a time: little memory, and few calls
-LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has seven
 
 # The group of commands that main.py adds to the program.
 tokenizer_app = typer.Typer(help="Learn a vocabulary; turn text into ids and back.")
@@ -68,19 +67,21 @@ def _size(path):
         raise UserError(f"expected a readable file, but {path}: {error.strerror}") from None
 
 
-def _check_out(out, files):
-    """UserError if the file `out` cannot be written, or is one of `files`."""
+def _check_files(files, out):
+    """The bytes in the files; UserError for one that cannot be read, and for a bad place `out`."""
+    total = sum(map(_size, files))
     if os.path.realpath(flags.file_out(out)) in map(os.path.realpath, files):
         raise UserError(f"--out {out} is a text to learn from: name another file")
+    return total
 
 
-def _learned(files, vocab_size):
-    """(tokenizer, first): learned from the files, and their first CHUNK bytes; shows how far."""
+def _learned(files, total, vocab_size):
+    """(tokenizer, first): learned from the files of `total` bytes, and their first CHUNK bytes."""
     from nanoeuler.progress import bars
     from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
     from nanoeuler.tokenizer.words import whole_words
 
-    total, first = sum(map(_size, files)), bytearray()
+    first = bytearray()
     with bars() as progress:
         move, merges = bar_of_bytes(progress, total), vocab_size - 256 - len(SPECIAL_TOKENS)
         task = progress.add_task("", total=merges, visible=False)
@@ -122,11 +123,12 @@ def tokenizer_train(
 
     from nanoeuler.data import docstrings
 
-    vocab_size = flags.learned_size(vocab_size)
-    _check_out(out, files or [])
-    files = files or [docstrings.text_path()]
+    vocab_size, total = flags.learned_size(vocab_size), _check_files(files or [], out)
+    if not files:
+        files = [docstrings.text_path()]
+        total = _size(files[0])
     began = time.perf_counter()
-    tokenizer, first = _learned(files, vocab_size)
+    tokenizer, first = _learned(files, total, vocab_size)
     tokenizer.save(out)
     ratio, seconds = len(first) / len(tokenizer.encode(first)), time.perf_counter() - began
     tell(f"saved {out}: {vocab_size} ids, {ratio:.2f} bytes per token in the first "
@@ -137,7 +139,7 @@ def tokenizer_train(
 def tokenizer_encode(
     text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")
 ) -> None:
-    """The ids of a text.
+    """Print the ids of a text.
 
     Without TEXT, of the bytes on stdin.
 
@@ -175,10 +177,10 @@ def _ids(chunks):
 
 def _id(word):
     """The number that the bytes `word` spell."""
-    if not (word.isdigit() and len(word) <= LONGEST_ID):
+    if not (word.isdigit() and len(word) <= flags.LONGEST_ID):
         raise UserError(
-            f"expected ids, numbers of at most {LONGEST_ID} digits with spaces between them, but "
-            f"one begins with {repr(word[:LONGEST_ID])[1:]}"
+            f"expected ids, numbers of at most {flags.LONGEST_ID} digits with spaces between them, "
+            f"but one begins with {repr(word[: flags.LONGEST_ID])[1:]}"
         )
     return int(word)
 

@@ -27,7 +27,6 @@ ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has
 def _say_plan(run, seconds_per_step=None, ranks=1):
     """Print on stderr what the steps that `run` has before it will take, if there are any."""
     from nanoeuler.engines.choice import GPU_ENGINES
-    from nanoeuler.planning import card
     from nanoeuler.planning.plan import summary
 
     settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
@@ -35,6 +34,8 @@ def _say_plan(run, seconds_per_step=None, ranks=1):
         sizes = run.config, settings.batch_size
         how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step, ranks=ranks)
         if engine in GPU_ENGINES:
+            from nanoeuler.planning import card
+
             how["memory"] = card.words(*sizes, settings.accumulate, engine)
         print(summary(*sizes, left, **how), file=sys.stderr)
 
@@ -72,7 +73,7 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model on a text.
 
-    Left out, --data is docs, --preset small, and the tokenizer that of prepared data or learned
+    By default, --data is docs, --preset small, and the tokenizer that of prepared data or learned
     from the text. The flags for sizes change those of the preset. With --resume, all are the run's.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
@@ -118,7 +119,7 @@ def sft(
 ) -> None:  # fmt: skip
     """Teach a trained model to answer.
 
-    Left out, --data is docs, and --from is runs/base. A file of --data has a line {"question":
+    By default, --data is docs, and --from is runs/base. A file of --data has a line {"question":
     TEXT, "answer": TEXT} for each pair, or Alpaca's instruction, input and output, or messages of
     user and assistant. With --resume, the model and all settings are the run's.
 

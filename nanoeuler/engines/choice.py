@@ -61,15 +61,16 @@ def engine_factory(name: str) -> Callable[[], Engine]:
 def make_stepper(
     engine: str,
     weights: Weights,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     *,
     threads: int | None = None,
     pieces: int = 1,
 ) -> Stepper:
     """A stepper that trains `weights` with the engine of this name; UserError if there is none.
 
-    `optimizer` clips the gradients and updates the weights, or says how. threads: of a CPU, how
-    many (None: one per core); pieces: in how many parts a shard of the batch goes through memory.
+    `optimizer` clips the gradients and updates the weights, or says how; None: no step is taken,
+    and `sums` alone is used. threads: of a CPU, how many (None: one per core); pieces: in how many
+    parts a shard of the batch goes through memory.
     Threads change no bit of a result, and engines that compute in float32 only its last.
     """
     name = engine_name(engine)

@@ -242,6 +242,26 @@ def check_stop(stop: Collection[str]) -> None:
         )
 
 
+class StopString:
+    """How much of a stop string a text ends with so far (Knuth, Morris and Pratt, 1977)."""
+
+    def __init__(self, text: str):
+        self.text, self.matched = text, 0
+        # shorter[n]: how many of the first n characters are also its beginning, but for all n
+        self.shorter = [0, 0]
+        for character in text[1:]:
+            self.feed(character)
+            self.shorter.append(self.matched)
+        self.matched = 0
+
+    def feed(self, character: str) -> bool:
+        """Read the next character of the text; whether the string is complete with it."""
+        while self.matched and self.text[self.matched] != character:
+            self.matched = self.shorter[self.matched]
+        self.matched += self.text[self.matched] == character
+        return self.matched == len(self.text)
+
+
 def text_pieces(
     tokenizer: Tokenizer, ids: Iterable[int], stop: Collection[str] = ()
 ) -> Iterator[str]:
@@ -249,15 +269,15 @@ def text_pieces(
 
     It ends before that string of `stop` which is complete first; what may begin one waits.
     """
-    held = ""
+    held, strings = "", [StopString(each) for each in stop]
     for piece in _characters(tokenizer, ids):
-        held += piece
-        found = [(at + len(s), at) for s in stop if (at := held.find(s)) >= 0]
-        if found:
-            yield held[: min(found)[1]]
-            return
-        begun = (n for s in stop for n in range(1, len(s)) if held.endswith(s[:n]))
-        sure = len(held) - max(begun, default=0)
+        for character in piece:
+            held += character
+            complete = [string.matched for string in strings if string.feed(character)]
+            if complete:
+                yield held[: len(held) - max(complete)]
+                return
+        sure = len(held) - max((string.matched for string in strings), default=0)
         yield held[:sure]
         held = held[sure:]
     yield held

@@ -2,25 +2,26 @@
 
 
 # %% sec-face-evaluate
-"""How good a model is on a text: bits per byte, perplexity, and how often it is right.
+"""How well a model predicts a text: bits per byte and perplexity, as validation measures them.
 
-Leaves out tasks with questions and right answers. B batch, T positions, K predicted tokens, of
-which only the next one is judged, V vocabulary.
+Leaves out tasks with questions and right answers. Of K predicted tokens the next one is judged.
 """
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.data.heldout import HeldOut
-from nanoeuler.engines.choice import engine_factory
+from nanoeuler.data.heldout import HeldOut, spelt
+from nanoeuler.engines.choice import make_stepper
+from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
-from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights
 
-# Logits that are computed at a time: 8 MB of them in float32, some windows of a small model.
-LOGITS = 1 << 21
+# Tokens of a batch: 64 shards of a CPU at a context of 128 (chapter 10), 16 windows of 1024.
+BATCH_TOKENS = 1 << 14
+Report = Callable[[int, int, float], None]  # of tokens judged, of all, and bits per byte so far
 
 
 class Evaluation(NamedTuple):
@@ -28,28 +29,38 @@ class Evaluation(NamedTuple):
 
     bits_per_byte: float
     perplexity: float  # e to the mean of -log p, in tokens
-    accuracy: float    # the share of tokens that the model gave more than any other, 0 to 1
     tokens: int        # that were judged
     bytes: int         # that these spell
 
 
-def windows_at_once(config: ModelConfig) -> int:
-    """How many windows of the whole context make LOGITS logits, at least one."""
-    return max(1, LOGITS // (config.context * config.n_predict * config.vocab_size))
+def windows_at_once(n: int, context: int) -> int:
+    """How many of n windows make a batch: equal parts of them all, of BATCH_TOKENS at most."""
+    batches = math.ceil(n / max(1, BATCH_TOKENS // context))
+    return math.ceil(n / batches)
 
 
-def evaluate(config: ModelConfig, weights: Weights, held_out: HeldOut) -> Evaluation:
-    """The numbers of equation eq-face-evaluate over all windows of `held_out`, in float64 sums."""
-    engine, nats, right, judged = engine_factory("reference")(), 0.0, 0, 0
-    for tokens, targets in held_out.batches(np.arange(len(held_out.inputs))):
-        logits, _ = forward(engine, config, weights, tokens)
-        counted = targets[:, :, 0] != IGNORE
-        scores, wanted = logits[:, :, 0][counted].astype(np.float64), targets[:, :, 0][counted]
-        highest = scores.max(axis=-1)
-        sums = np.log(np.exp(scores - highest[:, None]).sum(axis=-1)) + highest
-        nats += float(np.sum(sums - scores[np.arange(len(wanted)), wanted]))
-        right += int(np.sum(scores.argmax(axis=-1) == wanted))
-        judged += len(wanted)
-    size = round(held_out.bytes_per_token * judged)
-    bits = nats / float(np.log(2)) / size
-    return Evaluation(bits, float(np.exp(nats / judged)), right / judged, judged, size)
+def evaluate(
+    weights: Weights, held_out: HeldOut, engine: str = "auto", threads: int | None = None,
+    report: Report | None = None,
+) -> Evaluation:  # fmt: skip
+    """The numbers of equation eq-face-evaluate over all windows of `held_out`.
+
+    engine and threads as `make_stepper` has them; `report` hears of each batch.
+    """
+    if threads is not None and threads < 1:
+        raise UserError(f"expected threads to be above 0, got {threads}: leave it out, or give one")
+    stepper = make_stepper(engine, weights, None, threads=threads)
+    tokens, size = int(np.sum(held_out.targets != IGNORE)), spelt(held_out.targets,
+                                                                  held_out.tokenizer)
+    done, nats = 0, 0.0
+
+    def sums(*batch: np.ndarray) -> np.ndarray:
+        nonlocal done, nats
+        found = stepper.sums(*batch)
+        if report:
+            done, nats = done + int(np.sum(batch[1][:, :, 0] != IGNORE)), nats + float(found[0])
+            report(done, tokens, nats / math.log(2) / (done * held_out.bytes_per_token))
+        return found
+
+    bits = held_out.bits_per_byte(sums)
+    return Evaluation(bits, math.exp(bits * math.log(2) * size / tokens), tokens, size)

@@ -18,6 +18,7 @@ import numpy as np
 from nanoeuler.errors import UserError
 
 HOTTEST = 1e30  # a temperature that no logits differ by: all tokens are equally likely
+LEAST = 1e-30  # a penalty that a logit in float32, up to 3e38, can be divided by in float64
 
 
 class Knobs(TypedDict, total=False):
@@ -55,8 +56,8 @@ def check(
         ("min_p", min_p, _is(min_p, Real, lambda x: 0 <= x <= 1),
          "a number from 0, which leaves out nothing, to 1"),
         ("repetition_penalty", repetition_penalty,
-         _is(repetition_penalty, Real, lambda x: 0 < x <= HOTTEST),
-         f"a number above 0, of which 1 changes nothing, and at most {HOTTEST:g}"),
+         _is(repetition_penalty, Real, lambda x: LEAST <= x <= HOTTEST),
+         f"a number from {LEAST:g} to {HOTTEST:g}, of which 1 changes nothing"),
         ("seed", seed, all(_is(each, Integral, lambda x: x >= 0) for each in seeds),
          "a whole number of at least 0"),
     ):  # fmt: skip

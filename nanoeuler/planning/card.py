@@ -13,6 +13,7 @@ from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.step import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
+from nanoeuler.planning.cards import INSTEAD, OLDEST
 from nanoeuler.planning.step import RULES
 
 # Of the host's memory, for a parameter: its weight and two moments in float32, three times over:
@@ -68,6 +69,7 @@ def found() -> str:
     major, minor = card.capability
     text = f"{card.name}, compute capability {major}.{minor}, {free / 1e9:.1f} of "
     text += f"{whole / 1e9:.1f} GB free"
-    if (major, minor) < (8, 0):  # the first with products of bf16
-        return f"{text}; too old for our engines, which need 8.0: --engine cpu trains here"
+    if (major, minor) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        return f"{text}; too old for our engines, which need {oldest}: {INSTEAD}"
     return f"{text}; --engine cuda trains on it, {vendor.multiplier().words}"

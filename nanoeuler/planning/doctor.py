@@ -16,12 +16,12 @@ from llvmlite import binding
 from rich.filesize import decimal
 
 from nanoeuler import __version__
-from nanoeuler.engines.cpu import llvm, products
+from nanoeuler.engines.cpu import llvm, norms
 from nanoeuler.engines.cpu.stepper import SHARDS, cores
 from nanoeuler.engines.gpu.door import no_gpu
 from nanoeuler.engines.ranks.launch import found
 from nanoeuler.measurements import device
-from nanoeuler.planning import card
+from nanoeuler.planning import cards
 from nanoeuler.planning.memory import limit
 from nanoeuler.planning.plan import product_rate
 
@@ -54,11 +54,20 @@ def memory() -> str:
 
 def kept_kernels() -> str:
     """Where compiled kernels are kept, and whether they can be."""
-    folder = Path(products.multiply_heads._cache.cache_path)  # of numba's dispatcher: no public way
+    folder = Path(norms.rmsnorm._cache.cache_path)  # of numba's dispatcher: no public way
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(above, os.W_OK):
         return f"kept in {folder}"
     return f"compiled anew each time: {folder} cannot be written; set NUMBA_CACHE_DIR to a folder"
+
+
+def gpu() -> str:
+    """The GPU of this machine, or why none can be used."""
+    if reason := no_gpu():
+        return reason
+    from nanoeuler.planning import card  # and with it all of the GPU's modules
+
+    return card.found()
 
 
 def products_rate(threads: int) -> str:
@@ -84,10 +93,11 @@ def report() -> str:
         f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",
         f"parquet    {'duckdb is here' if duckdb else 'no duckdb: pip install -e .[data]'}",
         f"ranks      {found()}",
-        f"GPU        {no_gpu() or card.found()}",
+        f"GPU        {gpu()}",
         f"variables  {', '.join(pinned) or 'none that slows anything down'}",
     ]
     if pinned:
         names = " ".join(pair.split("=")[0] for pair in pinned)
         lines.append(f"           if training is slow: unset {names}")
-    return "\n".join(lines)
+    title = "GPUs that people own, and whether training on them was measured"
+    return "\n".join([*lines, "", title, cards.table()])

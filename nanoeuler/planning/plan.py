@@ -1,7 +1,7 @@
 # Made from book/13-training-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-plan-roofline
+# %% sec-plan-cards
 """Before training: hours and memory, on a device by its datasheet, or on this processor.
 
 Left out: the time to launch kernels, to move data between devices, and to load the text. Letters
@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from math import ceil
 from typing import NamedTuple
 
-from nanoeuler.engines.cpu.engine import LOSS_ROWS, aligned
-from nanoeuler.engines.cpu.products import WORK, multiply
+from nanoeuler.engines.cpu.memory import aligned
+from nanoeuler.engines.cpu.options import LOSS_ROWS
 from nanoeuler.engines.cpu.stepper import cores, gradients_held, shards
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.planning.cards import CARDS, unsupported
 from nanoeuler.planning.counts import (
     MASTER_BYTES,
     Operation,
@@ -41,21 +42,13 @@ class Device(NamedTuple):
     value_bytes: int     # 2: bfloat16 on tensor cores, 4: float32
 
 
-# Sources beside the figures; where a datasheet's footnote says "with sparsity", half of its figure.
-DEVICES = {
-    # Two cores, 3 GHz, two 8-wide fused multiply-adds a cycle (AVX2); two channels of DDR4-3200.
-    "laptop": Device(2 * 3e9 * 2 * 8 * 2, 2 * 8 * 3.2e9, 16e9, 4),
-    # NVIDIA L4 Tensor Core GPU datasheet: 242 TFLOPS with sparsity, 300 GB/s, 24 GB.
-    "l4": Device(121e12, 300e9, 24e9, 2),
-    # NVIDIA Ada GPU Architecture whitepaper, table of the GeForce RTX 4090: 165.2 dense, 1008 GB/s.
-    "rtx-4090": Device(165.2e12, 1008e9, 24e9, 2),
-    # NVIDIA A100 Tensor Core GPU datasheet, 80GB SXM: 312 TFLOPS dense, 2039 GB/s.
-    "a100": Device(312e12, 2039e9, 80e9, 2),
-    # NVIDIA H100 Tensor Core GPU datasheet, SXM: 1979 TFLOPS with sparsity, 3.35 TB/s, 80 GB.
-    "h100": Device(989.5e12, 3.35e12, 80e9, 2),
-    # NVIDIA H200 Tensor Core GPU datasheet, SXM: 1979 TFLOPS with sparsity, 4.8 TB/s, 141 GB.
-    "h200": Device(989.5e12, 4.8e12, 141e9, 2),
-}
+# Two cores, 3 GHz, two 8-wide fused multiply-adds a cycle (AVX2); two channels of DDR4-3200.
+LAPTOP = Device(2 * 3e9 * 2 * 8 * 2, 2 * 8 * 3.2e9, 16e9, 4)
+# It, and every card on which our engines run.
+DEVICES = {"laptop": LAPTOP} | {
+    key: Device(card.flops_per_s, card.bytes_per_s, card.memory_bytes, 2)
+    for key, card in CARDS.items() if card.supported
+}  # fmt: skip
 
 
 def floor_seconds(operation: Operation, device: Device) -> float:
@@ -114,7 +107,10 @@ def report(
     config: ModelConfig, batch_size: int = BATCH_SIZE, tokens: int | None = None,
     utilisation: float = UTILISATION,
 ) -> str:  # fmt: skip
-    """The plan of a configuration as text: FLOPs, memory, and a line for each device."""
+    """The plan of a configuration as text: FLOPs, memory, and a line for each device.
+
+    All times are estimates: the roofline's floor, and the products at `utilisation` of the peak.
+    """
     rows = [(name, estimate(config, name, batch_size, tokens, utilisation)) for name in DEVICES]
     n, step_tokens = count_parameters(config), batch_size * config.context
     tokens = TOKENS_PER_PARAMETER * n if tokens is None else tokens
@@ -131,11 +127,12 @@ def report(
     for name in sizes[0]:
         lines.append(f"  {name:24} {sizes[0][name] / 1e9:14.3f} {sizes[1][name] / 1e9:10.3f}")
     title = f"at {utilisation:.0%} ms"
-    lines += ["", f"device      fits   floor ms {title:>12}    tokens/s        in all"]
+    lines += ["", f"estimated   fits   floor ms {title:>12}    tokens/s        in all"]
     for name, e in rows:
         fits = "yes" if e.fits else "no"
-        lines.append(f"{name:10} {fits:>5} {e.floor_s * 1e3:10,.2f} {e.step_s * 1e3:12,.2f} "
+        lines.append(f"{name:11} {fits:>4} {e.floor_s * 1e3:10,.2f} {e.step_s * 1e3:12,.2f} "
                      f"{e.tokens_per_s:11,.0f} {duration(3600 * e.hours):>13}")
+    lines += [f"{key:11} {unsupported(card)}" for key, card in CARDS.items() if not card.supported]
     return "\n".join(lines)
 
 
@@ -196,6 +193,8 @@ PRODUCT = 256  # rows = columns = depth of the products timed: three such matric
 
 def product_rate(threads: int, seconds: float = 0.1) -> float:
     """FLOPs a second of matrix products on `threads` threads at once, timed for so long."""
+
+    from nanoeuler.engines.cpu.products import WORK, multiply  # a compiler, if a rate is asked for
 
     def until(end):
         a, b, c, work = (aligned(*shape) for shape in [(PRODUCT, PRODUCT)] * 3 + [(WORK,)])
@@ -258,3 +257,12 @@ def summary(
         f"memory  {memory or here}",
         f"time    {_time(flops, steps, threads, rate, seconds_per_step)}",
     ])  # fmt: skip
+
+
+def here(config: ModelConfig, batch_size: int, tokens: int | None, engine: str) -> str:
+    """What training on so many tokens takes on this processor, which is timed; None: 20 each."""
+    tokens = TOKENS_PER_PARAMETER * count_parameters(config) if tokens is None else tokens
+    text = summary(config, batch_size, ceil(tokens / (batch_size * config.context)))
+    if engine == "cpu":
+        return text
+    return f"{text}\n        by the engine cpu; {engine} is slower, and train says by how much"

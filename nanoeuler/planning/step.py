@@ -9,13 +9,15 @@ Left out: the driver's own memory, the host's time (which runs beside the device
 
 from typing import NamedTuple
 
+from nanoeuler import measurements
 from nanoeuler.engines.choice import GPU_ENGINES
 from nanoeuler.engines.gpu.pieces import PAIRS
 from nanoeuler.engines.gpu.primitives import PRECISIONS
 from nanoeuler.engines.gpu.program import Program, Step
 from nanoeuler.engines.gpu.step import Machine, Rules, record_step
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.planning.cards import CARDS, MEASURED, Card, known, unsupported
 
 MOST_LAYERS = 200  # a list is written in about a second
 RULES = Rules(1.0, 0.9, 0.98, 1e-8)  # those of chapter 7; a step costs the same with others
@@ -106,3 +108,58 @@ def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
         figures = f"{made.launches:8,} {made.bytes / 1e9:10.3f} {1e3 * made.seconds:13,.2f}"
         lines.append(f"{engine:13} {figures}")
     return "\n".join(["engine        launches  memory GB    h200, ms", *lines])
+
+
+def speeds_of(card: Card) -> Speeds:
+    """A card's speeds: of its peaks the shares that an H200 reaches of its own."""
+    h200 = CARDS["h200"]
+    faster, wider = card.flops_per_s / h200.flops_per_s, card.bytes_per_s / h200.bytes_per_s
+    return Speeds(
+        Machine(card.capability, card.multiprocessors),
+        {kind: rate * faster for kind, rate in H200.products.items()},
+        {pieces: rate * faster for pieces, rate in H200.attention.items()},
+        H200.bytes * wider, H200.launch,
+    )  # fmt: skip
+
+
+# What the rows of data/measurements call the engines, and steps with no product of a library.
+KINDS = dict(zip(GPU_ENGINES, ("bf16", "TF32", "float32"), strict=True))
+OWN = "cuda, own products"
+
+
+def measured(config: ModelConfig, batch_size: int, engine: str) -> float | None:
+    """The seconds of this very step as they were measured on an H200; None if they were not."""
+    preset = next((name for name, each in PRESETS.items() if each == config), None)
+    case = f"{preset} {batch_size}x{config.context} {KINDS[engine]}"
+    try:
+        rows = measurements.load("gpu")
+    except UserError:  # not in a checkout
+        return None
+    found = (row["value"] / 1e3 for row in rows if row["what"] == "training step"
+             and (row["case"], row["engine"], row["peer"]) == (case, OWN, None))  # fmt: skip
+    return next(found, None)
+
+
+def _line(key: str, config: ModelConfig, batch_size: int, engine: str) -> str:
+    """What a step takes on CARDS[key], in a line."""
+    card = CARDS[key]
+    if not card.supported:
+        return f"{key:12} {unsupported(card)}"
+    try:
+        made = foretell(config, batch_size, engine, speeds_of(card))
+    except UserError as error:
+        return f"{key:12} {error}"
+    timed = measured(config, batch_size, engine) if key in MEASURED else None
+    seconds, how = (timed, known(key)) if timed else (made.seconds, "estimated")
+    fits = "yes" if made.bytes <= card.memory_bytes else "no"
+    speed = batch_size * config.context / seconds
+    return (f"{key:12} {made.launches:8,} {made.bytes / 1e9:10.3f} {fits:>5} "
+            f"{1e3 * seconds:10,.2f} {speed:11,.0f}  {how}")  # fmt: skip
+
+
+def on_cards(config: ModelConfig, batch_size: int, engine: str) -> str:
+    """A line for each of CARDS: what a step by an engine of a GPU takes, and how that is known."""
+    if config.n_layers > MOST_LAYERS:
+        return f"the lists of more than {MOST_LAYERS} layers are long: none was written"
+    title = f"{engine:12} launches  memory GB  fits    step ms    tokens/s"
+    return "\n".join([title, *(_line(key, config, batch_size, engine) for key in CARDS)])

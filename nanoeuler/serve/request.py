@@ -9,7 +9,8 @@ Leaves out HTTP, and pictures, sounds, tools, and several answers to one questio
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from nanoeuler.errors import UserError
@@ -21,6 +22,8 @@ from nanoeuler.tokenizer.template import USER, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TOP = 20  # alternatives to a token that may be asked for: the protocol's own bound
+STOPS = 4  # stop strings: the protocol's own bound, too
+STOP = 256  # characters of one, which the protocol leaves open: three lines of text
 SEED_BITS = 53  # of a seed that we choose: all of it survives in a browser's numbers
 
 # Wishes that would change the answer, which we cannot fulfil; but for the values that say no.
@@ -38,6 +41,15 @@ class Refusal(UserError):
     def __init__(self, message: str, status: int = 400, field: str | None = None):
         super().__init__(message)
         self.status, self.field = status, field
+
+
+@contextmanager
+def blaming(field: str) -> Iterator[None]:
+    """What is found to be wrong meanwhile is a `Refusal` for this field."""
+    try:
+        yield
+    except UserError as error:
+        raise Refusal(str(error), 400, field) from None
 
 
 class Asked(NamedTuple):
@@ -89,8 +101,10 @@ def fields_of(body: bytes) -> dict[str, Any]:
     """
     try:
         said = json.loads(body, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Refusal("expected the body of the request to be JSON, and it is not") from None
+    except RecursionError:  # some nine hundred deep
+        raise Refusal("expected the body of the request to be nested less deeply") from None
     if not isinstance(said, dict):
         raise Refusal(f"expected a JSON object, got {said!r:.60}: see the protocol")
     said = {name: value for name, value in said.items() if value is not None}
@@ -171,18 +185,15 @@ def read_request(
     said = fields_of(body)
     if (model := said.get("model", name)) != name:
         raise Refusal(f"there is no model {model!r:.60} here: its name is {name!r}", 404, "model")
-    stop = said.get("stop", ())
-    stop = [stop] if isinstance(stop, str) else stop
-    check_stop(stop)
-    knobs = {key: said[key] for key in KNOBS if key in said}
-    knobs.setdefault("seed", secrets.randbits(SEED_BITS))
+    stop, knobs = _stop(said.get("stop", ())), _knobs(said)
     if chat:
         knobs.setdefault("temperature", TEMPERATURE)
-        ids, left_out = fitting(tokenizer, config.context, *turns_of(said.get("messages")))
+        with blaming("messages"):
+            ids, left_out = fitting(tokenizer, config.context, *turns_of(said.get("messages")))
         most = min(most, config.context - len(ids))
     else:
-        ids, left_out = _prompt(said.get("prompt", "\n"), config, tokenizer), 0
-    check(**knobs)
+        with blaming("prompt"):
+            ids, left_out = _prompt(said.get("prompt", "\n"), config, tokenizer), 0
     wanted = min(said.get("max_completion_tokens", most), said.get("max_tokens", most), most)
     top = _top(said, chat)
     guesses = min(said.get("guesses", 0), config.n_predict - 1)
@@ -191,6 +202,26 @@ def read_request(
     usage = bool(said.get("stream_options", {}).get("include_usage"))
     return Asked(ids, wanted, knobs, stop, guesses, top, said.get("stream", False), usage, chat,
                  left_out)  # fmt: skip
+
+
+def _stop(said):
+    """The stop strings of a request: one, or a list."""
+    stop = [said] if isinstance(said, str) else said
+    with blaming("stop"):
+        check_stop(stop)
+    if len(stop) > STOPS or max(map(len, stop), default=0) > STOP:
+        raise Refusal(f"expected stop to be at most {STOPS} texts of at most {STOP} characters "
+                      f"each, got {len(stop)} of {max(map(len, stop))}", 400, "stop")  # fmt: skip
+    return stop
+
+
+def _knobs(said):
+    """The knobs of a request, with a seed in any case."""
+    knobs = {key: said[key] for key in KNOBS if key in said}
+    for key, value in knobs.items():
+        with blaming(key):
+            check(**{key: value})
+    return {"seed": secrets.randbits(SEED_BITS)} | knobs
 
 
 def _prompt(given, config, tokenizer):

@@ -8,6 +8,8 @@ They are fetched when a server is made, since not every installation has them: t
 """
 
 import asyncio
+import ipaddress
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
@@ -30,7 +32,10 @@ from nanoeuler.tokenizer.template import USER
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any context of ours
-SECONDS = 20  # for a body to come: 256 KB in that time is a slow modem
+SECONDS = 20  # for a request to come or an answer to go: 256 KB in that time is a slow modem
+READ = 1 << 14  # bytes of a connection that are read at a time: as long as a head may be
+GRACE = 0.1  # seconds in which a new client's first request is read, however many come with it
+LOOKS = 8  # requests for attention maps at a time: a page has one open, and a map takes no second
 CURE = "pip install 'nanoeuler[serve]' brings them"
 # The page may load what comes from here, and nothing else; and be shown in no other page.
 PAGE = {
@@ -118,26 +123,30 @@ class Bodies:
 
     def __init__(self, service: Service):
         self.service, self.http = service, import_module("starlette.responses")
-        self.looking = asyncio.Lock()
+        self.gone = import_module("starlette.requests").ClientDisconnect
 
     async def body(self, request: Any) -> bytes:
-        """The body of a POST; `Refusal` where it is too long, too slow or no JSON by its name."""
-        if request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        """The body of a POST; `Refusal` where it is too long, breaks off, or is no JSON by name."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
             raise Refusal("expected a body with content-type application/json", 415)
         found = bytearray()
         try:
-            async with asyncio.timeout(SECONDS):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > BODY:
-                        raise Refusal(f"expected a body of at most {BODY} bytes: shorten it", 413)
-        except TimeoutError:
-            raise Refusal(f"the body did not come within {SECONDS} s", 408) from None
+            async for part in request.stream():
+                found += part
+                if len(found) > BODY:
+                    raise Refusal(f"expected a body of at most {BODY} bytes: shorten it", 413)
+        except self.gone:
+            raise Refusal("the asker has left", 499) from None
         return bytes(found)
 
 
 class Model(Bodies):
     """The paths on which the model works."""
+
+    def __init__(self, service: Service):
+        super().__init__(service)
+        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many there are
 
     async def text(self, chat: bool, request: Any) -> Any:
         """A completion, or the next turn of a chat."""
@@ -158,8 +167,14 @@ class Model(Bodies):
     async def look(self, request: Any) -> Any:
         """Attention maps of a layer, one request after another: each is a pass in NumPy."""
         body, s = await self.body(request), self.service
-        async with self.looking:
-            found = await asyncio.to_thread(look, body, s.config, s.weights, s.tokenizer)
+        if self.looks >= LOOKS:
+            raise Full(f"{LOOKS} attention maps are being made: ask again in a moment")
+        self.looks += 1
+        try:
+            async with self.looking:
+                found = await asyncio.to_thread(look, body, s.config, s.weights, s.tokenizer)
+        finally:
+            self.looks -= 1
         return self.http.JSONResponse(found)
 
 
@@ -218,6 +233,14 @@ async def unless_gone(request: Any, doing: Awaitable[Any]) -> Any:
             task.cancel()
 
 
+def is_fixed(host: str) -> bool:
+    """Whether no name server says which machine this is: an address, or localhost (RFC 6761)."""
+    try:
+        return bool(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return host == "localhost"
+
+
 class Guard:
     """An application that passes on what is addressed to one of `hosts` and comes from one of them.
 
@@ -229,21 +252,32 @@ class Guard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request, as ASGI has it."""
-        if scope["type"] != "http" or not (wrong := self.refused(dict(scope["headers"]))):
+        if (wrong := self.refused(scope["headers"])) is None:
             await self.app(scope, receive, send)
             return
         http = import_module("starlette.responses")
-        await http.JSONResponse(error(wrong), 403)(scope, receive, send)
+        said, close = error(str(wrong)), {"Connection": "close"}
+        await http.JSONResponse(said, wrong.status, headers=close)(scope, receive, send)
 
-    def refused(self, headers: dict[bytes, bytes]) -> str:
-        """Why a request with these headers is not let in; empty if it is."""
-        host = headers.get(b"host", b"").decode("latin-1")
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if self.hosts is not None and re.sub(r":\d*$", "", host) not in self.hosts:
-            return f"this server is not called {host!r:.60}"
-        if origin and origin.partition("://")[2] != host and origin not in self.origins:
-            return f"pages of {origin!r:.60} may not ask here: start with --allow-origin"
-        return ""
+    def refused(self, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
+        """Why a request with these headers is not let in; None if it is."""
+        hosts, origins, chunks = (
+            [value.decode("latin-1") for key, value in headers if key == name]
+            for name in (b"host", b"origin", b"transfer-encoding")
+        )
+        if chunks:
+            return Refusal("expected a body with a Content-Length, got chunks", 411)
+        if len(hosts) > 1 or len(origins) > 1:
+            return Refusal("expected one Host and one Origin at most, got more", 403)
+        host, origin = "".join(hosts).lower(), "".join(origins)
+        name = re.sub(r":[0-9]*$", "", host)
+        if self.hosts is not None and name not in self.hosts:
+            return Refusal(f"this server is not called {host!r:.60}", 403)
+        own = (f"http://{host}", f"https://{host}") if self.hosts or is_fixed(name) else ()
+        if origin and origin not in (*own, *self.origins):
+            why = f"pages of {origin!r:.60} may not ask here: start with --allow-origin"
+            return Refusal(why, 403)
+        return None
 
 
 def application(
@@ -269,10 +303,116 @@ def application(
             kind: paths.wrong for kind in (errors.HTTPException, UserError, Exception)
         },
     )
+    app.router.redirect_slashes = False  # a path has one name
     if origins:
         app.add_middleware(cors.CORSMiddleware, allow_origins=[*origins], allow_methods=["*"],
                            allow_headers=["*"])  # fmt: skip
     return Guard(app, hosts, origins)
+
+
+class Patience(asyncio.Protocol):
+    """A connection that waits SECONDS for its client, or until others need its place.
+
+    Mixed into uvicorn's: `cycle` is the newest request and its answer, `conn` the state of h11.
+    """
+
+    most: int  # connections at a time
+    stage: Any = None  # what the client is to do, and after which request; None: it is our turn
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a new client in."""
+        super().connection_made(transport)
+        transport.max_size = READ
+        self._watch()
+        if len(self.connections) > self.most:
+            self.loop.call_later(GRACE, self._make_room)
+
+    def _make_room(self) -> None:
+        """Drop those who have kept us waiting longest, until there are as many as there may be."""
+        waiting = [each for each in self.connections if each.timer]
+        waiting.sort(key=lambda each: each.timer.when())
+        for each in waiting[: max(0, len(self.connections) - self.most)]:
+            self.connections.discard(each)
+            each.transport.abort()
+
+    def _watch(self) -> None:
+        """Begin to wait for the client if something new is its to do, and stop if nothing is."""
+        stage, cycle = None, self.cycle
+        if cycle is None or cycle.response_complete:
+            stage = "ask", cycle
+        elif cycle.more_body:
+            stage = "say all", cycle
+        elif self.flow.write_paused:
+            stage = "take the answer", cycle
+        if stage != self.stage:
+            if self.timer:
+                self.timer.cancel()
+            self.stage = stage
+            self.timer = self.loop.call_later(SECONDS, self._give_up) if stage else None
+
+
+class Polite(Patience):
+    """A connection that says why it hangs up."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The end."""
+        super().connection_lost(error)
+        if self.timer:
+            self.timer.cancel()
+
+    def eof_received(self) -> None:
+        """The client has left: whoever works at an answer must hear that nobody waits for it."""
+        if self.cycle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn does when it cannot read a request."""
+        self._hang_up("400 Bad Request", f"{msg} Expected HTTP/1.1, with a head of at most 16 KB.")
+
+    def _give_up(self):
+        """Do not wait any longer."""
+        self.timer = None
+        if self.conn.trailing_data[0] or self.stage[0] == "say all":
+            self._hang_up("408 Request Timeout", f"the request did not come within {SECONDS} s")
+        self.transport.abort()
+
+    def _hang_up(self, status, message):
+        """Answer with an error where an answer is due, and close."""
+        h11 = import_module("h11")
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            said = json.dumps(error(message))
+            self.transport.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                f"Content-Length: {len(said)}\r\n\r\n{said}".encode()
+            )
+        self.eof_received()
+        self.transport.close()
+
+
+class Watched(Polite):
+    """A connection that watches whose turn it is after each thing that happens."""
+
+    def data_received(self, data: bytes) -> None:
+        """Something has come."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """An answer is written; the next request may have come already."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """The network takes no more at present."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """The network takes more."""
+        super().resume_writing()
+        self._watch()
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -285,17 +425,24 @@ def listener(host: str, port: int) -> socket.socket:
         raise UserError(f"cannot listen at {host} port {port} ({why}): choose another") from None
 
 
-def run(app: Guard, door: socket.socket, desk: Desk) -> None:
-    """Serve until a signal says to stop."""
-    uvicorn = import_module("uvicorn")
+def server(app: Guard, desk: Desk) -> Any:
+    """uvicorn's server of an application. It says of our own mistakes alone what they were."""
+    uvicorn, h11 = import_module("uvicorn"), import_module("uvicorn.protocols.http.h11_impl")
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             desk.close()
             super().handle_exit(sig, frame)
 
-    most = 2 * (desk.seats + desk.waiting) + 64  # connections: also of those that are told "full"
-    Server(uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", server_header=False,
-        limit_concurrency=most, timeout_keep_alive=15, timeout_graceful_shutdown=5,
-    )).run(sockets=[door])  # fmt: skip
+    # Connections: all texts twice, since who is told "full" comes as well, and some for the page.
+    most = 2 * (desk.seats + desk.waiting) + 64
+    return Server(uvicorn.Config(
+        app, http=type("Connection", (Watched, h11.H11Protocol), {"most": most}), ws="none",
+        loop="asyncio", log_level="error", access_log=False, lifespan="off", server_header=False,
+        proxy_headers=False, timeout_keep_alive=SECONDS, timeout_graceful_shutdown=5,
+    ))  # fmt: skip
+
+
+def run(app: Guard, door: socket.socket, desk: Desk) -> None:
+    """Serve until a signal says to stop."""
+    server(app, desk).run(sockets=[door])

@@ -11,9 +11,8 @@ import math
 import statistics
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from nanoeuler.data.heldout import HeldOut
@@ -21,6 +20,9 @@ from nanoeuler.files import replacing
 from nanoeuler.progress import bars, say
 from nanoeuler.training.folder import read_metrics, writing
 from nanoeuler.training.run import Run
+
+if TYPE_CHECKING:  # `plot` imports it where it draws: it takes a second
+    from matplotlib.axes import Axes
 
 SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
 SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a terminal
@@ -62,7 +64,7 @@ class Display:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 
 
-def draw(axes: Axes, lines: list[dict], bytes_per_token: float, landmarks: dict) -> None:
+def draw(axes: "Axes", lines: list[dict], bytes_per_token: float, landmarks: dict) -> None:
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]
     bits = [line["loss"] / math.log(2) / bytes_per_token for line in lines]
@@ -82,6 +84,8 @@ def draw(axes: Axes, lines: list[dict], bytes_per_token: float, landmarks: dict)
 
 def plot(out: str | Path, held_out: HeldOut) -> None:
     """Write loss.png of the run directory `out` from its metrics."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     draw(figure.subplots(), read_metrics(out), held_out.bytes_per_token, held_out.landmarks)
     with writing(out, "loss.png could not be written"):

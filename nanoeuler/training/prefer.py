@@ -92,7 +92,8 @@ def _waves(count: int, many: int) -> list[list[slice]]:
 class Cores:
     """What a run's steps work on, and likelihoods: `weights` are changed, `reference` never.
 
-    `make_engine` makes an engine for each of the threads, None: one for each core.
+    threads: at most so many, None: as many as there are cores, and never more than that.
+    `make_engine` makes an engine for each thread that finds something to do.
     """
 
     def __init__(
@@ -102,10 +103,16 @@ class Cores:
     ):  # fmt: skip
         self.weights, self.reference = weights, reference
         self.optimizer, self.beta, self.anchor = optimizer, beta, anchor
-        self.engines = [make_engine() for _ in range(threads or cores())]
-        self.pool = ThreadPoolExecutor(len(self.engines))
-        self.gradients = weights.zeros_like()
-        self.parts = [weights.zeros_like() for _ in self.engines]
+        self.threads, self.make_engine = min(threads or cores(), cores()), make_engine
+        self.pool, self.engines = ThreadPoolExecutor(self.threads), []
+        self.gradients, self.parts = weights.zeros_like(), []
+
+    def waves(self, count: int) -> list[list[slice]]:
+        """`count` rows in lists of slices, a slice for a thread; makes the engines they need."""
+        waves = _waves(count, self.threads)
+        while len(self.engines) < len(waves[0]):
+            self.engines.append(self.make_engine())
+        return waves
 
     def likelihoods(
         self, weights: Weights, tokens: np.ndarray, targets: np.ndarray
@@ -114,7 +121,7 @@ class Cores:
         def run(engine: Engine, rows: slice) -> np.ndarray:
             return likelihoods(engine, weights.config, weights, tokens[rows], targets[rows])
 
-        waves = _waves(len(tokens), len(self.engines))
+        waves = self.waves(len(tokens))
         return np.concatenate([p for rows in waves for p in self.pool.map(run, self.engines, rows)])
 
 
@@ -140,7 +147,9 @@ class PreferenceStepper(Cores):
             return weighted_gradients(engine, part.config, self.weights, *texts, weigh, part), known
 
         seen, self.gradients.flat[...] = [], 0
-        for rows in _waves(len(tokens), len(self.engines)):
+        waves = self.waves(len(tokens))
+        self.parts += [self.weights.zeros_like() for _ in waves[0][len(self.parts) :]]
+        for rows in waves:
             seen += self.pool.map(run, self.engines, rows, self.parts)
             for part in self.parts[: len(rows)]:
                 self.gradients.flat += part.flat

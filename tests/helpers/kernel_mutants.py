@@ -25,6 +25,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+from mutants import execute
 
 TESTS = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
@@ -145,7 +146,7 @@ def killed(
     module = ModuleType(f"variant_{name}")
     try:
         with limit(int(max(LIMIT, seconds))):
-            exec(compile(variant.source, f"<{variant.function}>", "exec"), vars(module))
+            execute(variant.source, variant.function, module)
             check(module)
     except Exception:
         return True

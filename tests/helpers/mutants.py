@@ -1,12 +1,13 @@
 """Deliberate mistakes in the backward pass, one line each: the gradient check must see them all.
 
-A mutant is a module of the package with one fragment of one function replaced. `load` refuses a
-fragment that does not occur exactly once there, so that a mutant cannot go stale unseen. Chapter 6
+A mutant is a module of the package with one fragment of one function replaced (`fragments`), which
+refuses what does not occur exactly once there, so that a mutant cannot go stale unseen. Chapter 6
 prints how many are caught, tests/test_backward.py demands all.
 """
 
 import ast
 import importlib.util
+import linecache
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+from fragments import replaced
 from slopes import slopes
 
 from nanoeuler.checks import gradcheck
@@ -33,19 +35,31 @@ class Mutant(NamedTuple):
     new: str
 
 
-def load(mutant):
-    """The module `mutant` as it would be with the mistake in it; the package is not touched."""
+def execute(source, name, module):
+    """Run the source of a module in `module`; tracebacks and the paper find its lines by `name`."""
+    name = f"<{name}, {hash(source):x}>"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), vars(module))
+
+
+def source(mutant):
+    """(path, text) of the module with the mistake in it; AssertionError where it finds no place."""
     path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
-    source = path.read_text(encoding="utf-8")
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    text = path.read_text(encoding="utf-8")
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     (node,) = (node for node in nodes if node.name == mutant.function)
-    lines = source.splitlines(keepends=True)
+    lines = text.splitlines(keepends=True)
     before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
     body = "".join(lines[node.lineno - 1 : node.end_lineno])
-    assert body.count(mutant.old) == 1, f"{mutant.old!r} is not exactly once in {mutant.function}"
-    wrong = "".join([*before, body.replace(mutant.old, mutant.new), *after])
+    wrong = replaced(body, mutant.old, mutant.new, mutant.function)
+    return path, "".join([*before, wrong, *after])
+
+
+def load(mutant):
+    """The module `mutant` as it would be with the mistake in it; the package is not touched."""
+    _, text = source(mutant)
     module = ModuleType(f"mutant_{mutant.module}")
-    exec(compile(wrong, str(path), "exec"), vars(module))
+    execute(text, f"{mutant.function}, mistaken", module)
     return module
 
 
@@ -181,7 +195,7 @@ ATTENTION = [
     ("(1) one head of the group", "@ dy, axis=2)", "@ dy, axis=2, where=[[[True]], [[False]]])"),
     ("(1) mask off by one", "p.swapaxes(-2, -1) @ dy", "np.tril(p, -1).swapaxes(-2, -1) @ dy"),
     ("(1) a mean over the group", "dv = np.sum", "dv = np.mean"),
-    ("(2) with the value before", "dy @ v.swap", "dy @ np.roll(v, 1, 3).swap"),
+    ("(2) with the value before", "dy @ v.swapaxes", "dy @ np.roll(v, 1, 3).swapaxes"),
     ("(3) without the average", "(dp - np.sum(p * dp, axis=-1, keepdims=True))", "dp"),
     ("(3) average not weighted by p", "np.sum(p * dp, axis=-1", "np.mean(dp, axis=-1"),
     ("(3) average over queries", "np.sum(p * dp, axis=-1", "np.sum(p * dp, axis=-2"),
@@ -241,8 +255,8 @@ SCALE = [
 ATTENTION_HALF = [
     ("wo with the input of wqkv", "(dout, saved.y, b.wo", "(dout, saved.n, b.wo"),
     ("wqkv with the input of wo", "(dheads, saved.n, b.wqkv", "(dheads, saved.y, b.wqkv"),
-    ("keys not turned back", "_backward(dheads, H + G", "_backward(dheads, H"),
-    ("nothing turned back", "_backward(dheads, H + G", "_backward(dheads, 0"),
+    ("keys not turned back", "rope_backward(dheads, H + G", "rope_backward(dheads, H"),
+    ("nothing turned back", "rope_backward(dheads, H + G", "rope_backward(dheads, 0"),
     ("wqkv's bias forgotten", "db.wqkv, db.wqkv_bias", "db.wqkv"),
     ("wo's bias in w_down's", "db.wo_bias", "db.w_down_bias"),
 ]
@@ -263,7 +277,7 @@ MOVE_NORM = [
 ]
 LOSS = [
     ("dW into a copy", "n, W, dW)", "n, W, dW.copy())"),
-    ("dn of the logits' scale", "sums, self.linear_b", "sums, 0.5 * self.linear_b"),
+    ("dn of the logits' scale", "sums, self.linear_backward", "sums, 0.5 * self.linear_backward"),
 ]
 ENTER = [
     ("the embedding forgotten", "self.embed_backward(dx", "(dx"),

@@ -1,20 +1,26 @@
 """What ptxas says of every kernel: `python tests/helpers/registers.py` writes tests/registers.tsv.
 
-Each kernel of every family of tests/bench/card is compiled, and assembled for the GPUs of MACHINES
-that can run it; no GPU is needed, but numba-cuda and ptxas are (the extra `gpu`). With names of
-families only their lines are written anew. tests/test_registers.py compiles some of them again, and
-holds the others by the digest of what they are made of.
+Each kernel of every family of tests/bench/card has been compiled, and assembled for the GPUs of
+MACHINES that can run it; no GPU is needed, but numba-cuda and ptxas are (the extra `gpu`). A line
+ends with a digest of all that decides on it, and only kernels whose digest has changed are compiled
+again. After a change that machine code cannot show, such as a name's, `--same` compiles a sample.
 """
 
+import argparse
 import ast
 import hashlib
+import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 if __name__ in ("__main__", "__mp_main__"):
@@ -22,23 +28,25 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from bench.card import families  # noqa: E402
 
-from nanoeuler import syntax  # noqa: E402
-from nanoeuler.engines.gpu.compile import Code, assemble, build, machine  # noqa: E402
+from nanoeuler.engines.gpu.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
+from nanoeuler.engines.gpu.instruction import used  # noqa: E402
 from nanoeuler.engines.gpu.kernel import Kernel  # noqa: E402
 from nanoeuler.errors import UserError  # noqa: E402
 
 TABLE = TESTS / "registers.tsv"
 MACHINES = (8, 0), (9, 0)  # the oldest that the kernels are for, and the one they are measured on
-HEAD = "family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic", "divisions"
+SHARE = 8  # of kernels that are said to be the same, one in so many is compiled
+HEAD = ("family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic", "divisions",
+        "digest")  # fmt: skip
 NOTE = """\
 # What ptxas says of each kernel: registers of a thread; bytes of a thread that are spilled, and of
 # its stack; bytes of shared memory of a block that are fixed, and that the launch asks for; and the
 # divisions of 64 bits in its PTX, a hundred instructions each, which numba makes of // and %.
-# Written by tests/helpers/registers.py, held by tests/test_registers.py. A digest is of the code
-# that the kernels of a family are made of, and of the versions of the compilers.
+# Written by tests/helpers/registers.py, held by tests/test_registers.py. The digest is of the code
+# that the kernel reaches, and of the versions of the compilers.
 """
-KERNELS = "nanoeuler.engines.gpu."
-Line = tuple[str, ...]  # as in HEAD
+Line = tuple[str, ...]  # as in HEAD, or a part of it
+Names = tuple[str, str]  # of a family, and of a kernel
 DIVISION = re.compile(r"\b(?:div|rem)\.[su]64\b")
 # An array of fixed size in shared memory, as PTX lays it out.
 STATIC = re.compile(r"(?m)^\s*(?:\.visible )?\.shared [^\[]*\[(\d+)\]")
@@ -68,41 +76,73 @@ def measure(make: Callable[[], Kernel]) -> list[Line]:
     return lines
 
 
-def bare(path: Path) -> str:
-    """A module's syntax tree without its docstrings: what a compiler sees of it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+@cache
+def bare(thing: CodeType | type) -> str:
+    """The source of a function or a class without comments, docstrings and layout."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
             if ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-    return ast.dump(tree)
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
-def digest(family: str) -> str:
-    """Of all that decides on a family's machine code: its modules and theirs, and the compilers."""
-    root = TESTS.parent
-    paths, left = set(), [TESTS / "bench" / "card" / f"{family}.py"]
-    while left:
-        path = left.pop()
-        if path not in paths:
-            paths.add(path)
-            names = syntax.imports(path.read_text(encoding="utf-8"))
-            files = {name.replace(".", "/") + ".py" for name in names if name.startswith(KERNELS)}
-            files |= {str(Path(file).parent) + ".py" for file in files}
-            left += [root / file for file in files if (root / file).exists()]
-    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+def ours(thing: FunctionType | type) -> bool:
+    """Whether a function or a class is of this repository."""
+    file = Path(getattr(sys.modules[thing.__module__], "__file__", None) or "/").resolve()
+    return file.is_relative_to(TESTS) or file.is_relative_to(TESTS.parent / "nanoeuler")
+
+
+def reached(*functions: FunctionType) -> str:
+    """The source of functions and of all that they look up: other functions of ours, constants.
+
+    What `instruction.rebind` would give other names, and nothing else of the modules around it.
+    """
+    numbers: dict[FunctionType, int] = {}
+    parts = []
+
+    def told(value: Any) -> str:
+        if isinstance(value, FunctionType) and ours(inspect.unwrap(value)):
+            return visit(inspect.unwrap(value))
+        if isinstance(value, type) and ours(value):
+            return bare(value)
+        named = isinstance(value, FunctionType | ModuleType | type)
+        return value.__name__ if named else repr(value)
+
+    def visit(function: FunctionType) -> str:
+        if function not in numbers:
+            numbers[function] = len(numbers)
+            code, place = function.__code__, function.__globals__
+            names = {name: place[name] for name in used(code) & place.keys()}
+            cells = (cell.cell_contents for cell in function.__closure__ or ())
+            names |= zip(code.co_freevars, cells, strict=True)
+            values = [f"{name} = {told(names[name])}" for name in sorted(names)]
+            defaults = [told(value) for value in function.__defaults__ or ()]
+            parts.extend([str(numbers[function]), bare(code), *values, *defaults])
+        return f"function {numbers[function]}"
+
+    for function in functions:
+        visit(function)
+    return "\n".join(parts)
+
+
+@cache
+def compilers() -> str:
+    """All that decides on the machine code of every kernel: our own part, and versions."""
+    text = (TESTS.parent / "pyproject.toml").read_text(encoding="utf-8")
     extra = text.partition("\ngpu = [")[2].partition("]\n")[0]
-    parts = [extra, *(bare(path) for path in sorted(paths) if "paper" not in path.parts)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    numba = re.search(r'"numba==.*"', text)[0]
+    return "\n".join([numba, extra, reached(to_ptx, assemble, machine)])
 
 
-def digests() -> dict[str, str]:
-    """Family -> digest, as the table has them."""
-    marked = re.findall(r"(?m)^# digest (\w+) (\w+)$", TABLE.read_text(encoding="utf-8"))
-    return dict(marked)
+def digest(kernel: Kernel) -> str:
+    """Of all that decides on a kernel's line in the table: its code, its shape, the compilers."""
+    shape = kernel.args, kernel.block, kernel.shared, kernel.resident, kernel.target
+    text = "\n".join([compilers(), repr(shape), reached(kernel.function)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def makers(only: Iterable[str] = ()) -> dict[tuple[str, str], Callable[[], Kernel]]:
+def makers(only: Iterable[str] = ()) -> dict[Names, Callable[[], Kernel]]:
     """(family, kernel) -> maker."""
     return {
         (family, name): make
@@ -112,15 +152,17 @@ def makers(only: Iterable[str] = ()) -> dict[tuple[str, str], Callable[[], Kerne
     }
 
 
-def lines_of(wanted: Mapping[tuple[str, str], Callable], workers: int | None = None) -> list[Line]:
-    """The table's lines of these kernels; RuntimeError for one that does not compile."""
+def lines_of(
+    wanted: Mapping[Names, Callable[[], Kernel]], workers: int | None = None
+) -> dict[Names, list[Line]]:
+    """The table's lines of these kernels, without digests; RuntimeError where one won't compile."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         jobs = {names: pool.submit(measure, make) for names, make in wanted.items()}
-        made = []
+        made = {}
         for names, job in jobs.items():
             if job.exception():
                 raise RuntimeError(f"{': '.join(names)} does not compile: {job.exception()}")
-            made += [(*names, *line) for line in job.result()]
+            made[names] = [(*names, *line) for line in job.result()]
         return made
 
 
@@ -131,26 +173,52 @@ def read() -> list[Line]:
     return rows[1:]
 
 
-def write(lines: Iterable[Line], made: Mapping[str, str]) -> None:
-    """Write the table: its lines, and the digest of each family."""
-    rows = [f"# digest {family} {of}" for family, of in sorted(made.items())]
-    rows += ["\t".join(line) for line in (HEAD, *sorted(lines))]
+def write(lines: Iterable[Line]) -> None:
+    """Write the table."""
+    rows = ["\t".join(line) for line in (HEAD, *sorted(lines))]
     TABLE.write_text(NOTE + "\n".join(rows) + "\n", encoding="utf-8")
 
 
-def main(only: list[str]) -> None:
-    """Compile, family by family, and write the lines of each as soon as it is done."""
-    known = families()
-    for family in only or known:
-        lines = lines_of(makers([family]), os.cpu_count())
-        made = {name: of for name, of in digests().items() if name in known}
-        others = [line for line in read() if line[0] in known and line[0] != family]
-        write(others + lines, {**made, family: digest(family)})
-        spilled = [line for line in lines if line[HEAD.index("spills")] != "0"]
-        for line in spilled:
-            print("SPILLS", *line)
-        print(f"{family}: {len(lines)} lines, {len(spilled)} with spills", flush=True)
+def renew(family: str, known: Mapping[Names, list[Line]], same: bool) -> list[Line]:
+    """The lines of a family; only kernels whose digest is another are compiled.
+
+    known: the table's lines of each kernel. same: one in SHARE of those that have lines is
+    compiled, and the others keep theirs; RuntimeError if one needs something else than before.
+    """
+    made = makers([family])
+    digests = {names: digest(make()) for names, make in made.items()}
+    there = {names: {line[-1] for line in known.get(names, [])} for names in made}
+    new = [names for names in made if not there[names]]
+    changed = [names for names in made if there[names] - {digests[names]}]
+    tried = changed[::SHARE] if same else changed
+    print(f"{family}: of {len(made)} kernels {len(changed) + len(new)} have changed", flush=True)
+    kept = {names: [line[:-1] for line in known.get(names, [])] for names in made}
+    compiled = lines_of({names: made[names] for names in new + tried}, os.cpu_count())
+    for names, lines in compiled.items():
+        if same and kept[names] and lines != kept[names]:
+            raise RuntimeError(f"{': '.join(names)} is not the same: {kept[names]}, now {lines}")
+    return [(*line, digests[names]) for names, lines in (kept | compiled).items() for line in lines]
+
+
+def main() -> None:
+    """Compile what has changed, family by family, and write the lines of each when it is done."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("families", nargs="*", help="all, if none is named")
+    parser.add_argument("--same", action="store_true", help=f"""the code changed, what it does did
+        not: compile one kernel in {SHARE} of those that changed, keep the others' figures""")
+    options = parser.parse_args()
+    for family in options.families or families():
+        rows, known = read(), families()
+        lines: dict[Names, list[Line]] = {}
+        for line in rows:
+            lines.setdefault(line[:2], []).append(line)
+        others = [line for line in rows if line[0] in known and line[0] != family]
+        mine = renew(family, lines, options.same)
+        write(others + mine)
+        for line in mine:
+            if line[HEAD.index("spills")] != "0":
+                print("SPILLS", *line)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

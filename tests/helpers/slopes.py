@@ -21,10 +21,13 @@ class Slope(NamedTuple):
     exact: float
 
     def error(self, dw):
-        """How far the gradient dw (Weights) is from it, in units of the longest they could be."""
+        """How far the gradient dw (Weights) is from it, in units of the longest they could be.
+
+        Where the loss is flat, as behind a ReLU that is shut, both may be exactly 0: so is this.
+        """
         length = np.linalg.norm(self.direction) * np.linalg.norm(dw.flat[self.direction != 0])
         difference = abs(self.direction @ dw.flat - self.exact)
-        return difference / max(length, abs(self.exact))
+        return difference / max(length, abs(self.exact)) if difference != 0 else 0.0
 
 
 def slopes(problem, engine, count, seed=0):

@@ -7,6 +7,7 @@ of their own. tests/test_twins.py holds paper against NumPy, and that no instruc
 tests/bench/card/twins.py holds the GPU against the paper.
 """
 
+import linecache
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -393,7 +394,9 @@ def table_kernel(target: tuple) -> Kernel:
     """The kernel of TABLE, or of TABLE_9 for Hopper."""
     rows = tables()[target]
     place = {**vars(ptx), **vars(hopper), **globals()}
-    exec(compile(source(rows), "<the table of twins>", "exec"), place)
+    name, text = f"<the table of twins, {target}>", source(rows)
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name  # for digests
+    exec(compile(text, name, "exec"), place)
     return Kernel(place["table"], "l l l l", 32, 512 * (len(rows) + 1), target=target)
 
 

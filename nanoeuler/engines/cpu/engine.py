@@ -15,6 +15,7 @@ import numpy as np
 
 from nanoeuler.engines.cpu import loops, norms
 from nanoeuler.engines.cpu.memory import aligned
+from nanoeuler.engines.cpu.options import LOSS_ROWS
 from nanoeuler.engines.cpu.primitives import (
     FusedPrimitives,
     agree,
@@ -27,9 +28,6 @@ from nanoeuler.engines.interface import Engine, Moves
 from nanoeuler.engines.primitives import Array
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
-
-# Positions whose logits are held at a time: those of a shard of short sequences, see stepper.py.
-LOSS_ROWS = 256
 
 
 class FusedMoves(FusedPrimitives, Moves):

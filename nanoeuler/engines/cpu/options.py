@@ -2,7 +2,10 @@
 
 
 # %% sec-cpu-fused
-"""What numba is told when it compiles a kernel of the CPU engine, or a part of one."""
+"""What numba is told when it compiles a kernel of the CPU engine, or a part of one.
+
+And what a plan needs to know of the engine, which is here so that planning takes no compiler.
+"""
 
 import numpy as np
 
@@ -16,3 +19,5 @@ KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAS
 # Of what kernels call: each kernel has its own copy inside. A function that stays outside would be
 # another one in the process that compiles it than in those that find the kernel in the cache.
 PART = {"error_model": "numpy", "fastmath": _FAST, "forceinline": True}
+# Positions whose logits are held at a time: those of a shard of short sequences, see stepper.py.
+LOSS_ROWS = 256

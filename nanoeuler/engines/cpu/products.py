@@ -11,6 +11,11 @@ M rows and N columns of the result, P depth: the length of its sums. Addresses a
 all distances in memory are bytes. Numba's cache knows one file: kernels stay beside the tile.
 """
 
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from threading import Lock
+from typing import Any
+
 from numba import types
 from numba.extending import intrinsic
 
@@ -219,7 +224,24 @@ def _product(a, b, c, rows, columns, depth, shape, add, strip):
             j += width
 
 
-_KERNEL = {"nogil": True, "cache": True, "error_model": "numpy"}
+class Kernel:
+    """A function that numba compiles for one signature, or loads, when it is first called.
+
+    `dispatcher` is numba's, None until then.
+    """
+
+    def __init__(self, signature: str, function: Callable[..., None]) -> None:
+        self.signature, self.function, self.dispatcher = signature, function, None
+        self.lock = Lock()
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.dispatcher is None:
+            with self.lock:  # a thread that waited finds it made
+                self.dispatcher = self.dispatcher or njit(
+                    self.signature, nogil=True, cache=True, error_model="numpy"
+                )(self.function)
+        self.dispatcher(*arguments)
 
 
 @njit(error_model="numpy")
@@ -228,7 +250,7 @@ def _place(x):
     return x.ctypes.data, x.strides[0], x.strides[1]
 
 
-@njit("void(f4[:,:], f4[:,:], f4[:,:], b1, f4[::1])", **_KERNEL)
+@partial(Kernel, "void(f4[:,:], f4[:,:], f4[:,:], b1, f4[::1])")
 def multiply(a: Array, b: Array, c: Array, add: bool, work: Array) -> None:
     """c (M, N) = a (M, P) b (P, N), or c += a b if `add`. Float32 views, transposed or not.
 
@@ -244,7 +266,7 @@ def multiply(a: Array, b: Array, c: Array, add: bool, work: Array) -> None:
     _product(_place(a), _place(b), _place(c), rows, columns, depth, FULL, add, strip)
 
 
-@njit("void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], i8, f4[::1])", **_KERNEL)
+@partial(Kernel, "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], i8, f4[::1])")
 def multiply_heads(a: Array, b: Array, c: Array, shape: int, work: Array) -> None:
     """c[i, h] = a[i, h] b[i, h] for every sequence i and head h; `shape` says where to save work.
 

@@ -170,7 +170,7 @@ class CpuStepper(ShardGradients, Stepper):
     """
 
     def __init__(
-        self, make_engine: Callable[[], Engine], weights: Weights, optimizer: Optimizer,
+        self, make_engine: Callable[[], Engine], weights: Weights, optimizer: Optimizer | None,
         threads: int | None = None, pieces: int = 1,
     ):  # fmt: skip
         super().__init__(make_engine, weights, threads, pieces)

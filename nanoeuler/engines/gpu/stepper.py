@@ -59,12 +59,13 @@ class Loaded(NamedTuple):
 class Resident:
     """A model on a device: its weights and moments there.
 
-    `weights` and the `optimizer`'s moments are the run's.
+    `weights` and the `optimizer`'s moments are the run's; without an optimizer there are none.
     """
 
     def __init__(
-        self, weights: Weights, optimizer: Optimizer, device: Any, precision: Precision = BF16
-    ) -> None:
+        self, weights: Weights, optimizer: Optimizer | None, device: Any,
+        precision: Precision = BF16,
+    ) -> None:  # fmt: skip
         self.weights, self.optimizer = weights, optimizer
         self.device, self.precision = device, precision
         self.memories: dict[str, Any] = {}
@@ -74,7 +75,8 @@ class Resident:
         """What the device keeps from step to step, as the run has it now."""
         flat, copied = self.weights.flat, self.precision.kind == "bf16"
         arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
-        return arrays | {name: getattr(self.optimizer, name).flat for name in MOMENTS}
+        moments = MOMENTS if self.optimizer else ()
+        return arrays | {name: getattr(self.optimizer, name).flat for name in moments}
 
     def push(self) -> None:
         """Bring the device's weights and moments up to date with those of the run."""
@@ -209,11 +211,12 @@ class Late(Judge):
 class CudaStepper(Late, Stepper):
     """Training steps of one model on a device: `engines.gpu.device.Device`, or one on paper.
 
-    pieces: in how many parts a batch goes through memory.
+    pieces: in how many parts a batch goes through memory. Without an optimizer there are no moments
+    on the device, and `sums` alone can be asked for.
     """
 
     def __init__(
-        self, weights: Weights, optimizer: Optimizer, device: Any, *,
+        self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
         precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
     ) -> None:  # fmt: skip
         super().__init__(weights, optimizer, device, precision)
@@ -254,7 +257,7 @@ def gpu() -> Device:
 
 
 def cuda_stepper(
-    engine: str, weights: Weights, optimizer: Optimizer, pieces: int = 1
+    engine: str, weights: Weights, optimizer: Optimizer | None, pieces: int = 1
 ) -> CudaStepper:
     """A stepper on the GPU, for one of `choice.GPU_ENGINES`."""
     multiplier = import_module(CHOICE).multiplier()

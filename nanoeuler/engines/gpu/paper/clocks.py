@@ -40,6 +40,7 @@ class Clock:
             warp.actor = self.reader(f"{warp.name} of block {warp.block.index}")
             warp.products = self.reader(f"a wgmma of {warp.name} of block {warp.block.index}")
             warp.known[warp.actor] = 1
+        self.own = np.array([warp.actor for warp in warps])  # by row
 
     def reader(self, name: str) -> int:
         """A new actor that reads."""

@@ -56,9 +56,10 @@ def box_of(rank: str, address: int, corner: tuple, start: int) -> tuple[Map, tup
     return tile_map, corner[::-1]
 
 
-op(r"prefetch\.tensormap|fence\.proxy\.tensormap::generic\.acquire\.(?:cta|cluster|gpu|sys)")(
-    lambda address, *size: current().block.machine.memory.map(address) and None
-)
+@op(r"prefetch\.tensormap|fence\.proxy\.tensormap::generic\.acquire\.(?:cta|cluster|gpu|sys)")
+def prefetch(address: int, *size: int) -> None:
+    """A map is there, or this is a fault."""
+    current().block.machine.memory.map(address)
 
 
 def bring(block: Block, start: int, where: np.ndarray, data: np.ndarray, bar: int) -> None:

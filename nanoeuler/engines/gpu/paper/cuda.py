@@ -16,7 +16,7 @@ import numpy as np
 from nanoeuler.engines.gpu.paper import numbers
 from nanoeuler.engines.gpu.paper.arrays import Array
 from nanoeuler.engines.gpu.paper.barriers import meet, sync_threads, sync_warp
-from nanoeuler.engines.gpu.paper.machine import WARP, Block
+from nanoeuler.engines.gpu.paper.machine import WARP, Block, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, WINDOW, Shared
 from nanoeuler.engines.gpu.paper.states import SharedState
@@ -24,6 +24,51 @@ from nanoeuler.engines.gpu.paper.states import SharedState
 
 class Local(np.ndarray):
     """cuda.local.array: registers of one thread."""
+
+    lent = 0  # wgmmas under way that own them
+
+    def lend(self) -> None:
+        """A wgmma under way owns them."""
+        self.__class__, self.lent = Lent, self.lent + 1
+
+    def give_back(self) -> None:
+        """It is done."""
+        self.lent -= 1
+        if not self.lent:
+            self.__class__ = Local
+
+    def feed(self) -> None:
+        """A wgmma under way reads them."""
+        self.__class__ = Feeding
+
+    def fed(self) -> None:
+        """It has read them."""
+        self.__class__ = Local
+
+    def part(self, first: int, count: int) -> np.ndarray:
+        """Some registers, (1, count): a row for each thread."""
+        return np.asarray(self.base[first : first + count])[None]
+
+    def put(self, first: int, rows: np.ndarray) -> None:
+        """Put (1, count) into registers."""
+        self.base[first : first + rows.shape[1]] = rows[0]
+
+
+class Lent(Local):
+    """Registers that a wgmma under way owns: nobody else may touch them."""
+
+    def __getitem__(self, index):
+        fault("flight", "registers of a wgmma under way: a wgmma wait is missing")
+
+    def __setitem__(self, index, value):
+        self[index]
+
+
+class Feeding(Local):
+    """Registers that a wgmma under way reads: nobody may write them."""
+
+    def __setitem__(self, index, value):
+        fault("flight", "registers that a wgmma under way still reads are overwritten")
 
 
 class LocalIntegers(Local):
@@ -128,7 +173,7 @@ class Places:
 
     def grid(self, axes: int) -> int | tuple:
         """The thread's place in the whole grid."""
-        thread, size = current().threadIdx, self.blockDim
+        thread, size = self.threadIdx, self.blockDim
         at = tuple(b * n + t for b, n, t in zip(self.blockIdx, size, thread, strict=True))
         return at[0] if axes == 1 else at[:axes]
 

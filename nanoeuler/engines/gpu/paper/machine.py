@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from greenlet import getcurrent, greenlet
 
 WARP, GROUP = 32, 128  # threads: a warp, and the four warps of a warpgroup
+MOST_THREADS = 1024  # of a block: CUDA C++ Programming Guide, technical specifications
 HERE = "nanoeuler.engines.gpu.paper"
 OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: one while a warp does a line
 
@@ -73,8 +74,17 @@ class Owner:
         return part
 
 
+def close(owner: Owner) -> None:
+    """A thread or a block ends: its parts count what is to be counted and refuse loose ends."""
+    for part in owner.parts.values():
+        if hasattr(part, "close"):
+            part.close()
+
+
 class Thread(greenlet, Owner):
     """One CUDA thread: `number` in its block, `lane` in its `warp`, its place as threadIdx."""
+
+    size = 1  # a team of threads (abreast) has more
 
     def __init__(self, body: Callable[[], None], block: "Block", number: int, place: Any):
         super().__init__(body)
@@ -89,6 +99,11 @@ class Thread(greenlet, Owner):
     def __str__(self) -> str:
         return f"block {self.block.index} thread {self.number}"
 
+    @property
+    def warps_of(self) -> list:
+        """The warps that it acts for."""
+        return [self.warp]
+
     def pause(self, waits: str, reason: Callable[[], str]) -> Any:
         """Let others run until somebody puts this thread into the queue again."""
         self.waits, self.reason = waits, reason
@@ -102,7 +117,7 @@ class Meeting(Owner):
     def __init__(self, name: str, size: int):
         self.name, self.size, self.parts = name, size, {}
         self.came: dict[int, tuple[Thread, Any]] = {}
-        self.key = ""
+        self.key, self.arrived = "", 0
 
     def part(self, mask: int) -> "Meeting":
         """The lanes of a mask, as a meeting of their own."""
@@ -122,12 +137,13 @@ class Meeting(Owner):
             fault("divergence", f"{key}, while others of {self.name} are at {self.key}")
         self.key = key
         self.came[thread.number] = thread, value
-        if len(self.came) < self.size:
+        self.arrived += thread.size
+        if self.arrived < self.size:
             return thread.pause(
                 "warp", lambda: f"{key}: {len(self.came)} of {self.size} of {self.name} are here"
             )
         came = [self.came[number] for number in sorted(self.came)]
-        self.came = {}
+        self.came, self.arrived = {}, 0
         for (other, _), answer in zip(came, together([value for _, value in came]), strict=True):
             other.answer = answer
             if other is not thread:
@@ -182,6 +198,7 @@ class Record:
     def __init__(self):
         self.counts: collections.Counter = collections.Counter()
         self.tick = 0  # turns taken so far: the only clock on paper
+        self.meetings = 0  # of warps abreast, so far
         self.spans: list[Span] = []
         self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture
         self.history: list[tuple[int, Any]] = []  # (turn, the state of each word) of those

@@ -9,7 +9,7 @@ into it, or holds a plain store that the copy engine and the tensor cores may no
 it last, and when each actor last read it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from nanoeuler.engines.gpu.kernel import Map
 from nanoeuler.engines.gpu.paper.clocks import clock
-from nanoeuler.engines.gpu.paper.machine import Block, fault
+from nanoeuler.engines.gpu.paper.machine import MOST_THREADS, Block, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.errors import UserError
 
@@ -53,6 +53,10 @@ class Words:
         self.written = np.zeros(size // 4, np.uint32)
         self.seen = np.zeros((self.clock.readers, size // 4), np.uint32)
         self.stores: list[tuple] = []  # (threads, words) of stores to arrays, not yet fenced
+        self.mark = np.zeros(size // 4, np.int32)  # to find words that are named twice
+        # The last thread abreast that read a word, that wrote it, and since which meeting.
+        self.last = np.full((2, size // 4), -1)
+        self.since = np.zeros((2, size // 4), np.int64)
 
     def place(self, size: int) -> int:
         """Room for an array of `size` bytes behind what there is; its address."""
@@ -141,7 +145,66 @@ class Accesses(Order):
         self.note()
 
 
-class Shared(Accesses):
+class Many(Accesses):
+    """Shared memory as the threads of several warps read and write it at once.
+
+    words (n, ...): what each has; rows (n,): of their warps in the clock. who: the threads (n,) and
+    the last meetings of their warps, where they are not at one place for certain. What is not in
+    order is a Fault without a name: the threads will be played one by one.
+    """
+
+    def _epochs(self, words: np.ndarray, rows: np.ndarray, who: tuple, writes: bool) -> tuple:
+        """The actors and their epochs, (n, 1, ...), once all is in order."""
+        rows = rows.reshape(-1, *[1] * (words.ndim - 1))
+        known, actors = self.clock.known, self.clock.own[rows]
+        late = (self.written[words] > known[rows, self.writer[words]]).any()
+        if writes:
+            n, flat = self.clock.free, words.reshape(-1)
+            mine = np.broadcast_to(rows, words.shape).reshape(-1)
+            late |= (self.seen[:n, flat] > known[mine, :n].T).any()
+            self.mark[flat] = np.arange(len(flat))
+            late |= (self.mark[flat] != np.arange(len(flat))).any()
+        if who:
+            threads, since = (part.reshape(rows.shape) for part in who)
+            for kind in (0, 1) if writes else (1,):
+                late |= ((self.since[kind][words] == since)
+                         & (self.last[kind][words] != threads)).any()  # fmt: skip
+            again = not writes and (self.since[0][words] == since) & (
+                self.last[0][words] != threads
+            )
+            self.last[int(writes)][words] = np.where(again, -1, threads)
+            self.since[int(writes)][words] = since
+        if late:
+            fault("race", "accesses that nothing orders")
+        return actors, known[rows, actors]
+
+    def read_by(self, words: np.ndarray, rows: np.ndarray, who: tuple = ()) -> np.ndarray:
+        """The uint32 values of `words`."""
+        self.block.settle()
+        self.check(words, "reads", USED | WRITTEN, ARRIVING)
+        actors, epochs = self._epochs(words, rows, who, writes=False)
+        self.seen[actors, words] = epochs
+        return self.words[words]
+
+    def write_by(
+        self, words: np.ndarray, values: np.ndarray, rows: np.ndarray, who: tuple = ()
+    ) -> None:
+        """A plain write."""
+        self.block.settle()
+        self.check(words, "writes", USED, ARRIVING)
+        self.writer[words], self.written[words] = self._epochs(words, rows, who, writes=True)
+        self.words[words] = values
+        self.flags[words] |= WRITTEN | UNFENCED
+
+    def expect_by(self, words: np.ndarray, rows: np.ndarray, who: tuple) -> None:
+        """Copies of threads (cp.async) begin."""
+        self.block.settle()
+        self.check(words, "writes", USED, ARRIVING)
+        self.writer[words], self.written[words] = self._epochs(words, rows, who, writes=True)
+        self.flags[words] |= ARRIVING
+
+
+class Shared(Many):
     """Shared memory, with reads and writes that take time."""
 
     def lend(
@@ -214,6 +277,7 @@ class Region:
 
     def __init__(self, start: int, array: np.ndarray, fresh: np.ndarray | None):
         self.start, self.fresh, self.size = start, fresh, array.dtype.itemsize
+        self.moves: tuple[list, list] = [], []  # reads and writes abreast since a barrier
         if array.flags.c_contiguous:
             self.bytes, self.number = array.reshape(-1).view(np.uint8), None
         else:
@@ -227,6 +291,37 @@ class Region:
         if (self.number[places] < 0).any():
             fault("bounds", f"{size} bytes that lie between the elements of an array")
         return self.number[places]
+
+    def elements_all(self, at: np.ndarray, size: int) -> np.ndarray:
+        """The same of many places (n,), by place and element."""
+        count = -(-size // self.size)
+        places = at[:, None] // self.size + np.arange(count)
+        if self.number is None:
+            return places
+        if (self.number[places] < 0).any():
+            fault("bounds", "bytes that lie between the elements of an array")
+        return self.number[places]
+
+    def check_moves(self) -> None:
+        """Fault if two threads of a block touched an element, and one of them wrote it."""
+        last = np.full(self.bytes.size // self.size + 1, -1)
+        written, writers = flat(self.moves[1])
+        last[written] = writers
+        for elements, threads in (written, writers), flat(self.moves[0]):
+            other = last[elements]
+            if ((other // MOST_THREADS == threads // MOST_THREADS) & (other != threads)).any():
+                fault("race", "accesses to global memory that nothing orders")
+
+
+def flat(moves: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
+    """Elements (n, ...) of threads (n,), or (1, ...) of all of them, in one row."""
+    if not moves:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    pairs = [np.broadcast_arrays(elements, threads[:, None]) for elements, threads in moves]
+    elements, threads = zip(*pairs, strict=True)
+    return tuple(
+        np.concatenate([part.reshape(-1) for part in side]) for side in (elements, threads)
+    )
 
 
 class Addresses:
@@ -266,6 +361,44 @@ class Addresses:
 
 class Global(Addresses):
     """Global memory, by address."""
+
+    def _parts(self, addresses: np.ndarray, size: int) -> Iterator[tuple]:
+        """Which of these places of `size` bytes are in an array, the array, their bytes in it."""
+        left = np.ones(len(addresses), bool)
+        while left.any():
+            region, _ = self._part(int(addresses[left.argmax()]), size)
+            at = addresses - region.start
+            mine = left & (at >= 0) & (at + size <= region.bytes.size)
+            yield (slice(None), region, at) if mine.all() else (mine, region, at[mine])
+            left &= ~mine
+
+    def settle(self) -> None:
+        """A barrier: fault if two threads abreast have touched an element, and one wrote it."""
+        for region in self.regions:
+            if region.moves[1]:
+                region.check_moves()
+            for moves in region.moves:
+                moves.clear()
+
+    def read_all(self, addresses: np.ndarray, size: int, threads: np.ndarray) -> np.ndarray:
+        """(n, size / 4) uint32 at addresses (n,), of these threads (n,) or of several at one."""
+        data = np.empty((len(addresses), size), np.uint8)
+        for mine, region, at in self._parts(addresses, size):
+            elements = region.elements_all(at, size)
+            region.moves[0].append((elements, threads if len(data) == 1 else threads[mine]))
+            if region.fresh is not None and region.fresh[elements].any():
+                fault("unwritten", "bytes that nobody wrote")
+            data[mine] = region.bytes[at[:, None] + np.arange(size)]
+        return data.view(np.uint32)
+
+    def write_all(self, addresses: np.ndarray, data: np.ndarray, threads: np.ndarray) -> None:
+        """Put (n, bytes) at addresses (n,), of these threads (n,)."""
+        for mine, region, at in self._parts(addresses, data.shape[1]):
+            elements = region.elements_all(at, data.shape[1])
+            region.moves[1].append((elements, threads[mine]))
+            region.bytes[at[:, None] + np.arange(data.shape[1])] = data[mine]
+            if region.fresh is not None:
+                region.fresh[elements] = False
 
     def read(self, address: int, size: int) -> np.ndarray:
         """The bytes at an address."""

@@ -10,7 +10,7 @@ PTX ISA, "Data Movement and Conversion Instructions", "atom".
 import functools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -55,23 +55,36 @@ class Loads:
     """What a block's threads moved to and from global memory by instructions, to be counted."""
 
     def __init__(self, block: Block):
-        self.block, self.moves = block, {}
+        self.block, self.moves, self.rows = block, {}, {}
 
     def note(self, what: str, site: object, address: int, size: int) -> None:
         """The current thread moves so many bytes."""
         self.moves.setdefault((what, site, size), []).append((current().number, address))
 
+    def note_all(
+        self, what: str, site: object, size: int, threads: np.ndarray, addresses: np.ndarray
+    ) -> None:
+        """Many threads move so many bytes each."""
+        self.rows.setdefault((what, site, size), []).append((threads, addresses))
+
+    def all(self) -> Iterator[tuple]:
+        """What was moved, and by whom and where (2, n), for each place in the kernel."""
+        for key, moves in self.moves.items():
+            yield key, np.array(moves).T
+        for key, rows in self.rows.items():
+            yield key, np.concatenate(rows, axis=1)
+
     def close(self) -> None:
         """Count them by warp, for each place in the kernel."""
         counts = self.block.machine.counts
-        for (what, _, size), moves in self.moves.items():
-            table = by_warp(*np.array(moves).T)
+        for (what, _, size), moves in self.all():
+            table = by_warp(*moves)
             counts[what] += len(table)
             if what.startswith("shared"):
                 counts[f"{what} wavefronts"] += wavefronts(table, size)
             else:
                 counts[f"{what} sectors"] += sectors(table, size)
-                counts[f"{what} bytes"] += len(moves) * size
+                counts[f"{what} bytes"] += moves.shape[1] * size
 
 
 @op(r"ld\.global(?:\.nc|\.cg|\.ca)?(?:\.v([24]))?\.(b32|u32|s32|f32)", lambda v, kind: count(v))
@@ -152,8 +165,14 @@ def atomic_add(kind: str, address: int, value: Register) -> Register:
     return old
 
 
-op(r"fence\.(?:acq_rel|sc)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")(lambda: None)
-op(r"griddepcontrol\.(?:wait|launch_dependents)")(lambda: None)
+@op(r"fence\.(?:acq_rel|sc)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")
+def fence_memory() -> None:
+    """Here all see at once what is written."""
+
+
+@op(r"griddepcontrol\.(?:wait|launch_dependents)")
+def depend() -> None:
+    """Here a launch has ended before the next begins."""
 
 
 @op(r"ld\.shared(?:::cta)?(?:\.v([24]))?\.(b32|u32|s32|f32)", lambda v, kind: count(v))

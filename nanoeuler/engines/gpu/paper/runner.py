@@ -19,17 +19,27 @@ import numpy as np
 from nanoeuler.engines.gpu import instruction
 from nanoeuler.engines.gpu.instruction import Instruction, Name, Operand, rebind
 from nanoeuler.engines.gpu.kernel import Launch, Map
-from nanoeuler.engines.gpu.paper import abreast, numbers
+from nanoeuler.engines.gpu.paper import abreast as teams
+from nanoeuler.engines.gpu.paper import numbers
 from nanoeuler.engines.gpu.paper.arrays import Log
 from nanoeuler.engines.gpu.paper.clocks import Clock
 from nanoeuler.engines.gpu.paper.cuda import Cuda
-from nanoeuler.engines.gpu.paper.machine import HERE, Block, Machine, Owner, Place, Span, Thread
+from nanoeuler.engines.gpu.paper.machine import (
+    GROUP,
+    HERE,
+    MOST_THREADS,
+    WARP,
+    Block,
+    Machine,
+    Place,
+    Span,
+    Thread,
+    close,
+)
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import MOST, Global
 from nanoeuler.engines.gpu.paper.states import GlobalState
 from nanoeuler.errors import UserError
-
-MOST_THREADS = 1024  # of a block: CUDA C++ Programming Guide, technical specifications
 
 
 def places(size: Place) -> list[Place]:
@@ -40,13 +50,15 @@ def places(size: Place) -> list[Place]:
 @dataclass
 class Report:
     """What a launch did. counts: by name; ticks: turns that were taken; spans: what took time;
-    history: the states of the words that were watched, after each turn that changed one.
+    history: the states of the words that were watched, after each turn that changed one; team: how
+    many threads went abreast.
     """
 
     counts: dict[str, int]
     ticks: int
     spans: list[Span] = field(default_factory=list, repr=False)
     history: list[tuple[int, np.ndarray]] = field(default_factory=list, repr=False)
+    team: int = 1
 
     def __getitem__(self, name: str) -> int:
         return self.counts.get(name, 0)
@@ -71,6 +83,7 @@ def run(
     fresh: Iterable[np.ndarray] | dict[int, np.ndarray] = (),
     watch: tuple[int, int] | None = None,
     past: Mapping[int, int] = MappingProxyType({}),
+    abreast: bool = True,
 ) -> Report:
     """Run a launch on paper; its arrays are NumPy arrays and hold the results afterwards.
 
@@ -79,21 +92,44 @@ def run(
     the id of an array, which of its elements (size,) count so, which is brought up to date.
     watch: from which byte to which of block 0's shared memory the report keeps a history of states.
     past: by the id of an array, how many bytes behind a multiple of 256 it begins; 0 for others.
+    abreast: whether threads may go in teams where that shows nothing wrong; else one by one.
     """
     arrays = [a.array if isinstance(a, Map) else a for a in launch.args]
     arrays = [array for array in arrays if isinstance(array, np.ndarray)]
     if not isinstance(fresh, dict):
         fresh = {id(array): np.ones(array.size, bool) for array in fresh}
     arrays += fresh.values()
-    plain = not launch.kernel.together and not instructions(launch.kernel.function)
-    if plain and seed is None and watch is None:
-        copies = [array.copy() for array in arrays]
-        try:
-            return Together(launch, seed, fresh, None, past).play()
-        except Exception:  # whatever it is, it has to show again when threads run one by one
-            for array, copy in zip(arrays, copies, strict=True):
-                array[...] = copy
+    if abreast and watch is None:
+        report = tried(launch, seed, fresh, past, arrays)
+        if report:
+            return report
     return Run(launch, seed, fresh, watch, past).play()
+
+
+def tried(
+    launch: Launch, seed: int | None, fresh: dict, past: Mapping, arrays: list[np.ndarray]
+) -> Report | None:
+    """The report of a run in teams; None, and the arrays as they were, if there cannot be one."""
+    uses = instructions(launch.kernel.function)
+    before = [(array, array.copy()) for array in arrays if array.flags.writeable]
+    for size in sizes(uses, seed):
+        try:
+            return Together(launch, seed, fresh, past, size, bool(uses)).play()
+        except Exception:  # whatever it is, it has to show again when threads run one by one
+            for array, copy in before:
+                array[...] = copy
+    return None
+
+
+def sizes(uses: set[Instruction], seed: int | None) -> tuple[int, ...]:
+    """How many threads to try in a team: all of a block, or fewer where some wait for others.
+
+    A seed is for the order of warps, so they are teams of their own.
+    """
+    text = " ".join(instruction.text for instruction in uses)
+    if seed is not None:
+        return (WARP,)
+    return (GROUP, WARP) if "wgmma" in text or "mbarrier" in text else (MOST_THREADS, WARP)
 
 
 def instructions(function: FunctionType) -> set[Instruction]:
@@ -101,13 +137,6 @@ def instructions(function: FunctionType) -> set[Instruction]:
     met = set()
     rebind(function, lambda value: met.add(value) if isinstance(value, Instruction) else value)
     return met
-
-
-def close(owner: Owner) -> None:
-    """A thread or a block ends: its parts count what is to be counted and refuse loose ends."""
-    for part in owner.parts.values():
-        if hasattr(part, "close"):
-            part.close()
 
 
 def argument(memory: Global, operand: Operand, value: Any, together: bool) -> Any:
@@ -169,6 +198,8 @@ class Setting:
 class Run(Setting):
     """One run of a launch, thread by thread."""
 
+    size = 1  # threads of a team
+
     def play(self) -> Report:
         """Play all blocks, cluster by cluster."""
         machine, kernel = self.machine, self.launch.kernel
@@ -182,7 +213,8 @@ class Run(Setting):
             for block in blocks:
                 block.settle()
                 close(block)
-        return Report(dict(machine.counts), machine.tick, machine.spans, machine.history)
+        counts, size = dict(machine.counts), min(self.size, len(self.threads))
+        return Report(counts, machine.tick, machine.spans, machine.history, size)
 
     def _play(self, blocks: list[Block]) -> None:
         for block in blocks:
@@ -205,16 +237,41 @@ class Run(Setting):
 
 
 class Together(Run):
-    """One run of a launch, all threads of a block abreast."""
+    """One run of a launch, its threads in teams of `size`; told: whether it has instructions that
+    put accesses in an order."""
+
+    def __init__(
+        self, launch: Launch, seed: int | None, fresh: dict, past: Mapping, size: int, told: bool
+    ):
+        super().__init__(launch, seed, fresh, None, past)
+        self.size, self.told = size, told
+        self.function = teams.abreast(rebind(launch.kernel.function, in_teams, teams.abreast))
 
     def _play(self, blocks: list[Block]) -> None:
+        made = []
         for block in blocks:
-            block.log = abreast.RowLog(block, len(self.threads))
-            cuda = abreast.Cuda(block, self.threads)
+            block.log = teams.RowLog(block, len(self.threads), self.told)
+            body = functools.partial(self._team, self._args(block))
+            for first in range(0, len(self.threads), self.size):
+                places = self.threads[first : first + self.size]
+                made.append(teams.Team(body, block, first, places))
+            block.threads = [seat for team in made if team.block is block for seat in team.seats]
+        with np.errstate(all="ignore"):  # threads that are not active compute as well
+            self.machine.play(made)
+        self.memory.settle()
 
-            def replace(value: Any, cuda: abreast.Cuda = cuda) -> Any:
-                if isinstance(value, Name):
-                    return cuda if value is instruction.cuda else abreast.TYPES[value.name]
-                return abreast.MATH if value is math else value
+    def _team(self, args: list) -> None:
+        self.function(*args)
+        current().close()
 
-            rebind(self.launch.kernel.function, replace)(*self._args(block))
+
+ABREAST = teams.Cuda()
+
+
+def in_teams(value: Any) -> Any:
+    """What a kernel's global or closed-over value is for a team."""
+    if isinstance(value, Name):
+        return ABREAST if value is instruction.cuda else teams.TYPES[value.name]
+    if isinstance(value, Instruction):
+        return importlib.import_module(f"{HERE}.wide").translate(value)
+    return teams.MATH if value is math else value

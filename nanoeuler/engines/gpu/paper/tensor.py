@@ -14,7 +14,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.paper import layouts
 from nanoeuler.engines.gpu.paper.cuda import Local
-from nanoeuler.engines.gpu.paper.machine import WARP, Meeting, Thread, fault
+from nanoeuler.engines.gpu.paper.machine import GROUP, WARP, Meeting, Thread, fault
 from nanoeuler.engines.gpu.paper.machine import getcurrent as current
 from nanoeuler.engines.gpu.paper.memory import CLUSTER_BIT, Shared, shared
 from nanoeuler.engines.gpu.paper.numbers import Register, from_bf16
@@ -157,24 +157,6 @@ def mma(*registers: Register) -> np.ndarray:
     return thread.warp.meet(thread, "mma.sync", registers, together)
 
 
-
-class Lent(Local):
-    """Registers that a wgmma under way owns: nobody else may touch them."""
-
-    def __getitem__(self, index):
-        fault("flight", "registers of a wgmma under way: a wgmma wait is missing")
-
-    def __setitem__(self, index, value):
-        self[index]
-
-
-class Feeding(Local):
-    """Registers that a wgmma under way reads: nobody may write them."""
-
-    def __setitem__(self, index, value):
-        fault("flight", "registers that a wgmma under way still reads are overwritten")
-
-
 class Products:
     """A thread's wgmmas: not committed, and groups under way; `fenced`: registers are in order."""
 
@@ -216,11 +198,11 @@ def wgmma(n: str, into: tuple, a: int | tuple, b: int, keep: bool, *flags: int) 
         fault("flight", "a wgmma with no wgmma.fence since registers were used")
     if len(flags) != (3 if isinstance(a, tuple) else 4) or flags[:2] != (1, 1):
         fault("misuse", f"a wgmma with flags {flags}: scales are 1, then the majors of A and B")
-    registers.__class__ = Lent
-    registers.lent = getattr(registers, "lent", 0) + 1
+    registers.lend()
     majors = flags[2:]
     if isinstance(a, tuple):
-        a[0].__class__, majors = Feeding, (0, *majors)
+        a[0].feed()
+        majors = (0, *majors)
     products.open.append((columns, registers, first, a, b, bool(keep), majors))
 
 
@@ -230,8 +212,8 @@ def commit() -> None:
     thread = current()
     products = thread.of(Products)
     mine, products.open = products.open, []
-    group = thread.group.meet(thread, "wgmma.commit_group", mine, multiply)
-    products.groups.append((mine, group))
+    flight = thread.group.meet(thread, "wgmma.commit_group", mine, multiply)
+    products.groups.append((mine, flight))
 
 
 class Flight:
@@ -241,8 +223,8 @@ class Flight:
         self.epoch, self.borrowed, self.last, self.fragments = epoch, [], {}, {}
 
 
-def multiply(queues: list[list]) -> list[tuple]:
-    """One group of a warpgroup: each thread gets its number and the Flight."""
+def multiply(queues: list[list]) -> list["Flight"]:
+    """One group of a warpgroup: each thread gets the Flight."""
     thread = current()
     thread.block.settle()
     own = thread.group.of(Accumulators)
@@ -258,17 +240,16 @@ def multiply(queues: list[list]) -> list[tuple]:
         key = id(registers), first
         if key not in own.sums:
             total = np.empty((64, columns), np.float32)
-            total[ACCUMULATOR[columns]] = [
-                c[1].base[first : first + columns // 2] for c in calls
-            ]
+            parts = [c[1].part(first, columns // 2) for c in calls]
+            total[ACCUMULATOR[columns]] = np.concatenate(parts)
         else:
             total = own.sums[key][0]
         right = behind(flight, b, columns, bool(b_mn))
         if isinstance(a, tuple):
             left = np.empty((64, 16), np.uint16)
-            left[OPERAND] = np.array([c[3][0].base[c[3][1] : c[3][1] + 4] for c in calls]).view(
-                np.uint16
-            ).reshape(128, 4, 2)
+            pairs = np.concatenate([c[3][0].part(c[3][1], 4) for c in calls])
+            pairs = np.ascontiguousarray(pairs, np.int32).view(np.uint16)
+            left[OPERAND] = pairs.reshape(GROUP, 4, 2)
             left = from_bf16(left)
         else:
             if any(c[3] != a for c in calls):
@@ -279,7 +260,7 @@ def multiply(queues: list[list]) -> list[tuple]:
         flight.last[key] = columns, total
         thread.block.machine.counts["tensor FLOPs"] += 2 * 64 * columns * 16
     flight.fragments = {key: total[ACCUMULATOR[n]] for key, (n, total) in flight.last.items()}
-    return [(number, flight) for number in range(len(queues))]
+    return [flight] * len(queues)
 
 
 def behind(flight: Flight, descriptor: int, count: int, mn_major: bool) -> np.ndarray:
@@ -317,32 +298,32 @@ def wait(most: int) -> None:
     thread.warp.meet(thread, "wgmma.wait_group", None, lambda values: values)
     thread.block.settle()
     while len(products.groups) > most:
-        mine, (number, flight) = products.groups.popleft()
+        mine, flight = products.groups.popleft()
         # One warp's wait tells that the whole warpgroup's operands are read.
-        for warp in thread.group.warps:
-            thread.warp.known[warp.products] = max(thread.warp.known[warp.products], flight.epoch)
+        for warp in thread.warps_of:
+            for other in thread.group.warps:
+                warp.known[other.products] = max(warp.known[other.products], flight.epoch)
         for memory, words, span in flight.borrowed:
             memory.give_back(words)
             span.end = thread.block.machine.tick
         flight.borrowed = []
-        hand_out(mine, number, flight)
+        hand_out(mine, thread, flight)
         sums = thread.group.of(Accumulators).sums
         for key, (_, total) in flight.last.items():
             if key in sums and sums[key][0] is total:  # nothing later is under way
                 del sums[key]
 
 
-def hand_out(calls: list, number: int, flight: Flight) -> None:
+def hand_out(calls: list, thread: Thread, flight: Flight) -> None:
     """Put a thread's parts of the sums into its registers, and give registers back."""
     keys = list(dict.fromkeys(flight.fragments))
     for _, registers, _, a, *_ in calls:
-        registers.lent -= 1
-        if not registers.lent:
-            registers.__class__ = Local
+        registers.give_back()
         if isinstance(a, tuple):
-            a[0].__class__ = Local
-    for key, (columns, registers, first) in zip(keys, distinct(calls), strict=True):
-        registers.base[first : first + columns // 2] = flight.fragments[key][number]
+            a[0].fed()
+    own = slice(thread.number % GROUP, thread.number % GROUP + thread.size)
+    for key, (_, registers, first) in zip(keys, distinct(calls), strict=True):
+        registers.put(first, flight.fragments[key][own])
 
 
 def distinct(calls: list) -> list[tuple]:

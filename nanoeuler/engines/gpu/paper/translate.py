@@ -177,8 +177,12 @@ class Calls(Words):
             raise UserError(f"registers {words} are not in a row")
         return f"({array}, {first}, {len(words)})"
 
-    def call(self, number: int, statement: Statement) -> str:
-        """A statement as a line of Python."""
+    def serve(self, found: Operation, groups: tuple) -> Callable:
+        """The function of an instruction."""
+        return functools.partial(found.act, *groups) if groups else found.act
+
+    def call(self, number: int, statement: Statement) -> tuple[list[str], str]:
+        """A statement as a call in Python, and what it goes into."""
         found, groups = operation(statement.mnemonic)
         operands = []
         for operand in statement.operands:
@@ -194,13 +198,31 @@ class Calls(Words):
             inspect.signature(found.act).bind(*groups, *given)
         except TypeError as error:
             raise UserError(f"{statement.mnemonic} with {statement.operands}: {error}") from error
-        self.env[f"f{number}"] = functools.partial(found.act, *groups) if groups else found.act
-        line = f"f{number}({', '.join(given)})"
-        return f"{', '.join(into)} = {line}" if into else line
+        self.env[f"f{number}"] = self.serve(found, groups)
+        return into, f"f{number}({', '.join(given)})"
 
 
 class Body(Calls):
     """... its whole body, with jumps."""
+
+    def cast(self, name: str, letter: str) -> str:
+        """An operand as what it is to be."""
+        self.env[f"cast_{letter}"] = CASTS[letter]
+        return f"if not ({FITS[letter].format(name)}): {name} = cast_{letter}({name})"
+
+    def answer(self, name: str, letter: str) -> str:
+        """A register as a result."""
+        return RESULTS[letter].format(name)
+
+    def first(self) -> list[str]:
+        """What stands before all statements."""
+        return []
+
+    def step(self, number: int, part: Statement) -> str:
+        """A statement as a line of Python."""
+        into, call = self.call(number, part)
+        test = f"if {'not ' * part.negated}r_{part.predicate}: " if part.predicate else ""
+        return test + (f"{', '.join(into)} = {call}" if into else call)
 
     def lines(self) -> Iterator[str]:
         """The function's body. Labels cut it into parts; a jump enters the loop again at one."""
@@ -208,9 +230,8 @@ class Body(Calls):
             if operand.letter == "p":
                 yield f"{name} = {name}.address"
             elif not operand.count:
-                self.env[f"cast_{operand.letter}"] = CASTS[operand.letter]
-                fits = FITS[operand.letter].format(name)
-                yield f"if not ({fits}): {name} = cast_{operand.letter}({name})"
+                yield self.cast(name, operand.letter)
+        yield from self.first()
         indent, label = "", 0
         if self.labels:
             yield from ("at = 0", "while True:", " if at <= 0:", "  pass")
@@ -220,25 +241,29 @@ class Body(Calls):
                 label = self.labels[part]
                 yield from (f" if at <= {label}:", "  pass")
                 continue
-            test = f"if {'not ' * part.negated}r_{part.predicate}: " if part.predicate else ""
             if part.mnemonic in ("bra", "bra.uni"):
+                test = f"if {'not ' * part.negated}r_{part.predicate}: " if part.predicate else ""
                 target = self.labels[part.operands[0]]
                 back = "rest(); " if target <= label else ""
                 yield f"{indent}{test}{back}at = {target}; continue"
             else:
-                yield f"{indent}{test}{self.call(number, part)}"
+                yield f"{indent}{self.step(number, part)}"
         pairs = zip(self.results, self.instruction.ret, strict=True)
-        answer = ", ".join(RESULTS[operand.letter].format(name) for name, operand in pairs)
+        answer = ", ".join(self.answer(name, operand.letter) for name, operand in pairs)
         yield f"{' ' * bool(self.labels)}return {answer}"
 
 
 class Translation(Body):
     """... and the function."""
 
+    def many(self, found: Operation) -> Callable | None:
+        """The function for an instruction that is nothing but many of these."""
+        return found.many
+
     def batch(self) -> Callable | None:
         """One function for all statements, where they are many of a kind that has one."""
         kinds = {part.mnemonic for part in self.body if isinstance(part, Statement)}
-        many = operation(next(iter(kinds)))[0].many if len(kinds) == 1 else None
+        many = self.many(operation(next(iter(kinds)))[0]) if len(kinds) == 1 else None
         words = [part.operands for part in self.body if many and isinstance(part, Statement)]
         if len(words) < 2 or any(isinstance(w, str) or w[0] not in self.parts for w in words[0]):
             return None

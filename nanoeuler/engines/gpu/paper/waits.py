@@ -108,9 +108,10 @@ def arrive(address: int) -> None:
     mbarrier(address).arrive()
 
 
-op(r"mapa\.shared::cluster\.u32", 1)(
-    lambda address, rank: address & (1 << CLUSTER_BIT) - 1 | rank << CLUSTER_BIT
-)
+@op(r"mapa\.shared::cluster\.u32", 1)
+def map_rank(address: int, rank: int) -> int:
+    """The same place in another block's memory."""
+    return address & (1 << CLUSTER_BIT) - 1 | rank << CLUSTER_BIT
 
 
 @op(r"mbarrier\.try_wait\.parity\.shared(?:::cta)?\.b64", 1)

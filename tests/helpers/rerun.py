@@ -1,0 +1,82 @@
+"""A chapter or a file of tests, run once more in another environment, and what came of it."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from nanoeuler import book
+from nanoeuler.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+INSIDE = Path(__file__).with_name("inside")  # what is changed in each Python that is started
+# pytest with nbval and no other plugin, as tests/test_chapters.py has it.
+NBVAL = """
+import sys
+sys.modules["rfc3987_syntax"] = None
+import pytest
+sys.exit(pytest.main(["-p", "nbval.plugin", "--nbval", "--nbval-current-env",
+                      "--nbval-cell-timeout=900", *sys.argv[1:]]))
+"""
+SHOWN = 3000  # characters of a failure's output: its end
+
+
+class Outcome(NamedTuple):
+    """What came of a run: cells or tests that passed, and the others with what they said."""
+
+    passed: int
+    failures: list[str]
+    minutes: float
+
+
+def target_of(name: str) -> Path:
+    """The notebook of a chapter ("08", "13d", "e"), or the file of tests of this name."""
+    if (path := ROOT / name).suffix == ".py":
+        if not path.exists():
+            raise UserError(f"expected a file of tests, but there is no {path}: name another")
+        return path
+    (chapter,) = book.chosen(ROOT, name if "-" in name else f"{name}-")
+    return chapter.with_suffix(".ipynb")
+
+
+def environment(target: Path) -> dict[str, str]:
+    """The variables under which `target` runs, as its own test has them, and INSIDE on its path.
+
+    A chapter's part of the package is made anew, so no two may ask for one at the same time.
+    """
+    found = dict(os.environ)
+    if target.suffix == ".ipynb":
+        found = book.environment(ROOT, target.with_suffix(".md"))
+        found["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    paths = [str(INSIDE), found.get("PYTHONPATH", "")]
+    return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def changed(variables: dict[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """`variables` with `changes`, of which None takes a variable away."""
+    return {name: value for name, value in {**variables, **changes}.items() if value is not None}
+
+
+def run(target: Path, variables: dict[str, str]) -> Outcome:
+    """Run the cells of a notebook, compared with what is stored, or a file of tests."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        how = ["-m", "pytest"] if target.suffix == ".py" else ["-c", NBVAL]
+        flags = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(target)]
+        done = subprocess.run([sys.executable, *how, *flags], env=variables, cwd=ROOT,
+                              capture_output=True, text=True)  # fmt: skip
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    said = done.stdout[-SHOWN:] + done.stderr[-SHOWN:]
+    failures = [f"{case.get('name')}\n{(each.text or '')[-SHOWN:]}" for case in cases
+                for each in case if each.tag in ("failure", "error")]  # fmt: skip
+    if done.returncode and not failures:
+        failures = [f"pytest ended with {done.returncode}\n{said}"]
+    passed = sum(not any(each.tag in ("failure", "error", "skipped") for each in case)
+                 for case in cases)  # fmt: skip
+    return Outcome(passed, failures, (time.monotonic() - began) / 60)

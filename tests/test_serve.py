@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -691,14 +692,20 @@ def test_half_a_crowd_is_not_taken_for_idle():
 
 
 @served
-def test_a_client_that_leaves_half_is_written_to_no_longer():
+@pytest.mark.parametrize("how", ["half", "reset"])
+def test_who_has_left_is_written_to_no_longer(how):
+    """The system would warn of each piece that is."""
     with serving(weights=EQUAL, tokens=300) as server:
         body = b'{"prompt": "a", "max_tokens": 300, "top_p": 0.9, "stream": true}'
-        for _ in range(3):
+        for _ in range(10):
             link = connect(server, HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             assert b" 200 " in link.recv(100)
-            link.shutdown(socket.SHUT_WR)
-            heard(link)
+            if how == "half":
+                link.shutdown(socket.SHUT_WR)
+                heard(link)
+            else:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                link.close()
         until(lambda: not server.desk.seated)
 
 

@@ -11,10 +11,10 @@ names that it calls are in `abreast.MEANINGS`.
 """
 
 import ast
-import copy
 import functools
 import linecache
 from collections.abc import Iterator
+from copy import deepcopy
 from types import CodeType
 
 
@@ -229,7 +229,7 @@ class Rewriting(Statements):
 
 def changed(function: ast.FunctionDef) -> ast.FunctionDef:
     """A function for many threads at once."""
-    new, statements = copy.deepcopy(function), Rewriting()
+    new, statements = deepcopy(function), Rewriting()
     many = any(returns(node) and not isinstance(node, ast.Return) for node in new.body)
     body = statements.block(single(new.body) if many else new.body)
     if returns(function):

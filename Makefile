@@ -1,6 +1,6 @@
 # make train     train the small model on this machine, from an empty directory
 # make test      prove every chapter and run the tests, on WORKERS processes
-# make test-all  that, and what takes long: every case of every product, every mutant, every kernel
+# make test-all  that, an attack on the whole program, and what takes long: every case of each test
 # make test-gpu  check every kernel on this machine's GPU, and each PTX instruction with its twin
 # make html      build the pages of the book
 # Each makes .venv first. Only Python 3.11+ and make are assumed.
@@ -14,7 +14,7 @@ MINUTES ?= 600
 # Hundreds of programs that tests start import the package: it is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-long test-all test-gpu book html clean
+.PHONY: train test attack test-long test-all test-gpu book html clean
 
 train: .venv/installed-train
 	$(BIN)/nanoeuler train $(if $(wildcard runs/base/step-*),--resume)
@@ -27,11 +27,13 @@ test: .venv/installed-test
 	$(BIN)/python -m nanoeuler.book check
 	$(PYTEST)
 
+attack: .venv/installed-test
+	$(BIN)/python tests/attack/run.py
+
 test-long: .venv/installed-test
-	$(if $(wildcard tests/attack/run.py),$(BIN)/python tests/attack/run.py)
 	$(PYTEST) -m long --minutes $(MINUTES)
 
-test-all: test test-long
+test-all: test attack test-long
 
 test-gpu: .venv/installed-gpu
 	$(BIN)/python tests/bench/gpu.py check

@@ -438,9 +438,7 @@ def test_two_ranks_are_one_device():
     compare(GPT, train_one(GPT, 2, 2), right(2))
 
 
-@pytest.mark.parametrize(("size", "pieces", "copies"), [
-    (4, 1, False), (2, 2, False), pytest.param(4, 1, True, marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(("size", "pieces", "copies"), [(4, 1, False), (2, 2, False), (4, 1, True)])
 def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces, copies):
     one = train_one(ONE, 1, 4)
     ranks = train_ranks(ONE, size, 1, pieces=pieces, copies=copies)
@@ -465,11 +463,8 @@ def test_exchanges_may_be_late_and_need_not_overlap(way):
         assert bits(rank) == bits(right()[0])
 
 
-# Each fault is seen in one of the two ways of exchange; in the other one by `make test-all`.
-@pytest.mark.parametrize(("name", "copies"), [
-    pytest.param(name, copies, marks=() if copies == (i % 2 == 1) else pytest.mark.long)
-    for i, name in enumerate(FAULTS) for copies in (False, True)
-])  # fmt: skip
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_seen(name, copies):
     writer, late, _ = FAULTS[name]
     try:
@@ -561,7 +556,7 @@ def test_ranks_judge_several_texts_as_one_device():
         np.testing.assert_allclose(taken.sums, step.sums, rtol=8 * U * 4)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
     """What it gets with an order is its part and the scale of the whole, and makes the same step.
     """

@@ -24,7 +24,7 @@ from harness import ROOT, Attack, Child, Outcome, forked, program
 
 RIVER = (ROOT / "data" / "river.txt").read_bytes()
 TINY = (
-    "--dim 8 --layers 1 --heads 2 --kv-heads 1 --context 16 --vocab-size 264 --batch-size 2 "
+    "--dim 8 --layers 1 --heads 2 --kv-heads 1 --context 64 --vocab-size 264 --batch-size 2 "
     "--threads 1 --engine cpu"
 ).split()
 HOW = "--batch-size 2 --threads 1 --engine cpu".split()
@@ -50,7 +50,7 @@ def attack(attack: Attack, seed: int) -> None:
     better = [{"question": f"{a}?", "chosen": a, "rejected": f"no {a}"} for a in words]
     (folder / "better.jsonl").write_text("".join(json.dumps(each) + "\n" for each in better))
     for name, more in ("run", []), ("other", ["--seed", 9]):
-        attack.command("good runs", "train", "--data", "t.txt", "--out", name, *TINY, *OFTEN, *more)
+        attack.command("good runs", "train", "--data", "t.txt", "--out", name, *TINY, *more, *OFTEN)
     damage(attack, rng)
     forge(attack)
     replace(attack)
@@ -263,7 +263,7 @@ def fill_the_disk(attack: Attack) -> None:
         attack.count(kind, what, fault or unequal(out, whole))
         shutil.rmtree(out, ignore_errors=True)
 
-    for size in (0, 100, 700, 3000, 6000, 9000, 14_000, 20_000, 30_000, 60_000):
+    for size in (4000, 5000, 6000, 7000, 9000, 12_000, 14_000, 20_000, 30_000, 60_000):
         out = attack.folder / "full"
         args = [str(each) for each in (*command, "--out", out)]
         outcome = forked(lambda s=size, a=args: limited(s, a), attack.folder, b"", 60)

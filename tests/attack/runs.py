@@ -225,10 +225,15 @@ def replace(attack: Attack) -> None:
 
 
 def contents(out: Path) -> dict[str, object]:
-    """The bytes of all files of a run, but for times and the lock."""
+    """The bytes of all files of a run, but for times, the lock, and saves before the last.
+
+    A signal leaves a save of its own step, which is then the last but one.
+    """
     found: dict[str, object] = {}
     for path in sorted(out.rglob("*")):
-        name = str(path.relative_to(out))
+        name, above = str(path.relative_to(out)), path.parent
+        if above.name.startswith("step-") and above != max(above.parent.glob("step-*")):
+            continue
         if path.name == "metrics.jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{k: v for k, v in each.items() if k != "seconds"} for each in lines]

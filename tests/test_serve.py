@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -646,7 +647,8 @@ def test_what_does_not_come_is_not_waited_for(server, monkeypatch):
     """Neither a first request nor a second, neither a head nor a body, neither slow nor still."""
     monkeypatch.setattr(web, "SECONDS", 0.5)
     for said, status in (
-        (b"", None), (WHOLE[:1], 408), (WHOLE[:40], 408), (HEAD, 408), (OPEN, 408), (WHOLE[:-1], 408),
+        (b"", None), (WHOLE[:1], 408), (WHOLE[:40], 408), (HEAD, 408), (OPEN, 408),
+        (WHOLE[:-1], 408),
     ):  # fmt: skip
         got = heard(connect(server, said))
         assert (told_error(got) if status else got) == (status or b""), said
@@ -691,14 +693,23 @@ def test_half_a_crowd_is_not_taken_for_idle():
 
 
 @served
-def test_a_client_that_leaves_half_is_written_to_no_longer():
+@pytest.mark.parametrize("how", ["half", "reset"])
+def test_who_has_left_is_written_to_no_longer(how, monkeypatch):
+    """The system would warn of each piece that is. Here many are ready when it is heard."""
+    event = web.event
+    monkeypatch.setattr(web, "event", lambda said: time.sleep(0.005) or event(said))
     with serving(weights=EQUAL, tokens=300) as server:
         body = b'{"prompt": "a", "max_tokens": 300, "top_p": 0.9, "stream": true}'
         for _ in range(3):
             link = connect(server, HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             assert b" 200 " in link.recv(100)
-            link.shutdown(socket.SHUT_WR)
-            heard(link)
+            time.sleep(0.1)
+            if how == "half":
+                link.shutdown(socket.SHUT_WR)
+                heard(link)
+            else:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                link.close()
         until(lambda: not server.desk.seated)
 
 

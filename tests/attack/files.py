@@ -18,7 +18,7 @@ from harness import ROOT, Attack
 RIVER = (ROOT / "data" / "river.txt").read_bytes()
 LINE = 50_000_000  # bytes: more than anybody's line, and less than what memory is refused for
 TINY = (
-    "--dim 8 --layers 1 --heads 2 --kv-heads 1 --context 16 --vocab-size 264 --batch-size 2 "
+    "--dim 8 --layers 1 --heads 2 --kv-heads 1 --context 64 --vocab-size 264 --batch-size 2 "
     "--steps 1 --threads 1 --engine cpu"
 ).split()
 STEP = "--batch-size 2 --steps 1 --threads 1 --engine cpu".split()

@@ -134,9 +134,9 @@ def replies(said: bytes) -> list[Reply]:
                     return found
             stream.readline()
         else:
-            length = int(headers["content-length"])
-            body = stream.read(length)
-            if len(body) < length:
+            length = headers.get("content-length")
+            body = stream.read(int(length or -1))
+            if length and len(body) < int(length):
                 break
         found.append(Reply(status, headers, body))
     return found

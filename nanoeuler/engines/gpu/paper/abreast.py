@@ -643,9 +643,7 @@ class Rows(Array):
             team.touch(0)
         self.writes.append((elements, team, team.mask, self.log.tick()))
         if isinstance(value, Lanes):
-            value = active(value)
-        if self.dtype.kind == "f" and np.asarray(value).dtype == np.int64:
-            value = np.asarray(value).astype(self.dtype)
+            value = active(float32(value) if self.dtype.kind == "f" else value)
         self.flat[elements] = value
 
 
@@ -845,5 +843,7 @@ class Cuda(Told):
     @staticmethod
     def syncwarp(mask: int = -1) -> None:
         """Wait until all lanes of a warp are here."""
+        if not current().block.log.clocks:
+            raise Apart  # then barriers alone would order what is written down
         current().block.settle()
         by_warps(0, mask)

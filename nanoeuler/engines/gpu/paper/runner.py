@@ -115,6 +115,8 @@ def tried(
     for size in sizes(uses, seed):
         try:
             return Together(launch, seed, fresh, past, size, bool(uses)).play()
+        except TimeoutError:  # somebody has set a limit
+            raise
         except Exception:  # whatever it is, it has to show again when threads run one by one
             for array, copy in before:
                 array[...] = copy

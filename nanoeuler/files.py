@@ -9,6 +9,7 @@ Leaves out locking: two programs that write the same file at once are the caller
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,17 @@ def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits: other bytes have another."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_regular(path: str | Path) -> None:
+    """UserError for a pipe, a device or a socket at `path`, which may have no end; links count."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):  # nothing is there, or no path: whoever reads it says so
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"expected {path} to be a file, but it is a pipe or a device, which may "
+                        "have no end: write it into a file first")  # fmt: skip
 
 
 def project_root(start: str | Path = ".") -> Path:

@@ -4,12 +4,9 @@
 # %% sec-sources-paths
 """Where nanoeuler's own files are: those it ships, and those it fetches, prepares and harvests.
 
-One answer, in whatever folder a command is called. Of files that a user names it says only whether
-they have an end.
+One answer, in whatever folder a command is called. Leaves out the files that a user names.
 """
 
-import os
-import stat
 from importlib import metadata
 from pathlib import Path
 
@@ -48,14 +45,3 @@ def shipped(name: str) -> Path:
             return Path(file.locate()).resolve()
     raise UserError(f"expected {name} to be installed with nanoeuler, but it is not: "
                     "install nanoeuler again")  # fmt: skip
-
-
-def check_regular(path: str | Path) -> None:
-    """UserError for a pipe, a device or a socket at `path`, which may have no end; links count."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # nothing is there, or no path: whoever reads it says so
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f"expected {path} to be a file, but it is a pipe or a device, which may "
-                        "have no end: write it into a file first")  # fmt: skip

@@ -81,7 +81,9 @@ def test_a_fresh_seed_lies_in_the_band(river, band):
 
 # Where each mistake must show: in the first stretch, in the last, or in both.
 MISTAKES = {
-    "ten times the learning rate": (AdamW, "update", scaled_rate, (True, True)),
+    # Its end is chaotic: of a hundred seeds one ended 0.2 above the band's median, one 1.2, and the
+    # band's highest is 0.4 above it.
+    "ten times the learning rate": (AdamW, "update", scaled_rate, (True, False)),
     "moments without their correction": (AdamW, "update", no_correction, (True, False)),
     "no warm-up": (AdamW, "update", no_warm_up, (True, False)),
     "targets a token too far": (Batches, "batch", one_too_many, (False, True)),

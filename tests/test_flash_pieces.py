@@ -1,17 +1,19 @@
 """Attention of float32 arrays in pieces of bf16: on paper against float64, planted faults, plans.
 
-Bounds are derived, element by element. A product of two numbers in pieces is off by at most OFF of
-itself; what float32 rounds is added with U = 2^-24, D + 8 times in a sum over D, T + 8 times in one
-over T. A score's error is relative in its p, once for itself and once for lse.
+Bounds are derived, element by element, in tests/helpers/attention_bounds.py; a card is held to them
+too.
 """
 
 import math
-from functools import partial
 
+import attention_bounds
 import numpy as np
 import pytest
+from attention_bounds import PIECES, U
+from bench.card import flash_pieces as flash_pieces_card
+from bench.gpu import judge
 from mutants import Mutant, load
-from test_flash_tensor import NAMES, fold, hidden, in_texts
+from test_flash_tensor import NAMES, hidden, in_texts
 
 from nanoeuler.engines.gpu import (
     flash_pieces,
@@ -22,8 +24,6 @@ from nanoeuler.engines.gpu.flash_layout import padded
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.errors import UserError
 
-U = 2.0**-24
-OFF = {2: 2.0**-15 * (1 + 2.0**-8), 3: 2.0**-24 + 2.0**-34}  # chapter 11g
 GRADIENTS = "dq", "dk", "dv"
 ARGUMENTS = "do", "q", "k", "v", "o", "lse", "delta", *GRADIENTS
 
@@ -60,37 +60,8 @@ def play(a, pieces, seed=None):
 
 def exact_and_bounds(a, pieces):
     """name -> (float64 value, largest error) of o, lse in base 2, dq, dk, dv."""
-    q, k, v, do = (a[name].astype(float) for name in NAMES[:4])
-    (_, H, T, D), G = q.shape, k.shape[1]
-    k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
-    over_D, over_T, root = OFF[pieces] + (D + 8) * U, OFF[pieces] + (T + 8) * U, 1 / math.sqrt(D)
-    flip = partial(np.swapaxes, axis1=-2, axis2=-1)
-    later = hidden(a)
-    s = np.where(later, -np.inf, q @ flip(k) * root)
-    of_s = np.where(later, 0, np.abs(q) @ flip(np.abs(k)) * root) * over_D
-    lse = np.logaddexp.reduce(s, axis=-1)
-    p = np.exp(s - lse[..., None])
-    row = of_s.max(-1) + 8 * U * np.abs(np.where(later, 0, s)).max(-1) + (T + 8) * U
-    of_p = np.expm1(of_s + row[..., None])
-    o, size = p @ v, p @ np.abs(v)
-    of_o = (of_p * p) @ np.abs(v) + over_T * size
-    dp, delta = do @ flip(v), (do * o).sum(-1)[..., None]
-    ds = p * (dp - delta)
-    of_dp = np.abs(do) @ flip(np.abs(v)) * over_D
-    of_delta = (np.abs(do) * (of_o + (D + 8) * U * np.abs(o))).sum(-1)[..., None]
-    of_ds = of_p * np.abs(ds) + p * (of_dp + of_delta + 4 * U * (np.abs(dp) + np.abs(delta)))
-    of_ds *= 1 + of_p
-
-    def product(x, of_x, y, times):
-        error = of_x @ np.abs(y) + over_T * ((np.abs(x) + of_x) @ np.abs(y))
-        return times * (x @ y), times * error
-
-    dk, dv = product(flip(ds), flip(of_ds), q, root), product(flip(p), flip(of_p * p), do, 1)
-    return {
-        "o": (o, of_o), "lse": (lse / math.log(2), row / math.log(2) + 8 * U * np.abs(lse)),
-        "dq": product(ds, of_ds, k, root),
-        "dk": tuple(fold(x, G) for x in dk), "dv": tuple(fold(x, G) for x in dv),
-    }  # fmt: skip
+    arrays = (a[name].astype(float) for name in NAMES[:4])
+    return attention_bounds.exact_and_bounds(np, *arrays, hidden(a), PIECES[pieces])
 
 
 def worst(a, pieces, names=("o", "lse", *GRADIENTS)):
@@ -100,9 +71,8 @@ def worst(a, pieces, names=("o", "lse", *GRADIENTS)):
         return math.inf
     if "dq" in names and not (a["delta"][..., T:] == 0).all():
         return math.inf
-    tiny = 1e-30  # where both are zero
     ours = {n: a[n][..., :T] if n == "lse" else a[n] for n in names}
-    return max(np.max(np.abs(ours[n] - wanted[n][0]) / (wanted[n][1] + tiny)) for n in names)
+    return max(attention_bounds.share(ours[n], *wanted[n]) for n in names)
 
 
 def check_forward(shape, pieces):
@@ -140,6 +110,39 @@ def test_forward_and_backward(shape, pieces, seed, scale):
     check_both(shape, pieces, seed, scale)
 
 
+def on_a_card(a, pieces):
+    """What the check on a card says of results, beside a library's that are exact."""
+    wanted = exact_and_bounds(a, pieces)
+    ours = {name: a[name].astype(float) for name in ("o", *GRADIENTS)}
+    exact = {name: wanted[name][0] for name in ours}
+    outcome = attention_bounds.outcomes(ours, exact, wanted, flash_pieces_card.LEAST[pieces])
+    return judge(outcome)
+
+
+@pytest.mark.parametrize("D", [32, 64, 128])
+@pytest.mark.parametrize("pieces", [2, 3])
+def test_a_card_is_held_to_the_same_bounds_where_nothing_is_left_of_a_difference(pieces, D):
+    """Of one position dq and dk are 0: what comes is the rounding of dp and of delta."""
+    a = inputs(1, 1, 1, 1, D, seed=1)
+    play(a, pieces)
+    outcome = on_a_card(a, pieces)
+    assert {name for name, seen in outcome.items() if "unit" in seen} == {"dq", "dk"}
+    a["dq"][...] = (a["do"] * a["v"]).sum() * a["k"] / math.sqrt(D)  # without delta
+    with pytest.raises(ValueError, match="dq is off by"):
+        on_a_card(a, pieces)
+
+
+def test_a_card_is_held_to_rounding_where_something_is_left():
+    """An error that no element's bound forbids is seen in the length of all."""
+    a = inputs(1, 2, 1, 40, 32)
+    play(a, 2)
+    on_a_card(a, 2)
+    wanted = exact_and_bounds(a, 2)
+    a["dv"][...] = wanted["dv"][0] + 0.9 * wanted["dv"][1]
+    with pytest.raises(ValueError, match="dv error .* above"):
+        on_a_card(a, 2)
+
+
 def full(rng, shape):
     """Numbers whose second and third piece are positive and almost as large as can be."""
     first, second = rng.integers(128, 140, shape), rng.integers(230, 251, shape)
@@ -156,7 +159,7 @@ def pairs_seen(pieces):
     """The largest error as a share of what the pieces leave out and some roundings."""
     a, rng, D = inputs(1, 1, 1, 2, 32), np.random.default_rng(1), 32
     wanted = 0.5 * (1 + 2.0**-8 * 0.98 + 2.0**-17 * 0.9)  # a probability with such pieces
-    bound = OFF[pieces] + (D + 8) * U
+    bound = PIECES[pieces] + (D + 8) * U
     a["q"][...], a["k"][...] = full(rng, a["q"].shape), full(rng, a["k"].shape)
     run(forward(a, pieces))
     s = (a["q"][0, 0, 0].astype(float) @ a["k"][0, 0, 0]) / math.sqrt(D) / math.log(2)
@@ -169,7 +172,7 @@ def pairs_seen(pieces):
     run(forward(a, pieces))
     s = a["q"][0, 0, 1, 0].astype(float) / math.sqrt(D)
     o = math.exp(s) / (math.exp(s) + 1) * a["v"][0, 0, 0].astype(float)
-    return max(of_scores, np.abs(a["o"][0, 0, 1] / o - 1).max() / (OFF[pieces] + 12 * U))
+    return max(of_scores, np.abs(a["o"][0, 0, 1] / o - 1).max() / (PIECES[pieces] + 12 * U))
 
 
 def test_heads_may_lie_side_by_side():

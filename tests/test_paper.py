@@ -1218,3 +1218,131 @@ def told_too_early(out):
 def test_what_comes_after_an_arrival_is_not_promised():
     out = np.zeros(32, np.int32)
     fault_of("race", told_too_early, "r[1]", out, threads=64, shared=128, text="not ordered after")
+
+
+# ---- Threads abreast: the same bits and counts, and nothing that goes unseen
+
+
+def parting(x, out):
+    t = cuda.threadIdx.x
+    total = float32(0)
+    for i in range(t % 5, 12, 1 + t % 3):
+        if x[i] > 0 and i != t:
+            total += x[i]
+        elif t & 1:
+            total -= float32(1)
+    n = t
+    while n > 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        total += float32(1)
+    out[t] = halved(total, t)
+
+
+def halved(value, t):
+    if t < 7:
+        return value * float32(0.5)
+    if t > 50:
+        return -value
+    return value
+
+
+def both_ways(function, args, *arrays, threads=64, **more):
+    """A function as a kernel, in teams and one by one; (arrays, report) of each."""
+    kernel, runs = Kernel(function, args, threads, **more), []
+    for abreast in (True, False):
+        copies = [array.copy() for array in arrays]
+        runs.append((copies, run(Launch(kernel, (1,), tuple(copies)), abreast=abreast)))
+    return runs
+
+
+def same_ways(runs):
+    (ours, abreast), (theirs, alone) = runs
+    assert abreast.team > 1 == alone.team, "it should go abreast"
+    assert [a.tobytes() for a in ours] == [a.tobytes() for a in theirs]
+    assert abreast.counts == alone.counts
+
+
+def test_threads_that_part_do_as_they_would_alone():
+    same_ways(both_ways(parting, "f[1] f[1]", random(64), np.zeros(64, np.float32)))
+
+
+def by_text(x, n, out):
+    t = int32(cuda.threadIdx.x)
+    a, b, c, d = load_four(x + 16 * int64(t))
+    if_any = load_below(n + 4 * int64(t), t, int32(40))
+    value = two_to(a) + one_over(b) + fused(a, c, d)
+    if if_any & 1:
+        value = value * a
+    for bits in range(5):
+        value = value + shuffle_by(value, int32(1 << bits))
+    base = shared_address(cuda.shared.array(0, int8))
+    store_word(base + 4 * (t ^ 5), int32(t + if_any))
+    cuda.syncthreads()
+    store_one(out + 4 * int64(t), value + float32(load_word(base + 4 * t)))
+
+
+load_four = ptx("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "l", "f f f f")
+load_below = ptx(
+    "{ .reg .pred p; setp.lt.s32 p, $2, $3; mov.b32 $0, 0; @p ld.global.nc.b32 $0, [$1]; }",
+    "l r r", "r",
+)  # fmt: skip
+two_to = ptx("ex2.approx.ftz.f32 $0, $1;", "f", "f", True)
+one_over = ptx("rcp.approx.ftz.f32 $0, $1;", "f", "f", True)
+fused = ptx("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", True)
+shuffle_by = ptx("shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "f r", "f")
+
+
+def test_instructions_give_the_same_abreast():
+    n = rng.integers(0, 99, 64).astype(np.int32)
+    same_ways(both_ways(
+        by_text, "l l l", random(64, 4), n, np.zeros(64, np.float32), shared=256
+    ))  # fmt: skip
+
+
+def make_unordered(flaw):
+    """Lanes of one warp that need a `syncwarp`, which is missing."""
+
+    def neighbour(source, out):
+        base, t = shared_address(cuda.shared.array(0, int8)), int32(cuda.threadIdx.x)
+        store_word(base + 4 * t, t)
+        if flaw != "a word of another lane":
+            cuda.syncwarp()
+        store_one(out + 4 * int64(t), float32(load_word(base + 4 * (t ^ 1))))
+
+    def behind(source, out):
+        base, t = shared_address(cuda.shared.array(0, int8)), int32(cuda.threadIdx.x)
+        bar = base + 1024
+        if t == 0:
+            mbarrier_init(bar, 1)
+            mbarrier_init_fence()
+        cuda.syncwarp()
+        if t == 0:
+            mbarrier_expect(bar, 1024)
+            tma_load(base, source, 0, 0, bar)
+            mbarrier_wait(bar, 0)
+        if flaw != "others are behind":
+            cuda.syncwarp()
+        store_one(out + 4 * int64(t), float32(load_word(base + 4 * t)))
+
+    def far(source, out):
+        t = int32(cuda.threadIdx.x)
+        store_one(out + 4 * int64(t), float32(t))
+        if flaw != "global memory of another":
+            cuda.syncthreads()
+        store_one(out + 4 * int64(t), float32(load_one(out + 4 * int64(31 - t))))
+
+    return {"a word of another lane": neighbour, "others are behind": behind}.get(flaw, far)
+
+
+@pytest.mark.parametrize("flaw", [
+    "a word of another lane", "others are behind", "global memory of another",
+])  # fmt: skip
+def test_lanes_that_nothing_orders_do_not_go_abreast(flaw):
+    source = rng.integers(1000, size=(8, 64)).astype(np.uint16)
+    kernel = Kernel(make_unordered(flaw), "l l", 32, shared=1024 + 8)
+    try:
+        report = run(Launch(kernel, (1,), (Map(source, (8, 64)), np.zeros(32, np.float32))))
+    except Fault as fault:
+        assert fault.kind in ("unwritten", "race")
+    else:
+        assert report.team == 1

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from lazy_driver import Driver, numbers
+from lazy_driver import Driver, Error, numbers
 from test_exchange import fake_nccl
 
 from nanoeuler.engines.gpu import door, peers, ranks
@@ -293,21 +293,78 @@ def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch)
         "broadcast"] * 2  # fmt: skip
 
 
-def test_who_carries_is_said_by_a_variable(monkeypatch):
+@pytest.mark.parametrize(
+    "wish, local, reached, name, why",
+    [
+        ("", 2, True, "copies", "all GPUs are on this machine"),
+        ("", 1, True, "nccl", "ranks run on several machines"),
+        ("", 2, False, "nccl", "a GPU here cannot write into another's memory"),
+        ("nccl", 2, True, "nccl", "NANOEULER_EXCHANGES asks for it"),
+        ("copies", 2, True, "copies", "all GPUs are on this machine"),
+    ],
+    ids=["one machine", "several", "no way", "nccl asked for", "copies asked for"],
+)
+def test_copies_carry_where_they_can(wish, local, reached, name, why, monkeypatch, capsys):
     monkeypatch.setattr(ranks, "gpu", lambda: None)
-    monkeypatch.setattr(ranks, "LINKS", {
-        "nccl": lambda *a: "NCCL", "copies": lambda *a: "copies"})  # fmt: skip
+    monkeypatch.setattr(ranks, "reachable", lambda *a: reached)
+    monkeypatch.setattr(ranks, "LINKS", {name: lambda *a, name=name: name for name in ranks.LINKS})
     monkeypatch.setenv(ranks.NUMBER, "0")
-    near, far = (SimpleNamespace(rank=0, size=2, local=local) for local in (2, 1))
-    link_of = ranks.link_of.__wrapped__
-    assert link_of(near) == link_of(far) == "NCCL"
-    monkeypatch.setenv(ranks.EXCHANGES, "copies")
-    assert link_of(near) == "copies"
-    with pytest.raises(UserError, match="reach the GPUs of one machine: say nccl"):
-        link_of(far)
-    monkeypatch.setenv(ranks.EXCHANGES, "pigeons")
-    with pytest.raises(UserError, match="one of nccl, copies, and not 'pigeons'"):
-        link_of(near)
+    monkeypatch.setenv(ranks.EXCHANGES, wish)
+    for rank in 0, 1:
+        group = SimpleNamespace(rank=rank, size=2, local=local)
+        assert ranks.link_of.__wrapped__(group) == name
+    assert capsys.readouterr().err == f"exchanges  {name}: {why}\n"  # once, by rank 0
+
+
+@pytest.mark.parametrize(
+    "wish, local, words",
+    [
+        ("pigeons", 2, "one of copies, nccl, and not 'pigeons'"),
+        ("copies", 1, "is copies, but ranks run on several machines: say nccl"),
+        ("copies", 2, "is copies, but a GPU here cannot write into another's memory: say nccl"),
+    ],
+)
+def test_who_cannot_carry_is_not_asked_for(wish, local, words, monkeypatch):
+    monkeypatch.setattr(ranks, "gpu", lambda: None)
+    monkeypatch.setattr(ranks, "reachable", lambda *a: False)
+    monkeypatch.setenv(ranks.EXCHANGES, wish)
+    with pytest.raises(UserError, match=words):
+        ranks.carrier(SimpleNamespace(rank=0, size=2, local=local))
+
+
+class Refusing(Lanes):
+    """A driver that refuses a call of this name; it counts the memory that it keeps open."""
+
+    refused, opened = "", 0
+
+    def cuIpcGetMemHandle(self, dptr):
+        if self.refused == "lend":
+            return Error(801, "NOT_SUPPORTED"), None
+        return super().cuIpcGetMemHandle(dptr)
+
+    def cuIpcOpenMemHandle(self, handle, Flags):
+        if self.refused == "reach":
+            return Error(217, "PEER_ACCESS_UNSUPPORTED"), None
+        self.opened += 1
+        return super().cuIpcOpenMemHandle(handle, Flags)
+
+    def cuIpcCloseMemHandle(self, dptr):
+        self.opened -= 1
+        return (0,)
+
+
+@pytest.mark.parametrize("refused", ["", "lend", "reach"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rank_knows_whether_all_reach_each_other(size, refused):
+    """What the last one's driver refuses none has; nothing stays open, nor is it waited for."""
+
+    def act(group):
+        driver, device = Refusing(lambda name: 0), Device.__new__(Device)
+        device.driver, device.capturing, device.later = driver, False, []
+        driver.refused = refused if group.rank == size - 1 else ""
+        return peers.reachable(device, group), driver.opened
+
+    assert together(size, act) == [(not refused, 0)] * size
 
 
 def bare(link):

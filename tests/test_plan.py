@@ -496,6 +496,11 @@ def test_a_plan_of_an_engine_has_a_line_for_every_card():
     assert {*words.values()} == {"estimated"}  # of this step no time was taken anywhere
     assert max(map(len, text)) < 100
     assert "long: none was written" in step.on_cards(replace(SMALL, n_layers=201), 1, "cuda")
+    for batch_size in 1 << 17, 2**63 - 1:  # of 128 tokens: the most, and more
+        written = batch_size == 1 << 17
+        told = step.too_long(SMALL, batch_size)
+        assert told == ("" if written else step.on_cards(SMALL, batch_size, "cuda"))
+        assert written or "tokens a step are long: none was written" in told
     large = step.on_cards(LARGE, 16, "cuda").splitlines()
     timed = [line for line in large if line.endswith("  measured")]
     assert [line.split()[0] for line in timed] == ["h200"]

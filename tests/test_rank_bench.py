@@ -1,12 +1,24 @@
 """The script that measures steps over two GPUs, as far as no GPU is needed: jobs, rows, spans."""
 
 import json
+import math
 import threading
+from dataclasses import replace
 from multiprocessing import Pipe
 
+import numpy as np
 import pytest
+import recorded
 from bench import ranks
 from pair import Piped
+from test_cuda_engine import GPT
+
+from nanoeuler.engines.gpu.paper_link import RankDevice
+from nanoeuler.engines.gpu.primitives import COPIES
+from nanoeuler.engines.gpu.ranks import CudaRankStepper
+from nanoeuler.engines.gpu.step import GRADIENTS
+from nanoeuler.engines.ranks.threads import together
+from nanoeuler.training.optim import AdamW
 
 BARS = "gpt2-124m 64x1024 bf16, 2 GPUs", "euler-116m 64x512 bf16, 2 GPUs"
 
@@ -74,3 +86,28 @@ def test_two_ranks_talk_through_a_pipe():
     [thread.start() for thread in threads]
     [thread.join(60) for thread in threads]
     assert found[0] == found[1] == ([(0, big), (1, big)], "told")
+
+
+def test_ranks_that_exchange_nothing_decide_by_what_they_have(monkeypatch):
+    """And not by what memory held before, of which a norm that is no number may come: the time of
+    a step that is not taken says nothing."""
+    recorded.by_numpy(monkeypatch)
+    config = replace(GPT, n_layers=1)
+
+    def act(group):
+        (w, tokens, targets, _), device = recorded.problem(config, 2, 4), RankDevice()
+        link = ranks.Mute(device, group)
+        this = CudaRankStepper(w, AdamW(w), device, link, group, least=4096)
+        before = device.host(this.memories[COPIES])
+        this.step(tokens, targets, 1e-3, 1)
+        (taken,) = this.finish()
+        after, gradients = (device.host(this.memories[name]) for name in (COPIES, GRADIENTS))
+        parts = [this.sharing.part(bucket, group.rank) for bucket in this.sharing.buckets]
+        moved = [(after[part] != before[part]).any() for part in parts]
+        own = np.concatenate([gradients[part] for part in parts]).astype(float)
+        return taken, np.linalg.norm(own), np.mean(moved)
+
+    for taken, own, moved in together(2, act):
+        assert taken.finite and moved > 0.5  # some parts are padding, or rows no token asks for
+        # As if the other had the same: sums of float32, each addition off by 2^-24 of its result.
+        np.testing.assert_allclose(taken.norm, math.sqrt(2) * own, rtol=1e-5)

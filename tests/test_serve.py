@@ -8,6 +8,7 @@ import logging
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -487,6 +488,13 @@ def server():
         yield found
 
 
+@pytest.fixture
+def alone():
+    """A server on which nobody else has a connection."""
+    with serving() as found:
+        yield found
+
+
 def client(server, **how):
     from openai import OpenAI
 
@@ -642,34 +650,35 @@ def told_error(answer):
 
 
 @served
-def test_what_does_not_come_is_not_waited_for(server, monkeypatch):
+def test_what_does_not_come_is_not_waited_for(alone, monkeypatch):
     """Neither a first request nor a second, neither a head nor a body, neither slow nor still."""
     monkeypatch.setattr(web, "SECONDS", 0.5)
     for said, status in (
-        (b"", None), (WHOLE[:1], 408), (WHOLE[:40], 408), (HEAD, 408), (OPEN, 408), (WHOLE[:-1], 408),
+        (b"", None), (WHOLE[:1], 408), (WHOLE[:40], 408), (HEAD, 408), (OPEN, 408),
+        (WHOLE[:-1], 408),
     ):  # fmt: skip
-        got = heard(connect(server, said))
+        got = heard(connect(alone, said))
         assert (told_error(got) if status else got) == (status or b""), said
     for more in (b"", WHOLE[:30], WHOLE[:-1]):  # on a connection that has had an answer
-        link = connect(server, WHOLE)
+        link = connect(alone, WHOLE)
         assert answered(link) == 200
         link.sendall(more)
         got = heard(link)
         assert told_error(got) == 408 if more else not got
     dripping = (WHOLE[:1], WHOLE[1:] * 9), (HEAD, b"X-More: 1\r\n" * 99), (OPEN, b" " * 999)
     for head, rest in dripping:
-        link = connect(server, head)  # a byte at a time, for ever
+        link = connect(alone, head)  # a byte at a time, for ever
         with pytest.raises(OSError):
             for i in range(400):
                 link.sendall(rest[i : i + 1])
                 time.sleep(0.02)
-    refused = connect(server, HEAD.replace(b"json", b"jpeg") + b"Content-Length: 100000\r\n\r\n")
+    refused = connect(alone, HEAD.replace(b"json", b"jpeg") + b"Content-Length: 100000\r\n\r\n")
     assert answered(refused) == 415
     with pytest.raises(OSError):  # what comes of a body that was refused has an end, too
         for _ in range(400):
             refused.sendall(b" ")
             time.sleep(0.02)
-    until(lambda: not server.connections)
+    until(lambda: not alone.connections)
 
 
 @served
@@ -691,14 +700,23 @@ def test_half_a_crowd_is_not_taken_for_idle():
 
 
 @served
-def test_a_client_that_leaves_half_is_written_to_no_longer():
+@pytest.mark.parametrize("how", ["half", "reset"])
+def test_who_has_left_is_written_to_no_longer(how, monkeypatch):
+    """The system would warn of each piece that is. Here many are ready when it is heard."""
+    event = web.event
+    monkeypatch.setattr(web, "event", lambda said: time.sleep(0.005) or event(said))
     with serving(weights=EQUAL, tokens=300) as server:
         body = b'{"prompt": "a", "max_tokens": 300, "top_p": 0.9, "stream": true}'
         for _ in range(3):
             link = connect(server, HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
             assert b" 200 " in link.recv(100)
-            link.shutdown(socket.SHUT_WR)
-            heard(link)
+            time.sleep(0.1)
+            if how == "half":
+                link.shutdown(socket.SHUT_WR)
+                heard(link)
+            else:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                link.close()
         until(lambda: not server.desk.seated)
 
 
@@ -729,18 +747,18 @@ def test_a_body_that_never_ends_is_not_read(server):
 
 @served
 @pytest.mark.parametrize("said", [b"", b"GET", HEAD, OPEN, WHOLE[:-1]], ids=len)
-def test_connections_that_say_nothing_keep_nobody_out(server, said):
+def test_connections_that_say_nothing_keep_nobody_out(alone, said):
     """Slowloris: more of them than there may be connections, and each request is answered."""
     idle = []
     for _ in range(3):
-        idle += [connect(server, said) for _ in range(100)]
-        assert ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
-    most = 2 * (server.desk.seats + server.desk.waiting) + 64
+        idle += [connect(alone, said) for _ in range(100)]
+        assert ask(alone, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    most = 2 * (alone.desk.seats + alone.desk.waiting) + 64
     assert len(idle) > most
-    until(lambda: len(server.connections) <= most)
+    until(lambda: len(alone.connections) <= most)
     for link in idle:
         link.close()
-    until(lambda: not server.connections)
+    until(lambda: not alone.connections)
 
 
 @served
@@ -794,10 +812,10 @@ def test_what_is_wrong_behind_an_answer_is_no_traceback(server, monkeypatch):
 
 
 @served
-def test_whoever_leaves_in_the_middle_of_a_body_is_no_traceback(server):
+def test_whoever_leaves_in_the_middle_of_a_body_is_no_traceback(alone):
     for said in (OPEN + b"{", WHOLE[:-1], HEAD):
-        connect(server, said).close()
-    until(lambda: not server.connections)
+        connect(alone, said).close()
+    until(lambda: not alone.connections)
 
 
 @served

@@ -5,17 +5,25 @@ roots cost 4 U, a reciprocal 2 U (the manual); rounding to bf16 costs 2^-8.
 """
 
 import math
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
+import recorded
+import registers
 from mutants import Mutant, load
 
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2
 from nanoeuler.engines.gpu import loss, norm, update
+from nanoeuler.engines.gpu.gemm_mma_plan import SHARED as ROOMS
 from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.engines.gpu.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE, cross_entropy
+from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.training.optim import AdamW
 
@@ -625,3 +633,59 @@ def test_faults_are_caught(fault, monkeypatch):
 @pytest.mark.parametrize("play", PLAYS)
 def test_plays_without_a_fault_pass(play):
     PLAYS[play](dict(loss=loss, norm=norm, update=update)[play])
+
+
+# ---- What a card has
+
+
+@cache
+def fixed():
+    """Name of a kernel's function -> bytes of its shared memory beside what a launch asks for."""
+    made, statics = {}, {(line[0], line[1]): line for line in registers.read()}
+    for key, make in registers.makers().items():
+        size = int(statics[key][registers.HEAD.index("static")])
+        name = make().function.__name__
+        made[name] = max(made.get(name, 0), size)
+    return made
+
+
+# They ask for registers for 2048 threads. Where a multiprocessor has 1536, ptxas drops that, and
+# what it then takes, 34 a thread, suffices for 1536.
+TOO_MANY = "gated", "curved"
+VOCABULARIES = 50257, 50304, 50688, 51200, 57344, 65536
+
+
+@pytest.mark.parametrize(
+    "preset, sizes", [("gpt2-124m", VOCABULARIES), ("euler-116m", VOCABULARIES[1:2])]
+)
+@pytest.mark.parametrize("capability", [*ROOMS, (12, 1)])
+def test_every_kernel_of_a_step_fits_the_card(capability, preset, sizes):
+    """Of a layer and of all vocabularies, in every precision."""
+    of_block = ROOMS.get(capability, 99) * 1024
+    threads = loss.CROWD.get(capability, 1536)
+    static, kernels = fixed(), set()
+    for V in sizes:
+        config = replace(PRESETS[preset], n_layers=1, n_predict=1, vocab_size=V)
+        for precision in PRECISIONS.values():
+            steps = record_step(config, 2, 64, Machine(capability, 84), precision, recorded.RULES)
+            kernels |= {step.launch.kernel for step in steps.program.steps}
+    assert {"loss", "adamw"} <= {kernel.function.__name__ for kernel in kernels}
+    for kernel in kernels:
+        name, count = kernel.function.__name__, math.prod(kernel.block)
+        assert kernel.shared + static[name] <= of_block, name
+        assert name in TOO_MANY or count * kernel.resident <= threads, name
+
+
+@pytest.mark.parametrize(
+    "columns, capability, place, resident",
+    [
+        (50304, (9, 0), "shared", 2), (50304, (8, 0), "shared", 1), (50304, (8, 9), "shared", 1),
+        (50688, (8, 9), "nowhere", 1), (50688, (8, 0), "shared", 1), (51200, (12, 0), "nowhere", 1),
+        # As much as a block of 8.9 has beside 272 bytes, and a vector more.
+        (50552, (8, 9), "shared", 1), (50560, (8, 9), "nowhere", 1), (50560, (9, 9), "nowhere", 1),
+    ],
+)  # fmt: skip
+def test_where_a_row_waits_on_a_card(columns, capability, place, resident):
+    form = loss.form_for(columns, False, capability=capability)
+    assert (form.place, form.resident) == (place, resident)
+    assert form.shared == (2 * columns + 16 if place == "shared" else 0)

@@ -94,6 +94,8 @@ def _run(args):
     except (BrokenPipeError, SystemExit):  # typer makes the second of the first
         drop(sys.__stdout__)  # with `head` for example: nobody to tell, nothing to say
         problem = ""
+    except KeyboardInterrupt:  # while the flags are read
+        problem = "interrupted"
     except MemoryError:
         problem = "this needs more memory than there is: take a smaller model, batch or context"
     except OSError as error:

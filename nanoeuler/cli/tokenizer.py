@@ -20,7 +20,7 @@ import typer
 from nanoeuler.cli import flags
 from nanoeuler.cli.streams import tell
 from nanoeuler.errors import UserError
-from nanoeuler.paths import check_regular
+from nanoeuler.files import check_regular
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanoeuler.errors import UserError
-from nanoeuler.paths import check_regular
+from nanoeuler.files import check_regular
 
 TRAIN_SHARE = 0.9  # of the bytes; the share that nanoGPT trains on, too
 HELD_OUT_BYTES = 10_000_000  # at most: some 2.5 million tokens, whose mean loss is known to 0.1 %

@@ -20,6 +20,7 @@ from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.planning.cards import CARDS, MEASURED, Card, known, unsupported
 
 MOST_LAYERS = 200  # a list is written in about a second
+MOST_TOKENS = 1 << 24  # of a step: its tables of tiles grow with them. GPT-3's had 3.2 million
 RULES = Rules(1.0, 0.9, 0.98, 1e-8)  # those of chapter 7; a step costs the same with others
 
 
@@ -94,10 +95,19 @@ def foretell(
     return Foretold(len(program.steps), took, sum(program.sizes.values()))
 
 
-def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
-    """A line for each engine of a GPU: launches, memory, time. Says where an engine cannot."""
+def too_long(config: ModelConfig, batch_size: int) -> str:
+    """Why no list is written for a step, in words; "" if one is."""
     if config.n_layers > MOST_LAYERS:
         return f"the lists of more than {MOST_LAYERS} layers are long: none was written"
+    if batch_size * config.context > MOST_TOKENS:
+        return f"the lists of more than {MOST_TOKENS:,} tokens a step are long: none was written"
+    return ""
+
+
+def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
+    """A line for each engine of a GPU: launches, memory, time. Says where an engine cannot."""
+    if reason := too_long(config, batch_size):
+        return reason
     lines = []
     for engine in GPU_ENGINES:
         try:
@@ -159,7 +169,7 @@ def _line(key: str, config: ModelConfig, batch_size: int, engine: str) -> str:
 
 def on_cards(config: ModelConfig, batch_size: int, engine: str) -> str:
     """A line for each of CARDS: what a step by an engine of a GPU takes, and how that is known."""
-    if config.n_layers > MOST_LAYERS:
-        return f"the lists of more than {MOST_LAYERS} layers are long: none was written"
+    if reason := too_long(config, batch_size):
+        return reason
     title = f"{engine:12} launches  memory GB  fits    step ms    tokens/s"
     return "\n".join([title, *(_line(key, config, batch_size, engine) for key in CARDS)])

@@ -84,6 +84,8 @@ async def events(service: Service, asked: Asked) -> AsyncIterator[Piece | End]:
             if isinstance(each, Exception):
                 raise each
             yield each
+            if not queue.empty():  # others have their turn, and it may be heard that nobody listens
+                await asyncio.sleep(0)
     finally:
         order.leave()
 

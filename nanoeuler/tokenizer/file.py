@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nanoeuler.errors import UserError
-from nanoeuler.paths import check_regular
+from nanoeuler.files import check_regular
 from nanoeuler.tokenizer.encode import BYTE_FROM_ID, VISIBLE_BYTES
 
 MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what the largest vocabulary needs

@@ -197,9 +197,10 @@ class _Timing:
     def due(self, known: int, stopped: bool) -> bool:
         """Whether the pace is to be told, now that so many steps more are known."""
         settings = self.run.settings
+        if not self.asked:
+            return False
         self.watch.lap(known)
-        minutes = settings.minutes if settings.steps is None else None
-        return self.asked and self.watch.tells(stopped, minutes)
+        return self.watch.tells(stopped, settings.minutes if settings.steps is None else None)
 
     def tell(self, stepper: Stepper, held_out: HeldOut, display: Display, windows: int) -> None:
         """Tell it; the stepper has finished."""

@@ -190,7 +190,7 @@ class Judge:
         return {**judged.numbers(), "bits_per_byte": bits}
 
 
-OnStep = Callable[[dict[str, float]], None]
+OnStep = Callable[[dict[str, float]], None]  # on_step(line): a step's metrics
 
 
 def _say(step: int, steps: int, found: dict[str, float]) -> None:

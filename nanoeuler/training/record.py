@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from nanoeuler.errors import UserError
-from nanoeuler.files import replacing
+from nanoeuler.files import check_regular, replacing
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import REQUEST, reading, saves, writing
 from nanoeuler.training.run import Run, Settings, check_sizes, identity, program

@@ -31,10 +31,9 @@ from safetensors import SafetensorError, safe_open
 
 from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError
-from nanoeuler.files import confirm, replacing, sha256_of
+from nanoeuler.files import check_regular, confirm, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.weights import Weights
-from nanoeuler.paths import check_regular
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     REQUEST,

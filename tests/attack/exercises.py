@@ -3,12 +3,11 @@
 Nothing of it may leave the copy, whose exercises/ is the one place where a stub is written.
 """
 
-import runpy
 import shutil
 import sys
 
-from flags import NUMBERS, PATHS, TEXTS, fault_of
-from harness import CODES, ROOT, SECONDS, Attack, forked
+from flags import NUMBERS, PATHS, TEXTS
+from harness import ROOT, SECONDS, Attack, forked
 
 TOLD = 1  # `check` ends with it where something is stale or an answer is wrong
 NAMES = ["1.1", "4.2", "01.1", "1.01", "1.0", "1.", ".1", "1.2 ", " 1.2", "1.2\n", "1.999", "999.1",
@@ -17,9 +16,15 @@ NAMES = ["1.1", "4.2", "01.1", "1.01", "1.0", "1.", ".1", "1.2 ", " 1.2", "1.2\n
 
 
 def book(args: list[str]) -> int:
-    """`python -m nanoeuler.book ARGS`, in this process."""
-    sys.argv = ["nanoeuler.book", *args]
-    runpy.run_module("nanoeuler.book", run_name="__main__", alter_sys=True)
+    """`python -m nanoeuler.book ARGS`, as the module's last lines have it."""
+    from nanoeuler import book
+    from nanoeuler.errors import UserError
+
+    try:
+        book.app(args, prog_name="nanoeuler.book")
+    except UserError as error:
+        print(f"nanoeuler.book: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -31,14 +36,12 @@ def attack(attack: Attack, seed: int) -> None:
     shutil.copytree(ROOT / "nanoeuler", attack.folder / "nanoeuler",
                     ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
     shutil.copy(ROOT / "_toc.yml", attack.folder)
-    kept = {path.name for path in attack.folder.iterdir()}
+    kept = {path.name for path in attack.folder.iterdir()} | {"exercises", "build"}
 
     def send(kind: str, *words: str) -> None:
         done = forked(lambda: book([*words]), attack.folder, b"", SECONDS)
-        fault = fault_of(done) if done.code in CODES else done.fault
-        if done.code == TOLD and "Traceback" not in done.err:
-            fault = None
-        if more := {path.name for path in attack.folder.iterdir()} - kept - {"exercises"}:
+        fault = None if done.code == TOLD and "Traceback" not in done.err else done.fault
+        if more := {path.name for path in attack.folder.iterdir()} - kept:
             fault = f"wrote {sorted(more)}"
         attack.count(kind, repr([word[:60] for word in words]), fault)
         shutil.rmtree(attack.folder / "exercises", ignore_errors=True)

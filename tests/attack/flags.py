@@ -35,7 +35,7 @@ BASE = {
     "train": ["--data", "text.txt", "--out", "OUT", *STEPS, *TINY],
     "sft": ["--from", "base", "--data", "pairs.jsonl", "--out", "OUT", *STEPS],
     "prefer": ["--from", "chat", "--data", "better.jsonl", "--out", "OUT", *STEPS],
-    "serve": ["--from", "nowhere"],
+    "serve": ["--from", "no-run"],
     "generate": ["--from", "base", "--tokens", "2"],
     "chat": ["--from", "chat"],
     "eval": ["base", "--engine", "cpu"],
@@ -49,7 +49,7 @@ BASE = {
     "tokenizer decode": ["1", "2", "--tokenizer", "base"],
     "tokenizer show": ["text", "--tokenizer", "base"],
 }  # fmt: skip
-# Flags whose large values are a long job and no mistake, and those that a pipe's reader waits for.
+# Flags whose large values are a long job and no mistake.
 LASTS = {("train", "steps"), ("sft", "steps"), ("prefer", "steps"), ("generate", "tokens")}
 PROVES = "check"  # proves the gradients for a minute, whatever is typed: it has no flags
 DRAWN = 500  # pairs of flags
@@ -103,6 +103,7 @@ def furnish(attack: Attack) -> None:
         words = [out if word == "OUT" else word for word in BASE[command]]
         done = attack.run(*command.split(), *words, seconds=300)  # may compile
         assert done.code == 0, done.err
+    attack.run("generate", *BASE["generate"], "--int8", seconds=300)  # compiles, too
     (folder / "folder").mkdir()
     (folder / "locked").mkdir(mode=0)
     for name, target in (("loop", "loop"), ("dangling", "nowhere"), ("link", "text.txt")):
@@ -154,7 +155,7 @@ class Send:
     """Runs a command with words of its own added, each time in a folder that nobody has used."""
 
     def __init__(self, attack: Attack) -> None:
-        self.attack, self.number = attack, 0
+        self.attack, self.number, self.kept = attack, 0, {*attack.folder.iterdir()}
 
     def __call__(self, kind: str, command: str, *more: str) -> None:
         """Run `command` with the words `more` after what it has anyway; count it."""
@@ -162,20 +163,23 @@ class Send:
         out = self.attack.folder / f"out-{self.number}"
         base = [str(out) if word == "OUT" else word for word in BASE.get(command, [])]
         self.typed(kind, [*command.split(), *base, *more])
-        shutil.rmtree(out, ignore_errors=True)
-        out.unlink(missing_ok=True)
 
     def typed(self, kind: str, words: list[str]) -> None:
-        """Run exactly these words; count them."""
+        """Run exactly these words; count them, and take away what they have made."""
         done = self.attack.run(*words)
         self.attack.count(kind, repr([word[:60] for word in words]), fault_of(done))
+        for path in {*self.attack.folder.iterdir()} - self.kept:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
 
 
 def skipped(command: str, flag: Flag, value: str) -> bool:
-    """Whether this is a long job, or a reader of a pipe, and no mistake."""
+    """Whether this is no mistake but a long job, a server, or a reader of a pipe."""
     large = re.fullmatch(r"\d{3,19}|1e3", value) and not value.startswith("99")
     reads = value == "socket" and not flag.name.startswith("out")
-    return bool(reads or (large and (command, flag.name) in LASTS))
+    serves = command == "serve" and flag.words == ["--from"]
+    harvests = command == "tokenizer train" and value == "--"  # that is no file: the corpus
+    return bool(reads or serves or harvests or (large and (command, flag.name) in LASTS))
 
 
 def attack(attack: Attack, seed: int) -> None:
@@ -205,13 +209,13 @@ def attack(attack: Attack, seed: int) -> None:
                 else:
                     send.typed(f"{flag.metavar} alone", [*command.split(), value])
     draws = random.Random(seed)
+    flags = {
+        name: [flag for flag in known if flag.words and not skipped(name, flag, "x")]
+        for name, known in found.items()
+    }
     for _ in range(DRAWN):
-        command = draws.choice([name for name, known in found.items() if len(known) > 1])
-        both = draws.sample([flag for flag in found[command] if flag.words], k=1) * 2
-        if draws.random() < 0.8:
-            both = draws.choices([flag for flag in found[command] if flag.words], k=2)
-        words = []
-        for flag in both:
+        command, words = draws.choice([name for name, known in flags.items() if known]), []
+        for flag in draws.choices(flags[command], k=2):  # the same twice, now and then
             values = [each for each in flag.values() if not skipped(command, flag, each)]
             words += flag.words if flag.alone else [*flag.words, draws.choice(values)]
         send("pairs", command, *words)

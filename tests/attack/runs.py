@@ -24,7 +24,7 @@ from harness import ROOT, Attack, Child, Outcome, forked, program
 
 RIVER = (ROOT / "data" / "river.txt").read_bytes()
 TINY = (
-    "--dim 8 --layers 1 --heads 2 --kv-heads 1 --context 16 --vocab-size 264 --batch-size 2 "
+    "--dim 8 --layers 1 --heads 2 --kv-heads 1 --context 64 --vocab-size 264 --batch-size 2 "
     "--threads 1 --engine cpu"
 ).split()
 HOW = "--batch-size 2 --threads 1 --engine cpu".split()
@@ -50,7 +50,7 @@ def attack(attack: Attack, seed: int) -> None:
     better = [{"question": f"{a}?", "chosen": a, "rejected": f"no {a}"} for a in words]
     (folder / "better.jsonl").write_text("".join(json.dumps(each) + "\n" for each in better))
     for name, more in ("run", []), ("other", ["--seed", 9]):
-        attack.command("good runs", "train", "--data", "t.txt", "--out", name, *TINY, *OFTEN, *more)
+        attack.command("good runs", "train", "--data", "t.txt", "--out", name, *TINY, *more, *OFTEN)
     damage(attack, rng)
     forge(attack)
     replace(attack)
@@ -225,10 +225,15 @@ def replace(attack: Attack) -> None:
 
 
 def contents(out: Path) -> dict[str, object]:
-    """The bytes of all files of a run, but for times and the lock."""
+    """The bytes of all files of a run, but for times, the lock, and saves before the last.
+
+    A signal leaves a save of its own step, which is then the last but one.
+    """
     found: dict[str, object] = {}
     for path in sorted(out.rglob("*")):
-        name = str(path.relative_to(out))
+        name, above = str(path.relative_to(out)), path.parent
+        if above.name.startswith("step-") and above != max(above.parent.glob("step-*")):
+            continue
         if path.name == "metrics.jsonl":
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{k: v for k, v in each.items() if k != "seconds"} for each in lines]
@@ -238,9 +243,13 @@ def contents(out: Path) -> dict[str, object]:
 
 
 def unequal(out: Path, whole: dict[str, object]) -> str | None:
-    """What of a run is not what it should be."""
+    """What of a run is not what it should be.
+
+    Its picture may be missing: it comes after the last save, and `all` passes by what has that.
+    """
     found = contents(out)
     wrong = [name for name in whole.keys() | found.keys() if whole.get(name) != found.get(name)]
+    wrong = [name for name in wrong if name in found or not name.endswith("loss.png")]
     return f"not the bytes of an uninterrupted run: {sorted(wrong)[:4]}" if wrong else None
 
 
@@ -263,7 +272,7 @@ def fill_the_disk(attack: Attack) -> None:
         attack.count(kind, what, fault or unequal(out, whole))
         shutil.rmtree(out, ignore_errors=True)
 
-    for size in (0, 100, 700, 3000, 6000, 9000, 14_000, 20_000, 30_000, 60_000):
+    for size in (4000, 5000, 6000, 7000, 9000, 12_000, 14_000, 20_000, 30_000, 60_000):
         out = attack.folder / "full"
         args = [str(each) for each in (*command, "--out", out)]
         outcome = forked(lambda s=size, a=args: limited(s, a), attack.folder, b"", 60)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ SEATS, WAITING = 4, 12
 PLACES = 2 * (SEATS + WAITING) + 64  # connections that the server keeps at a time
 PATIENCE = 20  # seconds that it waits for a client
 NEIGHBOUR = 2.0  # seconds in which a short request is answered, whatever others do
+LONGEST = 900  # seconds for the whole attack, which takes some 150
 SLOWEST = 5.0  # seconds for any one input that is whole
 # Bytes by which the server may grow: a full body and its JSON on each of its connections.
 GROWTH = 2 * PLACES * (1 << 18)
@@ -40,13 +41,20 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 # ---- the server
 
 
-@dataclass
+@dataclass(frozen=True)
 class Server:
-    """The process, where it listens, and what it has said on stderr."""
+    """The process, where it listens, what it says on stderr, and what it told the neighbour."""
 
     process: subprocess.Popen
     port: int
     log: Path
+    told: set[str] = field(default_factory=set)
+    until: float = field(default_factory=lambda: time.monotonic() + LONGEST)
+
+    def check(self) -> None:
+        """An end to the attack if there is no server any more, or it takes far too long."""
+        assert self.process.poll() is None, f"the server has ended: {self.log.read_text()[-500:]}"
+        assert time.monotonic() < self.until, f"the attack takes longer than {LONGEST} s"
 
     @property
     def memory(self) -> int:
@@ -66,7 +74,7 @@ class Server:
 @contextlib.contextmanager
 def served(attack: Attack) -> Iterator[Server]:
     """A server of a model with drawn weights, in the folder of the attack."""
-    (attack.folder / "text.txt").write_text("The river runs past the mill, and the mill runs. " * 40)
+    (attack.folder / "text.txt").write_text("The river runs past the mill, and on it runs. " * 40)
     sizes = "--dim 16 --layers 2 --heads 2 --kv-heads 1 --hidden 24 --context 128 --vocab-size 270"
     made = attack.run("train", "--data", "text.txt", "--out", "model", "--engine", "reference",
                       "--steps", 1, "--batch-size", 2, *sizes.split(), seconds=120)  # fmt: skip
@@ -109,7 +117,7 @@ class Reply:
 
 
 def replies(said: bytes) -> list[Reply]:
-    """The answers that came on a connection, one behind the other; an unfinished one as it is."""
+    """The answers that came on a connection, one behind the other, as far as they are whole."""
     found, stream = [], io.BytesIO(said)
     while line := stream.readline():
         status, headers = int(line.split()[1]), {}
@@ -120,12 +128,16 @@ def replies(said: bytes) -> list[Reply]:
             continue
         if headers.get("transfer-encoding") == "chunked":
             body = b""
-            while size := int(stream.readline() or b"0", 16):
-                body += stream.read(size)
-                stream.readline()
+            while size := int(stream.readline() or b"-1", 16):
+                body += stream.read(max(size, 0))
+                if stream.readline() != b"\r\n":
+                    return found
             stream.readline()
         else:
-            body = stream.read(int(headers.get("content-length", -1)))
+            length = headers.get("content-length")
+            body = stream.read(int(length or -1))
+            if length and len(body) < int(length):
+                break
         found.append(Reply(status, headers, body))
     return found
 
@@ -153,6 +165,7 @@ def heard(link: socket.socket, seconds: float) -> tuple[bytes, bool]:
 
 def exchange(server: Server, said: bytes, seconds: float = 30.0) -> tuple[list[Reply], bool, float]:
     """Send this on a connection of its own: what was answered, if it was closed, after how long."""
+    server.check()
     begun = time.monotonic()
     with connect(server) as link:
         with contextlib.suppress(OSError):
@@ -202,14 +215,13 @@ def param(reply: Reply) -> str | None:
     return json.loads(reply.body)["error"]["param"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sender:
     """Sends whole requests and counts them, with what is wrong with their answers."""
 
     attack: Attack
     server: Server
     kind: str
-    sent: int = field(default=0)
 
     def send(self, what: str, said: bytes, good: Callable[[Reply], str | None] | None = None,
              answers: int = 1) -> None:  # fmt: skip
@@ -231,7 +243,7 @@ class Neighbour:
 
     def __init__(self, server: Server, full: bool):
         self.server, self.full = server, full
-        self.worst, self.faults, self.texts = 0.0, [], set()
+        self.worst, self.faults = 0.0, []
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._ask, daemon=True)
         self.thread.start()
@@ -239,18 +251,17 @@ class Neighbour:
     def _ask(self):
         said = posted(TEXT, prompt="a neighbour", max_tokens=3, seed=1)
         while not self.over.wait(0.1):
-            try:
-                found, closed, seconds = exchange(self.server, said)
-            except OSError as error:
-                self.faults.append(repr(error))
-                continue
-            self.worst = max(self.worst, seconds)
+            begun, found = time.monotonic(), []
+            for _ in range(3):  # a connection may be dropped before it is heard: clients ask again
+                with contextlib.suppress(OSError):
+                    found = found or exchange(self.server, said)[0]
+            self.worst = max(self.worst, time.monotonic() - begun)
             if len(found) != 1:
-                self.faults.append("not answered" if closed else "no answer in 30 s")
+                self.faults.append("not answered, three times")
             elif fault := wrong(found[0], self.full):
                 self.faults.append(fault)
             elif found[0].status == 200:
-                self.texts.add(json.loads(found[0].body)["choices"][0]["text"])
+                self.server.told.add(json.loads(found[0].body)["choices"][0]["text"])
 
     def stop(self) -> str | None:
         """What was wrong."""
@@ -260,7 +271,7 @@ class Neighbour:
             return self.faults[0]
         if self.worst > NEIGHBOUR:
             return f"waited {self.worst:.1f} s"
-        return None if len(self.texts) == 1 else f"one seed, {len(self.texts)} texts"
+        return None if len(self.server.told) == 1 else f"one seed: {self.server.told}"
 
 
 @contextlib.contextmanager
@@ -269,7 +280,10 @@ def watched(attack: Attack, server: Server, kind: str, full: bool = False) -> It
     before, read = server.memory, server.log.stat().st_size
     begun, neighbour = time.monotonic(), Neighbour(server, full)
     time.sleep(0.3)
-    yield Sender(attack, server, kind)
+    try:
+        yield Sender(attack, server, kind)
+    finally:
+        neighbour.over.set()
     attack.count("neighbour", kind, neighbour.stop())
     attack.count("seats", kind, _seats(server))
     grown = server.memory - before
@@ -302,7 +316,8 @@ VALUES = [
     '"\\u0000"', '"\\n"', json.dumps("x" * 257), json.dumps("x" * 100_000), "[]", "{}", "[[]]",
     "[{}]", '{"a": 1}', '{"": {}}', "[null]", "[1]", "[-1]", "[1.5]", "[true]", "[1e999]", '["a"]',
     '[""]', '["a", "b", "c", "d", "e"]', '["\\ud800"]', '[["a"]]', json.dumps(["x" * 50_000] * 4),
-    json.dumps([0] * 40_000), json.dumps(["ab"] * 20_000), json.dumps({str(i): i for i in range(9000)}),
+    json.dumps([0] * 40_000), json.dumps(["ab"] * 20_000),
+    json.dumps({str(i): i for i in range(9000)}),
     "[" * 50 + "]" * 50, "[" * 960 + "]" * 960, "[" * 990 + "]" * 990, "[" * 5000 + "]" * 5000,
     '{"a":' * 900 + "1" + "}" * 900, '"<|end|><|user|>"', '"data: [DONE]\\n\\n"', '"\U0001f30a"',
     '"auto"', '"none"', '{"include_usage": 1}', '{"type": "json_object"}', "01", "+1", "1.", ".5",
@@ -312,31 +327,43 @@ OTHERS = "prompt", "messages", "user", "metadata", "store", "tool_choice", "x", 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "", "USER", None)
 CONTENTS = [
     "a", "", None, 1, [], {}, ["a"], [{"type": "text", "text": "a"}], [{"type": "text"}],
-    [{"type": "image_url", "image_url": {"url": "http://localhost/"}}], [{"type": "text", "text": 1}],
+    [{"type": "image_url", "image_url": {"url": "http://localhost/"}}],
+    [{"type": "text", "text": 1}],
     "\ud800", "\0", "<|assistant|>", "x" * 200_000, [{"type": "text", "text": "a"}] * 5000,
 ]  # fmt: skip
 PATHS = [
     "/", "/health", "/health/", "/v1", "/v1/", "/v1/models", "/v1/models/", "/v1/models/model",
-    "/v1/models/%6dodel", "/v1/models/../model", "/v1/models/%00", "/v1/models/%ff%fe", "/v1/models/" + "a" * 9000,
-    TEXT, CHAT, TEXT + "/", "/v1/Completions", "//v1/completions", "/v1//completions", TEXT + "?a=b",
+    "/v1/models/%6dodel", "/v1/models/../model", "/v1/models/%00", "/v1/models/%ff%fe",
+    "/v1/models/" + "a" * 9000,
+    TEXT, CHAT, TEXT + "/", "/v1/Completions", "//v1/completions", "/v1//completions",
+    TEXT + "?a=b",
     TEXT + "%20", "/attention", "/attention/", "/page.js", "/page.css", "/page.html", "/page.js/",
-    "/PAGE.JS", "/../page.js", "/..%2f..%2fetc%2fpasswd", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd",
+    "/PAGE.JS", "/../page.js", "/..%2f..%2fetc%2fpasswd", "/../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd",
     "/data/page.js", "/page.js%00.html", "/.git/config", "/nanoeuler", "/docs", "/openapi.json",
-    "/metrics", "/v1/embeddings", "/v1/responses", "/v1/files", "/?", "/#", "*", "http://evil.example/",
-    "http://localhost/health", "/" + "a/" * 2000, "/" + "%25" * 2000, "/\\..\\page.js", "/;a", "/~root",
+    "/metrics", "/v1/embeddings", "/v1/responses", "/v1/files", "/?", "/#", "*",
+    "http://evil.example/",
+    "http://localhost/health", "/" + "a/" * 2000, "/" + "%25" * 2000, "/\\..\\page.js", "/;a",
+    "/~root",
 ]  # fmt: skip
 METHODS = "GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "PROPFIND", "get"
 HOSTS = [
     "localhost:{port}", "127.0.0.1:{port}", "[::1]:{port}", "LOCALHOST:{port}", "localhost",
-    "evil.example", "evil.example:{port}", "127.0.0.1.evil.example:{port}", "localhost.evil.example",
-    "evil.localhost:{port}", "127.1:{port}", "2130706433", "0x7f.1", "0.0.0.0:{port}", "[::]:{port}",
-    "[::ffff:127.0.0.1]:{port}", "localhost.:{port}", "localhost:{port}@evil.example", "user@localhost",
-    "localhost#evil", "localhost/evil", "localhost:\u0663", "\u2113ocalhost", "xn--localhost", "192.168.0.1",
+    "evil.example", "evil.example:{port}", "127.0.0.1.evil.example:{port}",
+    "localhost.evil.example",
+    "evil.localhost:{port}", "127.1:{port}", "2130706433", "0x7f.1", "0.0.0.0:{port}",
+    "[::]:{port}",
+    "[::ffff:127.0.0.1]:{port}", "localhost.:{port}", "localhost:{port}@evil.example",
+    "user@localhost",
+    "localhost#evil", "localhost/evil", "localhost:\u0663", "\u2113ocalhost", "xn--localhost",
+    "192.168.0.1",
     "localhost:-1", "localhost:1e3", "localhost:{port}:{port}", ":{port}", "",
 ]  # fmt: skip
 ORIGINS = [
-    None, "", "http://{host}", "https://{host}", "HTTP://{host}", "evil://{host}", "://{host}", "{host}",
-    "http://{host}/", "http://{host}.evil.example", "http://evil@{host}", "http://evil.example", "null",
+    None, "", "http://{host}", "https://{host}", "HTTP://{host}", "evil://{host}", "://{host}",
+    "{host}",
+    "http://{host}/", "http://{host}.evil.example", "http://evil@{host}", "http://evil.example",
+    "null",
     "file://", "http://localhost:1", "chrome-extension://{host}", "*",
 ]  # fmt: skip
 # Names by which a page or a program may call it; all other hosts are foreign, whoever asks.
@@ -347,6 +374,7 @@ HEAD = (
     b"Content-Type: application/json\r\n"
 )
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+OPEN = HEAD + b"Content-Length: 200000\r\n\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -360,44 +388,52 @@ def fields(attack: Attack, server: Server, rng: random.Random) -> None:
             said = {"max_tokens": "2", "seed": "1", "temperature": "0.5"}
             said |= {"messages": '[{"role": "user", "content": "a"}]'} if path == CHAT else {}
             said[name] = value
-            body = "{%s}" % ", ".join(f"{json.dumps(key)}: {each}" for key, each in said.items())
-            sender.send(f"{path} {name}: {value[:60]}", request(path, body.encode()),
-                        lambda reply, n=name, v=value, b=body: _field(reply, n, v, b))  # fmt: skip
+            _send_field(sender, path, said, name, value)
         for name, value in itertools.product(("ids", "layer"), VALUES):
-            said = {"ids": "[1, 2]", name: value}
-            body = "{%s}" % ", ".join(f"{json.dumps(key)}: {each}" for key, each in said.items())
-            sender.send(f"/attention {name}: {value[:60]}", request("/attention", body.encode()),
-                        lambda reply, n=name, v=value, b=body: _field(reply, n, v, b))  # fmt: skip
+            _send_field(sender, "/attention", {"ids": "[1, 2]", name: value}, name, value)
+
+
+def _send_field(sender, path, said, name, value):
+    """Send fields, whose values are JSON or are not, of which one is odd."""
+    body = f"{{{', '.join(f'{json.dumps(key)}: {each}' for key, each in said.items())}}}"
+    sender.send(f"{path} {name}: {value[:60]}", request(path, body.encode()),
+                lambda reply: _field(reply, name, value, body))  # fmt: skip
 
 
 def _field(reply, name, value, body):
     """What is wrong with the answer to a request with one odd field."""
     try:
         json.loads(body, parse_constant=lambda each: int(each))
-        blamed = name
+        blamed = [name]
     except (ValueError, RecursionError):
-        blamed = None
+        blamed = [None]
+    if max(map(value.count, '[{')) > 800:  # how deep is too deep for JSON depends on the stack
+        blamed = [name, None]
     if reply.status == 200:
-        return None if blamed is not None else "took what is no JSON"
+        return None if blamed != [None] else "took what is no JSON"
     if reply.status not in (400, 404):
         return f"status {reply.status}"
-    return None if param(reply) == blamed else f"blames {param(reply)}: {reply.body[:150]!r}"
+    return None if param(reply) in blamed else f"blames {param(reply)}: {reply.body[:150]!r}"
 
 
 def bodies(attack: Attack, server: Server, rng: random.Random) -> None:
     """Bodies that are no JSON, in other encodings, too long, or spoiled in a few places."""
     most = 1 << 18
-    odd = [b"", b"{", b"}", b"{}", b"[]", b"null", b'"a"', b"\xff", b"\xef\xbb\xbf" + BODY, b"\0" * 99,
-           BODY + BODY, b"{'prompt': 'a'}", b'{"prompt": "a", "prompt": 1}', b'{"seed": 1, "seed": 2}',
-           b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\xff"}', b'{"a": [' * 50_000, b"[" * most,
-           b'{"prompt":"a"' + b',"x":1' * 40_000 + b"}", b'{"\\u0070rompt": "a"}', b"\x1f\x8b\x08" + BODY]  # fmt: skip
-    odd += [BODY.decode().encode(kind) for kind in ("utf-16", "utf-16-be", "utf-32", "utf-7", "cp037")]
+    odd = [
+        b"", b"{", b"}", b"{}", b"[]", b"null", b'"a"', b"\xff", b"\xef\xbb\xbf" + BODY, b"\0" * 99,
+        BODY + BODY, b"{'prompt': 'a'}", b'{"prompt": "a", "prompt": 1}', b'{"a": [' * 50_000,
+        b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\xff"}', b'{"seed": 1, "seed": 2}',
+        b'{"prompt":"a"' + b',"x":1' * 40_000 + b"}", b'{"\\u0070rompt": "a"}', b"[" * most,
+        b"\x1f\x8b\x08" + BODY,
+    ]  # fmt: skip
+    codings = "utf-16", "utf-16-be", "utf-32", "utf-7", "cp037"
+    odd += [BODY.decode().encode(coding) for coding in codings]
     odd += [BODY + b" " * (most + each - len(BODY)) for each in (-1, 0, 1, 1000)]
     for _ in range(250):
         spoiled = bytearray(BODY)
         for _ in range(rng.randint(1, 4)):
             spoiled[rng.randrange(len(spoiled))] = rng.randrange(256)
-        odd.append(bytes(spoiled[: rng.choice((len(spoiled), rng.randrange(len(spoiled)))) or None]))
+        odd.append(bytes(spoiled[: rng.choice((len(BODY), rng.randrange(len(BODY))))]))
     with watched(attack, server, "bodies") as sender:
         for body in odd:
             sender.send(repr(body[:80]), request(TEXT, body))
@@ -405,26 +441,33 @@ def bodies(attack: Attack, server: Server, rng: random.Random) -> None:
                      "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
                      "application/json, text/plain", ";", "\u0130"):  # fmt: skip
             allowed = kind.split(";")[0].lower() == "application/json"
-            sender.send(f"content-type {kind}", request(TEXT, BODY, kind=kind), lambda reply, a=allowed:
-                        None if reply.status == (200 if a else 415) else f"{reply.status}")  # fmt: skip
+            sender.send(f"content-type {kind}", request(TEXT, BODY, kind=kind),
+                        _has(200 if allowed else 415))  # fmt: skip
+
+
+def _has(*wanted):
+    """What is wrong with an answer unless it has one of these statuses."""
+    return lambda reply: None if reply.status in wanted else f"status {reply.status}"
 
 
 def roles(attack: Attack, server: Server, rng: random.Random) -> None:
     """All conversations of up to three messages, and odd things in the place of a message."""
-    def good(reply):
-        return None if reply.status == 200 or param(reply) == "messages" else "blames another field"
-
+    users = [{"role": role, "content": "a"} for role in ("user", "assistant")]
     with watched(attack, server, "roles") as sender:
         for length in (1, 2, 3):
             for said in itertools.product(ROLES, repeat=length):
-                messages = [{"role": role, "content": "a"} for role in said]
-                sender.send(f"{said}", posted(CHAT, messages=messages, max_tokens=1), good)
+                _say(sender, f"{said}", [{"role": role, "content": "a"} for role in said])
         for content, extra in itertools.product(CONTENTS, ({}, {"name": "x"}, {"role": ["user"]})):
-            messages = [{"role": "user", "content": content} | extra]
-            sender.send(f"{content!r:.60} {extra}", posted(CHAT, messages=messages, max_tokens=1), good)
-        for count in (10, 1000, 4000):
-            turns = [{"role": role, "content": "a"} for _ in range(count) for role in ("user", "assistant")]
-            sender.send(f"{count} turns", posted(CHAT, messages=turns + turns[:1], max_tokens=1), good)
+            message = {"role": "user", "content": content} | extra
+            _say(sender, f"{content!r:.60} {extra}", [message])
+        for count in (10, 1000, 2700):
+            _say(sender, f"{count} turns", users * count + users[:1])
+
+
+def _say(sender, what, messages):
+    """Send a conversation, of which nothing else can be wrong."""
+    sender.send(what, posted(CHAT, messages=messages, max_tokens=1), lambda reply: None
+                if reply.status == 200 or param(reply) == "messages" else "blames another field")
 
 
 def paths(attack: Attack, server: Server, rng: random.Random) -> None:
@@ -432,12 +475,15 @@ def paths(attack: Attack, server: Server, rng: random.Random) -> None:
     with watched(attack, server, "paths") as sender:
         for path, method in itertools.product(PATHS, METHODS):
             body = BODY if method in ("POST", "PUT", "PATCH") else None
-            if method == "HEAD":  # an error has its body left out
-                found, _, _ = exchange(server, request(path, method=method))
-                attack.count("paths", f"HEAD {path[:60]}", None if found and found[0].status < 500
-                             else "no answer")  # fmt: skip
-            else:
-                sender.send(f"{method} {path[:60]}", request(path, body, method=method))
+            said = request(path, body, method=method)
+            if method != "HEAD":
+                sender.send(f"{method} {path[:60]}", said)
+                continue
+            with connect(server) as link:
+                link.sendall(said)
+                got, closed = heard(link, 30)
+            good = closed and re.match(rb"HTTP/1\.1 [234]", got) and got.endswith(b"\r\n\r\n")
+            attack.count("paths", f"HEAD {path[:60]}", None if good else f"{got[:200]!r}")
 
 
 def hosts(attack: Attack, server: Server, rng: random.Random) -> None:
@@ -450,17 +496,12 @@ def hosts(attack: Attack, server: Server, rng: random.Random) -> None:
             allowed = bool(OURS.fullmatch(name)) and own
             more = [] if page is None else [f"Origin: {page}"]
             said = request(TEXT, BODY, *more, host=name)
-
-            def good(reply, allowed=allowed):
-                wanted = (200,) if allowed else (403, 400)  # 400: h11 does not take such a header
-                return None if reply.status in wanted else f"status {reply.status}"
-
-            sender.send(f"Host {name} Origin {page}", said, good)
+            wanted = (200,) if allowed else (403, 400)  # 400: h11 does not take such a header
+            sender.send(f"Host {name} Origin {page}", said, _has(*wanted))
         for more in (["Host: localhost"], ["Host: evil.example"], ["Origin: http://localhost"] * 2,
                      ["Origin: http://localhost", "Origin: http://evil.example"],
                      ["Origin: http://evil.example", "Origin: http://localhost"]):  # fmt: skip
-            sender.send(f"{more}", request(TEXT, BODY, *more),
-                        lambda reply: None if reply.status in (400, 403) else "let in")
+            sender.send(f"{more}", request(TEXT, BODY, *more), _has(400, 403))
         preflight = request(TEXT, None, "Origin: http://evil.example",
                             "Access-Control-Request-Method: POST", method="OPTIONS")  # fmt: skip
         sender.send("preflight", preflight, lambda reply: "allowed" if reply.status < 400 or
@@ -471,44 +512,64 @@ def raw(attack: Attack, server: Server, rng: random.Random) -> None:
     """What is no HTTP, or barely: malformed, spoiled, pipelined, chunked, too long."""
     line = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     odd = [
-        b"\0", b"\0" * 20_000, b"\r\n" * 9000, b"\n\n", b"GET\r\n\r\n", b"GET /\r\n\r\n", b"\xff" * 99 + b"\r\n\r\n",
-        b"GET / HTTP/0.9\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/2.0\r\n\r\n", b"GET / HTTP/11.1\r\n\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + b"\0" * 300,
-        b"GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /he alth HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /\xc3\xa9 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        line + b"X" * 99_000, line + b"X: " + b"x" * 99_000 + b"\r\n\r\n", line + b"A: b\r\n" * 20_000 + b"\r\n",
-        line + b"A: b\r\n" * 2000 + b"\r\n", line + b" folded\r\n\r\n", line + b"A : b\r\n\r\n", line + b": b\r\n\r\n",
-        line + b"A\r\n\r\n", line + b"A: \0\r\n\r\n", line + b"A: b\rc\r\n\r\n", line + b"Host: localhost\r\n\r\n",
-        line + b"Content-Length: -1\r\n\r\n", line + b"Content-Length: 1e9\r\n\r\n", line + b"Content-Length: \xd9\xa3\r\n\r\n",
-        line + b"Content-Length: 9" + b"9" * 30 + b"\r\n\r\n", line + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\na",
-        line + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", line + b"Transfer-Encoding: gzip\r\n\r\n",
-        line + b"Transfer-Encoding: chunked, chunked\r\n\r\n", line + b"Transfer-Encoding: xchunked\r\n\r\n",
-        line + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: YQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
-        line + b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AA\r\n\r\n", line + b"Expect: 200-maybe\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n",
-        b"HEAD /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"\0", b"\0" * 20_000, b"\r\n" * 9000, b"\n\n", b"GET\r\n\r\n", b"GET /\r\n\r\n",
+        b"\xff" * 99 + b"\r\n\r\n",
+        b"GET / HTTP/0.9\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n", b"GET / HTTP/2.0\r\n\r\n",
+        b"GET / HTTP/11.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + b"\0" * 300,
+        b"GET  /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /he alth HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /\xc3\xa9 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        line + b"X" * 99_000, line + b"X: " + b"x" * 99_000 + b"\r\n\r\n",
+        line + b"A: b\r\n" * 20_000 + b"\r\n",
+        line + b"A: b\r\n" * 2000 + b"\r\n", line + b" folded\r\n\r\n", line + b"A : b\r\n\r\n",
+        line + b": b\r\n\r\n",
+        line + b"A\r\n\r\n", line + b"A: \0\r\n\r\n", line + b"A: b\rc\r\n\r\n",
+        line + b"Host: localhost\r\n\r\n",
+        line + b"Content-Length: -1\r\n\r\n", line + b"Content-Length: 1e9\r\n\r\n",
+        line + b"Content-Length: \xd9\xa3\r\n\r\n",
+        line + b"Content-Length: 9" + b"9" * 30 + b"\r\n\r\n",
+        line + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\na",
+        line + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        line + b"Transfer-Encoding: gzip\r\n\r\n",
+        line + b"Transfer-Encoding: chunked, chunked\r\n\r\n",
+        line + b"Transfer-Encoding: xchunked\r\n\r\n",
+        line + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: YQ==\r\n"
+        b"Sec-WebSocket-Version: 13\r\n\r\n",
+        line + b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AA\r\n\r\n",
+        line + b"Expect: 200-maybe\r\n\r\n",
+        HEAD + b"\r\n", b"HEAD" + CHUNKED[4:] + b"zz\r\n",
     ]  # fmt: skip
-    chunks = [b"zz\r\n", b"-1\r\n", b"1\r\nab\r\n", b"1;a=b\r\n{\r\n0\r\n\r\n", b"5\r\n{    \r\n0\r\nA: b\r\n\r\n", b"0x5\r\n",
-              b"f" * 20 + b"\r\n", b"F" * 200 + b"\r\n", b"\r\n", b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", b"1\r\n{\r\nzz\r\n",
-              b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY), b"".join(b"1\r\n%c\r\n" % each for each in BODY) + b"0\r\n\r\n",
-              b"1;" + b"a" * 50_000 + b"\r\n{\r\n", b"0\r\n" + b"A: b\r\n" * 9000 + b"\r\n", b"1\r\n \r\n" * 60_000]  # fmt: skip
+    chunks = [
+        b"zz\r\n", b"-1\r\n", b"1\r\nab\r\n", b"1;a=b\r\n{\r\n0\r\n\r\n", b"0x5\r\n", b"\r\n",
+        b"5\r\n{    \r\n0\r\nA: b\r\n\r\n", b"f" * 20 + b"\r\n", b"F" * 200 + b"\r\n",
+        b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", b"1\r\n{\r\nzz\r\n", b"1\r\n \r\n" * 60_000,
+        f"{len(BODY):x}\r\n".encode() + BODY + b"\r\n0\r\n\r\n",
+        b"1;" + b"a" * 50_000 + b"\r\n{\r\n", b"0\r\n" + b"A: b\r\n" * 9000 + b"\r\n",
+    ]  # fmt: skip
     odd += [CHUNKED + each for each in chunks]
     odd += [CHUNKED.replace(b"/v1/completions", b"/nowhere") + each for each in chunks]
-    odd += [line + b"\r\n" + each for each in (b"garbage\r\n\r\n", WHOLE, b"\0" * 999, line + b"\r\n")]
+    behind = b"garbage\r\n\r\n", WHOLE, b"\0" * 999, line + b"\r\n"
+    odd += [line + b"\r\n" + each for each in behind]
     for _ in range(300):
         spoiled = bytearray(WHOLE)
         for _ in range(rng.randint(1, 3)):
-            at = rng.randrange(len(HEAD) + 25)
-            spoiled[at : at + rng.randint(0, 2)] = bytes(rng.choice(b"\0\r\n :;,/\x80\xffaA019") for _ in range(rng.randint(0, 3)))
+            at, more = rng.randrange(len(HEAD) + 25), rng.randint(0, 3)
+            spoiled[at : at + rng.randint(0, 2)] = rng.choices(b"\0\r\n :;,/\x80\xffaA019", k=more)
         odd.append(bytes(spoiled))
     with watched(attack, server, "raw") as sender, ThreadPoolExecutor(12) as many:
-        for said, (found, _, _) in zip(odd, many.map(lambda each: exchange(server, each, 1.0), odd), strict=True):
-            attack.count("raw", repr(said[:200]), next(filter(None, map(wrong, found)), None))
+        answers = many.map(lambda each: exchange(server, each, 1.0), odd)
+        for said, (found, _, _) in zip(odd, answers, strict=True):
+            fault = next(filter(None, map(wrong, found)), None)
+            attack.count("raw", repr(said[:200]), fault)
         for count in (2, 10, 100):
             keep = [WHOLE.replace(b"Connection: close\r\n", b"")] * (count - 1)
-            sender.send(f"{count} requests one behind the other", b"".join(keep) + WHOLE, answers=count)
+            sender.send(f"{count} in a row", b"".join(keep) + WHOLE, answers=count)
         sender.send("HTTP/1.0", WHOLE.replace(b"HTTP/1.1", b"HTTP/1.0"))
-        sender.send("Expect: 100-continue", WHOLE.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n", 1))
+        asks_first = WHOLE.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n", 1)
+        sender.send("Expect: 100-continue", asks_first)
 
 
 # ---- clients that are slow, that vanish, that flood
@@ -520,8 +581,8 @@ WRITING = posted(TEXT, prompt="a", max_tokens=2000, temperature=0)
 def slow(attack: Attack, server: Server, rng: random.Random) -> None:
     """Connections that are idle, and requests that come a byte at a time: slowloris."""
     stages = {"nothing": b"", "a letter": b"G", "half a head": WHOLE[:70], "a head": HEAD,
-              "no body": WHOLE[: -len(BODY)], "half a body": WHOLE[:-5], "a chunk": CHUNKED + b"1\r\n{\r\n"}  # fmt: skip
-    with watched(attack, server, "slow") as _:
+              "no body": WHOLE[: -len(BODY)], "half a body": OPEN + BODY[:5]}  # fmt: skip
+    with watched(attack, server, "slow"):
         base, links = server.connections, []
         for what, said in stages.items():
             for _ in range(PLACES // 2):
@@ -529,8 +590,10 @@ def slow(attack: Attack, server: Server, rng: random.Random) -> None:
                 with contextlib.suppress(OSError):
                     link.sendall(said)
                 links.append((what, link))
+        time.sleep(2)
         held = server.connections
-        attack.count("slow", f"{len(links)} connections", f"{held} are held" if held > PLACES + 8 else None)
+        attack.count("slow", f"{len(links)} connections",
+                     f"{held} are held" if held > PLACES + 8 else None)  # fmt: skip
         until = time.monotonic() + PATIENCE + 5
         dripping = [link for what, link in links if what != "nothing"][-PLACES:]
         while time.monotonic() < until and server.connections > base + 2:
@@ -547,9 +610,9 @@ def slow(attack: Attack, server: Server, rng: random.Random) -> None:
 
 def vanishing(attack: Attack, server: Server, rng: random.Random) -> None:
     """Clients that leave: by RST, by FIN, half, in a head, in a body, while a text is written."""
-    with watched(attack, server, "vanishing", full=True) as _:
+    with watched(attack, server, "vanishing", full=True):
         for number in range(300):
-            said = rng.choice((STREAM, WRITING, WHOLE, CHUNKED + b"1\r\n{\r\n"))
+            said = rng.choice((STREAM, WRITING, WHOLE, OPEN + b"{"))
             said = said[: rng.choice((len(said), len(said), rng.randrange(1, len(said))))]
             how, pause = rng.choice(("reset", "end", "half")), rng.choice((0, 0, 0.005, 0.03))
             link = connect(server)
@@ -570,12 +633,13 @@ def vanishing(attack: Attack, server: Server, rng: random.Random) -> None:
 def streams(attack: Attack, server: Server, rng: random.Random) -> None:
     """More streams than seats: with one seed there is one text, and who is refused hears it."""
     said = posted(TEXT, prompt="The river", max_tokens=40, seed=7, stream=True)
-    with watched(attack, server, "streams", full=True) as _, ThreadPoolExecutor(200) as many:
-        found, texts = [*many.map(lambda _: exchange(server, said), range(200))], set()
+    with watched(attack, server, "streams", full=True), ThreadPoolExecutor(200) as many:
+        found, texts = [*many.map(lambda _: exchange(server, said), range(200))], set[str]()
         for number, (got, closed, _) in enumerate(found):
             fault = "not answered" if len(got) != 1 else wrong(got[0], full=True)
             if not fault and got[0].status == 200:
-                events = [each.removeprefix(b"data: ") for each in got[0].body.split(b"\n\n") if each]
+                lines = [each for each in got[0].body.split(b"\n\n") if each]
+                events = [each.removeprefix(b"data: ") for each in lines]
                 whole = events[-1] == b"[DONE]" and closed
                 texts.add("".join(json.loads(each)["choices"][0]["text"] for each in events[:-1]))
                 fault = None if whole else "the stream has no end"
@@ -584,47 +648,46 @@ def streams(attack: Attack, server: Server, rng: random.Random) -> None:
 
 
 def unread(attack: Attack, server: Server, rng: random.Random) -> None:
-    """Streams that nobody reads, and behind them requests that nobody reads."""
-    with watched(attack, server, "unread", full=True) as _:
-        links = []
-        for _ in range(PLACES):
-            link = socket.socket()
+    """Streams that nobody reads: endless ones on all seats but one, then many short ones."""
+    long = posted(TEXT, prompt="a", max_tokens=2000, temperature=0, logprobs=20, stream=True)
+    short = posted(TEXT, prompt="a", max_tokens=4, stream=True)
+    with watched(attack, server, "unread", full=True), contextlib.ExitStack() as links:
+        for said in [long] * (SEATS - 1) + [short] * PLACES:
+            link = links.enter_context(socket.socket())
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             link.connect(("127.0.0.1", server.port))
             with contextlib.suppress(OSError):
-                link.sendall(STREAM)
-            links.append(link)
-        attack.count("unread", f"{PLACES} streams", _seats(server))
-        for link in links:
-            link.close()
+                link.sendall(said)
+        time.sleep(0.5)
+        attack.count("unread", f"{SEATS - 1} long streams, {PLACES} short", _seats(server))
 
 
 def heavy(attack: Attack, server: Server, rng: random.Random) -> None:
     """Requests that are as much work as a request may be, many at a time."""
     words = "".join(rng.choice("abcdefgh \u00e9\u4e00") for _ in range(40_000))
     turns = [{"role": role, "content": "a"} for _ in range(2800) for role in ("user", "assistant")]
+    many, long = [f"{i:x}" for i in range(20_000)], {"max_tokens": 300, "temperature": 0}
     loads = {
         "a long stop": posted(TEXT, prompt="a", max_tokens=1000, stop=["x" * 200_000]),
-        "many stops": posted(TEXT, prompt="a", max_tokens=1000, stop=[f"{i:x}" for i in range(20_000)]),
-        "the longest stops": posted(TEXT, prompt="a", max_tokens=300, temperature=0, stop=["e" * 256] * 4),
+        "many stops": posted(TEXT, prompt="a", max_tokens=1000, stop=many),
+        "the longest stops": posted(TEXT, prompt="a", stop=["e" * 256] * 4, **long),
         "a long text": posted(TEXT, prompt=words, max_tokens=5),
-        "many ids, a penalty": posted(TEXT, prompt=[1] * 60_000, max_tokens=50, repetition_penalty=1.1),
+        "many ids, a penalty": posted(TEXT, prompt=[1] * 60_000, max_tokens=50,
+                                      repetition_penalty=1.1),
         "many turns": posted(CHAT, messages=turns + turns[:1], max_tokens=5),
-        "logprobs": posted(TEXT, prompt="a", max_tokens=300, temperature=0, logprobs=20, stream=True),
-        "guesses": posted(TEXT, prompt="a", max_tokens=300, temperature=0, guesses=3),
+        "logprobs": posted(TEXT, prompt="a", logprobs=20, stream=True, **long),
+        "guesses": posted(TEXT, prompt="a", guesses=3, **long),
         "maps": posted("/attention", ids=[*range(250)] * 100),
         "no map": posted("/attention", ids=[1] * 80_000 + [9999]),
     }  # fmt: skip
-    for what, said in loads.items():
-        with watched(attack, server, what, full=True) as _, ThreadPoolExecutor(24) as many:
-            for found, closed, seconds in many.map(lambda _, s=said: exchange(server, s, 60), range(24)):
-                fault = "not answered" if len(found) != 1 else wrong(found[0], full=True)
+    for what, said in loads.items():  # a seat is left, else the neighbour would wait for her turn
+        with watched(attack, server, what), ThreadPoolExecutor(SEATS - 1) as many:
+            for found, closed, _ in many.map(lambda _, s=said: exchange(server, s, 60), range(9)):
+                fault = "not answered" if len(found) != 1 else wrong(found[0])
                 attack.count("heavy", what, fault or (None if closed else "not closed"))
 
 
-PARTS: Iterable[Callable[[Attack, Server, random.Random], None]] = (
-    fields, bodies, roles, paths, hosts, raw, vanishing, streams, unread, heavy, slow,
-)  # fmt: skip
+PARTS = fields, bodies, roles, paths, hosts, raw, vanishing, streams, unread, heavy, slow
 
 
 def attack(attack: Attack, seed: int) -> None:

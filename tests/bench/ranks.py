@@ -34,6 +34,8 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.exchange import AFTER, ATTENTION, ONCE
+from nanoeuler.engines.gpu.nccl import bytes_of
+from nanoeuler.engines.gpu.peers import LEAST_COPIED
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
@@ -80,18 +82,41 @@ def jobs_of(parts):
 
 
 class Mute:
-    """A link that carries nothing: sums stay what they were."""
+    """A link that carries nothing: sums stay a rank's own, and weights of the others' what they
+    were. In place of the few numbers that steps are decided by, losses and norms, each rank has its
+    own for everybody's: otherwise what memory held before would do as well, and a step whose norm
+    is no number is not taken.
+    """
 
     copies = False
 
-    def __init__(self, group):
-        self.rank, self.size = group.rank, group.size
+    def __init__(self, device, group):
+        self.device, self.rank, self.size = device, group.rank, group.size
 
     def exchange(self, work):
-        return lambda stream=0: None
+        pairs = work.pairs() if work.kind == "all-gather" else []
+        few = [pair for pair in pairs if bytes_of(pair[0]) < LEAST_COPIED]
+
+        def start(stream=0):
+            for given, to in few:
+                self.repeat(given, to, stream)
+
+        return start
+
+    def repeat(self, given, to, stream):
+        """Put a rank's own numbers in every rank's place."""
+        if not hasattr(self.device, "driver"):
+            self.device.fill(to, np.tile(self.device.host(given), self.size))
+            return
+        from nanoeuler.engines.gpu.device import check
+
+        copy, size = self.device.driver.cuMemcpyDtoDAsync, bytes_of(given)
+        for rank in range(self.size):
+            if rank != self.rank:
+                check(copy(to.address + size * rank, given.address, size, stream))
 
     def join(self):
-        return self.exchange(None)
+        return lambda stream=0: None
 
 
 class Rank:
@@ -138,7 +163,7 @@ class Rank:
         if who == ALONE:
             return CudaStepper(w, AdamW(w), device, **how)
         how |= {"when": OTHERS.get(who, ATTENTION)} | ({"least": 1 << 14} if self.dry else {})
-        others = {SILENT: lambda: Mute(self.group), COPIES: lambda: self.copies}
+        others = {SILENT: lambda: Mute(self.device, self.group), COPIES: lambda: self.copies}
         link = link or others.get(who, lambda: self.link)()
         return CudaRankStepper(w, AdamW(w), device, link, self.group, **how)
 
@@ -320,7 +345,7 @@ def time_steps(rank, preset, batch, who):
         rank.device.synchronize()
         seconds.append((time.perf_counter() - started) / steps)
     if not all(step.finite for step in taken):
-        raise ValueError("a loss is not finite")
+        raise ValueError("a loss or a norm is not finite: steps were not taken")
     seconds = seconds[1:]
     return {"ms": 1e3 * median(seconds), "least": 1e3 * min(seconds), "most": 1e3 * max(seconds),
             "memory": rank.bytes() - before, "tokens": each * T}  # fmt: skip
@@ -570,7 +595,8 @@ def main():
         print("there is no NVIDIA GPU here: nothing was measured; --dry rehearses")
         return 0
     commit = options.commit or (measurements.commit() if shutil.which("git") else "")
-    journal = Journal(circumstances(card, commit), options.dry, options.label, options.one_card)
+    where = {} if options.dry else circumstances(card, commit)  # which names PyTorch's version
+    journal = Journal(where, options.dry, options.label, options.one_card)
     parts = ("check", "memory") if options.one_card else options.what or PARTS
     jobs = [job for job in jobs_of(parts)
             if all(re.search(part, job) for part in options.only)

@@ -241,6 +241,8 @@ def step_rows(case, engine, seen, peer=None, other=None):
         yield "tokens a second", case, engine, 1e3 * tokens / seen["ms"], "tokens/s", None, None
         yield "training step, clock", case, engine, seen["MHz"], "MHz", None, None
         yield "training step, power", case, engine, seen["W"], "W", None, None
+        for name in "least", "most":  # of the windows, whose middle one is the step's time
+            yield f"training step, {name}", case, engine, seen[name], "ms", None, None
 
 
 def pair_rows(part, case, ours, peer, theirs):
@@ -354,7 +356,8 @@ def short(seen):
 def run(options):
     """Do what is asked for; returns whether anything failed."""
     commit = options.commit or (measurements.commit() if shutil.which("git") else "")
-    journal = Journal(circumstances(options.device, commit), options.dry, options.rate)
+    where = {} if options.dry else circumstances(options.device, commit)  # PyTorch's version too
+    journal = Journal(where, options.dry, options.rate)
     with tempfile.TemporaryDirectory() as folder:
         for jobs in sides(options.what):
             jobs = [job for job in jobs if all(re.search(part, job) for part in options.only)

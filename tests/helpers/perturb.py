@@ -1,11 +1,11 @@
-"""Chapters whose training runs begin a little elsewhere: python tests/helpers/perturb.py 08 17
+"""Training runs that begin a little elsewhere: `python tests/helpers/perturb.py 08 17`.
 
-    perturb.py CHAPTER ... [--times 10] [--size 1e-7]
+    perturb.py CHAPTER or tests/test_NAME.py ... [--times 10] [--size 1e-7]
 
 Every initial weight is multiplied by 1 + SIZE * noise, with other noise each time. 1e-7 is about
 what two processors differ by after one operation in float32; what a chapter prints and asserts has
-to survive it. The table has, for each chapter, how many of its runs were whole; below it are the
-cells that failed, and then the exit status is 1. inside/sitecustomize.py does it.
+to survive it. The table has, for each, how many of its runs were whole; below it are the cells or
+tests that failed, and then the exit status is 1. inside/sitecustomize.py does it.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from nanoeuler.errors import UserError
 def main(arguments: Sequence[str] | None = None) -> int:
     """The tool, given the words of its command line; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("chapters", nargs="+", help="such as 08, 13d")
+    parser.add_argument("targets", nargs="+", help="chapters (08, 13d), files of tests")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--size", type=float, default=1e-7)
     asked = parser.parse_args(arguments)
     lines, failed = [], []
-    for name in asked.chapters:
+    for name in asked.targets:
         target, whole, cells = target_of(name), 0, set()
         variables = environment(target)
         for seed in range(asked.times):
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}, noise {seed}: {found.passed} passed, {len(found.failures)} failed",
                   file=sys.stderr)  # fmt: skip
         lines.append(f"{target.stem:28} {whole:3} of {asked.times}  {', '.join(sorted(cells))}")
-    print("\n".join([f"{'chapter':28} whole runs", *lines, *failed]))
+    print("\n".join([f"{'':28} whole runs", *lines, *failed]))
     return int(bool(failed))
 
 

@@ -17,7 +17,8 @@ import math
 from functools import cache
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.block import block_max, block_sum
+from nanoeuler.engines.gpu.block import WARPS, block_max, block_sum
+from nanoeuler.engines.gpu.gemm_mma_plan import SHARED
 from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.kernel import Kernel, Launch
 
@@ -220,7 +221,8 @@ class Form(NamedTuple):
     place: where a row is held while it is read again: "registers", "shared" memory, or "nowhere":
     then it is read from memory twice. threads: of a block. count: vectors that a thread has in
     registers at a time; of a row held there, all. vectors: of a row in shared memory, at most.
-    wide: float32. gradient: whether it replaces the logits.
+    wide: float32. gradient: whether it replaces the logits. resident: blocks of a multiprocessor
+    that registers must suffice for.
     """
 
     place: str
@@ -229,13 +231,19 @@ class Form(NamedTuple):
     vectors: int = 0
     wide: bool = False
     gradient: bool = True
+    resident: int = 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory: the row, and a vector to begin at a multiple of one."""
+        return ACCESS * (self.vectors + 1) if self.place == "shared" else 0
 
 
 @cache
 def loss_kernel(form: Form) -> Kernel:
     """Index table: block -> row; thread, i -> its i-th vector. Bytes of a logit: read once, or
     twice from nowhere, and written once."""
-    place, threads, count, _, wide, gradient = form
+    place, threads, count, _, wide, gradient, resident = form
     words, lane, warps = 4 * count, 4 if wide else 8, threads // 32
     shared, once = place == "shared", place == "registers"
 
@@ -270,10 +278,8 @@ def loss_kernel(form: Form) -> Kernel:
                     at = vector(row, first + i)
                     spread(here, x, i, at, row, target, shift, weight, scale)
 
-    room = ACCESS * (form.vectors + 1) if shared else 0  # one more, to begin at a multiple
-    resident = 2 if shared else 1
     return Kernel(
-        loss, "l l l l r r r r", threads, room, resident=resident, target=(8, 0)
+        loss, "l l l l r r r r", threads, form.shared, resident=resident, target=(8, 0)
     )
 
 
@@ -282,29 +288,44 @@ BLOCKS = 128, 256, 512  # threads of its block
 # Threads, and vectors that each has in registers at a time, of rows in shared memory and of rows
 # that are read twice: measured, the table of attempts.
 WAITING, AGAIN = (1024, 2), (512, 4)
-ROOM = 112 << 10  # bytes of a row in shared memory at most: a multiprocessor has room for two
+ROOM = 112 << 10  # bytes of a row in shared memory at most: an H200's multiprocessor has two such
+PLACES = 2 * 4 * WARPS  # bytes that block_max and block_sum have beside it
+# Threads of a multiprocessor, by compute capability: CUDA C++ Programming Guide, technical
+# specifications. Cards that are newer than this table have at least the least of it.
+CROWD = {(8, 0): 2048, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (9, 0): 2048, (10, 0): 2048,
+         (12, 0): 1536}
+SYSTEM = 1024  # bytes of each block's shared memory that are the system's; a multiprocessor has
+# this and the most of a block (the same tables)
 
 
-def form_for(columns: int, wide: bool, gradient: bool = True) -> Form:
-    """The form for rows of so many columns, padding included."""
+def form_for(
+    columns: int, wide: bool, gradient: bool = True, capability: tuple[int, int] = (9, 0)
+) -> Form:
+    """The form for rows of so many columns, padding included, on a card of this capability."""
     vectors = -(-columns // (4 if wide else 8))
     for threads in BLOCKS:
         if vectors <= threads * HOLD:
             count = -(-vectors // threads)
             return Form("registers", threads, count, wide=wide, gradient=gradient)
-    if vectors * ACCESS <= ROOM:
-        return Form("shared", *WAITING, vectors, wide, gradient)
-    return Form("nowhere", *AGAIN, wide=wide, gradient=gradient)
+    card = tuple(capability)
+    most = SHARED.get(card, min(SHARED.values())) * 1024
+    form = Form("shared", *WAITING, vectors, wide, gradient)
+    size = form.shared + PLACES
+    if vectors * ACCESS > ROOM or size > most:
+        return Form("nowhere", *AGAIN, wide=wide, gradient=gradient)
+    fit = (most + SYSTEM) // (size + SYSTEM), CROWD.get(card, min(CROWD.values())) // form.threads
+    return form._replace(resident=min(2, *fit))
 
 
 def loss_launch(
     logits: Any, targets: Any, scale: Any, losses: Any, columns: int, first: int = 0,
-    gradient: bool = True, form: Form | None = None,
+    gradient: bool = True, form: Form | None = None, capability: tuple[int, int] = (9, 0),
 ) -> Launch:  # fmt: skip
     """The losses of rows first, first + 1, ... of a batch, whose logits (n, K * P) these are.
 
     targets int32 and losses float32 (rows, K) of the whole batch; scale float32 (K,); columns: V of
-    the P. Writes the losses, and with `gradient` dlogits over all of logits.
+    the P. Writes the losses, and with `gradient` dlogits over all of logits. form: unless it is
+    that of `form_for` on a card of this capability.
     """
     (rows, width), (whole, heads) = logits.shape, targets.shape
     kind = kind_of(logits)
@@ -321,7 +342,7 @@ def loss_launch(
     if not 0 <= first <= whole - rows:
         raise UserError(f"targets of {whole} rows have none for {rows} from {first} on")
     vectors = width // heads // lane
-    form = form or form_for(width // heads, kind == "float32", gradient)
+    form = form or form_for(width // heads, kind == "float32", gradient, capability)
     args = logits, targets, scale, losses, first * heads, heads, columns, vectors
     return Launch(loss_kernel(form), (rows * heads,), args)
 

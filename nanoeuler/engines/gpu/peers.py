@@ -36,6 +36,43 @@ class Ways(NamedTuple):
     copies: list[tuple[int, int, int]]
 
 
+def lend(driver: Any, base: int) -> bytes:
+    """What another process needs to reach this memory of ours, which begins at `base`."""
+    handle = check(driver.cuIpcGetMemHandle(base))
+    return ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES)
+
+
+def reach(driver: Any, raw: bytes) -> int:
+    """The address here of another process's memory."""
+    handle = driver.CUipcMemHandle()
+    ctypes.memmove(int(handle.getPtr()), raw, HANDLE_BYTES)
+    peers = int(driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+    return int(check(driver.cuIpcOpenMemHandle(handle, peers)))
+
+
+def allowed(call: Callable, *args: Any) -> Any:
+    """What a call returns, or None if the driver refuses."""
+    try:
+        return call(*args)
+    except RuntimeError:
+        return None
+
+
+def reachable(device: Device, group: Group) -> bool:
+    """Whether the GPU of every rank reaches the others' memory; all ranks ask at the same time.
+
+    It is tried, with memory for nothing else: cards may have no way to each other, and a driver
+    may lend nothing, or not between these processes.
+    """
+    driver, probe = device.driver, device.array(np.zeros(FLAGS, np.uint32))
+    every = group.share(allowed(lend, driver, probe.address))
+    others = [raw for rank, raw in enumerate(every) if rank != group.rank]
+    there = [raw and allowed(reach, driver, raw) for raw in others]
+    for address in filter(None, there):
+        check(driver.cuIpcCloseMemHandle(address))
+    return all(group.share(all(there)))  # nobody's probe is given back before all have left it
+
+
 class Neighbours(Nccl):
     """The memory of other processes, as addresses here."""
 
@@ -54,20 +91,12 @@ class Neighbours(Nccl):
         All ranks ask at the same time.
         """
         if base not in self.bases:
-            handle = check(self.driver.cuIpcGetMemHandle(base))
-            mine = ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES)
-            every = self.group.share(mine)
+            every = self.group.share(lend(self.driver, base))
             self.bases[base] = [
-                base if rank == self.rank else self.opened(raw) for rank, raw in enumerate(every)
+                base if rank == self.rank else reach(self.driver, raw)
+                for rank, raw in enumerate(every)
             ]
         return self.bases[base]
-
-    def opened(self, raw: bytes) -> int:
-        """The address here of another process's memory."""
-        handle = self.driver.CUipcMemHandle()
-        ctypes.memmove(int(handle.getPtr()), raw, HANDLE_BYTES)
-        peers = int(self.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-        return int(check(self.driver.cuIpcOpenMemHandle(handle, peers)))
 
     def everywhere(self, address: int) -> list[int]:
         """An address of this rank and those that the others name at the same time."""

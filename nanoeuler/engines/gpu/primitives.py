@@ -521,7 +521,8 @@ class CudaPrimitives(GatesBackward, Primitives):
         """Losses of rows `first` on, whose logits (n, K P) these are; their gradient in place."""
         if isinstance(scale, np.ndarray):
             scale = self.recording.constant(scale.astype(np.float32))
-        launch = loss_launch(logits, targets, scale, losses, V, first=first, gradient=gradient)
+        given = logits, targets, scale, losses, V, first, gradient
+        launch = loss_launch(*given, capability=self.capability)
         self.write("cross-entropy", launch)
 
     def sum_of(self, losses: Array) -> Array:

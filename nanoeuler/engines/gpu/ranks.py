@@ -11,6 +11,7 @@ B batch, T positions, K predicted tokens.
 """
 
 import os
+import sys
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -27,7 +28,7 @@ from nanoeuler.engines.gpu.exchange import (
     RankWriter,
 )
 from nanoeuler.engines.gpu.nccl import Nccl
-from nanoeuler.engines.gpu.peers import Peers
+from nanoeuler.engines.gpu.peers import Peers, reachable
 from nanoeuler.engines.gpu.primitives import COPIES, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.sharing import LEAST, Sharing
 from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS
@@ -156,19 +157,36 @@ class CudaRankStepper(Portions, Residents):
 
 # %% sec-exchange-copies
 EXCHANGES = "NANOEULER_EXCHANGES"  # the variable that says who carries them
-LINKS = {"nccl": Nccl, "copies": Peers}
+LINKS = {"copies": Peers, "nccl": Nccl}
+
+
+def carrier(group: Group) -> tuple[str, str]:
+    """Who carries exchanges, a name of LINKS, and why; all ranks ask at the same time."""
+    wish, no_way = os.environ.get(EXCHANGES) or "", ""
+    if wish and wish not in LINKS:
+        raise UserError(f"{EXCHANGES} is one of {', '.join(LINKS)}, and not {wish!r}")
+    if wish == "nccl":
+        return wish, f"{EXCHANGES} asks for it"
+    if group.local < group.size:
+        no_way = "ranks run on several machines"
+    elif not reachable(gpu(), group):
+        no_way = "a GPU here cannot write into another's memory"
+    if wish and no_way:
+        raise UserError(f"{EXCHANGES} is copies, but {no_way}: say nccl")
+    return ("nccl", no_way) if no_way else ("copies", "all GPUs are on this machine")
 
 
 @cache
 def link_of(group: Group) -> Nccl:
-    """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order."""
+    """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order.
+
+    Rank 0 says on stderr who carries.
+    """
     os.environ.setdefault(NUMBER, str(group.rank % group.local))
-    wish = os.environ.get(EXCHANGES) or "nccl"
-    if wish not in LINKS:
-        raise UserError(f"{EXCHANGES} is one of {', '.join(LINKS)}, and not {wish!r}")
-    if wish == "copies" and group.local < group.size:
-        raise UserError(f"{EXCHANGES} is copies, and they reach the GPUs of one machine: say nccl")
-    return LINKS[wish](gpu(), group)
+    name, why = carrier(group)
+    if group.rank == 0:
+        print(f"exchanges  {name}: {why}", file=sys.stderr)
+    return LINKS[name](gpu(), group)
 
 
 def ranked_stepper(

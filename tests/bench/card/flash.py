@@ -1,4 +1,5 @@
-"""Attention on tensor cores, against PyTorch's FlashAttention-2 and cuDNN.
+"""Attention on tensor cores, against PyTorch's FlashAttention-2 and cuDNN; and FlashAttention-3,
+where it is installed.
 
 Each shape is checked against float64 on odd lengths and grouped heads, with one warpgroup in a
 block and with all, in the model's layout and head by head; the error may be at most twice
@@ -9,6 +10,7 @@ clock starts. Rows of several texts go to FlashAttention-2 as texts of their own
 import math
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 from bench.card import Contest, ghost
@@ -24,6 +26,7 @@ SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
 LSE = 1e-3  # absolute; scores of some tens in float32, products of bf16 are exact in it
 LEAST = 2.0**-9  # what rounding a result to bf16 alone may cost
 PEERS = "FlashAttention-2", "cuDNN"
+THIRD = "FlashAttention-3"  # of a package of its own, flash_attn_interface, where there is one
 # Which warpgroups share a block: as planned, always one, as many as there can be. What the plan is
 # told of the card's multiprocessors.
 CROWDS = {"planned": MULTIPROCESSORS, "one warpgroup": 1 << 30, "all warpgroups": 0}
@@ -216,6 +219,8 @@ class Problem:
         q, k, v, do = self.expanded()
         if self.case.length:
             return self.end_to_end(name, q, k, v, do)
+        if name == THIRD:
+            return self.third(q, k, v, do)
         if name == "FlashAttention-2":
             forward = partial(aten._scaled_dot_product_flash_attention, q, k, v, 0.0, True)
             f = forward()
@@ -231,6 +236,24 @@ class Problem:
         return forward, partial(
             back, do, q, k, v, f[0], f[1], f[6], f[7], None, f[2], f[3], f[4], f[5], 0.0, True
         )
+
+    def third(self, *operands):
+        """FlashAttention-3's forward, which returns o first, and its backward by autograd."""
+        try:
+            attend = import_module("flash_attn_interface").flash_attn_func
+        except (ImportError, AttributeError) as error:
+            raise RuntimeError(str(error)) from None
+        torch = self.bench.torch
+        q, k, v, do = (x.transpose(1, 2).contiguous() for x in operands)  # (B, T, H, D)
+
+        def forward(*heads):
+            made = attend(*heads, causal=True)
+            return made if isinstance(made, tuple) else (made,)
+
+        kept = [x.requires_grad_() for x in (q.clone(), k.clone(), v.clone())]
+        o = forward(*kept)[0]
+        back = partial(torch.autograd.grad, o, kept, do, retain_graph=True)
+        return partial(forward, q, k, v), back
 
     def end_to_end(self, name, *operands):
         """FlashAttention-2 of texts one after the other, without rows: (B T, H, D)."""
@@ -329,7 +352,7 @@ def checks(bench):
 def peers(problems, backward):
     """Name -> calls of those of the library's ways that this machine has."""
     made = {}
-    for peer in PEERS:
+    for peer in (*PEERS, THIRD):
         try:
             made[peer] = [problem.peer(peer)[backward] for problem in problems]
         except RuntimeError as error:
@@ -364,7 +387,7 @@ def contests(bench):
     return [
         Contest(
             f"attention {'backward' if backward else 'forward'}{in_rows(case)}", str(case),
-            partial(entrants, bench, case, backward), peer=PEERS,
+            partial(entrants, bench, case, backward), peer=(*PEERS, THIRD),
         )
         for case in TIMED + TIMED_TEXTS
         for backward in (False, True)

@@ -1,12 +1,14 @@
 """Attention of float32 arrays in pieces of bf16, against PyTorch's float32 and TF32.
 
 Checked against float64 on odd lengths, grouped heads and all widths, in the model's layout, twice,
-into poisoned outputs. Three pieces stand beside PyTorch's float32, two beside its TF32.
+into poisoned outputs, each element within its bound (attention_bounds.py). Three pieces are
+compared with PyTorch's float32, two with its TF32.
 """
 
 from functools import partial
 
 import numpy as np
+from attention_bounds import PIECES
 from bench.card import Contest, flash_scalar, ghost
 from bench.card.flash_scalar import case_of
 
@@ -25,7 +27,6 @@ ODD = [
     case_of(1, 1, 1, 5, 128),
 ]  # fmt: skip
 TIMED = [case_of(16, 12, 4, 512, 64), case_of(4, 12, 12, 1024, 64)]
-PIECES = 2, 3
 PEERS = {2: "torch TF32", 3: "torch float32"}
 
 
@@ -95,7 +96,8 @@ def check(bench, case, pieces):
     """Errors of y, dq, dk, dv, ours and PyTorch's at the same precision."""
     bench.torch.backends.cuda.matmul.allow_tf32 = pieces == 2
     try:
-        return flash_scalar.compare(bench, Problem(bench, case, pieces), LEAST[pieces])
+        problem = Problem(bench, case, pieces)
+        return flash_scalar.compare(bench, problem, LEAST[pieces], PIECES[pieces])
     finally:
         bench.torch.backends.cuda.matmul.allow_tf32 = False
 

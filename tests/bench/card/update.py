@@ -23,10 +23,15 @@ FORMS = {
     "twice": loss.Form("nowhere", 512, 4),
     "forward": loss.form_for(V, False, False),
 }
+# Positions, heads, columns, the same padded, whether float32; the card whose form is asked for.
+HOPPER, ADA = (9, 0), (8, 9)
 CHECKED = {
-    "V 50257 bf16": (512, 1, 50257, V, False), "V 50257 float32": (256, 1, 50257, V, True),
-    "V 4096 bf16, 4 heads": (1000, 4, 4096, 4096, False), "V 7 float32": (9, 2, 7, 8, True),
-    "V 1000 bf16": (33, 3, 1000, 1000, False),
+    "V 50257 bf16": (512, 1, 50257, V, False, HOPPER),
+    "V 50257 float32": (256, 1, 50257, V, True, HOPPER),
+    "V 4096 bf16, 4 heads": (1000, 4, 4096, 4096, False, HOPPER),
+    "V 7 float32": (9, 2, 7, 8, True, HOPPER), "V 1000 bf16": (33, 3, 1000, 1000, False, HOPPER),
+    "V 50257 bf16, as on 8.9": (512, 1, 50257, V, False, ADA),
+    "V 50688 bf16, as on 8.9": (64, 1, 50688, 50688, False, ADA),
 }  # fmt: skip
 
 
@@ -50,11 +55,12 @@ def kernels():
     made = {"squares": squares, "decide": decide, "sum of losses": add_losses}
     made["AdamW"] = partial(update.adamw_kernel, update.ROUNDS)
     forms = {*FORMS.values()}
-    for _, _, _, padded, wide in CHECKED.values():
-        forms |= {loss.form_for(padded, wide)}
+    for _, _, _, padded, wide, card in CHECKED.values():
+        forms |= {loss.form_for(padded, wide, capability=card)}
     for form in sorted(forms):
         name = f"loss in {form.place}, {form.threads} x {form.count}"
         name += ", float32" * form.wide + ", forward" * (not form.gradient)
+        name += ", one block" * (form.place == "shared" and form.resident == 1)
         made[name] = partial(loss.loss_kernel, form)
     return made
 
@@ -321,13 +327,13 @@ class Problem:
         return losses.detach(), d
 
 
-def check_loss(bench, rows, heads, columns, padded, wide):
+def check_loss(bench, rows, heads, columns, padded, wide, card):
     """Losses, sums and gradients against float64; padding must be 0."""
     problem = Problem(bench, rows, heads, columns, padded, wide)
     exact, exact_d = problem.torch(double=True)
     peer, peer_d = problem.torch()
     outputs = dict(d=problem.logits, losses=problem.losses, sums=problem.sums)
-    seen = bench.repeat(problem.call(), outputs)
+    seen = bench.repeat(problem.call(loss.form_for(padded, wide, capability=card)), outputs)
     d = seen["d"].view(rows, heads, padded)
     if padded > columns and d[..., columns:].abs().max() != 0:
         raise ValueError("the padding is not 0")

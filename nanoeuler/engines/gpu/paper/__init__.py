@@ -5,9 +5,9 @@
 """A GPU on paper: kernels run unmodified, instruction by instruction, and are checked.
 
 numbers, machine (threads and their turns), clocks, memory, traffic (what is counted), arrays and
-their states, barriers, cuda (what a kernel finds under that name), abreast, runner, device (what
-the host does, and graphs of launches), picture; and PTX: translate, layouts, and the families of
-instructions values, plain, waits, copies, tensor.
+their states, barriers, cuda (what a kernel finds under that name), masks and abreast (threads in
+teams), runner, device (what the host does, and graphs of launches), picture; and PTX: translate,
+layouts, the families of instructions values, plain, waits, copies, tensor, and wide (for teams).
 
 May import: errors, engines.gpu.
 """

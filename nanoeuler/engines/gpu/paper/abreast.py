@@ -99,7 +99,7 @@ for _name in "__floordiv__", "__mod__":
 for _name in "__lshift__", "__rshift__":
     careful(_name, lambda b: (b >= 0) & (b < 64))
 
-KINDS = "int64", "float32", "bool"
+KINDS = "int64", "float32", "bool"  # of Lanes
 
 
 def merge(mask: np.ndarray, new: Any, old: Any) -> Any:
@@ -310,7 +310,7 @@ class Choice(Parting):
         return self.merged(self.yes, self.new, self.now(values))
 
 
-YES, NO = Agreed(True), Agreed(False)
+YES, NO = Agreed(True), Agreed(False)  # what all say
 
 
 def split(test: Any) -> Any:
@@ -382,7 +382,7 @@ def span(*bounds: Any) -> Any:
     try:
         return range(*map(operator.index, (start, stop, step)))
     except Apart:
-        if operator.index(step) < 1:
+        if np.asarray(step).min() < 1:
             raise
         size = current().size
         return Range((np.broadcast_to(start, size).copy().view(Lanes), stop, step))

@@ -11,10 +11,10 @@ names that it calls are in `abreast.MEANINGS`.
 """
 
 import ast
-import copy
 import functools
 import linecache
 from collections.abc import Iterator
+from copy import deepcopy
 from types import CodeType
 
 
@@ -90,10 +90,12 @@ class Expressions(ast.NodeTransformer):
     """Expressions that choose what they evaluate."""
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        """`a if b else c`."""
         self.generic_visit(node)
         return called("_pick", node.test, lazy(node.body), lazy(node.orelse))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        """`and`, `or`."""
         self.generic_visit(node)
         name = "_both" if isinstance(node.op, ast.And) else "_either"
         *first, last = node.values
@@ -102,10 +104,12 @@ class Expressions(ast.NodeTransformer):
         return last
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        """`not`."""
         self.generic_visit(node)
         return called("_negate", node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """`a < b < c`."""
         self.generic_visit(node)
         if len(node.ops) == 1:
             return node
@@ -166,6 +170,7 @@ class Statements(Bodies):
     """... and statements that choose."""
 
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
+        """Both sides, each for its own threads."""
         at, test = self.fresh(), self.visit(node.test)
         yes, no = self.block(node.body), self.block(node.orelse) if node.orelse else []
         names = assigned(yes + no)
@@ -178,6 +183,7 @@ class Statements(Bodies):
         return [*new, *merge(at, names, "join")]
 
     def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        """Until the last thread has left."""
         if node.orelse:
             raise Unknown("an else of a loop")
         at, test = self.fresh(), self.visit(node.test)
@@ -186,6 +192,7 @@ class Statements(Bodies):
         return [*head, ast.While(asked(at, "test", test), body, []), *end]
 
     def visit_For(self, node: ast.For) -> list[ast.stmt]:
+        """The same over numbers."""
         if node.orelse:
             raise Unknown("an else of a loop")
         at, over = self.fresh(), self.visit(node.iter)
@@ -198,12 +205,15 @@ class Rewriting(Statements):
     """... and what leaves a body, or has no form."""
 
     def visit_Break(self, node: ast.Break) -> list[ast.stmt]:
+        """Only where all leave together."""
         return [*parse(f"{self.loops[-1]}.leave()"), node]
 
     def visit_Continue(self, node: ast.Continue) -> list[ast.stmt]:
+        """The same."""
         return [*parse(f"{self.loops[-1]}.leave()"), node]
 
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
+        """It is the last in its branch: the value is returned at the end."""
         value = self.visit(node.value) if node.value else ast.Constant(None)
         return [ast.Assign([ast.Name("_out", ast.Store())], value)]
 
@@ -219,7 +229,7 @@ class Rewriting(Statements):
 
 def changed(function: ast.FunctionDef) -> ast.FunctionDef:
     """A function for many threads at once."""
-    new, statements = copy.deepcopy(function), Rewriting()
+    new, statements = deepcopy(function), Rewriting()
     many = any(returns(node) and not isinstance(node, ast.Return) for node in new.body)
     body = statements.block(single(new.body) if many else new.body)
     if returns(function):

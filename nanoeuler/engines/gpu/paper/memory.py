@@ -381,7 +381,7 @@ class Global(Addresses):
                 moves.clear()
 
     def read_all(self, addresses: np.ndarray, size: int, threads: np.ndarray) -> np.ndarray:
-        """(n, size / 4) uint32 at addresses (n,), of these threads (n,) or of several at one."""
+        """The bytes (n, size) at addresses (n,), of these threads (n,) or of several at one."""
         data = np.empty((len(addresses), size), np.uint8)
         for mine, region, at in self._parts(addresses, size):
             elements = region.elements_all(at, size)
@@ -389,7 +389,7 @@ class Global(Addresses):
             if region.fresh is not None and region.fresh[elements].any():
                 fault("unwritten", "bytes that nobody wrote")
             data[mine] = region.bytes[at[:, None] + np.arange(size)]
-        return data.view(np.uint32)
+        return data
 
     def write_all(self, addresses: np.ndarray, data: np.ndarray, threads: np.ndarray) -> None:
         """Put (n, bytes) at addresses (n,), of these threads (n,)."""

@@ -265,7 +265,7 @@ class Together(Run):
         current().close()
 
 
-ABREAST = teams.Cuda()
+ABREAST = teams.Cuda()  # for teams: it looks up who is running, too
 
 
 def in_teams(value: Any) -> Any:

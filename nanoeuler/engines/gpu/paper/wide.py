@@ -392,7 +392,8 @@ def load(vector: str | None, kind: str, address: Any) -> Any:
     access = Access(address, size)
     access.note("global loads")
     memory = access.team.block.machine.memory
-    return access.answer(memory.read_all(access.at, size, access.ids), kind)
+    data = memory.read_all(access.at, size, access.ids)
+    return access.answer(data.view(np.uint32), kind)
 
 
 @wide(plain.store)
@@ -463,19 +464,19 @@ def copy(to: Any, address: Any, size: int, source: Any = None) -> None:
     access, fetched = Access(to, size), Access(address, size)
     sizes = np.full(len(access.at), size) if source is None else source
     sizes = active(sizes) if isinstance(sizes, Lanes) else np.broadcast_to(sizes, len(access.at))
-    if access.one or fetched.one or not ((sizes == 0) | (sizes == size)).all():
+    if access.one or fetched.one or ((sizes < 0) | (sizes > size)).any():
         raise Apart
     memory, words = place_in(access)
     memory.expect_by(words, access.rows(), access.who())
     access.note("shared stores")
     data = np.zeros((len(words), size), np.uint8)
-    there, team = sizes > 0, access.team
-    if there.any():
-        who = team.active()[there] + team.first
+    team = access.team
+    for count in set(sizes.tolist()) - {0}:
+        mine = np.flatnonzero(sizes == count)
+        at, ids = fetched.at[mine], fetched.ids[mine]
         loads = team.block.of(plain.Loads)
-        loads.note_all("global loads", plain.place(), size, who, fetched.at[there])
-        memory_of = team.block.machine.memory
-        data[there] = memory_of.read_all(fetched.at[there], size, fetched.ids[there]).view(np.uint8)
+        loads.note_all("global loads", plain.place(), count, fetched.threads[mine], at)
+        data[mine, :count] = team.block.machine.memory.read_all(at, count, ids)
     where = access.at[:, None] + np.arange(size)
     team.of(copies.Pieces).open.append((memory, words, where, data, team.active()))
 
@@ -594,7 +595,7 @@ def rights(pairs: np.ndarray) -> np.ndarray:
     return from_bf16(b).swapaxes(1, 2)
 
 
-ROW, COLUMN = (part[:32] for part in accumulator(8))
+ROW, COLUMN = (part[:32] for part in accumulator(8))  # of a warp's registers
 
 
 def sums(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -720,6 +721,7 @@ def result(letter: str, value: Any) -> Any:
 
 # What an operand of a kernel becomes, by the letter of its type.
 CASTS = {"r": int32, "l": int64, "f": float32}
+# Special registers, of a team.
 SPECIAL = {
     "%laneid": lambda: (current().numbers % WARP).view(Lanes),
     "%cluster_ctarank": lambda: current().block.rank,

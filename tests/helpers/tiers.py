@@ -5,9 +5,9 @@ two switches go together shows itself in one of them; what it takes three for is
 product. See Kuhn, Wallace and Gallo, "Software fault interactions and implications for software
 testing" (2004): two suffice for most, not for all.
 
-Of mistakes that are planted to see whether a test sees them, one in a few: they test the test,
-which changes less often than the code. That all of them can still be planted is for `make test`,
-too (`mutants.source`).
+Of planted mistakes that take a second or more each, one in a few: they test the test, which changes
+less often than the code. That all of them can still be planted is for `make test`, too
+(`mutants.source`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -761,7 +761,8 @@ def test_the_logged_loss_is_a_mean_over_the_counted_targets(tmp_path):
 
 
 def test_the_speed_shown_is_that_of_the_metrics(tmp_path, capsys):
-    shown = display.Display(1000, 0)
+    shown = display.Display(0)
+    shown.reach(1000)
     begun = fresh(1000)
     for step, seconds in enumerate((9.0, 0.5, 0.5, 0.25, 0.5), 1):
         shown.show(begun, {"step": step, "loss": 1.0, "seconds": seconds, "tokens": 256,

@@ -134,7 +134,7 @@ def speeds_of(card: Card) -> Speeds:
 
 # What the rows of data/measurements call the engines, and steps with no product of a library.
 KINDS = dict(zip(GPU_ENGINES, ("bf16", "TF32", "float32"), strict=True))
-OWN = "cuda, own products"
+OWN = "cuda, own products"  # as tests/bench/step.py names them
 
 
 def measured(config: ModelConfig, batch_size: int, engine: str) -> float | None:

@@ -396,7 +396,7 @@ def test_a_summary_says_what_a_run_takes():
 
 def test_a_step_that_was_tried_counts_more_than_a_rate():
     text = summary(SMALL, 16, 500, threads=2, seconds_per_step=0.36)  # no rate is measured
-    assert "time    about 3.0 minutes: a step was tried and took 360 ms" in text
+    assert "time    about 3.0 minutes: the first steps took 360 ms each" in text
 
 
 def test_a_time_beyond_reckoning_fits_its_line():

@@ -4,7 +4,7 @@
 # %% sec-face
 """What a training run takes of the GPU of this machine, and whether there is room for it.
 
-Leaves out the driver's own memory, and how long a step takes: that is tried before a run.
+Leaves out the driver's own memory, and how long a step takes: a run's first steps tell.
 """
 
 from nanoeuler.engines.gpu import stepper, vendor
@@ -16,9 +16,9 @@ from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.planning.cards import INSTEAD, OLDEST
 from nanoeuler.planning.step import RULES
 
-# Of the host's memory, for a parameter: its weight and two moments in float32, three times over:
-# the run's, those of the steps that are tried before it, and what is on its way from the card.
-HOST_BYTES = 3 * 3 * 4
+# Of the host's memory, for a parameter: its weight and two moments in float32, twice: the run's,
+# and what is on its way from the card.
+HOST_BYTES = 2 * 3 * 4
 
 
 def step_bytes(config: ModelConfig, batch_size: int, accumulate: int, engine: str) -> int:

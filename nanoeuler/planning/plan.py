@@ -214,7 +214,7 @@ def product_rate(threads: int, seconds: float = 0.1) -> float:
 def _time(flops, steps, threads, rate, seconds_per_step):
     """What the steps will take, in words, and whence that is known."""
     if seconds_per_step is not None:
-        pace = f"a step was tried and took {seconds_per_step * 1e3:.3g} ms"
+        pace = f"the first steps took {seconds_per_step * 1e3:.3g} ms each"
         return f"about {duration(steps * seconds_per_step)}: {pace}"
     rate = product_rate(threads) if rate is None else rate
     return (

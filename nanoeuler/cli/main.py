@@ -115,8 +115,8 @@ def generate(
 ) -> None:  # fmt: skip
     """Continue a text.
 
-    Each token is sampled: --top-k, --top-p and --min-p limit the choice, --temperature says how
-    bold it is.
+    Each token is sampled: --top-k, --top-p and --min-p limit the choice, and a higher --temperature
+    makes it bolder.
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """

@@ -317,8 +317,9 @@ def prefix(root: Path, chapter: Path) -> Path:
 
 
 def environment(root: Path, chapter: Path) -> dict[str, str]:
-    """The environment variables `chapter` runs under: its prefix of the package, fixed hashes."""
+    """The variables `chapter` runs under: its prefix of the package, fixed hashes, no GPU."""
     fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
+    fixed["CUDA_VISIBLE_DEVICES"] = ""  # outputs are a processor's, wherever a chapter runs
     fixed["OPENBLAS_NUM_THREADS"] = "1"  # two chapters at once must not fight over the cores
     return {**os.environ, **fixed}
 

@@ -1,5 +1,6 @@
-"""What all tests share: the same examples every time, an order that keeps workers busy, a limit."""
+"""What all tests share: the same examples, an order that keeps workers busy, a limit, no GPU."""
 
+import os
 import signal
 import sys
 import time
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import settings
 
 BEGUN = pytest.StashKey[float]()
+
+# "auto" is to mean the same engine in every test and program that tests start, also on a machine
+# with a GPU: `make test-gpu` is for that.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")

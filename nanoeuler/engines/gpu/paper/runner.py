@@ -258,13 +258,14 @@ class Together(Run):
                 places = self.threads[first : first + self.size]
                 made.append(teams.Team(body, block, first, places))
             block.threads = [seat for team in made if team.block is block for seat in team.seats]
-        with np.errstate(all="ignore"):  # threads that are not active compute as well
-            self.machine.play(made)
+        self.machine.play(made)
         self.memory.settle()
 
     def _team(self, args: list) -> None:
-        self.function(*args)
-        current().close()
+        # Threads that are not active compute as well. NumPy keeps this for each greenlet apart.
+        with np.errstate(all="ignore"):
+            self.function(*args)
+            current().close()
 
 
 ABREAST = teams.Cuda()  # for teams: it looks up who is running, too

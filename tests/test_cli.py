@@ -759,15 +759,16 @@ def test_an_error_that_repeats_what_was_typed_is_a_short_printable_line(nanoeule
 
 
 def test_no_warning_of_numpy_reaches_a_user(tmp_path):
-    """Weights this large overflow in the text that a run shows at its end; the run is as asked."""
+    """Weights this large overflow wherever they are used; whether a loss is still finite, which
+    ends a run or not, depends on the order of a processor's sums."""
     line = f"train --data {STORY} --out {tmp_path / 'run'} --steps 1 --batch-size 2 --warmup 0"
     done = piped(f"{line} {TINY} --lr 1e18 --engine cpu", cwd=tmp_path)
-    assert done.returncode == 0 and b"Warning" not in done.stderr, done.stderr
+    assert done.returncode in (0, 2) and b"Warning" not in done.stderr, done.stderr
 
 
 def test_a_wrong_knob_is_told_before_anything_is_printed(nanoeuler):
     code, out, err = nanoeuler("generate river --from base --temperature nan")
-    assert (code, out) == (2, "") and "expected temperature to be a number from 0" in err
+    assert (code, out) == (2, "") and "--temperature': expected a finite number" in err
 
 
 def test_a_fine_tuning_goes_on_without_its_base(nanoeuler, tmp_path):

@@ -131,6 +131,8 @@ import nanoeuler as ne
 from nanoeuler.face import resized
 
 def soon(run, seconds):
+    if seconds is None:
+        return
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 config = resized(ne.PRESETS["small"], dim=16, n_layers=1, context=16)
@@ -189,7 +191,7 @@ def training(tmp_path, **changes):
 @pytest.mark.parametrize("name, values", {
     "data": (5, "", b"x", ["a"], "\ud800", "a\0b"), "out": (None, 5, "", b"x", ("a",), "\ud800"),
     "config": ({}, "small", 5, [], TINY_RUN), "settings": ({}, "fast", 5, TINY),
-    "tokenizer": ({}, "gpt2", 5), "sample": (5, "x", {}), "before": (5, "x"),
+    "tokenizer": ({}, "gpt2", 5), "sample": (5, "x", {}), "on_pace": (5, "x"),
     "threads": ("a", 0, -1, 1.5, True), "save_every": (True, "a", 0), "keep": (None, 0, "a"),
 }.items(), ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_an_argument_of_the_wrong_kind_is_told_by_its_name(tmp_path, base, name, values):

@@ -38,7 +38,8 @@ def test_instructions(unit, tmp_path):
     processor, lanes, foreign = UNITS[unit]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CPU")}
     environment["NUMBA_CACHE_DIR"] = str(tmp_path)  # numba shows no machine code from a cache
-    environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    tests = Path(__file__).resolve().parent
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (tests.parent, tests / "helpers")))
     if processor:
         environment |= dict(zip(("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"), processor, strict=True))
     command = [sys.executable, __file__]

@@ -54,7 +54,7 @@ def test_a_batch_that_does_not_fit_names_one_that_does(monkeypatch):
 def test_a_run_on_a_card_asks_for_the_cards_memory_and_little_of_this_machine(
     monkeypatch, tmp_path
 ):
-    """Of this machine's memory a step on its processor would take 20 GB, and on a card 4."""
+    """Of this machine's memory a step on its processor would take 20 GB, and on a card 3."""
     install(monkeypatch, IdleCard(free=8e9))
     settings = Settings(steps=1, batch_size=64)
 
@@ -66,7 +66,7 @@ def test_a_run_on_a_card_asks_for_the_cards_memory_and_little_of_this_machine(
         begin("cuda", 5e9)
     with pytest.raises(UserError, match="and this machine has 2.0 GB"):
         begin("cpu", 2e9)
-    with pytest.raises(UserError, match="trained on a GPU, needs 4.2 GB of memory"):
+    with pytest.raises(UserError, match="trained on a GPU, needs 2.8 GB of memory"):
         begin("cuda", 2e9)
     assert not (tmp_path / "a").exists()
 
@@ -90,7 +90,7 @@ def test_a_run_says_what_it_takes_of_the_card(monkeypatch, tmp_path, capsys):
     assert code == 0, said
     size = planned.step_bytes(ne.load(out).config, 4, 1, "cuda")
     assert f"memory  {size / 1e9:.2f} GB of the an idle card" in said
-    # The steps that were tried before the run have given their memory back.
+    # The memory of one stepper, and not of a second one that tries steps.
     assert size / 2 < card.most < 1.5 * size
 
 

@@ -1108,7 +1108,8 @@ def test_the_command_warns_where_others_can_reach_it(run):
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=20)
         said = process.stderr.read()
-        assert f"warning: whoever reaches port {port} of 0.0.0.0" in said and "password" in said
+        warning = f"warning: anybody who can reach port {port} of 0.0.0.0"
+        assert warning in said and "password" in said
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):

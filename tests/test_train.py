@@ -588,15 +588,16 @@ def test_the_pace_is_told_once_after_ten_steps(tmp_path):
     seen = []
 
     def on_pace(run, seconds_per_step):
-        assert 0 < seconds_per_step < 60
+        assert (seconds_per_step is None) == (run.step == 0)
+        assert seconds_per_step is None or 0 < seconds_per_step < 60
         seen.append((run.step, [at for at, _ in saves(tmp_path)]))
 
     go(tmp_path, on_pace=on_pace)
     resume(tmp_path, on_pace=on_pace)  # no step is left
-    assert seen == [(1 + pace.MOST, [0, 4, 8][-2:])]
+    assert seen == [(0, [0]), (1 + pace.MOST, [0, 4, 8][-2:])]
     with pytest.raises(UserError):
         go(tmp_path, on_pace=on_pace)
-    assert len(seen) == 1
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("how", [dict(steps=11), dict(steps=40), dict(steps=None, minutes=0.003)])
@@ -927,7 +928,8 @@ def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):
     chosen = Settings(minutes=0.01, batch_size=8, seed=5, lr=0.01)
 
     def on_pace(run, seconds):
-        seen.append((run.settings.steps, seconds))
+        if seconds:
+            seen.append((run.settings.steps, seconds))
 
     ended = train(RIVER, tmp_path / "minutes", config=CONFIG, settings=chosen, engine="reference",
                   on_pace=on_pace)  # fmt: skip

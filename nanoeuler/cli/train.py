@@ -24,20 +24,20 @@ ASKED = 3  # held-out questions that fine-tuning shows the answers to
 ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has not learned it yet
 
 
-def _say_plan(run, seconds_per_step=None, ranks=1):
-    """Print on stderr what the steps that `run` has before it will take, if there are any."""
+def _say_plan(run, seconds_per_step, ranks=1):
+    """Print on stderr what the steps that `run` has before it will take; their time once known."""
     from nanoeuler.engines.choice import GPU_ENGINES
     from nanoeuler.planning.plan import summary
 
     settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
-    if left:
-        sizes = run.config, settings.batch_size
-        how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step, ranks=ranks)
-        if engine in GPU_ENGINES:
-            from nanoeuler.planning import card
+    sizes = run.config, settings.batch_size
+    how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step or 0, ranks=ranks)
+    if engine in GPU_ENGINES:
+        from nanoeuler.planning import card
 
-            how["memory"] = card.words(*sizes, settings.accumulate, engine)
-        print(summary(*sizes, left, **how), file=sys.stderr)
+        how["memory"] = card.words(*sizes, settings.accumulate, engine)
+    *size, time = summary(*sizes, left, **how).splitlines()
+    print(*(size if seconds_per_step is None else [time]), sep="\n", file=sys.stderr)
 
 
 def _learned_vocabulary(sizes, tokenizer, text):

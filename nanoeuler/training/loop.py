@@ -138,6 +138,7 @@ class _Steps:
 
 
 Sample = Callable[..., str]  # sample(config, tokenizer, weights): a text by the model
+OnPace = Callable[[Run, float | None], None]  # on_pace(run, seconds_per_step): see `fit`
 
 
 def _samples(step: int, steps: int) -> bool:
@@ -190,9 +191,14 @@ class _Timing:
     `on_pace` as `fit` has it. Where there is none, and the number of steps is known, no one asks.
     """
 
-    def __init__(self, run: Run, on_pace: Callable[[Run, float], None] | None) -> None:
+    def __init__(self, run: Run, on_pace: OnPace | None) -> None:
         self.run, self.on_pace, self.watch = run, on_pace, Watch()
         self.asked = on_pace is not None or run.settings.steps is None
+
+    def begin(self) -> None:
+        """Tell of the run, its pace still unknown, if it has steps before it."""
+        if self.on_pace and (self.run.settings.steps or 0) > self.run.step:
+            self.on_pace(self.run, None)
 
     def due(self, known: int, stopped: bool) -> bool:
         """Whether the pace is to be told, now that so many steps more are known."""
@@ -208,6 +214,7 @@ class _Timing:
         self.asked = False
         if run.settings.steps is None:
             _settle_length(run, pace, display, windows)
+            self.begin()
         if self.on_pace and (left := run.settings.steps - run.step):
             self.on_pace(run, pace.seconds(run.step, run.settings.steps) / left)
 
@@ -324,16 +331,16 @@ def fit(
     out: str | Path, run: Run, batches: Batches, held_out: HeldOut, *, engine: str = "auto",
     threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
     sample: Sample | None = None, on_step: Callable[[dict], None] | None = None,
-    on_pace: Callable[[Run, float], None] | None = None,
+    on_pace: OnPace | None = None,
 ) -> Run:  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
     `batches` and `held_out` are used as `data.batches` and `data.heldout` have them. save_every:
     steps between saves, None: by the clock (`Saving`). `sample(config, tokenizer, weights)` gives
     a text: shown at the end, and its beginning after each quarter. `on_step(line)` gets each step's
-    metrics. `on_pace(run, seconds_per_step)` is called once, after some ten steps, if any are left;
-    the seconds with a share of the validations. UserError: a loss that is not finite, a full disk,
-    too little memory.
+    metrics. `on_pace(run, seconds_per_step)` is called with None before the first step, and with
+    the seconds, a share of the validations in them, after some ten, if any are left. UserError: a
+    loss that is not finite, a full disk, too little memory.
     """
     check_counts(save_every, keep, threads)
     _check_place(out, run)
@@ -343,15 +350,16 @@ def fit(
                                    pieces=run.settings.accumulate)  # fmt: skip
             best = Best(out, run, noise(held_out), batches.windows)
         _note_program(out, run, engine)
-        saving, display = Saving(save_every), Display(run.step)
+        saving, display, timing = Saving(save_every), Display(run.step), _Timing(run, on_pace)
         with saving.timed():
             settle(out, run, keep, batches.windows)
             best.settle()
         if run.settings.steps:
             _announce(run, display, batches.windows)
+        timing.begin()
         stop = _take_steps(
             out, run, stepper, batches, held_out, best=best, display=display, keep=keep,
-            timing=_Timing(run, on_pace), saving=saving, sample=sample, on_step=on_step,
+            timing=timing, saving=saving, sample=sample, on_step=on_step,
         )  # fmt: skip
     plot(out, held_out)
     _close(out, run, best, display, stop, sample)

@@ -200,7 +200,7 @@ def train(
     threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
     resume: bool = False, sample: Sample | None = None,
     on_step: Callable[[dict], None] | None = None,
-    on_pace: Callable[[Run, float], None] | None = None,
+    on_pace: Callable[[Run, float | None], None] | None = None,
 ) -> Run:  # fmt: skip
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 

@@ -19,7 +19,7 @@ import recorded as helpers
 from lazy_driver import Driver
 from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
-from tiers import paired
+from tiers import paired, thinned
 
 from nanoeuler.engines.gpu import door, exchange, nccl, ranks
 from nanoeuler.engines.gpu.device import Device
@@ -464,7 +464,7 @@ def test_exchanges_may_be_late_and_need_not_overlap(way):
 
 
 @pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", thinned(FAULTS, 2))
 def test_faults_are_seen(name, copies):
     writer, late, _ = FAULTS[name]
     try:

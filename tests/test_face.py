@@ -540,6 +540,7 @@ bits: str = model.bits_per_byte("text")
 """
 
 
+@pytest.mark.long
 def test_a_type_checker_reads_the_face(tmp_path):
     (tmp_path / "mine.py").write_text(WRONG)
     done = subprocess.run(

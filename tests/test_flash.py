@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutants import Mutant, load
+from mutants import Mutant, load, source
+from tiers import thinned
 
 from nanoeuler.engines.gpu import flash
 from nanoeuler.engines.gpu.flash import ROWS, padded
@@ -115,7 +116,7 @@ def test_tiles_are_attention_and_its_backward(T, G, R, D, rows, columns, seed):
 
 @pytest.mark.parametrize(
     "shape",
-    [
+    thinned(((shape,) for shape in [
         (1, 1, 1, 1, 32),   # one position
         (1, 1, 4, 4, 64),
         (2, 7, 4, 2, 32),   # less than a tile
@@ -125,7 +126,7 @@ def test_tiles_are_attention_and_its_backward(T, G, R, D, rows, columns, seed):
         (1, 65, 4, 2, 32),
         (1, 130, 1, 1, 64),
         (1, 33, 2, 1, 128),
-    ],
+    ]), 2),
 )  # fmt: skip
 def test_kernels(shape):
     assert worst(shape) < 1
@@ -271,8 +272,13 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+def test_all_mistakes_have_their_place():
+    for function, what, old, new in MISTAKES:
+        source(Mutant("engines.gpu.flash", function, what, old, new))
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what a wrong kernel does with garbage
-@pytest.mark.parametrize("function, what, old, new", MISTAKES)
+@pytest.mark.parametrize("function, what, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(function, what, old, new):
     module = load(Mutant("engines.gpu.flash", function, what, old, new))
     try:  # at scale 10 scores reach hundreds, so that a missing maximum overflows

@@ -7,8 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, load, source
 from test_flash_tensor import NAMES, U, change, exact_and_bounds, in_texts, inputs, worst
+from tiers import thinned
 
 from nanoeuler.engines.gpu import (
     attention,
@@ -153,12 +154,12 @@ def test_what_is_moved_is_what_was_predicted(D):
 
 @pytest.mark.parametrize(
     "shape, lengths, seed",
-    [
+    thinned([
         ((2, 2, 1, 150, 32), [[1, 63, 86], [150]], None),
         ((1, 1, 1, 150, 32), [[70, 70, 10]], 4),
         ((1, 2, 1, 260, 64), [[100, 28, 132]], 1),
         ((1, 1, 1, 140, 128), [[50, 90]], None),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_texts(shape, lengths, seed):
     a = in_texts(inputs(*shape), lengths)
@@ -263,7 +264,12 @@ def fails(launches, a, names):
     return not worst(a, names) < 1 or not (a["delta"][..., a["q"].shape[2] :] == 0).all()
 
 
-@pytest.mark.parametrize("what, module, function, old, new", MISTAKES)
+def test_all_mistakes_have_their_place():
+    for what, module, function, old, new in MISTAKES:
+        source(Mutant(module, function, what, old, new))
+
+
+@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     wrong = load(Mutant(module, function, what, old, new))
     users = [flash_mma, flash_mma_backward] if module == PARTS else [flash_mma_plan]

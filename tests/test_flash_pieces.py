@@ -12,8 +12,9 @@ import pytest
 from attention_bounds import PIECES, U
 from bench.card import flash_pieces as flash_pieces_card
 from bench.gpu import judge
-from mutants import Mutant, load
+from mutants import Mutant, load, source
 from test_flash_tensor import NAMES, hidden, in_texts
+from tiers import thinned
 
 from nanoeuler.engines.gpu import (
     flash_pieces,
@@ -94,7 +95,7 @@ def check_both(shape, pieces, seed=None, scale=1.0):
 
 @pytest.mark.parametrize(
     "shape, pieces, seed, scale",
-    [
+    thinned([
         ((1, 4, 2, 1, 32), 3, None, 1),  # one position, most of a tile beyond the end
         ((1, 4, 1, 5, 32), 2, 1, 1),
         ((2, 1, 1, 65, 32), 2, None, 30),  # scores of thousands
@@ -104,7 +105,7 @@ def check_both(shape, pieces, seed=None, scale=1.0):
         ((1, 1, 1, 40, 128), 2, None, 1),
         ((1, 1, 1, 3, 128), 3, None, 1),
         ((1, 1, 1, 40, 128), 3, 4, 1),  # two warps, more than one block; steps of 32
-    ],
+    ], 2),
 )
 def test_forward_and_backward(shape, pieces, seed, scale):
     check_both(shape, pieces, seed, scale)
@@ -210,10 +211,10 @@ def test_what_is_moved_is_what_was_predicted(pieces):
 
 @pytest.mark.parametrize(
     "shape, lengths, pieces, seed",
-    [
+    thinned([
         ((2, 2, 1, 150, 32), [[1, 63, 86], [150]], 3, None),
         ((1, 2, 2, 140, 64), [[70, 70]], 2, 4),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_texts(shape, lengths, pieces, seed):
     a = in_texts(inputs(*shape), lengths)
@@ -312,7 +313,12 @@ def fails(launches, a, names):
     return not worst(a, 2, names) < 1
 
 
-@pytest.mark.parametrize("what, module, function, old, new", MISTAKES)
+def test_all_mistakes_have_their_place():
+    for what, module, function, old, new in MISTAKES:
+        source(Mutant(module, function, what, old, new))
+
+
+@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     put_wrong(Mutant(module, function, what, old, new), monkeypatch)
     if module == BACKWARD:

@@ -15,7 +15,8 @@ import registers
 from bench.card import gemm as card
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mutants import Mutant, load
+from mutants import Mutant, load, source
+from tiers import thinned
 
 from nanoeuler.engines.gpu import (
     compile,
@@ -553,7 +554,8 @@ GATED = dict(layout="NN", epilogue="swiglu", second=True)
 
 @pytest.mark.parametrize(
     "form, size, draws",
-    [  # ragged, one element of 8 columns, more blocks than tiles, rings that wrap, large values
+    # Ragged, one element of 8 columns, more blocks than tiles, rings that wrap, large values.
+    thinned([
         (dict(epilogue="bias and gelu", second=True), (136, 136, 72), dict(seed=0)),
         (dict(epilogue="bias and gelu", second=True, pingpong=True), (72, 264, 328), {}),
         (dict(layout="NN", epilogue="gelu backward"), (72, 264, 328), dict(seed=1)),
@@ -608,7 +610,7 @@ GATED = dict(layout="NN", epilogue="swiglu", second=True)
         (dict(layout="TN", narrow=True, out="float32", cluster=2), (264, 136, 72), dict(blocks=2)),
         (dict(layout="TN", epilogue="add", out="float32", cluster=2, pieces="after"),
          (67, 131, 137), dict(blocks=4)),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_ways_out_against_float64(form, size, draws):
     got, wanted, _ = on_paper(Form(**form), *size, **draws)
@@ -884,7 +886,13 @@ def exchanged(module):
         yield
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
+def test_all_mistakes_have_their_place():
+    for flaw, (where, old, new, *_) in FLAWS.items():
+        module, name = where.split(".")
+        source(Mutant(f"engines.gpu.{module}", name, flaw, old, new))
+
+
+@pytest.mark.parametrize("flaw", thinned(FLAWS))
 def test_a_flaw_in_the_way_out_is_found(flaw):
     place, old, new, form, signs = FLAWS[flaw]
     module, name = place.split(".")

@@ -6,12 +6,14 @@ length. A whole pass in bf16 is held to what rounding at the same places costs i
 
 import inspect
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 from bench.card.decode import CONFIGS, LLAMA, model
 from fragments import replaced
 from mutants import execute
+from tiers import thinned
 
 from nanoeuler.engines.gpu import decode, gemv, newest, token
 from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16
@@ -251,8 +253,7 @@ def reader(name, kind, texts=1, seed=None, **more):
     return Follower(w.config, w, device, kind, texts, **{"chunk": 32, "warps": 1, **more})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name, kind", thinned(product(CONFIGS, KINDS)))
 def test_logits_at_every_position_however_the_text_is_cut(name, kind):
     _, text, exact, peer = model(name, kind)
     made = []

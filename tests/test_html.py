@@ -74,6 +74,7 @@ def pages():
     return made
 
 
+@pytest.mark.long
 def test_pages_stay_at_home(pages):
     for page in pages:
         loads = Loads()
@@ -95,6 +96,7 @@ def all_of(what):
     return f"document.querySelectorAll('{what}')"
 
 
+@pytest.mark.long
 @drawn
 @pytest.mark.parametrize("width, phone, dark", [(1280, False, False), (390, True, True)])
 def test_a_browser_shows_every_page_without_an_error(pages, width, phone, dark):

@@ -29,10 +29,8 @@ REGISTERS = {16: "%zmm", 8: "%ymm", 4: "%xmm"}
 NEEDS = {"AVX-512": "avx512f", "AVX2": "avx2", "plain x86-64": "sse2"}
 
 
-# One unit is enough to see that loops have become vectors at all; the others are long.
-@pytest.mark.parametrize(
-    "unit", [pytest.param(unit, marks=[pytest.mark.long] * (unit != "AVX2")) for unit in UNITS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("unit", UNITS)
 def test_instructions(unit, tmp_path):
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("needs an x86-64 processor: the instructions are its own")

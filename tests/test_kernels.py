@@ -9,7 +9,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, load, source
+from tiers import thinned
 
 from nanoeuler.engines.gpu import ladder
 from nanoeuler.engines.gpu.paper import Fault, run
@@ -329,12 +330,21 @@ def judge(module, function):
     return product_error(module, random(0, 68, 12), random(1, 12, 68), way)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what a wrong kernel does with garbage
-@pytest.mark.parametrize("function, what, old, new, kind", MUTANTS)
-def test_mutants_are_seen(function, what, old, new, kind):
+def mutant(function, what, old, new):
     if old.startswith("  #"):
         old, new = "cuda.syncthreads()" + old, "pass #"
-    module = load(Mutant("engines.gpu.ladder", function, what, old, new))
+    return Mutant("engines.gpu.ladder", function, what, old, new)
+
+
+def test_all_mutants_have_their_place():
+    for *which, _ in MUTANTS:
+        source(mutant(*which))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what a wrong kernel does with garbage
+@pytest.mark.parametrize("function, what, old, new, kind", thinned(MUTANTS))
+def test_mutants_are_seen(function, what, old, new, kind):
+    module = load(mutant(function, what, old, new))
     if kind:
         with pytest.raises(Fault) as fault:
             judge(module, function)

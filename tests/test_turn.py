@@ -7,9 +7,10 @@ of what the sums of a tile are off; what is stored is rounded once.
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, load, source
 from test_flash_tensor import CROWD, backward, exact_and_bounds, forward, inputs
 from test_gemm import TABLES, arrays, exchanged, on_paper, wrong
+from tiers import thinned
 
 from nanoeuler.engines.gpu import attention, flash_plan
 from nanoeuler.engines.gpu.gemm import choose, product
@@ -119,7 +120,15 @@ FLAWS = {  # what: (function, text in it, what it becomes)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
+def test_all_mistakes_have_their_place():
+    for flaw, (where, old, new) in FLAWS.items():
+        module, name = where.split(".")
+        source(Mutant(f"engines.gpu.{module}", name, flaw, old, new))
+    for flaw, texts in FLAWS_BACK.items():
+        source(Mutant("engines.gpu.flash_backward", flaw.partition(":")[0], flaw, *texts))
+
+
+@pytest.mark.parametrize("flaw", thinned(FLAWS))
 def test_a_flaw_is_found(flaw):
     place, old, new = FLAWS[flaw]
     module, name = place.split(".")
@@ -222,7 +231,7 @@ def attended(shape, crowd, seed=None):
     return a, shares
 
 
-@pytest.mark.parametrize("case", BACK)
+@pytest.mark.parametrize("case", thinned(BACK, 2))
 def test_gradients_are_turned_back(case):
     shape, crowd, seed = BACK[case]
     a, shares = attended(shape, crowd, seed)
@@ -249,7 +258,7 @@ FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name bef
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flaw", FLAWS_BACK)
+@pytest.mark.parametrize("flaw", thinned(FLAWS_BACK))
 def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
     name, (old, new) = flaw.partition(":")[0], FLAWS_BACK[flaw]
     wrong = load(Mutant("engines.gpu.flash_backward", name, flaw, old, new))

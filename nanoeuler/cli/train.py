@@ -27,17 +27,19 @@ ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has
 def _say_plan(run, seconds_per_step, ranks=1):
     """Print on stderr what the steps that `run` has before it will take; their time once known."""
     from nanoeuler.engines.choice import GPU_ENGINES
-    from nanoeuler.planning.plan import summary
+    from nanoeuler.planning.plan import size_lines, time_line
 
     settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
+    if seconds_per_step is not None:
+        print(time_line(left, seconds_per_step), file=sys.stderr)
+        return
     sizes = run.config, settings.batch_size
-    how = dict(accumulate=settings.accumulate, seconds_per_step=seconds_per_step or 0, ranks=ranks)
+    how = dict(accumulate=settings.accumulate, ranks=ranks)
     if engine in GPU_ENGINES:
         from nanoeuler.planning import card
 
         how["memory"] = card.words(*sizes, settings.accumulate, engine)
-    *size, time = summary(*sizes, left, **how).splitlines()
-    print(*(size if seconds_per_step is None else [time]), sep="\n", file=sys.stderr)
+    print(size_lines(*sizes, left, **how), file=sys.stderr)
 
 
 def _learned_vocabulary(sizes, tokenizer, text):

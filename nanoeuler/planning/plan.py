@@ -211,34 +211,18 @@ def product_rate(threads: int, seconds: float = 0.1) -> float:
         return sum(pool.map(until, [time.perf_counter() + seconds] * threads))
 
 
-def _time(flops, steps, threads, rate, seconds_per_step):
-    """What the steps will take, in words, and whence that is known."""
-    if seconds_per_step is not None:
-        pace = f"the first steps took {seconds_per_step * 1e3:.3g} ms each"
-        return f"about {duration(steps * seconds_per_step)}: {pace}"
-    rate = product_rate(threads) if rate is None else rate
-    return (
-        f"about {duration(flops / (CPU_SHARE * rate))}: matrix products run at "
-        f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
-        f"{CPU_SHARE:.0%} of that"
-    )
-
-
 def _whole(number):
     """A whole number in digits, or if these are more than a line is for, in a power of ten."""
     return f"{number:,}" if number < 1e15 else f"{float(number):.2e}"
 
 
-def summary(
+def size_lines(
     config: ModelConfig, batch_size: int, steps: int, *, accumulate: int = 1,
-    threads: int | None = None, rate: float | None = None, seconds_per_step: float | None = None,
-    memory: str | None = None, ranks: int = 1,
+    threads: int | None = None, memory: str | None = None, ranks: int = 1,
 ) -> str:  # fmt: skip
-    """What `steps` training steps on this processor will take, as text: FLOPs, memory, time.
+    """Parameters, FLOPs and memory of `steps` training steps on this processor: two lines of text.
 
-    `seconds_per_step` is what a step of this very run took. Without it the time follows from the
-    `rate` of `product_rate`, which is measured if it is not given. memory: in words, where the step
-    is taken elsewhere; ranks: processes that take it together.
+    memory: in words, where the steps are taken elsewhere. ranks: processes that take them together.
     """
     threads = min(threads or max(1, cores() // ranks), shards(batch_size, config.context))
     flops = steps * batch_size * config.context * flops_per_token(config)
@@ -251,12 +235,35 @@ def summary(
     )
     if ranks > 1:
         here += f"; the most that one of {ranks} ranks takes"
-    return "\n".join([
+    return (
         f"{count_parameters(config):,} parameters; {_whole(steps)} steps of {batch_size} x "
-        f"{config.context} tokens are {flops:.2e} FLOPs",
-        f"memory  {memory or here}",
-        f"time    {_time(flops, steps, threads, rate, seconds_per_step)}",
-    ])  # fmt: skip
+        f"{config.context} tokens are {flops:.2e} FLOPs\nmemory  {memory or here}"
+    )
+
+
+def time_line(steps: int, seconds_per_step: float) -> str:
+    """The time of `steps` steps, of which the first ones took so long: one line of text."""
+    pace = f"the first steps took {seconds_per_step * 1e3:.3g} ms each"
+    return f"time    about {duration(steps * seconds_per_step)}: {pace}"
+
+
+def summary(
+    config: ModelConfig, batch_size: int, steps: int, *, threads: int | None = None,
+    rate: float | None = None,
+) -> str:  # fmt: skip
+    """FLOPs, memory and time of `steps` training steps on this processor, none taken yet, as text.
+
+    The time follows from the `rate` of `product_rate`, which is measured if it is not given.
+    """
+    threads = min(threads or max(1, cores()), shards(batch_size, config.context))
+    rate = product_rate(threads) if rate is None else rate
+    flops = steps * batch_size * config.context * flops_per_token(config)
+    return (
+        f"{size_lines(config, batch_size, steps, threads=threads)}\n"
+        f"time    about {duration(flops / (CPU_SHARE * rate))}: matrix products run at "
+        f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
+        f"{CPU_SHARE:.0%} of that"
+    )
 
 
 def here(config: ModelConfig, batch_size: int, tokens: int | None, engine: str) -> str:

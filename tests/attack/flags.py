@@ -159,10 +159,19 @@ class Send:
 
     def __call__(self, kind: str, command: str, *more: str) -> None:
         """Run `command` with the words `more` after what it has anyway; count it."""
+        self.typed(kind, [*command.split(), *self.base(command), *more])
+
+    def argument(self, kind: str, command: str, value: str) -> None:
+        """Run `command` with `value` in place of its arguments, and the flags it has anyway."""
+        base = self.base(command)
+        flags = next((i for i, word in enumerate(base) if word.startswith("--")), len(base))
+        self.typed(kind, [*command.split(), *base[flags:], value])
+
+    def base(self, command: str) -> list[str]:
+        """What makes `command` cheap, with a new folder for what it writes."""
         self.number += 1
-        out = self.attack.folder / f"out-{self.number}"
-        base = [str(out) if word == "OUT" else word for word in BASE.get(command, [])]
-        self.typed(kind, [*command.split(), *base, *more])
+        out = str(self.attack.folder / f"out-{self.number}")
+        return [out if word == "OUT" else word for word in BASE.get(command, [])]
 
     def typed(self, kind: str, words: list[str]) -> None:
         """Run exactly these words; count them, and take away what they have made."""
@@ -207,7 +216,7 @@ def attack(attack: Attack, seed: int) -> None:
                 if flag.words:
                     send(f"{flag.metavar} of a flag", command, *flag.words, value)
                 else:
-                    send.typed(f"{flag.metavar} alone", [*command.split(), value])
+                    send.argument(f"{flag.metavar} alone", command, value)
     draws = random.Random(seed)
     flags = {
         name: [flag for flag in known if flag.words and not skipped(name, flag, "x")]

@@ -667,7 +667,8 @@ def test_every_kernel_of_a_step_fits_the_card(capability, preset, sizes):
     names = [(V, name) for V in sizes for name in ("cuda", "cuda-float32")]
     for V, name in [*names, (sizes[0], "cuda-tf32")]:
         config = replace(PRESETS[preset], n_layers=1, n_predict=1, vocab_size=V)
-        steps = record_step(config, 2, 64, Machine(capability, 84), PRECISIONS[name], recorded.RULES)
+        of = Machine(capability, 84), PRECISIONS[name], recorded.RULES
+        steps = record_step(config, 2, 64, *of)
         kernels |= {step.launch.kernel for step in steps.program.steps}
     assert {"loss", "adamw"} <= {kernel.function.__name__ for kernel in kernels}
     for kernel in kernels:

@@ -131,7 +131,7 @@ TINIEST = ModelConfig(
 
 def architectures() -> dict[str, ModelConfig]:
     """Name -> a tiny config: all switches combined, then all ways to take a step."""
-    configs, switches = {}, ("norm", "position", "mlp", "bias", "tied")
+    configs, switches = {}, [switch for switch in CHOICES if switch != "integrator"]
     for values in product(*(CHOICES[switch] for switch in switches)):
         chosen = dict(zip(switches, values, strict=True))
         words = [switch if value is True else value for switch, value in chosen.items() if value]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nanoeuler.engines.primitives import Array, Primitives
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, Supports
 from nanoeuler.model.weights import Block, Weights
 
 
@@ -94,7 +94,7 @@ class MlpHalf(Primitives, Protocol):
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""
         u = self.linear(n, b.w_up, b.w_up_bias)
-        h = self.swiglu(u) if config.mlp == "swiglu" else self.gelu(u)
+        h = getattr(self, config.mlp)(u)
         return self.linear(h, b.w_down, b.w_down_bias), SavedMlp(n, u, h)
 
     def mlp_backward(
@@ -103,8 +103,7 @@ class MlpHalf(Primitives, Protocol):
     ) -> Array:  # fmt: skip
         """From dout (B, T, C) to dn (B, T, C); adds to db."""
         dh = self.linear_backward(dout, saved.h, b.w_down, db.w_down, db.w_down_bias)
-        backward = self.swiglu_backward if config.mlp == "swiglu" else self.gelu_backward
-        du = backward(dh, saved.u)
+        du = getattr(self, f"{config.mlp}_backward")(dh, saved.u)
         return self.linear_backward(du, saved.n, b.w_up, db.w_up, db.w_up_bias)
 
 
@@ -175,7 +174,9 @@ class Moves(Primitives, Protocol):
 
 
 class Engine(Sublayers, Entrance, Moves, Protocol):
-    """All that the model asks for. To make one: inherit, and define the primitives."""
+    """All that the model asks for. To make one: inherit, define the primitives and `supports`."""
+
+    supports: Supports  # the switches that this engine has code for; the others are refused
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None

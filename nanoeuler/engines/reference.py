@@ -37,10 +37,16 @@ from nanoeuler.model.layers import (
     swiglu,
 )
 
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
+
 
 class ReferenceEngine(Engine):
     """The operations exactly as chapters 4 to 6 derive them."""
 
+    supports = SUPPORTS
     embed, embed_backward = staticmethod(embed), staticmethod(embed_backward)
     linear, linear_backward = staticmethod(linear), staticmethod(linear_backward)
     rmsnorm, rmsnorm_backward = staticmethod(rmsnorm), staticmethod(rmsnorm_backward)

@@ -10,7 +10,9 @@ width, T positions, K predicted tokens.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from nanoeuler.errors import UserError
 from nanoeuler.model.euler import INTEGRATORS
@@ -102,6 +104,23 @@ def _check_fit(config):
             f"n_predict is {config.n_predict}, and each predicted token needs its own output "
             "matrix: tied has only the embedding; set n_predict to 1 or tied to False"
         )
+
+
+Supports = Mapping[str, Sequence[Any]]  # switch -> the values that a program has code for
+
+
+def require(config: ModelConfig, supports: Supports, who: str) -> None:
+    """UserError unless the program called `who` has code for every switch of `config`.
+
+    A switch that `supports` doesn't name may only have its default.
+    """
+    for name, values in CHOICES.items():
+        value, known = getattr(config, name), supports.get(name, values[:1])
+        if value not in known:
+            raise UserError(
+                f"expected {name} {' or '.join(map(str, known))} for {who}, got {value}: "
+                f"choose another {name}, or an engine that has it"
+            )
 
 
 PRESETS = {  # hidden: 4 dim for gelu; 8/3 dim for swiglu, rounded up to a multiple of 8

@@ -20,7 +20,7 @@ import numpy as np
 from nanoeuler.engines.interface import Array, Cache, Engine
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, require
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
@@ -84,6 +84,7 @@ def stream(
     end, most = start + tokens.shape[1], config.context
     if end > most:
         raise UserError(f"expected at most {most} tokens, the context, got {end}: cut some off")
+    require(config, engine.supports, type(engine).__name__)
     x, pending, layers = engine.enter(config, w, tokens, start, first), [], []
     none = [None] * len(INTEGRATORS[config.integrator].b)
     for i in range(config.n_layers):

@@ -15,9 +15,14 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes, require
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.weights import PADDING
+
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
 
 
 def stages(config: ModelConfig) -> int:
@@ -30,6 +35,7 @@ def linear_shapes(config: ModelConfig) -> Iterator[tuple[str, int, int, int]]:
 
     A forward pass multiplies by it n times.
     """
+    require(config, SUPPORTS, "the planner")
     for name, shape in parameter_shapes(config).items():
         if name.startswith("block.") and len(shape) == 2:
             yield name.split(".")[-1], *shape, config.repeat * stages(config)
@@ -139,6 +145,7 @@ def memory(
     `flash` off keeps all attention probabilities, as the reference engine does. Buffers that live
     inside one operation, or one layer's backward, are not counted.
     """
+    require(config, SUPPORTS, "the planner")
     C, F, H, G, D = config.dim, config.hidden, config.n_heads, config.n_kv_heads, config.head_dim
     shapes, tokens = parameter_shapes(config).values(), batch_size * config.context
     stored = sum(-(-prod(shape) // PADDING) * PADDING for shape in shapes)

@@ -32,7 +32,7 @@ from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.cpu.panels import PANEL, VECTORS, Panels, interleaved, padded
 from nanoeuler.engines.primitives import Array
 from nanoeuler.measurements import cores
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, require
 from nanoeuler.model.euler import INTEGRATORS
 from nanoeuler.model.layers import (
     GELU_CUBIC,
@@ -447,6 +447,12 @@ def _pass(m, o, n, heads, thread, threads):
 MANY = 16 << 20
 
 
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
+
+
 class CpuPasses:
     """What passes work on, and one pass by all threads.
 
@@ -459,6 +465,7 @@ class CpuPasses:
         int8: bool = False,
     ):  # fmt: skip
         assert weights.flat.dtype == np.float32, f"weights in {weights.flat.dtype}, not float32"
+        require(config, SUPPORTS, "the compiled reader")
         self.config, self.texts = config, texts
         self._panels = Panels(_matrices(config, weights), int8)
         self._model = _model(config, weights, self._panels.places)

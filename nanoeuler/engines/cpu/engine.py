@@ -64,8 +64,16 @@ class FusedMoves(FusedPrimitives, Moves):
         return self._norm_backward(kernel, dn, x, gain, stats, dgain, dx)
 
 
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
+
+
 class FusedEngine(FusedMoves, Engine):
     """The engine over fused loops, with what it does better than operation by operation."""
+
+    supports = SUPPORTS
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None

@@ -39,7 +39,7 @@ from nanoeuler.engines.gpu.stepper import gpu
 from nanoeuler.engines.gpu.token import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.vectors import LANES, SIZES
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, require
 from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Block, Weights
 
@@ -98,13 +98,16 @@ class Decoding(NamedTuple):
         check_model(self)
 
 
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler",),
+}  # fmt: skip
+
+
 def check_model(this: Decoding) -> None:
     """UserError for a model that cannot be decoded here."""
     c = this.config
-    if c.integrator != "euler":
-        raise UserError(
-            f"decoding on a GPU steps by Euler's method, not by {c.integrator}: choose the "
-            "engine cpu")
+    require(c, SUPPORTS, "decoding on a GPU")
     if c.dim % OUT or c.hidden % OUT or c.head_dim % OUT:
         raise UserError(
             f"decoding on a GPU wants dim, hidden and the width of heads in eights, not "

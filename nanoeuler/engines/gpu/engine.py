@@ -215,8 +215,16 @@ class Logits(MlpsBackward):
         return memory[:rows]
 
 
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
+
+
 class CudaEngine(Logits):
     """Records a pass of the model into `recording`, for a card of this capability."""
+
+    supports = SUPPORTS
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None

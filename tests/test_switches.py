@@ -1,0 +1,195 @@
+"""No switch of a model is silently wrong: every program refuses a value or computes another model.
+
+The programs: three engines of a CPU, one of a GPU, three readers, the planner. A value that one of
+them does not name among its `SUPPORTS` is refused, and so is a switch that it has never heard of.
+What it does name changes its numbers, or what is recorded or planned, and the numbers are those of
+the reference engine.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pytest
+import recorded
+from test_cuda_engine import HOPPER, WIDE, bound
+
+from nanoeuler.checks import gradcheck
+from nanoeuler.engines import reference
+from nanoeuler.engines.cpu import decode as cpu_decode
+from nanoeuler.engines.cpu import engine as cpu_engine
+from nanoeuler.engines.gpu import decode as gpu_decode
+from nanoeuler.engines.gpu import engine as gpu_engine
+from nanoeuler.engines.gpu.decode import Decoding
+from nanoeuler.engines.gpu.paper.device import Device
+from nanoeuler.errors import UserError
+from nanoeuler.inference.decoder import EngineReader
+from nanoeuler.model.config import CHOICES, ModelConfig, require
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import Weights
+from nanoeuler.planning import counts
+from nanoeuler.planning.plan import cpu_memory
+
+BASE = ModelConfig(
+    vocab_size=64, dim=64, n_layers=2, n_heads=2, n_kv_heads=1, hidden=64, context=16, n_predict=1
+)
+OTHERS = {  # another value of what is no choice between names
+    "vocab_size": 72, "dim": 128, "n_layers": 4, "n_heads": 1, "n_kv_heads": 2, "hidden": 72,
+    "context": 24, "n_predict": 2, "step_size": 0.7, "repeat": 2,
+}  # fmt: skip
+CHANGES = [(name, value) for name, values in CHOICES.items() for value in values[1:]]
+CHANGES += OTHERS.items()
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def weights(config):
+    """Random weights, nothing zero: a tensor of the same name and shape has the same numbers."""
+    w = Weights(config)
+    for name, tensor in w.items():
+        seed = sum(name.encode())
+        tensor[...] = 0.3 * np.random.default_rng(seed).standard_normal(tensor.shape)
+    return w
+
+
+def logits_of(make):
+    def run(config):
+        return forward(make(), config, weights(config), np.array([TOKENS]))[0][0]
+
+    return run
+
+
+def read_by(make):
+    def run(config):
+        rows = len(TOKENS)
+        reader = make(config, weights(config))
+        return np.array(reader.read([TOKENS], [0], rows, config.n_predict)[0])
+
+    return run
+
+
+def decoded(config):
+    """The logits of the compiled decoder of a GPU, emulated; its first head alone."""
+    device = Device(multiprocessors=2)
+    follower = gpu_decode.Follower(config, weights(config), device, "bf16", chunk=32, warps=1)
+    return follower.read([TOKENS], [0], len(TOKENS))[0]
+
+
+def planned(config):
+    """What the planner says of a training step: FLOPs and bytes."""
+    found = [(each.name, each.flops, each.bytes) for each in counts.operations(config, 2, 4)]
+    return found, counts.memory(config, 2, 4), cpu_memory(config, 2, threads=1)
+
+
+def recorded_step(config):
+    """The launches of a training step on a GPU, and what they are given."""
+    steps = recorded.record_step(config, 2, 4, HOPPER, WIDE, recorded.RULES).program.steps
+    return [(each.name, each.launch.kernel, each.launch.grid, each.nbytes,
+             [arg for arg in each.launch.args if isinstance(arg, (int, float))])
+            for each in steps]  # fmt: skip
+
+
+NUMBERS = {
+    "reference": (reference, logits_of(reference.ReferenceEngine)),
+    "fused": (cpu_engine, logits_of(cpu_engine.FusedEngine)),
+    "cpu": (cpu_engine, logits_of(cpu_engine.CpuEngine)),
+    "reader": (reference, read_by(EngineReader)),
+    "cpu reader": (cpu_decode, read_by(cpu_decode.CpuReader)),
+    "gpu reader": (gpu_decode, decoded),
+}
+PROGRAMS = {**NUMBERS, "cuda": (gpu_engine, recorded_step), "planner": (counts, planned)}
+
+
+def test_every_field_is_changed_here():
+    assert {name for name, _ in CHANGES} == {field.name for field in fields(ModelConfig)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_value_without_code_is_refused(program, name, monkeypatch):
+    module, run = PROGRAMS[program]
+    value = CHOICES[name][1]
+    monkeypatch.setitem(module.SUPPORTS, name, (CHOICES[name][0],))
+    with pytest.raises(UserError, match=f"expected {name} {CHOICES[name][0]} for .*, got {value}"):
+        run(replace(BASE, **{name: value}))
+
+
+@dataclass(frozen=True)
+class NewerConfig(ModelConfig):
+    """With a switch that no program has heard of."""
+
+    qk_norm: bool = False
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_switch_nobody_has_heard_of_is_refused(program, monkeypatch):
+    monkeypatch.setitem(CHOICES, "qk_norm", (False, True))
+    config = NewerConfig(**vars(BASE))
+    PROGRAMS[program][1](config)
+    with pytest.raises(UserError, match="expected qk_norm False for .*, got True"):
+        PROGRAMS[program][1](replace(config, qk_norm=True))
+
+
+@pytest.mark.parametrize("name", [name for name in CHOICES if isinstance(CHOICES[name][0], str)])
+def test_a_word_without_code_is_refused_by_all(name, monkeypatch):
+    """As relu2 in the choices of an MLP, which all would have taken for GELU."""
+    monkeypatch.setitem(CHOICES, name, (*CHOICES[name], "new"))
+    for module, _ in PROGRAMS.values():
+        with pytest.raises(UserError, match=f"expected {name} .*, got new"):
+            require(replace(BASE, **{name: "new"}), module.SUPPORTS, "this")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name, value", CHANGES)
+def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
+    run = PROGRAMS[program][1]
+    base = replace(BASE, n_layers=4) if name == "repeat" else BASE
+    try:
+        other = run(replace(base, **{name: value}))
+    except UserError as error:
+        assert program == "gpu reader" and name in ("integrator", "n_predict"), error
+        return
+    one = run(base)
+    if isinstance(one, np.ndarray):
+        same = one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-3)
+    else:
+        same = one == other
+    # A longer context only leaves room for more: the numbers of the same tokens stay.
+    assert same == (name == "context" and program != "planner")
+
+
+@pytest.mark.parametrize("program", NUMBERS)
+@pytest.mark.parametrize("name, value", CHANGES)
+def test_numbers_are_those_of_the_reference(program, name, value):
+    config = replace(BASE, **{name: value})
+    if name == "repeat":
+        config = replace(config, n_layers=4)
+    try:
+        ours = np.asarray(NUMBERS[program][1](config), np.float64)
+    except UserError:
+        return  # which the test above knows
+    exact = Weights(config, np.float64)
+    exact.flat[:] = weights(config).flat
+    theirs = forward(reference.ReferenceEngine(), config, exact, np.array([TOKENS]))[0][0]
+    theirs = theirs[:, : ours.shape[1]] if ours.ndim == 3 else theirs[:, 0]
+    # bf16 has 2^-9 a rounding, of which a logit has some tens; the others compute in float32.
+    allowed = 0.05 if program == "gpu reader" else 1e-4
+    assert np.linalg.norm(ours - theirs) <= allowed * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("name, value", [each for each in CHANGES if each[0] in CHOICES])
+def test_gradients_of_a_gpu_are_those_of_the_reference(name, value, monkeypatch):
+    recorded.by_numpy(monkeypatch)
+    config = replace(BASE, n_layers=1, **{name: value})
+    outcome = recorded.step_on_paper(config, 2, 4, HOPPER, WIDE)
+    wrong = {name: error for name, error in outcome.errors().items() if not error < bound(config)}
+    assert not wrong, wrong
+
+
+def test_the_gradient_check_has_every_value_of_every_switch():
+    found = gradcheck.architectures().values()
+    for name, values in CHOICES.items():
+        assert {getattr(config, name) for config in found} == {*values}
+
+
+def test_a_decoder_of_a_gpu_says_what_it_cannot():
+    with pytest.raises(UserError, match="expected integrator euler for decoding on a GPU"):
+        Decoding(replace(BASE, integrator="rk4")).check()

@@ -352,7 +352,8 @@ def test_what_is_refused():
             this.read(pieces, starts, **more)
     with pytest.raises(UserError, match="before position 40"):
         this.follow([1], [38], 2)
-    for changes, words in (({"integrator": "heun"}, "integrator euler"), ({"hidden": 20}, "in eights")):
+    refused = ({"integrator": "heun"}, "integrator euler"), ({"hidden": 20}, "in eights")
+    for changes, words in refused:
         config = replace(LLAMA, **changes)
         with pytest.raises(UserError, match=words):
             Follower(config, initialise(config, 0), Device())

@@ -8,9 +8,7 @@
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# One more than the cores of the smallest machine: while one test waits, for a clock or a pipe, the
-# others go on.
-WORKERS ?= 3
+WORKERS ?= 2
 # What of the long tests has not begun after so many minutes is skipped, and says so.
 MINUTES ?= 600
 # Hundreds of programs that tests start import the package: it is compiled once.

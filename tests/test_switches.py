@@ -41,6 +41,11 @@ CHANGES += OTHERS.items()
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
+def base_for(name):
+    """The model in which this field is changed: layers can share a block where there are four."""
+    return replace(BASE, n_layers=4) if name == "repeat" else BASE
+
+
 def weights(config):
     """Random weights, nothing zero: a tensor of the same name and shape has the same numbers."""
     w = Weights(config)
@@ -140,28 +145,28 @@ def test_a_word_without_code_is_refused_by_all(name, monkeypatch):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name, value", CHANGES)
 def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
-    run = PROGRAMS[program][1]
-    base = replace(BASE, n_layers=4) if name == "repeat" else BASE
+    run, base = PROGRAMS[program][1], base_for(name)
     try:
         other = run(replace(base, **{name: value}))
     except UserError as error:
         assert program == "gpu reader" and name in ("integrator", "n_predict"), error
         return
     one = run(base)
-    if isinstance(one, np.ndarray):
-        same = one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-3)
+    if isinstance(one, np.ndarray) and one.shape == other.shape:
+        # A longer context only leaves room for more: the numbers of the same tokens stay. All else
+        # changes them by more than the roundings of bf16 could.
+        off = np.linalg.norm(one - other) / np.linalg.norm(one)
+        assert off == 0 if name == "context" else off > bound(base)
+    elif isinstance(one, np.ndarray):
+        assert name in ("vocab_size", "n_predict")
     else:
-        same = one == other
-    # A longer context only leaves room for more: the numbers of the same tokens stay.
-    assert same == (name == "context" and program != "planner")
+        assert (one == other) == (name == "context" and program == "cuda")
 
 
 @pytest.mark.parametrize("program", NUMBERS)
 @pytest.mark.parametrize("name, value", CHANGES)
 def test_numbers_are_those_of_the_reference(program, name, value):
-    config = replace(BASE, **{name: value})
-    if name == "repeat":
-        config = replace(config, n_layers=4)
+    config = replace(base_for(name), **{name: value})
     try:
         ours = np.asarray(NUMBERS[program][1](config), np.float64)
     except UserError:
@@ -169,10 +174,15 @@ def test_numbers_are_those_of_the_reference(program, name, value):
     exact = Weights(config, np.float64)
     exact.flat[:] = weights(config).flat
     theirs = forward(reference.ReferenceEngine(), config, exact, np.array([TOKENS]))[0][0]
-    theirs = theirs[:, : ours.shape[1]] if ours.ndim == 3 else theirs[:, 0]
-    # bf16 has 2^-9 a rounding, of which a logit has some tens; the others compute in float32.
-    allowed = 0.05 if program == "gpu reader" else 1e-4
-    assert np.linalg.norm(ours - theirs) <= allowed * np.linalg.norm(theirs)
+    single = logits_of(reference.ReferenceEngine)(config)
+    if program == "gpu reader":
+        # `bound` is derived for gradients; a logit goes through fewer roundings to bf16.
+        theirs = theirs[:, :1]  # it has the first head alone
+        assert np.linalg.norm(ours - theirs) <= bound(config) * np.linalg.norm(theirs)
+        return
+    # Two orders of float32 sums: see `both` in tests/test_reader.py.
+    most = 4 * np.abs(single - theirs).max() + 8 * np.finfo(np.float32).eps * np.abs(theirs).max()
+    assert np.abs(ours - theirs).max() <= most
 
 
 @pytest.mark.parametrize("name, value", [each for each in CHANGES if each[0] in CHOICES])

@@ -216,6 +216,11 @@ def _whole(number):
     return f"{number:,}" if number < 1e15 else f"{float(number):.2e}"
 
 
+def _flops(config, batch_size, steps):
+    """FLOPs of the matrix products of so many training steps."""
+    return steps * batch_size * config.context * flops_per_token(config)
+
+
 def size_lines(
     config: ModelConfig, batch_size: int, steps: int, *, accumulate: int = 1,
     threads: int | None = None, memory: str | None = None, ranks: int = 1,
@@ -225,7 +230,6 @@ def size_lines(
     memory: in words, where the steps are taken elsewhere. ranks: processes that take them together.
     """
     threads = min(threads or max(1, cores() // ranks), shards(batch_size, config.context))
-    flops = steps * batch_size * config.context * flops_per_token(config)
     sizes = cpu_memory(config, batch_size, accumulate, threads, ranks)
     total = PROCESS_BYTES + sum(sizes.values())
     state = sum(sizes.values()) - sizes["activations"]
@@ -237,7 +241,8 @@ def size_lines(
         here += f"; the most that one of {ranks} ranks takes"
     return (
         f"{count_parameters(config):,} parameters; {_whole(steps)} steps of {batch_size} x "
-        f"{config.context} tokens are {flops:.2e} FLOPs\nmemory  {memory or here}"
+        f"{config.context} tokens are {_flops(config, batch_size, steps):.2e} FLOPs\n"
+        f"memory  {memory or here}"
     )
 
 
@@ -257,10 +262,10 @@ def summary(
     """
     threads = min(threads or max(1, cores()), shards(batch_size, config.context))
     rate = product_rate(threads) if rate is None else rate
-    flops = steps * batch_size * config.context * flops_per_token(config)
+    seconds = _flops(config, batch_size, steps) / (CPU_SHARE * rate)
     return (
         f"{size_lines(config, batch_size, steps, threads=threads)}\n"
-        f"time    about {duration(flops / (CPU_SHARE * rate))}: matrix products run at "
+        f"time    about {duration(seconds)}: matrix products run at "
         f"{rate / 1e9:.0f} GFLOP/s on {threads} thread{'s' * (threads > 1)}, and training at "
         f"{CPU_SHARE:.0%} of that"
     )

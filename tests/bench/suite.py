@@ -20,7 +20,7 @@ IDLE = 0.3  # processes that want to run, on average over a minute: less is an i
 def minutes(folder):
     """Minutes that `make test` takes in a checkout whose .venv is made; UserError if it fails."""
     start = time.perf_counter()
-    done = subprocess.run(["make", "test"], cwd=folder)
+    done = subprocess.run(["make", "test", f"WORKERS={CORES}"], cwd=folder)
     if done.returncode:
         raise UserError("make test failed, and a red suite has no time: mend it first")
     return (time.perf_counter() - start) / 60

@@ -105,8 +105,9 @@ def test_no_bit_hangs_on_threads_nor_on_who_is_read_beside(switches, int8):
     for threads in (1, 2, 3, 5):
         reader = CpuReader(config, weights, 5, threads, int8)
         together = reader.read(pieces, [0] * 5)[:, 0, 0]
-        for one, other in zip(bits, together, strict=True):
-            assert one.tobytes() == other.tobytes()
+        for i, (one, other) in enumerate(zip(bits, together, strict=True)):
+            off = np.abs(one - other).max()
+            assert one.tobytes() == other.tobytes(), f"{threads} threads, text {i}: {off} apart"
 
 
 def test_a_prompt_longer_than_a_pass_is_read_in_several():

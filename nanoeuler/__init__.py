@@ -20,17 +20,17 @@ __version__ = "0.1.0"
 
 # The public names, and the modules that they come from.
 HOMES = {
-    "train": "face", "finetune": "face", "load": "face", "Model": "inference.model",
+    "train": "api", "finetune": "api", "load": "api", "Model": "inference.model",
     "Tokenizer": "tokenizer.tokenizer", "ModelConfig": "model.config", "PRESETS": "model.config",
     "Settings": "training.run", "UserError": "errors",
 }  # fmt: skip
 
 
 if TYPE_CHECKING:
+    from nanoeuler.api import finetune as finetune
+    from nanoeuler.api import load as load
+    from nanoeuler.api import train as train
     from nanoeuler.errors import UserError as UserError
-    from nanoeuler.face import finetune as finetune
-    from nanoeuler.face import load as load
-    from nanoeuler.face import train as train
     from nanoeuler.inference.model import Model as Model
     from nanoeuler.model.config import PRESETS as PRESETS
     from nanoeuler.model.config import ModelConfig as ModelConfig

@@ -7,7 +7,7 @@
 import sys
 
 from nanoeuler.cli.main import app, main
-from nanoeuler.cli.road import road
+from nanoeuler.cli.pipeline import road
 
 app.command("all")(road)
 

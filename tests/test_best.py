@@ -16,9 +16,9 @@ from nanoeuler.errors import UserError
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import loop
 from nanoeuler.training.best import BEST, Best, chosen, noise, say_passes
+from nanoeuler.training.checkpoint import load, load_model
 from nanoeuler.training.folder import alone, read_metrics, saves
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import load, load_model
 
 STEPS = 12  # each of which is judged
 FALLS, TURNS = [5.0 - 0.1 * i for i in range(12)], [5.0, 4.5, 4.0, 4.2, 3.9, 4.1, 4.3] + 5 * [4.5]

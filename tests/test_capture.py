@@ -6,10 +6,10 @@ import weakref
 import numpy as np
 import pytest
 
-from nanoeuler.engines.gpu.instruction import cuda, int8
-from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
-from nanoeuler.engines.gpu.paper import Device, Fault
-from nanoeuler.engines.gpu.ptx import load_float4, store_float, store_float4
+from nanoeuler.emulator import Device, Fault
+from nanoeuler.engines.gpu.lang.instruction import cuda, int8
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map
+from nanoeuler.engines.gpu.lang.ptx import load_float4, store_float, store_float4
 from nanoeuler.errors import UserError
 
 

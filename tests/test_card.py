@@ -17,7 +17,7 @@ from bench.gpu import ENTRANTS, entrants_of, foresee, judge, makers_of, select, 
 from gpu_rows import Record, check_rows, time_rows
 from watched import watch
 
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 
 # What the child of a test does; it imports little, so that it begins at once.
 CHILD = f"""

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 import nanoeuler
 from nanoeuler.data.batches import STEP_TOKENS
-from nanoeuler.data.talks import Talk, read_pairs
+from nanoeuler.data.conversations import Talk, read_pairs
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
 from nanoeuler.model.weights import initialise
-from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
+from nanoeuler.tokenizer.chat_template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import optim
+from nanoeuler.training.checkpoint import load, load_model
 from nanoeuler.training.folder import read_metrics, saves
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import Settings
-from nanoeuler.training.saves import load, load_model
 from nanoeuler.training.sft import (
     FINETUNING,
     LEARNING_RATE,

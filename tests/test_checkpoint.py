@@ -24,13 +24,13 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import checkpoint as saving
 from nanoeuler.training import loop
 from nanoeuler.training import record as record_of_runs
-from nanoeuler.training import saves as saving
+from nanoeuler.training.checkpoint import load, load_model, save, settle, tidy
 from nanoeuler.training.folder import LOCK, add_metrics, alone, read_metrics, saves
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.run import Run, Settings, identity
-from nanoeuler.training.saves import load, load_model, save, settle, tidy
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
 CONFIG = ModelConfig(

@@ -20,11 +20,11 @@ import pytest
 
 from nanoeuler import paths
 from nanoeuler.cli import main as cli
-from nanoeuler.data import catalogue, resuming
-from nanoeuler.data.prepared import Prepared
+from nanoeuler.data import catalogue, download
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.saves import saves
+from nanoeuler.training.checkpoint import saves
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = (ROOT / "data" / "river.txt").read_text()
@@ -420,7 +420,7 @@ def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
     (tmp_path / "sources.toml").write_text(toml().replace(HOST, "https://127.0.0.1:1"))
     monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(paths, "shipped", lambda name: tmp_path / name)
-    monkeypatch.setattr(resuming, "RETRIES", resuming.Retry(0))  # one attempt
+    monkeypatch.setattr(download, "RETRIES", download.Retry(0))  # one attempt
     code, out, err = nanoeuler("data fetch play")
     assert (code, out) == (2, "") and "--from DIR" in err.splitlines()[-1]
     assert "Traceback" not in err

@@ -21,16 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.errors import UserError
-from nanoeuler.inference import talk
+from nanoeuler.inference import repl
 from nanoeuler.inference.chat import TEMPERATURE, Chat, Memory, Turn
 from nanoeuler.inference.decoder import Decoder, EngineReader, generate
-from nanoeuler.inference.talk import HELP, WORDS, converse, introduction
+from nanoeuler.inference.repl import HELP, WORDS, converse, introduction
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.model.weights import initialise
-from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
+from nanoeuler.tokenizer.chat_template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.checkpoint import save
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import save
 
 TOKENIZER = Tokenizer(np.zeros((0, 2)))  # bytes and the special tokens
 MARKS = {name: TOKENIZER.special[name] for name in (USER, ASSISTANT, END)}
@@ -299,10 +299,10 @@ def test_no_thread_waits_for_one_that_was_stopped():
         def lines(timer=timer):
             timer.start()  # within an answer or after all of them: noticed in either case
             yield from ["abcdef"] * 3
-            with talk.noticing():
+            with repl.noticing():
                 timer.join()
 
-        with talk.noticing():  # where the key comes between two answers
+        with repl.noticing():  # where the key comes between two answers
             converse(chat, lines(), shown.append, stoppable=True)
     chat.reset()
     list(chat.reply("warm"))

@@ -21,15 +21,11 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 from tiers import paired
 
-from nanoeuler import compiler
-from nanoeuler.engines import choice
-from nanoeuler.engines.choice import engine_factory, engine_name, make_stepper
-from nanoeuler.engines.cpu import ladder, loops, memory, norms, products
+from nanoeuler import jit
+from nanoeuler.engines import registry
+from nanoeuler.engines.cpu import elementwise, gemm, ladder, memory, norms
 from nanoeuler.engines.cpu.engine import LOSS_ROWS, CpuEngine, FusedEngine
-from nanoeuler.engines.cpu.llvm import vector_unit
-from nanoeuler.engines.cpu.memory import Arena, aligned
-from nanoeuler.engines.cpu.norms import BLOCK
-from nanoeuler.engines.cpu.products import (
+from nanoeuler.engines.cpu.gemm import (
     BELOW,
     DEPTH,
     FULL,
@@ -40,9 +36,13 @@ from nanoeuler.engines.cpu.products import (
     multiply,
     multiply_heads,
 )
+from nanoeuler.engines.cpu.llvm import vector_unit
+from nanoeuler.engines.cpu.memory import Arena, aligned
+from nanoeuler.engines.cpu.norms import BLOCK
 from nanoeuler.engines.cpu.stepper import SHARDS, CpuStepper, gradients_held, shards
 from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.registry import engine_factory, engine_name, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
@@ -628,7 +628,7 @@ def test_exp():
     @njit
     def all_of(x, y):
         for i in range(x.size):
-            y[i] = loops.exp(x[i])
+            y[i] = elementwise.exp(x[i])
 
     x = np.concatenate([np.linspace(-87, 88, 1_000_001), [0, -0.0, 1e-30, -1e-30]]).astype("f4")
     y = np.empty_like(x)
@@ -644,7 +644,7 @@ def test_exp():
 def test_highest(numbers):
     x = np.float32(numbers)
     x[np.isnan(x)] = np.nan  # with the sign bit clear, as arithmetic makes it
-    assert np.array_equal(loops.highest(x), np.max(x), equal_nan=True)
+    assert np.array_equal(elementwise.highest(x), np.max(x), equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -658,7 +658,7 @@ def test_what_is_not_finite_is_seen(bad, where):
 
 def test_no_kernel_may_assume_finite_numbers():
     """Today's LLVM may not use the permission; the next one could, and no other test would see."""
-    names = vars(ladder) | vars(loops) | vars(norms) | vars(products)
+    names = vars(ladder) | vars(elementwise) | vars(norms) | vars(gemm)
     kernels = [kernel for kernel in names.values() if isinstance(kernel, Dispatcher)]
     assert len(kernels) > 15
     for kernel in kernels:
@@ -686,7 +686,7 @@ for bad in (-2, 4, 2**31 - 1, -(2**31)):
 SHAPES = """
 import numpy as np
 from nanoeuler.engines.cpu.engine import CpuEngine
-from nanoeuler.engines.cpu.products import FULL, WORK, multiply, multiply_heads
+from nanoeuler.engines.cpu.gemm import FULL, WORK, multiply, multiply_heads
 
 def f(*shape):
     return np.zeros(shape, np.float32)
@@ -754,12 +754,12 @@ def test_other_types_are_refused():
 
 def test_kernels_compile_where_nothing_can_be_written(tmp_path):
     """A read-only install and no home: a file where a folder would be stops root as well."""
-    package = Path(compiler.__file__).parent
+    package = Path(jit.__file__).parent
     shutil.copytree(package, tmp_path / "nanoeuler", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in [tmp_path / "nanoeuler", *(tmp_path / "nanoeuler").rglob("*/")]:
         (folder / "__pycache__").write_text("in the way")
     code = "from nanoeuler.engines.cpu import loops; import numpy as np, os; "
-    code += "from nanoeuler.compiler import config; print(loops.__file__, config.CACHE_DIR); "
+    code += "from nanoeuler.jit import config; print(loops.__file__, config.CACHE_DIR); "
     code += "print(loops.highest(np.ones(3, 'f4')), os.path.isdir(config.CACHE_DIR))"
     nowhere = str(tmp_path / "nanoeuler" / "__init__.py")  # no folder either
     clean = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -769,7 +769,7 @@ def test_kernels_compile_where_nothing_can_be_written(tmp_path):
 
 
 def test_numba_told_not_to_compile():
-    code = "from nanoeuler.errors import UserError\ntry: import nanoeuler.engines.cpu.loops\n"
+    code = "from nanoeuler.errors import UserError\ntry: import nanoeuler.engines.cpu.elementwise\n"
     code += "except UserError as error: print(error)"
     assert "unset it" in child(code, NUMBA_DISABLE_JIT="1")
 
@@ -780,19 +780,19 @@ def test_engine_names(monkeypatch):
     for name in "gpu", "auto", "cuda":
         with pytest.raises(UserError, match=f"'{name}'"):
             engine_factory(name)
-    monkeypatch.setattr(choice, "_no_gpu", lambda: "it is away")
+    monkeypatch.setattr(registry, "_no_gpu", lambda: "it is away")
     assert [engine_name(x) for x in ("auto", "cpu", "fused")] == ["cpu", "cpu", "fused"]
     with pytest.raises(UserError, match="'gpu': choose auto, cpu, .*, cuda-float32"):
         engine_name("gpu")
-    for name in choice.GPU_ENGINES:
+    for name in registry.GPU_ENGINES:
         with pytest.raises(UserError, match="needs a GPU, and it is away: choose cpu, fused"):
             make_stepper(name, None, None)
-    monkeypatch.setattr(choice, "_no_gpu", lambda: "")
+    monkeypatch.setattr(registry, "_no_gpu", lambda: "")
     assert [engine_name(x) for x in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
 
 
 def test_choosing_imports_no_compiler():
-    code = "import sys, nanoeuler.engines.choice as c; c.engine_factory('reference'); "
+    code = "import sys, nanoeuler.engines.registry as c; c.engine_factory('reference'); "
     code += "c.engine_name('auto'); print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -11,10 +11,12 @@ import pytest
 from lazy_driver import Driver
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu import cublas, device, vendor
-from nanoeuler.engines.gpu.cublas import Gemm
-from nanoeuler.engines.gpu.multiply import Multiplier
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.gemm import cublas
+from nanoeuler.engines.gpu.gemm.cublas import Gemm
+from nanoeuler.engines.gpu.host import device
+from nanoeuler.engines.gpu.step import backends
+from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.errors import UserError
 
 TYPES = {0: np.float32, 14: np.uint16}  # CUDA_R_32F, CUDA_R_16BF
@@ -211,20 +213,20 @@ def test_without_the_library_one_is_told_what_to_install(monkeypatch):
 
 def test_who_multiplies_is_as_one_wishes(monkeypatch):
     monkeypatch.delenv("NANOEULER_PRODUCTS", raising=False)
-    monkeypatch.setattr(vendor, "find_spec", lambda name: None)
-    assert vendor.multiplier() is Multiplier
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert backends.multiplier() is Multiplier
     monkeypatch.setenv("NANOEULER_PRODUCTS", "cublas")
     with pytest.raises(UserError, match="there is no cuBLAS here"):
-        vendor.multiplier()
-    monkeypatch.setattr(vendor, "find_spec", lambda name: name)
+        backends.multiplier()
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
     found = {}
     for wish in "cublas", "ours", "fastest", "":
         monkeypatch.setenv("NANOEULER_PRODUCTS", wish)
-        found[wish] = vendor.multiplier().__name__
+        found[wish] = backends.multiplier().__name__
     assert found == {"cublas": "Library", "ours": "Multiplier", "fastest": "Fastest", "": "Fastest"}
     monkeypatch.setenv("NANOEULER_PRODUCTS", "torch")
     with pytest.raises(UserError, match="one of ours, fastest, cublas, and not 'torch'"):
-        vendor.multiplier()
+        backends.multiplier()
 
 
 def test_the_choice_is_what_was_measured():
@@ -242,7 +244,7 @@ def test_the_choice_is_what_was_measured():
         ratios = [x for x in ratios if x > 0.75]  # those below end in GELU or SwiGLU, after all
         mean[end] = float(np.exp(np.mean(np.log(ratios))))
     assert len(best) > 40 and mean["store"] > 1.02 and mean["add"] < 0.98, mean
-    assert vendor.Fastest.ends == ("store",)
+    assert backends.Fastest.ends == ("store",)
 
 
 @pytest.mark.skipif(

@@ -19,19 +19,19 @@ from mutants import Mutant, load, source
 from recorded import step_on_paper
 from tiers import thinned
 
-from nanoeuler.engines.choice import make_stepper
-from nanoeuler.engines.gpu import engine, rehearse, vendor
-from nanoeuler.engines.gpu.engine import CudaEngine
-from nanoeuler.engines.gpu.kernel import Launch
-from nanoeuler.engines.gpu.paper import Device
-from nanoeuler.engines.gpu.paper.numbers import to_bf16
-from nanoeuler.engines.gpu.primitives import BF16, PRECISIONS
-from nanoeuler.engines.gpu.program import ARENA, Recording
-from nanoeuler.engines.gpu.step import Machine, record_step
-from nanoeuler.engines.gpu.stepper import CudaStepper
+from nanoeuler.emulator import Device, rehearsal
+from nanoeuler.emulator.dtypes import to_bf16
+from nanoeuler.engines.gpu.lang.kernel import Launch
+from nanoeuler.engines.gpu.step import backends, engine
+from nanoeuler.engines.gpu.step.engine import CudaEngine
+from nanoeuler.engines.gpu.step.primitives import BF16, PRECISIONS
+from nanoeuler.engines.gpu.step.program import ARENA, Recording
+from nanoeuler.engines.gpu.step.recording import Machine, record_step
+from nanoeuler.engines.gpu.step.stepper import CudaStepper
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.weights import Weights
 from nanoeuler.training.optim import AdamW
 
@@ -118,9 +118,11 @@ def test_gradients_of_several_texts_in_float32(name, monkeypatch):
 @pytest.mark.parametrize(
     "module, function, old, new",
     [
-        ("step", "fill_batch", "last_of(first[x])", "first[x] + 0"),
-        ("step", "fill_batch", "np.arange(first.shape[1]) - first[x]", "np.arange(first.shape[1])"),
-        ("step", "fill_step", "scatter_plan(places.reshape(-1)", "scatter_plan(0 * places.ravel()"),
+        ("step.recording", "fill_batch", "last_of(first[x])", "first[x] + 0"),
+        ("step.recording", "fill_batch", "np.arange(first.shape[1]) - first[x]",
+         "np.arange(first.shape[1])"),
+        ("step.recording", "fill_step", "scatter_plan(places.reshape(-1)",
+         "scatter_plan(0 * places.ravel()"),
     ],
 )  # fmt: skip
 def test_mistakes_with_several_texts_are_seen(module, function, old, new, monkeypatch):
@@ -190,15 +192,15 @@ def multiplied(gemm):
     c[...] = to_bf16(total) if c.dtype == np.uint16 else total
 
 
-@pytest.mark.parametrize("multiplier", [vendor.Fastest, vendor.Library])
+@pytest.mark.parametrize("multiplier", [backends.Fastest, backends.Library])
 def test_products_of_the_library_give_the_same_gradients(multiplier, monkeypatch):
     """Theirs by NumPy, ours by the kernels."""
-    run, theirs = rehearse.run, []
+    run, theirs = rehearsal.run, []
 
     def run_or_multiply(work):
         return run(work) if isinstance(work, Launch) else theirs.append(multiplied(work))
 
-    monkeypatch.setattr(rehearse, "run", run_or_multiply)
+    monkeypatch.setattr(rehearsal, "run", run_or_multiply)
     machine = HOPPER._replace(multiplier=multiplier)
     check(step_on_paper(replace(EULER, n_predict=1), 2, 4, machine, BF16))
     assert len(theirs) > 8
@@ -239,7 +241,7 @@ def test_the_whole_step_changes_weights_as_adamw_does(monkeypatch):
 
 
 # What may go wrong between kernels: the module, its class, the function, the text and its mutant.
-PRIMITIVES, ENGINE = "engines.gpu.primitives", "engines.gpu.engine"
+PRIMITIVES, ENGINE = "engines.gpu.step.primitives", "engines.gpu.step.engine"
 FAULTS = {
     "values begin a head early": (
         PRIMITIVES, "", "split", "heads[:, :, H + n_kv :]", "heads[:, :, H : H + n_kv]"

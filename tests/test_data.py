@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from nanoeuler.data import shards, text
 from nanoeuler.data.batches import STEP_TOKENS, Ahead, Batches
-from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut, entropies
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
-from nanoeuler.data.prepared import Prepared
 from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
 from nanoeuler.data.text import digest, digest_of, read_text, split
+from nanoeuler.data.validation import QUICK_WINDOWS, HeldOut, entropies
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.tokenizer.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoeuler.model.euler import INTEGRATORS, Tableau, integrate, relative_step
+from nanoeuler.model.integrators import INTEGRATORS, Tableau, integrate, relative_step
 
 ORDER = {"euler": 1, "heun": 2, "rk4": 4}  # for these three also the evaluations a step
 every_method = pytest.mark.parametrize("name", ORDER)

@@ -21,9 +21,14 @@ from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
 from tiers import paired, thinned
 
-from nanoeuler.engines.gpu import door, exchange, nccl, ranks
-from nanoeuler.engines.gpu.device import Device
-from nanoeuler.engines.gpu.exchange import (
+from nanoeuler.emulator.collectives import PaperLink, RankDevice
+from nanoeuler.emulator.machine import Fault
+from nanoeuler.engines.gpu.host import libraries
+from nanoeuler.engines.gpu.host.device import Device
+from nanoeuler.engines.gpu.lang.kernel import Launch
+from nanoeuler.engines.gpu.ranks import exchange, nccl, stepper
+from nanoeuler.engines.gpu.ranks.buckets import LEAST, NOWHERE, Excerpt, Sharing
+from nanoeuler.engines.gpu.ranks.exchange import (
     AFTER,
     ATTENTION,
     MASTERS,
@@ -32,16 +37,12 @@ from nanoeuler.engines.gpu.exchange import (
     Join,
     RankWriter,
 )
-from nanoeuler.engines.gpu.kernel import Launch
-from nanoeuler.engines.gpu.paper.machine import Fault
-from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
-from nanoeuler.engines.gpu.primitives import BF16, PARTIALS, PRECISIONS, WEIGHTS
-from nanoeuler.engines.gpu.program import ARENA, CONSTANTS, Array, Recording
-from nanoeuler.engines.gpu.ranks import CudaRankStepper
-from nanoeuler.engines.gpu.sharing import LEAST, NOWHERE, Excerpt, Sharing
-from nanoeuler.engines.gpu.step import GRADIENTS, MOMENTS, record_step
-from nanoeuler.engines.gpu.stepper import CudaStepper
-from nanoeuler.engines.ranks import lead
+from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
+from nanoeuler.engines.gpu.step.primitives import BF16, PARTIALS, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, Recording
+from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS, record_step
+from nanoeuler.engines.gpu.step.stepper import CudaStepper
+from nanoeuler.engines.ranks import controller
 from nanoeuler.engines.ranks.group import Alone
 from nanoeuler.engines.ranks.threads import Threads, together
 from nanoeuler.errors import UserError
@@ -571,7 +572,7 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
         return deal(self, values)
 
     monkeypatch.setattr(Threads, "deal", counted)
-    monkeypatch.setattr(ranks, "link_of", lambda group: PaperLink(devices(), group))
+    monkeypatch.setattr(stepper, "link_of", lambda group: PaperLink(devices(), group))
 
     def whole(group):
         this = make(GPT, group)
@@ -580,14 +581,14 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
 
     def led(group):
         if group.rank:
-            return lead.follow(group)
+            return controller.follow(group)
         weights = Weights(GPT, flat=w.flat.copy())
-        with lead.leading(group):
-            this = lead.Led(group, "cuda", weights, AdamW(weights), None, 1)
+        with controller.leading(group):
+            this = controller.Led(group, "cuda", weights, AdamW(weights), None, 1)
             (taken,) = this.step(tokens, targets, LR, 1, first) + this.finish()
             return taken.sums.tobytes(), taken.norm, this.sums(tokens, targets, first).tobytes()
 
-    monkeypatch.setattr(ranks, "CudaRankStepper", partial(CudaRankStepper, least=SMALL))
+    monkeypatch.setattr(stepper, "CudaRankStepper", partial(CudaRankStepper, least=SMALL))
     assert together(size, led)[0] == together(size, whole)[0]
     each = len(tokens) // size
     assert len(dealt) == 2 * size
@@ -600,14 +601,14 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
 def test_rank_0_leads_ranks_with_gpus(monkeypatch):
     """The way of a training run: steppers are made by name, and rank 0 alone has the weights."""
     w, tokens, targets, _ = batch(GPT)
-    monkeypatch.setattr(ranks, "link_of", lambda group: PaperLink(devices(), group))
+    monkeypatch.setattr(stepper, "link_of", lambda group: PaperLink(devices(), group))
 
     def act(group):
         if group.rank:
-            return lead.follow(group)
+            return controller.follow(group)
         weights = Weights(GPT, flat=w.flat.copy())
-        with lead.leading(group):
-            this = lead.Led(group, "cuda", weights, AdamW(weights), None, 1)
+        with controller.leading(group):
+            this = controller.Led(group, "cuda", weights, AdamW(weights), None, 1)
             with pytest.raises(UserError, match="3 sequences cannot be shared by 2 ranks"):
                 this.step(tokens[:3], targets[:3], LR, 1)  # and the others know nothing of it
             taken = this.step(tokens, targets, LR, 1) + this.finish()
@@ -713,8 +714,8 @@ def fake_nccl(notes):
 def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
     driver = Streams()
     notes = driver.notes
-    monkeypatch.setattr(door, "driver", lambda: driver)
-    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl(notes))
+    monkeypatch.setattr(libraries, "driver", lambda: driver)
+    monkeypatch.setattr(libraries, "exchanges", lambda: fake_nccl(notes))
     device = Device()
     group = Alone()
     group.size = 2
@@ -753,22 +754,22 @@ def test_nccl_is_asked_for_what_the_list_says(monkeypatch):
 
 
 def test_a_machine_without_nccl_says_so(monkeypatch):
-    monkeypatch.setattr(door.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="no NCCL here.*gpu-ranks"):
-        door.exchanges()
+        libraries.exchanges()
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_order(monkeypatch):
-    asked, number = [], ranks.NUMBER
-    monkeypatch.setattr(ranks, "gpu", lambda: asked.append(ranks.os.environ[number]))
+    asked, number = [], stepper.NUMBER
+    monkeypatch.setattr(stepper, "gpu", lambda: asked.append(stepper.os.environ[number]))
     one = {"nccl": lambda device, group: SimpleNamespace(device=device)}
-    monkeypatch.setattr(ranks, "LINKS", one)
-    monkeypatch.setattr(ranks, "CudaRankStepper", lambda *args, **how: how)
+    monkeypatch.setattr(stepper, "LINKS", one)
+    monkeypatch.setattr(stepper, "CudaRankStepper", lambda *args, **how: how)
     for rank, gpu in (5, "1"), (2, "2"):
         monkeypatch.delenv(number, raising=False)
         group = type("Some", (), {"rank": rank, "local": 4, "size": 8})()
         for _ in range(2):
-            assert ranks.ranked_stepper(group, "cuda", None, None, 3)["pieces"] == 3
+            assert stepper.ranked_stepper(group, "cuda", None, None, 3)["pieces"] == 3
         assert asked == [gpu], "one link, however many steppers"
         asked.clear()
     monkeypatch.delenv(number)

@@ -13,25 +13,24 @@ import pytest
 import recorded
 
 import nanoeuler as ne
-from nanoeuler import face
+from nanoeuler import api, emulator
 from nanoeuler.cli import flags
 from nanoeuler.cli import main as cli
-from nanoeuler.engines import choice
-from nanoeuler.engines.choice import make_stepper
-from nanoeuler.engines.gpu import paper as emulator
-from nanoeuler.engines.gpu import stepper
-from nanoeuler.engines.gpu.primitives import PRECISIONS
+from nanoeuler.engines import registry
+from nanoeuler.engines.gpu.step import stepper
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.inference import evaluate, model
 from nanoeuler.model.config import CHOICES
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.training import sft
+from nanoeuler.training.checkpoint import read_record
 from nanoeuler.training.folder import read_metrics
 from nanoeuler.training.optim import AdamW
-from nanoeuler.training.saves import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = ROOT / "data" / "river.txt"
-TINY = face.resized(ne.PRESETS["small"], dim=48, n_layers=2, context=64, vocab_size=300)
+TINY = api.resized(ne.PRESETS["small"], dim=48, n_layers=2, context=64, vocab_size=300)
 PAIRS = [(f"What is {i}?", f"The number {i}.") for i in range(30)]
 
 
@@ -49,7 +48,7 @@ def base(folder):
     return ne.load(folder / "base")
 
 
-@pytest.mark.parametrize("module", [face, model], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [api, model], ids=lambda module: module.__name__)
 def test_the_examples_of_the_docstrings_run(module, folder, base, tmp_path, capfd, monkeypatch):
     os.symlink(folder / "base", tmp_path / "base")
     short = ne.Settings(steps=3, batch_size=4)  # the examples ask for no sizes of a model
@@ -128,7 +127,7 @@ def test_a_signal_ends_the_program_and_not_only_the_training(tmp_path):
     code = f"""
 import os, signal, threading
 import nanoeuler as ne
-from nanoeuler.face import resized
+from nanoeuler.api import resized
 
 def soon(run, seconds):
     if seconds is None:
@@ -289,7 +288,7 @@ def test_a_resumed_fine_tuning_needs_no_model_and_takes_no_other(base, tmp_path)
 
 def test_what_is_too_large_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 200e6)
-    deep = face.resized(ne.PRESETS["small"], n_layers=10_000)
+    deep = api.resized(ne.PRESETS["small"], n_layers=10_000)
     with pytest.raises(ne.UserError, match="a model of [0-9,]+ parameters in 10,000 layers"):
         training(tmp_path, config=deep)
     monkeypatch.setattr("nanoeuler.planning.memory.limit", lambda: 20e6)
@@ -377,7 +376,7 @@ def test_a_gpu_judges_by_the_program_of_validation(monkeypatch, name, bound):
         return made[-1]
 
     recorded.by_numpy(monkeypatch)
-    monkeypatch.setattr(choice, "_no_gpu", lambda: "")
+    monkeypatch.setattr(registry, "_no_gpu", lambda: "")
     monkeypatch.setattr(stepper, "cuda_stepper", on_paper)
     text = "The river begins under a stone, and nobody"
     judged, usual = tiny.evaluate(text, engine=name), tiny.evaluate(text, engine="cpu")
@@ -471,7 +470,7 @@ def test_every_setting_has_a_flag_that_reaches_the_run(tmp_path, folder):
     assert cli.main(["train", "--data", str(STORY), "--out", str(run), *typed, *sizes]) == 0
     assert dataclasses.asdict(read_record(run).settings) == CHANGED
     config = read_record(run).config
-    assert config == face.resized(ne.PRESETS["small"], dim=32, n_layers=1, n_heads=2,
+    assert config == api.resized(ne.PRESETS["small"], dim=32, n_layers=1, n_heads=2,
                                   n_kv_heads=1, context=32, vocab_size=280)  # fmt: skip
     (tmp_path / "pairs.jsonl").write_text(
         "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in PAIRS)
@@ -491,7 +490,7 @@ def test_every_size_of_a_model_has_a_flag():
 
 
 def test_the_help_names_what_there_is(capfd):
-    from nanoeuler.engines.choice import CPU_ENGINES, GPU_ENGINES
+    from nanoeuler.engines.registry import CPU_ENGINES, GPU_ENGINES
 
     assert cli.main(["train", "--help"]) == 0
     text = " ".join(capfd.readouterr().out.split())
@@ -502,13 +501,13 @@ def test_the_help_names_what_there_is(capfd):
 
 def test_a_model_of_other_sizes():
     small = ne.PRESETS["small"]
-    assert face.resized(small) == small and face.resized(small, n_layers=2).hidden == small.hidden
+    assert api.resized(small) == small and api.resized(small, n_layers=2).hidden == small.hidden
     for name, preset in ne.PRESETS.items():  # the rule is that of the presets
-        other = face.resized(small if preset.mlp == "swiglu" else preset, dim=preset.dim,
+        other = api.resized(small if preset.mlp == "swiglu" else preset, dim=preset.dim,
                              n_heads=preset.n_heads, n_kv_heads=preset.n_kv_heads)  # fmt: skip
         assert other.hidden == preset.hidden, name
-    assert face.resized(ne.PRESETS["gpt2-124m"], dim=96).hidden == 384
-    assert face.resized(small, dim=64, hidden=100).hidden == 100
+    assert api.resized(ne.PRESETS["gpt2-124m"], dim=96).hidden == 384
+    assert api.resized(small, dim=64, hidden=100).hidden == 100
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):

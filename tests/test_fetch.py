@@ -23,10 +23,10 @@ import pytest
 from hostile_server import Hostile, hang_up, nonsense, reply
 from urllib3 import HTTPResponse
 
-from nanoeuler.data import resuming
+from nanoeuler.data import download
 from nanoeuler.data.catalogue import FORMATS, File, Source, catalogue
+from nanoeuler.data.download import CHUNK, RETRIES
 from nanoeuler.data.fetch import fetch
-from nanoeuler.data.resuming import CHUNK, RETRIES
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, sha256_of
 
@@ -255,7 +255,7 @@ def test_the_bytes_asked_for_are_those_of_the_file(client):
 
 
 def test_silence_is_a_dropped_connection(client, monkeypatch):
-    monkeypatch.setattr(resuming, "TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
     with Hostile(BODY, reply(cut=70_000, stall=30.0), reply()) as server:
         client(server)
     assert server.ranges == [None, "bytes=70000-"]
@@ -436,7 +436,7 @@ class Full(io.FileIO):
 def test_a_full_disk_is_said_and_what_came_is_kept(client, monkeypatch):
     with Hostile(BODY) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(resuming, "open", Full, raising=False)
+            patch.setattr(download, "open", Full, raising=False)
             with pytest.raises(UserError, match="No space left on device: make room") as error:
                 client(server)
             assert "\n" not in str(error.value) and client.waits == []
@@ -460,7 +460,7 @@ def offline(monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("--from must ask no server")
 
-    monkeypatch.setattr(resuming.requests, "get", never)
+    monkeypatch.setattr(download.requests, "get", never)
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mutants import Mutant, load, source
 from tiers import thinned
 
-from nanoeuler.engines.gpu import flash
-from nanoeuler.engines.gpu.flash import ROWS, padded
-from nanoeuler.engines.gpu.flash_tiles import attention_tiles, attention_tiles_backward
-from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.emulator import Fault, run
+from nanoeuler.engines.gpu.attention import reference
+from nanoeuler.engines.gpu.attention.reference import ROWS, padded
+from nanoeuler.engines.gpu.attention.tiles import attention_tiles, attention_tiles_backward
 from nanoeuler.errors import UserError
 from nanoeuler.model.attention import attention
 from nanoeuler.model.backward import attention_backward
@@ -68,7 +68,7 @@ def exact_and_bounds(heads, dy, G):
     }  # fmt: skip
 
 
-def play(heads, dy, G, module=flash, seed=None):
+def play(heads, dy, G, module=reference, seed=None):
     """name -> y, lse, dheads by the kernels of `module`, out of nan; and the three reports."""
     B, T, _, _ = heads.shape
     H = dy.shape[2]
@@ -81,7 +81,7 @@ def play(heads, dy, G, module=flash, seed=None):
     return {"y": y, "lse": lse[..., :T], "dheads": dheads}, reports
 
 
-def worst(shape, scale=1.0, seed=0, module=flash):
+def worst(shape, scale=1.0, seed=0, module=reference):
     """The largest error of any output as a fraction of its bound; nan if anything is nan."""
     heads, dy = random(seed, *shape, scale=scale)
     outputs, _ = play(heads, dy, shape[3], module)
@@ -218,7 +218,7 @@ def test_forward_refuses_what_does_not_fit(name, change, words):
     heads, dy = random(7, 1, 5, 2, 2, 64)
     a = {"heads": heads, "y": dy, "lse": np.empty((1, 2, 32), np.float32)}
     with pytest.raises(UserError, match=words):
-        flash.forward_launch(n_kv=2, **a | {name: change(a[name])})
+        reference.forward_launch(n_kv=2, **a | {name: change(a[name])})
 
 
 def test_backward_refuses_what_does_not_fit():
@@ -230,7 +230,7 @@ def test_backward_refuses_what_does_not_fit():
         "dy is": (dy.reshape(1, 5, 128), heads, 2, dy, lse, lse, heads),
     }.items():
         with pytest.raises(UserError, match=words):
-            flash.backward_launches(*arrays)
+            reference.backward_launches(*arrays)
 
 
 # ---- Mistakes
@@ -274,13 +274,13 @@ MISTAKES = [
 
 def test_all_mistakes_have_their_place():
     for function, what, old, new in MISTAKES:
-        source(Mutant("engines.gpu.flash", function, what, old, new))
+        source(Mutant("engines.gpu.attention.reference", function, what, old, new))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what a wrong kernel does with garbage
 @pytest.mark.parametrize("function, what, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(function, what, old, new):
-    module = load(Mutant("engines.gpu.flash", function, what, old, new))
+    module = load(Mutant("engines.gpu.attention.reference", function, what, old, new))
     try:  # at scale 10 scores reach hundreds, so that a missing maximum overflows
         right = all(worst((1, 34, 4, 2, 32), scale, module=module) < 1 for scale in (1.0, 10.0))
     except (Fault, ArithmeticError, ValueError):
@@ -289,7 +289,8 @@ def test_mistakes_are_seen(function, what, old, new):
 
 
 def test_a_tile_without_its_spare_column_has_conflicts():
-    module = load(Mutant("engines.gpu.flash", "forward_kernel", "no pad", "D, D + 1,", "D, D,"))
+    flaw = "forward_kernel", "no pad", "D, D + 1,", "D, D,"
+    module = load(Mutant("engines.gpu.attention.reference", *flaw))
     heads, dy = random(9, 1, 4, 1, 1, 32)
     y, lse = np.empty_like(dy), np.empty((1, 1, 32), np.float32)
     report = run(module.forward_launch(heads, 1, y, lse))

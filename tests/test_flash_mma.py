@@ -11,34 +11,34 @@ from mutants import Mutant, load, source
 from test_flash_tensor import NAMES, U, change, exact_and_bounds, in_texts, inputs, worst
 from tiers import thinned
 
-from nanoeuler.engines.gpu import (
-    attention,
-    flash_mma,
-    flash_mma_backward,
-    flash_mma_parts,
-    flash_mma_plan,
-    flash_plan,
+from nanoeuler.emulator import Fault, run
+from nanoeuler.engines.gpu.attention import (
+    choice,
+    mma_backward,
+    mma_forward,
+    mma_launch,
+    mma_parts,
+    wgmma_launch,
 )
-from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.errors import UserError
 
 GRADIENTS = "dq", "dk", "dv"
 
 
-PARKED = flash_mma.Form(32, 2, 2, park=True)  # as of width 128, in a quarter of the time
+PARKED = mma_forward.Form(32, 2, 2, park=True)  # as of width 128, in a quarter of the time
 
 
-def forward(a, plan=flash_mma_plan, **more):
+def forward(a, plan=mma_launch, **more):
     arrays = (a[name] for name in ("q", "k", "v", "o", "lse"))
     return plan.forward_launch(*arrays, documents=a.get("documents"), **more)
 
 
-def backward(a, plan=flash_mma_plan):
+def backward(a, plan=mma_launch):
     order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     return plan.backward_launches(*(a[name] for name in order), documents=a.get("documents"))
 
 
-def play(a, seed=None, plans=(flash_mma_plan, flash_mma_plan)):
+def play(a, seed=None, plans=(mma_launch, mma_launch)):
     """Forward and backward on paper, each by its plan; returns their reports."""
     reports = [run(forward(a, plans[0]), seed)]
     return reports + [run(launch, seed) for launch in backward(a, plans[1])]
@@ -101,7 +101,7 @@ def test_a_longer_forward_whose_sums_are_parked():
     check_forward(1, 1, 1, 208, 32, form=PARKED)
 
 
-@pytest.mark.parametrize("plans", [(flash_mma_plan, flash_plan), (flash_plan, flash_mma_plan)])
+@pytest.mark.parametrize("plans", [(mma_launch, wgmma_launch), (wgmma_launch, mma_launch)])
 def test_one_family_s_backward_takes_the_other_s_forward(plans):
     a = inputs(1, 1, 1, 63, 64)
     play(a, plans=plans)
@@ -135,7 +135,7 @@ def test_the_order_of_blocks_and_warps_changes_no_bit():
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize("D", flash_mma_plan.WIDTHS)
+@pytest.mark.parametrize("D", mma_launch.WIDTHS)
 def test_what_is_moved_is_what_was_predicted(D):
     """One head of 128 queries: each matrix comes once, and no bank is asked twice at a time."""
     a = inputs(1, 1, 1, 128, D)
@@ -179,23 +179,23 @@ def test_texts_and_the_order_of_blocks():
 @pytest.mark.parametrize(
     "module, function, old, new",
     [
-        ("flash_mma_parts", "steps_from", "limits.batch, first)", "limits.batch, first + 127)"),
-        ("flash_mma_parts", "forbid_others", "int32(row + 15)", "row"),
-        ("flash_mma_parts", "forbid_foreign", "> limit_of(", "< limit_of("),
-        ("flash_mma", "whole", "int32(row + HALF), work.limits", "row, work.limits"),
-        ("flash_mma_backward", "tiles_to", "limits.batch, last)", "limits.batch, last - 63)"),
+        ("attention.mma_parts", "steps_from", "limits.batch, first)", "limits.batch, first + 127)"),
+        ("attention.mma_parts", "forbid_others", "int32(row + 15)", "row"),
+        ("attention.mma_parts", "forbid_foreign", "> limit_of(", "< limit_of("),
+        ("attention.mma_forward", "whole", "int32(row + HALF), work.limits", "row, work.limits"),
+        ("attention.mma_backward", "tiles_to", "limits.batch, last)", "limits.batch, last - 63)"),
     ],
 )  # fmt: skip
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
     kernels = "forward_kernel", "dq_kernel", "dkdv_kernel"
-    users = [flash_mma, flash_mma_backward] if module == "flash_mma_parts" else []
+    users = [mma_forward, mma_backward] if module == "attention.mma_parts" else []
     for user in users:
         if hasattr(user, function):
             monkeypatch.setattr(user, function, getattr(wrong, function))
     for name in kernels:
-        made = getattr(wrong, name, getattr(flash_mma_plan, name).__wrapped__)
-        monkeypatch.setattr(flash_mma_plan, name, made)
+        made = getattr(wrong, name, getattr(mma_launch, name).__wrapped__)
+        monkeypatch.setattr(mma_launch, name, made)
     a = in_texts(inputs(1, 1, 1, 260, 32), [[100, 120, 40]])
     try:
         play(a)
@@ -208,8 +208,8 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
     def never(*_):
         raise AssertionError("a kernel without documents looks a limit up")
 
-    monkeypatch.setattr(flash_mma_parts, "limit_of", never)
-    monkeypatch.setattr(flash_mma_backward, "limit_of", never)
+    monkeypatch.setattr(mma_parts, "limit_of", never)
+    monkeypatch.setattr(mma_backward, "limit_of", never)
     a = inputs(1, 1, 1, 70, 32)
     play(a)
     with pytest.raises(AssertionError, match="looks a limit up"):
@@ -219,7 +219,7 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
 # ---- Planted faults
 
 PARTS, FORWARD, BACKWARD = (
-    f"engines.gpu.{name}" for name in ("flash_mma_parts", "flash_mma", "flash_mma_backward")
+    f"engines.gpu.attention.mma_{name}" for name in ("parts", "forward", "backward")
 )
 MISTAKES = [
     ("a wait is missing", FORWARD, "loop", "here()  # this", "pass  # this"),
@@ -272,7 +272,7 @@ def test_all_mistakes_have_their_place():
 @pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     wrong = load(Mutant(module, function, what, old, new))
-    users = [flash_mma, flash_mma_backward] if module == PARTS else [flash_mma_plan]
+    users = [mma_forward, mma_backward] if module == PARTS else [mma_launch]
     names = [function] if module == PARTS else ["forward_kernel", "dq_kernel", "dkdv_kernel"]
     for user in users:
         for name in names:
@@ -292,7 +292,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
 
 def test_an_unswapped_tile_asks_banks_twice(monkeypatch):
     """Results are right without the swap, and only the counts tell."""
-    monkeypatch.setattr("nanoeuler.engines.gpu.flash_mma_parts.turn", lambda row, D: 0)
+    monkeypatch.setattr("nanoeuler.engines.gpu.attention.mma_parts.turn", lambda row, D: 0)
     a = inputs(1, 1, 1, 128, 32)
     report = run(forward(a))
     assert report["shared loads wavefronts"] > 4 * report["shared loads"]
@@ -304,23 +304,23 @@ def test_an_unswapped_tile_asks_banks_twice(monkeypatch):
 @pytest.mark.parametrize(
     "capability, D, plan",
     [
-        ((8, 0), 64, flash_mma_plan), ((8, 9), 128, flash_mma_plan), ((12, 0), 64, flash_mma_plan),
-        ((9, 0), 32, flash_mma_plan), ((9, 0), 64, flash_plan), ((9, 0), 128, flash_plan),
+        ((8, 0), 64, mma_launch), ((8, 9), 128, mma_launch), ((12, 0), 64, mma_launch),
+        ((9, 0), 32, mma_launch), ((9, 0), 64, wgmma_launch), ((9, 0), 128, wgmma_launch),
     ],
 )  # fmt: skip
 def test_the_card_and_the_width_choose_the_family(capability, D, plan):
     a = inputs(1, 2, 1, 8, D)
-    assert attention.family(capability, D) is plan
+    assert choice.family(capability, D) is plan
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    launch = attention.forward_launch(*(a[n] for n in ("q", "k", "v", "o", "lse")), capability)
+    launch = choice.forward_launch(*(a[n] for n in ("q", "k", "v", "o", "lse")), capability)
     assert launch.kernel is forward(a, plan).kernel
-    launches = attention.backward_launches(*(a[name] for name in names), capability)
+    launches = choice.backward_launches(*(a[name] for name in names), capability)
     assert [x.kernel for x in launches] == [x.kernel for x in backward(a, plan)]
 
 
 def test_older_cards_are_refused():
     with pytest.raises(UserError, match=r"capability 8.0 or newer, and this one has 7.5"):
-        attention.family((7, 5), 64)
+        choice.family((7, 5), 64)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,9 @@ def test_rows_have_to_begin_at_multiples_of_16_bytes():
 
 def test_every_card_has_the_shared_memory():
     """99 KiB of a block: CUDA C++ Programming Guide, compute capability 8.6 and 8.9."""
-    plan = flash_mma_plan
-    kernels = [flash_mma.forward_kernel(form) for form in plan.FORMS.values()]
-    kernels += [flash_mma_backward.dq_kernel(form) for form in plan.DQ.values()]
-    kernels += [flash_mma_backward.dkdv_kernel(form) for form in plan.DKDV.values()]
+    plan = mma_launch
+    kernels = [mma_forward.forward_kernel(form) for form in plan.FORMS.values()]
+    kernels += [mma_backward.dq_kernel(form) for form in plan.DQ.values()]
+    kernels += [mma_backward.dkdv_kernel(form) for form in plan.DKDV.values()]
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024
     assert {kernel.target for kernel in kernels} == {(8, 0)}

@@ -16,13 +16,9 @@ from mutants import Mutant, load, source
 from test_flash_tensor import NAMES, hidden, in_texts
 from tiers import thinned
 
-from nanoeuler.engines.gpu import (
-    flash_pieces,
-    flash_pieces_backward,
-    flash_pieces_plan,
-)
-from nanoeuler.engines.gpu.flash_layout import padded
-from nanoeuler.engines.gpu.paper import Fault, run
+from nanoeuler.emulator import Fault, run
+from nanoeuler.engines.gpu.attention import float32_backward, float32_forward, float32_launch
+from nanoeuler.engines.gpu.attention.layout import padded
 from nanoeuler.errors import UserError
 
 GRADIENTS = "dq", "dk", "dv"
@@ -45,12 +41,12 @@ def inputs(B, H, G, T, D, seed=0, scale=1.0):
 def forward(a, pieces):
     names = "q", "k", "v", "o", "lse"
     arrays = (a[name] for name in names)
-    return flash_pieces_plan.forward_launch(*arrays, pieces, a.get("documents"))
+    return float32_launch.forward_launch(*arrays, pieces, a.get("documents"))
 
 
 def backward(a, pieces):
     arrays = (a[name] for name in ARGUMENTS)
-    return flash_pieces_plan.backward_launches(*arrays, pieces, a.get("documents"))
+    return float32_launch.backward_launches(*arrays, pieces, a.get("documents"))
 
 
 def play(a, pieces, seed=None):
@@ -225,7 +221,7 @@ def test_texts(shape, lengths, pieces, seed):
 # ---- Planted faults
 
 PARTS, FORWARD, BACKWARD = (
-    f"engines.gpu.flash_pieces{name}" for name in ("_parts", "", "_backward")
+    f"engines.gpu.attention.float32_{name}" for name in ("parts", "forward", "backward")
 )
 LATE = "cuda.syncthreads()  # all pieces"
 SOON = "cuda.syncthreads()  # all have left"
@@ -271,9 +267,9 @@ USED = "cutter", "fetcher", "rows_product", "columns_product", "put_sums", "pad_
 def put_wrong(mutant, monkeypatch):
     """Let all users have what a wrong module makes: kernels, or what they are made of."""
     wrong = load(mutant)
-    users, names = [flash_pieces_plan], KERNELS
+    users, names = [float32_launch], KERNELS
     if mutant.module == PARTS:
-        users, names = [flash_pieces, flash_pieces_backward], USED
+        users, names = [float32_forward, float32_backward], USED
     for user in users:
         for name in names:
             if hasattr(user, name) and hasattr(wrong, name):
@@ -283,9 +279,9 @@ def put_wrong(mutant, monkeypatch):
 
 def forget():
     """Kernels that were made of other parts."""
-    flash_pieces.forward_kernel.cache_clear()
-    flash_pieces_backward.dq_kernel.cache_clear()
-    flash_pieces_backward.dkdv_kernel.cache_clear()
+    float32_forward.forward_kernel.cache_clear()
+    float32_backward.dq_kernel.cache_clear()
+    float32_backward.dkdv_kernel.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -340,8 +336,8 @@ def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
 
 def test_every_card_has_the_shared_memory():
     """99 KiB of a block: CUDA C++ Programming Guide, compute capability 8.6 and 8.9."""
-    plan, of = flash_pieces_plan, flash_pieces_backward
-    kernels = [flash_pieces.forward_kernel(form) for form in plan.FORWARD.values()]
+    plan, of = float32_launch, float32_backward
+    kernels = [float32_forward.forward_kernel(form) for form in plan.FORWARD.values()]
     kernels += [of.dq_kernel(form) for form in plan.DQ.values()]
     kernels += [of.dkdv_kernel(form) for form in plan.DKDV.values()]
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024

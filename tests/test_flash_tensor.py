@@ -18,14 +18,14 @@ from bench.card import flash
 from mutants import Mutant, load, source
 from tiers import thinned
 
-from nanoeuler.engines.gpu import flash_backward, flash_forward, flash_parts, flash_plan
-from nanoeuler.engines.gpu.documents import Documents, expect_documents, last_of, options
-from nanoeuler.engines.gpu.flash_forward import NARROW, reciprocal_of
-from nanoeuler.engines.gpu.flash_layout import padded
-from nanoeuler.engines.gpu.flash_parts import MOST
-from nanoeuler.engines.gpu.flash_plan import backward_launches, forward_launch
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
+from nanoeuler.emulator import Fault, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.attention import wgmma_backward, wgmma_forward, wgmma_launch, wgmma_parts
+from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, last_of, options
+from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.wgmma_forward import NARROW, reciprocal_of
+from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches, forward_launch
+from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 
@@ -206,8 +206,8 @@ def test_no_later_query_changes_a_bit_of_an_earlier_one(monkeypatch):
     assert rows_apart()
     what, old = "rows move with their warp", "(above - m[0]) * scale <= float32(LEAP)"
     new = "above < float32(-1e30)"
-    wrong = load(Mutant("engines.gpu.flash_forward", "raise_lazily", what, old, new))
-    monkeypatch.setattr(flash_plan, "NARROW", wrong.NARROW)
+    wrong = load(Mutant("engines.gpu.attention.wgmma_forward", "raise_lazily", what, old, new))
+    monkeypatch.setattr(wgmma_launch, "NARROW", wrong.NARROW)
     assert not rows_apart()
 
 
@@ -322,8 +322,8 @@ BACKWARD = [
 @pytest.mark.filterwarnings("ignore:invalid value")  # sums that overflow
 @pytest.mark.parametrize("what, function, old, new", thinned(FORWARD))
 def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
-    wrong = load(Mutant("engines.gpu.flash_forward", function, what, old, new))
-    monkeypatch.setattr(flash_plan, "NARROW", wrong.NARROW)
+    wrong = load(Mutant("engines.gpu.attention.wgmma_forward", function, what, old, new))
+    monkeypatch.setattr(wgmma_launch, "NARROW", wrong.NARROW)
     # In one chain: three tiles of queries, the one in the middle alone.
     a = rising(STEEPLY if function == "raise_lazily" else SLOWLY)
     try:
@@ -337,9 +337,9 @@ def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch)
 def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch):
     a = inputs(1, 2, 1, 200, 64)
     run(forward(a))
-    wrong = load(Mutant("engines.gpu.flash_backward", function, what, old, new))
+    wrong = load(Mutant("engines.gpu.attention.wgmma_backward", function, what, old, new))
     for name in ("dq_kernel", "dkdv_kernel"):
-        monkeypatch.setattr(flash_plan, name, getattr(wrong, name))
+        monkeypatch.setattr(wgmma_launch, name, getattr(wrong, name))
     try:
         for launch in backward(a, **CROWD):
             run(launch)
@@ -416,18 +416,18 @@ def test_tiles_before_a_text_are_left_out():
 
 
 TEXT_FAULTS = [
-    ("flash_parts", "limits_of", "limit_of(limit, batch, strictest)", "int32(0)"),
-    ("flash_forward", "steps_left", "(long - 1) * QUERIES", "long * QUERIES"),
-    ("flash_forward", "cursor_key", "int32(now.long + i + 1)", "int32(now.steps)"),
-    ("flash_forward", "link_of", " and n < links.count", ""),
-    ("flash_backward", "last_tile", "int32(key + rows - 1)", "key"),
-    ("flash_backward", "skip_keys", "block.end - own_steps", "block.steps - own_steps"),
+    ("attention.wgmma_parts", "limits_of", "limit_of(limit, batch, strictest)", "int32(0)"),
+    ("attention.wgmma_forward", "steps_left", "(long - 1) * QUERIES", "long * QUERIES"),
+    ("attention.wgmma_forward", "cursor_key", "int32(now.long + i + 1)", "int32(now.steps)"),
+    ("attention.wgmma_forward", "link_of", " and n < links.count", ""),
+    ("attention.wgmma_backward", "last_tile", "int32(key + rows - 1)", "key"),
+    ("attention.wgmma_backward", "skip_keys", "block.end - own_steps", "block.steps - own_steps"),
 ]
 
 
 def test_all_mistakes_have_their_place():
-    named = [("flash_forward", *each) for _, *each in FORWARD]
-    named += [("flash_backward", *each) for _, *each in BACKWARD]
+    named = [("attention.wgmma_forward", *each) for _, *each in FORWARD]
+    named += [("attention.wgmma_backward", *each) for _, *each in BACKWARD]
     for module, *each in named + TEXT_FAULTS:
         source(Mutant(f"engines.gpu.{module}", each[0], "", *each[1:]))
 
@@ -436,14 +436,14 @@ def test_all_mistakes_have_their_place():
 @pytest.mark.parametrize("module, function, old, new", thinned(TEXT_FAULTS))
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
-    if module == "flash_parts":
-        flash_backward.dq_kernel.cache_clear()
-        flash_backward.dkdv_kernel.cache_clear()
-        for user in (flash_forward, flash_backward):
+    if module == "attention.wgmma_parts":
+        wgmma_backward.dq_kernel.cache_clear()
+        wgmma_backward.dkdv_kernel.cache_clear()
+        for user in (wgmma_forward, wgmma_backward):
             monkeypatch.setattr(user, function, getattr(wrong, function))
     for name in ("NARROW_DOCUMENTS", "dq_kernel", "dkdv_kernel"):
         if hasattr(wrong, name):
-            monkeypatch.setattr(flash_plan, name, getattr(wrong, name))
+            monkeypatch.setattr(wgmma_launch, name, getattr(wrong, name))
     a = in_texts(inputs(1, 2, 1, 400, 64), [[128, 150, 122]])
     try:
         run(forward(a, places=1))
@@ -475,7 +475,7 @@ def test_a_kernel_without_documents_is_asked_for_in_one_way():
     a = inputs(1, 1, 1, 70, 64)
     plain, packed = forward(a), forward(in_texts(a, [[70]]))
     assert plain.kernel is NARROW and packed.kernel is not NARROW
-    assert backward(a)[0].kernel is flash_backward.dq_kernel(64, 1)
+    assert backward(a)[0].kernel is wgmma_backward.dq_kernel(64, 1)
     assert packed.args[:-1] == plain.args or len(packed.args) == len(plain.args) + 1
 
 
@@ -485,9 +485,9 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
     def never(*_):
         raise AssertionError("a kernel without documents looks a limit up")
 
-    monkeypatch.setattr(flash_parts, "limit_of", never)
-    monkeypatch.setattr(flash_forward, "limit_of", never)
-    monkeypatch.setattr(flash_backward, "limit_of", never)
+    monkeypatch.setattr(wgmma_parts, "limit_of", never)
+    monkeypatch.setattr(wgmma_forward, "limit_of", never)
+    monkeypatch.setattr(wgmma_backward, "limit_of", never)
     for D in (64, 128):
         a = inputs(1, 1, 1, 140, D)
         for launch in (forward(a), *backward(a)):

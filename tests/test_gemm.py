@@ -18,27 +18,33 @@ from hypothesis import strategies as st
 from mutants import Mutant, load, source
 from tiers import thinned
 
-from nanoeuler.engines.gpu import (
-    compile,
-    device,
-    door,
-    gemm,
-    gemm_columns,
-    gemm_epilogue,
-    gemm_form,
-    gemm_pieces,
-    gemm_wgmma,
-    turn,
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.emulator.machine import Fault
+from nanoeuler.emulator.runner import run
+from nanoeuler.engines.gpu.gemm import (
+    wgmma_column_sums,
+    wgmma_epilogue,
+    wgmma_form,
+    wgmma_kernel,
+    wgmma_launch,
+    wgmma_rope,
+    wgmma_split_k,
 )
-from nanoeuler.engines.gpu.device import DeviceArray
-from nanoeuler.engines.gpu.gemm import Operands, choose, plan, product, sizes, space_bytes
-from nanoeuler.engines.gpu.gemm_form import PIECE, RING, SHARED, THREADS, Form
-from nanoeuler.engines.gpu.gemm_plan import (
-    MULTIPROCESSORS,
+from nanoeuler.engines.gpu.gemm.wgmma_form import PIECE, RING, SHARED, THREADS, Form
+from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_launch import (
+    Operands,
+    choose,
+    plan,
+    product,
+    sizes,
+    space_bytes,
+)
+from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
+from nanoeuler.engines.gpu.gemm.wgmma_schedule import (
     TILE_K,
     Item,
     Sum,
-    cover,
     even,
     level,
     slotted,
@@ -46,14 +52,12 @@ from nanoeuler.engines.gpu.gemm_plan import (
     tiles,
     whole,
 )
-from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
-from nanoeuler.engines.gpu.hopper import descriptor, wgmma
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, ptx
-from nanoeuler.engines.gpu.kernel import Kernel, Map
-from nanoeuler.engines.gpu.paper.machine import Fault
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.paper.runner import run
-from nanoeuler.engines.gpu.turn import Turning
+from nanoeuler.engines.gpu.host import compile, device, libraries
+from nanoeuler.engines.gpu.host.device import DeviceArray
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.hopper import descriptor, wgmma
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, ptx
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Map, cover
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, parameter_shapes
 from nanoeuler.model.layers import rope_tables
@@ -271,7 +275,7 @@ def test_launches_fit_the_machine_and_the_maps_the_ring(form):
     used = form.stage * form.stages + 4 * form.beside * beside
     assert used == RING or form.narrow and RING - used < form.stage
     assert form.bays - form.stage < form.stage * form.stages <= form.bays and form.stages > 3
-    assert gemm_form.bays_bars(form) + 24 * gemm_form.STRIPS <= 256  # the room for mbarriers
+    assert wgmma_form.bays_bars(form) + 24 * wgmma_form.STRIPS <= 256  # the room for mbarriers
     assert math.prod(map_c.box) * of["c"].dtype.itemsize == 8192
     assert all(array.box[-1] * array.array.dtype.itemsize == 128 for array in (map_a, map_b, map_c))
 
@@ -294,7 +298,7 @@ def test_one_kernel_serves_many_products():
 
 
 def test_what_was_measured_is_chosen_and_what_is_like_it():
-    for (layout, epilogue, out, second), of in gemm.MEASURED.items():
+    for (layout, epilogue, out, second), of in wgmma_launch.MEASURED.items():
         for size, (pingpong, cluster, pieces, *narrow) in of.items():
             form = choose(layout, *size, epilogue, out, second)
             wanted = Form(layout, pingpong, cluster, epilogue, out, pieces, second)
@@ -312,11 +316,11 @@ def test_what_was_measured_is_chosen_and_what_is_like_it():
 
 
 @given(
-    st.sampled_from(["NT", "NN", "TN"]), st.sampled_from([*gemm_form.EPILOGUES]), st.booleans(),
+    st.sampled_from(["NT", "NN", "TN"]), st.sampled_from([*wgmma_form.EPILOGUES]), st.booleans(),
     st.sampled_from(["no", "store"]), st.tuples(*[st.sampled_from([1, 8, 768, 4096, 60000])] * 3),
 )  # fmt: skip
 def test_there_is_a_form_for_every_product(layout, epilogue, second, sums, size):
-    way = gemm_form.EPILOGUES[epilogue]
+    way = wgmma_form.EPILOGUES[epilogue]
     for out in way.outs:
         summed = sums if way.sums and out == "bf16" else "no"
         two = (second or way.aux == "tiles") and way.second
@@ -625,7 +629,7 @@ def test_the_word_at_which_grids_wait_serves_one_launch_after_the_other():
         assert word == launch % 2 << 31
         top = word >> 31
         for i, block in enumerate(rng.permutation(blocks)):
-            word = (word + gemm_wgmma.arrival(int(block), blocks)) % 2**32
+            word = (word + wgmma_kernel.arrival(int(block), blocks)) % 2**32
             assert word >> 31 == (top if i + 1 < blocks else 1 - top)
 
 
@@ -766,93 +770,106 @@ GATED_TURNS = GATED | dict(pingpong=True)
 NARROW = dict(layout="NN", narrow=True, cluster=2)
 FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault or what is wrong)
     "no fence before GELU leaves": (
-        "gemm_epilogue.make_send", "        proxy_fence()\n", "", ALL, "proxy"),
+        "gemm.wgmma_epilogue.make_send", "        proxy_fence()\n", "", ALL, "proxy"),
     "GELU into a box that is being read": (
-        "gemm_epilogue.make_strip", "        free(c, t)", "        pass", ALL, "race unwritten"),
+        "gemm.wgmma_epilogue.make_strip", "        free(c, t)", "        pass", ALL,
+        "race unwritten"),
     "a stage given back while warps read it": (
-        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all", "            #",
+        "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all",
+        "            #",
         MET, "race"),
     "the slope of the other column": (
-        "gemm_epilogue.bend_pair", "acc[i + 1] *= high_slope", "acc[i + 1] *= low_slope", ALL, "c"),
+        "gemm.wgmma_epilogue.bend_pair", "acc[i + 1] *= high_slope", "acc[i + 1] *= low_slope", ALL,
+        "c"),
     "a slope without its square": (
-        "gemm_epilogue.gelu_and_slope", "(one - t * t)", "(one - t)", ALL, "c"),
+        "gemm.wgmma_epilogue.gelu_and_slope", "(one - t * t)", "(one - t)", ALL, "c"),
     "the wrong half of U": (
-        "gemm_wgmma.make_fetch_tile", "column + half * 128 + j * 64", "column + j * 64", ALL, "c"),
+        "gemm.wgmma_kernel.make_fetch_tile", "column + half * 128 + j * 64", "column + j * 64", ALL,
+        "c"),
     "sums of the wrong column": (
-        "gemm_columns.strip_columns", "lane * 2)", "(lane ^ 1) * 2)", ALL, "sums"),
+        "gemm.wgmma_column_sums.strip_columns", "lane * 2)", "(lane ^ 1) * 2)", ALL, "sums"),
     "a row dropped from the sums": (
-        "gemm_columns.strip_columns", "acc[at] + acc[at + 2]", "acc[at]", ALL, "sums"),
+        "gemm.wgmma_column_sums.strip_columns", "acc[at] + acc[at + 2]", "acc[at]", ALL, "sums"),
     "rows of ping-pong dropped": (
-        "gemm_wgmma.make_out_strip", "line + q // across * 4", "line",
+        "gemm.wgmma_kernel.make_out_strip", "line + q // across * 4", "line",
         dict(layout="NN", sums="store", pingpong=True), "sums"),
     "the halves exchanged": (
-        "gemm_columns.halve", "if lane & bit", "if not lane & bit", ALL, "sums"),
+        "gemm.wgmma_column_sums.halve", "if lane & bit", "if not lane & bit", ALL, "sums"),
     "a warp's line over another's": (
-        "gemm_wgmma.make_finish", " + (t >> 5))", ")", ALL, "sums"),
+        "gemm.wgmma_kernel.make_finish", " + (t >> 5))", ")", ALL, "sums"),
     "columns beside the last": (
-        "gemm_columns.strip_columns", "if at < n:", "if at < n + 8:", ALL, "bounds sums"),
+        "gemm.wgmma_column_sums.strip_columns", "if at < n:", "if at < n + 8:", ALL, "bounds sums"),
     "lines dropped": (
-        "gemm_columns.columns_kernel", "for bit in (8, 16)", "for bit in (8, 8)", ALL, "sums"),
+        "gemm.wgmma_column_sums.columns_kernel", "for bit in (8, 16)", "for bit in (8, 8)", ALL,
+        "sums"),
     "no barrier before the sums are read": (
-        "gemm_columns.columns_kernel", "        cuda.syncthreads()\n", "", ALL, "race unwritten"),
+        "gemm.wgmma_column_sums.columns_kernel", "        cuda.syncthreads()\n", "", ALL,
+        "race unwritten"),
     "GELU of u before it was rounded": (
-        "gemm_epilogue.make_curve", "            if second:", "            if 0:", None, "bits"),
+        "gemm.wgmma_epilogue.make_curve", "            if second:", "            if 0:", None,
+        "bits"),
     "a gate by its neighbour's up": (
-        "gemm_epilogue.make_swiglu", "acc[i], acc[i + away]", "acc[i], acc[i + away - 1]", GATED,
+        "gemm.wgmma_epilogue.make_swiglu", "acc[i], acc[i + away]", "acc[i], acc[i + away - 1]",
+        GATED,
         "c"),
     "the upper gates twice": (
-        "gemm_epilogue.make_swiglu", "half * half_on + j", "j", GATED_TURNS, "c"),
+        "gemm.wgmma_epilogue.make_swiglu", "half * half_on + j", "j", GATED_TURNS, "c"),
     "the lower gates beside the upper ones": (
-        "gemm_epilogue.make_swiglu", "(0, 64) if form.pingpong", "(64, 0) if form.pingpong",
+        "gemm.wgmma_epilogue.make_swiglu", "(0, 64) if form.pingpong", "(64, 0) if form.pingpong",
         GATED_TURNS, "second bounds"),
     "the lower values over the upper ones": (
-        "gemm_epilogue.make_tile", "row + below", "row", GATED_TURNS, "c race"),
+        "gemm.wgmma_epilogue.make_tile", "row + below", "row", GATED_TURNS, "c race"),
     "gates and ups through one box": (
-        "gemm_epilogue.make_swiglu", "boxes + BOX, map_s", "boxes, map_s", GATED, "race"),
+        "gemm.wgmma_epilogue.make_swiglu", "boxes + BOX, map_s", "boxes, map_s", GATED, "race"),
     "gates fetched twice": (
-        "gemm_wgmma.make_fetch_b", "column + part * n)", "column)", GATED, "c second"),
+        "gemm.wgmma_kernel.make_fetch_b", "column + part * n)", "column)", GATED, "c second"),
     "halves of a k-block that are one": (
-        "gemm_wgmma.make_fetch_b", "k + rank * part_of_k", "k", NARROW, "c"),
+        "gemm.wgmma_kernel.make_fetch_b", "k + rank * part_of_k", "k", NARROW, "c"),
     "halves of a k-block over each other": (
-        "gemm_wgmma.make_fetch_b", "j * BOX + rank * (BOX // 2)", "j * BOX", NARROW,
+        "gemm.wgmma_kernel.make_fetch_b", "j * BOX + rank * (BOX // 2)", "j * BOX", NARROW,
         "c race unwritten"),
     "a strip too few": (
-        "gemm_wgmma.make_finish", "out_strip(acc, u, 2,", "out_strip(acc, u, 1,", NARROW,
+        "gemm.wgmma_kernel.make_finish", "out_strip(acc, u, 2,", "out_strip(acc, u, 1,", NARROW,
         "c unwritten race"),
     "a third strip in the first one's box": (
-        "gemm_wgmma.make_out_strip", "q % in_turn * BOX", "(q & 1) * BOX", NARROW, "race"),
+        "gemm.wgmma_kernel.make_out_strip", "q % in_turn * BOX", "(q & 1) * BOX", NARROW, "race"),
     "no fence before a bay leaves": (
-        "gemm_epilogue.make_met_strip", "        proxy_fence()\n", "", UNGATED, "proxy"),
+        "gemm.wgmma_epilogue.make_met_strip", "        proxy_fence()\n", "", UNGATED, "proxy"),
     "a strip met before it has come": (
-        "gemm_epilogue.make_met_strip", "        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)\n",
+        "gemm.wgmma_epilogue.make_met_strip",
+        "        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)\n",
         "", UNGATED, "race unwritten"),
     "a strip of the tile before": (
-        "gemm_epilogue.make_met_strip", "q) * 8, lap)", "q) * 8, lap ^ 1)", UNGATED,
+        "gemm.wgmma_epilogue.make_met_strip", "q) * 8, lap)", "q) * 8, lap ^ 1)", UNGATED,
         "race unwritten deadlock"),
     "the box of C while it is being read": (
-        "gemm_epilogue.make_met_strip", "        free(c, t)\n", "", UNGATED, "race"),
+        "gemm.wgmma_epilogue.make_met_strip", "        free(c, t)\n", "", UNGATED, "race"),
     "a bay given back a strip early": (
-        "gemm_epilogue.make_met_strip", "mbarrier_arrive(empty - 16)",
+        "gemm.wgmma_epilogue.make_met_strip", "mbarrier_arrive(empty - 16)",
         "mbarrier_arrive(empty - 8)", UNGATED, "race deadlock"),
     "the last bays given back at once": (
-        "gemm_epilogue.make_leave", "            bulk_wait_read_all()\n", "", UNGATED, "race"),
+        "gemm.wgmma_epilogue.make_leave", "            bulk_wait_read_all()\n", "", UNGATED,
+        "race"),
     "a bay given back while warps read it": (
-        "gemm_epilogue.make_met_strip", "        barrier(1 + c, 128)\n", "",
+        "gemm.wgmma_epilogue.make_met_strip", "        barrier(1 + c, 128)\n", "",
         dict(layout="NN", epilogue="residual", pingpong=True), "race unwritten proxy"),
     "a bay filled before it is empty": (
-        "gemm_wgmma.make_bring", "mbarrier_wait(empty, phase ^ 1)", "pass", UNGATED, "race"),
+        "gemm.wgmma_kernel.make_bring", "mbarrier_wait(empty, phase ^ 1)", "pass", UNGATED, "race"),
     "slopes of up for those of gate": (
-        "gemm_epilogue.make_send_met", "store_tile(map_d, x, y, 0, 0, bay)",
+        "gemm.wgmma_epilogue.make_send_met", "store_tile(map_d, x, y, 0, 0, bay)",
         "store_tile(map_d, x, y, 0, 0, bay + BOX)", UNGATED, "second"),
     "a slope without its curve": (
-        "gemm_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED, "second"),
+        "gemm.wgmma_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED,
+        "second"),
     "an up by its neighbour's gate": (
-        "gemm_epilogue.gate_pair", "acc[i + 1], high_bf16(gates)", "acc[i + 1], low_bf16(gates)",
+        "gemm.wgmma_epilogue.gate_pair", "acc[i + 1], high_bf16(gates)",
+        "acc[i + 1], low_bf16(gates)",
         UNGATED, "c"),
     "the upper strips twice": (
-        "gemm_wgmma.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),
+        "gemm.wgmma_kernel.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),
     "a consumer's sums in the other's lines": (
-        "gemm_wgmma.make_out_met", "line + q // 2 * 4", "line", ALL | dict(pingpong=True), "sums"),
+        "gemm.wgmma_kernel.make_out_met", "line + q // 2 * 4", "line", ALL | dict(pingpong=True),
+        "sums"),
 }  # fmt: skip
 
 
@@ -878,24 +895,26 @@ def exchanged(module):
            if callable(value) and value.__module__ == module.__name__
            and not isinstance(value, type)}  # fmt: skip
     with ExitStack() as stack:
-        for other in turn, gemm_form, gemm_epilogue, gemm_columns, gemm_pieces, gemm_wgmma, gemm:
+        parts = wgmma_rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
+        for other in *parts, wgmma_kernel, wgmma_launch:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))
         for name in "gemm_kernel", "sum_kernel", "columns_kernel":  # not those that were kept
-            stack.enter_context(mock.patch.object(gemm, name, getattr(gemm, name).__wrapped__))
+            bare = getattr(wgmma_launch, name).__wrapped__
+            stack.enter_context(mock.patch.object(wgmma_launch, name, bare))
         yield
 
 
 def test_all_mistakes_have_their_place():
     for flaw, (where, old, new, *_) in FLAWS.items():
-        module, name = where.split(".")
+        module, name = where.rsplit(".", 1)
         source(Mutant(f"engines.gpu.{module}", name, flaw, old, new))
 
 
 @pytest.mark.parametrize("flaw", thinned(FLAWS))
 def test_a_flaw_in_the_way_out_is_found(flaw):
     place, old, new, form, signs = FLAWS[flaw]
-    module, name = place.split(".")
+    module, name = place.rsplit(".", 1)
     with exchanged(load(Mutant(f"engines.gpu.{module}", name, flaw, old, new))):
         assert {*outcome_of(form)} & {*signs.split()}
 
@@ -918,7 +937,7 @@ SMALL = {
     "pieces": (WIDE | dict(pieces="together", cluster=2), (24, 40, 137), dict(blocks=4, seed=3)),
     "pieces after": (dict(layout="TN", pieces="after"), (67, 131, 137), dict(blocks=2)),
 }  # fmt: skip
-NEEDS = {"gemm_columns": ("columns",), "gemm_pieces": ("pieces", "pieces after")}
+NEEDS = {"wgmma_column_sums": ("columns",), "wgmma_split_k": ("pieces", "pieces after")}
 
 
 def play(module):
@@ -1041,16 +1060,16 @@ def test_compiling_is_refused_where_a_gpu_is_simulated(monkeypatch):
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     with pytest.raises(UserError, match="this process simulates"):
-        door.compiler()
+        libraries.compiler()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="no compiler for GPUs here: numba-cuda is missing"):
-        door.compiler()
+        libraries.compiler()
     with pytest.raises(UserError, match="no way to call the driver here"):
-        door.driver()
+        libraries.driver()
 
 
 needs_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {door.MISSING}"
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {libraries.MISSING}"
 )
 def store_sum():
     """A kernel of one instruction of each kind of operand."""

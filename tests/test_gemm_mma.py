@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 from mutants import Mutant, load
 
-from nanoeuler.engines.gpu import gemm_mma, paper
-from nanoeuler.engines.gpu.gemm_columns import columns_kernel
-from nanoeuler.engines.gpu.gemm_mma import mma_kernel
-from nanoeuler.engines.gpu.gemm_mma_form import DEPTH, EPILOGUES, MmaForm, fit
-from nanoeuler.engines.gpu.gemm_mma_plan import (
-    BLOCKS,
-    SHARED,
+from nanoeuler import emulator
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.gemm import mma_kernel as mma_kernel_module
+from nanoeuler.engines.gpu.gemm.choice import product_on, space_on
+from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, EPILOGUES, MmaForm, fit
+from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel
+from nanoeuler.engines.gpu.gemm.mma_launch import (
     choose_mma,
-    cover,
     mma_product,
     pieces_of,
     space_for,
 )
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.products import product_on, space_on
+from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED
+from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.errors import UserError
 
 SMALL = dict(rows=64, columns=64, stages=3)  # one warp, a ring that wraps after three k-blocks
@@ -81,7 +81,7 @@ class Case:
         kind = np.float32 if self.form.out == "float32" else np.uint16
         return rows_of(self.before.astype(np.float32), kind)
 
-    def run(self, seed=None, blocks=BLOCKS, kernel=None):
+    def run(self, seed=None, blocks=MULTIPROCESSORS, kernel=None):
         """C after it, and the reports of its launches."""
         c = self.output()
         around = c.base.copy()
@@ -92,8 +92,8 @@ class Case:
         )  # fmt: skip
         if kernel is not None:
             launches = [replace(launches[0], kernel=kernel)]
-        reports = [paper.run(launch, seed, fresh=[space]) for launch in launches[:1]]
-        reports += [paper.run(launch, seed) for launch in launches[1:]]
+        reports = [emulator.run(launch, seed, fresh=[space]) for launch in launches[:1]]
+        reports += [emulator.run(launch, seed) for launch in launches[1:]]
         left = 32 // c.itemsize
         around[1:-1, left : left + c.shape[1]] = c
         assert (c.base.view(np.uint8) == around.view(np.uint8)).all()
@@ -181,28 +181,30 @@ def test_bytes_sectors_and_rounds_are_as_predicted(layout):
 # ---- Planted faults
 
 
-def wrong(function, old, new, module="gemm_mma"):
+def wrong(function, old, new, module="gemm.mma_kernel"):
     """The maker of that name in gemm_mma_tile or gemm_mma, with the fault in it."""
     return getattr(load(Mutant(f"engines.gpu.{module}", function, "", old, new)), function)
 
 
-TILE = "gemm_mma_tile"
+TILE = "gemm.mma_tile"
 FAULTS = {
     "no wait for the copies": (
-        "make_multiply", "            wait()  # (3)", "            # (3)", "gemm_mma"),
+        "make_multiply", "            wait()  # (3)", "            # (3)", "gemm.mma_kernel"),
     "no wait at the start": (
         "make_multiply", "        wait()\n        cuda.syncthreads()\n        at",
-        "        cuda.syncthreads()\n        at", "gemm_mma"),
+        "        cuda.syncthreads()\n        at", "gemm.mma_kernel"),
     "one group too few is waited for": (
-        "make_multiply", "copy_wait(stages - 2)", "copy_wait(stages - 1)", "gemm_mma"),
+        "make_multiply", "copy_wait(stages - 2)", "copy_wait(stages - 1)", "gemm.mma_kernel"),
     "no barrier in the loop": (
-        "make_multiply", "            cuda.syncthreads()  # so", "            # so", "gemm_mma"),
+        "make_multiply", "            cuda.syncthreads()  # so", "            # so",
+        "gemm.mma_kernel"),
     "no barrier at the start": (
-        "make_multiply", "        cuda.syncthreads()\n        at", "        at", "gemm_mma"),
+        "make_multiply", "        cuda.syncthreads()\n        at", "        at", "gemm.mma_kernel"),
     "copies into the stage that is read": (
-        "make_multiply", "ahead = slot", "ahead = slot + stage", "gemm_mma"),
+        "make_multiply", "ahead = slot", "ahead = slot + stage", "gemm.mma_kernel"),
     "the same fragments twice": (
-        "make_multiply", "load(a0, b0, at, slot, 2)", "load(a0, b0, at, slot, 1)", "gemm_mma"),
+        "make_multiply", "load(a0, b0, at, slot, 2)", "load(a0, b0, at, slot, 1)",
+        "gemm.mma_kernel"),
     "no swizzle on the way in": ("make_begin", "((chunk ^ (row & 7)) << 4)", "(chunk << 4)", TILE),
     "another swizzle on the way out": (
         "make_load", "(DEPTH * 2) + ((chunk ^ (row & 7)) << 4)",
@@ -217,12 +219,12 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name):
     function, old, new, module = FAULTS[name]
-    with mock.patch.object(gemm_mma, function, wrong(function, old, new, module)):
+    with mock.patch.object(mma_kernel_module, function, wrong(function, old, new, module)):
         kernel = mma_kernel.__wrapped__(MmaForm(**PAIR))
     # The ring of three goes round twice; what is wrong with a tile shows without.
     blocks = 2 if module == TILE else 7
     case = Case(MmaForm(**PAIR), 60, 128, blocks * DEPTH - 3)
-    with pytest.raises((paper.Fault, AssertionError)):
+    with pytest.raises((emulator.Fault, AssertionError)):
         case.check(case.run(kernel=kernel)[0])
 
 
@@ -233,7 +235,7 @@ def test_an_unswizzled_ring_is_found_by_its_rounds():
         "make_load": wrong("make_load", "+ ((chunk ^ (row & 7)) << 4)", "+ (chunk << 4)", TILE),
     }
     case = Case(MmaForm(**PAIR), 64, 128, DEPTH)
-    with mock.patch.multiple(gemm_mma, **pair):
+    with mock.patch.multiple(mma_kernel_module, **pair):
         kernel = mma_kernel.__wrapped__(case.form)
     c, (slow,) = case.run(kernel=kernel)
     case.check(c)
@@ -274,7 +276,7 @@ def test_a_product_says_what_space_it_needs():
         mma_product(form, a, b, c)
     parts, sums = mma_product(form, a, b, c, space=np.zeros(need, np.uint8))
     assert need == parts.grid[1] * 768 * 768 * 4 and parts.grid[0] == 18
-    assert parts.grid[0] * parts.grid[1] <= BLOCKS and sums.grid[0] == 768
+    assert parts.grid[0] * parts.grid[1] <= MULTIPROCESSORS and sums.grid[0] == 768
 
 
 @pytest.mark.parametrize(
@@ -296,14 +298,15 @@ def test_a_form_that_there_is_not_is_refused(words, match):
 def test_every_card_since_8_0_gets_a_form_that_fits():
     for capability, room in SHARED.items():
         form = choose_mma("NT", 8192, 8192, 8192, capability=capability)
-        assert form.shared <= room * 1024 and form.threads <= 256
+        assert form.shared <= room and form.threads <= 256
     assert choose_mma("NT", 8, 8, 8, capability=(8, 9)).columns == 128
     with pytest.raises(UserError, match="8.0 or newer, not"):
         choose_mma("NT", 8, 8, 8, capability=(7, 5))
 
 
 @pytest.mark.parametrize(
-    "capability, kernel", [((9, 0), "gemm_wgmma"), ((8, 0), "gemm_mma"), ((12, 0), "gemm_mma")]
+    "capability, kernel", [((9, 0), "gemm_wgmma"), ((8, 0), "gemm.mma_kernel"), ((12, 0),
+    "gemm_mma")]
 )
 def test_a_product_is_for_the_card_that_is_there(capability, kernel):
     a, b = np.zeros((2, 16384, 768), np.uint16)

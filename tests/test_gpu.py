@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nanoeuler.engines.gpu import compile, door
-from nanoeuler.engines.gpu.device import DeviceArray, parameters
-from nanoeuler.engines.gpu.instruction import cuda, operands
-from nanoeuler.engines.gpu.kernel import Kernel
+from nanoeuler.engines.gpu.host import compile, libraries
+from nanoeuler.engines.gpu.host.device import DeviceArray, parameters
+from nanoeuler.engines.gpu.lang.instruction import cuda, operands
+from nanoeuler.engines.gpu.lang.kernel import Kernel
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,7 +47,7 @@ def no_library(name):
 def test_why_there_is_no_gpu(monkeypatch, library, compiler, reason):
     monkeypatch.setattr(ctypes, "CDLL", library if callable(library) else lambda name: library)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: compiler or None)
-    said = door.no_gpu()
+    said = libraries.no_gpu()
     assert reason in said and bool(reason) == bool(said)
 
 
@@ -82,10 +82,13 @@ def test_only_those_who_need_the_door_import_it():
     users = {
         file.as_posix()
         for file in files
-        if re.search(r"(?m)^from nanoeuler.engines.gpu(.door)? import .*\b(door|no_gpu)\b",
-                     (ROOT / file).read_text())
+        if re.search(
+            r"(?m)^from nanoeuler.engines.gpu.host(.libraries)? import .*\b(libraries|no_gpu)\b",
+            (ROOT / file).read_text(),
+        )
     }  # fmt: skip
-    gpu = {f"nanoeuler/engines/gpu/{name}.py" for name in ("compile", "cublas", "device", "nccl")}
+    needy = "host/compile", "host/device", "gemm/cublas", "ranks/nccl"
+    gpu = {f"nanoeuler/engines/gpu/{name}.py" for name in needy}
     assert users == gpu | {"nanoeuler/planning/doctor.py"}
 
 
@@ -101,7 +104,7 @@ def test_an_array_is_its_owner_size_address_shape_and_strides():
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {door.MISSING}"
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {libraries.MISSING}"
 )
 def test_machine_code_takes_as_many_words_as_a_launch_hands_it():
     """And a block's threads are limited by all of its axes."""

@@ -15,13 +15,14 @@ from fragments import replaced
 from mutants import execute
 from tiers import thinned
 
-from nanoeuler.engines.gpu import decode, gemv, newest, token
-from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16
-from nanoeuler.engines.gpu.decode import Decoding, Follower, Passes, rows_for
-from nanoeuler.engines.gpu.gates import LOG2_E
-from nanoeuler.engines.gpu.kernel import Launch
-from nanoeuler.engines.gpu.paper import run
-from nanoeuler.engines.gpu.paper.device import Device
+from nanoeuler.emulator import run
+from nanoeuler.emulator.device import Device
+from nanoeuler.engines.gpu.decode import attention, gemv, sampling
+from nanoeuler.engines.gpu.decode import decoder as decoder_module
+from nanoeuler.engines.gpu.decode.decoder import Decoding, Follower, Passes, rows_for
+from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16
+from nanoeuler.engines.gpu.lang.kernel import Launch
+from nanoeuler.engines.gpu.rows.activations import LOG2_E
 from nanoeuler.errors import UserError
 from nanoeuler.model import layers
 from nanoeuler.model.weights import initialise
@@ -237,11 +238,11 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
 @pytest.mark.parametrize("H, G, D, warps", [(2, 1, 16, 1), (3, 3, 8, 1), (4, 2, 64, 2)])
 def test_attention(kind, H, G, D, warps):
     warps = 1 if kind == "bf16" and D == 8 else warps
-    check_attention((newest, gemv), kind, H, G, D, warps=warps)
+    check_attention((attention, gemv), kind, H, G, D, warps=warps)
 
 
 def test_attention_over_many_parts():
-    made = [check_attention((newest, gemv), context=330, ends=(299,), seed=s) for s in (None, 3)]
+    made = [check_attention((attention, gemv), context=330, ends=(299,), seed=s) for s in (None, 3)]
     assert (made[0] == made[1]).all()  # eleven parts, put together in eights
 
 
@@ -305,7 +306,7 @@ def test_of_equal_logits_the_first_is_picked():
     logits[0, [5, 20, 36]], logits[1, 36] = 2, 0
     lines = np.array([[7, 3, 0, 0], [8, 9, 1, 0]], np.int32)
     said = np.zeros((2, 10), np.int32)
-    run(Launch(token.pick_kernel(37, 10, 64), (2,), (logits, 48, lines, said)))
+    run(Launch(sampling.pick_kernel(37, 10, 64), (2,), (logits, 48, lines, said)))
     assert lines.tolist() == [[5, 4, 0, 0], [8, 9, 1, 0]]  # the second is at the context's end
     assert said[0, 4] == 5 and not said[1].any()
 
@@ -321,18 +322,18 @@ def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
     def stop():
         raise Waited
 
-    for module in (gemv, newest, token):
+    for module in (gemv, attention, sampling):
         monkeypatch.setattr(module, "wait_before", stop)
     for maker in ("few_rows_kernel", "newest_kernel", "enter_kernel", "pick_kernel"):
-        bare = getattr(decode, maker).__wrapped__
-        monkeypatch.setattr(decode, maker, bare)
+        bare = getattr(decoder_module, maker).__wrapped__
+        monkeypatch.setattr(decoder_module, maker, bare)
     w = model(name, "bf16")[0]
     this = Decoding(w.config, "bf16", early=True, chunk=32, warps=1)
-    arrays = decode.pack_ends(this, w)
-    zeros = np.zeros(decode.cache_shape(this), np.uint16)
+    arrays = decoder_module.pack_ends(this, w)
+    zeros = np.zeros(decoder_module.cache_shape(this), np.uint16)
     arrays |= {"keys": list(zeros), "values": list(zeros.copy())}
-    blocks = [decode.pack_block(this, b) for b in w.blocks]
-    shapes = decode.working_shapes(this, 8).items()
+    blocks = [decoder_module.pack_block(this, b) for b in w.blocks]
+    shapes = decoder_module.working_shapes(this, 8).items()
     work = {name: np.zeros(shape, kind) for name, (shape, kind) in shapes}
     constant = {id(a) for given in (arrays, *blocks) for a in given.values()}
     for _, launch in Passes(this, 8, arrays, blocks, work).write(picks=True):
@@ -366,13 +367,13 @@ def test_rows_of_a_pass():
 # ---- Mistakes that are seen
 
 MISTAKES = {
-    "a key too few": (newest, "position + 1 - c * chunk", "position - c * chunk"),
+    "a key too few": (attention, "position + 1 - c * chunk", "position - c * chunk"),
     "weights of parts that are not scaled": (gemv, "total *= scale", "total *= float32(1)"),
     "a part that is not there": (gemv, "if first + i < count:  #", "if True:  #"),
     "the last warp's share": (gemv, "for warp in range(warps):", "for warp in range(warps - 1):"),
     "the other half of a tile": (gemv, "(a2, b2, a3, b3)", "(a0, b0, a1, b1)"),
     "an angle for all": (gemv, "int64(max(position, 0)) * half", "int64(1) * half"),
-    "the wrong text": (newest, "((int64(text) * G + g)", "((int64(0) * G + g)"),
+    "the wrong text": (attention, "((int64(text) * G + g)", "((int64(0) * G + g)"),
 }
 
 
@@ -382,7 +383,7 @@ def test_mistakes_are_seen(mistake):
     source = inspect.getsource(module)
     spoiled = type(module)(module.__name__)
     execute(replaced(source, old, new, module.__name__), mistake, spoiled)
-    modules = (spoiled, gemv) if module is newest else (newest, spoiled)
+    modules = (spoiled, gemv) if module is attention else (attention, spoiled)
     with pytest.raises(Exception):  # noqa: B017 - a bound, or the paper's own fault
         if module is gemv:
             check_product(spoiled, "bf16", 328, 80, 1, 2, "rms", "heads")
@@ -395,18 +396,18 @@ def test_mistakes_are_seen(mistake):
 
 def test_an_engine_of_a_gpu_reads_for_a_decoder(monkeypatch):
     """A decoder over the GPU's reader, here on paper, says what one over the processor's says."""
-    from nanoeuler.engines import choice
+    from nanoeuler.engines import registry
+    from nanoeuler.inference.backends import make_reader
     from nanoeuler.inference.decoder import Decoder
-    from nanoeuler.inference.readers import make_reader
 
     w, text, exact, peer = model("like Llama", "float32")
     with pytest.raises(UserError, match="needs a GPU"):
-        monkeypatch.setattr(choice, "_no_gpu", lambda: "there is no CUDA driver on this machine")
+        monkeypatch.setattr(registry, "_no_gpu", lambda: "there is no CUDA driver on this machine")
         make_reader(w.config, w, "cuda")
     with pytest.raises(UserError, match="auto, cpu"):
         make_reader(w.config, w, "cuda", int8=True)
-    monkeypatch.setattr(choice, "_no_gpu", lambda: "")
-    monkeypatch.setattr(decode, "gpu", Device)
+    monkeypatch.setattr(registry, "_no_gpu", lambda: "")
+    monkeypatch.setattr(decoder_module, "gpu", Device)
     made = make_reader(w.config, w, "cuda-float32")
     decoder = Decoder(w.config, w, made)
     decoder.read(text[:2])

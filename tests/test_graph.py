@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from lazy_driver import Driver, Error
 
-from nanoeuler.engines.gpu import compile as compiler
-from nanoeuler.engines.gpu import device, door, mail, paper
-from nanoeuler.engines.gpu.instruction import cuda
-from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
+from nanoeuler import emulator
+from nanoeuler.engines.gpu.host import compile as compiler
+from nanoeuler.engines.gpu.host import device, libraries, staging
+from nanoeuler.engines.gpu.lang.instruction import cuda
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map
 from nanoeuler.errors import UserError
 
 
@@ -52,7 +53,7 @@ def driver(monkeypatch):
 def either(request):
     """A device on the lazy driver, with all kernels loaded, and the device on paper."""
     if request.param == "paper":
-        return paper.Device()
+        return emulator.Device()
     request.getfixturevalue("driver")
     made = device.Device()
     for name, kernel in KERNELS.items():
@@ -75,7 +76,7 @@ def test_both_devices_have_the_same_methods():
             if not name.startswith("_") and callable(getattr(kind, name))
         }
 
-    real, on_paper = methods(device.Device), methods(paper.Device)
+    real, on_paper = methods(device.Device), methods(emulator.Device)
     own = real.pop("keep"), on_paper.pop("refuse")
     assert own == (["thing", "free", "handle"], ["what"])
     assert real.pop("load")[:1] == on_paper.pop("load")
@@ -153,8 +154,8 @@ def training(either):
     """A step that adds rate * batch to the weights, as a graph; its inbox and outbox."""
     weights = either.array(np.zeros(4, np.float32))
     fields = {"batch": ((4,), np.float32), "flag": ((3,), np.uint8), "rate": ((1,), np.float32)}
-    inbox = mail.Inbox(either, fields)
-    outbox = mail.Outbox(either, {"total": ((4,), np.float32)})
+    inbox = staging.Inbox(either, fields)
+    outbox = staging.Outbox(either, {"total": ((4,), np.float32)})
     arrays = inbox.parts["batch"], inbox.parts["rate"], weights, outbox.parts["total"]
     return either.capture([either.prepare(launch("learn", *arrays))]), inbox, outbox
 
@@ -201,13 +202,13 @@ def test_an_inbox_that_does_not_wait_would_be_found_out(either, wait):
     try:
         for n in range(1, 4):
             if not wait:
-                inbox.sent = [lambda: None] * mail.PAGES
+                inbox.sent = [lambda: None] * staging.PAGES
             fill(inbox, n)
             inbox.send()
             graph.launch()
         outbox.fetch()
         seen = outbox.read()["total"]
-    except paper.Fault as error:
+    except emulator.Fault as error:
         fault = error.kind
     right = fault is None and (seen == 0.5 + 2 / 4 + 3 / 8).all()
     assert right == wait and fault in (None, "race")
@@ -230,14 +231,14 @@ def test_what_is_out_of_order_is_refused(either):
 
 
 def test_a_result_that_no_step_wrote_is_refused_on_paper():
-    _, _, outbox = training(paper.Device())
-    with pytest.raises(paper.Fault, match="nobody wrote"):
+    _, _, outbox = training(emulator.Device())
+    with pytest.raises(emulator.Fault, match="nobody wrote"):
         outbox.fetch()
 
 
 def test_fields_lie_apart_and_begin_where_wide_loads_may():
     fields = {"a": ((3,), np.uint8), "b": ((2, 2), np.int64), "c": ((), np.float32)}
-    assert mail.places(fields) == ({"a": (0, 3), "b": (16, 48), "c": (48, 52)}, 64)
+    assert staging.places(fields) == ({"a": (0, 3), "b": (16, 48), "c": (48, 52)}, 64)
 
 
 # ---- The driver alone
@@ -253,7 +254,7 @@ def maker(by):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {door.MISSING}"
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {libraries.MISSING}"
 )
 def test_kernels_at_hand_are_compiled_in_copies_of_the_process():
     kernels = [maker(by) for by in (2, 3, 5)]

@@ -10,17 +10,17 @@ import pytest
 from bench import ahead, heads
 
 from nanoeuler.data.batches import Batches
-from nanoeuler.data.heldout import HeldOut
-from nanoeuler.engines.choice import make_stepper
+from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.cpu.decode import CpuReader
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.planning.counts import flops_per_token
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.loop import fit
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import load_model
 
 TINY = ModelConfig(vocab_size=300, dim=16, n_layers=1, n_heads=2, n_kv_heads=1, hidden=24,
                    context=16, n_predict=4)  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from llvmlite import binding
 
-from nanoeuler.engines.cpu import loops, norms, products
+from nanoeuler.engines.cpu import elementwise, gemm, norms
 
 # Unit -> NUMBA_CPU_NAME and NUMBA_CPU_FEATURES (none: this processor itself), lanes of float32, and
 # what its machine code must not name: other units' registers, and a prefix of other instructions.
@@ -86,7 +86,7 @@ def training_steps():
     """A step downhill of two models, which between them use every kernel."""
     from test_cpu import GPT2, RAGGED, Descent, problem
 
-    from nanoeuler.engines.choice import make_stepper
+    from nanoeuler.engines.registry import make_stepper
     from nanoeuler.training import optim
 
     for config in (RAGGED, GPT2):
@@ -103,7 +103,7 @@ def machine_code():
 
     from nanoeuler.training import optim
 
-    named = vars(loops) | vars(norms) | vars(products) | vars(optim)
+    named = vars(elementwise) | vars(norms) | vars(gemm) | vars(optim)
     named = {name: getattr(x, "dispatcher", x) for name, x in named.items()}
     kernels = {name: x for name, x in named.items() if isinstance(x, Dispatcher) and x.signatures}
     return {name: "\n".join(x.inspect_asm().values()) for name, x in kernels.items()}

@@ -12,8 +12,8 @@ import pytest
 from mutants import Mutant, load, source
 from tiers import thinned
 
+from nanoeuler.emulator import Fault, run
 from nanoeuler.engines.gpu import ladder
-from nanoeuler.engines.gpu.paper import Fault, run
 from nanoeuler.errors import UserError
 
 U = 2.0**-24

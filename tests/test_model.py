@@ -13,7 +13,7 @@ from nanoeuler.checks.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradien
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import CHOICES, ModelConfig, count_parameters, parameter_shapes
-from nanoeuler.model.euler import INTEGRATORS, Tableau
+from nanoeuler.model.integrators import INTEGRATORS, Tableau
 from nanoeuler.model.transformer import (
     EXTRA_HEAD_WEIGHT,
     forward,

@@ -16,8 +16,8 @@ from nanoeuler.cli import train as commands
 from nanoeuler.cli.main import main
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
-from nanoeuler.planning import card as planned
 from nanoeuler.planning import doctor, memory
+from nanoeuler.planning import gpu_memory as planned
 from nanoeuler.training.run import Settings
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"

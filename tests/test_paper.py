@@ -7,11 +7,15 @@ import pytest
 from mutants import Mutant, load
 from tiled_product import make_product
 
-from nanoeuler.engines.gpu import gemm, gemm_epilogue, gemm_form, gemm_wgmma, hopper
-from nanoeuler.engines.gpu import ptx as ptx_module
-from nanoeuler.engines.gpu.gemm import product
-from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.hopper import (
+from nanoeuler.emulator import Fault, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.emulator.ptx_parser import translate
+from nanoeuler.engines.gpu.gemm import wgmma_epilogue, wgmma_form, wgmma_kernel, wgmma_launch
+from nanoeuler.engines.gpu.gemm.wgmma_form import Form
+from nanoeuler.engines.gpu.gemm.wgmma_launch import product
+from nanoeuler.engines.gpu.lang import hopper
+from nanoeuler.engines.gpu.lang import ptx as ptx_module
+from nanoeuler.engines.gpu.lang.hopper import (
     bulk_commit,
     bulk_wait,
     cluster_arrive,
@@ -29,12 +33,17 @@ from nanoeuler.engines.gpu.hopper import (
     wgmma,
     wgmma_wait,
 )
-from nanoeuler.engines.gpu.instruction import Instruction, cuda, float32, int8, int32, int64, ptx
-from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.paper.translate import translate
-from nanoeuler.engines.gpu.ptx import barrier, grid_barrier, shared_address
+from nanoeuler.engines.gpu.lang.instruction import (
+    Instruction,
+    cuda,
+    float32,
+    int8,
+    int32,
+    int64,
+    ptx,
+)
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map
+from nanoeuler.engines.gpu.lang.ptx import barrier, grid_barrier, shared_address
 from nanoeuler.errors import UserError
 
 TILE = 4
@@ -932,34 +941,36 @@ def test_the_product_of_chapter_7c(form):
 
 FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
     "no wait for a stage": (
-        "gemm_wgmma.make_multiply", "            mbarrier_wait(bars + 8 * stage, phase)\n", "",
+        "gemm.wgmma_kernel.make_multiply", "            mbarrier_wait(bars + 8 * stage, phase)\n",
+        "",
         "race unwritten"),
     "a stage given back early": (
-        "gemm_wgmma.make_multiply", "release(bars + 8 * (stages + last), t)",
+        "gemm.wgmma_kernel.make_multiply", "release(bars + 8 * (stages + last), t)",
         "release(bars + 8 * (stages + stage), t)", "race misuse deadlock"),
     "no wait before it is given back": (
-        "gemm_wgmma.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
+        "gemm.wgmma_kernel.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
     "no wait for the product": (
-        "gemm_wgmma.make_consume", "            wait(acc)\n", "", "flight"),
-    "no proxy fence": ("gemm_epilogue.make_send", "        proxy_fence()\n", "", "proxy"),
+        "gemm.wgmma_kernel.make_consume", "            wait(acc)\n", "", "flight"),
+    "no proxy fence": ("gemm.wgmma_epilogue.make_send", "        proxy_fence()\n", "", "proxy"),
     "no barrier before the copy": (
-        "gemm_epilogue.make_send", "        proxy_fence()\n        barrier(1 + c, 128)\n",
+        "gemm.wgmma_epilogue.make_send", "        proxy_fence()\n        barrier(1 + c, 128)\n",
         "        proxy_fence()\n", "proxy race unwritten"),
     "a box used too early": (
-        "gemm_epilogue.free", "        bulk_wait_read()", "        pass", "race"),
+        "gemm.wgmma_epilogue.free", "        bulk_wait_read()", "        pass", "race"),
     "too few bytes expected": (
-        "gemm_wgmma.make_produce", "mbarrier_expect(full, stage_bytes)",
+        "gemm.wgmma_kernel.make_produce", "mbarrier_expect(full, stage_bytes)",
         "mbarrier_expect(full, stage_bytes - 1024)", "race deadlock misuse"),
     "wrong parity": (
-        "gemm_wgmma.make_produce", "phase ^ 1)  # its last", "phase)  # its last", "deadlock"),
+        "gemm.wgmma_kernel.make_produce", "phase ^ 1)  # its last", "phase)  # its last",
+        "deadlock"),
     "leaves before the copy is out": (
-        "gemm_wgmma.gemm_kernel", "                bulk_wait()\n", "                pass\n",
+        "gemm.wgmma_kernel.gemm_kernel", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
-        "gemm_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
+        "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
         "            #", "race"),
     "no fence of the mbarriers": (
-        "gemm_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
+        "gemm.wgmma_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
 }  # fmt: skip
 
 
@@ -968,14 +979,14 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
     place, old, new, kinds = FLAWS_7C[flaw]
     module, function = place.split(".")
     wrong = getattr(load(Mutant(f"engines.gpu.{module}", function, flaw, old, new)), function)
-    for other in gemm_form, gemm_epilogue, gemm_wgmma:
+    for other in wgmma_form, wgmma_epilogue, wgmma_kernel:
         if hasattr(other, function):
             monkeypatch.setattr(other, function, wrong)
     # The wrong kernel must not be kept for the tests that come after this one.
-    monkeypatch.setattr(gemm, "gemm_kernel", gemm_wgmma.gemm_kernel.__wrapped__)
+    monkeypatch.setattr(wgmma_launch, "gemm_kernel", wgmma_kernel.gemm_kernel.__wrapped__)
     with pytest.raises(Fault) as caught:
         form = {"epilogue": "residual"} if function == "make_read_tile" else {}
-        multiply_on_paper(256, 256, LONG, kernel=gemm_wgmma.gemm_kernel.__wrapped__, **form)
+        multiply_on_paper(256, 256, LONG, kernel=wgmma_kernel.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
 
 

@@ -16,10 +16,11 @@ import pytest
 from lazy_driver import Driver, Error, numbers
 from test_exchange import fake_nccl
 
-from nanoeuler.engines.gpu import door, peers, ranks
-from nanoeuler.engines.gpu.device import Device
-from nanoeuler.engines.gpu.exchange import Exchange, Join
-from nanoeuler.engines.gpu.peers import Peers
+from nanoeuler.engines.gpu.host import libraries
+from nanoeuler.engines.gpu.host.device import Device
+from nanoeuler.engines.gpu.ranks import peer_copies, stepper
+from nanoeuler.engines.gpu.ranks.exchange import Exchange, Join
+from nanoeuler.engines.gpu.ranks.peer_copies import Peers
 from nanoeuler.engines.ranks.threads import together
 from nanoeuler.errors import UserError
 
@@ -209,8 +210,8 @@ def train(group, kind, slow, wrong):
 
 def faults(monkeypatch, size, slow, kind=Peers):
     """What went wrong in steps of so many ranks."""
-    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
-    monkeypatch.setattr(peers, "LEAST_COPIED", 4 * EACH)
+    monkeypatch.setattr(libraries, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peer_copies, "LEAST_COPIED", 4 * EACH)
     wrong = []
     together(size, lambda group: train(group, kind, slow, wrong))
     return wrong
@@ -270,7 +271,7 @@ def test_what_does_not_wait_is_seen(monkeypatch, kind, size, slow, says):
 
 def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch):
     notes = []
-    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl(notes))
+    monkeypatch.setattr(libraries, "exchanges", lambda: fake_nccl(notes))
 
     def act(group):
         driver = Lanes(lambda name: 0)
@@ -305,14 +306,15 @@ def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch)
     ids=["one machine", "several", "no way", "nccl asked for", "copies asked for"],
 )
 def test_copies_carry_where_they_can(wish, local, reached, name, why, monkeypatch, capsys):
-    monkeypatch.setattr(ranks, "gpu", lambda: None)
-    monkeypatch.setattr(ranks, "reachable", lambda *a: reached)
-    monkeypatch.setattr(ranks, "LINKS", {name: lambda *a, name=name: name for name in ranks.LINKS})
-    monkeypatch.setenv(ranks.NUMBER, "0")
-    monkeypatch.setenv(ranks.EXCHANGES, wish)
+    monkeypatch.setattr(stepper, "gpu", lambda: None)
+    monkeypatch.setattr(stepper, "reachable", lambda *a: reached)
+    links = {name: lambda *a, name=name: name for name in stepper.LINKS}
+    monkeypatch.setattr(stepper, "LINKS", links)
+    monkeypatch.setenv(stepper.NUMBER, "0")
+    monkeypatch.setenv(stepper.EXCHANGES, wish)
     for rank in 0, 1:
         group = SimpleNamespace(rank=rank, size=2, local=local)
-        assert ranks.link_of.__wrapped__(group) == name
+        assert stepper.link_of.__wrapped__(group) == name
     assert capsys.readouterr().err == f"exchanges  {name}: {why}\n"  # once, by rank 0
 
 
@@ -325,11 +327,11 @@ def test_copies_carry_where_they_can(wish, local, reached, name, why, monkeypatc
     ],
 )
 def test_who_cannot_carry_is_not_asked_for(wish, local, words, monkeypatch):
-    monkeypatch.setattr(ranks, "gpu", lambda: None)
-    monkeypatch.setattr(ranks, "reachable", lambda *a: False)
-    monkeypatch.setenv(ranks.EXCHANGES, wish)
+    monkeypatch.setattr(stepper, "gpu", lambda: None)
+    monkeypatch.setattr(stepper, "reachable", lambda *a: False)
+    monkeypatch.setenv(stepper.EXCHANGES, wish)
     with pytest.raises(UserError, match=words):
-        ranks.carrier(SimpleNamespace(rank=0, size=2, local=local))
+        stepper.carrier(SimpleNamespace(rank=0, size=2, local=local))
 
 
 class Refusing(Lanes):
@@ -362,7 +364,7 @@ def test_every_rank_knows_whether_all_reach_each_other(size, refused):
         driver, device = Refusing(lambda name: 0), Device.__new__(Device)
         device.driver, device.capturing, device.later = driver, False, []
         driver.refused = refused if group.rank == size - 1 else ""
-        return peers.reachable(device, group), driver.opened
+        return peer_copies.reachable(device, group), driver.opened
 
     assert together(size, act) == [(not refused, 0)] * size
 
@@ -376,8 +378,8 @@ def bare(link):
 
 def test_who_carries_goes_by_bytes_and_one_large_pair_takes_all(monkeypatch):
     """By what a rank has of it, in bytes; what is handed over NCCL could not even express."""
-    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
-    monkeypatch.setattr(peers, "LEAST_COPIED", 256)
+    monkeypatch.setattr(libraries, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peer_copies, "LEAST_COPIED", 256)
 
     def act(group):
         _, device, link = bare(lambda device: Peers(device, group))
@@ -404,8 +406,8 @@ def test_who_carries_goes_by_bytes_and_one_large_pair_takes_all(monkeypatch):
 @pytest.mark.parametrize("size", [2, 4])
 def test_each_rank_has_its_memory_elsewhere(monkeypatch, size):
     """What is exchanged begins at other places of other ranks' memories, and has 2 bytes each."""
-    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
-    monkeypatch.setattr(peers, "LEAST_COPIED", 1)
+    monkeypatch.setattr(libraries, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peer_copies, "LEAST_COPIED", 1)
 
     def act(group):
         driver, device, link = bare(lambda device: Peers(device, group))
@@ -431,9 +433,9 @@ def test_each_rank_has_its_memory_elsewhere(monkeypatch, size):
 
 def test_flags_do_not_run_over(monkeypatch):
     """Two exchanges of two ranks take eight flags; for a third there are none."""
-    monkeypatch.setattr(door, "exchanges", lambda: fake_nccl([]))
-    monkeypatch.setattr(peers, "FLAGS", 8)
-    monkeypatch.setattr(peers, "LEAST_COPIED", 1)
+    monkeypatch.setattr(libraries, "exchanges", lambda: fake_nccl([]))
+    monkeypatch.setattr(peer_copies, "FLAGS", 8)
+    monkeypatch.setattr(peer_copies, "LEAST_COPIED", 1)
 
     def act(group):
         _, device, link = bare(lambda device: Peers(device, group))

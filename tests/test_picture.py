@@ -3,16 +3,16 @@
 import matplotlib.pyplot as plt
 import pytest
 
-from nanoeuler.engines.gpu.paper import picture
-from nanoeuler.engines.gpu.paper.machine import Span
-from nanoeuler.engines.gpu.paper.runner import Report
+from nanoeuler.emulator import drawing
+from nanoeuler.emulator.machine import Span
+from nanoeuler.emulator.runner import Report
 from nanoeuler.errors import UserError
 
 
 def drawn(report, **more):
     """The labels of the lines; and of each bar its line, its begin, its end."""
     figure, axes = plt.subplots()
-    picture.stages(report, axes, **more)
+    drawing.stages(report, axes, **more)
     labels = [label.get_text() for label in axes.get_yticklabels()]
     bars = [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width())
             for bar in axes.patches]  # fmt: skip
@@ -53,4 +53,4 @@ def test_places_with_names():
 
 def test_states_want_something_that_was_watched():
     with pytest.raises(UserError, match="nothing was watched"):
-        picture.states(Report({}, 1), None)
+        drawing.states(Report({}, 1), None)

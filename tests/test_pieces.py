@@ -10,12 +10,13 @@ import pytest
 from bench.card import ghost
 from mutants import Mutant, load
 
-from nanoeuler.engines.gpu import fill, pieces, products
-from nanoeuler.engines.gpu.device import DeviceArray
-from nanoeuler.engines.gpu.gemm_mma_form import MmaForm
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.pieces import AXES, PAIRS, split_launch, split_shape, split_shapes
+from nanoeuler.emulator import Fault, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.gemm import choice, float32
+from nanoeuler.engines.gpu.gemm.float32 import AXES, PAIRS, split_launch, split_shape, split_shapes
+from nanoeuler.engines.gpu.gemm.mma_form import MmaForm
+from nanoeuler.engines.gpu.host.device import DeviceArray
+from nanoeuler.engines.gpu.rows import fill
 from nanoeuler.errors import UserError
 
 # Infinities are cut as well: what is left of one is nan, and float32 on paper says so aloud.
@@ -34,7 +35,7 @@ def blank(shape, behind=64):
     return room[:-behind].reshape(shape), room[-behind:]
 
 
-def cut(x, which=(0, 1, 2), axis=1, seed=None, module=pieces):
+def cut(x, which=(0, 1, 2), axis=1, seed=None, module=float32):
     """Pieces of x by the kernel, one array of float64 for each of `which`; and the report."""
     extent = x.shape
     out, behind = blank(split_shape(extent, len(which), axis))
@@ -126,11 +127,11 @@ def check_layout(module, axis=1, which=LEFT, part=None, seed=None, **size):
 @pytest.mark.parametrize("axis, part", [(0, None), (1, None), (0, (1, 4)), (1, (8, 24))])
 @pytest.mark.parametrize("which", [LEFT, (0, 1, 0), (0,)])
 def test_pieces_stand_where_they_are_asked_for(axis, part, which):
-    check_layout(pieces, axis, which, part)
+    check_layout(float32, axis, which, part)
 
 
 def test_the_order_of_blocks_moves_no_bit_of_a_piece():
-    made = [check_layout(pieces, seed=seed, rows=25, columns=96) for seed in (1, 2)]
+    made = [check_layout(float32, seed=seed, rows=25, columns=96) for seed in (1, 2)]
     assert made[0].tobytes() == made[1].tobytes()
     assert split_launch(matrix(25, 96), blank((25, 576))[0], LEFT, 1).grid == (2,)
 
@@ -241,33 +242,33 @@ def check_product(
 @pytest.fixture(autouse=True)
 def one_warp():
     """All products by mma.sync here have small tiles."""
-    with mock.patch.object(products, "choose_mma", small):
+    with mock.patch.object(choice, "choose_mma", small):
         yield
 
 
 @pytest.mark.parametrize("make", [hard, normal])
 @pytest.mark.parametrize("layout, m", [("NT", 9), ("NN", 3), ("TN", 8)])
 def test_a_product_in_three_pieces_is_one_of_float32(layout, m, make):
-    check_product(pieces, layout, m, make=make)
+    check_product(float32, layout, m, make=make)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_fewer_pieces_are_as_exact_as_they_can_be(count):
-    c = check_product(pieces, "NN", count=count)
+    c = check_product(float32, "NN", count=count)
     with pytest.raises(AssertionError):  # and no more than that
         with mock.patch.dict(LEAVE, {count: LEAVE[count] / 8}):
-            check_product(pieces, "NN", count=count)
+            check_product(float32, "NN", count=count)
     assert np.isfinite(c).all()
 
 
 @pytest.mark.parametrize("layout, k", [("NT", 24), ("NN", 24), ("TN", 19)])
 @pytest.mark.parametrize("epilogue", ["store", "add"])
 def test_a_product_in_three_stretches(layout, k, epilogue):
-    check_product(pieces, layout, 8, 16, k, stretches=3, epilogue=epilogue)
+    check_product(float32, layout, 8, 16, k, stretches=3, epilogue=epilogue)
 
 
 def test_the_order_of_blocks_moves_no_bit_of_a_product():
-    made = [check_product(pieces, "TN", 72, 80, 5, 2, seed=seed).tobytes() for seed in (1, 2)]
+    made = [check_product(float32, "TN", 72, 80, 5, 2, seed=seed).tobytes() for seed in (1, 2)]
     assert made[0] == made[1]
 
 
@@ -276,11 +277,11 @@ def test_the_order_of_blocks_moves_no_bit_of_a_product():
 )
 def test_products_of_huge_and_tiny_numbers(scales, least):
     """hard() is below 8.1, so that 4e37 of it comes close to what float32 has."""
-    check_product(pieces, "NN", scales=scales, least=least)
+    check_product(float32, "NN", scales=scales, least=least)
 
 
 def test_a_product_by_wgmma():
-    check_product(pieces, "NT", m=5, n=8, k=8, count=3, capability=(9, 0))
+    check_product(float32, "NT", m=5, n=8, k=8, count=3, capability=(9, 0))
 
 
 BIG, SMALL = (8192, 2304), (768, 768)  # C of 576 tiles and of 18
@@ -295,10 +296,10 @@ BIG, SMALL = (8192, 2304), (768, 768)  # C of 576 tiles and of 18
     ],
 )  # fmt: skip
 def test_stretches_are_not_too_long_whatever_k_is(size, k, count, stretches):
-    assert pieces.stretches_for(*size, k, count) == stretches
-    length = pieces.stretch_of(k, stretches)
-    deep = pieces.DEEP[count] * (2 if size == SMALL else 1)
-    assert len(PAIRS[count]) * length <= deep + len(PAIRS[count]) * pieces.WIDTH
+    assert float32.stretches_for(*size, k, count) == stretches
+    length = float32.stretch_of(k, stretches)
+    deep = float32.DEEP[count] * (2 if size == SMALL else 1)
+    assert len(PAIRS[count]) * length <= deep + len(PAIRS[count]) * float32.WIDTH
     assert (stretches - 1) * length < k <= stretches * length
     for layout, axes in AXES.items():
         shapes = split_shapes(layout, *size, k, count)
@@ -308,8 +309,8 @@ def test_stretches_are_not_too_long_whatever_k_is(size, k, count, stretches):
 
 @pytest.mark.parametrize("layout, k, sizes", [("NT", 40, [16, 16, 8]), ("TN", 19, [8, 8, 3])])
 def test_the_last_stretch_has_what_is_left(layout, k, sizes):
-    with mock.patch.object(pieces, "split_launch", wraps=pieces.split_launch) as cuts:
-        check_product(pieces, layout, 8, 16, k, stretches=3)
+    with mock.patch.object(float32, "split_launch", wraps=float32.split_launch) as cuts:
+        check_product(float32, layout, 8, 16, k, stretches=3)
     axis = AXES[layout][0]
     assert [x.shape[axis] for (x, *_), _ in cuts.call_args_list[::2]] == sizes
 
@@ -340,11 +341,11 @@ def test_products_that_do_not_fit(change, message):
         c=np.zeros((8, 16), F32), split_a=np.zeros((8, 96), np.uint16),
         split_b=np.zeros((16, 96), np.uint16),
     )  # fmt: skip
-    with mock.patch.object(products, "choose_mma", CHOOSE), pytest.raises(UserError, match=message):
-        pieces.pieces_product(**(of | change))
+    with mock.patch.object(choice, "choose_mma", CHOOSE), pytest.raises(UserError, match=message):
+        float32.pieces_product(**(of | change))
 
 
-CHOOSE = products.choose_mma  # as it is
+CHOOSE = choice.choose_mma  # as it is
 
 
 # ---- Filling
@@ -454,30 +455,30 @@ def in_stretches(module):
 
 
 FAULTS = [
-    ("pieces", "cut", "a - low_bf16(word)", "a - high_bf16(word)", laid),
-    ("pieces", "cut", "b - high_bf16(word)", "b", laid),
-    ("pieces", "cut", "p == 0", "p < 0", largest),
-    ("pieces", "inside", "size >= TOP", "size > TOP", middle),
-    ("pieces", "inside", "& 0x7FFFFFFF", "", largest),
-    ("pieces", "inside", "bits & -65536", "bits & -131072", largest),
-    ("pieces", "split", "if i < vectors", "if i <= vectors", laid),
-    ("pieces", "split", "w = which[q] * each", "w = q % count * each", laid),
-    ("pieces", "split", "at += step", "at += line", laid),
-    ("pieces", "split", "int64(row) * wide", "int64(row) * line", below),
-    ("pieces", "split_launch", "4 * pitch(x)", "4 * columns", laid),
-    ("pieces", "split_launch", "rows * out.strides[0]", "rows * wide", below),
-    ("pieces", "split_launch", "2 * columns if axis", "columns if axis", laid),
-    ("pieces", "pieces_product", "split_b, right, of_b", "split_b, left, of_b", multiplied),
-    ("pieces", "pieces_product", '"add" if at else epilogue', "epilogue", in_stretches),
-    ("pieces", "pieces_product", "size = min(length, k - at)", "size = length", in_stretches),
-    ("pieces", "pieces_product", "x[at : at + size]", "x[:size]", in_stretches),
-    ("pieces", "pieces_product", "if size == length", "if size", in_stretches),
-    ("fill", "clear", "if at < count", "if at <= count", check_clear),
-    ("fill", "clear", "i * THREADS + t", "t", check_clear),
-    ("fill", "clear", "first + at", "at", check_clear),
-    ("fill", "add_row", "if i < pieces", "if i <= pieces", check_add_row),
-    ("fill", "add_row", "i - across * divide(i, across)", "i", check_add_row),
-    ("fill", "add_row", "values[k] += others[k]", "values[k] = others[k]", check_add_row),
+    ("gemm.float32", "cut", "a - low_bf16(word)", "a - high_bf16(word)", laid),
+    ("gemm.float32", "cut", "b - high_bf16(word)", "b", laid),
+    ("gemm.float32", "cut", "p == 0", "p < 0", largest),
+    ("gemm.float32", "inside", "size >= TOP", "size > TOP", middle),
+    ("gemm.float32", "inside", "& 0x7FFFFFFF", "", largest),
+    ("gemm.float32", "inside", "bits & -65536", "bits & -131072", largest),
+    ("gemm.float32", "split", "if i < vectors", "if i <= vectors", laid),
+    ("gemm.float32", "split", "w = which[q] * each", "w = q % count * each", laid),
+    ("gemm.float32", "split", "at += step", "at += line", laid),
+    ("gemm.float32", "split", "int64(row) * wide", "int64(row) * line", below),
+    ("gemm.float32", "split_launch", "4 * pitch(x)", "4 * columns", laid),
+    ("gemm.float32", "split_launch", "rows * out.strides[0]", "rows * wide", below),
+    ("gemm.float32", "split_launch", "2 * columns if axis", "columns if axis", laid),
+    ("gemm.float32", "pieces_product", "split_b, right, of_b", "split_b, left, of_b", multiplied),
+    ("gemm.float32", "pieces_product", '"add" if at else epilogue', "epilogue", in_stretches),
+    ("gemm.float32", "pieces_product", "size = min(length, k - at)", "size = length", in_stretches),
+    ("gemm.float32", "pieces_product", "x[at : at + size]", "x[:size]", in_stretches),
+    ("gemm.float32", "pieces_product", "if size == length", "if size", in_stretches),
+    ("rows.fill", "clear", "if at < count", "if at <= count", check_clear),
+    ("rows.fill", "clear", "i * THREADS + t", "t", check_clear),
+    ("rows.fill", "clear", "first + at", "at", check_clear),
+    ("rows.fill", "add_row", "if i < pieces", "if i <= pieces", check_add_row),
+    ("rows.fill", "add_row", "i - across * divide(i, across)", "i", check_add_row),
+    ("rows.fill", "add_row", "values[k] += others[k]", "values[k] = others[k]", check_add_row),
 ]  # fmt: skip
 
 
@@ -496,4 +497,4 @@ def test_a_pair_that_is_left_out_is_missed(without, monkeypatch):
     pairs = PAIRS[3][:without] + PAIRS[3][without + 1 :]
     monkeypatch.setitem(PAIRS, 3, pairs)
     with pytest.raises(AssertionError):
-        check_product(pieces, "NN", m=1, n=8)
+        check_product(float32, "NN", m=1, n=8)

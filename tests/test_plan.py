@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler import measurements
-from nanoeuler.engines.choice import GPU_ENGINES, make_stepper
 from nanoeuler.engines.cpu.engine import CpuEngine
-from nanoeuler.engines.gpu.kernel import Launch
-from nanoeuler.engines.gpu.primitives import PRECISIONS
-from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.engines.gpu.lang.kernel import Launch
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.registry import GPU_ENGINES, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model import transformer as model
 from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
@@ -360,7 +360,7 @@ def test_training_holds_as_much_as_said(batch_size, accumulate, threads):
 TRAINS = """
 import re, sys
 import numpy as np
-from nanoeuler.engines.choice import make_stepper
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import initialise
 from nanoeuler.training.optim import AdamW

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from nanoeuler.checks.derivatives import complex_step
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2, reference, tiny_problem
 from nanoeuler.cli import main as cli
-from nanoeuler.engines.choice import engine_factory
+from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
-from nanoeuler.tokenizer.template import END, conversation
+from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training import prefer as preferring
-from nanoeuler.training.folder import read_metrics, saves
-from nanoeuler.training.optim import AdamW
-from nanoeuler.training.prefer import (
+from nanoeuler.training import dpo as preferring
+from nanoeuler.training.checkpoint import load, load_model
+from nanoeuler.training.dpo import (
     PREFERRING,
     QUICK,
     Judge,
@@ -33,6 +32,8 @@ from nanoeuler.training.prefer import (
     halves,
     prefer,
 )
+from nanoeuler.training.folder import read_metrics, saves
+from nanoeuler.training.optim import AdamW
 from nanoeuler.training.preferences import (
     Comparisons,
     Preference,
@@ -45,7 +46,6 @@ from nanoeuler.training.preferences import (
     weighted_gradients,
 )
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import load, load_model
 
 TOKENIZER = Tokenizer(np.zeros((0, 2)))  # bytes and the special tokens
 SMALL = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads=2, n_kv_heads=1,

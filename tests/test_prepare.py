@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nanoeuler.data import prepared as opening
+from nanoeuler.data import dataset as opening
 from nanoeuler.data import shards
 from nanoeuler.data import text as reading
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import hold_out, prepare, prepare_text
-from nanoeuler.data.prepared import Prepared
 from nanoeuler.data.shards import Tokens, shard_path
 from nanoeuler.data.text import HELD_OUT_BYTES, digest, held_out_bytes, split
 from nanoeuler.errors import UserError

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from nanoeuler.engines.gpu.kernel import Launch, Map
-from nanoeuler.engines.gpu.paper import run
-from nanoeuler.engines.gpu.program import (
+from nanoeuler.emulator import run
+from nanoeuler.engines.gpu.lang.kernel import Launch, Map
+from nanoeuler.engines.gpu.lang.views import dense
+from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
+from nanoeuler.engines.gpu.step.program import (
     ALIGN,
     ARENA,
     CONSTANTS,
@@ -20,8 +22,6 @@ from nanoeuler.engines.gpu.program import (
     bind,
     constants,
 )
-from nanoeuler.engines.gpu.stream import add_scaled_launch
-from nanoeuler.engines.gpu.views import dense
 
 FLOAT = np.dtype(np.float32)
 

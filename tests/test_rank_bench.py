@@ -13,10 +13,10 @@ from bench import ranks
 from pair import Piped
 from test_cuda_engine import GPT
 
-from nanoeuler.engines.gpu.paper_link import RankDevice
-from nanoeuler.engines.gpu.primitives import COPIES
-from nanoeuler.engines.gpu.ranks import CudaRankStepper
-from nanoeuler.engines.gpu.step import GRADIENTS
+from nanoeuler.emulator.collectives import RankDevice
+from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
+from nanoeuler.engines.gpu.step.primitives import COPIES
+from nanoeuler.engines.gpu.step.recording import GRADIENTS
 from nanoeuler.engines.ranks.threads import together
 from nanoeuler.training.optim import AdamW
 

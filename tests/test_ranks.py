@@ -17,23 +17,23 @@ import pytest
 from test_cpu import GPT2, RAGGED, problem
 
 from nanoeuler.cli.main import main
-from nanoeuler.engines.choice import engine_factory, make_stepper
 from nanoeuler.engines.cpu.stepper import CpuStepper
-from nanoeuler.engines.parts import HALVINGS, additions, halved
-from nanoeuler.engines.ranks import launch, watch
+from nanoeuler.engines.ranks import launch, watchdog
 from nanoeuler.engines.ranks import stepper as rank_stepper
+from nanoeuler.engines.ranks.controller import follow, leading
 from nanoeuler.engines.ranks.group import MOST_RANKS, Alone, added, check_size, own
-from nanoeuler.engines.ranks.lead import follow, leading
 from nanoeuler.engines.ranks.mpi import Mpi
 from nanoeuler.engines.ranks.stepper import RankStepper
 from nanoeuler.engines.ranks.threads import Threads, together
+from nanoeuler.engines.registry import engine_factory, make_stepper
+from nanoeuler.engines.sharding import HALVINGS, additions, halved
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.weights import Weights, flat_size, initialise
 from nanoeuler.planning import ranks as planned
+from nanoeuler.training.checkpoint import load
 from nanoeuler.training.folder import alone, read_metrics, saves
 from nanoeuler.training.optim import PARTS, AdamW
-from nanoeuler.training.saves import load
 
 HELPER = Path(__file__).parent / "helpers" / "failing_rank.py"
 RANKS = (1, 2, 4)
@@ -623,10 +623,11 @@ def test_ranks_end_with_those_above_them(who, text, tmp_path):
     (proxy,) = children(mpiexec)
     ranks = children(proxy)
     shared = {name for rank in ranks
-              for name in watch.SHARED.findall(Path(f"/proc/{rank}/maps").read_text())}  # fmt: skip
+              for name in watchdog.SHARED.findall(
+                  Path(f"/proc/{rank}/maps").read_text())}  # fmt: skip
     assert len(ranks) == 2 and shared and all(map(os.path.exists, shared))
     os.kill({"starter": process.pid, "launcher": mpiexec, "proxy": proxy}[who], signal.SIGKILL)
-    until = time.monotonic() + 3 * (watch.GRACE + watch.NOTICE)  # of a machine that is busy
+    until = time.monotonic() + 3 * (watchdog.GRACE + watchdog.NOTICE)  # of a machine that is busy
     while any(map(is_there, [process.pid, mpiexec, proxy, *ranks])):
         assert time.monotonic() < until, "somebody lives on"
         process.poll()

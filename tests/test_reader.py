@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from test_generate import ARCHITECTURES, SHAPES, model
 from tiers import paired
 
-from nanoeuler.engines.choice import CPU_ENGINES, engine_factory
-from nanoeuler.engines.cpu import decode, panels
+from nanoeuler.engines.cpu import decode, packing
 from nanoeuler.engines.cpu.decode import CpuReader
-from nanoeuler.engines.cpu.panels import PANEL, Panels, interleaved, rounded
+from nanoeuler.engines.cpu.packing import PANEL, Panels, interleaved, rounded
 from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.registry import CPU_ENGINES, engine_factory
 from nanoeuler.inference.decoder import Decoder, EngineReader
 from nanoeuler.model.config import CHOICES, ModelConfig
 from nanoeuler.model.transformer import forward
@@ -203,7 +203,7 @@ def test_panels_of_a_matrix_multiply_like_it():
     for rows, depth, columns in product((1, 2, 3, 4, 5, 16), (1, 7, 130), (1, PANEL, PANEL + 3)):
         x = rng.standard_normal((rows, depth)).astype(np.float32)
         w = rng.standard_normal((depth, columns)).astype(np.float32)
-        packed, out = Panels([w]), np.zeros((rows, panels.padded(columns)), np.float32)
+        packed, out = Panels([w]), np.zeros((rows, packing.padded(columns)), np.float32)
         bias = rng.standard_normal(columns).astype(np.float32)
         for thread in range(2):
             decode._product(x, rows, packed.places[0], bias, out, thread, 2)

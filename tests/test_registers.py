@@ -13,7 +13,7 @@ from types import FunctionType
 import pytest
 import registers
 
-from nanoeuler.engines.gpu.compile import assembler
+from nanoeuler.engines.gpu.host.compile import assembler
 
 compiles = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None or assembler() is None,

@@ -11,10 +11,10 @@ import typer
 
 import nanoeuler.__main__  # noqa: F401  adds the command
 from nanoeuler.cli import main as cli
-from nanoeuler.cli import road
+from nanoeuler.cli import pipeline
 from nanoeuler.errors import UserError
-from nanoeuler.training import prefer as preferring
-from nanoeuler.training.saves import load_model
+from nanoeuler.training import dpo as preferring
+from nanoeuler.training.checkpoint import load_model
 
 STORY = Path(__file__).parents[1] / "data" / "river.txt"
 NAMES = ["train", "sft", "prefer", "eval", "eval"]
@@ -84,7 +84,8 @@ def test_stages_go_on_with_the_best_of_the_stage_before(tmp_path, monkeypatch):
     from nanoeuler.training import best
 
     monkeypatch.setattr(best, "chosen", lambda out: Path(out) / "best")
-    every = road.stages(road.SIZES["try"], tmp_path, "a text", "docs", "docs", {"engine": "cpu"})
+    how = "a text", "docs", "docs", {"engine": "cpu"}
+    every = pipeline.stages(pipeline.SIZES["try"], tmp_path, *how)
     said = [stage.words() for stage in every]
     assert [words[0] for words in said] == NAMES
     assert said[0][1:3] == ["--data", "a text"] and "--resume" not in said[0]
@@ -96,36 +97,36 @@ def test_stages_go_on_with_the_best_of_the_stage_before(tmp_path, monkeypatch):
 
 def test_a_large_model_is_judged_where_it_was_trained(tmp_path):
     shared = {"engine": "cuda", "ranks": 2}
-    every = road.stages(road.SIZES["gpu"], tmp_path, "books", "docs", "docs", shared)
+    every = pipeline.stages(pipeline.SIZES["gpu"], tmp_path, "books", "docs", "docs", shared)
     assert [stage.name for stage in every] == ["train", "sft", "eval", "eval"]
     assert all(stage.flags[-2:] == ["--engine", "cuda"] for stage in every[2:])
 
 
 def test_a_code_that_is_not_zero_is_handed_on(tmp_path):
-    every, seen = road.stages(road.SIZES["try"], tmp_path, "docs", "docs", "docs", {}), []
+    every, seen = pipeline.stages(pipeline.SIZES["try"], tmp_path, "docs", "docs", "docs", {}), []
 
     def run(words):
         seen.append(words[0])
         return 130 if words[0] == "sft" else 0
 
     with pytest.raises(typer.Exit) as ended:
-        road.walk(every, run)
+        pipeline.walk(every, run)
     assert ended.value.exit_code == 130 and seen == ["train", "sft"]
 
 
 def test_sizes():
-    assert road.chosen_size("auto", "cpu", None) is road.SIZES["laptop"]
-    assert road.chosen_size("auto", "cuda", None) is road.SIZES["gpu"]
-    evening = road.chosen_size("gpu", "cuda", 240.0)
+    assert pipeline.chosen_size("auto", "cpu", None) is pipeline.SIZES["laptop"]
+    assert pipeline.chosen_size("auto", "cuda", None) is pipeline.SIZES["gpu"]
+    evening = pipeline.chosen_size("gpu", "cuda", 240.0)
     assert evening.train["minutes"] == 240 and "steps" not in evening.train
-    assert "steps" in road.SIZES["gpu"].train
+    assert "steps" in pipeline.SIZES["gpu"].train
     with pytest.raises(UserError, match="choose auto, try, laptop, gpu"):
-        road.chosen_size("huge", "cpu", None)
+        pipeline.chosen_size("huge", "cpu", None)
 
 
 def test_minutes_and_ranks_are_foretold():
-    (_, alone, _), *_ = road.forecast(road.SIZES["gpu"], "cuda", 1)
-    (_, shared, _), *_ = road.forecast(road.SIZES["gpu"], "cuda", 2)
+    (_, alone, _), *_ = pipeline.forecast(pipeline.SIZES["gpu"], "cuda", 1)
+    (_, shared, _), *_ = pipeline.forecast(pipeline.SIZES["gpu"], "cuda", 2)
     assert 0.4 * alone < shared < 0.6 * alone
-    (_, evening, _), *_ = road.forecast(road.chosen_size("gpu", "cuda", 240.0), "cuda", 1)
+    (_, evening, _), *_ = pipeline.forecast(pipeline.chosen_size("gpu", "cuda", 240.0), "cuda", 1)
     assert evening == 240 * 60

@@ -34,7 +34,7 @@ def allowed(room):
     text = ast.get_docstring(ast.parse(path.read_text()))
     said = re.search(r"^May import: (.+?)\.$", text, re.M | re.S)
     assert said, f"{path} does not say what it may import"
-    return said[1].split(", ") if said[1] != "nothing" else []
+    return re.split(r",\s+", said[1]) if said[1] != "nothing" else []
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=".".join)
@@ -88,7 +88,7 @@ def test_only_the_door_imports_cuda():
                 names = [ast.literal_eval(a) for a in node.args if isinstance(a, ast.Constant)]
             if any(cuda.match(name) for name in names):
                 openers.add(parts[1:])
-    assert openers == {("engines", "gpu", "door")}
+    assert openers == {("engines", "gpu", "host", "libraries")}
 
 
 def test_what_is_compiled_takes_the_compiler_from_one_module():
@@ -96,7 +96,7 @@ def test_what_is_compiled_takes_the_compiler_from_one_module():
     for parts in MODULES:
         text = ROOT.joinpath(*parts).with_suffix(".py").read_text()
         direct = re.search(r"^ *from numba import .*\bnjit\b|numba\.n?jit", text, re.M)
-        assert not direct or parts[1:] == ("compiler",), parts
+        assert not direct or parts[1:] == ("jit",), parts
 
 
 def test_a_clone_that_is_not_installed_can_be_imported():

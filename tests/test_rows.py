@@ -14,11 +14,18 @@ import pytest
 from mutants import Mutant, execute, load, source
 from tiers import thinned
 
-from nanoeuler.engines.gpu import columns as columns_module
-from nanoeuler.engines.gpu import embedding, gates, rotary, stream, stream_backward, vectors
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.vectors import STORED, Layout, piece
+from nanoeuler.emulator import Fault, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.lang import vectors
+from nanoeuler.engines.gpu.lang.vectors import STORED, Layout, piece
+from nanoeuler.engines.gpu.rows import (
+    activations,
+    embedding,
+    residual_norm,
+    residual_norm_backward,
+    rope,
+)
+from nanoeuler.engines.gpu.rows import column_sums as columns_module
 from nanoeuler.errors import UserError
 from nanoeuler.model import backward, layers
 
@@ -88,7 +95,8 @@ def check_move_norm(
     want = real(x) + weight * real(t)
     close(moved, want, (B[kind] + 2 * U) * (np.abs(real(x)) + weight * np.abs(real(t))))
 
-    m, gain, length = real(moved), real(gain), chain(Layout(columns, piece(kind, out), stream.MOST))
+    m, gain = real(moved), real(gain)
+    length = chain(Layout(columns, piece(kind, out), residual_norm.MOST))
     y, kept = norm_of(norm, m, gain, None if bias is None else real(bias))
     inverse, largest = kept[:, -1:], np.abs(m).max(axis=1, keepdims=True)
     off = (length + 12) * U * inverse * (largest if norm == "layer" else np.abs(m))
@@ -107,17 +115,17 @@ SHAPES = [(1, 8), (3, 64), (17, 776), (3, 1032)]
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 @pytest.mark.parametrize("kinds", [("bf16", "bf16"), ("float32", "bf16"), ("float32", "float32")])
 def test_move_and_norm(rows, columns, norm, kinds):
-    check_move_norm(stream, rows, columns, norm, *kinds)
+    check_move_norm(residual_norm, rows, columns, norm, *kinds)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_a_norm_alone_gives_what_the_moved_stream_gave(norm):
     """So that n can be made anew from the stream, for a backward that did not keep it."""
-    _, (moved, n, stats) = check_move_norm(stream, 3, 72, norm)
+    _, (moved, n, stats) = check_move_norm(residual_norm, 3, 72, norm)
     gain, bias = draw((72,), "float32"), draw((72,), "float32", seed=1)
     again, kept = blank(n.shape), blank(stats.shape, "float32")
     bias = bias if norm == "layer" else None
-    play(stream.move_norm_launch(norm, moved, again, gain, kept, bias=bias), (again, kept))
+    play(residual_norm.move_norm_launch(norm, moved, again, gain, kept, bias=bias), (again, kept))
     assert (again == n).all() and (kept == stats).all()
 
 
@@ -125,24 +133,24 @@ def test_the_stream_may_move_in_place():
     x, t, gain = draw((3, 72)), draw((3, 72), seed=1), draw((72,), "float32")
     stats = blank((3, 1), "float32")
     moved, n, again = blank(x.shape), blank(x.shape), blank(x.shape)
-    play(stream.move_norm_launch("rms", x, n, gain, stats, t=t, moved=moved))
-    play(stream.move_norm_launch("rms", x, again, gain, stats, t=t, moved=x))
+    play(residual_norm.move_norm_launch("rms", x, n, gain, stats, t=t, moved=moved))
+    play(residual_norm.move_norm_launch("rms", x, again, gain, stats, t=t, moved=x))
     assert (x == moved).all() and (n == again).all()
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e4, 1e15])
 def test_move_and_norm_of_small_and_large(scale):
     """Squares of 1e15 are still float32; of 1e-18 the root is that of eps, and all is zero."""
-    check_move_norm(stream, 3, 64, "rms", scale=scale)
-    check_move_norm(stream, 3, 64, "layer", "float32", scale=scale)
+    check_move_norm(residual_norm, 3, 64, "rms", scale=scale)
+    check_move_norm(residual_norm, 3, 64, "layer", "float32", scale=scale)
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_bytes_of_move_and_norm(norm):
     """x, t, x', n once; gain (and bias), which the cache keeps, once a row; stats."""
     rows, columns = 6, 256
-    report, _ = check_move_norm(stream, rows, columns, norm)
-    kept = stream.NORMS[norm]
+    report, _ = check_move_norm(residual_norm, rows, columns, norm)
+    kept = residual_norm.NORMS[norm]
     parameters = rows * columns * 4 * kept  # "layer" has a bias, "rms" has none
     assert report["global loads bytes"] == 2 * rows * columns * 2 + parameters
     assert report["global stores bytes"] == 2 * rows * columns * 2 + rows * kept * 4
@@ -156,11 +164,11 @@ def test_bytes_of_move_and_norm(norm):
 def test_adding_alone(kinds, rows, columns):
     x, t = draw((rows, columns), kinds[0]), draw((rows, columns), kinds[1], seed=1)
     out, want = blank(x.shape, kinds[0]), real(x) - 0.3 * real(t)
-    (report,) = play(stream.add_scaled_launch(x, t, -0.3, out), (out,))
+    (report,) = play(residual_norm.add_scaled_launch(x, t, -0.3, out), (out,))
     close(out, want, (B[kinds[0]] + 2 * U) * (np.abs(real(x)) + np.abs(real(t))))
     assert report["global loads bytes"] == x.nbytes + t.nbytes
     assert report["global stores bytes"] == out.nbytes
-    play(stream.add_scaled_launch(x, t, -0.3, x))
+    play(residual_norm.add_scaled_launch(x, t, -0.3, x))
     assert (x == out).all()
 
 
@@ -222,20 +230,21 @@ def check_backward(
 @pytest.mark.parametrize("rows, columns", [(1, 8), (3, 64), (17, 72)])
 @pytest.mark.parametrize("norm", ["rms", "layer"])
 def test_norm_backward(rows, columns, norm):
-    check_backward(stream_backward, rows, columns, norm)
-    check_backward(stream_backward, rows, columns, norm, ("bf16", "bf16", "float32"), moved=False)
+    check_backward(residual_norm_backward, rows, columns, norm)
+    kinds = "bf16", "bf16", "float32"
+    check_backward(residual_norm_backward, rows, columns, norm, kinds, moved=False)
 
 
-@pytest.mark.parametrize("columns", [776, 1032])
+@pytest.mark.parametrize("rows.column_sums", [776, 1032])
 def test_norm_backward_of_wide_rows(columns):
-    check_backward(stream_backward, 5, columns, "rms", moved=False, cores=1)
+    check_backward(residual_norm_backward, 5, columns, "rms", moved=False, cores=1)
 
 
 def test_norm_backward_of_float32_alone_and_without_what_is_not_wanted():
-    check_backward(stream_backward, 3, 64, "layer", ("float32",) * 3)
+    check_backward(residual_norm_backward, 3, 64, "layer", ("float32",) * 3)
     plain = dict(copied=False, moved=False, added=False)
-    check_backward(stream_backward, 3, 64, "rms", **plain)
-    check_backward(stream_backward, 3, 64, "layer", scale=1e15, **plain)
+    check_backward(residual_norm_backward, 3, 64, "rms", **plain)
+    check_backward(residual_norm_backward, 3, 64, "layer", scale=1e15, **plain)
 
 
 # ---- Sums down the columns
@@ -341,46 +350,48 @@ def check_gates(
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72), (3, 776)])
 def test_gates(what, kind, rows, F):
-    check_gates(gates, what, rows, F, kind, cores=1)
-    check_gates(gates, what, rows, F, kind, scale=30.0, cores=1)
+    check_gates(activations, what, rows, F, kind, cores=1)
+    check_gates(activations, what, rows, F, kind, scale=30.0, cores=1)
 
 
 @pytest.mark.parametrize("what", ["swiglu", "gelu"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72)])
 def test_gates_backward(what, kind, rows, F):
-    check_gates(gates, what, rows, F, kind, forward=False, cores=1)
-    check_gates(gates, what, rows, F, kind, forward=False, scale=30.0, place=True, cores=1)
-    check_gates(gates, what, rows, F, kind, forward=False, again=False, summed=False)
+    check_gates(activations, what, rows, F, kind, forward=False, cores=1)
+    check_gates(activations, what, rows, F, kind, forward=False, scale=30.0, place=True, cores=1)
+    check_gates(activations, what, rows, F, kind, forward=False, again=False, summed=False)
 
 
 def test_gelu_of_a_bias():
-    check_gates(gates, "gelu", 3, 72, biased=True)
-    check_gates(gates, "gelu", 3, 72, biased=True, forward=False, cores=1)
+    check_gates(activations, "gelu", 3, 72, biased=True)
+    check_gates(activations, "gelu", 3, 72, biased=True, forward=False, cores=1)
 
 
 def test_gates_of_numbers_whose_powers_overflow():
     """sigmoid(-1000) is 1 / infinity, sigmoid(1000) one: no NaN comes of it."""
     u = to_bf16(np.float32([[-1000.0, 1000.0] * 4 + [1.0] * 8]))
     h, du = blank((1, 8)), blank((1, 16))
-    play(gates.swiglu_launch(u, h))
+    play(activations.swiglu_launch(u, h))
     assert real(h).tolist() == [[0.0, 1000.0] * 4]
-    play(gates.swiglu_backward_launches(to_bf16(np.ones((1, 8), np.float32)), u, du))
+    play(activations.swiglu_backward_launches(to_bf16(np.ones((1, 8), np.float32)), u, du))
     assert real(du).tolist() == [[0.0, 1.0] * 4 + [0.0, 1000.0] * 4]
-    play(gates.gelu_backward_launches(to_bf16(np.ones((1, 8), np.float32)), u[:, :8].copy(), h))
+    dh = to_bf16(np.ones((1, 8), np.float32))
+    play(activations.gelu_backward_launches(dh, u[:, :8].copy(), h))
     assert real(h).tolist() == [[0.0, 1.0] * 4]
 
 
 def test_bytes_of_gates():
     rows, F = 6, 256
     element, out = rows * F * 2, 2 * F * 4
-    (first,), _ = check_gates(gates, "swiglu", rows, F)
+    (first,), _ = check_gates(activations, "swiglu", rows, F)
     assert (first["global loads bytes"], first["global stores bytes"]) == (2 * element, element)
     assert first["global loads sectors"] == 2 * element // 32
-    (first, _), _ = check_gates(gates, "swiglu", rows, F, forward=False, cores=1)
+    (first, _), _ = check_gates(activations, "swiglu", rows, F, forward=False, cores=1)
     assert first["global loads bytes"] == 3 * element
     assert first["global stores bytes"] == 3 * element + rows * out  # a slab each, and h again
-    (first,), _ = check_gates(gates, "gelu", rows, F, forward=False, again=False, summed=False)
+    no = dict.fromkeys(("forward", "again", "summed"), False)
+    (first,), _ = check_gates(activations, "gelu", rows, F, **no)
     assert (first["global loads bytes"], first["global stores bytes"]) == (2 * element, element)
 
 
@@ -410,13 +421,13 @@ def check_rope(module, B_, T, n, N, D, kind="bf16", start=0, seed=None, scale=1.
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("n, N, D", [(1, 3, 16), (4, 6, 48), (2, 2, 128), (0, 2, 16)])
 def test_rope(kind, n, N, D):
-    check_rope(rotary, 2, 3, n, N, D, kind)
-    check_rope(rotary, 1, 1, n, N, D, kind, start=5, scale=1e30)
+    check_rope(rope, 2, 3, n, N, D, kind)
+    check_rope(rope, 1, 1, n, N, D, kind, start=5, scale=1e30)
 
 
 def test_bytes_of_rope():
     rows, n, D = 6, 4, 64
-    report, _ = check_rope(rotary, 2, 3, n, 6, D)
+    report, _ = check_rope(rope, 2, 3, n, 6, D)
     turned, angles = rows * n * D * 2, rows * n * D * 4
     assert report["global stores bytes"] == turned
     assert report["global loads bytes"] == turned + angles
@@ -525,20 +536,20 @@ def test_a_plan_has_room_in_the_worst_case():
 
 
 EVERYTHING = {
-    "move and norm": lambda seed: check_move_norm(stream, 9, 64, "layer", seed=seed)[1],
-    "a wide row": lambda seed: check_move_norm(stream, 2, 1032, "layer", seed=seed)[1],
+    "move and norm": lambda seed: check_move_norm(residual_norm, 9, 64, "layer", seed=seed)[1],
+    "a wide row": lambda seed: check_move_norm(residual_norm, 2, 1032, "layer", seed=seed)[1],
     "norm backward": lambda seed: check_backward(
-        stream_backward, 9, 64, "layer", ("bf16", "bf16", "float32"), seed=seed
+        residual_norm_backward, 9, 64, "layer", ("bf16", "bf16", "float32"), seed=seed
     ),
     "columns": lambda seed: check_columns(columns_module, 40, 8, "bf16", seed=seed, cores=1)[1],
     "sums of many": lambda seed: check_sums(columns_module, seed),
     "SwiGLU": lambda seed: check_gates(
-        gates, "swiglu", 20, 8, forward=False, seed=seed, place=True, cores=1
+        activations, "swiglu", 20, 8, forward=False, seed=seed, place=True, cores=1
     )[1],
     "GELU": lambda seed: check_gates(
-        gates, "gelu", 20, 8, forward=False, seed=seed, biased=True, cores=1
+        activations, "gelu", 20, 8, forward=False, seed=seed, biased=True, cores=1
     )[1],
-    "RoPE": lambda seed: check_rope(rotary, 2, 5, 2, 3, 16, seed=seed)[1],
+    "RoPE": lambda seed: check_rope(rope, 2, 5, 2, 3, 16, seed=seed)[1],
     "embedding": lambda seed: check_embed_backward(
         embedding, sequences(3, 25, 4), 4, 16, seed=seed
     )[1],
@@ -572,7 +583,7 @@ def norm_arrays(columns=64, rows=2):
 )
 def test_move_and_norm_refuses(change, message):
     with pytest.raises(UserError, match=message):
-        stream.move_norm_launch("rms", **(norm_arrays() | change))
+        residual_norm.move_norm_launch("rms", **(norm_arrays() | change))
 
 
 def test_memory_that_is_not_aligned_is_refused():
@@ -580,18 +591,19 @@ def test_memory_that_is_not_aligned_is_refused():
         address, shape, strides, dtype = 8, (2, 64), (128, 2), np.dtype(np.uint16)
 
     with pytest.raises(UserError, match="x begins at a multiple of 16 bytes, not at 8"):
-        stream.move_norm_launch("rms", **(norm_arrays() | {"x": Elsewhere()}))
+        residual_norm.move_norm_launch("rms", **(norm_arrays() | {"x": Elsewhere()}))
 
 
 def turn_zeros(n, D, T=3, start=0):
     table = np.zeros((6, D // 2), np.float32)
-    rotary.rope_launch(np.zeros((6, 48), np.uint16), table, table, n, D, T, start=start)
+    rope.rope_launch(np.zeros((6, 48), np.uint16), table, table, n, D, T, start=start)
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: stream.move_norm_launch("batch", **norm_arrays()), "norms are rms and layer"),
+        (lambda: residual_norm.move_norm_launch("batch", **norm_arrays()),
+         "norms are rms and layer"),
         (lambda: piece("bf16", "float16"), "bf16 or float32, not 'float16'"),
         (lambda: columns_module.Walk(0, 8, 8, 512), "rows and a multiple of 8 columns, not 0 x 8"),
         (lambda: turn_zeros(4, 16), "4 heads of width 16, 16 at a time, are not in 48"),
@@ -605,7 +617,7 @@ def turn_zeros(n, D, T=3, start=0):
             "8 columns, 6 rows, T = 4",
         ),
         (
-            lambda: gates.gelu_backward_launches(
+            lambda: activations.gelu_backward_launches(
                 *(np.zeros((2, 8), np.uint16) for _ in "abc"), dbias=np.zeros(8, np.float32)
             ),
             "dbias and the partial sums for it come together",
@@ -635,8 +647,9 @@ def with_fault(name, fault):
 
 
 MODULES = {
-    "stream": stream, "stream_backward": stream_backward, "columns": columns_module,
-    "gates": gates, "rotary": rotary, "embedding": embedding,
+    "rows.residual_norm": residual_norm, "rows.residual_norm_backward": residual_norm_backward,
+    "rows.column_sums": columns_module,
+    "rows.activations": activations, "rows.rope": rope, "rows.embedding": embedding,
 }  # fmt: skip
 
 
@@ -710,61 +723,70 @@ def in_turns(module):
 
 # Where: module, function; what is wrong; what becomes what; what must see it.
 FAULTS = [
-    ("vectors", "over_warps", "cuda.syncthreads()  # all parts are there", "pass", wide),
-    ("vectors", "over_warps", "cuda.syncthreads()  # all have read", "pass  # all have read", wide),
-    ("vectors", "warp_sum", "range(5)", "range(4)", ragged),
-    ("vectors", "load_row", "whole or column < columns", "True", ragged),
-    ("vectors", "load_row", "values[k] = float32(0)", "pass", ragged),
-    ("vectors", "store_row", "whole or column < columns", "True", ragged),
-    ("vectors", "settle", "if rounds:", "if False:", ragged),
-    ("stream", "move_norm", "if row < rows:", "if row <= rows:", ragged),
-    ("stream", "move_norm", "values[k] += weight * others[k]", "values[k] += others[k]", ragged),
-    ("stream", "move_norm", "if biased:", "if False:", ragged),
-    ("stream", "add_scaled", "if i < count", "if i <= count", added),
-    ("stream", "add_scaled", "+= weight *", "= weight *", added),
-    ("stream", "inside", "whole or (j * lanes + lane) * width < columns", "True", ragged),
-    ("stream", "normed", " + float32(eps)", "", lambda m: check_move_norm(m, 3, 64, scale=1e-3)),
-    ("stream_backward", "in_turn", "cuda.syncthreads()  # the", "pass  # the", slopes),
-    ("stream_backward", "in_turn", "turn == 0)", "False)", slopes),
-    ("stream_backward", "in_turn", "range(warps)", "range(warps - 1)", slopes),
-    ("stream_backward", "slope", "g[k] -= shift", "pass", slopes),
-    ("stream_backward", "slope", "g[k] - x_hat[k] * along", "g[k] + x_hat[k] * along", slopes),
-    ("stream_backward", "slope", "row_sum(along) * float32(share)", "row_sum(along)", slopes),
-    ("stream_backward", "read", "sums[own + k] += g[k]", "sums[own + k] += x_hat[k]", slopes),
-    ("stream_backward", "norm_backward", "g[k] += old[k]", "pass", slopes),
-    ("stream_backward", "norm_backward", "sums[k] = float32(0)", "pass", slopes),
-    ("stream_backward", "norm_backward", "cuda.gridDim.x * rows_a_block", "rows_a_block", slopes),
-    ("stream_backward", "norm_backward", "settle(g)", "pass", slopes),
-    ("columns", "total_of", "cuda.syncthreads()", "pass", long),
-    ("columns", "total_of", "value if row < count else float32(0)", "value", long),
-    ("columns", "add_up", "total += load_own_float(out)", "pass", long),
-    ("columns", "add_up_lines", "inside = lane < (", "inside = lane <= (", check_sums),
-    ("columns", "add_up_lines", "int64(first) * 4", "int64(first) * 8", check_sums),
-    ("columns", "add_up_lines", "total + load_own_float(place_of)", "total", check_sums),
-    ("columns", "add_up_lines", "sizes >> COUNTED, pitch", "sizes >> COUNTED, 40", check_sums),
-    ("columns", "slab_sums", "row += slabs", "row += rows", long),
-    ("columns", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
-    ("columns", "slab_sums", "if column < columns", "if column <= columns", long),
-    ("gates", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
-    ("gates", "gated_rows", "store(up, i", "store(gate, i", swiglu),
-    ("gates", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
-    ("gates", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
-    ("gates", "gated_backward", "while row < rows", "while row < 0", swiglu),
-    ("gates", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
-    ("gates", "curved_rows", "value[at] += shift[k]", "pass", gelu),
-    ("gates", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
-    ("rotary", "turn", "sign * sin[k]", "sin[k]", turned),
-    ("rotary", "rope", "start + row -", "row -", turned),
-    ("rotary", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
-    ("embedding", "embed", "T * divide(row, T)", "0", looked_up),
-    ("embedding", "make_look", "values[k] += others[k]", "pass", looked_up),
-    ("embedding", "pile", "while i < end", "while i < end - 1", scattered),
-    ("embedding", "pile", "i += AHEAD", "i += AHEAD + 1", scattered),
-    ("embedding", "scatter", "if slot < 0", "if slot <= 0", scattered),
-    ("embedding", "scatter", "item += int32(cuda.gridDim.x * WARPS)", "break", in_turns),
-    ("embedding", "several", "first, end, 1, 0", "first, end - 1, 1, 0", scattered),
-    ("embedding", "add_positions", "B, T, t, columns", "B, T, 0, columns", scattered),
-    ("embedding", "scatter_plan", "(starts + counts)[of]", "(starts + CHUNK)[of]", scattered),
+    ("lang.vectors", "over_warps", "cuda.syncthreads()  # all parts are there", "pass", wide),
+    ("lang.vectors", "over_warps", "cuda.syncthreads()  # all have read", "pass  # all have read",
+     wide),
+    ("lang.vectors", "warp_sum", "range(5)", "range(4)", ragged),
+    ("lang.vectors", "load_row", "whole or column < columns", "True", ragged),
+    ("lang.vectors", "load_row", "values[k] = float32(0)", "pass", ragged),
+    ("lang.vectors", "store_row", "whole or column < columns", "True", ragged),
+    ("lang.vectors", "settle", "if rounds:", "if False:", ragged),
+    ("rows.residual_norm", "move_norm", "if row < rows:", "if row <= rows:", ragged),
+    ("rows.residual_norm", "move_norm", "values[k] += weight * others[k]", "values[k] += others[k]",
+     ragged),
+    ("rows.residual_norm", "move_norm", "if biased:", "if False:", ragged),
+    ("rows.residual_norm", "add_scaled", "if i < count", "if i <= count", added),
+    ("rows.residual_norm", "add_scaled", "+= weight *", "= weight *", added),
+    ("rows.residual_norm", "inside", "whole or (j * lanes + lane) * width < columns", "True",
+     ragged),
+    ("rows.residual_norm", "normed", " + float32(eps)", "", lambda m: check_move_norm(m, 3, 64,
+     scale=1e-3)),
+    ("rows.residual_norm_backward", "in_turn", "cuda.syncthreads()  # the", "pass  # the", slopes),
+    ("rows.residual_norm_backward", "in_turn", "turn == 0)", "False)", slopes),
+    ("rows.residual_norm_backward", "in_turn", "range(warps)", "range(warps - 1)", slopes),
+    ("rows.residual_norm_backward", "slope", "g[k] -= shift", "pass", slopes),
+    ("rows.residual_norm_backward", "slope", "g[k] - x_hat[k] * along", "g[k] + x_hat[k] * along",
+     slopes),
+    ("rows.residual_norm_backward", "slope", "row_sum(along) * float32(share)", "row_sum(along)",
+     slopes),
+    ("rows.residual_norm_backward", "read", "sums[own + k] += g[k]", "sums[own + k] += x_hat[k]",
+     slopes),
+    ("rows.residual_norm_backward", "norm_backward", "g[k] += old[k]", "pass", slopes),
+    ("rows.residual_norm_backward", "norm_backward", "sums[k] = float32(0)", "pass", slopes),
+    ("rows.residual_norm_backward", "norm_backward", "cuda.gridDim.x * rows_a_block",
+     "rows_a_block", slopes),
+    ("rows.residual_norm_backward", "norm_backward", "settle(g)", "pass", slopes),
+    ("rows.column_sums", "total_of", "cuda.syncthreads()", "pass", long),
+    ("rows.column_sums", "total_of", "value if row < count else float32(0)", "value", long),
+    ("rows.column_sums", "add_up", "total += load_own_float(out)", "pass", long),
+    ("rows.column_sums", "add_up_lines", "inside = lane < (", "inside = lane <= (", check_sums),
+    ("rows.column_sums", "add_up_lines", "int64(first) * 4", "int64(first) * 8", check_sums),
+    ("rows.column_sums", "add_up_lines", "total + load_own_float(place_of)", "total", check_sums),
+    ("rows.column_sums", "add_up_lines", "sizes >> COUNTED, pitch", "sizes >> COUNTED, 40",
+     check_sums),
+    ("rows.column_sums", "slab_sums", "row += slabs", "row += rows", long),
+    ("rows.column_sums", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
+    ("rows.column_sums", "slab_sums", "if column < columns", "if column <= columns", long),
+    ("rows.activations", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
+    ("rows.activations", "gated_rows", "store(up, i", "store(gate, i", swiglu),
+    ("rows.activations", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
+    ("rows.activations", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
+    ("rows.activations", "gated_backward", "while row < rows", "while row < 0", swiglu),
+    ("rows.activations", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
+    ("rows.activations", "curved_rows", "value[at] += shift[k]", "pass", gelu),
+    ("rows.activations", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
+    ("rows.rope", "turn", "sign * sin[k]", "sin[k]", turned),
+    ("rows.rope", "rope", "start + row -", "row -", turned),
+    ("rows.rope", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
+    ("rows.embedding", "embed", "T * divide(row, T)", "0", looked_up),
+    ("rows.embedding", "make_look", "values[k] += others[k]", "pass", looked_up),
+    ("rows.embedding", "pile", "while i < end", "while i < end - 1", scattered),
+    ("rows.embedding", "pile", "i += AHEAD", "i += AHEAD + 1", scattered),
+    ("rows.embedding", "scatter", "if slot < 0", "if slot <= 0", scattered),
+    ("rows.embedding", "scatter", "item += int32(cuda.gridDim.x * WARPS)", "break", in_turns),
+    ("rows.embedding", "several", "first, end, 1, 0", "first, end - 1, 1, 0", scattered),
+    ("rows.embedding", "add_positions", "B, T, t, columns", "B, T, 0, columns", scattered),
+    ("rows.embedding", "scatter_plan", "(starts + counts)[of]", "(starts + CHUNK)[of]", scattered),
 ]  # fmt: skip
 
 
@@ -778,7 +800,7 @@ def test_all_faults_have_their_place():
     ids=lambda part: getattr(part, "__name__", str(part)[:30]),
 )  # fmt: skip
 def test_planted_faults_are_found(module, function, old, new, check):
-    name = module if module != "vectors" else "stream"
+    name = module if module != "lang.vectors" else "rows.residual_norm"
     wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))
     with pytest.raises((AssertionError, Fault)):
         check(wrong)

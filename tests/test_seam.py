@@ -17,7 +17,7 @@ from nanoeuler.engines.primitives import OPERATIONS, Primitives
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import CHOICES
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.transformer import backward, forward, loss_and_gradients, loss_sums, stream
 from nanoeuler.model.weights import Weights
 

@@ -33,13 +33,13 @@ from nanoeuler.inference.speculative import generate_ahead
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.serve import web
-from nanoeuler.serve.answer import Answer
 from nanoeuler.serve.attention import LOOKED, look
-from nanoeuler.serve.desk import Desk, Full, Order
+from nanoeuler.serve.batching import PIECE, Table
+from nanoeuler.serve.queue import Desk, Full, Order
 from nanoeuler.serve.request import CANNOT, Refusal, fitting, read_request, turns_of
-from nanoeuler.serve.seats import PIECE, Table
-from nanoeuler.serve.writing import End, write
-from nanoeuler.tokenizer.template import ASSISTANT, END, USER, conversation, prompt
+from nanoeuler.serve.responses import Answer
+from nanoeuler.serve.streaming import End, write
+from nanoeuler.tokenizer.chat_template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.run import Settings
 from nanoeuler.training.train import train
@@ -1009,7 +1009,7 @@ def test_a_mistake_of_ours_is_no_traceback(server, monkeypatch):
     status, said, _ = ask(server, "/v1/completions", {"prompt": "a"})
     assert status == 500 and "secret" not in json.dumps(said)
     monkeypatch.undo()
-    monkeypatch.setattr("nanoeuler.serve.writing.text_pieces", broken)
+    monkeypatch.setattr("nanoeuler.serve.streaming.text_pieces", broken)
     assert ask(server, "/v1/completions", {"prompt": "a"})[0] == 500
     monkeypatch.undo()
     assert ask(server, "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200

@@ -13,8 +13,8 @@ from nanoeuler.checks.gradcheck import (
     relative_error,
     tiny_problem,
 )
-from nanoeuler.engines.choice import engine_factory, make_stepper
 from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.registry import engine_factory, make_stepper
 from nanoeuler.model.attention import attention
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import places

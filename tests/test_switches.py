@@ -14,13 +14,13 @@ import recorded
 from test_cuda_engine import HOPPER, WIDE, bound
 
 from nanoeuler.checks import gradcheck
+from nanoeuler.emulator.device import Device
 from nanoeuler.engines import reference
 from nanoeuler.engines.cpu import decode as cpu_decode
 from nanoeuler.engines.cpu import engine as cpu_engine
-from nanoeuler.engines.gpu import decode as gpu_decode
-from nanoeuler.engines.gpu import engine as gpu_engine
-from nanoeuler.engines.gpu.decode import Decoding
-from nanoeuler.engines.gpu.paper.device import Device
+from nanoeuler.engines.gpu.decode import decoder as gpu_decode
+from nanoeuler.engines.gpu.decode.decoder import Decoding
+from nanoeuler.engines.gpu.step import engine as gpu_engine
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import EngineReader
 from nanoeuler.model.config import CHOICES, ModelConfig, require

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer import encode as bpe
-from nanoeuler.tokenizer import file
-from nanoeuler.tokenizer import words as pretokenizer
+from nanoeuler.tokenizer import file, pretokenizer
 from nanoeuler.tokenizer.learn import LENGTH, START, TIMES, count_words, learn_merges
 from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 

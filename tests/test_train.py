@@ -33,23 +33,23 @@ from lives import CONFIG, RIVER
 from matplotlib.figure import Figure
 
 from nanoeuler.data.batches import Batches
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare
-from nanoeuler.data.prepared import Prepared
-from nanoeuler.engines.choice import make_stepper
 from nanoeuler.engines.cpu.stepper import CpuStepper
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training import blame, display, loop, pace, run
+from nanoeuler.training import anomaly, display, loop, run, throughput
 from nanoeuler.training import train as training
-from nanoeuler.training.blame import first_bad_tensor
+from nanoeuler.training.anomaly import first_bad_tensor
+from nanoeuler.training.checkpoint import load
 from nanoeuler.training.folder import LOCK, REQUEST, alone, read_metrics, saves
 from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
 from nanoeuler.training.record import read_origin
 from nanoeuler.training.run import Settings
-from nanoeuler.training.saves import load
 from nanoeuler.training.train import settings_for, train
 
 STEPS = 12
@@ -594,7 +594,7 @@ def test_the_pace_is_told_once_after_ten_steps(tmp_path):
 
     go(tmp_path, on_pace=on_pace)
     resume(tmp_path, on_pace=on_pace)  # no step is left
-    assert seen == [(0, [0]), (1 + pace.MOST, [0, 4, 8][-2:])]
+    assert seen == [(0, [0]), (1 + throughput.MOST, [0, 4, 8][-2:])]
     with pytest.raises(UserError):
         go(tmp_path, on_pace=on_pace)
     assert len(seen) == 2
@@ -911,16 +911,16 @@ def test_a_clock_that_goes_as_it_likes_changes_no_byte(moment, straight, tmp_pat
 
 
 def test_looking_for_what_is_not_finite_ends(monkeypatch):
-    monkeypatch.setattr(blame, "PATIENCE", -1.0)
+    monkeypatch.setattr(anomaly, "PATIENCE", -1.0)
     tokens = np.zeros((4, CONFIG.context), np.int32)
     targets = np.zeros((4, CONFIG.context, CONFIG.n_predict), np.int32)
-    said = blame.first_bad_tensor(initialise(CONFIG, 0), tokens, targets)
+    said = anomaly.first_bad_tensor(initialise(CONFIG, 0), tokens, targets)
     assert said == "none in the first 0 sequences of the batch; more were not looked at"
 
 
 def fits(monkeypatch, steps):
     """Patch the pace, so that so many steps fit into any minutes."""
-    monkeypatch.setattr(pace.Pace, "steps", lambda self, minutes: steps)
+    monkeypatch.setattr(throughput.Pace, "steps", lambda self, minutes: steps)
 
 
 def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):
@@ -975,10 +975,10 @@ def test_a_run_of_minutes_that_died_goes_on_to_its_own_end(moment, tmp_path, mon
     out = tmp_path / "died"
     with pytest.raises(Died), dying_before(loop._Steps, "begin", moment):
         go(out, **MINUTES)
-    assert [step for step, _ in saves(out)][:1] == ([] if moment <= 1 + pace.MOST else
+    assert [step for step, _ in saves(out)][:1] == ([] if moment <= 1 + throughput.MOST else
                                                     [saves(out)[0][0]])  # fmt: skip
     if saves(out):
-        assert saves(out)[0][0] >= 1 + pace.MOST
+        assert saves(out)[0][0] >= 1 + throughput.MOST
         fits(monkeypatch, 99)  # another machine, and nobody asks it
     train(None, out, resume=True, **HOW)
     assert_same_run(out, whole)
@@ -1012,7 +1012,7 @@ def test_a_run_whose_time_is_up_ends(tmp_path):
 
 def test_the_pace_of_a_device_that_works_ahead_is_its_own():
     """A step of 0.1 s on the device, beside which the host takes 0.06 s for the next batch."""
-    watch, ready = pace.Watch(), 0.0
+    watch, ready = throughput.Watch(), 0.0
     for number in range(1, 6):
         time.sleep(0.06)
         time.sleep(max(0.0, ready - time.perf_counter()))  # for the step before
@@ -1022,7 +1022,7 @@ def test_the_pace_of_a_device_that_works_ahead_is_its_own():
 
 
 def test_what_comes_between_two_steps_is_no_part_of_the_pace():
-    watch = pace.Watch()
+    watch = throughput.Watch()
     for _ in range(5):
         time.sleep(0.02)
         watch.lap(1)
@@ -1032,7 +1032,7 @@ def test_what_comes_between_two_steps_is_no_part_of_the_pace():
 
 
 def test_a_pace_by_hand():
-    measured = pace.Pace(step=0.06, quick=0.2, full=0.5)
+    measured = throughput.Pace(step=0.06, quick=0.2, full=0.5)
     assert measured.steps(5) == 4920
     assert math.isclose(measured.seconds(0, 4920), 4920 * 0.06 + 20 * 0.2 + 0.5)
     assert math.isclose(measured.seconds(4919, 4920), 0.06 + 0.2 + 0.5)
@@ -1041,14 +1041,14 @@ def test_a_pace_by_hand():
         (0.06, 0.2, 0.5, 5), (0.1, 3.0, 3.0, 1), (20.0, 5.0, 80.0, 10), (1e-3, 1e-2, 5.0, 2),
         (0.3, 0.4, 0.5, 0.2), (1.0, 0.1, 0.1, 0.35),
     ):  # fmt: skip
-        each = pace.Pace(step, quick, full)
+        each = throughput.Pace(step, quick, full)
         steps = each.steps(minutes)
         assert each.seconds(0, steps) <= 60 * minutes + 1e-9
         more = steps + 1 + steps // 100 + 2 * quick / step  # the last digits; a validation or two
         assert each.seconds(0, int(more) + 1) > 60 * minutes * 0.9
     for steps in (1, 2, 19, 20, 21, 39, 40, 400, 407, 12345):
-        judged = [step for step in range(1, steps + 1) if pace.validates(step, steps)]
-        assert judged[-1] == steps and min(steps, 11) <= len(judged) <= pace.VALIDATIONS
+        judged = [step for step in range(1, steps + 1) if throughput.validates(step, steps)]
+        assert judged[-1] == steps and min(steps, 11) <= len(judged) <= throughput.VALIDATIONS
         for at in (0, steps // 3, steps - 1):
             left = [step for step in judged if step > at]
             wanted = (steps - at) * 0.06 + len(left) * 0.2 + 0.5

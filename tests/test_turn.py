@@ -12,15 +12,15 @@ from test_flash_tensor import CROWD, backward, exact_and_bounds, forward, inputs
 from test_gemm import TABLES, arrays, exchanged, on_paper, wrong
 from tiers import thinned
 
-from nanoeuler.engines.gpu import attention, flash_plan
-from nanoeuler.engines.gpu.gemm import choose, product
-from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.paper.machine import Fault
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.paper.runner import run
-from nanoeuler.engines.gpu.products import product_on
-from nanoeuler.engines.gpu.rotary import rope_launch
-from nanoeuler.engines.gpu.turn import Turning
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.emulator.machine import Fault
+from nanoeuler.emulator.runner import run
+from nanoeuler.engines.gpu.attention import choice, wgmma_launch
+from nanoeuler.engines.gpu.gemm.choice import product_on
+from nanoeuler.engines.gpu.gemm.wgmma_form import Form
+from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
+from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
+from nanoeuler.engines.gpu.rows.rope import rope_launch
 from nanoeuler.errors import UserError
 from nanoeuler.model.layers import rope_tables
 
@@ -93,7 +93,7 @@ def test_angles_are_read_once_for_each_row_of_a_tile(D):
     assert others[0] == others[1]
 
 
-ANGLES = "gemm_epilogue.make_turns_of_heads"
+ANGLES = "gemm.wgmma_epilogue.make_turns_of_heads"
 FLAWS = {  # what: (function, text in it, what it becomes)
     "the position of the row above at a tile's border": (ANGLES, "* TILE_M +", "* TILE_M - 1 +"),
     "positions of the other consumer": (ANGLES, "half * 64 +", "(1 - half) * 64 +"),
@@ -108,30 +108,32 @@ FLAWS = {  # what: (function, text in it, what it becomes)
     "what is turned is counted from the tile": (ANGLES, "y * columns + i * D", "i * D"),
     "heads overlap": (ANGLES, "i * (D // 2)", "i * (D // 4)"),
     "turned back": (ANGLES, "float32(1)", "float32(-1)"),
-    "a sign": ("turn.turn", "left * cos - right", "left * cos + right"),
-    "the neighbour's partner": ("turn.turn", "acc[i + k], acc[i + D // 4 + k]\n",
+    "a sign": ("gemm.wgmma_rope.turn", "left * cos - right", "left * cos + right"),
+    "the neighbour's partner": ("gemm.wgmma_rope.turn", "acc[i + k], acc[i + D // 4 + k]\n",
                                 "acc[i + k], acc[i + D // 4 + k ^ 1]\n"),
-    "cosines for sines": ("turn.turn", "angles[D // 4 + k]", "angles[k]"),
-    "angles of another lane": ("turn.take_row", "lane & 3", "lane & 1"),
-    "angles of every fourth column": ("turn.take_row", "at + j * 32", "at + j * 16"),
-    "both rows turn alike": ("turn.take_angles", "2, cos, below", "2, cos, above"),
-    "positions that never begin again": ("turn.position", "row - T * divide(row, T)", "row"),
-    "a sequence too long by one": ("turn.position", "divide(row, T)", "divide(row, T + 1)"),
+    "cosines for sines": ("gemm.wgmma_rope.turn", "angles[D // 4 + k]", "angles[k]"),
+    "angles of another lane": ("gemm.wgmma_rope.take_row", "lane & 3", "lane & 1"),
+    "angles of every fourth column": ("gemm.wgmma_rope.take_row", "at + j * 32", "at + j * 16"),
+    "both rows turn alike": ("gemm.wgmma_rope.take_angles", "2, cos, below", "2, cos, above"),
+    "positions that never begin again": ("gemm.wgmma_rope.position", "row - T * divide(row, T)",
+    "row"),
+    "a sequence too long by one": ("gemm.wgmma_rope.position", "divide(row, T)",
+    "divide(row, T + 1)"),
 }  # fmt: skip
 
 
 def test_all_mistakes_have_their_place():
     for flaw, (where, old, new) in FLAWS.items():
-        module, name = where.split(".")
+        module, name = where.rsplit(".", 1)
         source(Mutant(f"engines.gpu.{module}", name, flaw, old, new))
     for flaw, texts in FLAWS_BACK.items():
-        source(Mutant("engines.gpu.flash_backward", flaw.partition(":")[0], flaw, *texts))
+        source(Mutant("engines.gpu.attention.wgmma_backward", flaw.partition(":")[0], flaw, *texts))
 
 
 @pytest.mark.parametrize("flaw", thinned(FLAWS))
 def test_a_flaw_is_found(flaw):
     place, old, new = FLAWS[flaw]
-    module, name = place.split(".")
+    module, name = place.rsplit(".", 1)
     ways = {"cluster": "a cluster", "ping-pong": "ping-pong"}
     case = next((ways[way] for way in ways if way in flaw), "tiles one after the other")
     made, size, turn, draws = CASES[case]
@@ -261,9 +263,9 @@ FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name bef
 @pytest.mark.parametrize("flaw", thinned(FLAWS_BACK))
 def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
     name, (old, new) = flaw.partition(":")[0], FLAWS_BACK[flaw]
-    wrong = load(Mutant("engines.gpu.flash_backward", name, flaw, old, new))
+    wrong = load(Mutant("engines.gpu.attention.wgmma_backward", name, flaw, old, new))
     for maker in ("dq_kernel", "dkdv_kernel"):
-        monkeypatch.setattr(flash_plan, maker, getattr(wrong, maker))
+        monkeypatch.setattr(wgmma_launch, maker, getattr(wrong, maker))
     try:
         assert not max(attended((1, 2, 1, 150, 64), True)[1].values()) < 1
     except Fault:
@@ -280,4 +282,4 @@ def test_attention_refuses_angles_that_are_not_its_own():
         backward(a, turn=turn._replace(cos=turn.cos[:, :16]))
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     with pytest.raises(UserError, match="on Hopper alone, at widths of 64 and 128"):
-        attention.backward_launches(*(a[name] for name in names), (8, 0), turn)
+        choice.backward_launches(*(a[name] for name in names), (8, 0), turn)

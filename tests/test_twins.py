@@ -10,11 +10,11 @@ import pytest
 import twins
 from twins import TWINS, Bound, compare
 
-from nanoeuler.engines.gpu import hopper, ptx
-from nanoeuler.engines.gpu.instruction import Instruction
-from nanoeuler.engines.gpu.paper import run
-from nanoeuler.engines.gpu.paper.machine import Fault
-from nanoeuler.engines.gpu.paper.runner import instructions
+from nanoeuler.emulator import run
+from nanoeuler.emulator.machine import Fault
+from nanoeuler.emulator.runner import instructions
+from nanoeuler.engines.gpu.lang import hopper, ptx
+from nanoeuler.engines.gpu.lang.instruction import Instruction
 
 MODULES = ptx, hopper
 # Functions of those modules that make instructions -> one that a twin uses.

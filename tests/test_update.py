@@ -7,6 +7,7 @@ roots cost 4 U, a reciprocal 2 U (the manual); rounding to bf16 costs 2^-8.
 import math
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ import registers
 from mutants import Mutant, load
 
 from nanoeuler.checks.gradcheck import TINY, TINY_GPT2
-from nanoeuler.engines.gpu import loss, norm, update
-from nanoeuler.engines.gpu.gemm_mma_plan import SHARED as ROOMS
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.primitives import PRECISIONS
-from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.emulator import Fault, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.lang.card import SHARED as ROOMS
+from nanoeuler.engines.gpu.lang.card import THREADS, limit
+from nanoeuler.engines.gpu.rows import adamw, gradient_norm
+from nanoeuler.engines.gpu.rows import cross_entropy as cross_entropy_module
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE, cross_entropy
 from nanoeuler.model.config import PRESETS
@@ -57,12 +60,12 @@ class Problem:
         self.x = (x if self.wide else from_bf16(stored))[..., : self.columns].astype(float)
         self.logits = stored.reshape(self.shape[0], -1)
 
-    def launch(self, module=loss, first=0, rows=None, **options):
+    def launch(self, module=cross_entropy_module, first=0, rows=None, **options):
         part = self.logits[first : first + (rows or len(self.logits))]
         arrays = part, self.targets, self.scale, self.losses
         return module.loss_launch(*arrays, self.columns, first, **options)
 
-    def run(self, module=loss, seed=None, **options):
+    def run(self, module=cross_entropy_module, seed=None, **options):
         """Run a loss and its sums; returns the report of the loss."""
         report = run(self.launch(module, **options), seed)
         run(module.sums_launch(self.losses, self.sums), seed)
@@ -115,25 +118,26 @@ class Problem:
         at = np.maximum(self.targets, 0)[..., None]
         exact = np.where(counted, z - np.take_along_axis(self.x, at, -1)[..., 0], 0)
         assert (np.abs(self.losses - exact) <= of_loss * counted).all()
-        adds = -(-len(self.losses) // loss.ADDERS) + 10
+        adds = -(-len(self.losses) // cross_entropy_module.ADDERS) + 10
         of_sums = (of_loss * counted).sum(0) + adds * U * np.abs(exact).sum(0)
         assert (np.abs(self.sums - sums) <= of_sums).all()
 
 
-HELD, SHARED = loss.Form("registers", 64, 2), loss.Form("shared", 64, 1, 128)
-TWICE = loss.Form("nowhere", 64, 1)
+HELD = cross_entropy_module.Form("registers", 64, 2)
+SHARED = cross_entropy_module.Form("shared", 64, 1, 128)
+TWICE = cross_entropy_module.Form("nowhere", 64, 1)
 FORMS = HELD, SHARED, TWICE
 SHAPES = [
     ((1, 1, 7, 8), None), ((1, 1, 1, 8), None), ((3, 2, 7, 16, True), None),
     ((4, 1, 64, 64), None), ((2, 3, 1000, 1000), None), ((2, 1, 1001, 1024, True), None),
     ((2, 2, 1000, 1024), TWICE), ((2, 2, 1001, 1024), SHARED), ((1, 1, 2500, 2504), None),
-    ((2, 1, 999, 1000, True), loss.Form("nowhere", 32, 3, wide=True)),
-    ((2, 1, 999, 1000, True), loss.Form("shared", 32, 3, 250, True)),
+    ((2, 1, 999, 1000, True), cross_entropy_module.Form("nowhere", 32, 3, wide=True)),
+    ((2, 1, 999, 1000, True), cross_entropy_module.Form("shared", 32, 3, 250, True)),
 ]  # fmt: skip
 
 
 def form_of(problem, form):
-    return form or loss.form_for(problem.shape[2], problem.wide)
+    return form or cross_entropy_module.form_for(problem.shape[2], problem.wide)
 
 
 @pytest.mark.parametrize("shape, form", SHAPES)
@@ -244,9 +248,9 @@ def test_losses_that_do_not_fit(change, message):
         scale=np.ones(1, np.float32), losses=np.zeros((2, 1), np.float32), columns=16,
     )  # fmt: skip
     with pytest.raises(UserError, match=message):
-        loss.loss_launch(**(arrays | change))
+        cross_entropy_module.loss_launch(**(arrays | change))
     with pytest.raises(UserError, match="sums is"):
-        loss.sums_launch(np.zeros((2, 2), np.float32), np.zeros(3, np.float32))
+        cross_entropy_module.sums_launch(np.zeros((2, 2), np.float32), np.zeros(3, np.float32))
 
 
 # ---- The norm, and what is decided
@@ -257,14 +261,14 @@ class Judgement:
 
     def __init__(self, gradients, losses=(1.0, 2.0), limit=1.0, number=0, steps=3):
         self.gradients = np.asarray(gradients, np.float32)
-        self.sums = np.full(norm.blocks_for(len(gradients)), np.nan, np.float32)
+        self.sums = np.full(gradient_norm.blocks_for(len(gradients)), np.nan, np.float32)
         self.losses, self.limit = np.array(losses, np.float32), limit
         self.rates = np.linspace(1e-3, 3e-3, steps)
-        self.plan = norm.schedule(self.rates, 0.9, 0.98, 0.1)
+        self.plan = gradient_norm.schedule(self.rates, 0.9, 0.98, 0.1)
         self.number = np.array([number], np.int32)
         self.decision = np.full(8, np.nan, np.float32)
 
-    def run(self, seed=None, module=norm):
+    def run(self, seed=None, module=gradient_norm):
         arrays = self.gradients, self.sums, self.losses, self.plan, self.number
         launches = module.norm_launches(*arrays, self.limit, self.decision)
         return [run(launch, seed) for launch in launches]
@@ -276,7 +280,7 @@ class Judgement:
         sums; the root halves what they cost, and costs 4 U itself.
         """
         exact = math.sqrt((self.gradients.astype(float) ** 2).sum())
-        rounds = -(-len(self.gradients) // (4 * norm.THREADS * len(self.sums)))
+        rounds = -(-len(self.gradients) // (4 * gradient_norm.THREADS * len(self.sums)))
         share = ((rounds + 2 + 10 + 6 + 10) / 2 + 4) * U
         lr, _, _, decay, clip, length, go, spare = self.decision
         assert abs(length - exact) <= share * exact + TINIEST
@@ -289,7 +293,7 @@ class Judgement:
 
 @pytest.mark.parametrize("count, size", [(4, 1), (16, 1e-3), (1000, 10), (7 * 4096 + 20, 1)])
 def test_norm_and_scale(count, size, monkeypatch):
-    monkeypatch.setattr(norm, "BLOCKS", 3)  # of which each goes round more than once
+    monkeypatch.setattr(gradient_norm, "BLOCKS", 3)  # of which each goes round more than once
     bits = set()
     for seed in (1, 2):
         case = Judgement(np.random.default_rng(0).standard_normal(count) * size)
@@ -329,7 +333,7 @@ def test_the_schedule_is_read_row_by_row_and_then_its_last():
 
 
 def test_bytes_of_a_norm(monkeypatch):
-    monkeypatch.setattr(norm, "BLOCKS", 3)
+    monkeypatch.setattr(gradient_norm, "BLOCKS", 3)
     case = Judgement(np.ones(20000))
     adding, _ = case.run()
     assert adding["global loads bytes"] == 4 * 20000
@@ -362,7 +366,7 @@ class Training:
         self.w = self.weights.flat
         self.m, self.v, self.g = (np.zeros_like(self.w) for _ in range(3))
         self.copy = np.full(self.w.size, 0x7FC0, np.uint16)
-        self.parts = update.segments(self.weights)
+        self.parts = adamw.segments(self.weights)
         self.reference = Weights(config, np.float64)
         self.reference.flat[:] = self.w
         self.rule = AdamW(self.reference, weight_decay=DECAY, clip_norm=math.inf, **RULES)
@@ -377,14 +381,14 @@ class Training:
         for name, tensor in gradients.items():
             tensor[...] = self.rng.standard_normal(tensor.shape) * (name != "norm") * 0.1
 
-    def launch(self, module=update, go=1.0):
-        plan = norm.schedule([LR] * self.number, RULES["beta1"], RULES["beta2"], DECAY)
+    def launch(self, module=adamw, go=1.0):
+        plan = gradient_norm.schedule([LR] * self.number, RULES["beta1"], RULES["beta2"], DECAY)
         decision = np.array([*plan[-1], CLIP, 1.0, go, 0.0], np.float32)
         table = module.tiles(self.parts, self.rounds)
         arrays = table, decision, self.w, self.g, self.m, self.v, self.copy
         return module.adamw_launch(*arrays, **RULES, rounds=self.rounds)
 
-    def step(self, seed=None, module=update):
+    def step(self, seed=None, module=adamw):
         """One step of both, and the bounds: see `check`. Returns the report."""
         self.number += 1
         self.draw()
@@ -451,7 +455,7 @@ def test_adamw_is_that_of_training_over_several_steps(config, rounds):
 
 def test_what_decays_and_what_has_a_copy():
     weights = initialise(TINY_GPT2, 0)
-    of = dict(zip(weights, update.segments(weights), strict=True))
+    of = dict(zip(weights, adamw.segments(weights), strict=True))
     assert of["embedding"].decay and of["block.0.wqkv"].decay
     assert not of["block.0.wqkv_bias"].decay and of["block.0.wqkv_bias"].copy >= 0
     assert not of["norm"].decay and of["norm"].copy == of["block.0.norm1_bias"].copy == -1
@@ -482,10 +486,10 @@ def test_a_step_that_is_skipped_changes_no_bit():
 def test_a_step_of_zero_gradients_leaves_zeros_alone():
     """As padding has them: 0 / (0 + eps)."""
     zeros = [np.zeros(8, np.float32) for _ in range(4)]
-    table = update.tiles([update.Segment(0, 8, True, 0)])
+    table = adamw.tiles([adamw.Segment(0, 8, True, 0)])
     decision = np.array([0.1, 10, 50, 0.3, 1, 0, 1, 0], np.float32)
     copy = np.ones(8, np.uint16)
-    run(update.adamw_launch(table, decision, *zeros, copy, **RULES))
+    run(adamw.adamw_launch(table, decision, *zeros, copy, **RULES))
     assert not any(x.any() for x in (*zeros, copy))
 
 
@@ -494,25 +498,25 @@ def test_bytes_of_a_step():
     its decision."""
     case = Training(TINY, 2)
     report = case.step()
-    blocks = len(update.tiles(case.parts, 2))
+    blocks = len(adamw.tiles(case.parts, 2))
     copied = sum(part.length for part in case.parts if part.copy >= 0)
     size = sum(part.length for part in case.parts)
-    assert report["global loads bytes"] == 16 * size + 48 * update.THREADS * blocks
+    assert report["global loads bytes"] == 16 * size + 48 * adamw.THREADS * blocks
     assert report["global stores bytes"] == 12 * size + 2 * copied
 
 
 @pytest.mark.parametrize(
     "part, message",
     [
-        (update.Segment(2, 8, True), "multiple of 4"),
-        (update.Segment(0, 7, True), "multiple of 4"),
-        (update.Segment(0, 8, True, 6), "multiple of 4"),
-        (update.Segment((1 << 31) - 8, 8, True), "less than 2"),
+        (adamw.Segment(2, 8, True), "multiple of 4"),
+        (adamw.Segment(0, 7, True), "multiple of 4"),
+        (adamw.Segment(0, 8, True, 6), "multiple of 4"),
+        (adamw.Segment((1 << 31) - 8, 8, True), "less than 2"),
     ],
 )
 def test_segments_that_do_not_fit(part, message):
     with pytest.raises(UserError, match=message):
-        update.tiles([part])
+        adamw.tiles([part])
 
 
 def test_buffers_that_do_not_fit():
@@ -523,7 +527,7 @@ def test_buffers_that_do_not_fit():
         ("table", table[:, :3]), ("decision", f[:4]),
     ):  # fmt: skip
         with pytest.raises(UserError, match=name):
-            update.adamw_launch(**(good | {name: wrong}), **RULES)
+            adamw.adamw_launch(**(good | {name: wrong}), **RULES)
 
 
 # ---- Planted faults
@@ -531,13 +535,14 @@ def test_buffers_that_do_not_fit():
 
 def play_loss(wrong):
     """Cross-entropy by a module with a fault in it: of two warps, and in several rounds of one."""
-    forms = HELD, loss.Form("shared", 32, 1, 66), loss.Form("nowhere", 32, 1)
+    form = cross_entropy_module.Form
+    forms = HELD, form("shared", 32, 1, 66), form("nowhere", 32, 1)
     for form, columns in zip(forms, (519, 517, 513), strict=True):  # of 528: they end in any word
         problem = Problem(2, 2, columns, 528)
         problem.targets[1, 0] = IGNORE
         problem.run(wrong, form=form)
         problem.check(form)
-    wide = loss.Form("registers", 32, 2, wide=True)
+    wide = cross_entropy_module.Form("registers", 32, 2, wide=True)
     for shape, form in (((2, 1, 256, 256), HELD), ((1, 2, 135, 136, True, 1e3), wide)):
         problem = Problem(*shape)
         problem.run(wrong, form=form)
@@ -576,42 +581,53 @@ def play_update(wrong):
 
 
 FAULTS = [
-    ("loss", "blank", "a column too many", "left == 1", "left == 77"),
-    ("loss", "fetch", "a vector too many", "elif left > 0", "elif left >= 0"),
-    ("loss", "bring", "not waited for", "copy_wait_all()", "pass"),
-    ("loss", "bring", "half a row", "row.t, row.vectors", "row.t, row.vectors // 2"),
-    ("loss", "mass", "the same thread's sums forgotten", "total + power", "power"),
-    ("loss", "highest", "no maximum", "larger_pair(both, here[i])", "here[i]"),
-    ("loss", "judge", "the wrong log", "float32(LN2) * ", ""),
-    ("loss", "spread", "no target", "float32(x[j] - scale)", "x[j]"),
-    ("loss", "spread", "padding left", "n < row.vectors", "n * row.lane < row.columns"),
-    ("loss", "erase", "half a row left", "row.t, row.vectors", "row.t, row.vectors // 2"),
-    ("loss", "gather", "no rescaling", "total * exp2(float32(own - shift))", "total"),
-    ("loss", "gather", "no rescaling on the way", "total * exp2(float32(before - own))", "total"),
-    ("loss", "loss", "one scale for all heads", "heads * divide(start + n, heads)", "start - n"),
-    ("loss", "add_losses", "one row left", "range(t, rows", "range(t + 1, rows"),
-    ("block", "block_max", "no barrier", "cuda.syncthreads()", "pass"),
-    ("block", "block_sum", "no barrier", "cuda.syncthreads()", "pass"),
-    ("block", "block_sum", "warps twice", "if lane < warps else float32(0)", ""),
-    ("norm", "add_squares", "a column twice", "x[i + 3] * x[i + 3]", "x[i + 2] * x[i + 2]"),
-    ("norm", "add_squares", "past the end", "first + i * step < vectors", "first < vectors"),
-    ("norm", "decide", "losses not asked", "range(heads)", "range(0)"),
-    ("norm", "decide", "infinity is stepped with", "not finite(norm)", "norm != norm"),
-    ("norm", "decide", "clipped upwards", "norm > limit", "norm > 0"),
-    ("norm", "decide", "one step behind", "min(step, steps - 1)", "min(step + 1, steps - 1)"),
-    ("update", "change", "no clip", "g * rates.clip", "g"),
-    ("update", "change", "the gradient not squared", "rates.rest2 * (g * g)", "rates.rest2 * g"),
-    ("update", "change", "no correction", "v * rates.v_scale", "v"),
-    ("update", "change", "decay not decoupled", "s + rates.decay * w", "s"),
-    ("update", "put_copy", "halves exchanged", "pack_bf16(here[4 * i], here[4 * i + 1])",
+    ("rows.cross_entropy", "blank", "a column too many", "left == 1", "left == 77"),
+    ("rows.cross_entropy", "fetch", "a vector too many", "elif left > 0", "elif left >= 0"),
+    ("rows.cross_entropy", "bring", "not waited for", "copy_wait_all()", "pass"),
+    ("rows.cross_entropy", "bring", "half a row", "row.t, row.vectors", "row.t, row.vectors // 2"),
+    ("rows.cross_entropy", "mass", "the same thread's sums forgotten", "total + power", "power"),
+    ("rows.cross_entropy", "highest", "no maximum", "larger_pair(both, here[i])", "here[i]"),
+    ("rows.cross_entropy", "judge", "the wrong log", "float32(LN2) * ", ""),
+    ("rows.cross_entropy", "spread", "no target", "float32(x[j] - scale)", "x[j]"),
+    ("rows.cross_entropy", "spread", "padding left", "n < row.vectors",
+     "n * row.lane < row.columns"),
+    ("rows.cross_entropy", "erase", "half a row left", "row.t, row.vectors",
+     "row.t, row.vectors // 2"),
+    ("rows.cross_entropy", "gather", "no rescaling", "total * exp2(float32(own - shift))", "total"),
+    ("rows.cross_entropy", "gather", "no rescaling on the way",
+     "total * exp2(float32(before - own))", "total"),
+    ("rows.cross_entropy", "loss", "one scale for all heads", "heads * divide(start + n, heads)",
+     "start - n"),
+    ("rows.cross_entropy", "add_losses", "one row left", "range(t, rows", "range(t + 1, rows"),
+    ("rows.block_reduce", "block_max", "no barrier", "cuda.syncthreads()", "pass"),
+    ("rows.block_reduce", "block_sum", "no barrier", "cuda.syncthreads()", "pass"),
+    ("rows.block_reduce", "block_sum", "warps twice", "if lane < warps else float32(0)", ""),
+    ("rows.gradient_norm", "add_squares", "a column twice", "x[i + 3] * x[i + 3]",
+     "x[i + 2] * x[i + 2]"),
+    ("rows.gradient_norm", "add_squares", "past the end", "first + i * step < vectors",
+     "first < vectors"),
+    ("rows.gradient_norm", "decide", "losses not asked", "range(heads)", "range(0)"),
+    ("rows.gradient_norm", "decide", "infinity is stepped with", "not finite(norm)",
+     "norm != norm"),
+    ("rows.gradient_norm", "decide", "clipped upwards", "norm > limit", "norm > 0"),
+    ("rows.gradient_norm", "decide", "one step behind", "min(step, steps - 1)",
+     "min(step + 1, steps - 1)"),
+    ("rows.adamw", "change", "no clip", "g * rates.clip", "g"),
+    ("rows.adamw", "change", "the gradient not squared", "rates.rest2 * (g * g)",
+     "rates.rest2 * g"),
+    ("rows.adamw", "change", "no correction", "v * rates.v_scale", "v"),
+    ("rows.adamw", "change", "decay not decoupled", "s + rates.decay * w", "s"),
+    ("rows.adamw", "put_copy", "halves exchanged", "pack_bf16(here[4 * i], here[4 * i + 1])",
      "pack_bf16(here[4 * i + 1], here[4 * i])"),
-    ("update", "adamw", "all decays", "decays == 0", "decays == 7"),
-    ("update", "adamw", "skipped steps are taken", "go == float32(0)", "go == float32(2)"),
-    ("update", "adamw", "copies at the masters' places", "to + at", "first + at"),
-    ("update", "adamw", "past the segment", "if at < count:", "if at < count + 4:"),
-    ("update", "adamw", "all have copies", "if to >= 0:", "if to >= -1:"),
+    ("rows.adamw", "adamw", "all decays", "decays == 0", "decays == 7"),
+    ("rows.adamw", "adamw", "skipped steps are taken", "go == float32(0)", "go == float32(2)"),
+    ("rows.adamw", "adamw", "copies at the masters' places", "to + at", "first + at"),
+    ("rows.adamw", "adamw", "past the segment", "if at < count:", "if at < count + 4:"),
+    ("rows.adamw", "adamw", "all have copies", "if to >= 0:", "if to >= -1:"),
 ]  # fmt: skip
-PLAYS = dict(loss=play_loss, norm=play_norm, update=play_update)
+PLAYS = {
+    "rows.cross_entropy": play_loss, "rows.gradient_norm": play_norm, "rows.adamw": play_update,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f[1]}: {f[2]}")
@@ -619,12 +635,12 @@ def test_faults_are_caught(fault, monkeypatch):
     name, function, what, old, new = fault
     wrong = load(Mutant(f"engines.gpu.{name}", function, what, old, new))
     plays = [name]
-    if name == "block":
-        monkeypatch.setattr(loss, function, vars(wrong)[function])
+    if name == "rows.block_reduce":
+        monkeypatch.setattr(cross_entropy_module, function, vars(wrong)[function])
         if function == "block_sum":
-            monkeypatch.setattr(norm, function, vars(wrong)[function])
-        loss.loss_kernel.cache_clear()
-        wrong, plays = loss, ["loss"]
+            monkeypatch.setattr(gradient_norm, function, vars(wrong)[function])
+        cross_entropy_module.loss_kernel.cache_clear()
+        wrong, plays = cross_entropy_module, ["rows.cross_entropy"]
     with pytest.raises((AssertionError, Fault)):
         for play in plays:
             PLAYS[play](wrong)
@@ -632,7 +648,7 @@ def test_faults_are_caught(fault, monkeypatch):
 
 @pytest.mark.parametrize("play", PLAYS)
 def test_plays_without_a_fault_pass(play):
-    PLAYS[play](dict(loss=loss, norm=norm, update=update)[play])
+    PLAYS[play](import_module(f"nanoeuler.engines.gpu.{play}"))
 
 
 # ---- What a card has
@@ -661,8 +677,8 @@ VOCABULARIES = 50257, 50304, 50688, 51200, 57344, 65536
 @pytest.mark.parametrize("capability", [*ROOMS, (12, 1)])
 def test_every_kernel_of_a_step_fits_the_card(capability, preset, sizes):
     """Of a layer, in every precision; all vocabularies with logits of either type."""
-    of_block = ROOMS.get(capability, 99) * 1024
-    threads = loss.CROWD.get(capability, 1536)
+    of_block = limit(ROOMS, capability)
+    threads = limit(THREADS, capability)
     static, kernels = fixed(), set()
     names = [(V, name) for V in sizes for name in ("cuda", "cuda-float32")]
     for V, name in [*names, (sizes[0], "cuda-tf32")]:
@@ -687,6 +703,6 @@ def test_every_kernel_of_a_step_fits_the_card(capability, preset, sizes):
     ],
 )  # fmt: skip
 def test_where_a_row_waits_on_a_card(columns, capability, place, resident):
-    form = loss.form_for(columns, False, capability=capability)
+    form = cross_entropy_module.form_for(columns, False, capability=capability)
     assert (form.place, form.resident) == (place, resident)
     assert form.shared == (2 * columns + 16 if place == "shared" else 0)

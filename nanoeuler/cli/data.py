@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from nanoeuler.cli import flags
-from nanoeuler.cli.streams import tell
+from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
 # The group of commands that main.py adds to the program.
@@ -162,10 +162,10 @@ def _count_of_documents(progress, name):
 
 def _write_tokens(source, fetched, out, vocab_size, tokenizer):
     """Prepare the text of a source in the folder `out`; return the number of tokens."""
+    from nanoeuler.api import plain
+    from nanoeuler.data.dataset import Prepared
     from nanoeuler.data.documents import documents
     from nanoeuler.data.prepare import prepare, prepare_text
-    from nanoeuler.data.prepared import Prepared
-    from nanoeuler.face import plain
     from nanoeuler.progress import bars
 
     path = fetched / source.name / source.files[0].name  # of files of one's own: just that file
@@ -249,9 +249,9 @@ def data_show(
     """
     from rich.filesize import decimal
 
-    from nanoeuler.data.prepared import Prepared
+    from nanoeuler.data.conversations import read_pairs
+    from nanoeuler.data.dataset import Prepared
     from nanoeuler.data.shards import SIDES
-    from nanoeuler.data.talks import read_pairs
 
     if (folder / "pairs.jsonl").exists():
         pairs = read_pairs(folder / "pairs.jsonl")

@@ -107,7 +107,7 @@ Tokenizer = Annotated[
 ]
 
 
-# A name that engines.choice knows.
+# A name that engines.registry knows.
 Engine = Annotated[
     str,
     typer.Option(
@@ -146,7 +146,7 @@ SETTINGS = {
     "beta2": _number("Adam beta2, below 1"),
     "clip": _number("clip gradients to this global norm"),
 }
-# How a run goes on: parameters of face.train and face.finetune.
+# How a run goes on: parameters of api.train and api.finetune.
 HOW = {
     "threads": Threads,
     "save_every": whole("steps between checkpoints"),  # a crash costs at most so many

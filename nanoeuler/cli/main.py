@@ -24,7 +24,7 @@ from nanoeuler.cli import flags
 from nanoeuler.cli.data import data_app
 from nanoeuler.cli.prefer import prefer
 from nanoeuler.cli.serve import serve
-from nanoeuler.cli.streams import Messages, drop
+from nanoeuler.cli.stdio import Messages, drop
 from nanoeuler.cli.tokenizer import tokenizer_app
 from nanoeuler.cli.train import sft, train
 from nanoeuler.errors import UserError
@@ -120,9 +120,9 @@ def generate(
 
     Example: nanoeuler generate "The function returns" --tokens 100 --seed 3
     """
-    from nanoeuler import face
+    from nanoeuler import api
 
-    model, how = face.load(base), knobs | writing | _given(tokens=tokens)
+    model, how = api.load(base), knobs | writing | _given(tokens=tokens)
     how["stop_tokens"] = [flags.token(word) for word in how.get("stop_tokens", ())]
     if log_probabilities:
         if "stop" in how or "guesses" in how:
@@ -158,10 +158,10 @@ def chat(
 
     Example: nanoeuler chat --from runs/chat
     """
-    from nanoeuler import face
-    from nanoeuler.inference.talk import converse, introduction, typed
+    from nanoeuler import api
+    from nanoeuler.inference.repl import converse, introduction, typed
 
-    model, somebody = face.load(base), sys.stdin.isatty()
+    model, somebody = api.load(base), sys.stdin.isatty()
     talk = model.chat(**knobs, **reading, **_given(system=system))
     if somebody:
         print(introduction(model.config), file=sys.stderr)
@@ -193,14 +193,14 @@ def evaluate(
 
     Example: nanoeuler eval runs/base --data story.txt
     """
-    from nanoeuler import face
+    from nanoeuler import api
     from nanoeuler.data.text import read_text, split
-    from nanoeuler.engines.choice import engine_name
+    from nanoeuler.engines.registry import engine_name
     from nanoeuler.progress import bars
     from nanoeuler.training.train import own_text
 
-    name, model = engine_name(engine), face.load(run)
-    text = own_text(run) if data is None else face.text_of(data)
+    name, model = engine_name(engine), api.load(run)
+    text = own_text(run) if data is None else api.text_of(data)
     with bars() as progress:
         judged = model.evaluate(
             split(read_text(text))[1] if data == "docs" else text,
@@ -248,7 +248,7 @@ def plan(
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
-    from nanoeuler.engines.choice import CPU_ENGINES, GPU_ENGINES, engine_name
+    from nanoeuler.engines.registry import CPU_ENGINES, GPU_ENGINES, engine_name
     from nanoeuler.planning import plan, step
     from nanoeuler.planning.ranks import report
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from nanoeuler.cli import flags
-from nanoeuler.cli.streams import tell
+from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
 # Of those that train, the ones of a processor.
@@ -31,14 +31,14 @@ FEWEST = 20
 
 def _comparisons(data):
     """Comparisons to learn from and held out: of pairs in couples, or those of a file."""
-    from nanoeuler import face
+    from nanoeuler import api
     from nanoeuler.data.text import TRAIN_SHARE
-    from nanoeuler.training.prefer import halves
+    from nanoeuler.training.dpo import halves
     from nanoeuler.training.preferences import read_preferences
 
-    path = face.path_of("data", data)
+    path = api.path_of("data", data)
     if data == "docs" or path.is_dir():
-        pairs = [pair for pair in face.pairs_of(data) if [*map(type, pair)] == [str, str]]
+        pairs = [pair for pair in api.pairs_of(data) if [*map(type, pair)] == [str, str]]
         if len(pairs) < FEWEST:
             raise UserError(f"expected at least {FEWEST} pairs of a question and an answer, "
                             f"of which {data} has {len(pairs)}: give more")  # fmt: skip
@@ -68,7 +68,7 @@ def prefer(
 
     Example: nanoeuler prefer --from runs/chat --out runs/preferred
     """
-    from nanoeuler.training import prefer as preferring
+    from nanoeuler.training import dpo as preferring
     from nanoeuler.training.train import settings_for
 
     folder = flags.folder_out(out)

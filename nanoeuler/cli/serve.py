@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from nanoeuler.cli import flags
-from nanoeuler.cli.streams import tell
+from nanoeuler.cli.stdio import tell
 
 _Origins = Annotated[
     list[str] | None,
@@ -44,13 +44,13 @@ def serve(
 
     Example: nanoeuler serve --from runs/chat --port 8000
     """
-    from nanoeuler import face
-    from nanoeuler.inference.readers import make_reader
+    from nanoeuler import api
+    from nanoeuler.inference.backends import make_reader
     from nanoeuler.model.config import count_parameters
-    from nanoeuler.serve.desk import Desk
+    from nanoeuler.serve.queue import Desk
     from nanoeuler.serve.web import Service, application, listener, run
 
-    model, door = face.load(base), listener(host, port)
+    model, door = api.load(base), listener(host, port)
     make = partial(make_reader, model.config, model.weights, engine, seats)
     desk = Desk(make, waiting)
     name, at = base.resolve().name, door.getsockname()[1]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nanoeuler.cli import flags
-from nanoeuler.cli.streams import tell
+from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 from nanoeuler.files import check_regular
 
@@ -78,8 +78,8 @@ def _check_files(files, out):
 def _learned(files, total, vocab_size):
     """(tokenizer, first): learned from the files of `total` bytes, and their first CHUNK bytes."""
     from nanoeuler.progress import bars
+    from nanoeuler.tokenizer.pretokenizer import whole_words
     from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
-    from nanoeuler.tokenizer.words import whole_words
 
     first = bytearray()
     with bars() as progress:

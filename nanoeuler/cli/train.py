@@ -16,7 +16,7 @@ from pathlib import Path
 import typer
 
 from nanoeuler.cli import flags
-from nanoeuler.cli.streams import tell
+from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
 SAMPLE_TOKENS = 150  # of the text that a run shows: some lines of a terminal
@@ -26,7 +26,7 @@ ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has
 
 def _say_plan(run, seconds_per_step, ranks=1):
     """Print on stderr what the steps that `run` has before it will take; their time once known."""
-    from nanoeuler.engines.choice import GPU_ENGINES
+    from nanoeuler.engines.registry import GPU_ENGINES
     from nanoeuler.planning.plan import size_lines, time_line
 
     settings, left, engine = run.settings, run.settings.steps - run.step, run.program["engine"]
@@ -36,9 +36,9 @@ def _say_plan(run, seconds_per_step, ranks=1):
     sizes = run.config, settings.batch_size
     how = dict(accumulate=settings.accumulate, ranks=ranks)
     if engine in GPU_ENGINES:
-        from nanoeuler.planning import card
+        from nanoeuler.planning import gpu_memory
 
-        how["memory"] = card.words(*sizes, settings.accumulate, engine)
+        how["memory"] = gpu_memory.words(*sizes, settings.accumulate, engine)
     print(size_lines(*sizes, left, **how), file=sys.stderr)
 
 
@@ -53,16 +53,16 @@ def _learned_vocabulary(sizes, tokenizer, text):
 
 def _over_ranks(call, ranks, train):
     """Call train(how many ranks) here alone, or as rank 0 of several, whom the others follow."""
-    from nanoeuler.engines.ranks import launch, lead
+    from nanoeuler.engines.ranks import controller, launch
 
     group = launch.world(ranks)
     if (ranks or 1) > group.size:  # nobody has started them yet
         raise typer.Exit(launch.start(ranks, call.obj))
     if group.rank:
-        lead.deaf()
-        lead.follow(group)
+        controller.deaf()
+        controller.follow(group)
         return
-    with lead.leading(group):
+    with controller.leading(group):
         train(group.size)
 
 
@@ -80,8 +80,8 @@ def train(
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
-    from nanoeuler import face
-    from nanoeuler.engines.choice import engine_name
+    from nanoeuler import api
+    from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
     from nanoeuler.training.train import settings_for
@@ -90,7 +90,7 @@ def train(
         ids, folder = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
         _learned_vocabulary(sizes, ids, data)
         begun = folder if resume and is_begun(folder) else None
-        face.train(
+        api.train(
             data, out=folder, config=flags.config_of(preset, sizes, begun),
             settings=settings_for(folder, resume, **settings), tokenizer=ids,
             engine=engine_name(engine), resume=resume, **how,
@@ -127,16 +127,16 @@ def sft(
 
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
-    from nanoeuler import face
-    from nanoeuler.data.talks import turns_of
-    from nanoeuler.engines.choice import engine_name
+    from nanoeuler import api
+    from nanoeuler.data.conversations import turns_of
+    from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import saves
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
 
     def run(size):
-        pairs, folder = face.pairs_of(data), flags.folder_out(out)
+        pairs, folder = api.pairs_of(data), flags.folder_out(out)
         first = base
         if base is None and not (resume and saves(folder)):  # one that goes on has its own model
             first = flags.BASE
@@ -145,7 +145,7 @@ def sft(
             asked = [turns_of(each)[0][0] for each in pairs[-ASKED:]]
             return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
 
-        face.finetune(
+        api.finetune(
             first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
             settings=settings_for(folder, resume, FINETUNING, **settings),
             on_pace=partial(_say_plan, ranks=size), **how,

@@ -20,8 +20,8 @@ import pooch
 from filelock import FileLock, Timeout
 
 from nanoeuler.data.catalogue import Source
+from nanoeuler.data.download import CHUNK, Resuming, size_of
 from nanoeuler.data.quote import quoted
-from nanoeuler.data.resuming import CHUNK, Resuming, size_of
 from nanoeuler.errors import UserError
 from nanoeuler.files import confirm
 

@@ -20,14 +20,14 @@ import numpy as np
 from safetensors import SafetensorError
 
 from nanoeuler import __version__
-from nanoeuler.data.prepared import read_record
+from nanoeuler.data.dataset import read_record
 from nanoeuler.data.quote import quoted
 from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter
 from nanoeuler.data.text import begins, chunks, digest, examined, held_out_bytes, say_line_ends
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
+from nanoeuler.tokenizer.pretokenizer import whole_words
 from nanoeuler.tokenizer.tokenizer import Tokenizer, utf8
-from nanoeuler.tokenizer.words import whole_words
 
 
 def hold_out(hashes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

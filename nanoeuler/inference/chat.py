@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nanoeuler.errors import UserError
+from nanoeuler.inference.backends import make_reader
 from nanoeuler.inference.decoder import Decoder, generate, text_pieces
-from nanoeuler.inference.readers import make_reader
 from nanoeuler.inference.sampling import Knobs, check
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
-from nanoeuler.tokenizer.template import END, prompt
+from nanoeuler.tokenizer.chat_template import END, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the likely

@@ -22,7 +22,7 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.inference.sampling import Knobs, Sampler, log_probabilities
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import linear
 from nanoeuler.model.transformer import stream
 from nanoeuler.model.weights import Weights, output_matrix

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.data.heldout import HeldOut, spelt
-from nanoeuler.engines.choice import make_stepper
+from nanoeuler.data.validation import HeldOut, spelt
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.weights import Weights

@@ -4,7 +4,7 @@
 # %% sec-face-model
 """A trained model as one thing: configuration, tokenizer and weights, and what they do together.
 
-Leaves out how it came to be: training, fine-tuning and loading are functions of face.py.
+Leaves out how it came to be: training, fine-tuning and loading are functions of api.py.
 """
 
 import os
@@ -15,16 +15,16 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from nanoeuler.data.heldout import HeldOut
-from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.shards import Tokens
 from nanoeuler.data.text import read_text
-from nanoeuler.engines.choice import engine_factory
+from nanoeuler.data.validation import HeldOut
+from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
+from nanoeuler.inference.backends import make_reader
 from nanoeuler.inference.chat import Chat, Talking
 from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, draws, generate, text_pieces
 from nanoeuler.inference.evaluate import Evaluation, Report, evaluate, windows_at_once
-from nanoeuler.inference.readers import make_reader
 from nanoeuler.inference.sampling import Knobs
 from nanoeuler.inference.speculative import generate_ahead
 from nanoeuler.model.config import ModelConfig

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from nanoeuler.errors import UserError
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 
 # What a switch can be set to, the default first.
 CHOICES = {

@@ -19,7 +19,7 @@ import numpy as np
 from nanoeuler.engines.interface import Engine
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.euler import relative_step
+from nanoeuler.model.integrators import relative_step
 from nanoeuler.model.transformer import stream
 from nanoeuler.model.weights import Block, Weights
 

@@ -21,7 +21,7 @@ from nanoeuler.engines.interface import Array, Cache, Engine
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig, require
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
 # Weight of each head k >= 1 beside 1 for head 0. DeepSeek-V3 begins with 0.3 for its one extra head

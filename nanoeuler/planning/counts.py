@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes, require
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.weights import PADDING
 
 SUPPORTS = {

@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from nanoeuler import __version__
 from nanoeuler.engines.cpu import llvm, norms
 from nanoeuler.engines.cpu.stepper import SHARDS, cores
-from nanoeuler.engines.gpu.door import no_gpu
+from nanoeuler.engines.gpu.host.libraries import no_gpu
 from nanoeuler.engines.ranks.launch import found
 from nanoeuler.measurements import device
 from nanoeuler.planning import cards
@@ -65,9 +65,9 @@ def gpu() -> str:
     """The GPU of this machine, or why none can be used."""
     if reason := no_gpu():
         return reason
-    from nanoeuler.planning import card  # and with it all of the GPU's modules
+    from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
 
-    return card.found()
+    return gpu_memory.found()
 
 
 def products_rate(threads: int) -> str:

@@ -11,11 +11,11 @@ machines.
 from functools import partial
 from typing import NamedTuple
 
-from nanoeuler.engines.choice import GPU_ENGINES
-from nanoeuler.engines.gpu.exchange import ATTENTION, Exchange, Join, RankWriter
-from nanoeuler.engines.gpu.primitives import PRECISIONS
-from nanoeuler.engines.gpu.program import Program
-from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.engines.gpu.ranks.exchange import ATTENTION, Exchange, Join, RankWriter
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.program import Program
+from nanoeuler.engines.gpu.step.recording import Machine, record_step
+from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.planning.ranks import NVLINK, Link
 from nanoeuler.planning.step import H200, RULES, Speeds, seconds

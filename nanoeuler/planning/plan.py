@@ -18,7 +18,7 @@ from nanoeuler.engines.cpu.options import LOSS_ROWS
 from nanoeuler.engines.cpu.stepper import cores, gradients_held, shards
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.planning.cards import CARDS, unsupported
 from nanoeuler.planning.counts import (
     MASTER_BYTES,
@@ -194,7 +194,7 @@ PRODUCT = 256  # rows = columns = depth of the products timed: three such matric
 def product_rate(threads: int, seconds: float = 0.1) -> float:
     """FLOPs a second of matrix products on `threads` threads at once, timed for so long."""
 
-    from nanoeuler.engines.cpu.products import WORK, multiply  # a compiler, if a rate is asked for
+    from nanoeuler.engines.cpu.gemm import WORK, multiply  # a compiler, if a rate is asked for
 
     def until(end):
         a, b, c, work = (aligned(*shape) for shape in [(PRODUCT, PRODUCT)] * 3 + [(WORK,)])

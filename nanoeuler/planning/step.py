@@ -10,11 +10,11 @@ Left out: the driver's own memory, the host's time (which runs beside the device
 from typing import NamedTuple
 
 from nanoeuler import measurements
-from nanoeuler.engines.choice import GPU_ENGINES
-from nanoeuler.engines.gpu.pieces import PAIRS
-from nanoeuler.engines.gpu.primitives import PRECISIONS
-from nanoeuler.engines.gpu.program import Program, Step
-from nanoeuler.engines.gpu.step import Machine, Rules, record_step
+from nanoeuler.engines.gpu.gemm.float32 import PAIRS
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.program import Program, Step
+from nanoeuler.engines.gpu.step.recording import Machine, Rules, record_step
+from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.planning.cards import CARDS, MEASURED, Card, known, unsupported

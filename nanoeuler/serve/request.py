@@ -18,7 +18,7 @@ from nanoeuler.inference.chat import TEMPERATURE, Memory, Turn
 from nanoeuler.inference.decoder import check_stop
 from nanoeuler.inference.sampling import Knobs, check
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.tokenizer.template import USER, conversation
+from nanoeuler.tokenizer.chat_template import USER, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TOP = 20  # alternatives to a token that may be asked for: the protocol's own bound

@@ -23,12 +23,12 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.weights import Weights
 from nanoeuler.paths import shipped
-from nanoeuler.serve.answer import DONE, Answer, error, event
 from nanoeuler.serve.attention import look
-from nanoeuler.serve.desk import Desk, Full, Order
+from nanoeuler.serve.queue import Desk, Full, Order
 from nanoeuler.serve.request import Asked, Refusal, read_request
-from nanoeuler.serve.writing import End, Piece, write
-from nanoeuler.tokenizer.template import USER
+from nanoeuler.serve.responses import DONE, Answer, error, event
+from nanoeuler.serve.streaming import End, Piece, write
+from nanoeuler.tokenizer.chat_template import USER
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any context of ours

@@ -4,5 +4,5 @@
 # %% sec-tokenizer-hand
 """Text to ids and back: plain, words, encode, learn, tokenizer, its file, imports.
 
-May import: compiler, errors, files, measurements.
+May import: jit, errors, files, measurements.
 """

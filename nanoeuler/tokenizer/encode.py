@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nanoeuler.compiler import njit
-from nanoeuler.tokenizer.words import CHARACTER_CLASSES, word_end
+from nanoeuler.jit import njit
+from nanoeuler.tokenizer.pretokenizer import CHARACTER_CLASSES, word_end
 
 # Bytes that are one visible character in Latin-1: GPT-2 numbers these first, then the others.
 VISIBLE_BYTES = (*range(33, 127), *range(161, 173), *range(174, 256))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from nanoeuler.compiler import njit
 from nanoeuler.errors import UserError
+from nanoeuler.jit import njit
 from nanoeuler.tokenizer.encode import (
     FREE,
     ID_FROM_BYTE,
@@ -26,7 +26,7 @@ from nanoeuler.tokenizer.encode import (
     push,
     same_bytes,
 )
-from nanoeuler.tokenizer.words import CHARACTER_CLASSES, word_end
+from nanoeuler.tokenizer.pretokenizer import CHARACTER_CLASSES, word_end
 
 # Columns of the four tables that are used below, and the sizes of the growing ones.
 EIGHT, START, LENGTH, TIMES = 0, 1, 2, 3  # words: START is a place in the store

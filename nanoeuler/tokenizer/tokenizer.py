@@ -23,9 +23,9 @@ from nanoeuler.files import replacing
 from nanoeuler.measurements import cores
 from nanoeuler.tokenizer.encode import BYTE_FROM_ID, encode_words, merge_table
 from nanoeuler.tokenizer.file import parse_tokenizer_json, read_file, spelt_bytes, tokenizer_json
-from nanoeuler.tokenizer.imports import GPT2_SPECIAL_TOKENS, is_gpt2, merges_from_ranks
 from nanoeuler.tokenizer.learn import learn_merges
-from nanoeuler.tokenizer.words import MAX_WORD, whole_words
+from nanoeuler.tokenizer.pretokenizer import MAX_WORD, whole_words
+from nanoeuler.tokenizer.tiktoken import GPT2_SPECIAL_TOKENS, is_gpt2, merges_from_ranks
 
 Text = str | bytes | bytearray | memoryview  # what can be encoded; bytes need not be valid UTF-8
 

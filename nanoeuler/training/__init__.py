@@ -5,5 +5,5 @@
 """Training: optim, run (what a run is), folder and saves (on disk), blame, display, pace, best,
 loop, train.
 
-May import: compiler, errors, files, measurements, progress, tokenizer, data, model, engines.
+May import: jit, errors, files, measurements, progress, tokenizer, data, model, engines.
 """

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from nanoeuler.data.heldout import QUICK_WINDOWS, HeldOut
+from nanoeuler.data.validation import QUICK_WINDOWS, HeldOut
 from nanoeuler.engines.interface import Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.weights import Weights
+from nanoeuler.training.checkpoint import MODEL, read_save, write_folder
 from nanoeuler.training.folder import discard, read_metrics, save_name, saves, sweep, writing
 from nanoeuler.training.record import read_record, write_record
 from nanoeuler.training.run import Run, Settings, identity
-from nanoeuler.training.saves import MODEL, read_save, write_folder
 
 BEST = "best"  # in a run directory; the name says what --from RUN/best takes
 SPREAD = 0.3  # measured: this section, s of eq-train-noise

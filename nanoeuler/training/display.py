@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.validation import HeldOut
 from nanoeuler.files import replacing
 from nanoeuler.progress import bars, say
 from nanoeuler.training.folder import read_metrics, writing

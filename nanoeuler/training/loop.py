@@ -22,20 +22,20 @@ from pathlib import Path
 import numpy as np
 
 from nanoeuler.data.batches import Ahead, Batches
-from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.quote import quoted
-from nanoeuler.engines.choice import engine_name, make_stepper
+from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.interface import Stepper, Taken
+from nanoeuler.engines.registry import engine_name, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
+from nanoeuler.training.anomaly import first_bad_tensor
 from nanoeuler.training.best import Best, noise, save_best, say_passes, tidy_best
-from nanoeuler.training.blame import first_bad_tensor
+from nanoeuler.training.checkpoint import KEEP, save, settle
 from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
 from nanoeuler.training.optim import learning_rate
-from nanoeuler.training.pace import Pace, Watch, validates
 from nanoeuler.training.run import LARGEST, Run, making_room, program
-from nanoeuler.training.saves import KEEP, save, settle
+from nanoeuler.training.throughput import Pace, Watch, validates
 
 # Where nobody says after how many steps a run is saved. Seconds of training: what a death may cost.
 FIRST_SECONDS = 12.0  # before its first save
@@ -335,7 +335,7 @@ def fit(
 ) -> Run:  # fmt: skip
     """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
-    `batches` and `held_out` are used as `data.batches` and `data.heldout` have them. save_every:
+    `batches` and `held_out` are used as `data.batches` and `data.validation` have them. save_every:
     steps between saves, None: by the clock (`Saving`). `sample(config, tokenizer, weights)` gives
     a text: shown at the end, and its beginning after each quarter. `on_step(line)` gets each step's
     metrics. `on_pace(run, seconds_per_step)` is called with None before the first step, and with

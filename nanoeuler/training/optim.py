@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nanoeuler.compiler import njit
+from nanoeuler.jit import njit
 from nanoeuler.model.weights import Weights
 
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps

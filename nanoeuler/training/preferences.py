@@ -23,7 +23,7 @@ from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import backward, stream
 from nanoeuler.model.weights import Weights, output_matrix
-from nanoeuler.tokenizer.template import END, conversation
+from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.sft import Conversations
 

@@ -17,21 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.data.heldout import HeldOut
-from nanoeuler.data.talks import Pair, Talk, numbers, turns_of
+from nanoeuler.data.conversations import Pair, Talk, numbers, turns_of
 from nanoeuler.data.text import TRAIN_SHARE, digest
+from nanoeuler.data.validation import HeldOut
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
-from nanoeuler.tokenizer.template import END, conversation
+from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.folder import saves
 from nanoeuler.training.loop import fit
 from nanoeuler.training.optim import rate_for
 from nanoeuler.training.record import read_record, read_request
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import load_model
 from nanoeuler.training.train import open_run
 
 Spelled = tuple[list[int], list[bool]]  # ids, and for each whether the loss counts it

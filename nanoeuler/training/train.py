@@ -15,15 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nanoeuler.data.batches import Batches
-from nanoeuler.data.heldout import HeldOut
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
-from nanoeuler.data.prepared import Prepared
 from nanoeuler.data.quote import quoted
 from nanoeuler.data.text import digest_of
-from nanoeuler.engines.choice import engine_name
+from nanoeuler.data.validation import HeldOut
+from nanoeuler.engines.registry import engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.checkpoint import KEEP, load
 from nanoeuler.training.folder import (
     LOCK,
     REQUEST,
@@ -37,7 +38,6 @@ from nanoeuler.training.folder import (
 from nanoeuler.training.loop import Sample, check_counts, fit
 from nanoeuler.training.record import Request, read_origin, read_request, write_request
 from nanoeuler.training.run import Run, Settings, check_batch
-from nanoeuler.training.saves import KEEP, load
 
 PRESET = "small"  # the model of a new run for which no other was asked
 # Of a run that died before its first save, what it needs to go on.

@@ -143,7 +143,7 @@ def records(rng: random.Random) -> Iterator[tuple[str, bytes]]:
 
 def readers() -> list[tuple[str, Callable[[Path], object]]]:
     """What reads such files, without the work that comes after."""
-    from nanoeuler.data.talks import read_pairs
+    from nanoeuler.data.conversations import read_pairs
     from nanoeuler.training.preferences import read_preferences
 
     return [("pairs", read_pairs), ("comparisons", read_preferences)]

@@ -118,11 +118,11 @@ def warm() -> None:
     import typer.main
 
     import nanoeuler.__main__  # noqa: F401
-    import nanoeuler.face as face
+    import nanoeuler.api as face
     import nanoeuler.planning.doctor
     import nanoeuler.planning.step
-    import nanoeuler.serve.web
-    import nanoeuler.training.prefer  # noqa: F401
+    import nanoeuler.serve.web  # noqa: F401
+    import nanoeuler.training.dpo  # noqa: F401
     from nanoeuler.engines.cpu.engine import CpuEngine
     from nanoeuler.model.transformer import loss_and_gradients
     from nanoeuler.model.weights import initialise

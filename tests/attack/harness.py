@@ -100,15 +100,15 @@ def warm() -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    import nanoeuler.__main__
-    import nanoeuler.face  # noqa: F401
+    import nanoeuler.__main__  # noqa: F401
+    import nanoeuler.api  # noqa: F401
     from nanoeuler.engines.cpu.engine import CpuEngine
     from nanoeuler.inference.model import Model
     from nanoeuler.model.config import ModelConfig
     from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
     from nanoeuler.model.weights import initialise
     from nanoeuler.tokenizer.tokenizer import Tokenizer
-    from nanoeuler.training import display, optim, prefer, sft, train  # noqa: F401
+    from nanoeuler.training import display, dpo, optim, sft, train  # noqa: F401
 
     text = b"the river is water, and none of it stays. " * 40
     tokenizer = Tokenizer.train(text, 270)

@@ -61,8 +61,8 @@ def attack(attack: Attack, seed: int) -> None:
 
 def facts(out: Path) -> str:
     """What a run is, to the last bit; and whether it can be used."""
+    from nanoeuler.training.checkpoint import load, load_model
     from nanoeuler.training.folder import read_metrics
-    from nanoeuler.training.saves import load, load_model
 
     run, whole = load(out), hashlib.sha256()
     for flat in (run.weights.flat, run.optimizer.m.flat, run.optimizer.v.flat):

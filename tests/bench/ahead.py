@@ -27,13 +27,13 @@ import numba
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.data.prepared import Prepared
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.shards import windows
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Decoder, generate
 from nanoeuler.inference.speculative import Count, generate_ahead, new_count
-from nanoeuler.training.saves import load_model
+from nanoeuler.training.checkpoint import load_model
 
 PROMPT = 32  # tokens
 TEMPERATURES = 0.0, 1.0  # greedy, and what the model itself says

@@ -17,16 +17,16 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.talks import Talk
+from nanoeuler.data.conversations import Talk
 from nanoeuler.data.text import TRAIN_SHARE
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.files import project_root, replacing
 from nanoeuler.inference.chat import Chat
 from nanoeuler.inference.sampling import log_probabilities
 from nanoeuler.model.transformer import forward
-from nanoeuler.tokenizer.template import conversation
+from nanoeuler.tokenizer.chat_template import conversation
+from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.run import Settings
-from nanoeuler.training.saves import load_model
 from nanoeuler.training.sft import finetune, spell
 
 MOST = 3      # turns of a conversation: as many as a context of 128 tokens has room for

@@ -35,8 +35,8 @@ def products(threads):
     """GFLOP/s of so many threads, of which each multiplies matrices of its own."""
     from cpu_rates import best
 
+    from nanoeuler.engines.cpu.gemm import WORK, multiply
     from nanoeuler.engines.cpu.memory import aligned
-    from nanoeuler.engines.cpu.products import WORK, multiply
 
     def several(a, b, c, work):
         for _ in range(PRODUCTS):
@@ -52,7 +52,7 @@ def products(threads):
 
 def pass_of(batch, tokens_each, threads):
     """A pass over that many sequences of the small model, cut to so many tokens."""
-    from nanoeuler.engines.choice import make_stepper
+    from nanoeuler.engines.registry import make_stepper
 
     config, weights, tokens, targets, scale = cpu.problem("small", batch)
     ours = make_stepper("cpu", weights, None, threads=threads)

@@ -72,7 +72,7 @@ class WholeBatch:
 
 def contender(name, w, optimizer, threads):
     """The stepper of a contestant that is not PyTorch's."""
-    from nanoeuler.engines.choice import engine_factory, make_stepper
+    from nanoeuler.engines.registry import engine_factory, make_stepper
 
     if name == "naive loops":
         import numba

@@ -34,8 +34,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
 from bench.gpu import circumstances  # noqa: E402
 
-from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16  # noqa: E402
-from nanoeuler.engines.gpu.decode import Follower, predict  # noqa: E402
+from nanoeuler.engines.gpu.decode.decoder import Follower, predict  # noqa: E402
+from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16  # noqa: E402
 from nanoeuler.engines.reference import ReferenceEngine  # noqa: E402
 from nanoeuler.model.layers import rope_tables  # noqa: E402
 from nanoeuler.model.transformer import forward  # noqa: E402
@@ -82,9 +82,9 @@ class Setting:
     def device(self):
         """The GPU, or a paper one."""
         if self.dry:
-            from nanoeuler.engines.gpu.paper.device import Device
+            from nanoeuler.emulator.device import Device
         else:
-            from nanoeuler.engines.gpu.device import Device
+            from nanoeuler.engines.gpu.host.device import Device
         return Device()
 
     def make_reader(self, preset, early=True, texts=1):

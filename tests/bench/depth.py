@@ -14,9 +14,9 @@ from dataclasses import replace
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
 from nanoeuler.data.batches import Batches
-from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.text import read_text, split
-from nanoeuler.engines.choice import engine_factory, make_stepper
+from nanoeuler.data.validation import HeldOut
+from nanoeuler.engines.registry import engine_factory, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.depth import (
     at_depths,
@@ -27,11 +27,11 @@ from nanoeuler.model.depth import (
     relative_steps,
     with_step,
 )
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.weights import initialise
+from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
 from nanoeuler.training.run import Settings
-from nanoeuler.training.saves import load_model
 
 ENGINE = "cpu"
 SCALES = (0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0)  # of h

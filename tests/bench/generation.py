@@ -253,7 +253,7 @@ def bits(reader, windows, bytes_per_token):
 
 def trained_rows(run, windows=200, prompts=24, n=96):
     """What int8 costs a trained `small`, how many guesses are kept, and how much faster it is."""
-    from nanoeuler.face import load
+    from nanoeuler.api import load
     from nanoeuler.inference.decoder import generate
     from nanoeuler.inference.speculative import generate_ahead, new_count
 

@@ -36,7 +36,7 @@ import time
 from pathlib import Path
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu.compile import build_all
+from nanoeuler.engines.gpu.host.compile import build_all
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it

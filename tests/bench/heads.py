@@ -30,18 +30,18 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.data.batches import Ahead, Batches
-from nanoeuler.data.heldout import HeldOut
-from nanoeuler.data.prepared import Prepared
-from nanoeuler.engines.choice import make_stepper
+from nanoeuler.data.dataset import Prepared
+from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.interface import Stepper
+from nanoeuler.engines.registry import make_stepper
 from nanoeuler.files import project_root, replacing
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.planning.counts import flops_per_token
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.checkpoint import save
 from nanoeuler.training.optim import learning_rate
-from nanoeuler.training.pace import validates
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import save
+from nanoeuler.training.throughput import validates
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
@@ -140,8 +140,8 @@ def train_all(options: argparse.Namespace, books: Prepared, config: ModelConfig,
 
 def rehearse(options: argparse.Namespace) -> None:
     """All of it, on paper."""
-    from nanoeuler.engines.gpu.paper.device import Device
-    from nanoeuler.engines.gpu.stepper import CudaStepper
+    from nanoeuler.emulator.device import Device
+    from nanoeuler.engines.gpu.step.stepper import CudaStepper
 
     options.steps, options.batch, options.where = 2, 2, {"device": "paper"}
     text = (project_root() / "data" / "river.txt").read_bytes()
@@ -208,7 +208,7 @@ def main() -> int:
     else:
         if options.gpu:
             os.environ["NANOEULER_GPU"] = options.gpu
-        from nanoeuler.engines.gpu.stepper import gpu
+        from nanoeuler.engines.gpu.step.stepper import gpu
 
         commit = options.commit or measurements.commit()
         options.where = circumstances(gpu().name, commit)

@@ -21,7 +21,7 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.depth import walk
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import initialise
-from nanoeuler.training.saves import load
+from nanoeuler.training.checkpoint import load
 
 SENTENCE = "Return the name of the module, or None if the module has no name."
 WINDOWS = 64  # held-out

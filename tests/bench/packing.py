@@ -22,16 +22,16 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.talks import read_pairs, turns_of
+from nanoeuler.data.conversations import read_pairs, turns_of
 from nanoeuler.data.text import TRAIN_SHARE
-from nanoeuler.engines.choice import engine_name
+from nanoeuler.engines.registry import engine_name
 from nanoeuler.files import project_root, replacing
 from nanoeuler.inference.decoder import Decoder, generate
 from nanoeuler.model.backward import IGNORE
-from nanoeuler.tokenizer.template import prompt
+from nanoeuler.tokenizer.chat_template import prompt
 from nanoeuler.training import sft
+from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.folder import read_metrics
-from nanoeuler.training.saves import load_model
 
 TOKENS = 60  # of an answer that does not end: some lines, enough to see what it does
 QUESTIONS = 6

@@ -16,10 +16,12 @@ if __name__ == "__main__":  # before anything imports numba, and in no process t
 import numpy as np  # noqa: E402
 from numba import cuda as simulator  # noqa: E402
 
-from nanoeuler import measurements  # noqa: E402
-from nanoeuler.engines.gpu import paper  # noqa: E402
-from nanoeuler.engines.gpu.instruction import cuda, float32, rebind  # noqa: E402
-from nanoeuler.engines.gpu.kernel import Kernel, Launch  # noqa: E402
+from nanoeuler import (
+    emulator,  # noqa: E402
+    measurements,  # noqa: E402
+)
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, rebind  # noqa: E402
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch  # noqa: E402
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "helpers")]  # as pytest has it
 from tiled_product import make_product  # noqa: E402
@@ -48,7 +50,7 @@ if __name__ == "__main__":
     kernel = Kernel(product, "f[2] f[2] f[2]", (TILE, TILE))
     simulated = simulator.jit(rebind(product, in_numba))
     ways = {
-        "paper": lambda a, b, c: paper.run(Launch(kernel, (blocks, blocks), (a, b, c))),
+        "paper": lambda a, b, c: emulator.run(Launch(kernel, (blocks, blocks), (a, b, c))),
         "numba simulator": lambda a, b, c: simulated[(blocks, blocks), (TILE, TILE)](a, b, c),
     }
     rng = np.random.default_rng(0)

@@ -17,14 +17,14 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.heldout import HeldOut
-from nanoeuler.data.prepared import Prepared
-from nanoeuler.engines.choice import engine_factory, make_stepper
+from nanoeuler.data.dataset import Prepared
+from nanoeuler.data.validation import HeldOut
+from nanoeuler.engines.registry import engine_factory, make_stepper
 from nanoeuler.files import project_root, replacing
 from nanoeuler.inference.decoder import Decoder, generate
-from nanoeuler.tokenizer.template import prompt
-from nanoeuler.training.optim import AdamW, rate_for
-from nanoeuler.training.prefer import (
+from nanoeuler.tokenizer.chat_template import prompt
+from nanoeuler.training.checkpoint import load_model
+from nanoeuler.training.dpo import (
     LEARNING_RATE,
     PREFERRING,
     Judge,
@@ -32,9 +32,9 @@ from nanoeuler.training.prefer import (
     halves,
     prefer,
 )
+from nanoeuler.training.optim import AdamW, rate_for
 from nanoeuler.training.preferences import Comparisons
 from nanoeuler.training.run import Settings
-from nanoeuler.training.saves import load_model
 from nanoeuler.training.sft import finetune
 
 # beta and anchor

@@ -33,9 +33,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu.exchange import AFTER, ATTENTION, ONCE
-from nanoeuler.engines.gpu.nccl import bytes_of
-from nanoeuler.engines.gpu.peers import LEAST_COPIED
+from nanoeuler.engines.gpu.ranks.exchange import AFTER, ATTENTION, ONCE
+from nanoeuler.engines.gpu.ranks.nccl import bytes_of
+from nanoeuler.engines.gpu.ranks.peer_copies import LEAST_COPIED
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
@@ -108,7 +108,7 @@ class Mute:
         if not hasattr(self.device, "driver"):
             self.device.fill(to, np.tile(self.device.host(given), self.size))
             return
-        from nanoeuler.engines.gpu.device import check
+        from nanoeuler.engines.gpu.host.device import check
 
         copy, size = self.device.driver.cuMemcpyDtoDAsync, bytes_of(given)
         for rank in range(self.size):
@@ -127,14 +127,14 @@ class Rank:
         if dry:
             import recorded
 
-            from nanoeuler.engines.gpu.paper_link import PaperLink, RankDevice
+            from nanoeuler.emulator.collectives import PaperLink, RankDevice
 
             recorded.by_numpy(SimpleNamespace(setattr=setattr))
             self.device = RankDevice()
             self.link = PaperLink(self.device, group)
         else:
-            from nanoeuler.engines.gpu.nccl import Nccl
-            from nanoeuler.engines.gpu.stepper import NUMBER, gpu
+            from nanoeuler.engines.gpu.ranks.nccl import Nccl
+            from nanoeuler.engines.gpu.step.stepper import NUMBER, gpu
 
             os.environ[NUMBER] = "0" if shared else str(group.rank)
             if shared:
@@ -146,17 +146,17 @@ class Rank:
     def copies(self):
         """The link by copy engines; both ranks ask for it at the same time."""
         if self.dry:
-            from nanoeuler.engines.gpu.paper_link import PaperLink
+            from nanoeuler.emulator.collectives import PaperLink
 
             return PaperLink(self.device, self.group, copies=True)
-        from nanoeuler.engines.gpu.peers import Peers
+        from nanoeuler.engines.gpu.ranks.peer_copies import Peers
 
         return Peers(self.device, self.group)
 
     def stepper(self, who, w, device=None, link=None, pieces=1):
         """What trains these weights."""
-        from nanoeuler.engines.gpu.ranks import CudaRankStepper
-        from nanoeuler.engines.gpu.stepper import CudaStepper
+        from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
+        from nanoeuler.engines.gpu.step.stepper import CudaStepper
 
         _, multiplier = step_sides.ways_of("bf16", OURS)
         how, device = {"multiplier": multiplier, "pieces": pieces}, device or self.device
@@ -251,17 +251,17 @@ def hashed(arrays):
 
 def train_toy(rank, who, steps, pieces=1, broken=0):
     """(sums and norms of all steps, bits of the state, weights) of the toy."""
-    from nanoeuler.engines.ranks import deal
+    from nanoeuler.engines.ranks import scatter
 
     toy = step_sides.config_of("gpt2-124m", True) if rank.dry else TOY
-    w, true, taken = copied(toy), deal.loss_scale, []
+    w, true, taken = copied(toy), scatter.loss_scale, []
     this = rank.stepper(who, w, pieces=pieces)
     give = step_sides.batches(toy, 2 if rank.dry else 16, 8 if rank.dry else toy.context)
     for number in range(1, steps + 1):
         bad = number == broken and rank.group.rank == 1
-        deal.loss_scale = (lambda *a: true(*a) * np.nan) if bad else true  # of this rank alone
+        scatter.loss_scale = (lambda *a: true(*a) * np.nan) if bad else true  # of this rank alone
         taken += this.step(*give(number), RATE, number)
-    deal.loss_scale = true
+    scatter.loss_scale = true
     taken += this.finish()
     this.pull()
     told = np.array([[*each.sums, each.norm] for each in taken])
@@ -295,7 +295,7 @@ def check_toy(rank, two):
 
 def check_sums(rank, preset, two):
     """Summed gradients of two sequences each, beside those of one GPU, in full size."""
-    from nanoeuler.engines.gpu.step import GRADIENTS
+    from nanoeuler.engines.gpu.step.recording import GRADIENTS
 
     config, batch, T = rank.shape(preset, 2)
     give, found = step_sides.batches(config, 2 * batch, T), []
@@ -383,7 +383,7 @@ class Clock:
         self.turn += 1
         if not hasattr(self.device, "driver"):
             return self.turn
-        from nanoeuler.engines.gpu.device import check
+        from nanoeuler.engines.gpu.host.device import check
 
         event = check(self.device.driver.cuEventCreate(0))
         stream = self.link.side if beside else self.device.stream
@@ -394,7 +394,7 @@ class Clock:
         """(beside, milliseconds from the first point, to) of all that was seen."""
         if not hasattr(self.device, "driver"):
             return [(beside, a * 1e-3, b * 1e-3) for beside, a, b in self.seen]
-        from nanoeuler.engines.gpu.device import check
+        from nanoeuler.engines.gpu.host.device import check
 
         self.device.synchronize()
         first, between = self.seen[0][1], self.device.driver.cuEventElapsedTime
@@ -445,7 +445,7 @@ def timed(link, clock, timing):
 
 def timeline(rank, preset, batch, who):
     """[name, beside, from, to] in milliseconds of a step, launches of a kind in a row as one."""
-    from nanoeuler.engines.gpu.step import Machine, record_step
+    from nanoeuler.engines.gpu.step.recording import Machine, record_step
     from nanoeuler.planning.step import RULES
 
     config, each, T = rank.shape(preset, batch)

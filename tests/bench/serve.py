@@ -29,8 +29,8 @@ from nanoeuler.engines.cpu.decode import CpuReader  # noqa: E402
 from nanoeuler.inference.decoder import Decoder, generate  # noqa: E402
 from nanoeuler.model.weights import initialise  # noqa: E402
 from nanoeuler.serve import web  # noqa: E402
-from nanoeuler.serve.desk import Desk  # noqa: E402
-from nanoeuler.serve.seats import Table  # noqa: E402
+from nanoeuler.serve.batching import Table  # noqa: E402
+from nanoeuler.serve.queue import Desk  # noqa: E402
 from nanoeuler.tokenizer.tokenizer import Tokenizer  # noqa: E402
 
 SEATS = 1, 2, 4, 8, 16

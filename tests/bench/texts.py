@@ -18,9 +18,9 @@ from statistics import median
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu.primitives import PRECISIONS
-from nanoeuler.engines.gpu.step import GRADIENTS
-from nanoeuler.engines.gpu.stepper import CudaStepper
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.recording import GRADIENTS
+from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.weights import Weights, initialise
@@ -79,12 +79,12 @@ class Bench:
 
             import recorded
 
-            from nanoeuler.engines.gpu.paper_link import RankDevice
+            from nanoeuler.emulator.collectives import RankDevice
 
             recorded.by_numpy(SimpleNamespace(setattr=setattr))
             self.device = RankDevice()
         else:
-            from nanoeuler.engines.gpu.stepper import gpu
+            from nanoeuler.engines.gpu.step.stepper import gpu
 
             self.device = gpu()
 

@@ -30,8 +30,8 @@ from tokenizers import models, pre_tokenizers, trainers
 from nanoeuler import measurements
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer.learn import learn_merges
+from nanoeuler.tokenizer.pretokenizer import split
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.tokenizer.words import split
 
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 MEGABYTES = (0.1, 0.3, 1, 3, 10)
@@ -123,7 +123,7 @@ def first_use(saved, cache):
 
 STREAM = """
 import sys, time
-from nanoeuler.tokenizer.words import whole_words
+from nanoeuler.tokenizer.pretokenizer import whole_words
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 tokenizer, data = Tokenizer.load(sys.argv[1]), sys.stdin.buffer.read()
 chunks = lambda: (data[at : at + 2**20] for _ in range(100) for at in range(0, len(data), 2**20))

@@ -19,16 +19,16 @@ from pathlib import Path
 
 from nanoeuler import measurements
 from nanoeuler.data.batches import Batches
-from nanoeuler.data.heldout import HeldOut
 from nanoeuler.data.text import digest, read_text, split
+from nanoeuler.data.validation import HeldOut
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.checkpoint import load, save
 from nanoeuler.training.folder import alone, read_metrics
 from nanoeuler.training.loop import fit
 from nanoeuler.training.optim import LEARNING_RATE, AdamW
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.saves import load, save
 from nanoeuler.training.train import train
 
 SECONDS = 120  # the goal's budget, everything included: reading, tokenizer, validations, saves

@@ -2,14 +2,15 @@
 
 import numpy as np
 
+from nanoeuler import emulator
 from nanoeuler.book import code_cells
-from nanoeuler.engines.gpu import ladder, paper
-from nanoeuler.engines.gpu.instruction import cuda, float32
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.engines.gpu import ladder
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.files import project_root
 
 CHAPTER = "11-a-gpu-on-paper"
-NAMES = dict(np=np, paper=paper, ladder=ladder, cuda=cuda, float32=float32, Kernel=Kernel,
+NAMES = dict(np=np, paper=emulator, ladder=ladder, cuda=cuda, float32=float32, Kernel=Kernel,
              Launch=Launch)  # fmt: skip
 # The judge of a launch, as the chapter defines it before its first exercise.
 _TEXT = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")

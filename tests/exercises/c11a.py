@@ -3,7 +3,7 @@
 import numpy as np
 
 from nanoeuler.book import code_cells
-from nanoeuler.engines.gpu.paper.traffic import sectors, wavefronts
+from nanoeuler.emulator.counters import sectors, wavefronts
 from nanoeuler.files import project_root
 
 CHAPTER = "11a-the-paper"

@@ -3,15 +3,15 @@
 import numpy as np
 
 from nanoeuler.book import code_cells
-from nanoeuler.engines.gpu.instruction import ptx
-from nanoeuler.engines.gpu.paper import numbers
-from nanoeuler.engines.gpu.paper.translate import statements, translate
+from nanoeuler.emulator import dtypes
+from nanoeuler.emulator.ptx_parser import statements, translate
+from nanoeuler.engines.gpu.lang.instruction import ptx
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 
 CHAPTER = "11b-ptx-on-paper"
 NAMES = dict(
-    np=np, ptx=ptx, numbers=numbers, statements=statements, translate=translate,
+    np=np, ptx=ptx, numbers=dtypes, statements=statements, translate=translate,
     UserError=UserError,
 )  # fmt: skip
 # Texts to run, as the chapter defines them before its first exercise.

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from nanoeuler.engines.gpu.paper import layouts
+from nanoeuler.emulator import fragments
 
 CHAPTER = "11c-machine-code"
-NAMES = dict(np=np, layouts=layouts)
+NAMES = dict(np=np, layouts=fragments)
 
 TURNED = "16 * ((chunk + row) % 8)"
 # (exercise, what is wrong, text of the solution, what it becomes)

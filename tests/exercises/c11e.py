@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from nanoeuler.engines.gpu import embedding
-from nanoeuler.engines.gpu.columns import FREE, Walk
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.paper import Fault, run
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.vectors import piece
+from nanoeuler.emulator import Fault, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.lang.vectors import piece
+from nanoeuler.engines.gpu.rows import embedding
+from nanoeuler.engines.gpu.rows.column_sums import FREE, Walk
 
 CHAPTER = "11e-row-kernels"
 NAMES = dict(np=np, run=run, Fault=Fault, to_bf16=to_bf16, from_bf16=from_bf16, Kernel=Kernel,

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from nanoeuler.engines.gpu import ptx
-from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.paper import run
+from nanoeuler.emulator import run
+from nanoeuler.engines.gpu.lang import ptx
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 
 CHAPTER = "11f-loss-and-update"
 NAMES = dict(np=np, run=run, Kernel=Kernel, Launch=Launch, cuda=cuda, float32=float32, int32=int32,

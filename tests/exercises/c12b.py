@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 
-from nanoeuler.engines.gpu.flash_layout import padded
-from nanoeuler.engines.gpu.flash_plan import backward_launches
-from nanoeuler.engines.gpu.paper import run
+from nanoeuler.emulator import run
+from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches
 
 CHAPTER = "12b-flash-on-tensor-cores"
 NAMES = dict(np=np, re=re, padded=padded, backward_launches=backward_launches, run=run)

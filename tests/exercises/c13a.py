@@ -6,10 +6,10 @@ from random import Random
 import numpy as np
 from helpers.exercises import cells_of
 
-from nanoeuler.engines.gpu.primitives import PRECISIONS
-from nanoeuler.engines.gpu.program import Arena, Array, Recording
-from nanoeuler.engines.gpu.step import Machine, Rules, record_step
-from nanoeuler.engines.gpu.stream import add_scaled_launch
+from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
+from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.program import Arena, Array, Recording
+from nanoeuler.engines.gpu.step.recording import Machine, Rules, record_step
 from nanoeuler.model.config import ModelConfig
 
 CHAPTER = "13a-a-step-as-a-list"

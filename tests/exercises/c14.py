@@ -3,7 +3,7 @@
 import numpy as np
 from helpers.exercises import cells_of, definitions
 
-from nanoeuler.engines.parts import halved
+from nanoeuler.engines.sharding import halved
 
 CHAPTER = "14-many-ranks"
 NAMES = dict(np=np, halved=halved)

@@ -5,9 +5,9 @@ from random import Random
 import numpy as np
 from helpers.exercises import cells_of
 
-from nanoeuler.engines.gpu.exchange import Exchange, Join
-from nanoeuler.engines.gpu.program import Recording
-from nanoeuler.engines.gpu.stream import add_scaled_launch
+from nanoeuler.engines.gpu.ranks.exchange import Exchange, Join
+from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
+from nanoeuler.engines.gpu.step.program import Recording
 
 CHAPTER = "14a-gradients-between-gpus"
 NAMES = dict(

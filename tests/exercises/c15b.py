@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanoeuler.engines.gpu.gemv import Shape, pack
+from nanoeuler.engines.gpu.decode.gemv import Shape, pack
 
 CHAPTER = "15b-one-token-on-a-gpu"
 NAMES = dict(np=np, pack=pack, Shape=Shape)

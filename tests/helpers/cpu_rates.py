@@ -27,14 +27,14 @@ def machine(cores):
     import numpy as np
     from numba import njit
 
-    from nanoeuler.engines.cpu import ladder, loops
+    from nanoeuler.engines.cpu import elementwise, ladder
+    from nanoeuler.engines.cpu.gemm import WORK, multiply
     from nanoeuler.engines.cpu.memory import aligned
-    from nanoeuler.engines.cpu.products import WORK, multiply
 
     @njit
     def exponentials(x, y):
         for i in range(x.size):
-            y[i] = loops.exp(x[i])
+            y[i] = elementwise.exp(x[i])
 
     def operands(n):
         a, b, c = aligned(n, n), aligned(n, n), aligned(n, n)

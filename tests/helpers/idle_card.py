@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nanoeuler.engines import choice
-from nanoeuler.engines.gpu import stepper
-from nanoeuler.engines.gpu.views import dense, part_of
+from nanoeuler.engines import registry
+from nanoeuler.engines.gpu.lang.views import dense, part_of
+from nanoeuler.engines.gpu.step import stepper
 
 
 class Sheet:
@@ -29,7 +29,7 @@ class Sheet:
 
 
 class IdleCard:
-    """As `engines.gpu.device.Device`. idle: seconds in which it had nothing to do."""
+    """As `engines.gpu.host.device.Device`. idle: seconds in which it had nothing to do."""
 
     name, multiprocessors = "an idle card", 132
 
@@ -99,6 +99,6 @@ class IdleCard:
 
 def install(monkeypatch, card):
     """Have this process believe that `card` is its GPU; the card."""
-    monkeypatch.setattr(choice, "_no_gpu", lambda: "")
+    monkeypatch.setattr(registry, "_no_gpu", lambda: "")
     monkeypatch.setattr(stepper, "gpu", lambda: card)
     return card

@@ -154,7 +154,7 @@ def killed(
 
 
 def source_of(name: str) -> str:
-    """The source of a module of engines/gpu."""
+    """The source of a module of engines/gpu, by its room and its name."""
     module = importlib.import_module(f"nanoeuler.engines.gpu.{name}")
     return Path(module.__file__).read_text(encoding="utf-8")
 
@@ -173,7 +173,7 @@ def survivors(name: str, check: Callable, count: int, seed: int = 0) -> tuple[li
 # ---- The checks, at the sizes of the families' own tests
 
 
-def check_stream(module):
+def check_rows_residual_norm(module):
     import test_rows
 
     for norm in ("rms", "layer"):
@@ -182,7 +182,7 @@ def check_stream(module):
     test_rows.added(module)
 
 
-def check_stream_backward(module):
+def check_rows_residual_norm_backward(module):
     import test_rows
 
     for norm, out in (("rms", "bf16"), ("layer", "float32")):
@@ -191,7 +191,7 @@ def check_stream_backward(module):
     test_rows.check_backward(module, 3, 1032, "layer", cores=1)
 
 
-def check_columns(module):
+def check_rows_column_sums(module):
     import test_rows
 
     for add, kind in ((True, "bf16"), (False, "float32")):
@@ -203,14 +203,14 @@ def check_columns(module):
         test_rows.check_backward(test_rows.stream_backward, 3, 64, "layer", cores=1)  # three sums
 
 
-def check_rotary(module):
+def check_rows_rope(module):
     import test_rows
 
     for kind in ("bf16", "float32"):
         test_rows.check_rope(module, 2, 3, 2, 3, 16, kind, start=1, seed=0)
 
 
-def check_gates(module):
+def check_rows_activations(module):
     import test_rows
 
     for what in ("swiglu", "gelu"):
@@ -223,7 +223,7 @@ def check_gates(module):
         )
 
 
-def check_embedding(module):
+def check_rows_embedding(module):
     import test_rows
 
     test_rows.looked_up(module)
@@ -232,7 +232,7 @@ def check_embedding(module):
     test_rows.in_turns(module)
 
 
-def check_flash_mma(module):
+def check_attention_mma_forward(module):
     import test_flash_mma
 
     with mock.patch.object(test_flash_mma.flash_mma_plan, "forward_kernel", module.forward_kernel):
@@ -240,7 +240,7 @@ def check_flash_mma(module):
         test_flash_mma.check_forward(1, 1, 1, 208, 32, form=test_flash_mma.PARKED)
 
 
-def check_flash_mma_backward(module):
+def check_attention_mma_backward(module):
     import test_flash_mma
 
     plan, kernels = test_flash_mma.flash_mma_plan, ("dq_kernel", "dkdv_kernel")
@@ -249,7 +249,7 @@ def check_flash_mma_backward(module):
         test_flash_mma.check_both(1, 1, 1, 70, 32)
 
 
-def check_flash_mma_parts(module):
+def check_attention_mma_parts(module):
     import test_flash_mma
 
     users = test_flash_mma.flash_mma, test_flash_mma.flash_mma_backward
@@ -266,7 +266,7 @@ def check_flash_mma_parts(module):
         test_flash_mma.check_forward(1, 1, 1, 70, 64)
 
 
-def check_flash_pieces(module):
+def check_attention_float32_forward(module):
     import test_flash_pieces as family
 
     with mock.patch.object(family.flash_pieces_plan, "forward_kernel", module.forward_kernel):
@@ -274,7 +274,7 @@ def check_flash_pieces(module):
         family.check_forward((1, 1, 1, 66, 32), 2)
 
 
-def check_flash_pieces_backward(module):
+def check_attention_float32_backward(module):
     import test_flash_pieces as family
 
     plan, kernels = family.flash_pieces_plan, ("dq_kernel", "dkdv_kernel")
@@ -283,7 +283,7 @@ def check_flash_pieces_backward(module):
         family.check_both((1, 2, 1, 40, 32), 2)
 
 
-def check_flash_pieces_parts(module):
+def check_attention_float32_parts(module):
     import test_flash_pieces as family
 
     wrong = {name: made for name, made in vars(module).items() if inspect.isfunction(made)}
@@ -299,13 +299,13 @@ def check_flash_pieces_parts(module):
             family.check_both((1, 2, 1, 24, 32), pieces)
 
 
-def check_loss(module):
+def check_rows_cross_entropy(module):
     import test_update
 
     test_update.play_loss(module)
 
 
-def check_norm(module):
+def check_rows_gradient_norm(module):
     import test_update
 
     test_update.play_norm(module)
@@ -315,7 +315,7 @@ def check_norm(module):
         case.check()
 
 
-def check_update(module):
+def check_rows_adamw(module):
     import test_update
 
     test_update.play_update(module)
@@ -333,10 +333,13 @@ def check_products(module):
 
 
 CHECKS = {
-    name.removeprefix("check_"): check
+    name.removeprefix("check_").replace("_", ".", 1): check
     for name, check in list(globals().items())
     if name.startswith("check_") and name != "check_products"
-} | {f"gemm_{part}": check_products for part in ("form", "columns", "epilogue", "pieces", "wgmma")}
+} | {
+    f"gemm.wgmma_{part}": check_products
+    for part in ("form", "column_sums", "epilogue", "split_k", "kernel")
+}
 
 
 def main() -> None:

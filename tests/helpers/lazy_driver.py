@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nanoeuler.engines.gpu import paper
-from nanoeuler.engines.gpu.kernel import Launch
+from nanoeuler import emulator
+from nanoeuler.engines.gpu.lang.kernel import Launch
 
 KINDS = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}  # of arrays, by the letter
 
@@ -158,7 +158,7 @@ class Driver(Memory):
             shape, _ = (tuple(next(values) for _ in range(operand.axes)) for _ in range(2))
             there = (ctypes.c_uint8 * (size * item)).from_address(address)
             args.append(np.frombuffer(there, KINDS[operand.letter]).reshape(shape))
-        self.put(lambda: paper.run(Launch(f, grid, tuple(args))))
+        self.put(lambda: emulator.run(Launch(f, grid, tuple(args))))
         return (0,)
 
     def cuMemcpyHtoD(self, dstDevice, srcHost, ByteCount):

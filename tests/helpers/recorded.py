@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu import multiply, rehearse
-from nanoeuler.engines.gpu.fill import CLEAR
-from nanoeuler.engines.gpu.paper import device
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.step import Rules, fill_batch, fill_step, record_step
+from nanoeuler.emulator import device, rehearsal
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.rows.fill import CLEAR
+from nanoeuler.engines.gpu.step import matmul
+from nanoeuler.engines.gpu.step.recording import Rules, fill_batch, fill_step, record_step
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
@@ -100,8 +100,8 @@ def by_numpy(monkeypatch):
         work = NumpyProduct((a, b, c, aux, second, sums, cos, sin), epilogue, tuple(turned))
         self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))
 
-    monkeypatch.setattr(multiply.Multiplier, "__call__", call)
-    run, play = rehearse.run, device.play
+    monkeypatch.setattr(matmul.Multiplier, "__call__", call)
+    run, play = rehearsal.run, device.play
 
     def run_or_not(this):
         return this.run() if isinstance(this, NumpyProduct) else run(this)
@@ -109,7 +109,7 @@ def by_numpy(monkeypatch):
     def play_or_not(this, seed):
         return this.play() if isinstance(this, NumpyProduct) else play(this, seed)
 
-    monkeypatch.setattr(rehearse, "run", run_or_not)
+    monkeypatch.setattr(rehearsal, "run", run_or_not)
     monkeypatch.setattr(device, "play", play_or_not)
 
 
@@ -162,7 +162,7 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None, fir
     memories["gradients"] = np.full(w.flat.size, np.nan, np.float32)
     if precision.kind == "bf16":
         memories["copies"] = to_bf16(w.flat)
-    list(rehearse.rehearse(recorded.program, memories))
+    list(rehearsal.rehearse(recorded.program, memories))
     exact_w = Weights(config, np.float64, w.flat.astype(np.float64))
     exact = exact_w.zeros_like()
     exact_sums = loss_and_gradients(

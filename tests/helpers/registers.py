@@ -28,9 +28,9 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from bench.card import families  # noqa: E402
 
-from nanoeuler.engines.gpu.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
-from nanoeuler.engines.gpu.instruction import used  # noqa: E402
-from nanoeuler.engines.gpu.kernel import Kernel  # noqa: E402
+from nanoeuler.engines.gpu.host.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
+from nanoeuler.engines.gpu.lang.instruction import used  # noqa: E402
+from nanoeuler.engines.gpu.lang.kernel import Kernel  # noqa: E402
 from nanoeuler.errors import UserError  # noqa: E402
 
 TABLE = TESTS / "registers.tsv"

@@ -9,8 +9,8 @@ import numpy as np
 import step_sides
 from step_sides import OneByOne
 
-from nanoeuler.engines.gpu import stepper
-from nanoeuler.engines.gpu.step import Machine, record_step
+from nanoeuler.engines.gpu.step import stepper
+from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.planning.step import H200, RULES, seconds

@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from nanoeuler.data.batches import Batches
-from nanoeuler.engines.gpu import pieces
+from nanoeuler.engines.gpu.gemm import float32
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
@@ -32,8 +32,8 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
     "cuda, n made again": ({"kept": 0}, ""),
     "cuda, launch by launch": ({}, ""),
 }
-STRETCH = pieces.DEEP[3]
-STRETCHES = {  # of k in float32's products of three pieces: the value of `pieces.DEEP` then
+STRETCH = float32.DEEP[3]
+STRETCHES = {  # of k in float32's products of three pieces: the value of `float32.DEEP` then
     "cuda, stretches of 256": 1536,
     "cuda, stretches of 64": 384,
 }
@@ -84,9 +84,9 @@ def make_tokens(folder, to, ranks=None):
 
 def ways_of(precision, who):
     """The Precision of one of our sides, and what records its products."""
-    from nanoeuler.engines.gpu.multiply import Multiplier
-    from nanoeuler.engines.gpu.primitives import PRECISIONS
-    from nanoeuler.engines.gpu.vendor import multiplier
+    from nanoeuler.engines.gpu.step.backends import multiplier
+    from nanoeuler.engines.gpu.step.matmul import Multiplier
+    from nanoeuler.engines.gpu.step.primitives import PRECISIONS
 
     changed, products = OTHERS.get(who, ({}, ""))
     numbers = PRECISIONS[ENGINES[precision]]._replace(**changed)
@@ -160,8 +160,8 @@ class Ours:
 
     def __init__(self, config, w, precision, who, dry):
         try:
-            from nanoeuler.engines.gpu.engine import CudaEngine
-            from nanoeuler.engines.gpu.stepper import CudaStepper
+            from nanoeuler.engines.gpu.step.engine import CudaEngine
+            from nanoeuler.engines.gpu.step.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
         device, self.taken = card(dry), []
@@ -169,7 +169,7 @@ class Ours:
         gc.collect()
         self.before = self.device.memory_used()
         CudaEngine.bends_gates = "gates apart" not in who
-        pieces.DEEP[3] = STRETCHES.get(who, STRETCH)
+        float32.DEEP[3] = STRETCHES.get(who, STRETCH)
         numbers, multiplier = ways_of(precision, who)
         how = {"precision": numbers, "multiplier": multiplier}
         self.stepper = CudaStepper(w, AdamW(w), self.device, **how)
@@ -191,7 +191,7 @@ class Ours:
 
     def gradients(self, tokens, targets):
         """(sums (K,), name -> gradient), by a step of rate 0."""
-        from nanoeuler.engines.gpu.step import GRADIENTS
+        from nanoeuler.engines.gpu.step.recording import GRADIENTS
 
         self.step(tokens, targets, 0.0, 1)
         self.wait()
@@ -205,9 +205,9 @@ class Ours:
 def card(dry):
     """Our device; its kernels are compiled once for all jobs of a process."""
     if dry:
-        from nanoeuler.engines.gpu.paper import Device
+        from nanoeuler.emulator import Device
     else:
-        from nanoeuler.engines.gpu.device import Device
+        from nanoeuler.engines.gpu.host.device import Device
     return Device()
 
 
@@ -240,7 +240,7 @@ def products(name):
     import torch
     from bench.card import Bench
 
-    from nanoeuler.engines.gpu.cublas import Gemm
+    from nanoeuler.engines.gpu.gemm.cublas import Gemm
 
     layout, m, n, k, precision, add = PRODUCTS[name]
     torch.set_float32_matmul_precision("high" if precision == "TF32" else "highest")

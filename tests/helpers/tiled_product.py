@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from nanoeuler.engines.gpu.instruction import cuda, float32
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32
 
 
 def make_product(tile: int, barriers: str = "both") -> Callable:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.gpu import hopper, ptx
-from nanoeuler.engines.gpu.hopper import (
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.lang import hopper, ptx
+from nanoeuler.engines.gpu.lang.hopper import (
     bulk_commit,
     bulk_wait,
     bulk_wait_read,
@@ -42,11 +43,10 @@ from nanoeuler.engines.gpu.hopper import (
     tma_store,
     wgmma_wait_previous,
 )
-from nanoeuler.engines.gpu.instruction import cuda, float32, int8, int32, int64
-from nanoeuler.engines.gpu.instruction import ptx as instruction
-from nanoeuler.engines.gpu.kernel import Kernel, Launch, Map
-from nanoeuler.engines.gpu.paper.numbers import from_bf16, to_bf16
-from nanoeuler.engines.gpu.ptx import (
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.lang.instruction import ptx as instruction
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map
+from nanoeuler.engines.gpu.lang.ptx import (
     barrier,
     barrier_arrive,
     grid_barrier,

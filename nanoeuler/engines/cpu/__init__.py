@@ -7,5 +7,5 @@
 Kernels are compiled with `options`, products are written in `llvm`, arrays live in `memory`;
 `primitives` are the engine's single operations, `ladder` holds plain products to compare with.
 
-May import: compiler, measurements, model, engines.
+May import: jit, measurements, model, engines.
 """

@@ -23,17 +23,17 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nanoeuler.compiler import njit
 from nanoeuler.engines.cpu import llvm
+from nanoeuler.engines.cpu.elementwise import exp, highest
 from nanoeuler.engines.cpu.llvm import LANES
-from nanoeuler.engines.cpu.loops import exp, highest
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
-from nanoeuler.engines.cpu.panels import PANEL, VECTORS, Panels, interleaved, padded
+from nanoeuler.engines.cpu.packing import PANEL, VECTORS, Panels, interleaved, padded
 from nanoeuler.engines.primitives import Array
+from nanoeuler.jit import njit
 from nanoeuler.measurements import cores
 from nanoeuler.model.config import ModelConfig, require
-from nanoeuler.model.euler import INTEGRATORS
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import (
     GELU_CUBIC,
     GELU_SCALE,

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nanoeuler.engines.cpu import loops, norms
+from nanoeuler.engines.cpu import elementwise, norms
+from nanoeuler.engines.cpu.gemm import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import LOSS_ROWS
 from nanoeuler.engines.cpu.primitives import (
@@ -23,7 +24,6 @@ from nanoeuler.engines.cpu.primitives import (
     plus_backward,
     rows_of,
 )
-from nanoeuler.engines.cpu.products import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
 from nanoeuler.engines.interface import Engine, Moves
 from nanoeuler.engines.primitives import Array
 from nanoeuler.model.config import ModelConfig
@@ -138,10 +138,10 @@ class CpuEngine(LinearEngine):
         y, p = self.arena.take(B, T, H, D), self.arena.take(B, H, T, T)
         multiply_heads(q, k.swapaxes(2, 3), p, BELOW, self.work)
         if first is None:
-            loops.causal_softmax(p, D**-0.5)
+            elementwise.causal_softmax(p, D**-0.5)
         else:
             agree((first.shape, (B, T)))
-            loops.document_softmax(p, np.ascontiguousarray(first, np.int32), D**-0.5)
+            elementwise.document_softmax(p, np.ascontiguousarray(first, np.int32), D**-0.5)
         multiply_heads(p, v, y.swapaxes(1, 2), LOWER, self.work)
         return y.reshape(B, T, H * D), p
 
@@ -158,7 +158,7 @@ class CpuEngine(LinearEngine):
             ds = self.arena.take(*p.shape)
             multiply_heads(p.swapaxes(2, 3), dy, dv, UPPER, self.work)  # (1)
             multiply_heads(dy, v.swapaxes(2, 3), ds, BELOW, self.work)  # (2)
-            loops.causal_softmax_backward(p, ds, D**-0.5)               # (3), (4)
+            elementwise.causal_softmax_backward(p, ds, D**-0.5)               # (3), (4)
             multiply_heads(ds, k, dq, LOWER, self.work)                 # (5)
             multiply_heads(ds.swapaxes(2, 3), q, dk, UPPER, self.work)  # (6)
         return dheads

@@ -2,7 +2,7 @@
 
 
 # %% sec-cpu-tile
-"""Two rungs below `products.multiply`: the schoolbook's three loops, and a tile of plain variables.
+"""Two rungs below `gemm.multiply`: the schoolbook's three loops, and a tile of plain variables.
 
 They are short enough to be checked by reading, and serve as a measure of what the rest is worth.
 Leaves out transposed operands, and sizes that the tile does not divide.
@@ -12,9 +12,9 @@ M rows and N columns of the result, P depth: the length of its sums.
 
 import numpy as np
 
-from nanoeuler.compiler import njit
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.primitives import Array
+from nanoeuler.jit import njit
 
 
 @njit(**PART)

@@ -4,16 +4,16 @@
 # %% sec-cpu-fused
 """The norms, and what else is one row against many: biases and learned positions. Float32 loops.
 
-As loops.py. The gradient of a row is a sum over all positions, which is taken in blocks.
+As elementwise.py. The gradient of a row is a sum over all positions, which is taken in blocks.
 
 N rows (positions of all sequences), C channels.
 """
 
 import numpy as np
 
-from nanoeuler.compiler import njit
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.primitives import Array
+from nanoeuler.jit import njit
 
 # Rows that are added up from zero before they join a sum of n rows: BLOCK + n / BLOCK roundings,
 # which is least at the root of n, and n is the number of tokens in a shard, 256 or more.

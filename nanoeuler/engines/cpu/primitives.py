@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from nanoeuler.engines.cpu import loops, norms
+from nanoeuler.engines.cpu import elementwise, norms
 from nanoeuler.engines.cpu.memory import Arena
 from nanoeuler.engines.primitives import (
     Array,
@@ -90,14 +90,14 @@ class FusedSums(InArena, Sums):
         """As `layers.add`."""
         agree((x.shape, y.shape))
         out = self.arena.take(*x.shape)
-        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
+        elementwise.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
     def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
         """As `reference.add_into`."""
         agree((x.shape, y.shape))
         assert x.flags.c_contiguous  # or reshape would write into a copy
-        loops.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+        elementwise.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
 
     def scale(self, x: Array, h: float) -> Array:
         """As `reference.scale`."""
@@ -113,7 +113,7 @@ class FusedEnds(InArena, Ends):
     ) -> Array:  # fmt: skip
         """As `layers.embed`."""
         x = self.arena.take(*tokens.shape, table.shape[1])
-        loops.embed(_ids(tokens), table, rows_of(x))
+        elementwise.embed(_ids(tokens), table, rows_of(x))
         if positions is None or first is None:
             return plus(x, positions)
         return np.add(x, positions[places(first)], out=x)
@@ -124,17 +124,18 @@ class FusedEnds(InArena, Ends):
     ) -> None:  # fmt: skip
         """As `backward.embed_backward`."""
         agree((dx.shape, tokens.shape + dtable.shape[1:]))
-        loops.embed_backward(rows_of(dx), _ids(tokens), dtable)
+        elementwise.embed_backward(rows_of(dx), _ids(tokens), dtable)
         if dpositions is None or first is None:
             plus_backward(dx, dpositions)
         else:  # they are looked up, like the table
-            loops.embed_backward(rows_of(dx), _ids(places(first)), dpositions)
+            elementwise.embed_backward(rows_of(dx), _ids(places(first)), dpositions)
 
     def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
         """As `backward.cross_entropy`; dlogits is written over logits."""
         agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
         sums = np.zeros(scale.shape)
-        loops.cross_entropy(rows_of(logits), _ids(targets), np.asarray(scale, np.float32), sums)
+        scale = np.asarray(scale, np.float32)
+        elementwise.cross_entropy(rows_of(logits), _ids(targets), scale, sums)
         return sums, logits
 
 
@@ -202,7 +203,7 @@ class FusedHeads(InArena, Heads):
         if n > heads.shape[2]:
             raise ValueError(f"expected at most {heads.shape[2]} heads to turn, got {n}")
         assert heads.flags.c_contiguous  # the kernel is compiled for that
-        loops.rope(heads, n, cos, sin, sign)
+        elementwise.rope(heads, n, cos, sin, sign)
         return heads
 
     def attention(
@@ -224,27 +225,27 @@ class FusedGates(InArena, Gates):
     def swiglu(self, gate_up: Array) -> Array:
         """As `layers.swiglu`."""
         h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        loops.swiglu(rows_of(gate_up), rows_of(h))
+        elementwise.swiglu(rows_of(gate_up), rows_of(h))
         return h
 
     def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
         """As `backward.swiglu_backward`."""
         agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
         dgate_up = self.arena.take(*gate_up.shape)
-        loops.swiglu_backward(rows_of(dh), rows_of(gate_up), rows_of(dgate_up))
+        elementwise.swiglu_backward(rows_of(dh), rows_of(gate_up), rows_of(dgate_up))
         return dgate_up
 
     def gelu(self, u: Array) -> Array:
         """As `layers.gelu`."""
         h = self.arena.take(*u.shape)
-        loops.gelu(rows_of(u), rows_of(h))
+        elementwise.gelu(rows_of(u), rows_of(h))
         return h
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
         """As `backward.gelu_backward`."""
         agree((dh.shape, u.shape))
         du = self.arena.take(*u.shape)
-        loops.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
+        elementwise.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
         return du
 
 

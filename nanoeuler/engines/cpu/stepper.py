@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from nanoeuler.engines.interface import Engine, Optimizer, Stepper, Taken
-from nanoeuler.engines.parts import HALVINGS, additions, cut, slices
+from nanoeuler.engines.sharding import HALVINGS, additions, cut, slices
 from nanoeuler.measurements import cores
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale, loss_sums
 from nanoeuler.model.weights import Weights

@@ -2,12 +2,16 @@
 
 
 # %% sec-gpu-coalescing
-"""Kernels for a GPU: door (the only module that imports CUDA), ladder, flash_tiles, flash.
+"""The GPU engine, a room for each part. The ladder is chapter 11's row of matrix products.
 
-`instruction` and `kernel` are what kernels are written in and launched as, on a GPU or on paper;
-`ptx`, `compile` and `device` bring them to a GPU, `paper` runs them without one. On tensor cores:
-products in gemm and gemm_*, attention in flash_parts, flash_forward, flash_backward, flash_plan.
-A training step: program, multiply, primitives, engine, step (recorded), stepper (run).
+    lang        what a kernel is written in, and launched as
+    host        CUDA's libraries, the compiler, the device, pinned memory
+    gemm        matrix products: wgmma (Hopper), mma.sync (every card), float32, cuBLAS
+    rows        kernels between two products: norms, activations, RoPE, loss, AdamW
+    attention   FlashAttention: wgmma, mma.sync, float32, and a plain reference
+    step        a training step as a recorded list of launches
+    ranks       several GPUs: gradients in buckets, NCCL, copies between GPUs
+    decode      one token at a time
 
-May import: errors, model, engines.
+May import: errors, engines.gpu.lang.
 """

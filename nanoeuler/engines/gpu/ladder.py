@@ -6,7 +6,7 @@
 
 Each rung has a kernel (`copy_kernel()`), a launch (`copy(x, y)`), which a GPU and the paper run
 alike, and a prediction (`copy_counts(n)`) of what the paper will count, by the paper's names, for
-sizes that are multiples of its tiles. Left out: tensor cores, which are in `gemm_mma` and `gemm`.
+sizes that are multiples of its tiles. Left out: tensor cores, which are in the room `gemm`.
 
 Arrays are float32 in C order, on the GPU or NumPy's. M, N rows and columns of a product, K the axis
 that is summed over.
@@ -18,8 +18,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from nanoeuler.engines.gpu.instruction import cuda, float32, ptx
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, ptx
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.errors import UserError
 
 Counts = dict[str, int]  # what the paper counts, by its names

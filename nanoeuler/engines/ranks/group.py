@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nanoeuler.engines.parts import HALVINGS
+from nanoeuler.engines.sharding import HALVINGS
 from nanoeuler.errors import UserError
 
 # Of them each can sum a part of the shards (`parts`). A flat buffer, whose tensors are padded to 16

@@ -14,7 +14,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from nanoeuler.engines.ranks import watch
+from nanoeuler.engines.ranks import watchdog
 from nanoeuler.engines.ranks.group import Alone, Group, check_size
 from nanoeuler.errors import UserError
 
@@ -54,7 +54,7 @@ def world(ranks: int | None = None) -> Group:
     if ranks not in (None, group.size):
         raise UserError(f"expected --ranks {group.size}, as many as the launcher has started, got "
                         f"{ranks}: leave it out")  # fmt: skip
-    watch.watch()
+    watchdog.watch()
     return group
 
 
@@ -87,13 +87,13 @@ def start(ranks: int, arguments: Sequence[str]) -> int:
     command = [program, "-n", str(ranks), sys.executable, "-m", "nanoeuler", *arguments]
     sys.stdout.flush()
     how = dict(stdin=subprocess.DEVNULL, start_new_session=True)
-    with watch.pipe() as (end, env), subprocess.Popen(command, env=env, **how) as process:
+    with watchdog.pipe() as (end, env), subprocess.Popen(command, env=env, **how) as process:
         def forward(number, frame):
             process.send_signal(number)
 
         before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
-            status = watch.wait(process, end)
+            status = watchdog.wait(process, end)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

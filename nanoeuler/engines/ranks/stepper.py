@@ -17,9 +17,9 @@ import numpy as np
 
 from nanoeuler.engines.cpu.stepper import CpuStepper, shards_of
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
-from nanoeuler.engines.parts import HALVINGS, halved
-from nanoeuler.engines.ranks.deal import Dealt, Part, parts_of
 from nanoeuler.engines.ranks.group import MOST_RANKS, Group, check_size, own
+from nanoeuler.engines.ranks.scatter import Dealt, Part, parts_of
+from nanoeuler.engines.sharding import HALVINGS, halved
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 

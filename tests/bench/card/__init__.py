@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.gpu.device import Device, DeviceArray
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.host.device import Device, DeviceArray
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 
 Calls = list[Callable[[], Any]]
 MARGIN = 4096  # poisoned elements before and after an output

@@ -10,11 +10,11 @@ from functools import cache, partial
 
 import numpy as np
 
-from nanoeuler.engines.gpu.bf16 import from_bf16, to_bf16
-from nanoeuler.engines.gpu.decode import Decoding, Follower, form_of
-from nanoeuler.engines.gpu.gemv import few_rows_kernel
-from nanoeuler.engines.gpu.newest import newest_kernel
-from nanoeuler.engines.gpu.token import PICK_THREADS, enter_kernel, pick_kernel
+from nanoeuler.engines.gpu.decode.attention import newest_kernel
+from nanoeuler.engines.gpu.decode.decoder import Decoding, Follower, form_of
+from nanoeuler.engines.gpu.decode.gemv import few_rows_kernel
+from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
+from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model import layers
 from nanoeuler.model.config import PRESETS, ModelConfig

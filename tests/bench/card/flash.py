@@ -15,12 +15,17 @@ from importlib import import_module
 import numpy as np
 from bench.card import Contest, ghost
 
-from nanoeuler.engines.gpu import flash_plan
-from nanoeuler.engines.gpu.documents import Documents, last_of
-from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
-from nanoeuler.engines.gpu.flash_forward import NARROW, NARROW_DOCUMENTS, WIDE, WIDE_DOCUMENTS
-from nanoeuler.engines.gpu.flash_layout import padded
-from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
+from nanoeuler.engines.gpu.attention import wgmma_launch
+from nanoeuler.engines.gpu.attention.documents import Documents, last_of
+from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.wgmma_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention.wgmma_forward import (
+    NARROW,
+    NARROW_DOCUMENTS,
+    WIDE,
+    WIDE_DOCUMENTS,
+)
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 
 SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
 LSE = 1e-3  # absolute; scores of some tens in float32, products of bf16 are exact in it
@@ -125,8 +130,9 @@ def launches(arrays, crowd):
     """The three launches: forward, dq, dkdv. arrays: name -> each of `shapes`."""
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     texts = {"documents": documents_of(arrays)}
-    forward = flash_plan.forward_launch(*(arrays[n] for n in ("q", "k", "v", "o", "lse")), **texts)
-    backward = flash_plan.backward_launches(*(arrays[n] for n in names), CROWDS[crowd], **texts)
+    into = (arrays[n] for n in ("q", "k", "v", "o", "lse"))
+    forward = wgmma_launch.forward_launch(*into, **texts)
+    backward = wgmma_launch.backward_launches(*(arrays[n] for n in names), CROWDS[crowd], **texts)
     return forward, *backward
 
 

@@ -22,9 +22,9 @@ from bench.card.flash import (
     shapes,
 )
 
-from nanoeuler.engines.gpu import flash_mma_plan as plan
-from nanoeuler.engines.gpu.flash_mma import forward_kernel
-from nanoeuler.engines.gpu.flash_mma_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention import mma_launch as plan
+from nanoeuler.engines.gpu.attention.mma_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention.mma_forward import forward_kernel
 
 PEER = "FlashAttention-2"
 TIMED = [Case(16, 12, 12, 1024, 64), Case(4, 16, 16, 4096, 64), Case(4, 16, 16, 4096, 128)]

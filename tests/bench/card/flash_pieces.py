@@ -12,10 +12,10 @@ from attention_bounds import PIECES
 from bench.card import Contest, flash_scalar, ghost
 from bench.card.flash_scalar import case_of
 
-from nanoeuler.engines.gpu import flash_pieces_plan as plan
-from nanoeuler.engines.gpu.flash_layout import padded
-from nanoeuler.engines.gpu.flash_pieces import forward_kernel
-from nanoeuler.engines.gpu.flash_pieces_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention import float32_launch as plan
+from nanoeuler.engines.gpu.attention.float32_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention.float32_forward import forward_kernel
+from nanoeuler.engines.gpu.attention.layout import padded
 
 # What any method rounds, relative: two pieces leave out 2^-16; three make a float32, of which a
 # tensor core cuts off what a processor would round, twice as much.

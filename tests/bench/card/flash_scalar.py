@@ -13,7 +13,7 @@ from attention_bounds import exact_and_bounds, outcomes
 from bench.card import Contest, ghost
 from bench.card.flash import Case, hidden
 
-from nanoeuler.engines.gpu import flash
+from nanoeuler.engines.gpu.attention import reference
 
 LEAST = 4 * 2.0**-24  # a product, a sum, an exponential and a quotient round at least once each
 ORACLE = "oracle of attention,"  # of rows that chapter 12 shows
@@ -28,7 +28,7 @@ TIMED = case_of(4, 12, 12, 1024, 64)
 
 def kernels():
     """Name -> maker of each kernel."""
-    makers = {"forward": flash.forward_kernel, "dq": flash.dq_kernel, "dkv": flash.dkv_kernel}
+    makers = {name: getattr(reference, f"{name}_kernel") for name in ("forward", "dq", "dkv")}
     return {
         f"{name} {D}": partial(make, D) for D in (32, 64, 128) for name, make in makers.items()
     }
@@ -38,17 +38,17 @@ def shapes(case):
     """Shapes of all arrays of a case."""
     heads = case.B, case.T, case.H + 2 * case.G, case.D
     queries = case.B, case.T, case.H, case.D
-    lines = case.B, case.H, flash.padded(case.T)
+    lines = case.B, case.H, reference.padded(case.T)
     return {"dy": queries, "heads": heads, "y": queries, "lse": lines, "delta": lines,
             "dheads": heads}  # fmt: skip
 
 
 def launches(case, a):
     """The three launches: forward, dq, dkv. a: name -> each of `shapes`."""
-    forward = flash.forward_launch(a["heads"], case.G, a["y"], a["lse"])
+    forward = reference.forward_launch(a["heads"], case.G, a["y"], a["lse"])
     names = "y", "lse", "delta", "dheads"
     arrays = (a[name] for name in names)
-    return forward, *flash.backward_launches(a["dy"], a["heads"], case.G, *arrays)
+    return forward, *reference.backward_launches(a["dy"], a["heads"], case.G, *arrays)
 
 
 def plans():

@@ -14,14 +14,15 @@ import numpy as np
 from bench.card import Contest, ghost
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu.columns import SUMMING, Walk
-from nanoeuler.engines.gpu.gates import swiglu_backward_kernel, swiglu_backward_launches
-from nanoeuler.engines.gpu.gemm import Operands, choose, product
-from nanoeuler.engines.gpu.gemm_columns import columns_kernel
-from nanoeuler.engines.gpu.gemm_form import EPILOGUES, Form
-from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS, cover
-from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel, sum_kernel
-from nanoeuler.engines.gpu.vectors import piece
+from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES, Form
+from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_launch import Operands, choose, product
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.kernel import cover
+from nanoeuler.engines.gpu.lang.vectors import piece
+from nanoeuler.engines.gpu.rows.activations import swiglu_backward_kernel, swiglu_backward_launches
+from nanoeuler.engines.gpu.rows.column_sums import SUMMING, Walk
 from nanoeuler.model.config import PRESETS, parameter_shapes
 
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half

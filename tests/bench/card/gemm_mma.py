@@ -11,12 +11,12 @@ import numpy as np
 from bench.card import Contest, ghost
 from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case
 
-from nanoeuler.engines.gpu.gemm_mma import mma_kernel, sum_kernel
-from nanoeuler.engines.gpu.gemm_mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
-from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma, mma_product, space_for
-from nanoeuler.engines.gpu.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.ptx import load_int2, mma_tile, store_float, zeros
+from nanoeuler.engines.gpu.gemm.mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel, sum_kernel
+from nanoeuler.engines.gpu.gemm.mma_launch import choose_mma, mma_product, space_for
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.lang.ptx import load_int2, mma_tile, store_float, zeros
 
 HOPPER = 9, 0  # whose cards this measures
 BLOCKS = 132  # multiprocessors of an H200

@@ -12,7 +12,7 @@ import numpy as np
 from bench.card import Bench, Contest, ghost
 
 from nanoeuler.engines.gpu import ladder
-from nanoeuler.engines.gpu.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 
 F32 = np.float32
 COPY = 1 << 26  # numbers: 256 MiB

@@ -10,13 +10,8 @@ from math import prod
 import numpy as np
 from bench.card import Contest, ghost
 
-from nanoeuler.engines.gpu import fill
-from nanoeuler.engines.gpu.device import DeviceArray
-from nanoeuler.engines.gpu.gemm import choose
-from nanoeuler.engines.gpu.gemm_mma import mma_kernel, sum_kernel
-from nanoeuler.engines.gpu.gemm_mma_plan import choose_mma
-from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel
-from nanoeuler.engines.gpu.pieces import (
+from nanoeuler.engines.gpu.gemm.choice import HOPPER, product_on
+from nanoeuler.engines.gpu.gemm.float32 import (
     AXES,
     PAIRS,
     pieces_product,
@@ -27,7 +22,12 @@ from nanoeuler.engines.gpu.pieces import (
     stretch_of,
     stretches_for,
 )
-from nanoeuler.engines.gpu.products import HOPPER, product_on
+from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel, sum_kernel
+from nanoeuler.engines.gpu.gemm.mma_launch import choose_mma
+from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_launch import choose
+from nanoeuler.engines.gpu.host.device import DeviceArray
+from nanoeuler.engines.gpu.rows import fill
 
 ANY = 8, 0  # a capability for which products go by mma.sync
 SETS = 3  # of operands: together more than the L2 cache

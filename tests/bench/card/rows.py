@@ -13,11 +13,22 @@ from typing import Any
 
 from bench.card import Bench, Contest
 
-from nanoeuler.engines.gpu import columns, embedding, gates, rotary, stream, stream_backward
-from nanoeuler.engines.gpu.gemm_plan import MULTIPROCESSORS
-from nanoeuler.engines.gpu.kernel import Kernel
-from nanoeuler.engines.gpu.stream_backward import Form, form_of, norm_backward_blocks
-from nanoeuler.engines.gpu.vectors import piece
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.lang.vectors import piece
+from nanoeuler.engines.gpu.rows import (
+    activations,
+    embedding,
+    residual_norm,
+    residual_norm_backward,
+)
+from nanoeuler.engines.gpu.rows import (
+    column_sums as column_sums_module,
+)
+from nanoeuler.engines.gpu.rows import (
+    rope as rope_module,
+)
+from nanoeuler.engines.gpu.rows.residual_norm_backward import Form, form_of, norm_backward_blocks
 
 SETS = 3  # of operands: together more than the L2 cache
 STEP = 16384, 768  # rows and columns of a step of the 124M model: 16 sequences of 1024
@@ -57,7 +68,7 @@ def size_of(*tensors: Any) -> int:
 
 def norm_of(bench: Bench, norm: str, x: Any, gain: Any, bias: Any) -> Any:
     """PyTorch's norm of x, in x's kind of number."""
-    name, eps = bench.torch.nn.functional, stream.EPS[norm]
+    name, eps = bench.torch.nn.functional, residual_norm.EPS[norm]
     if norm == "rms":
         return name.rms_norm(x, gain.shape, gain.to(x.dtype), eps)
     return name.layer_norm(x, gain.shape, gain.to(x.dtype), bias.to(x.dtype), eps)
@@ -66,7 +77,7 @@ def norm_of(bench: Bench, norm: str, x: Any, gain: Any, bias: Any) -> Any:
 def stats_of(bench: Bench, norm: str, x: Any) -> Any:
     """What the forward keeps, of x in float32 or float64."""
     mean = x.mean(1, keepdim=True) * (norm == "layer")
-    inverse = ((x - mean).square().mean(1, keepdim=True) + stream.EPS[norm]).rsqrt()
+    inverse = ((x - mean).square().mean(1, keepdim=True) + residual_norm.EPS[norm]).rsqrt()
     return inverse if norm == "rms" else bench.torch.cat([mean, inverse], 1)
 
 
@@ -78,8 +89,8 @@ def move_norm(
     x, t = bench.random(rows, columns, dtype=real(bench, kind)), bench.random(rows, columns)
     gain, bias = bench.random(2, columns).float()  # numbers that bf16 has, for PyTorch
     moved, n = bench.output(rows, columns, dtype=x.dtype), bench.output(rows, columns)
-    stats = bench.output(rows, stream.NORMS[norm], dtype=torch.float32)
-    launch = stream.move_norm_launch(
+    stats = bench.output(rows, residual_norm.NORMS[norm], dtype=torch.float32)
+    launch = residual_norm.move_norm_launch(
         norm, view(x), view(n), view(gain), view(stats), t=view(t), weight=weight,
         moved=view(moved), bias=view(bias) if norm == "layer" else None,
     )  # fmt: skip
@@ -122,7 +133,7 @@ def norm_backward(
     partials = bench.output(
         norm_backward_blocks(form, rows), form.sums * columns, dtype=torch.float32
     )
-    launches = stream_backward.norm_backward_launches(
+    launches = residual_norm_backward.norm_backward_launches(
         norm, view(dn), view(x), view(stats), view(gain), view(dx), view(sums["dgain"]),
         view(partials), before=view(before), copy=views[0], dbias=views[1], dmoved=views[2],
         weight=weight,
@@ -152,11 +163,11 @@ def column_sums(bench: Bench, rows: int, width: int, kind: str) -> Work:
     """The sums of a matrix's columns."""
     matrix = bench.random(rows, width, dtype=real(bench, kind))
     out = bench.output(width, dtype=bench.torch.float32)
-    shape = columns.partials_shape(rows, width, piece(kind), MULTIPROCESSORS)
+    shape = column_sums_module.partials_shape(rows, width, piece(kind), MULTIPROCESSORS)
     partials = bench.output(*shape, dtype=bench.torch.float32)
     views = [bench.view(tensor) for tensor in (matrix, out, partials)]
     return Work(
-        columns.columns_launches(*views, add=False), {"out": out},
+        column_sums_module.columns_launches(*views, add=False), {"out": out},
         lambda: {"out": matrix.double().sum(0)},
         lambda: {"out": matrix.sum(0, dtype=bench.torch.float32)}, size_of(matrix),
     )  # fmt: skip
@@ -175,16 +186,16 @@ def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
         return torch.nn.functional.silu(u[:, :width]) * u[:, width:]
 
     if not slope:
-        launch = getattr(gates, f"{what}_launch")(view(u), view(h))
+        launch = getattr(activations, f"{what}_launch")(view(u), view(h))
         return Work(
             launch, {"h": h}, lambda: {"h": forward(u.double())}, lambda: {"h": forward(u)},
             size_of(u, h),
         )  # fmt: skip
     du, dbias = bench.output(*u.shape), bench.random(wide * width, dtype=torch.float32)
     start = dbias.clone()
-    shape = gates.partials_shape(rows, width, "bf16", wide)
+    shape = activations.partials_shape(rows, width, "bf16", wide)
     partials = bench.output(*shape, dtype=torch.float32)
-    launches = getattr(gates, f"{what}_backward_launches")(
+    launches = getattr(activations, f"{what}_backward_launches")(
         view(dh), view(u), view(du), h=view(h), dbias=view(dbias), partials=view(partials)
     )
 
@@ -210,7 +221,7 @@ def rope(bench: Bench, rows: int, width: int, back: bool) -> Work:
     angle = torch.arange(T, device=heads.device)[:, None] * 10000.0 ** (-2.0 * half / D)
     cos, sin = angle.cos().float(), angle.sin().float()
     views = [bench.view(tensor) for tensor in (heads, cos, sin)]
-    launch = rotary.rope_launch(*views, n, D, T, back=back)
+    launch = rope_module.rope_launch(*views, n, D, T, back=back)
     first = heads.clone()
 
     def result(x: Any) -> dict[str, Any]:
@@ -234,10 +245,10 @@ def sums_of_many(bench: Bench, rows: int, width: int) -> Work:
     start, size = outs.clone(), count * width
     lines = [
         line for i in range(NORMS_OF_A_STEP)
-        for line in columns.sum_lines(i * size, count, width, i * width, width)
+        for line in column_sums_module.sum_lines(i * size, count, width, i * width, width)
     ]  # fmt: skip
     table = torch.tensor(lines, dtype=torch.int32, device=partials.device)
-    launch = columns.sum_table_launch(
+    launch = column_sums_module.sum_table_launch(
         bench.view(table), bench.view(partials.view(-1)), bench.view(outs.view(-1))
     )
     return Work(
@@ -329,7 +340,7 @@ TIMED = [what for what in WORKS if what not in ("RoPE, backward", "column sums, 
 
 def sum_table() -> Kernel:
     """The kernel that adds what many have left."""
-    return columns.SUM_TABLE
+    return column_sums_module.SUM_TABLE
 
 
 def launched(width: int) -> list[Callable[[], Kernel]]:
@@ -339,27 +350,29 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
         Form(width, "layer", "bf16", "bf16", "bf16", True, False, True, True),
         Form(width, "rms", "bf16", "bf16", "float32", True, True, False, False),
     ]
-    makers = [partial(stream_backward.norm_backward_kernel, form) for form in forms]
+    makers = [partial(residual_norm_backward.norm_backward_kernel, form) for form in forms]
     for norm, kind in (("rms", "bf16"), ("layer", "bf16"), ("rms", "float32")):
         makers.append(
-            partial(stream.move_norm_kernel, width, norm, kind, "bf16", True, norm == "layer")
+            partial(
+                residual_norm.move_norm_kernel, width, norm, kind, "bf16", True, norm == "layer"
+            )
         )
     for kind in ("bf16", "float32"):
-        threads = columns.Walk(1, width, piece(kind), columns.SUMMING).threads
-        makers.append(partial(columns.columns_kernel, kind, threads))
-    makers += [partial(columns.sum_kernel, add) for add in (True, False)]
+        threads = column_sums_module.Walk(1, width, piece(kind), column_sums_module.SUMMING).threads
+        makers.append(partial(column_sums_module.columns_kernel, kind, threads))
+    makers += [partial(column_sums_module.sum_kernel, add) for add in (True, False)]
     makers.append(partial(sum_table))
     return [*makers, *of_gates(width), *of_tokens(width)]
 
 
 def of_gates(width: int) -> list[Callable[[], Kernel]]:
     """Makers of the gates' kernels, for h of this width."""
-    threads = columns.Walk(1, width, piece("bf16"), columns.FREE).threads
+    threads = column_sums_module.Walk(1, width, piece("bf16"), column_sums_module.FREE).threads
     return [
-        partial(gates.swiglu_kernel, "bf16", threads),
-        partial(gates.gelu_kernel, "bf16", False, threads),
-        partial(gates.swiglu_backward_kernel, "bf16", True, True, threads),
-        partial(gates.gelu_backward_kernel, "bf16", False, True, True, threads),
+        partial(activations.swiglu_kernel, "bf16", threads),
+        partial(activations.gelu_kernel, "bf16", False, threads),
+        partial(activations.swiglu_backward_kernel, "bf16", True, True, threads),
+        partial(activations.gelu_backward_kernel, "bf16", False, True, True, threads),
     ]
 
 
@@ -387,7 +400,7 @@ def kernels() -> dict[str, Callable[[], Kernel]]:
     """Name -> maker of each kernel."""
     widths = sorted({width for _, width in (STEP, *RAGGED)})
     makers = [maker for width in widths for maker in launched(width)] + of_gates(WIDE[1])
-    makers.append(partial(rotary.rope_kernel, "bf16", 24, 36, 64))
+    makers.append(partial(rope_module.rope_kernel, "bf16", 24, 36, 64))
     return {label(maker): maker for maker in makers}
 
 

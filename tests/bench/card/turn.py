@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 from bench.card import Contest, flash, gemm, ghost
 
-from nanoeuler.engines.gpu import flash_plan
-from nanoeuler.engines.gpu.flash_backward import dkdv_kernel, dq_kernel
-from nanoeuler.engines.gpu.gemm import choose, product
-from nanoeuler.engines.gpu.gemm_form import Form
-from nanoeuler.engines.gpu.gemm_wgmma import gemm_kernel
-from nanoeuler.engines.gpu.rotary import rope_kernel, rope_launch
-from nanoeuler.engines.gpu.turn import Turning
+from nanoeuler.engines.gpu.attention import wgmma_launch
+from nanoeuler.engines.gpu.attention.wgmma_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_form import Form
+from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
+from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
+from nanoeuler.engines.gpu.rows.rope import rope_kernel, rope_launch
 from nanoeuler.model.layers import rope_tables
 
 CONTEXT = 1024  # positions of the tables
@@ -132,7 +132,7 @@ def backward(case, arrays, cos, sin, crowd="planned"):
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     by = Turning(cos, sin, case.T, (case.H + case.G) * case.D)
     of = (arrays[name] for name in names)
-    return list(flash_plan.backward_launches(*of, flash.CROWDS[crowd], by))
+    return list(wgmma_launch.backward_launches(*of, flash.CROWDS[crowd], by))
 
 
 def tables(bench, D):
@@ -187,7 +187,7 @@ def check_backward(bench, case, crowd, packed):
     cos, sin = tables(bench, case.D)
     views = {name: bench.view(tensor) for name, tensor in problem.tensors.items()}
     o_and_lse = (views[name] for name in ("q", "k", "v", "o", "lse"))
-    bench.call(flash_plan.forward_launch(*o_and_lse))()
+    bench.call(wgmma_launch.forward_launch(*o_and_lse))()
     calls = bench.call(backward(case, views, bench.view(cos), bench.view(sin), crowd))
     outputs = {name: problem.tensors[name] for name in ("delta", "dq", "dk", "dv")}
     seen, want = bench.repeat(calls, outputs), flash.exact(problem)[2]

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 from twins import TWINS, compare
 
-from nanoeuler.engines.gpu import paper
+from nanoeuler import emulator
 
 SEEDS = 3  # inputs of each twin
 EDGE, ROW = 61, 72  # columns of a map whose rows end within 16 bytes, and of the array behind it
@@ -31,7 +31,7 @@ def check(bench, name):
     for seed in range(SEEDS):
         arrays = twin.inputs(np.random.default_rng(seed))
         before = {what: array.copy() for what, array in arrays.items()}
-        paper.run(twin.launch(arrays))
+        emulator.run(twin.launch(arrays))
         first, again = (on_card(bench, twin, before) for _ in range(2))
         for what in before:
             if (first[what] != again[what]).any():

@@ -9,7 +9,7 @@ from functools import cache, partial
 import numpy as np
 from bench.card import Contest, ghost
 
-from nanoeuler.engines.gpu import loss, norm, update
+from nanoeuler.engines.gpu.rows import adamw, cross_entropy, gradient_norm
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights
 
@@ -19,9 +19,9 @@ BETAS, EPS, DECAY = (0.9, 0.98), 1e-8, 0.1
 BYTES = 30              # of a parameter: 16 read, 14 written
 # Forms that are timed: as chosen, read twice, and the forward pass alone.
 FORMS = {
-    "chosen": loss.form_for(V, False),
-    "twice": loss.Form("nowhere", 512, 4),
-    "forward": loss.form_for(V, False, False),
+    "chosen": cross_entropy.form_for(V, False),
+    "twice": cross_entropy.Form("nowhere", 512, 4),
+    "forward": cross_entropy.form_for(V, False, False),
 }
 # Positions, heads, columns, the same padded, whether float32; the card whose form is asked for.
 HOPPER, ADA = (9, 0), (8, 9)
@@ -37,31 +37,31 @@ CHECKED = {
 
 def squares():
     """The kernel that adds squares."""
-    return norm.ADD_SQUARES
+    return gradient_norm.ADD_SQUARES
 
 
 def decide():
     """The kernel that decides."""
-    return norm.DECIDE
+    return gradient_norm.DECIDE
 
 
 def add_losses():
     """The kernel that adds losses."""
-    return loss.ADD_LOSSES
+    return cross_entropy.ADD_LOSSES
 
 
 def kernels():
     """Name -> maker of each kernel."""
     made = {"squares": squares, "decide": decide, "sum of losses": add_losses}
-    made["AdamW"] = partial(update.adamw_kernel, update.ROUNDS)
+    made["AdamW"] = partial(adamw.adamw_kernel, adamw.ROUNDS)
     forms = {*FORMS.values()}
     for _, _, _, padded, wide, card in CHECKED.values():
-        forms |= {loss.form_for(padded, wide, capability=card)}
+        forms |= {cross_entropy.form_for(padded, wide, capability=card)}
     for form in sorted(forms):
         name = f"loss in {form.place}, {form.threads} x {form.count}"
         name += ", float32" * form.wide + ", forward" * (not form.gradient)
         name += ", one block" * (form.place == "shared" and form.resident == 1)
-        made[name] = partial(loss.loss_kernel, form)
+        made[name] = partial(cross_entropy.loss_kernel, form)
     return made
 
 
@@ -69,19 +69,19 @@ def kernels():
 def parts():
     """The segments of GPT-2's smallest model, and the number of its parameters with padding."""
     weights = Weights(PRESETS["gpt2-124m"])
-    return update.segments(weights), weights.flat.size
+    return adamw.segments(weights), weights.flat.size
 
 
 def plans():
     """Name -> launches, without arrays."""
     _, n = parts()
-    table = ghost(update.tiles(parts()[0]).shape, np.int32)
+    table = ghost(adamw.tiles(parts()[0]).shape, np.int32)
     f = partial(ghost, dtype=np.float32)
     return {
-        "AdamW": [update.adamw_launch(table, f((8,)), *[f((n,))] * 4, ghost((n,)), *BETAS, EPS)],
-        "norm": norm_of(f((n,)), f((norm.blocks_for(n),)), f((1,)), f((1, 4)), f((8,))),
+        "AdamW": [adamw.adamw_launch(table, f((8,)), *[f((n,))] * 4, ghost((n,)), *BETAS, EPS)],
+        "norm": norm_of(f((n,)), f((gradient_norm.blocks_for(n),)), f((1,)), f((1, 4)), f((8,))),
         "loss": [
-            loss.loss_launch(
+            cross_entropy.loss_launch(
                 ghost((ROWS, V)), ghost((ROWS, 1), np.int32), f((1,)), f((ROWS, 1)), 50257
             )
         ],
@@ -90,7 +90,8 @@ def plans():
 
 def norm_of(gradients, sums, losses, plan, decision):
     """The launches of a norm, with a ghost of a counter."""
-    return norm.norm_launches(gradients, sums, losses, plan, ghost((1,), np.int32), 1.0, decision)
+    number = ghost((1,), np.int32)
+    return gradient_norm.norm_launches(gradients, sums, losses, plan, number, 1.0, decision)
 
 
 # ---- AdamW
@@ -107,17 +108,17 @@ class State:
         self.w, self.g, self.m = 0.02 * make(), 0.01 * make(), 0.01 * make()
         self.v = make().square_() * 1e-4
         self.copy = bench.output(n)
-        row = norm.schedule([3e-4] * number, *BETAS, DECAY)[-1]
+        row = gradient_norm.schedule([3e-4] * number, *BETAS, DECAY)[-1]
         words = np.array([*row, 0.5, 2.0, go, 0.0], np.float32)
         self.decision = torch.from_numpy(words).cuda()
-        self.table = torch.from_numpy(update.tiles(own)).cuda()
+        self.table = torch.from_numpy(adamw.tiles(own)).cuda()
         self.number = number
 
     def call(self):
         """A function that takes the step."""
         arrays = self.table, self.decision, self.w, self.g, self.m, self.v, self.copy
         views = map(self.bench.view, arrays)
-        return self.bench.call(update.adamw_launch(*views, *BETAS, EPS))
+        return self.bench.call(adamw.adamw_launch(*views, *BETAS, EPS))
 
     def exact(self):
         """w, m, v after the step, in float64."""
@@ -231,14 +232,14 @@ def norm_setting(bench, bad=None):
     if bad is not None:
         g[n // 3] = bad
     arrays = dict(
-        sums=bench.output(norm.blocks_for(n), dtype=torch.float32),
+        sums=bench.output(gradient_norm.blocks_for(n), dtype=torch.float32),
         losses=torch.ones(2, device="cuda"),
-        plan=torch.from_numpy(norm.schedule([3e-4, 2e-4], *BETAS, DECAY)).cuda(),
+        plan=torch.from_numpy(gradient_norm.schedule([3e-4, 2e-4], *BETAS, DECAY)).cuda(),
         number=torch.zeros(1, device="cuda", dtype=torch.int32),
     )
     decision = bench.output(8, dtype=torch.float32)
     views = [bench.view(x) for x in (g, *arrays.values())]
-    launches = norm.norm_launches(*views, 1.0, bench.view(decision))
+    launches = gradient_norm.norm_launches(*views, 1.0, bench.view(decision))
     return g, arrays, decision, bench.call(launches)
 
 
@@ -292,7 +293,7 @@ class Problem:
         self.logits = bench.output(rows, heads * padded, dtype=kind)
         self.logits.copy_(3 * torch.randn(rows, heads * padded, device="cuda"))
         targets = torch.randint(0, columns, (rows, heads), device="cuda", dtype=torch.int32)
-        targets[torch.rand(rows, heads, device="cuda") < 0.1] = loss.IGNORE
+        targets[torch.rand(rows, heads, device="cuda") < 0.1] = cross_entropy.IGNORE
         self.targets = targets
         self.scale = torch.linspace(0.5, 1.0, heads, device="cuda")
         self.losses = bench.output(rows, heads, dtype=torch.float32)
@@ -301,8 +302,8 @@ class Problem:
     def call(self, form=None, gradient=True):
         """A function of all rows at once."""
         views = map(self.bench.view, (self.logits, self.targets, self.scale, self.losses))
-        first = loss.loss_launch(*views, self.columns, gradient=gradient, form=form)
-        last = loss.sums_launch(self.bench.view(self.losses), self.bench.view(self.sums))
+        first = cross_entropy.loss_launch(*views, self.columns, gradient=gradient, form=form)
+        last = cross_entropy.sums_launch(self.bench.view(self.losses), self.bench.view(self.sums))
         return self.bench.call([first, last])
 
     def chunks(self, rows, again):
@@ -310,7 +311,8 @@ class Problem:
         views = [self.bench.view(x) for x in (self.logits[:rows], self.targets, self.scale)]
         loss_of = self.bench.view(self.losses)
         launches = [
-            loss.loss_launch(*views, loss_of, self.columns, first=i * rows) for i in range(again)
+            cross_entropy.loss_launch(*views, loss_of, self.columns, first=i * rows)
+            for i in range(again)
         ]
         return self.bench.call(launches)
 
@@ -320,7 +322,8 @@ class Problem:
         x = self.logits.view(rows, self.heads, -1)[..., : self.columns]
         x = (x.double() if double else x).detach().requires_grad_()
         losses = torch.nn.functional.cross_entropy(
-            x.reshape(-1, self.columns), self.targets.reshape(-1).long(), ignore_index=loss.IGNORE,
+            x.reshape(-1, self.columns), self.targets.reshape(-1).long(),
+            ignore_index=cross_entropy.IGNORE,
             reduction="none",
         ).view(rows, self.heads)  # fmt: skip
         (d,) = torch.autograd.grad((losses * self.scale).sum(), x)
@@ -333,7 +336,8 @@ def check_loss(bench, rows, heads, columns, padded, wide, card):
     exact, exact_d = problem.torch(double=True)
     peer, peer_d = problem.torch()
     outputs = dict(d=problem.logits, losses=problem.losses, sums=problem.sums)
-    seen = bench.repeat(problem.call(loss.form_for(padded, wide, capability=card)), outputs)
+    form = cross_entropy.form_for(padded, wide, capability=card)
+    seen = bench.repeat(problem.call(form), outputs)
     d = seen["d"].view(rows, heads, padded)
     if padded > columns and d[..., columns:].abs().max() != 0:
         raise ValueError("the padding is not 0")

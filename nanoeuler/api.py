@@ -1,0 +1,254 @@
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-face
+"""The functions behind `import nanoeuler as ne`: train, finetune and load; each returns a `Model`.
+
+Leaves out how a step is taken and what a run leaves on the disk: the room `training`.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from nanoeuler.data import docstrings
+from nanoeuler.data.conversations import Pair, Talk, read_pairs
+from nanoeuler.data.dataset import Prepared
+from nanoeuler.engines.registry import GPU_ENGINES, engine_name
+from nanoeuler.errors import UserError
+from nanoeuler.inference.model import Model, check_kind
+from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
+from nanoeuler.model.sizes import resized as resized
+from nanoeuler.model.weights import Weights
+from nanoeuler.planning.counts import stages
+from nanoeuler.planning.memory import need
+from nanoeuler.planning.plan import cpu_memory
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import sft
+from nanoeuler.training import train as training
+from nanoeuler.training.checkpoint import KEEP, load_model
+from nanoeuler.training.folder import saves
+from nanoeuler.training.loop import check_counts
+from nanoeuler.training.run import Run, Settings, check_batch
+from nanoeuler.training.sft import FINETUNING
+from nanoeuler.training.train import PRESET
+
+Sample = Callable[[Model], str]  # a text that shows what a model can do by now
+
+
+def plain(path: Path) -> Path:
+    """`path`, if it is no compressed file, whose bytes are no text."""
+    if path.suffix == ".gz":
+        raise UserError(f"expected plain text, but {path} is compressed: gunzip -k {path} first")
+    return path
+
+
+def path_of(name: str, value: Path | str | None) -> Path:
+    """`value`, the argument `name`, as a path. UserError if it cannot be one, or is empty.
+
+    >>> path_of("out", "runs/mine").name
+    'mine'
+    """
+    try:
+        path = Path(value or "")
+        usable = bool(value) and b"\0" not in os.fsencode(path)
+    except (TypeError, ValueError):  # of another type; half of a surrogate pair
+        usable = False
+    if not usable:
+        raise UserError(
+            f"expected {name} to be a path, as str or Path, got {value!r:.60}: name a file or a "
+            "folder"
+        )
+    return path
+
+
+def text_of(data: Path | str) -> Path:
+    """The file or prepared folder of a text that `data` names: docs, or its path."""
+    path = plain(path_of("data", data))
+    path = docstrings.text_path() if data == "docs" else path
+    if (path / "pairs.jsonl").exists():
+        raise UserError(f"{data} holds pairs, not text: nanoeuler sft learns from them")
+    if path.is_file() or (path / "prepared.json").exists():
+        return path
+    raise UserError(
+        f"expected docs, a text file, or a folder that nanoeuler data prepare has made, but {path} "
+        "is none: nanoeuler data list says of which texts it can make one"
+    )
+
+
+def pairs_of(data: Path | str) -> list[Pair | Talk]:
+    """The question-answer pairs that `data` names: docs, a file of pairs, or a prepared folder."""
+    path = path_of("pairs", data)
+    if data == "docs":
+        return [*docstrings.pairs()]
+    if (path / "prepared.json").exists():
+        raise UserError(f"{data} holds text, not pairs: nanoeuler train learns from it")
+    path = path / "pairs.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(
+            f"expected docs or a file of pairs, but there is no file {path}: nanoeuler data "
+            "prepare makes one of a text whose format is pairs"
+        )
+    return read_pairs(path)
+
+
+def _fits(config: ModelConfig, settings: Settings, threads: int | None, engine: str) -> None:
+    """UserError, saying what is too large, if a training step cannot fit into this machine."""
+    check_batch(config, settings)
+    if (name := engine_name(engine)) in GPU_ENGINES:
+        from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
+
+        need(gpu_memory.HOST_BYTES * count_parameters(config),
+             f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
+             "choose fewer layers or a smaller width")  # fmt: skip
+        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, name)
+        return
+    need(sum(cpu_memory(config, 1, threads=1).values()),
+         f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
+         f"a step of a single sequence of {config.context:,} tokens,",
+         "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
+    size = sum(cpu_memory(config, settings.batch_size, settings.accumulate, threads).values())
+    need(size, f"a step of {settings.batch_size} x {config.context} tokens",
+         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
+
+
+def _model(run: Run) -> Model:
+    """The model of a run at its last step; KeyboardInterrupt if a signal has cut it short."""
+    if run.settings.steps is None or run.step < run.settings.steps:
+        raise KeyboardInterrupt
+    return Model(run.config, run.tokenizer, run.weights)
+
+
+def _check(**arguments: Any) -> None:
+    """UserError for arguments that `train` and `finetune` cannot work with."""
+    for name, kind in (("config", ModelConfig), ("settings", Settings), ("tokenizer", Tokenizer)):
+        if arguments.get(name) is not None:
+            check_kind(name, arguments[name], kind)
+    for name in ("sample", "on_pace"):
+        if arguments[name] is not None and not callable(arguments[name]):
+            raise UserError(
+                f"expected {name} to be a function, got {arguments[name]!r:.60}: leave it out, or "
+                "give one"
+            )
+    check_counts(arguments["save_every"], arguments["keep"], arguments["threads"])
+    engine_name(arguments["engine"])
+
+
+def _shows(sample: Sample | None) -> Callable[..., str] | None:
+    """`sample`, a function of a `Model`, as `loop.fit` has it: of the parts of a model."""
+    if sample is None:
+        return None
+
+    def show(*parts: Any) -> str:
+        text = sample(Model(*parts))
+        if not isinstance(text, str):
+            raise UserError(
+                f"expected sample to return a str, got {text!r:.60}: mend it; if something has "
+                "been saved, the run can be resumed"
+            )
+        return text
+
+    return show
+
+
+def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfig | None = None,
+          settings: Settings | None = None, tokenizer: Tokenizer | None = None,
+          resume: bool = False, engine: str = "auto", threads: int | None = None,
+          save_every: int | None = None, keep: int = KEEP, sample: Sample | None = None,
+          on_pace: Callable[..., None] | None = None) -> Model:  # fmt: skip
+    """Train a model on a text into the folder `out`, which holds the run afterwards.
+
+    data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
+    or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
+    Settings() and one learned from the text or, with `resume`, the run's. threads None: one for
+    each core. A save every `save_every` steps, None: by the clock; `keep` of them stay.
+    `sample(model)` gives a text to be shown along the way; `on_pace` as `loop.fit` has it.
+    UserError for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a
+    signal ended the run, once it is saved.
+
+    >>> import nanoeuler as ne
+    >>> settings = ne.Settings(steps=3, batch_size=4)
+    >>> model = ne.train(story, out=folder / "mine", settings=settings)
+    >>> again = ne.train(out=folder / "mine", resume=True)  # nothing is left to do
+    >>> bool((again.weights["output"] == model.weights["output"]).all())
+    True
+    """
+    out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
+                                                   save_every=save_every, on_pace=on_pace)
+    _check(config=config, settings=settings, tokenizer=tokenizer, sample=sample, **how)
+    if not resume:
+        config = PRESETS[PRESET] if config is None else config
+        settings = Settings() if settings is None else settings
+        _fits(config, settings, threads, engine)
+    text = None if resume and data is None else text_of("docs" if data is None else data)
+    if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
+        raise UserError(
+            f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "
+            "text again with it (nanoeuler data prepare --tokenizer)"
+        )
+    return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,
+                                 resume=resume, sample=_shows(sample), **how))  # fmt: skip
+
+
+def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Talk] | Path | str, *,
+             out: Path | str,
+             settings: Settings | None = None, resume: bool = False, engine: str = "auto",
+             threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
+             sample: Sample | None = None,
+             on_pace: Callable[..., None] | None = None) -> Model:  # fmt: skip
+    """Teach a model to answer, into the folder `out`; the model itself stays as it is.
+
+    model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Talk`, "docs",
+    a file of them (`data.talks.read_pairs`), or the folder of a prepared source of pairs.
+    settings None: FINETUNING or, with `resume`, the run's; a learning rate that they leave open is
+    that of FINETUNING. With `resume` the run in `out` goes on with its own weights: `model` may be
+    None, and one that is not must have the run's architecture and tokenizer. The rest is as
+    `train` has it.
+
+    >>> import nanoeuler as ne
+    >>> pairs = [(f"What is {i}?", f"The number {i}.") for i in range(20)]
+    >>> settings = ne.Settings(steps=3, batch_size=4)
+    >>> chatty = ne.finetune(model, pairs, out=folder / "chatty", settings=settings)
+    >>> answer = "".join(chatty.chat().reply("What is 7?"))
+    """
+    out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
+                                                   save_every=save_every, on_pace=on_pace)
+    _check(settings=settings, sample=sample, **how)
+    pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
+    base, begun = _base(model, resume), resume and saves(out)
+    if isinstance(base, Path) and not begun:
+        base = _parts(load(base))
+    if isinstance(base, tuple) and not begun:
+        _fits(base[0], FINETUNING if settings is None else settings, threads, engine)
+    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume,
+                               sample=_shows(sample), **how))  # fmt: skip
+
+
+def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:
+    """What a model consists of."""
+    return model.config, model.tokenizer, model.weights
+
+
+def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
+    """`model` as `sft.finetune` takes it: None only with `resume`."""
+    if isinstance(model, Model):
+        return _parts(model)
+    return None if resume and model is None else path_of("model, if it is no Model,", model)
+
+
+def load(run: Path | str) -> Model:
+    """The model of a run, at its newest save; that of best/ in it is the best. UserError if none.
+
+    >>> import nanoeuler as ne
+    >>> model = ne.load(folder / "base")
+    >>> model.generate("The river", tokens=20, seed=3) != ""
+    True
+    """
+    run = path_of("run", run)
+    model = Model(*load_model(run))
+    config = model.config
+    cache = 2 * config.n_layers * stages(config) * config.n_kv_heads * config.head_dim
+    need(4 * cache * config.context, f"the cache of the model in {run} for {config.context} tokens",
+         "use a smaller model, or a larger machine")  # fmt: skip
+    return model

@@ -1,0 +1,220 @@
+# Made from book/18-the-whole-road.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-road-stages
+"""`nanoeuler all`: the whole road, from a text to a model that answers, as commands in a row.
+
+What has been done is what lies in the folders. Leaves out what the commands do. Imports inside, as
+main.py does.
+"""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.cli.stdio import tell
+from nanoeuler.errors import UserError
+
+
+class Stage(NamedTuple):
+    """A command; the folder that it writes a run into, and of which run it takes the model."""
+
+    name: str
+    flags: list[str]
+    out: Path | None = None
+    base: Path | None = None
+
+    def begun(self) -> bool:
+        """Whether its run was begun."""
+        from nanoeuler.training.folder import is_begun
+
+        return self.out is not None and is_begun(self.out)
+
+    def ended(self) -> bool:
+        """Whether its run has taken all of its steps."""
+        from nanoeuler.training.folder import saves
+        from nanoeuler.training.record import read_record
+
+        if self.out is None or not (known := saves(self.out)):
+            return False
+        return known[-1][0] >= (read_record(self.out).settings.steps or 0)
+
+    def words(self) -> list[str]:
+        """What one would type after `nanoeuler`; the stages before it must have ended."""
+        from nanoeuler.training.best import chosen
+
+        words = [self.name, *self.flags]
+        words += ["--from", str(chosen(self.base))] if self.base else []
+        words += ["--out", str(self.out)] if self.out else []
+        return words + ["--resume"] * self.begun()
+
+
+# %% sec-road-sizes
+class Size(NamedTuple):
+    """A size of the road: its model, and how its three runs differ from what they do unasked."""
+
+    preset: str
+    sizes: dict[str, int]
+    train: dict[str, Any]
+    sft: dict[str, Any]
+    prefer: dict[str, Any] | None  # None: left out
+
+
+SIZES = {
+    # Forty steps of thirty thousand parameters: nothing is learned, all is seen.
+    "try": Size("small", {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "context": 128,
+                          "vocab_size": 300},
+                {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
+                {"steps": 4, "batch_size": 4}),
+    "laptop": Size("small", {}, {}, {}, {}),
+    # The runs of chapter 13d: 2,000 steps read 25 books nine times, 220 the 4,900 pairs.
+    "gpu": Size("euler-116m", {},
+                {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
+                {"steps": 220, "batch_size": 16, "warmup": 30}, None),
+}  # fmt: skip
+
+
+def spelled(values: dict[str, Any]) -> list[str]:
+    """Flags as one types them."""
+    return [word for name, value in values.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
+
+
+def stages(
+    size: Size, folder: Path, data: str, pairs: str, comparisons: str, shared: dict[str, Any],
+) -> list[Stage]:  # fmt: skip
+    """The stages in order. shared: flags of both commands that any engine and ranks can do."""
+    base, chat, last = (folder / name for name in ("base", "chat", "preferred"))
+    model = spelled({"preset": size.preset} | size.sizes)
+    runs = [
+        Stage("train", ["--data", data, *model, *spelled(size.train | shared)], base),
+        Stage("sft", ["--data", pairs, *spelled(size.sft | shared)], chat, base),
+    ]
+    if size.prefer is not None:
+        runs.append(Stage("prefer", ["--data", comparisons, *spelled(size.prefer)], last, chat))
+    how = spelled({name: value for name, value in shared.items() if name == "engine"})
+    return runs + [Stage("eval", [str(run), "--data", data, *how]) for run in (base, runs[-1].out)]
+
+
+# %% sec-road-forecast
+ANSWERS = 2 * (1 + 1 / 3)  # passes of a comparison: two answers, and a third more for the reference
+
+
+def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, float]]:
+    """(stage, seconds, bytes of memory of a rank) of the runs of a size."""
+    from nanoeuler.api import resized
+    from nanoeuler.engines.registry import GPU_ENGINES
+    from nanoeuler.model.config import PRESETS, count_parameters
+    from nanoeuler.planning import plan
+    from nanoeuler.planning.counts import flops_per_token
+    from nanoeuler.planning.step import foretell
+    from nanoeuler.training.dpo import PREFERRING
+    from nanoeuler.training.run import Settings
+    from nanoeuler.training.sft import FINETUNING
+
+    fields = {flags.FIELDS.get(name, name): value for name, value in size.sizes.items()}
+    config = resized(PRESETS[size.preset], **fields)
+    on_a_card = engine in GPU_ENGINES
+    rate = 0.0 if on_a_card and size.prefer is None else plan.product_rate(plan.cores())
+    for name, usual, asked in (("train", Settings(), size.train), ("sft", FINETUNING, size.sft),
+                               ("prefer", PREFERRING, size.prefer)):  # fmt: skip
+        if asked is None:
+            continue
+        batch = asked.get("batch_size", usual.batch_size)
+        steps = asked.get("steps", usual.steps)
+        if on_a_card and name != "prefer":
+            _, seconds, memory = foretell(config, batch // ranks, engine)
+        else:
+            flops = batch * config.context * flops_per_token(config)
+            seconds = flops / (plan.CPU_SHARE * rate)
+            memory = plan.PROCESS_BYTES + sum(plan.cpu_memory(config, batch).values())
+        if name == "prefer":
+            seconds, memory = ANSWERS * seconds, memory + 4 * count_parameters(config)
+        minutes = asked.get("minutes", usual.minutes)
+        yield name, steps * seconds if steps else 60 * minutes, memory
+
+
+# %% sec-road-command
+def told(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
+    """What the road will do and take, as text."""
+    from nanoeuler.engines.registry import GPU_ENGINES
+    from nanoeuler.planning.plan import duration
+
+    where = "an H200" if engine in GPU_ENGINES else "this processor"
+    where += f", each of {ranks}" if ranks > 1 else ""
+    lines = [f"{size.preset} by the engine {engine}; foretold for {where}:"]
+    for stage, (name, seconds, memory) in zip(stages, forecast(size, engine, ranks), strict=False):
+        took = "done" if stage.ended() else f"about {duration(seconds)}"
+        took += ", begun" if stage.begun() and not stage.ended() else ""
+        lines.append(f"  {name:7} {stage.out!s:24} {memory / 1e9:6.2f} GB  {took}")
+    return "\n".join(lines)
+
+
+def walk(stages: list[Stage], run: Any) -> None:
+    """Do what is left of the stages, each by run(words); typer.Exit with the code of a failure."""
+    for stage in stages:
+        if stage.ended():
+            tell(f"{stage.out} is done")
+            continue
+        words = stage.words()
+        tell(f"\n$ nanoeuler {shlex.join(words)}")
+        if code := run(words):
+            raise typer.Exit(code)
+
+
+_Size = Annotated[str, typer.Option("--size", metavar="NAME", help="auto, try, laptop or gpu")]
+_Folder = Annotated[Path, typer.Option("--out", metavar="DIR", file_okay=False,
+                                       help="where to write")]  # fmt: skip
+_Minutes = flags.SETTINGS["minutes"]
+_Name = Annotated[str, typer.Option(metavar="NAME|FILE|DIR", help="docs, a file, or prepared data")]
+
+
+def chosen_size(name: str, engine: str, minutes: float | None) -> Size:
+    """The size of this name, or that of the engine; UserError if there is none."""
+    from nanoeuler.engines.registry import GPU_ENGINES
+
+    name = ("gpu" if engine in GPU_ENGINES else "laptop") if name == "auto" else name
+    if name not in SIZES:
+        raise UserError(f"unknown size {name!r}: choose auto, {', '.join(SIZES)}")
+    size = SIZES[name]
+    if minutes is None:
+        return size
+    rest = {key: value for key, value in size.train.items() if key != "steps"}
+    return size._replace(train=rest | {"minutes": minutes})
+
+
+def road(
+    call: typer.Context, size: _Size = "auto", out: _Folder = flags.BASE.parent,
+    data: flags.Data = "docs", pairs: _Name = "docs", comparisons: _Name = "docs",
+    minutes: _Minutes = None,
+    engine: flags.Engine = "auto", ranks: flags.Ranks = None,
+    plan: Annotated[bool, typer.Option("--plan", help="only say what it will take")] = False,
+) -> None:  # fmt: skip
+    """Run the full pipeline (train, sft, prefer, eval), resuming finished stages.
+
+    Left out, the text, the pairs and the comparisons are docs. It says first what it will take.
+
+    Example: nanoeuler all --size try --out runs/try
+    """
+    from nanoeuler.engines.registry import engine_name
+
+    name = engine_name(engine)
+    this = chosen_size(size, name, minutes)
+    shared = {"engine": name} | ({"ranks": ranks} if ranks else {})
+    every = stages(this, flags.folder_out(out), data, pairs, comparisons, shared)
+    print(told(every, this, name, ranks or 1), file=sys.stderr)
+    if plan:
+        return
+    app = call.find_root().command
+
+    def run(words: list[str]) -> int:
+        return app(words, prog_name="nanoeuler", standalone_mode=False, obj=words) or 0
+
+    walk(every, run)
+    last = [stage.out for stage in every if stage.out][-1]
+    tell(f"\nit is there; next: nanoeuler chat --from {last}, or nanoeuler serve --from {last}")

@@ -1,0 +1,294 @@
+# Made from book/11a-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-paper-abreast
+"""A kernel's text for many threads at once: where they part, each side runs for those it concerns.
+
+Threads that go abreast have one place in the code. So an `if` about which they disagree becomes
+both of its sides, one after the other; a loop goes on until the last has left it. What a side
+assigns counts for its own threads only. `rewritten` changes the source so, on its syntax tree; the
+names that it calls are in `lockstep.MEANINGS`.
+"""
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator
+from copy import deepcopy
+from types import CodeType
+
+
+class Unknown(Exception):
+    """Source that has no form for many threads at once, or is not what runs."""
+
+
+def assigned(nodes: list[ast.stmt]) -> list[str]:
+    """The names that these statements assign, without those that a rewriting made."""
+    names = {
+        part.id
+        for node in nodes
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
+    return sorted(name for name in names if not name.startswith("_at"))
+
+
+def returns(node: ast.AST) -> bool:
+    """Whether a return stands in it."""
+    return any(isinstance(part, ast.Return) for part in ast.walk(node))
+
+
+def single(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The same with each return last in its branch: what follows such an `if` is its else."""
+    for n, node in enumerate(body):
+        if isinstance(node, ast.If) and returns(node):
+            yes, no, rest = node.body, node.orelse, body[n + 1 :]
+            if rest and ends(yes):
+                no = no + rest
+            elif rest and no and ends(no):
+                yes = yes + rest
+            elif rest:
+                raise Unknown("a return in a branch that may go on")
+            node.body, node.orelse = single(yes), single(no)
+            return body[: n + 1]
+        if isinstance(node, ast.For | ast.While) and returns(node):
+            raise Unknown("a return in a loop")
+    return body
+
+
+def ends(body: list[ast.stmt]) -> bool:
+    """Whether it returns in any case."""
+    last = body[-1]
+    if isinstance(last, ast.If) and last.orelse:
+        return ends(last.body) and ends(last.orelse)
+    return isinstance(last, ast.Return)
+
+
+def lazy(node: ast.expr) -> ast.Lambda:
+    """An expression that is evaluated later, perhaps for some threads only."""
+    later = parse("lambda: 0")[0].value
+    later.body = node
+    return later
+
+
+def parse(text: str) -> list[ast.stmt]:
+    """Statements."""
+    return ast.parse(text).body
+
+
+def called(name: str, *args: ast.expr) -> ast.Call:
+    """A call of one of `lockstep.MEANINGS`."""
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def asked(at: str, method: str, *args: ast.expr) -> ast.Call:
+    """A call of a method of what stands for such a place."""
+    return ast.Call(ast.Attribute(ast.Name(at, ast.Load()), method, ast.Load()), list(args), [])
+
+
+class Expressions(ast.NodeTransformer):
+    """Expressions that choose what they evaluate."""
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        """`a if b else c`."""
+        self.generic_visit(node)
+        return called("_pick", node.test, lazy(node.body), lazy(node.orelse))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        """`and`, `or`."""
+        self.generic_visit(node)
+        name = "_both" if isinstance(node.op, ast.And) else "_either"
+        *first, last = node.values
+        for value in reversed(first):
+            last = called(name, value, lazy(last))
+        return last
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        """`not`."""
+        self.generic_visit(node)
+        return called("_negate", node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """`a < b < c`."""
+        self.generic_visit(node)
+        if len(node.ops) == 1:
+            return node
+        sides = [node.left, *node.comparators]
+        if not all(isinstance(side, ast.Name | ast.Constant) for side in sides[1:-1]):
+            raise Unknown("a comparison in a row")
+        parts = [
+            ast.Compare(a, [op], [b]) for a, op, b in zip(sides, node.ops, sides[1:], strict=False)
+        ]
+        last: ast.expr = parts[-1]
+        for part in reversed(parts[:-1]):
+            last = called("_both", part, lazy(last))
+        return last
+
+
+def keep(at: str, names: list[str]) -> list[ast.stmt]:
+    """Note what the names are before threads part."""
+    return parse(f"if {at}.mixed: {at}.keep({names!r}, locals())") if names else []
+
+
+def merge(at: str, names: list[str], how: str) -> list[ast.stmt]:
+    """At the end of a side: the names as `how` says."""
+    left = f"{', '.join(names)}, = " if names else ""
+    values = "locals()" if names else "{}"
+    return parse(f"if {at}.mixed: {left}{at}.{how}({values})")
+
+
+class Bodies(Expressions):
+    """... in the statements of a body."""
+
+    def __init__(self) -> None:
+        self.count = 0  # places where threads may part
+        self.loops: list[str] = []
+
+    def fresh(self) -> str:
+        """A name for one such place."""
+        self.count += 1
+        return f"_at{self.count}"
+
+    def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """A body, rewritten."""
+        new: list[ast.stmt] = []
+        for node in body:
+            made = self.visit(node)
+            new += made if isinstance(made, list) else [made]
+        return new or [ast.Pass()]
+
+    def loop(self, at: str, body: list[ast.stmt]) -> list[ast.stmt]:
+        """The body of a loop: what is assigned counts for those who have not left it."""
+        self.loops.append(at)
+        body = self.block(body)
+        self.loops.pop()
+        names = assigned(body)
+        return [*keep(at, names), *body, *merge(at, names, "join")]
+
+
+class Statements(Bodies):
+    """... and statements that choose."""
+
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
+        """Both sides, each for its own threads."""
+        at, test = self.fresh(), self.visit(node.test)
+        yes, no = self.block(node.body), self.block(node.orelse) if node.orelse else []
+        names = assigned(yes + no)
+        new = [
+            ast.Assign([ast.Name(at, ast.Store())], called("_split", test)), *keep(at, names),
+            ast.If(asked(at, "first"), yes, []),
+        ]  # fmt: skip
+        if no:
+            new += [*merge(at, names, "turn"), ast.If(asked(at, "second"), no, [])]
+        return [*new, *merge(at, names, "join")]
+
+    def visit_While(self, node: ast.While) -> list[ast.stmt]:
+        """Until the last thread has left."""
+        if node.orelse:
+            raise Unknown("an else of a loop")
+        at, test = self.fresh(), self.visit(node.test)
+        body = self.loop(at, node.body)
+        head, end = parse(f"{at} = _While()"), parse(f"{at}.end()")
+        return [*head, ast.While(asked(at, "test", test), body, []), *end]
+
+    def visit_For(self, node: ast.For) -> list[ast.stmt]:
+        """The same over numbers."""
+        if node.orelse:
+            raise Unknown("an else of a loop")
+        at, over = self.fresh(), self.visit(node.iter)
+        body = self.loop(at, node.body)
+        head = ast.Assign([ast.Name(at, ast.Store())], called("_For", over))
+        return [head, ast.For(node.target, ast.Name(at, ast.Load()), body, [])]
+
+
+class Rewriting(Statements):
+    """... and what leaves a body, or has no form."""
+
+    def visit_Break(self, node: ast.Break) -> list[ast.stmt]:
+        """Only where all leave together."""
+        return [*parse(f"{self.loops[-1]}.leave()"), node]
+
+    def visit_Continue(self, node: ast.Continue) -> list[ast.stmt]:
+        """The same."""
+        return [*parse(f"{self.loops[-1]}.leave()"), node]
+
+    def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
+        """It is the last in its branch: the value is returned at the end."""
+        value = self.visit(node.value) if node.value else ast.Constant(None)
+        return [ast.Assign([ast.Name("_out", ast.Store())], value)]
+
+    def refuse(self, node: ast.AST) -> None:
+        """No form."""
+        raise Unknown(type(node).__name__)
+
+    visit_Try = visit_With = visit_Yield = visit_YieldFrom = refuse
+    visit_Global = visit_Nonlocal = visit_NamedExpr = visit_Lambda = refuse
+    visit_FunctionDef = visit_ClassDef = visit_Match = visit_Delete = refuse
+    visit_ListComp = visit_GeneratorExp = visit_SetComp = visit_DictComp = refuse
+
+
+def changed(function: ast.FunctionDef) -> ast.FunctionDef:
+    """A function for many threads at once."""
+    new, statements = deepcopy(function), Rewriting()
+    many = any(returns(node) and not isinstance(node, ast.Return) for node in new.body)
+    body = statements.block(single(new.body) if many else new.body)
+    if returns(function):
+        body = [*parse("_out = None"), *body, *parse("return _out")]
+    new.body = body
+    return new
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those inside it."""
+    yield code
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from codes(part)
+
+
+class Changed(ast.NodeTransformer):
+    """A whole module, each function changed that has a form; `done`: the lines where they begin."""
+
+    def __init__(self) -> None:
+        self.done: set[int] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Those that have no function inside."""
+        if any(isinstance(n, ast.FunctionDef) for part in node.body for n in ast.walk(part)):
+            self.generic_visit(node)
+            return node
+        try:
+            new = changed(node)
+        except Unknown:
+            return node
+        self.done.add(min(part.lineno for part in (node, *node.decorator_list)))
+        return new
+
+
+def place_of(code: CodeType) -> tuple:
+    """What a function and its changed one have in common."""
+    return code.co_firstlineno, code.co_name, code.co_freevars
+
+
+@functools.lru_cache(32)
+def compiled(filename: str, text: str) -> tuple[set, dict]:
+    """The code objects of a file, as it is, and by their place as changed."""
+    plain = set(codes(compile(text, filename, "exec", dont_inherit=True)))
+    change = Changed()
+    tree = ast.fix_missing_locations(change.visit(ast.parse(text)))
+    new = codes(compile(tree, filename, "exec", dont_inherit=True))
+    return plain, {place_of(c): c for c in new if c.co_firstlineno in change.done}
+
+
+@functools.lru_cache(1024)
+def rewritten(code: CodeType) -> CodeType:
+    """The code for many threads at once; Unknown where there is none.
+
+    It is made of the source, so a function whose source is not what runs has none.
+    """
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename))
+    plain, new = compiled(code.co_filename, text)
+    if code not in plain or place_of(code) not in new:
+        raise Unknown(code.co_qualname)
+    return new[place_of(code)]

@@ -1,0 +1,813 @@
+# Made from book/11b-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-ptx-abreast
+"""PTX instructions for a team of threads at once; what has no form here goes thread by thread.
+
+A function takes the operands that the families' own take, where any may be Lanes. Results of
+arithmetic are the same to the last bit: where NumPy's vectors might round otherwise, Python's
+functions are used.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.emulator import dtypes, ptx_copy, ptx_math, ptx_memory, ptx_mma, ptx_sync
+from nanoeuler.emulator.lockstep import (
+    UNDEFINED,
+    Apart,
+    Integer,
+    Lanes,
+    Registers,
+    active,
+    by_warps,
+    float32,
+    from_warps,
+    merge,
+    negate,
+    shuffle,
+    split,
+    spread,
+)
+from nanoeuler.engines.gpu.lang.instruction import Instruction
+
+# isort: split
+
+
+from nanoeuler.emulator.barriers import Barriers, Named
+from nanoeuler.emulator.counters import wavefronts
+from nanoeuler.emulator.dtypes import from_bf16
+from nanoeuler.emulator.fragments import accumulator
+from nanoeuler.emulator.machine import MOST_THREADS, WARP
+from nanoeuler.emulator.machine import getcurrent as current
+from nanoeuler.emulator.memory import CLUSTER_BIT, UNFENCED, Shared
+from nanoeuler.emulator.ptx_parser import Operation, Statement, Translation
+from nanoeuler.emulator.vector_clocks import clock, release
+
+WIDE: dict[Callable, Callable] = {}  # a family's function -> the one for a team
+int32, int64 = Integer("int32", 32), Integer("int64", 64)
+
+
+def wide(*ones: Callable) -> Callable:
+    """Register what stands in for these functions of the families."""
+
+    def register(act: Callable) -> Callable:
+        for one in ones:
+            WIDE[one] = act
+        return act
+
+    return register
+
+
+def scalars(value: Any) -> Any:
+    """The values of a team's threads, one by one."""
+    if not isinstance(value, Lanes):
+        return None
+    value = value.view(np.ndarray)
+    return list(value) if value.dtype == np.float32 else value.tolist()
+
+
+def each(act: Callable, *args: Any) -> Any:
+    """Act for each active thread, one after the other."""
+    team = current()
+    if plain_of(act) not in PURE:
+        team.alone(int(plain_of(act) in FAR))
+    if plain_of(act) in ATOMIC and team.count > 1:
+        raise Apart  # who comes first decides what is found, or how a sum is rounded
+    lists, answers = [scalars(arg) for arg in args], []
+    who = team.active()
+    for n in who:
+        team.acting = team.seats[n]
+        own = [arg if of is None else of[n] for of, arg in zip(lists, args, strict=True)]
+        answers.append(act(*own))
+    team.acting = team.seats[who[0]]
+    if len(who) == 1 and team.size == 1:
+        return answers[0]
+    if isinstance(answers[0], tuple | list | np.ndarray):
+        return tuple(together(column) for column in zip(*answers, strict=True))
+    return together(answers)
+
+
+def together(answers: list) -> Any:
+    """A value of each active thread as Lanes."""
+    first = answers[0]
+    if first is None:
+        return None
+    if isinstance(first, np.floating):
+        return spread(np.array(answers, np.float32))
+    return spread(np.array(answers, bool if type(first) is bool else np.int64))
+
+
+def plain_of(act: Callable) -> Callable:
+    """A family's function, without what its pattern's groups matched."""
+    return getattr(act, "func", act)
+
+
+def once(act: Callable, *args: Any) -> Any:
+    """Act once for all: the whole team, as one."""
+    team = current()
+    if team.mask is not None:
+        raise Apart
+    if plain_of(act) in MEETINGS:
+        team.met()
+    return act(*[arg.same().item() if isinstance(arg, Lanes) else arg for arg in args])
+
+
+def once_for_any(act: Callable, *args: Any) -> Any:
+    """Act once, whoever is active: it does not matter how often."""
+    return act(*[arg.same().item() if isinstance(arg, Lanes) else arg for arg in args])
+
+
+def once_a_warp(act: Callable, *args: Any) -> Any:
+    """Act for one thread of each warp: what it does concerns the warp."""
+    if any(isinstance(arg, Lanes) for arg in args):
+        return each(act, *args)
+    team = current()
+    team.alone(0)
+    who, answer = team.active(), None
+    for n in who[np.unique((team.first + who) // WARP, return_index=True)[1]]:
+        team.acting = team.seats[n]
+        answer = act(*args)
+    team.acting = team.seats[who[0]]
+    return answer
+
+
+def bits_of(value: Any) -> np.ndarray:
+    """Registers of 32 bits as uint32."""
+    value = np.asarray(value)
+    if value.dtype == np.float32:
+        return value.view(np.uint32)
+    return value.astype(np.int64).astype(np.uint32)
+
+
+def signed(word: np.ndarray) -> Lanes:
+    """uint32 -> int32 in int64."""
+    return word.astype(np.uint32).view(np.int32).astype(np.int64).view(Lanes)
+
+
+def floats(value: Any) -> np.ndarray:
+    """An operand as float32."""
+    return np.asarray(value, np.float32) if not isinstance(value, Lanes) else value.view(np.ndarray)
+
+
+def flush(value: np.ndarray) -> Lanes:
+    """As of values, of an array."""
+    with np.errstate(over="ignore"):
+        small = value.astype(np.float32)
+    zeros = np.copysign(np.float32(0), small)
+    return np.where(np.abs(value) < ptx_math.LEAST, zeros, small).view(Lanes)
+
+
+@wide(ptx_math.exponential)
+def exponential(ftz: str | None, x: Lanes) -> Lanes:
+    """2^x, with Python's power, which is the same on every processor."""
+    given = x.view(np.ndarray).astype(np.float64)
+    inside = np.where((given < 128) & (given > -1000), given, 0.0)
+    y = np.array([2.0**one for one in inside.tolist()])
+    y = np.where(given >= 128, np.inf, np.where(given <= -1000, 0.0, y))
+    y = np.where(given == given, y, given)
+    return flush(y) if ftz else y.astype(np.float32).view(Lanes)
+
+
+@wide(ptx_math.logarithm)
+def logarithm(ftz: str | None, x: Lanes) -> Lanes:
+    """Base 2."""
+    return np.log2(flush(x) if ftz else floats(x)).view(Lanes)
+
+
+@wide(ptx_math.approximate)
+def approximate(name: str, ftz: str | None, x: Lanes) -> Lanes:
+    """1 / x, 1 / sqrt(x), sqrt(x), tanh(x)."""
+    x = np.asarray(flush(x) if ftz else x, np.float64)
+    y = ptx_math.APPROXIMATE[name](x)
+    return flush(y) if ftz else y.astype(np.float32).view(Lanes)
+
+
+@wide(ptx_math.extreme)
+def extreme(name: str, a: Any, b: Any) -> Lanes:
+    """The larger or smaller; a nan gives way to a number."""
+    a, b = floats(a), floats(b)
+    chosen = np.where((a >= b) == (name == "max"), a, b)
+    return np.where(a != a, b, np.where(b != b, a, chosen)).view(Lanes)
+
+
+@wide(ptx_math.fused)
+def fused(a: Any, b: Any, c: Any) -> Lanes:
+    """a b + c, rounded once."""
+    a, b, c = (floats(x).astype(np.float64) for x in (a, b, c))
+    product = a * b
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)
+    odd = (lost < 0) | (lost > 0)
+    odd &= (np.asarray(total).view(np.int64) & 1) == 0
+    total = np.where(odd, np.nextafter(total, np.copysign(np.inf, lost)), total)
+    return total.astype(np.float32).view(Lanes)
+
+
+def half(value: Any) -> np.ndarray:
+    """The bits of the nearest bf16, in uint32."""
+    x = bits_of(floats(value))
+    nearest = (x + np.uint32(0x7FFF) + (x >> 16 & 1)) >> 16
+    return np.where((x & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, nearest).astype(np.uint32)
+
+
+@wide(ptx_math.rounded)
+def rounded(value: Any) -> Lanes:
+    """The bits of the bf16 that is nearest."""
+    return half(value).astype(np.int64).view(Lanes)
+
+
+@wide(ptx_math.pack)
+def pack(high: Any, low: Any) -> Lanes:
+    """Two float32 as bf16 in one register."""
+    return signed(half(high) << 16 | half(low))
+
+
+@wide(ptx_math.extreme_pair)
+def extreme_pair(name: str, a: Any, b: Any) -> Lanes:
+    """`extreme` of both halves."""
+    low, high = (
+        half(extreme(name, *(from_bf16(bits_of(x) >> by & 0xFFFF) for x in (a, b))))
+        for by in (0, 16)
+    )
+    return signed(high << 16 | low)
+
+
+def shifted(bits: int, act: Callable) -> Callable:
+    """A shift by up to all bits, of registers as unsigned numbers."""
+
+    def of(a: Any, n: Any) -> Lanes:
+        a = bits_of(a) if bits == 32 else np.asarray(a, np.int64).view(np.uint64)
+        n = np.asarray(n).astype(a.dtype)
+        moved = np.where(n < bits, act(a, np.minimum(n, bits - 1)), 0).astype(a.dtype)
+        return signed(moved) if bits == 32 else moved.view(np.int64).view(Lanes)
+
+    return of
+
+
+def logic(name: str, a: Any, b: Any) -> Lanes:
+    """Bit by bit."""
+    return signed(ptx_math.LOGIC[name](bits_of(a), bits_of(b)))
+
+
+def same_type(a: Any, b: Any) -> tuple:
+    """Two registers that are compared."""
+    a, b = np.asarray(a), np.asarray(b)
+    if "f" in (a.dtype.kind, b.dtype.kind):
+        return a.astype(np.float32), b.astype(np.float32)
+    return a, b
+
+
+def smaller_or_larger(name: str, a: Any, b: Any) -> Lanes:
+    """Of integers."""
+    return {"min": np.minimum, "max": np.maximum}[name](a, b).view(Lanes)
+
+
+def integer(name: str, a: Any, b: Any) -> Any:
+    """add, sub, min, max of int32."""
+    if name in ("min", "max"):
+        return smaller_or_larger(name, a, b)
+    return int32(ptx_math.INTEGER[name](a, b))
+
+
+BY_PATTERN = {
+    r"(add|sub|mul)(?:\.rn)?\.f32": lambda name, a, b: ptx_math.FLOAT[name](floats(a), floats(b)),
+    r"(add|sub|min|max)\.s32": integer,
+    r"(add|sub)\.[su]64": lambda name, a, b: ptx_math.INTEGER[name](a, b),
+    r"(add|sub)\.u32": integer,
+    r"mul\.lo\.[su]32": lambda a, b: int32(a * b),
+    r"mul\.wide\.s32": lambda a, b: a * b,
+    r"div\.u32": lambda a, b: signed(bits_of(a) // nonzero(bits_of(b))),
+    r"rem\.u32": lambda a, b: signed(bits_of(a) % nonzero(bits_of(b))),
+    r"(and|or|xor)\.b32": logic,
+    r"(and|or|xor)\.b64": lambda name, a, b: ptx_math.LOGIC[name](a, b),
+    r"shl\.b32": shifted(32, np.left_shift),
+    r"shr\.u32": shifted(32, np.right_shift),
+    r"shl\.b64": shifted(64, np.left_shift),
+    r"shr\.u64": shifted(64, np.right_shift),
+    r"setp\.(eq|ne|lt|le|gt|ge)\.(?:s32|s64|f32)":
+        lambda name, a, b: ptx_math.ORDER[name](*same_type(a, b)),
+    r"setp\.(eq|ne)\.b32": lambda name, a, b: ptx_math.ORDER[name](bits_of(a), bits_of(b)),
+    r"setp\.(lt|le|gt|ge)\.u32": lambda name, a, b: ptx_math.ORDER[name](bits_of(a), bits_of(b)),
+    r"selp\.(?:b32|f32|s32)": lambda a, b, p: merge(np.asarray(p), a, b),
+    r"mov\.b32": lambda a: a,
+    r"mov\.(?:u|s)32": int32,
+    r"mov\.(?:b|u|s)64": int64,
+    r"mov\.f32": float32,
+    r"cvta\.to\.(?:shared|global)\.u64|cvta\.global\.u64": int64,
+    r"cvt\.u32\.u64|cvt\.[us]32\.[us]32": int32,
+    r"cvt\.u16\.u32": lambda a: a & 0xFFFF,
+    r"cvt\.rn\.f32\.s32": lambda a: a.astype(np.float32),
+}  # fmt: skip
+
+
+def nonzero(b: np.ndarray) -> np.ndarray:
+    """A divisor that is none of 0, of the active threads."""
+    if (b == 0).any():
+        raise Apart
+    return b
+
+
+def arithmetic(act: Callable, all_of: Callable) -> Callable:
+    """A function of values: of one where all are the same, else of all."""
+
+    def of(*args: Any) -> Any:
+        if not any(isinstance(arg, Lanes) for arg in args):
+            return act(*args)
+        answer = all_of(*args)
+        return answer if isinstance(answer, Lanes) else np.asarray(answer).view(Lanes)
+
+    return of
+
+
+class Touch:
+    """What a load or a store touches: the addresses of the active threads, or one for all."""
+
+    def __init__(self, address: Any, size: int):
+        self.team = current()
+        self.one = not isinstance(address, Lanes)
+        self.at = np.array([address]) if self.one else active(address)
+        if (self.at % size).any():
+            raise Apart
+        self.size = size
+        team = self.team
+        self.threads = team.numbers if team.mask is None else team.numbers[team.mask]
+        self.ids = self.threads + MOST_THREADS * team.block.number  # of all blocks
+
+    def who(self) -> tuple:
+        """The threads, and the last meetings of their warps."""
+        team = self.team
+        return self.threads, team.stamps if team.mask is None else team.stamps[team.mask]
+
+    def note(self, what: str) -> None:
+        """Count it."""
+        at = np.broadcast_to(self.at, self.threads.shape)
+        self.team.touch(int(what.startswith("global")))
+        loads = self.team.block.of(ptx_memory.Loads)
+        loads.note_all(what, ptx_memory.place(), self.size, self.threads, at)
+
+    def rows(self) -> np.ndarray:
+        """The row of each one's warp in the clock."""
+        team = self.team
+        return team.rows if team.mask is None else team.rows[team.mask]
+
+
+class Access(Touch):
+    """... and what it finds there."""
+
+    def answer(self, table: np.ndarray, kind: str) -> Any:
+        """(threads, registers) uint32 as values of registers."""
+        if kind == "f32":
+            columns = table.view(np.float32).T
+        else:
+            columns = table.view(np.int32).T.astype(np.int64)
+        if self.one:
+            got = [c[0] if kind == "f32" else int(c[0]) for c in columns]
+        else:
+            got = [spread(c) for c in columns]
+        return got if len(got) > 1 else got[0]
+
+
+def table_of(given: tuple, one: bool) -> np.ndarray:
+    """(threads, registers) uint32 of values to be stored."""
+    team = current()
+    columns = [bits_of(v) for v in given]
+    columns = [c if c.ndim == 0 else c if team.mask is None else c[team.mask] for c in columns]
+    table = np.empty((team.count, len(columns)), np.uint32)
+    for n, column in enumerate(columns):
+        table[:, n] = column
+    if one:
+        raise Apart  # many store at one place
+    return table
+
+
+@wide(ptx_memory.load)
+def load(vector: str | None, kind: str, address: Any) -> Any:
+    """Global memory to registers."""
+    size = 4 * ptx_memory.count(vector)
+    access = Access(address, size)
+    access.note("global loads")
+    memory = access.team.block.machine.memory
+    data = memory.read_all(access.at, size, access.ids)
+    return access.answer(data.view(np.uint32), kind)
+
+
+@wide(ptx_memory.store)
+def store(vector: str | None, kind: str, address: Any, *given: Any) -> None:
+    """Registers to global memory."""
+    ptx_memory.whole(vector, given)
+    put(address, table_of(given, False).view(np.uint8))
+
+
+@wide(ptx_memory.store_half)
+def store_half(address: Any, value: Any) -> None:
+    """Two bytes to global memory."""
+    put(address, table_of((value,), False).view(np.uint8)[:, :2])
+
+
+def put(address: Any, data: np.ndarray) -> None:
+    """(threads, bytes) to global memory."""
+    access = Access(address, data.shape[1])
+    access.note("global stores")
+    if access.one:
+        access.at = np.broadcast_to(access.at, len(data))
+    machine = access.team.block.machine
+    machine.memory.write_all(access.at, data, access.ids)
+    machine.wake()
+
+
+def place_in(access: Access) -> tuple[Shared, np.ndarray]:
+    """The memory and the words (threads, words) that shared addresses mean."""
+    rank = access.at >> CLUSTER_BIT
+    cluster = access.team.block.cluster
+    if (rank != rank[0]).any() or not 0 <= rank[0] < len(cluster):
+        raise Apart
+    access.at = access.at & (1 << CLUSTER_BIT) - 1
+    return cluster[rank[0]].of(Shared), access.at[:, None] // 4 + np.arange(access.size // 4)
+
+
+def read_shared(access: Access, memory: Shared, words: np.ndarray) -> np.ndarray:
+    """The values of words, of each thread or of one place for all."""
+    if access.one:
+        words = np.broadcast_to(words, (len(access.threads), words.shape[1]))
+    return memory.read_by(words, access.rows(), access.who())
+
+
+@wide(ptx_memory.load_shared)
+def load_shared(vector: str | None, kind: str, address: Any) -> Any:
+    """Shared memory to registers."""
+    access = Access(address, 4 * ptx_memory.count(vector))
+    memory, words = place_in(access)
+    access.note("shared loads")
+    return access.answer(read_shared(access, memory, words), kind)
+
+
+@wide(ptx_memory.store_shared)
+def store_shared(vector: str | None, kind: str, address: Any, *given: Any) -> None:
+    """Registers to shared memory."""
+    ptx_memory.whole(vector, given)
+    access = Access(address, 4 * ptx_memory.count(vector))
+    table = table_of(given, access.one and access.team.count > 1)
+    memory, words = place_in(access)
+    access.note("shared stores")
+    memory.write_by(words, table, access.rows(), access.who())
+    access.team.stores.append((memory, words, access.team.active()))
+
+
+@wide(ptx_copy.copy)
+def copy(to: Any, address: Any, size: int, source: Any = None) -> None:
+    """4, 8 or 16 bytes to shared memory, while the thread goes on."""
+    access, fetched = Access(to, size), Access(address, size)
+    sizes = np.full(len(access.at), size) if source is None else source
+    sizes = active(sizes) if isinstance(sizes, Lanes) else np.broadcast_to(sizes, len(access.at))
+    if access.one or fetched.one or ((sizes < 0) | (sizes > size)).any():
+        raise Apart
+    memory, words = place_in(access)
+    memory.expect_by(words, access.rows(), access.who())
+    access.note("shared stores")
+    data = np.zeros((len(words), size), np.uint8)
+    team = access.team
+    for count in set(sizes.tolist()) - {0}:
+        mine = np.flatnonzero(sizes == count)
+        at, ids = fetched.at[mine], fetched.ids[mine]
+        loads = team.block.of(ptx_memory.Loads)
+        loads.note_all("global loads", ptx_memory.place(), count, fetched.threads[mine], at)
+        data[mine, :count] = team.block.machine.memory.read_all(at, count, ids)
+    where = access.at[:, None] + np.arange(size)
+    team.of(ptx_copy.Pieces).open.append((memory, words, where, data, team.active()))
+
+
+@wide(ptx_copy.copy_wait)
+def copy_wait(most: int) -> None:
+    """Wait until at most `most` groups are under way."""
+    team = current()
+    if team.mask is not None:
+        raise Apart
+    groups = team.of(ptx_copy.Pieces).groups
+    while len(groups) > most:
+        for memory, words, where, data, who in groups.popleft():
+            memory.land(words, where, data)
+            memory.flags[words] |= UNFENCED
+            team.stores.append((memory, words, who))
+
+
+@wide(ptx_sync.proxy_fence)
+def proxy_fence() -> None:
+    """What the active threads stored is seen by copies and tensor cores from here on."""
+    team = current()
+    team.block.settle()
+    left = []
+    for memory, words, who in team.stores:
+        mine = np.ones(len(who), bool) if team.mask is None else team.mask[who]
+        memory.flags[words[mine]] &= ~UNFENCED & 0xFF
+        if not mine.all():
+            left.append((memory, words[~mine], who[~mine]))
+    team.stores = left
+    memory = team.block.of(Shared)
+    if memory.stores:
+        numbers_of = team.numbers if team.mask is None else team.numbers[team.mask]
+        for threads, words in memory.stores:
+            memory.flags[words[np.isin(threads, numbers_of)]] &= ~UNFENCED & 0xFF
+        memory.stores = [s for s in memory.stores if (memory.flags[s[1]] & UNFENCED).any()]
+
+
+@wide(ptx_memory.shuffle)
+def exchange(mode: str, value: Any, lane: Any, limits: int, mask: int) -> Any:
+    """Each lane gets the value of another."""
+    if limits != (0 if mode == "up" else 31):
+        raise Apart
+    lane = lane.same() if isinstance(lane, Lanes) else lane
+    source = {
+        "bfly": lambda own: own ^ lane, "idx": lambda own: 0 * own + lane,
+        "up": lambda own: own - lane, "down": lambda own: own + lane,
+    }  # fmt: skip
+    return shuffle(mask, value, source[mode])
+
+
+def rows_of(addresses: Any, count: int) -> tuple[Shared, np.ndarray, np.ndarray]:
+    """Of a warp's 8 x 8 matrices: memory, words (warps, matrix, row, 4), and each warp's row."""
+    team, table = current(), by_warps(addresses)[:, : 8 * count]
+    rank = table >> CLUSTER_BIT
+    start = table & (1 << CLUSTER_BIT) - 1
+    if (rank != rank[0, 0]).any() or (start % 16).any():
+        raise Apart
+    words = (start[:, :, None] // 4 + np.arange(4)).reshape(len(table), count, 8, 4)
+    memory = team.block.cluster[rank[0, 0]].of(Shared)
+    return memory, words, team.rows.reshape(-1, WARP)[team.warps(), 0]
+
+
+def note_rows(what: str, words: np.ndarray) -> None:
+    """Count the rounds of shared memory for rows of 16 bytes."""
+    counts = current().block.machine.counts
+    start = 4 * words[..., 0].reshape(len(words), -1)
+    for row in start:  # as of one warp: its pattern is remembered
+        table = np.pad(row, (0, -len(row) % WARP), constant_values=-1)[None]
+        counts[f"shared {what} wavefronts"] += wavefronts(table, 16)
+    counts[f"shared {what}"] += len(words)
+
+
+@wide(ptx_mma.ldmatrix)
+def ldmatrix(count: str, trans: str | None, address: Any) -> Any:
+    """Warps' 8 x 8 matrices from shared memory."""
+    n = int(count)
+    memory, words, rows = rows_of(address, n)
+    note_rows("loads", words)
+    data = memory.read_by(words, rows).view(np.uint16).reshape(-1, n, 8, 8)
+    data = np.ascontiguousarray(data.swapaxes(2, 3) if trans else data)
+    pairs = data.view(np.int32).reshape(-1, n, WARP).astype(np.int64)
+    got = [from_warps(pairs[:, i]) for i in range(n)]
+    return got if n > 1 else got[0]
+
+
+@wide(ptx_mma.stmatrix)
+def stmatrix(count: str, trans: str | None, address: Any, *pairs: Any) -> None:
+    """The other way round."""
+    n, team = int(count), current()
+    memory, words, rows = rows_of(address, n)
+    note_rows("stores", words)
+    data = np.stack([bits_of(by_warps(pair)) for pair in pairs], axis=1)
+    data = np.ascontiguousarray(data).view(np.uint16).reshape(-1, n, 8, 8)
+    data = np.ascontiguousarray(data.swapaxes(2, 3) if trans else data)
+    memory.write_by(words, data.view(np.uint32).reshape(-1, n, 8, 4), rows)
+    each_row = words.reshape(len(words), -1, 4)  # row 8 m + r is lane (8 m + r) % 32's to fence
+    who = (team.warps()[:, None] * WARP + np.arange(8 * n) % WARP).reshape(-1)
+    team.stores.append((memory, each_row.reshape(-1, 4), who))
+
+
+def lefts(pairs: np.ndarray) -> np.ndarray:
+    """A (warps, 16, 16 float32) from registers [warp, lane, 4]."""
+    a = np.empty((len(pairs), 16, 16), np.uint16)
+    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16)
+    a[:, ptx_mma.OPERAND[0][:32], ptx_mma.OPERAND[1][:32]] = halves.reshape(-1, 32, 4, 2)
+    return from_bf16(a)
+
+
+def rights(pairs: np.ndarray) -> np.ndarray:
+    """B (warps, 16, 8 float32) from registers [warp, lane, 2]."""
+    b = np.empty((len(pairs), 8, 16), np.uint16)
+    lane, i, h = np.ogrid[:32, :2, :2]
+    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16)
+    b[:, lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves.reshape(-1, 32, 2, 2)
+    return from_bf16(b).swapaxes(1, 2)
+
+
+ROW, COLUMN = (part[:32] for part in accumulator(8))  # of a warp's registers
+
+
+def sums(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B + C as registers [warp, lane, 4], C given so."""
+    total = np.empty((len(c), 16, 8), np.float32)
+    total[:, ROW, COLUMN] = c
+    current().block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16 * len(c)
+    return ptx_mma.summed(total, a, b)[:, ROW, COLUMN]
+
+
+@wide(ptx_mma.mma)
+def mma(*registers: Any) -> tuple:
+    """D (16 x 8) = A (16 x 16) B (16 x 8) + C, in the registers of each warp."""
+    table = [by_warps(value) for value in registers]
+    a, b = (np.stack(part, axis=2) for part in (table[:4], table[4:6]))
+    c = np.stack([part.astype(np.float32) for part in table[6:]], axis=2)
+    d = sums(c, lefts(a), rights(b))
+    return tuple(from_warps(d[:, :, i]) for i in range(4))
+
+
+@wide(ptx_mma.mma_many)
+def mma_many(plan: list, *arrays: Registers) -> None:
+    """Many mma in a row."""
+    team = current()
+    warps = team.warps()
+    held = [
+        registers.table().reshape(len(registers), -1, WARP)[:, warps].transpose(1, 2, 0)
+        for registers in arrays
+    ]
+    left: dict = {}
+    right: dict = {}
+    for (d, to), of_a, of_b, (c, at) in plan:
+        for made, make, (n, i), count in (left, lefts, of_a, 4), (right, rights, of_b, 2):
+            if (n, i) not in made:
+                made[n, i] = make(held[n][:, :, i : i + count])
+        held[d][:, :, to : to + 4] = sums(held[c][:, :, at : at + 4], left[of_a], right[of_b])
+    for n in {d for (d, _), *_ in plan}:
+        table = np.ascontiguousarray(held[n].transpose(2, 0, 1)).reshape(len(arrays[n]), -1)
+        if team.mask is None:
+            arrays[n].fill(0, table)
+        else:
+            arrays[n].fill(0, np.array([spread(row) for row in table]))
+
+
+@wide(ptx_sync.bar_sync)
+def bar_sync(number: Any, count: Any) -> None:
+    """Wait at a named barrier."""
+    named_barrier(number, count, wait=True)
+
+
+@wide(ptx_sync.bar_arrive)
+def bar_arrive(number: Any, count: Any) -> None:
+    """Come to a named barrier and go on."""
+    named_barrier(number, count, wait=False)
+
+
+def named_barrier(number: Any, count: Any, wait: bool) -> None:
+    """bar.sync (wait) and bar.arrive, of each active warp."""
+    team = current()
+    number, count = int(number), int(count)
+    if not 0 <= number < 16 or count % WARP or not 0 < count <= len(team.block.threads):
+        raise Apart
+    block, named, mine = team.block, team.block.of(Barriers).named, []
+    warps = team.warps()
+    team.met()
+    block.machine.memory.settle()
+    for n in warps:
+        warp = team.seats[n * WARP].warp
+        barrier = named.setdefault(number, Named(count, clock(block).new()))
+        if barrier.count != count or barrier in mine and barrier.open:
+            raise Apart
+        barrier.arrivals += WARP
+        barrier.warps += [warp] if wait else []
+        release(warp, barrier.knowledge)
+        mine.append(barrier)
+        if barrier.arrivals >= count:
+            del named[number]
+            barrier.let_go(block)
+    last = mine[-1]
+    if any(barrier is not last for barrier in mine):
+        raise Apart
+    if wait and not last.open:
+        last.waiting.append(team)
+        team.pause("named", str)
+
+
+def when(test: Any, act: Callable, old: Any) -> Any:
+    """`act()` for those for whom the predicate holds, what was there for the others."""
+    side = split(test)
+    if not side.mixed:
+        return act() if side.first() else old
+    side.first()
+    new = act()
+    side.join({})
+    if old is None:
+        return None
+    pairs = zip(new, old, strict=True) if isinstance(old, tuple) else [(new, old)]
+    made = [merge(side.yes, *alike(a, b)) for a, b in pairs]
+    return tuple(made) if isinstance(old, tuple) else made[0]
+
+
+def alike(new: Any, old: Any) -> tuple:
+    """A register that is loaded, and what was moved there before, which may be bits or a number."""
+    kinds = np.asarray(new).dtype, np.asarray(old).dtype
+    if kinds[0] == np.float32 and kinds[1] == np.int64:
+        old = bits_of(old).view(np.float32)
+        return new, old.view(Lanes) if old.ndim else old[()]
+    return new, old
+
+
+def result(letter: str, value: Any) -> Any:
+    """A register as a result."""
+    if letter == "l":
+        return value if isinstance(value, Lanes) else int(value)
+    if not isinstance(value, Lanes):
+        if letter == "r":
+            return value if type(value) is int else dtypes.bits(value)
+        return dtypes.number(value) if type(value) is int else value
+    if (value.dtype == np.float32) == (letter == "f"):
+        return value
+    return signed(bits_of(value)) if letter == "r" else bits_of(value).view(np.float32).view(Lanes)
+
+
+# What an operand of a kernel becomes, by the letter of its type.
+CASTS = {"r": int32, "l": int64, "f": float32}
+# Special registers, of a team.
+SPECIAL = {
+    "%laneid": lambda: (current().numbers % WARP).view(Lanes),
+    "%cluster_ctarank": lambda: current().block.rank,
+}
+
+
+class Serving(Translation):
+    """One instruction's text on its way to a function of a team: its operands."""
+
+    def __init__(self, instruction: Instruction):
+        super().__init__(instruction)
+        self.env |= {"when": when, "negate": negate, "special": SPECIAL}
+        self.env |= {f"result_{letter}": functools.partial(result, letter) for letter in "rlf"}
+
+    def serve(self, found: Operation, groups: tuple) -> Callable:
+        """A team's function for an instruction."""
+        return serving(found, groups)
+
+    def many(self, found: Operation) -> Callable | None:
+        """Its team's."""
+        return WIDE.get(found.many)
+
+    def cast(self, name: str, letter: str) -> str:
+        """An operand as what it is to be."""
+        self.env[f"cast_{letter}"] = CASTS[letter]
+        return f"{name} = cast_{letter}({name})"
+
+    def answer(self, name: str, letter: str) -> str:
+        """A register as a result."""
+        return f"result_{letter}({name})"
+
+
+class Wide(Serving):
+    """... and its statements."""
+
+    def first(self) -> list[str]:
+        """Registers that only some may load are nothing before."""
+        self.env["UNDEFINED"] = UNDEFINED
+        names = {
+            name
+            for number, part in enumerate(self.body)
+            if isinstance(part, Statement) and part.predicate and "bra" not in part.mnemonic
+            for name in self.call(number, part)[0]
+        }
+        return [f"{name} = UNDEFINED" for name in sorted(names) if "[" not in name]
+
+    def step(self, number: int, part: Statement) -> str:
+        """A statement as a line of Python."""
+        into, call = self.call(number, part)
+        left = ", ".join(into)
+        if not part.predicate:
+            return f"{left} = {call}" if into else call
+        test = f"negate(r_{part.predicate})" if part.negated else f"r_{part.predicate}"
+        old = left if len(into) == 1 else f"({left})" if into else "None"
+        return f"{left + ' = ' if into else ''}when({test}, lambda: {call}, {old})"
+
+
+def serving(found: Operation, groups: tuple) -> Callable:
+    """A team's function for an instruction."""
+    act = functools.partial(found.act, *groups) if groups else found.act
+    if found.act in WIDE:
+        made = functools.partial(WIDE[found.act], *groups) if groups else WIDE[found.act]
+        return arithmetic(act, made) if found.act.__module__ == ptx_math.__name__ else made
+    if found.pattern.pattern in BY_PATTERN:
+        made = BY_PATTERN[found.pattern.pattern]
+        return arithmetic(act, functools.partial(made, *groups) if groups else made)
+    return functools.partial(HOW.get(found.act, each), act)
+
+
+# How those serve a team that have no function of their own here; the others, `each`.
+HOW = dict.fromkeys(
+    [ptx_mma.fence, ptx_mma.wgmma, ptx_mma.commit, ptx_mma.wait, ptx_sync.registers,
+     ptx_copy.copy_commit],
+    once,
+) | {ptx_sync.wait: once_a_warp} | dict.fromkeys(
+    [ptx_sync.init_fence, ptx_memory.fence_memory, ptx_memory.depend, ptx_copy.prefetch],
+    once_for_any
+)  # fmt: skip
+MEETINGS = {ptx_mma.commit, ptx_mma.wait, ptx_sync.registers}  # in which warps meet
+PURE = {ptx_sync.map_rank}  # what hangs on its operands alone
+ATOMIC = {ptx_memory.reduce, ptx_memory.atomic_add, ptx_memory.atomic_shared}
+# of global memory
+FAR = {ptx_memory.load_acquire, ptx_memory.store_release, ptx_memory.reduce, ptx_memory.atomic_add}
+
+
+@functools.cache
+def translate(instruction: Instruction) -> Callable:
+    """The function of an instruction for a team."""
+    return Wide(instruction).function()

@@ -1,0 +1,42 @@
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-paper
+"""A recorded program on paper, where what returns to the arena is overwritten at once.
+
+Left out: the host's part of a step, which stepper.py has.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from nanoeuler.emulator import Report, run
+from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Program, bind, constants
+
+GONE = 0xFF  # every byte of memory that is nobody's: nan as bf16 and as float32
+
+
+def rehearse(program: Program, memories: dict[str, np.ndarray]) -> Iterator[tuple[str, Report]]:
+    """Run the list, launch by launch; yield each one's name and report.
+
+    memories: arrays in C order of the sizes that the program names. Those that it names and that
+    are missing are put there: the arena as nobody's, others zero.
+    """
+    for name, size in program.sizes.items():
+        fill = GONE if name == ARENA else 0
+        memories.setdefault(name, np.full(size, fill, np.uint8))
+    memories[CONSTANTS] = constants(program)
+    bytes_of = {name: array.reshape(-1).view(np.uint8) for name, array in memories.items()}
+
+    def part(memory, address, shape, dtype, strides):
+        rest = bytes_of[memory][address:]
+        whole = rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
+        return as_strided(whole, shape, strides)
+
+    for i, launch in enumerate(bind(program, part)):
+        for start, size, _, last in program.loans:
+            if last == i:
+                bytes_of[ARENA][start : start + size] = GONE
+        yield program.steps[i].name, run(launch)

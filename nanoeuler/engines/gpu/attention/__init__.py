@@ -1,0 +1,12 @@
+# Made from book/12-flash-attention.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-tiles
+"""FlashAttention, forward and backward, and which of its families a card takes: choice.
+
+tiles and reference are float32 without tensor cores, to read and to compare with; documents are
+packed sequences. wgmma_* is Hopper's, mma_* for every card from 8.0 on, float32_* splits operands
+into bf16 summands; of each family parts, forward, backward and launch. layout is theirs together.
+
+May import: errors, engines.gpu.lang, engines.gpu.gemm.
+"""

@@ -1,0 +1,162 @@
+# Made from book/12a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-layout
+"""What all attention kernels on tensor cores agree on: arrays, saved lines, masked scores.
+
+All of bf16 (as uint16), of any strides that are multiples of 16 bytes, the last axis dense:
+
+    q, o, do, dq (B, H, T, D)    k, v, dk, dv (B, G, T, D)    H a multiple of G
+
+so that heads (B, T, H+2G, D) as the model keeps them fit too, as transposed views. lse and delta
+are float32 (B, H, padded(T)) in C order. Left out: kernels, and which widths D they have.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.lang.instruction import float32, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import cover
+from nanoeuler.engines.gpu.lang.ptx import high_bf16, load_int, load_int4, low_bf16, shuffle_xor
+from nanoeuler.errors import UserError
+
+PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
+FORBIDDEN = -1e30  # the score of a key that its query may not see
+LOWEST = -1e20     # the running maximum before any score
+PAST_END = 1e30    # lse of rows past T: makes their probabilities 0 in the backward
+
+
+def round_up(n: int, size: int) -> int:
+    """n rounded up to a multiple of `size`, a power of two."""
+    return int32((n + size - 1) & -size)
+
+
+def clear(values: Any, n: int) -> None:
+    """Zero the first n of some float registers."""
+    for i in range(n):
+        values[i] = float32(0)
+
+
+def quad_sum(x: float) -> float:
+    """The sum of x over the four lanes that share a row of an accumulator."""
+    x += shuffle_xor(x, int32(1))
+    return x + shuffle_xor(x, int32(2))
+
+
+def pair_dot(x: int, y: int, total: float) -> float:
+    """total + the products of two pairs of bf16."""
+    return total + low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y)
+
+
+def quarter_dot(x: int, y: int, D: int) -> float:
+    """The dot product of D / 4 bf16 at each of two addresses: what a lane has of a row."""
+    total = float32(0)
+    for i in range(D // 32):
+        x0, x1, x2, x3 = load_int4(x + 16 * i)
+        y0, y1, y2, y3 = load_int4(y + 16 * i)
+        total = pair_dot(x1, y1, pair_dot(x0, y0, total))
+        total = pair_dot(x3, y3, pair_dot(x2, y2, total))
+    return total
+
+
+def padded(T: int) -> int:
+    """How many values lse and delta hold for each head."""
+    return cover(T, PAD) * PAD
+
+
+def scales(D: int) -> tuple[float, float]:
+    """log2(e) / sqrt(D), so that exp2 of scaled scores is exp; 1 / sqrt(D)."""
+    return math.log2(math.e) / math.sqrt(D), 1 / math.sqrt(D)
+
+
+def at_a_time(heads: int, size: int, share: int) -> int:
+    """How many of `heads` are worked on together, when each streams `size` bytes: a divisor."""
+    fit = [n for n in range(1, heads + 1) if heads % n == 0 and n * size <= share]
+    return max(fit, default=1)
+
+
+class Limit(NamedTuple):
+    """What limits rows besides the diagonal. on: whether anything does, a constant in a kernel.
+
+    line: the address of an int32 for each of T rows of each sequence, which never falls: for
+    queries the first key that each sees, for keys the last query that sees each.
+    """
+
+    on: bool
+    line: int
+    T: int
+
+
+ALL = Limit(False, 0, 0)  # no limit, and numbers that nobody reads
+
+
+def limit_of(limit: Limit, batch: int, row: int) -> int:
+    """The limit of a row; rows past the end have the last one's."""
+    return load_int(limit.line + 4 * (int64(batch) * limit.T + min(row, int32(limit.T - 1))))
+
+
+def forbid_right(s: Any, columns: int, above: int, below: int) -> None:
+    """Forbid a thread's columns beyond `above` in its upper row, beyond `below` in its lower one,
+    both counted from its own first column of an accumulator.
+    """
+    for n in range(columns // 8):
+        if 8 * n > above:
+            s[4 * n] = float32(FORBIDDEN)
+        if 8 * n + 1 > above:
+            s[4 * n + 1] = float32(FORBIDDEN)
+        if 8 * n > below:
+            s[4 * n + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 > below:
+            s[4 * n + 3] = float32(FORBIDDEN)
+
+
+def forbid_left(s: Any, columns: int, above: int, below: int) -> None:
+    """The same for columns before `above`, and before `below`."""
+    for n in range(columns // 8):
+        if 8 * n < above:
+            s[4 * n] = float32(FORBIDDEN)
+        if 8 * n + 1 < above:
+            s[4 * n + 1] = float32(FORBIDDEN)
+        if 8 * n < below:
+            s[4 * n + 2] = float32(FORBIDDEN)
+        if 8 * n + 1 < below:
+            s[4 * n + 3] = float32(FORBIDDEN)
+
+
+# %% sec-flash-mma-plan
+def expect(name: str, array: Any, shape: tuple[int, ...], dtype: str) -> None:
+    """Refuse an array of another shape or dtype, or that begins where 16 bytes do not fit."""
+    if tuple(array.shape) != shape or str(array.dtype) != dtype:
+        came = f"{array.dtype} {tuple(array.shape)}"
+        raise UserError(f"attention's {name} is {dtype} {shape}, not {came}")
+    if getattr(array, "address", 0) % 16:
+        raise UserError(f"attention's {name} begins at a multiple of 16 bytes, not {array.address}")
+
+
+def shared_shape(
+    queries: dict[str, Any], keys: dict[str, Any], widths: tuple[int, ...], dtype: str = "uint16"
+) -> tuple[int, int, int, int, int]:
+    """B, H, G, T, D that all arrays, of this dtype, agree on; D is one of `widths`."""
+    first, other = next(iter(queries.values())), next(iter(keys.values()))
+    if len(first.shape) != 4 or len(other.shape) != 4:
+        raise UserError(f"attention takes (batch, heads, T, D), not {first.shape}, {other.shape}")
+    (B, H, T, D), G = first.shape, other.shape[1]
+    if D not in widths:
+        *rest, last = map(str, widths)
+        allowed = f"{', '.join(rest)} or {last}"
+        raise UserError(f"attention on tensor cores has head width {allowed}, not {D}")
+    if G < 1 or H < 1 or H % G or B < 1 or T < 1:
+        raise UserError(f"{H} query heads do not share {G} key heads evenly, {B} times {T} tokens")
+    for name, array in queries.items():
+        expect(name, array, (B, H, T, D), dtype)
+    for name, array in keys.items():
+        expect(name, array, (B, G, T, D), dtype)
+    return B, H, G, T, D
+
+
+def expect_lines(B: int, H: int, T: int, **lines: Any) -> None:
+    """Refuse lse and delta that are not float32 (B, H, padded(T)) in C order."""
+    for name, array in lines.items():
+        expect(name, array, (B, H, padded(T)), "float32")
+        if tuple(array.strides) != (4 * H * padded(T), 4 * padded(T), 4):
+            raise UserError(f"attention's {name} is in C order, not of strides {array.strides}")

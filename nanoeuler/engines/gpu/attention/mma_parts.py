@@ -1,0 +1,253 @@
+# Made from book/12a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-mma-parts
+"""What the kernels of attention by mma.sync share: tiles in shared memory, copies, fragments.
+
+A tile is rows x D in bf16, D = 32, 64 or 128, its 16-byte chunks swapped within a row (`turn`).
+Addresses in shared memory, rows and counts are int32, addresses in global memory int64. Left out:
+the kernels themselves, in flash_mma.py and flash_mma_backward.py.
+"""
+
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.attention.layout import Limit, forbid_left, forbid_right, limit_of
+from nanoeuler.engines.gpu.lang.instruction import cuda, int8, int32, int64
+from nanoeuler.engines.gpu.lang.ptx import (
+    again,
+    copy_async,
+    copy_async_part,
+    ldmatrix4,
+    load_shared_int4,
+    pack_bf16,
+    shared_address,
+    store_int4,
+    store_shared_int,
+    uniform,
+)
+
+EVERY_CARD = 8, 0  # the compute capability that has all these instructions
+
+
+def own_thread() -> int:
+    """This thread's number in its block.
+
+    What hangs on it is computed anew wherever it is needed: a few instructions, where kept
+    registers would push out sums (`again` forbids the compiler to keep them).
+    """
+    return again(int32(cuda.threadIdx.x))
+
+
+def own_lane() -> int:
+    """This thread's number in its warp."""
+    return int32(own_thread() & 31)
+
+
+def own_warp() -> int:
+    """This thread's warp. `uniform` tells the compiler that a warp agrees on its number."""
+    return uniform(int32(int32(cuda.threadIdx.x) >> 5))
+
+
+def own_row() -> int:
+    """The first of a lane's two rows of 16; the other is 8 below."""
+    return int32(own_lane() >> 2)
+
+
+def own_column() -> int:
+    """The first of a lane's columns: this one and the next, then every 8."""
+    return int32((own_lane() & 3) * 2)
+
+
+class Head(NamedTuple):
+    """One head of an array in memory: the address of its row 0, and bytes from row to row."""
+
+    start: int
+    step: int
+
+
+class Strided(NamedTuple):
+    """An array in memory: its address, and bytes from sequence to sequence, head to head, row to
+    row.
+    """
+
+    start: int
+    batch: int
+    head: int
+    row: int
+
+
+def head_of(array: Strided, batch: int, head: int) -> Head:
+    """The head `head` of sequence `batch`."""
+    return Head(int64(array.start + batch * array.batch + head * array.head), array.row)
+
+
+def turn(row: int, D: int) -> int:
+    """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
+    return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
+
+
+def chunk_at(row: int, chunk: int, D: int) -> int:
+    """The byte of a tile where a row's chunk of 8 columns lies."""
+    return int32(row * (2 * D) + ((chunk ^ turn(row, D)) << 4))
+
+
+def shared_base() -> int:
+    """The address of dynamic shared memory: behind the KiB that the system keeps for itself."""
+    return shared_address(cuda.shared.array(0, int8))
+
+
+class Share(NamedTuple):
+    """A thread's share of a copy of rows: 16 bytes of every so many rows, from `row` on.
+
+    to: the bytes from a tile's start to the first of them.
+    """
+
+    row: int
+    chunk: int
+    to: int
+
+
+def share(D: int) -> Share:
+    """This thread's share, of a copy of rows of D columns."""
+    thread, chunks = own_thread(), D // 8  # chunks: a power of two
+    row, chunk = int32(thread // chunks), int32(thread & (chunks - 1))
+    return Share(row, chunk, chunk_at(row, chunk, D))
+
+
+def copy_rows(
+    tile: int, head: Head, first: int, rows: int, limit: int, D: int, threads: int, whole: bool,
+    of: Share,
+) -> None:  # fmt: skip
+    """Start copying `rows` rows of a head, from `first` on, to a tile; zeros from row `limit` on.
+
+    All threads of the block call it. whole: all rows are there, which spares the comparison.
+    """
+    apart = threads // (D // 8)
+    source = int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
+    for i in range(rows // apart):
+        to = int32(tile + of.to + i * apart * 2 * D)
+        if whole:
+            copy_async(to, source)
+        else:
+            size = int32(16) if first + of.row + i * apart < limit else int32(0)
+            copy_async_part(to, source, size)
+        source += apart * head.step
+
+
+def copy_pair(
+    tile: int, x: Head, y: Head, first: int, rows: int, limit: int, D: int, threads: int,
+    whole: bool,
+) -> None:  # fmt: skip
+    """Start copying the same rows of two heads to two tiles, the second behind the first."""
+    of = share(D)
+    copy_rows(tile, x, first, rows, limit, D, threads, whole, of)
+    copy_rows(int32(tile + rows * D * 2), y, first, rows, limit, D, threads, whole, of)
+
+
+def left(D: int) -> int:
+    """Bytes from a tile's start to the row of 8 that this lane tells `ldmatrix`, for A of a tile's
+    first 16 rows and columns, or for B of a product with its columns. 16 rows are 32 D bytes.
+    """
+    lane = own_lane()
+    return chunk_at(int32(lane & 15), int32(lane >> 4), D)
+
+
+def right(D: int) -> int:
+    """The same for B of a product with a tile's rows."""
+    lane = own_lane()
+    return chunk_at(int32((lane & 7) + (lane >> 4 << 3)), int32(lane >> 3 & 1), D)
+
+
+def beside(address: int, i: int) -> int:
+    """The same row 16 i columns further: chunks are swapped, so that is an exclusive or."""
+    return int32(address ^ i << 5)
+
+
+def load_left(a: Any, i: int, address: int) -> None:
+    """A of 16 x 16 into a[i .. i + 3]."""
+    a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
+
+
+def load_rows(b: Any, address: int, rows: int, D: int) -> None:
+    """B of a product with rows of a tile, for 16 columns; address: of the first rows (`right`)."""
+    for n in range(rows // 16):
+        j, here = 4 * n, int32(address + n * 32 * D)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4(here)
+
+
+def forbid_later(s: Any, keys: int, distance: int) -> None:
+    """Forbid the keys of a 16 x keys tile of scores that come after their query.
+
+    distance: from this lane's first key to the last one that its upper query sees.
+    """
+    forbid_right(s, keys, distance, int32(distance + 8))
+
+
+class Limits(NamedTuple):
+    """What limits the rows of one sequence of a batch."""
+
+    limit: Limit
+    batch: int
+
+
+def steps_from(end: int, first: int, limits: Limits, keys: int) -> int:
+    """Steps of queries from `first` on: of `end` tiles of keys up to the diagonal, those down to
+    the earliest key that is seen.
+    """
+    if limits.limit.on:
+        return int32(end - limit_of(limits.limit, limits.batch, first) // keys)
+    return end
+
+
+def own_limits(limits: Limits, row: int, first: int) -> tuple[int, int]:
+    """Those of this lane's two rows, of 16 from `row` on, counted from its own first column of a
+    tile, `first` on.
+    """
+    here, column = int32(row + own_row()), int32(first + own_column())
+    above = limit_of(limits.limit, limits.batch, here)
+    below = limit_of(limits.limit, limits.batch, int32(here + 8))
+    return int32(above - column), int32(below - column)
+
+
+def forbid_others(s: Any, keys: int, first: int, row: int, limits: Limits) -> None:
+    """Forbid keys, from `first` on, of documents before their query's; 16 queries, `row` on.
+
+    The last of them has the strictest limit: a tile that it does not touch needs no mask.
+    """
+    if limits.limit.on and first < limit_of(limits.limit, limits.batch, int32(row + 15)):
+        above, below = own_limits(limits, row, first)
+        forbid_left(s, keys, above, below)
+
+
+def forbid_foreign(s: Any, queries: int, first: int, row: int, limits: Limits) -> None:
+    """The same on a transposed tile: queries of documents after their key's; the first of 16 keys
+    has the strictest limit.
+    """
+    if limits.limit.on and first + queries - 1 > limit_of(limits.limit, limits.batch, row):
+        above, below = own_limits(limits, row, first)
+        forbid_right(s, queries, above, below)
+
+
+def stage_rows(acc: Any, above: float, below: float, tile: int, D: int) -> None:
+    """16 rows of sums times `above` and `below`, as bf16, to rows of a tile that are this warp's.
+    """
+    row, pair = own_row(), int32(2 * own_column())
+    for n in range(D // 8):
+        j = 4 * n
+        to = int32(tile + chunk_at(row, n, D) + pair)
+        store_shared_int(to, pack_bf16(acc[j] * above, acc[j + 1] * above))
+        store_shared_int(int32(to + 16 * D), pack_bf16(acc[j + 2] * below, acc[j + 3] * below))
+
+
+def put_rows(tile: int, head: Head, first: int, T: int, D: int) -> None:
+    """A warp's 16 rows from its tile to memory, rows `first` on, 16 bytes a lane; none past T."""
+    cuda.syncwarp()  # lanes read what others have stored
+    chunks, apart = D // 8, 256 // D
+    lane = own_lane()
+    row, chunk = int32(lane // chunks), int32(lane & (chunks - 1))
+    for i in range(16 // apart):
+        here = int32(row + i * apart)
+        if first + here < T:
+            x0, x1, x2, x3 = load_shared_int4(int32(tile + chunk_at(here, chunk, D)))
+            to = int64(head.start + int64(first + here) * head.step + 16 * chunk)
+            store_int4(to, x0, x1, x2, x3)

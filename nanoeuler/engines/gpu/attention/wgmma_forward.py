@@ -1,0 +1,819 @@
+# Made from book/12b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-tensor-forward
+"""Causal attention, forward, on Hopper's tensor cores: bf16, head width 64 or 128, any T.
+
+Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal
+and documents.
+
+T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
+"""
+
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.attention.layout import (
+    ALL,
+    LOWEST,
+    PAD,
+    PAST_END,
+    Limit,
+    clear,
+    limit_of,
+    quad_sum,
+    round_up,
+)
+
+# isort: split
+
+
+from nanoeuler.engines.gpu.attention.wgmma_parts import (
+    BOX,
+    Heads,
+    Limits,
+    Place,
+    QueryBlock,
+    Ring,
+    advance,
+    by_columns,
+    by_rows,
+    fetch,
+    forbid_later,
+    forbid_others,
+    full_of,
+    hand_over,
+    key_row,
+    leave,
+    limits_of,
+    own_row,
+    place,
+    prefetch_maps,
+    put,
+    query_block,
+    shared_base,
+    stage_out,
+    tile_of,
+    warpgroup_sync,
+)
+
+# isort: split
+
+
+from nanoeuler.engines.gpu.lang.hopper import (
+    add_product,
+    bulk_commit,
+    bulk_wait_read_all,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_init,
+    mbarrier_init_fence,
+    mbarrier_wait,
+    product_done,
+    product_of_rows,
+    set_registers,
+)
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.lang.ptx import (
+    barrier,
+    barrier_arrive,
+    exp2,
+    larger,
+    log2,
+    pack_bf16,
+    reciprocal,
+    shuffle_xor,
+    store_float,
+    store_shared_int,
+)
+from nanoeuler.errors import UserError
+
+QUERIES = 128  # of a tile, 64 to each of two warpgroups
+KEYS = 128     # of a step
+HALF = KEYS // 2
+
+
+class Rows(NamedTuple):
+    """A thread's part of two queries: output so far; for each row its running maximum, its
+    sum of exponentials over this lane's keys, and the factor of the last correction.
+    """
+
+    o: Any
+    m: Any
+    total: Any
+    alpha: Any
+
+
+def start_rows(rows: Rows, D: int) -> None:
+    """Nothing has been seen."""
+    clear(rows.o, D // 2)
+    clear(rows.total, 2)
+    for h in range(2):
+        rows.m[h] = float32(LOWEST)
+
+
+def lane_maxima(s: Any, keys: int, m: Any) -> tuple[float, float]:
+    """The largest of m and of what this lane has of its two rows, each by two chains."""
+    a0, a1, b0, b1 = m[0], m[1], m[0], m[1]
+    for i in range(0, keys // 2, 8):
+        a0 = larger(a0, larger(s[i], s[i + 1]))
+        a1 = larger(a1, larger(s[i + 2], s[i + 3]))
+        b0 = larger(b0, larger(s[i + 4], s[i + 5]))
+        b1 = larger(b1, larger(s[i + 6], s[i + 7]))
+    return larger(a0, b0), larger(a1, b1)
+
+
+def quad_maximum(x: float) -> float:
+    """The largest x of the four lanes that share a row of an accumulator."""
+    x = larger(x, shuffle_xor(x, int32(1)))
+    return larger(x, shuffle_xor(x, int32(2)))
+
+
+def follow(rows: Rows, above: float, below: float, scale: float) -> None:
+    """m of the two rows becomes this, `total` follows, alpha is what o still has to follow."""
+    m, total, alpha = rows.m, rows.total, rows.alpha
+    alpha[0], alpha[1] = exp2((m[0] - above) * scale), exp2((m[1] - below) * scale)
+    m[0], m[1] = above, below
+    total[0] *= alpha[0]
+    total[1] *= alpha[1]
+
+
+def raise_maxima(s: Any, keys: int, rows: Rows, scale: float) -> None:
+    """m becomes the largest score so far; o has to follow by alpha."""
+    above, below = lane_maxima(s, keys, rows.m)
+    follow(rows, quad_maximum(above), quad_maximum(below), scale)
+
+
+def exponentials(s: Any, first: int, last: int, rows: Rows, scale: float) -> None:
+    """The scores of keys first .. last - 1 become exp2((s - m) scale), summed into `total`."""
+    z0, z1 = rows.m[0] * scale, rows.m[1] * scale
+    sum0, sum1 = float32(0), float32(0)
+    for i in range(first // 2, last // 2, 4):
+        s[i], s[i + 1] = exp2(s[i] * scale - z0), exp2(s[i + 1] * scale - z0)
+        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - z1), exp2(s[i + 3] * scale - z1)
+        sum0 += s[i] + s[i + 1]
+        sum1 += s[i + 2] + s[i + 3]
+    rows.total[0] += sum0
+    rows.total[1] += sum1
+
+
+def pack_keys(s: Any, first: int, last: int, p: Any) -> None:
+    """Keys first .. last - 1 of an accumulator in pairs: p, the left operand of a product."""
+    for i in range((last - first) // 4):
+        p[i] = pack_bf16(s[first // 2 + 2 * i], s[first // 2 + 2 * i + 1])
+
+
+def correct(rows: Rows, D: int) -> None:
+    """o under the old maximum becomes o under the new one."""
+    o, alpha = rows.o, rows.alpha
+    for i in range(0, D // 2, 4):
+        o[i] *= alpha[0]
+        o[i + 1] *= alpha[0]
+        o[i + 2] *= alpha[1]
+        o[i + 3] *= alpha[1]
+
+
+def save_lse(lse: int, number: int, T: int, row: int, rows: Rows, scale: float, at: Place) -> None:
+    """`total` over all lanes, and lse = m scale + log2(total) of this warpgroup's 64 rows."""
+    for h in range(2):
+        rows.total[h] = quad_sum(rows.total[h])
+        if at.lane & 3 == 0:
+            t = int32(row + own_row(at) + 8 * h)
+            value = float32(PAST_END)
+            if t < T:
+                value = rows.m[h] * scale + log2(rows.total[h])
+            store_float(lse + 4 * (int64(number) * round_up(T, PAD) + t), value)
+
+
+def save_output(rows: Rows, to: Heads, row: int, tile: int, D: int, at: Place) -> None:
+    """o divided by `total`, through this warpgroup's tile of queries on its way to memory."""
+    above, below = reciprocal(rows.total[0]), reciprocal(rows.total[1])
+    warpgroup_sync(at)  # every warp has read the queries that are overwritten now
+    stage_out(rows.o, above, below, tile, D, at)
+    hand_over(at)
+    if at.thread & 127 == 0:
+        put(to, row, tile, D)
+        bulk_commit()
+
+
+def outputs_read(at: Place) -> None:
+    """Before its end: the copies of `save_output` have read this block's shared memory."""
+    if at.thread & 127 == 0:
+        bulk_wait_read_all()
+
+
+class Shared(NamedTuple):
+    """A block's shared memory: tiles of queries, their first mbarrier, rings of keys and values."""
+
+    q: int
+    q_full: int
+    k: Ring
+    v: Ring
+
+
+def fill(ring: Ring, stage: int, heads: Heads, row: int, D: int) -> None:
+    """One thread: start filling a stage with KEYS keys or values from `row` on."""
+    mbarrier_expect(full_of(ring, stage), ring.size)
+    fetch(heads, row, tile_of(ring, stage), KEYS, D, full_of(ring, stage))
+
+
+# %% sec-flash-tensor-narrow
+WARPS = 8  # of a block that multiply; all leave a stage before it is filled again
+
+# q k^T of a step's keys, and its end
+scores, scores_done = product_of_rows(KEYS, 64), product_done(KEYS)
+# the same for half of the keys
+half_scores, half_scores_done = product_of_rows(HALF, 64), product_done(HALF)
+# o += p v over half of the keys, and the end of all that adds to o
+add_half, narrow_done = add_product(64, HALF), product_done(64)
+
+
+def weigh_first(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
+    """The first half of the keys: exponentials, and o += p v on its way."""
+    exponentials(s, 0, HALF, rows, scale)
+    pack_keys(s, 0, HALF, p)
+    add_half(rows.o, p, by_columns(v, KEYS))
+
+
+def weigh_second(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
+    """The second half: its exponentials beside the first half's product; then o is there."""
+    exponentials(s, HALF, KEYS, rows, scale)
+    pack_keys(s, HALF, KEYS, p)
+    add_half(rows.o, p, by_columns(int32(v + HALF * 128), KEYS))
+    narrow_done(rows.o)
+
+
+# %% sec-flash-tensor-lazy
+# How far scaled scores may rise above m before o is corrected: p stays below 2^8. That is the
+# threshold of FlashAttention-4; what bounds it is in sec-flash-tensor-lazy.
+LEAP = 8.0
+
+
+def raise_lazily(s: Any, rows: Rows, scale: float) -> None:
+    """In rows where a score is more than LEAP above m, m becomes the maximum, and o follows.
+
+    A warp does so together, or not at all; a row that has no such score is multiplied by 1.
+    """
+    m = rows.m
+    above, below = lane_maxima(s, KEYS, m)
+    if cuda.any_sync(-1, larger(above - m[0], below - m[1]) * scale > float32(LEAP)):
+        above, below = quad_maximum(above), quad_maximum(below)
+        if (above - m[0]) * scale <= float32(LEAP):
+            above = m[0]
+        if (below - m[1]) * scale <= float32(LEAP):
+            below = m[1]
+        follow(rows, above, below, scale)
+        correct(rows, 64)
+
+
+# %% sec-flash-tensor-chains
+def reciprocal_of(n: int, most: int) -> int:
+    """What `quotient` takes instead of n, exact for numerators up to `most`.
+
+    Raises UserError where they are too large for that.
+    """
+    if n * most >= 1 << 32:  # the product below is too large by less than x n / 2^32 of a step
+        raise UserError(f"attention of {most} tiles at once, {n} of a kind: split the batch")
+    return -(-(1 << 32) // n)
+
+
+def quotient(x: int, per: int) -> int:
+    """x // n, from `reciprocal_of` n: a product instead of a division of 64 bits."""
+    return int32(int64(x) * per >> 32)
+
+
+class Links(NamedTuple):
+    """How the work is cut: query heads of a sequence, tiles of a head; links of a head, and in
+    all; what `quotient` takes for links of a head, for heads, for heads that share keys; documents.
+    """
+
+    heads: int
+    tiles: int
+    of_head: int
+    count: int
+    per_link: int
+    per_head: int
+    per_sharing: int
+    limit: Limit
+
+
+class Link(NamedTuple):
+    """The n-th link: one or two tiles of queries of a head, of `long` steps and `steps` in all.
+
+    head and kv count within the sequence `batch`, `number` through the whole batch.
+    """
+
+    n: int
+    number: int
+    batch: int
+    head: int
+    kv: int
+    long: int
+    steps: int
+
+
+def place_in(n: int, links: Links) -> tuple[int, int]:
+    """The head of the n-th link, through the whole batch, and the link's place in it."""
+    number = quotient(n, links.per_link)
+    return number, int32(n - number * links.of_head)
+
+
+def steps_left(limit: Limit, batch: int, long: int, steps: int) -> tuple[int, int]:
+    """What documents leave of a link's steps: down to the earliest key that a tile sees."""
+    short = int32(steps - long)
+    left = int32(long - limit_of(limit, batch, int32((long - 1) * QUERIES)) // KEYS)
+    count = left
+    if short > 0:
+        below = limit_of(limit, batch, int32((short - 1) * QUERIES)) // KEYS
+        count = int32(left + short - below)
+    return left, count
+
+
+def link_of(n: int, links: Links) -> Link:
+    """Head by head; in a head the last tile with the first, the last but one with the second."""
+    number, i = place_in(n, links)
+    batch = quotient(number, links.per_head)
+    head = int32(number - batch * links.heads)
+    long = int32(links.tiles - i)
+    steps = long
+    if links.of_head < links.tiles and i + 1 < long:  # the one in the middle is alone
+        steps = int32(long + i + 1)
+    if links.limit.on and n < links.count:
+        long, steps = steps_left(links.limit, batch, long, steps)
+    return Link(n, number, batch, head, quotient(head, links.per_sharing), long, steps)
+
+
+def long_row(link: Link, links: Links) -> int:
+    """The first query of a link's long tile."""
+    if links.limit.on:
+        return int32((links.tiles - 1 - link.n + link.number * links.of_head) * QUERIES)
+    return int32((link.long - 1) * QUERIES)
+
+
+def short_row(link: Link, links: Links) -> int:
+    """The first query of its short one."""
+    if links.limit.on:
+        return int32((link.n - link.number * links.of_head) * QUERIES)
+    return int32((link.steps - link.long - 1) * QUERIES)
+
+
+class Cursor(NamedTuple):
+    """A tile of keys and values on the way of a block: its link, and the step in it."""
+
+    link: int
+    step: int
+    long: int
+    steps: int
+    batch: int
+    kv: int
+
+
+def cursor_at(link: Link) -> Cursor:
+    """The first tile of a link."""
+    return Cursor(link.n, int32(0), link.long, link.steps, link.batch, link.kv)
+
+
+def next_of(now: Cursor, links: Links) -> Cursor:
+    """The tile after this one: of the same link, or of the block's next."""
+    step = int32(now.step + 1)
+    if step < now.steps:
+        return Cursor(now.link, step, now.long, now.steps, now.batch, now.kv)
+    return cursor_at(link_of(int32(now.link + cuda.gridDim.x), links))
+
+
+def cursor_key(now: Cursor, links: Links) -> int:
+    """The first key of the tile: from the diagonal down, once or twice."""
+    long, end = now.long, now.steps
+    if links.limit.on:  # the diagonals are where they would be without documents
+        _, i = place_in(now.link, links)
+        long, end = int32(links.tiles - i), int32(now.long + i + 1)
+    if now.step < now.long:
+        end = long
+    return int32((end - 1 - now.step) * KEYS)
+
+
+STAGES = 2    # of keys and values, which are left, and filled again, together
+RESIDENT = 2  # blocks of a multiprocessor, four warpgroups
+NARROW_BYTES = 4 * BOX + 2 * STAGES * KEYS * 128 + 32 + 24 * STAGES + 1024  # with room to round up
+
+
+def narrow_memory() -> Shared:
+    """For each warpgroup two tiles of queries, keys, values, then the barriers. One count of who
+    left a stage serves keys and values.
+    """
+    q, size = shared_base(), int32(KEYS * 128)
+    k = int32(q + 4 * BOX)
+    v = int32(k + STAGES * size)
+    q_full = int32(v + STAGES * size)
+    k_full = int32(q_full + 32)
+    v_full = int32(k_full + 8 * STAGES)
+    left = int32(v_full + 8 * STAGES)
+    return Shared(q, q_full, Ring(k, size, k_full, left), Ring(v, size, v_full, left))
+
+
+def query_tile(shared: Shared, item: int, at: Place) -> int:
+    """Where this warpgroup has the queries of a block's tile number `item`."""
+    return int32(shared.q + (2 * (item & 1) + at.group) * BOX)
+
+
+def query_full(shared: Shared, item: int, at: Place) -> int:
+    """The mbarrier of the same; its phase is that of `item` // 2."""
+    return int32(shared.q_full + 8 * (2 * (item & 1) + at.group))
+
+
+class Chain(NamedTuple):
+    """What does not change: shared memory, the cut, maps of q, k and v, a thread's place."""
+
+    shared: Shared
+    links: Links
+    q: int
+    k: int
+    v: int
+    at: Place
+
+
+def fetch_item(chain: Chain, item: int, link: Link, first: int) -> None:
+    """One thread of a warpgroup: start filling its tile of queries."""
+    full, row = query_full(chain.shared, item, chain.at), int32(first + 64 * chain.at.group)
+    mbarrier_expect(full, int32(BOX))
+    heads, to = Heads(chain.q, link.batch, link.head), query_tile(chain.shared, item, chain.at)
+    fetch(heads, row, to, 64, 64, full)
+
+
+def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
+    """One thread of each warpgroup fetches the queries of the tile after `item`, if there is one.
+
+    They come to where the output of the tile before stood, which has gone.
+    """
+    if chain.at.thread & 127 == 0:
+        bulk_wait_read_all()
+        if part == 0 and link.steps > link.long:
+            fetch_item(chain, int32(item + 1), link, short_row(link, chain.links))
+        elif link.n + cuda.gridDim.x < chain.links.count:
+            then = link_of(int32(link.n + cuda.gridDim.x), chain.links)
+            fetch_item(chain, int32(item + 1), then, long_row(then, chain.links))
+
+
+def fill_both(chain: Chain, stage: int, now: Cursor) -> None:
+    """One thread: keys and values of the cursor's tile into a stage."""
+    key = cursor_key(now, chain.links)
+    fill(chain.shared.k, stage, Heads(chain.k, now.batch, now.kv), key, 64)
+    fill(chain.shared.v, stage, Heads(chain.v, now.batch, now.kv), key, 64)
+
+
+class Stand(NamedTuple):
+    """Where a warp stands: this step's stage and its parity; the stage before, what `leave` said
+    of it, and the tile that it gets.
+    """
+
+    stage: int
+    phase: int
+    before: int
+    left: int
+    later: Cursor
+
+
+def narrow_start(chain: Chain, link: Link) -> Stand:
+    """Barriers; the first tile and the first queries on their way. Thread 0 fills stage 1, too."""
+    shared, at, now, left = chain.shared, chain.at, cursor_at(link), int32(-1)
+    if at.thread == 0:
+        for i in range(4 + 2 * STAGES):  # those of queries, of keys, of values
+            mbarrier_init(int32(shared.q_full + 8 * i), int32(1))
+        for i in range(STAGES):
+            store_shared_int(int32(shared.k.left + 8 * i), int32(0))
+        mbarrier_init_fence()
+        fill_both(chain, int32(0), now)
+        left = int32(WARPS - 1)
+    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
+    if at.thread & 127 == 0:
+        fetch_item(chain, int32(0), link, long_row(link, chain.links))
+    return Stand(int32(0), int32(0), int32(1), left, next_of(now, chain.links))
+
+
+def refill(chain: Chain, stand: Stand) -> None:
+    """Whoever was the last to leave the stage before fills it, if there is another tile."""
+    if stand.left == WARPS - 1 and stand.later.link < chain.links.count:
+        fill_both(chain, stand.before, stand.later)
+
+
+def go_on(chain: Chain, stand: Stand) -> Stand:
+    """This warp has left its stage, and stands at the next."""
+    left = leave(chain.shared.k, stand.stage, WARPS)
+    stage, phase = advance(stand.stage, stand.phase, STAGES)
+    return Stand(stage, phase, stand.stage, left, next_of(stand.later, chain.links))
+
+
+class Scores(NamedTuple):
+    """Registers of a thread for one tile: scores, and both halves packed as operands."""
+
+    s: Any
+    p: Any
+    p2: Any
+
+
+def narrow_registers() -> tuple[Scores, Rows]:
+    """The arrays of a thread that live in registers."""
+    s = cuda.local.array(64, float32)
+    p, p2 = cuda.local.array(16, int32), cuda.local.array(16, int32)
+    o, m = cuda.local.array(32, float32), cuda.local.array(2, float32)
+    total, alpha = cuda.local.array(2, float32), cuda.local.array(2, float32)
+    return Scores(s, p, p2), Rows(o, m, total, alpha)
+
+
+def diagonal(
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, link: Link, part: int, item: int,
+    row: int, limits: Limits, scale: float,
+) -> None:  # fmt: skip
+    """The tile on the diagonal, the only one with its mask; the next queries are fetched beside it.
+
+    The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
+    """
+    s, at, q = tile.s, chain.at, by_rows(query_tile(chain.shared, item, chain.at))
+    k, v = tile_of(chain.shared.k, stand.stage), tile_of(chain.shared.v, stand.stage)
+    key = int32(row - at.group * 64)
+    mbarrier_wait(query_full(chain.shared, item, at), int32(item >> 1 & 1))
+    mbarrier_wait(full_of(chain.shared.k, stand.stage), stand.phase)
+    if at.group == 0:
+        half_scores(s, q, by_rows(k))
+        refill(chain, stand)
+        fetch_next(chain, item, link, part)
+        half_scores_done(s)
+        forbid_later(s, HALF, key, row, at)
+        forbid_others(s, HALF, key, limits, at)
+        raise_maxima(s, HALF, rows, scale)
+        mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
+        weigh_first(s, tile.p, rows, v, scale)
+        narrow_done(rows.o)
+    else:
+        scores(s, q, by_rows(k))
+        refill(chain, stand)
+        fetch_next(chain, item, link, part)
+        scores_done(s)
+        forbid_later(s, KEYS, key, row, at)
+        forbid_others(s, KEYS, key, limits, at)
+        raise_maxima(s, KEYS, rows, scale)
+        mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
+        weigh_first(s, tile.p, rows, v, scale)
+        weigh_second(s, tile.p2, rows, v, scale)
+
+
+def earlier(
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, limits: Limits, q: int,
+    scale: float,
+) -> Stand:  # fmt: skip
+    """The tiles before the diagonal, where every query sees every key of its document, the latest
+    first. steps: with that on the diagonal.
+    """
+    k, v = chain.shared.k, chain.shared.v
+    for i in range(1, steps):
+        mbarrier_wait(full_of(k, stand.stage), stand.phase)
+        scores(tile.s, by_rows(q), by_rows(tile_of(k, stand.stage)))
+        refill(chain, stand)
+        scores_done(tile.s)
+        forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
+        raise_lazily(tile.s, rows, scale)
+        mbarrier_wait(full_of(v, stand.stage), stand.phase)
+        weigh_first(tile.s, tile.p, rows, tile_of(v, stand.stage), scale)
+        weigh_second(tile.s, tile.p2, rows, tile_of(v, stand.stage), scale)
+        stand = go_on(chain, stand)
+    return stand
+
+
+def limits_of_tile(link: Link, part: int, links: Links, at: Place) -> Limits:
+    """Those of this warpgroup's rows of a link's long tile, or, of part 1, of its short one."""
+    row = long_row(link, links) if part == 0 else short_row(link, links)
+    row = int32(row + at.group * 64)
+    return limits_of(links.limit, link.batch, row, int32(row + 63))
+
+
+def narrow(
+    map_q: int, map_k: int, map_v: int, map_o: int, lse: int, T: int, links: Links, scale: float
+) -> None:
+    """o and lse for D = 64."""
+    prefetch_maps(map_q, map_k, map_v, map_o)
+    at = place()
+    chain = Chain(narrow_memory(), links, map_q, map_k, map_v, at)
+    link, item = link_of(int32(cuda.blockIdx.x), links), int32(0)
+    stand = narrow_start(chain, link)
+    tile, rows = narrow_registers()
+    while link.n < links.count:
+        for part in range(1 + (link.steps > link.long)):
+            steps = link.long if part == 0 else int32(link.steps - link.long)
+            row = int32((steps - 1) * QUERIES + at.group * 64)
+            limits = limits_of_tile(link, part, links, at)
+            if links.limit.on:
+                row = limits.row
+            q = query_tile(chain.shared, item, at)
+            start_rows(rows, 64)
+            # 2. The tile on the diagonal.
+            diagonal(tile, rows, chain, stand, link, part, item, row, limits, scale)
+            stand = go_on(chain, stand)
+            # 3. The tiles before it.
+            stand = earlier(tile, rows, chain, stand, steps, limits, q, scale)
+            # 4. Out, while the next tile's queries come.
+            save_lse(lse, link.number, T, row, rows, scale, at)
+            save_output(rows, Heads(map_o, link.batch, link.head), row, q, 64, at)
+            item = int32(item + 1)
+        link = link_of(int32(link.n + cuda.gridDim.x), links)
+    outputs_read(at)
+
+
+def narrow_forward(
+    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
+    per_sharing,
+):  # fmt: skip
+    """o and lse for D = 64."""
+    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, ALL)
+    narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
+
+
+def narrow_documents(
+    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
+    per_sharing, first,
+):  # fmt: skip
+    """The same within documents."""
+    limit = Limit(True, first, T)
+    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
+    narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
+
+
+# Maps of q, k, v, o; lse; T, then the members of Links about the scale.
+NARROW = Kernel(
+    narrow_forward, "l l l l l r r r r r f l l l", 256, NARROW_BYTES, resident=RESIDENT
+)
+NARROW_DOCUMENTS = Kernel(  # as NARROW, and the first keys
+    narrow_documents, "l l l l l r r r r r f l l l l", 256, NARROW_BYTES, resident=RESIDENT
+)
+
+
+# %% sec-flash-tensor-wide
+WIDE_STAGES = 2          # of keys and of values
+PRODUCER = 2             # the warpgroup that copies, after the two that multiply
+FIRST_TURN = 3           # named barriers 3 and 4: whose turn it is to issue products
+
+# q k^T of a step's keys, and its end
+wide_scores, wide_scores_done = product_of_rows(KEYS, 128), product_done(KEYS)
+# o += p v
+wide_add, wide_done = add_product(128, KEYS), product_done(128)
+scores_first = product_done(KEYS, 1)  # the scores are there, o += p v may still be in flight
+fewer_registers, more_registers = set_registers(24, False), set_registers(240, True)
+
+
+def wide_memory() -> Shared:
+    """Queries, keys, values, then the barriers; WIDE_BYTES of it."""
+    q, stages = shared_base(), WIDE_STAGES
+    size, bars = int32(KEYS * 256), int32(q + (QUERIES + 2 * stages * KEYS) * 256)
+    k = Ring(int32(q + QUERIES * 256), size, int32(bars + 8), int32(bars + 8 + 16 * stages))
+    v_tiles = int32(k.tiles + stages * size)
+    v = Ring(v_tiles, size, int32(k.full + 8 * stages), int32(k.left + 8 * stages))
+    return Shared(q, bars, k, v)
+
+
+# Tiles, a barrier for the queries, two for each stage, and room to begin at a multiple of 1024.
+WIDE_BYTES = (QUERIES + 2 * WIDE_STAGES * KEYS) * 256 + 8 + 32 * WIDE_STAGES + 1024
+
+
+def fetch_queries(heads: Heads, first: int, shared: Shared) -> None:
+    """One thread: start filling the two tiles of queries, one to a warpgroup."""
+    mbarrier_expect(shared.q_full, int32(QUERIES * 256))
+    for group in range(2):
+        tile = int32(shared.q + group * 2 * BOX)
+        fetch(heads, int32(first + 64 * group), tile, 64, 128, shared.q_full)
+
+
+def produce(shared: Shared, block: QueryBlock, q: Heads, k: Heads, v: Heads) -> None:
+    """One thread of the producer: every tile, as soon as all 8 warps have left its stage."""
+    fetch_queries(q, block.first, shared)
+    stage, phase = int32(0), int32(0)
+    for step in range(block.steps):
+        row = key_row(block, step, KEYS)
+        mbarrier_wait(int32(shared.k.left + 8 * stage), int32(phase ^ 1))
+        fill(shared.k, stage, k, row, 128)
+        mbarrier_wait(int32(shared.v.left + 8 * stage), int32(phase ^ 1))
+        fill(shared.v, stage, v, row, 128)
+        stage, phase = advance(stage, phase, WIDE_STAGES)
+
+
+def hand_back(ring: Ring, stage: int, at: Place) -> None:
+    """This warp has left a stage: one of 8 arrivals that the producer waits for."""
+    if at.lane == 0:
+        mbarrier_arrive(int32(ring.left + 8 * stage))
+
+
+def take_turns(
+    tile: Scores, rows: Rows, q: int, shared: Shared, block: QueryBlock, limits: Limits,
+    scale: float, at: Place,
+) -> None:  # fmt: skip
+    """All tiles after the first one's scores, and its own last product.
+
+    In every step one warpgroup issues the next tile's scores and this tile's product, passes the
+    turn on, and computes exponentials while the other one issues.
+    """
+    s, p, k, v = tile.s, tile.p, shared.k, shared.v
+    stage, phase = int32(0), int32(0)
+    for step in range(1, block.steps):
+        v_stage, v_phase = stage, phase
+        stage, phase = advance(stage, phase, WIDE_STAGES)
+        mbarrier_wait(full_of(k, stage), phase)
+        barrier(int32(FIRST_TURN + at.group), int32(256))
+        wide_scores(s, by_rows(q), by_rows(tile_of(k, stage)))
+        mbarrier_wait(full_of(v, v_stage), v_phase)
+        wide_add(rows.o, p, by_columns(tile_of(v, v_stage), KEYS))
+        barrier_arrive(int32(FIRST_TURN + 1 - at.group), int32(256))
+        scores_first(s)
+        hand_back(k, stage, at)
+        forbid_others(s, KEYS, key_row(block, step, KEYS), limits, at)
+        raise_maxima(s, KEYS, rows, scale)
+        exponentials(s, 0, KEYS, rows, scale)
+        wide_done(rows.o)  # only now may o be corrected, and p be written
+        hand_back(v, v_stage, at)
+        correct(rows, 128)
+        pack_keys(s, 0, KEYS, p)
+    mbarrier_wait(full_of(v, stage), phase)
+    wide_add(rows.o, p, by_columns(tile_of(v, stage), KEYS))
+    wide_done(rows.o)
+
+
+def wide_start(shared: Shared, at: Place) -> None:
+    """Barriers: one arrival fills a stage, one of each of 8 warps hands it back."""
+    if at.thread == 0:
+        mbarrier_init(shared.q_full, int32(1))
+        for i in range(WIDE_STAGES):
+            mbarrier_init(full_of(shared.k, i), int32(1))
+            mbarrier_init(full_of(shared.v, i), int32(1))
+            mbarrier_init(int32(shared.k.left + 8 * i), int32(WARPS))
+            mbarrier_init(int32(shared.v.left + 8 * i), int32(WARPS))
+        mbarrier_init_fence()
+    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
+
+
+def wide_registers() -> tuple[Scores, Rows]:
+    """The arrays of a thread that live in registers; there is one p."""
+    s, p = cuda.local.array(64, float32), cuda.local.array(32, int32)
+    o, m = cuda.local.array(64, float32), cuda.local.array(2, float32)
+    total, alpha = cuda.local.array(2, float32), cuda.local.array(2, float32)
+    return Scores(s, p, p), Rows(o, m, total, alpha)
+
+
+def first_tile(
+    tile: Scores, rows: Rows, q: int, shared: Shared, row: int, key: int, limits: Limits,
+    scale: float, at: Place,
+) -> None:  # fmt: skip
+    """Probabilities of the tile on the diagonal."""
+    mbarrier_wait(shared.q_full, int32(0))
+    if at.group == 1:
+        barrier_arrive(int32(FIRST_TURN), int32(256))  # the first turn is warpgroup 0's
+    mbarrier_wait(shared.k.full, int32(0))
+    wide_scores(tile.s, by_rows(q), by_rows(shared.k.tiles))
+    wide_scores_done(tile.s)
+    hand_back(shared.k, 0, at)
+    forbid_later(tile.s, KEYS, key, row, at)
+    forbid_others(tile.s, KEYS, key, limits, at)
+    raise_maxima(tile.s, KEYS, rows, scale)
+    exponentials(tile.s, 0, KEYS, rows, scale)
+    pack_keys(tile.s, 0, KEYS, tile.p)
+
+
+def wide(
+    map_q: int, map_k: int, map_v: int, map_o: int, lse: int, T: int, heads: int, sharing: int,
+    scale: float, limit: Limit,
+) -> None:  # fmt: skip
+    """o and lse for D = 128."""
+    prefetch_maps(map_q, map_k, map_v, map_o)
+    at, block = place(), query_block(T, heads, sharing, QUERIES, KEYS, limit)
+    q, o = Heads(map_q, block.batch, block.head), Heads(map_o, block.batch, block.head)
+    k, v = Heads(map_k, block.batch, block.kv), Heads(map_v, block.batch, block.kv)
+    shared = wide_memory()
+    wide_start(shared, at)
+    if at.group == PRODUCER:
+        fewer_registers()
+        if at.thread == PRODUCER * 128:
+            produce(shared, block, q, k, v)
+    else:
+        more_registers()
+        row, q_tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 2 * BOX)
+        limits = limits_of(limit, block.batch, row, int32(row + 63))
+        tile, rows = wide_registers()
+        start_rows(rows, 128)
+        first_tile(tile, rows, q_tile, shared, row, key_row(block, 0, KEYS), limits, scale, at)
+        take_turns(tile, rows, q_tile, shared, block, limits, scale, at)
+        save_lse(lse, block.number, T, row, rows, scale, at)
+        save_output(rows, o, row, q_tile, 128, at)
+        outputs_read(at)
+
+
+def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
+    """o and lse for D = 128."""
+    wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, ALL)
+
+
+def wide_documents(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
+    """The same within documents."""
+    wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, Limit(True, first, T))
+
+
+# The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
+# Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale.
+WIDE = Kernel(wide_forward, "l l l l l r r r f", 384, WIDE_BYTES)
+# The same, and the first keys.
+WIDE_DOCUMENTS = Kernel(wide_documents, "l l l l l r r r f l", 384, WIDE_BYTES)

@@ -1,0 +1,152 @@
+# Made from book/12b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-flash-tensor-plan
+"""Launches of causal attention on tensor cores: what fits, which kernel, which grid.
+
+Arrays as in flash_layout.py, D = 64 or 128. Left out: running the launches (device.py, paper), and
+which family of kernels a card gets (attention.py).
+"""
+
+from typing import Any, NamedTuple
+
+from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, options
+from nanoeuler.engines.gpu.attention.layout import at_a_time, expect_lines, scales, shared_shape
+from nanoeuler.engines.gpu.attention.wgmma_backward import dkdv_kernel, dq_kernel, step_queries
+from nanoeuler.engines.gpu.attention.wgmma_forward import (
+    KEYS,
+    NARROW,
+    NARROW_DOCUMENTS,
+    QUERIES,
+    RESIDENT,
+    WIDE,
+    WIDE_DOCUMENTS,
+    reciprocal_of,
+)
+from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
+from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, expect_turning
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
+from nanoeuler.errors import UserError
+
+WIDTHS = 64, 128  # head widths: whole panels of the widest swizzle, and accumulators that fit
+# Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache,
+# which has 50 MiB. Measured: 2 to 6 % at T = 4096 (the table of attempts).
+FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
+
+
+def _box(array: Any, rows: int) -> Map:
+    return Map(array, (1, 1, rows, 64))
+
+
+def _countable(heads: int, T: int) -> None:
+    if heads * cover(T, 64) >= MOST:  # the kernels divide numbers of heads and of tiles
+        raise UserError(
+            f"attention of {heads} heads of {T} positions is too much for one launch: "
+            "split the batch"
+        )
+
+
+def forward_launch(
+    q: Any, k: Any, v: Any, o: Any, lse: Any, places: int = RESIDENT * MULTIPROCESSORS,
+    documents: Documents | None = None,
+) -> Launch:  # fmt: skip
+    """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
+
+    lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of NARROW
+    the card runs at once. documents: within which each position sees others.
+    """
+    B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
+    expect_lines(B, H, T, lse=lse)
+    _countable(B * H, T)
+    first = expect_documents(documents, B, T)[:1]
+    maps = _box(q, 64), _box(k, KEYS), _box(v, KEYS), _box(o, 64)
+    tiles, scale = cover(T, QUERIES), scales(D)[0]
+    if D == 128:
+        together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
+        grid = together, tiles, B * H // together
+        kernel = WIDE_DOCUMENTS if documents else WIDE
+        return Launch(kernel, grid, (*maps, lse, T, H, H // G, scale, *first))
+    deal = deal_tiles(B * H, tiles, places)
+    by = (reciprocal_of(n, deal.links) for n in (deal.of_head, H, H // G))
+    args = *maps, lse, T, H, tiles, *deal[1:], scale, *by, *first
+    return Launch(NARROW_DOCUMENTS if documents else NARROW, (deal.blocks,), args)
+
+
+class Deal(NamedTuple):
+    """How tiles of queries go to blocks: how many of these; links of a head, and in all."""
+
+    blocks: int
+    of_head: int
+    links: int
+
+
+def deal_tiles(heads: int, tiles: int, places: int) -> Deal:
+    """A long tile and a short one to a link, or each alone if all of them find a place."""
+    of_head = tiles if heads * tiles <= places else cover(tiles, 2)
+    links = heads * of_head
+    return Deal(min(links, places), of_head, links)
+
+
+def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:
+    """How many warpgroups share a block: `most`, or one, when that leaves multiprocessors idle."""
+    return most if cover(T, 64 * most) * heads >= multiprocessors else 1
+
+
+def backward_launches(
+    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    multiprocessors: int = MULTIPROCESSORS, turn: Turning | None = None,
+    documents: Documents | None = None,
+) -> tuple[Launch, Launch]:  # fmt: skip
+    """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
+
+    delta is working memory. Every dq, dk, dv and delta is written. do and o are laid out alike.
+    turn: by what q and k were turned; then dq and dk are the gradients of what they were before.
+    """
+    queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
+    B, H, G, T, D = shared_shape(queries, keys, WIDTHS)
+    expect_lines(B, H, T, lse=lse, delta=delta)
+    _countable(B * H, T)
+    if o.strides != do.strides:
+        raise UserError(f"attention's o and do lie alike, not {o.strides} and {do.strides}")
+    expect_turning(turn, T, (H + G) * D, D if turn else 0)
+    if turn and turn[2:] != (T, (H + G) * D):
+        raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
+    lines = expect_documents(documents, B, T)
+    rest = H // G, multiprocessors, turn
+    return (
+        _dq_launch((q, k, v, do, dq), o, lse, delta, *rest, lines[:1]),
+        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, *rest, lines[1:]),
+    )
+
+
+def _dq_launch(
+    arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int, multiprocessors: int,
+    turn: Turning | None, first: tuple,
+) -> Launch:  # fmt: skip
+    do = arrays[3]
+    B, H, T, D = do.shape
+    groups = warpgroups(2 if D == 64 else 3, T, B * H, multiprocessors)
+    together = at_a_time(B * H, 4 * T * D, BACKWARD_SHARE)
+    grid = together, cover(T, 64 * groups), B * H // together
+    maps = [_box(array, 64) for array in arrays]
+    pointers = o, do, *o.strides[:3], lse, delta
+    kernel = dq_kernel(D, groups, *options(turn, first))
+    rest = *scales(D), *(turn[:2] if turn else (0, 0)), *first
+    return Launch(kernel, grid, (*maps, *pointers, T, H, sharing, *rest))
+
+
+def _dkdv_launch(
+    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int,
+    turn: Turning | None, last: tuple,
+) -> Launch:  # fmt: skip
+    B, H, T, D = arrays[0].shape
+    heads = B * H // sharing
+    groups = warpgroups(2, T, heads, multiprocessors)
+    kernel, queries = dkdv_kernel(D, groups, *options(turn, last)), step_queries(D)
+    rest = *scales(D), *(turn[:2] if turn else (0, 0)), *last
+    together = at_a_time(heads, 4 * T * D * sharing, BACKWARD_SHARE)
+    grid = together, cover(T, 64 * groups), heads // together
+    rows = queries, 64, 64, queries, 64, 64
+    maps = [_box(array, n) for array, n in zip(arrays, rows, strict=True)]
+    return Launch(kernel, grid, (*maps, lse, delta, T, H, sharing, *rest))

@@ -1,0 +1,207 @@
+# Made from book/15b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gputoken-attention
+"""Attention of new tokens over a cache of keys and values, in parts of the cache.
+
+Row r of R is a token of text `lines[r]` at a position; it sees that text's positions up to its own.
+q (R, H, D) float32, times log2(e) / sqrt(D); keys, values (texts, G, context, D). Block (c, g, r)
+has positions from c * chunk on and the H / G query heads of group g, and writes a sum of values,
+not divided, the largest score and the sum of the weights; `gemv`'s front puts the parts together.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from nanoeuler.engines.gpu.decode.gemv import (
+    LINE,
+    LOWEST,
+    Heads,
+    nothing,
+    part_count,
+    start_next,
+    wait_before,
+)
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.lang.ptx import (
+    divide,
+    exp2,
+    high_bf16,
+    larger,
+    load_own_float4,
+    load_own_int4,
+    low_bf16,
+    shuffle_xor,
+    store_float,
+)
+from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES, warp_sum
+from nanoeuler.engines.gpu.rows.block_reduce import warp_max
+from nanoeuler.errors import UserError
+
+
+def make_unpack(kind: str) -> Callable:
+    """unpack(values, words, i): the numbers in four words, words[4 * i : 4 * i + 4]."""
+
+    def unpack_bf16(values, words, i):
+        for k in range(4):
+            values[2 * k] = low_bf16(words[4 * i + k])
+            values[2 * k + 1] = high_bf16(words[4 * i + k])
+
+    def unpack_floats(values, words, i):
+        for k in range(4):
+            values[k] = words[4 * i + k]
+
+    return unpack_bf16 if kind == "bf16" else unpack_floats
+
+
+def make_scores(kind: str, heads: Heads, warps: int) -> Callable:
+    """score(q, held, scores, count, warp, lane): of all keys of the block, to shared memory."""
+    D, chunk, share, width = heads.D, heads.chunk, heads.H // heads.G, 16 // SIZES[kind]
+    lanes, unpack = D // width, make_unpack(kind)
+    abreast = LANES // lanes
+    rounds = chunk // (abreast * warps)
+
+    def score(q, held, scores, count, warp, lane):
+        numbers = cuda.local.array(width, float32)
+        for i in range(rounds):
+            key = (i * warps + warp) * abreast + divide(lane, lanes)
+            unpack(numbers, held, i)
+            for h in range(share):
+                value = float32(0)
+                for d in range(width):
+                    value += q[h * width + d] * numbers[d]
+                for step in range(5):
+                    if (1 << step) < lanes:
+                        value += shuffle_xor(value, 1 << step)
+                if lane & (lanes - 1) == 0:
+                    scores[h * chunk + key] = value if key < count else float32(LOWEST)
+
+    return score
+
+
+def make_weigh(kind: str, heads: Heads, warps: int) -> Callable:
+    """weigh(held, scores, sums, warp, lane): each warp's sum of values, to shared memory."""
+    D, chunk, share, width = heads.D, heads.chunk, heads.H // heads.G, 16 // SIZES[kind]
+    lanes, unpack = D // width, make_unpack(kind)
+    abreast, many = LANES // lanes, share * width
+    rounds = chunk // (abreast * warps)
+
+    def weigh(held, scores, sums, warp, lane):
+        numbers, acc = cuda.local.array(width, float32), cuda.local.array(many, float32)
+        for k in range(many):
+            acc[k] = float32(0)
+        for i in range(rounds):
+            key = (i * warps + warp) * abreast + divide(lane, lanes)
+            unpack(numbers, held, i)
+            for h in range(share):
+                weight = scores[h * chunk + key]
+                for d in range(width):
+                    acc[h * width + d] += weight * numbers[d]
+        for h in range(share):
+            for d in range(width):
+                value = acc[h * width + d]
+                for step in range(5):
+                    if (1 << step) >= lanes:
+                        value += shuffle_xor(value, 1 << step)
+                if lane < lanes:
+                    sums[(warp * share + h) * D + lane * width + d] = value
+
+    return weigh
+
+
+def make_collect(kind: str, heads: Heads, warps: int) -> Callable:
+    """collect(held, array, at, count, warp, lane): the block's keys or values; zeros behind them.
+    """
+    size, width = SIZES[kind], 16 // SIZES[kind]
+    lanes, row = heads.D // width, heads.D * size
+    abreast = LANES // lanes
+    rounds, bf16 = heads.chunk // (abreast * warps), kind == "bf16"
+    load, zero = (load_own_int4, int32) if bf16 else (load_own_float4, float32)
+
+    def collect(held, array, at, count, warp, lane):
+        for i in range(rounds):
+            key = (i * warps + warp) * abreast + divide(lane, lanes)
+            a, b, c, d = zero(0), zero(0), zero(0), zero(0)
+            if key < count:
+                a, b, c, d = load(array + at + key * row + (lane & (lanes - 1)) * 16)
+            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = a, b, c, d
+
+    return collect
+
+
+def make_soften(heads: Heads, warps: int) -> Callable:
+    """soften(scores, tops, weights, at, warp, lane): scores to weights, a head to a warp.
+
+    Leaves largest score and sum of weights at `at`, the heads' `parts` apart.
+    """
+    chunk, share, parts = heads.chunk, heads.H // heads.G, part_count(heads)
+
+    def soften(scores, tops, weights, at, warp, lane):
+        for h in range(warp, share, warps):
+            best, total = float32(LOWEST), float32(0)
+            for j in range(lane, chunk, LANES):
+                best = larger(best, scores[h * chunk + j])
+            best = warp_max(best)
+            for j in range(lane, chunk, LANES):
+                weight = exp2(scores[h * chunk + j] - best)
+                scores[h * chunk + j] = weight
+                total += weight
+            total = warp_sum(total)
+            if lane == 0:
+                store_float(tops + (at + h * parts) * 4, best)
+                store_float(weights + (at + h * parts) * 4, total)
+
+    return soften
+
+
+@cache
+def newest_kernel(kind: str, heads: Heads, warps: int = 4, early: bool = False) -> Kernel:
+    """newest(q, keys, values, lines, out, tops, weights); D / width lanes have a key together."""
+    H, G, D, context, chunk = heads.H, heads.G, heads.D, heads.context, heads.chunk
+    size, width, share, parts = SIZES[kind], 16 // SIZES[kind], H // G, part_count(heads)
+    lanes = max(1, D // width)
+    if D % width or LANES % lanes or chunk % (LANES // lanes * warps):
+        raise UserError(
+            f"decoding on a GPU has heads of {width} channels times 1, 2, 4, 8, 16 or 32, not {D}")
+    rounds, many, threads = chunk // (LANES // lanes * warps), share * width, LANES * warps
+    number, words = int32 if kind == "bf16" else float32, 4 * rounds
+    scored, summed = share * chunk, warps * share * D
+    collect, score = make_collect(kind, heads, warps), make_scores(kind, heads, warps)
+    soften, weigh = make_soften(heads, warps), make_weigh(kind, heads, warps)
+    first, ready = (start_next, wait_before) if early else (nothing, nothing)
+
+    def newest(q, keys, values, lines, out, tops, weights):
+        first()
+        t, c, g = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(cuda.blockIdx.y)
+        r, warp, lane = int32(cuda.blockIdx.z), t >> 5, t & 31
+        scores = cuda.shared.array(scored, float32)
+        sums = cuda.shared.array(summed, float32)
+        k, v = cuda.local.array(words, number), cuda.local.array(words, number)
+        qs = cuda.local.array(many, float32)
+        ready()
+        _, position, text, _ = load_own_int4(lines + int64(r) * LINE)
+        count, head = min(position + 1 - c * chunk, chunk), r * H + g * share
+        if count > 0:
+            at = ((int64(text) * G + g) * context + c * chunk) * (D * size)
+            for i in range(0, many, 4):
+                d = int32(divide(i, width) * D + (lane & (lanes - 1)) * width + i % width)
+                qs[i], qs[i + 1], qs[i + 2], qs[i + 3] = load_own_float4(
+                    q + (int64(head) * D + d) * 4)
+            collect(k, keys, at, count, warp, lane)
+            collect(v, values, at, count, warp, lane)
+            score(qs, k, scores, count, warp, lane)
+            cuda.syncthreads()  # all scores are there
+            soften(scores, tops, weights, int64(head) * parts + c, warp, lane)
+            cuda.syncthreads()  # and are weights
+            weigh(v, scores, sums, warp, lane)
+            cuda.syncthreads()  # the warps' sums are there
+            for i in range(t, share * D, threads):
+                h, total = divide(i, D), float32(0)
+                for w in range(warps):
+                    total += sums[w * share * D + i]
+                to = ((int64(head + h) * parts + c) * D + (i - h * D)) * 4
+                store_float(out + to, total)
+
+    target = (9, 0) if early else (8, 0)
+    return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, target, early=early)

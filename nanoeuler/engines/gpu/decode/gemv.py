@@ -1,0 +1,694 @@
+# Made from book/15b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gputoken-products
+"""Products of a few rows with weights that are read once: one token's share of a model.
+
+Y (R, O) = X (R, I) W. W is packed: a warp reads 512 bytes at a time, 8 outputs by 64 bytes of
+inputs, and a lane's 16 bytes are what it hands to the tensor cores. A block has all inputs of its
+outputs, each warp a share, whose sums are added in order. Kinds are "bf16" (multiplied by mma.sync,
+added in float32) and "float32". What stands before a product (a norm, attention's parts put
+together) and after it is part of the kernel. Left out: more than 16 rows at a time (`Form.rows`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from nanoeuler.engines.gpu.lang.bf16 import to_bf16
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64, ptx
+from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
+from nanoeuler.engines.gpu.rows.activations import gelu_share, sigmoid
+
+# isort: split
+
+
+from nanoeuler.engines.gpu.lang.ptx import (
+    bits_of,
+    divide,
+    exp2,
+    float_of,
+    inverse_root,
+    load_float,
+    load_float4,
+    load_float4_if_below,
+    load_int4,
+    load_own_float,
+    load_own_float4,
+    load_own_int4,
+    load_shared_float4,
+    load_shared_int,
+    load_shared_int4,
+    mma,
+    pack_bf16,
+    reciprocal,
+    shared_address,
+    shuffle_xor,
+    store_float,
+    store_shared_float2,
+    store_shared_float4,
+    store_shared_int,
+    store_short,
+)
+from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
+from nanoeuler.engines.gpu.rows.residual_norm import EPS
+from nanoeuler.errors import UserError
+
+OUT = 8         # outputs of a tile: the columns of B in mma.sync.m16n8k16
+TILE = 512      # bytes of a tile: 16 of each of 32 lanes
+MOST_TILES = 12  # that a lane loads before it uses one: 48 registers
+WARPS = 8, 16, 32  # of a block: the fewest whose shares are that small
+PAD = 4         # groups of outputs come in multiples of it: the most that a block takes
+LEAN = 24       # registers of weights: a kernel with so few shall leave room for others
+LINE = 16       # bytes of a row's line: token, position, text, and a word that is free
+
+
+def verify(shape: "Shape") -> None:
+    """UserError where a block has no room for the inputs, or they do not come by eights."""
+    most = WARPS[-1] * MOST_TILES * shape.depth
+    if shape.inputs > most or shape.inputs % OUT:
+        raise UserError(
+            f"a product of few rows has a multiple of {OUT} inputs, at most {most} of "
+            f"{shape.kind}, not {shape.inputs}"
+        )
+
+
+def sharers(tiles: int) -> int:
+    """How many warps of a block share a group's tiles."""
+    return min(tiles, next(n for n in WARPS if tiles <= n * MOST_TILES))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a matrix of `inputs` x `outputs` numbers of a kind is packed, and who reads what."""
+
+    kind: str
+    inputs: int
+    outputs: int
+
+    def __post_init__(self) -> None:
+        verify(self)
+
+    @property
+    def width(self) -> int:
+        """Inputs in a lane's 16 bytes."""
+        return 16 // SIZES[self.kind]
+
+    @property
+    def depth(self) -> int:
+        """Inputs in a tile: of four lanes."""
+        return 4 * self.width
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return sharers(cover(self.inputs, self.depth))
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a warp, for each group of outputs."""
+        return cover(cover(self.inputs, self.depth), self.warps)
+
+    @property
+    def padded(self) -> int:
+        """Inputs with the zeros behind them."""
+        return self.warps * self.tiles * self.depth
+
+    @property
+    def groups(self) -> int:
+        """Groups of eight outputs, with those of zeros behind them."""
+        return cover(self.outputs, OUT * PAD) * PAD
+
+
+def pack(shape: Shape, matrix: np.ndarray) -> np.ndarray:
+    """A matrix (inputs, outputs) in the order of reading, (groups, tiles, 8, 4, width)."""
+    lanes = shape.padded // shape.depth, 4, shape.width
+    rows = np.zeros((shape.groups * OUT, shape.padded), np.float32)
+    rows[: shape.outputs, : shape.inputs] = matrix.T
+    tiles = rows.reshape(shape.groups, OUT, *lanes).swapaxes(1, 2)
+    return to_bf16(tiles) if shape.kind == "bf16" else np.ascontiguousarray(tiles)
+
+
+def pairs(outputs: int, half: int) -> np.ndarray:
+    """The order of outputs that puts i and i + half, of each 2 half, into one group of eight."""
+    if half % 4 or outputs % (2 * half):
+        raise UserError(f"pairs of outputs come by fours, not {half} of {outputs}")
+    return np.arange(outputs).reshape(-1, 2, half // 4, 4).swapaxes(1, 2).reshape(-1)
+
+
+# Hopper: the next kernel of the stream may be started; its memory is not ready yet
+start_next = ptx("griddepcontrol.launch_dependents;")
+# Hopper: wait until the kernel before has ended and what it wrote is there
+wait_before = ptx("griddepcontrol.wait;")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention's sizes: H query heads, G key/value heads of width D, `context` positions.
+
+    turned: whether RoPE turns queries and keys. chunk: positions that one block of attention has.
+    """
+
+    H: int
+    G: int
+    D: int
+    context: int
+    turned: bool
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kernel of these products is made for."""
+
+    shape: Shape
+    rows: int                   # of X in a block: 1, 8 or 16; of float32 any
+    front: str                  # "rms", "layer" (norms), "parts" (of attention), "plain"
+    end: str                    # "add" (to the stream), "store", "gelu", "swiglu", "heads"
+    groups: int = 1             # of eight outputs, in a block
+    early: bool = False         # whether it may start while the kernel before it runs
+    heads: Heads | None = None  # of a kernel that touches attention
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number."""
+        return SIZES[self.shape.kind]
+
+    @property
+    def stride(self) -> int:
+        """Bytes from row to row in shared memory: an odd multiple of 64, so that banks differ."""
+        size = self.shape.padded * self.size
+        return size + 64 * (size // 64 % 2 == 0)
+
+    @property
+    def operand(self) -> int:
+        """Bytes of X in shared memory."""
+        return 0 if self.front == "plain" else self.rows * self.stride
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.shape.warps
+
+    @property
+    def items(self) -> int:
+        """What a block gives: outputs, or pairs of outputs, of all its rows."""
+        return self.rows * self.groups * (4 if self.end in ("swiglu", "heads") else 8)
+
+
+# %% sec-gputoken-front
+def nothing() -> None:
+    """What a kernel does that must not start early: its memory is ready."""
+    return
+
+
+def make_fetch(form: Form) -> Callable:
+    """fetch(held, weights, block, warp, lane): all of this lane's weights, loads before uses."""
+    load = load_int4 if form.shape.kind == "bf16" else load_float4
+    groups, tiles, whole = form.groups, form.shape.tiles, form.shape.tiles * form.shape.warps
+
+    def fetch(held, weights, block, warp, lane):
+        for n in range(groups):
+            at = weights + (int64(block * groups + n) * whole + warp * tiles) * TILE + lane * 16
+            for j in range(tiles):
+                k = 4 * (n * tiles + j)
+                held[k], held[k + 1], held[k + 2], held[k + 3] = load(at + j * TILE)
+
+    return fetch
+
+
+def make_keep(form: Form) -> Callable:
+    """keep(values, i, at, column): values[i : i + 4] to four numbers in shared memory."""
+    bf16, padded = form.shape.kind == "bf16", form.shape.padded
+
+    def keep_pairs(values, i, at, column):
+        if column < padded:
+            low, high = pack_bf16(values[i], values[i + 1]), pack_bf16(values[i + 2], values[i + 3])
+            store_shared_float2(int32(at + column * 2), float_of(low), float_of(high))
+
+    def keep_floats(values, i, at, column):
+        if column < padded:
+            a, b, c, d = values[i], values[i + 1], values[i + 2], values[i + 3]
+            store_shared_float4(int32(at + column * 4), a, b, c, d)
+
+    return keep_pairs if bf16 else keep_floats
+
+
+def make_row(form: Form) -> tuple[Callable, Callable]:
+    """load(values, address, lane), settle(values, lane): a warp's row of the stream, and its norm.
+
+    Lane l has columns 4 (32 j + l) and three more, j = 0, 1, ...; zeros behind the row. `settle`
+    takes the mean away, where the norm does, and returns one over the deviation.
+    """
+    columns, pieces = form.shape.inputs, cover(form.shape.padded, 128)
+    own, share, centred = 4 * pieces, 1 / columns, form.front == "layer"
+    eps = EPS.get(form.front, 0.0)
+
+    def load(values, address, lane):
+        for j in range(pieces):
+            a, b, c, d, i = float32(0), float32(0), float32(0), float32(0), 4 * j
+            if (j * 32 + lane) * 4 < columns:
+                a, b, c, d = load_own_float4(address + (j * 32 + lane) * 16)
+            values[i], values[i + 1], values[i + 2], values[i + 3] = a, b, c, d
+
+    def settle(values, lane):
+        mean, total = float32(0), float32(0)
+        if centred:
+            for k in range(own):
+                mean += values[k]
+            mean = warp_sum(mean) * float32(share)
+        for k in range(own):
+            if ((k >> 2) * 32 + lane) * 4 < columns:
+                values[k] -= mean
+                total += values[k] * values[k]
+        return inverse_root(warp_sum(total) * float32(share) + float32(eps))
+
+    return load, settle
+
+
+def make_norm_front(form: Form) -> Callable:
+    """front(x, gain, shift, lines, tile, shared, t): the norm of the stream's rows, a warp each.
+
+    x (R, C) float32; gain, shift (C,). Of a single row every warp finds the norm, and writes a part
+    of it: so no warp waits for another's sums.
+    """
+    columns, rows, warps, stride = form.shape.inputs, form.rows, form.shape.warps, form.stride
+    pieces, keep, (load, settle) = cover(form.shape.padded, 128), make_keep(form), make_row(form)
+    own, centred, lone = 4 * pieces, form.front == "layer", form.rows == 1
+
+    def scale(values, i, inverse, gain, shift, column):
+        gains = cuda.local.array(4, float32)
+        if column < columns:
+            gains[0], gains[1], gains[2], gains[3] = load_float4(gain + column * 4)
+            for k in range(4):
+                values[i + k] *= inverse * gains[k]
+            if centred:
+                gains[0], gains[1], gains[2], gains[3] = load_float4(shift + column * 4)
+                for k in range(4):
+                    values[i + k] += gains[k]
+
+    def front(x, gain, shift, lines, tile, shared, t):
+        lane, warp = t & 31, t >> 5
+        values = cuda.local.array(own, float32)
+        for row in range(0 if lone else warp, rows, warps):
+            load(values, x + int64(tile * rows + row) * (4 * columns), lane)
+            inverse = settle(values, lane)
+            for j in range(pieces):
+                if not lone or j % warps == warp:
+                    column = (j * 32 + lane) * 4
+                    scale(values, 4 * j, inverse, gain, shift, column)
+                    keep(values, 4 * j, shared + row * stride, column)
+
+    return front
+
+
+AT_ONCE = 8  # parts of attention that are loaded together
+LOWEST = -1e30  # below every score
+
+
+def make_add_parts(form: Form) -> Callable:
+    """add_parts(o, x, top, weight, ...): AT_ONCE parts of a head join its sums."""
+    D, four = form.heads.D, 4 * AT_ONCE
+
+    def add_parts(o, x, top, weight, at, first, count, best, total):
+        """Add parts first, first + 1, ... of a head to o[0:4]; returns largest score and weight."""
+        tops, sizes = cuda.local.array(AT_ONCE, float32), cuda.local.array(AT_ONCE, float32)
+        values = cuda.local.array(four, float32)
+        for i in range(0, AT_ONCE, 4):
+            a = at + 4 * (first + i)
+            tops[i], tops[i + 1], tops[i + 2], tops[i + 3] = load_own_float4(top + a)
+            sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3] = load_own_float4(weight + a)
+        for i in range(AT_ONCE):
+            k, place = 4 * i, int32(first + i)
+            values[k], values[k + 1], values[k + 2], values[k + 3] = load_float4_if_below(
+                x + (at + 4 * place) * D, place, count)
+        new = best
+        for i in range(AT_ONCE):
+            if first + i < count and tops[i] > new:
+                new = tops[i]
+        scale = exp2(best - new)
+        total *= scale
+        for k in range(4):
+            o[k] *= scale
+        for i in range(AT_ONCE):
+            if first + i < count:  # behind it stands what earlier tokens left
+                share = exp2(tops[i] - new)
+                total += sizes[i] * share
+                for k in range(4):
+                    o[k] += values[4 * i + k] * share
+        return new, total
+
+    return add_parts
+
+
+def make_parts_front(form: Form) -> Callable:
+    """front(x, gain, shift, lines, tile, shared, t): attention's parts, each of `chunk` positions.
+
+    x (R, H, N, D) float32, of N parts each a sum of values, not divided; gain (R, H, N) their
+    largest scores, shift (R, H, N) the sums of their weights; N a multiple of AT_ONCE. A row whose
+    position is negative has none, and gets zeros.
+    """
+    heads, rows, stride, keep = form.heads, form.rows, form.stride, make_keep(form)
+    H, D, chunk, channels = heads.H, heads.D, heads.chunk, form.shape.inputs
+    parts, threads, log = part_count(heads), form.threads, chunk.bit_length() - 1
+    add_parts, padded = make_add_parts(form), form.shape.padded
+
+    def front(x, gain, shift, lines, tile, shared, t):
+        o = cuda.local.array(4, float32)
+        for item in range(t, rows * padded // 4, threads):
+            row = divide(item, padded // 4)
+            column = int32(item - row * (padded // 4)) * 4
+            for k in range(4):
+                o[k] = float32(0)
+            if column < channels:
+                line = int64(tile * rows + row)
+                _, position, _, _ = load_own_int4(lines + line * LINE)
+                head = divide(column, D)
+                at = (line * H + head) * (4 * parts)
+                inside = int64(column - head * D) * 4
+                count, best, total = int32((position + chunk) >> log), float32(LOWEST), float32(0)
+                for first in range(0, count, AT_ONCE):
+                    best, total = add_parts(
+                        o, x + inside, gain, shift, at, first, count, best, total)
+                if count > 0:
+                    whole = reciprocal(total)
+                    for k in range(4):
+                        o[k] *= whole
+            keep(o, 0, shared + row * stride, column)
+
+    return front
+
+
+def part_count(heads: Heads) -> int:
+    """N, the parts of attention for which there is room."""
+    return cover(cover(heads.context, heads.chunk), AT_ONCE) * AT_ONCE
+
+
+# %% sec-gputoken-middle
+def make_operand(form: Form) -> Callable:
+    """operand(x, shared, tile, row, offset): 16 bytes of a row of X, zeros for a row there is not.
+    """
+    rows, stride, bytes_of = form.rows, form.stride, form.shape.padded * form.size
+    bf16, plain = form.shape.kind == "bf16", form.front == "plain"
+    near = load_shared_int4 if bf16 else load_shared_float4
+    far = load_own_int4 if bf16 else load_own_float4
+    zero = int32 if bf16 else float32
+
+    def of_memory(x, shared, tile, row, offset):
+        a, b, c, d = zero(0), zero(0), zero(0), zero(0)
+        if row < rows:
+            a, b, c, d = far(x + int64(tile * rows + row) * bytes_of + offset)
+        return a, b, c, d
+
+    def of_block(x, shared, tile, row, offset):
+        a, b, c, d = zero(0), zero(0), zero(0), zero(0)
+        if row < rows:
+            a, b, c, d = near(int32(shared + row * stride + offset))
+        return a, b, c, d
+
+    return of_memory if plain else of_block
+
+
+def make_multiply(form: Form) -> Callable:
+    """multiply(held, x, shared, sums, tile, warp, lane): this warp's share, to shared memory.
+
+    sums: (warps, rows, 8 groups) float32. A lane's 16 bytes of W are 8 inputs of one output: as B
+    of mma.sync two for each of four products' quarters; X in the same order as A.
+    """
+    rows, groups, tiles, operand = form.rows, form.groups, form.shape.tiles, make_operand(form)
+    wide, four = OUT * groups, 4 * groups
+
+    def multiply(held, x, shared, sums, tile, warp, lane):
+        g, q = lane >> 2, lane & 3
+        acc = cuda.local.array(four, float32)
+        for k in range(four):
+            acc[k] = float32(0)
+        for j in range(tiles):
+            offset = (warp * tiles + j) * 64 + q * 16
+            a0, a1, a2, a3 = operand(x, shared, tile, g, offset)
+            b0, b1, b2, b3 = operand(x, shared, tile, g + 8, offset)
+            for n in range(groups):
+                k, i = 4 * (n * tiles + j), 4 * n
+                for half in range(2):
+                    u, v, w, z = (a0, b0, a1, b1) if half == 0 else (a2, b2, a3, b3)
+                    acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
+                        u, v, w, z, held[k + 2 * half], held[k + 2 * half + 1],
+                        acc[i], acc[i + 1], acc[i + 2], acc[i + 3])
+        for n in range(groups):
+            at = sums + ((warp * rows + g) * wide + n * 8 + 2 * q) * 4
+            if g < rows:
+                store_shared_float2(int32(at), acc[4 * n], acc[4 * n + 1])
+            if g + 8 < rows:
+                store_shared_float2(int32(at + 8 * wide * 4), acc[4 * n + 2], acc[4 * n + 3])
+
+    return multiply
+
+
+def make_multiply_floats(form: Form) -> Callable:
+    """The same for float32, without tensor cores: a lane has four inputs of one output."""
+    rows, groups, tiles, operand = form.rows, form.groups, form.shape.tiles, make_operand(form)
+    wide, all_sums = OUT * groups, rows * groups
+
+    def multiply(held, x, shared, sums, tile, warp, lane):
+        g, q = lane >> 2, lane & 3
+        acc = cuda.local.array(all_sums, float32)
+        for k in range(all_sums):
+            acc[k] = float32(0)
+        for j in range(tiles):
+            for row in range(rows):
+                offset = (warp * tiles + j) * 64 + q * 16
+                a, b, c, d = operand(x, shared, tile, row, offset)
+                for n in range(groups):
+                    k = 4 * (n * tiles + j)
+                    more = (held[k] * a + held[k + 1] * b) + (held[k + 2] * c + held[k + 3] * d)
+                    acc[row * groups + n] += more
+        for row in range(rows):
+            for n in range(groups):
+                value = acc[row * groups + n]
+                value += shuffle_xor(value, 1)
+                value += shuffle_xor(value, 2)
+                if q == 0:
+                    at = sums + ((warp * rows + row) * wide + n * 8 + g) * 4
+                    store_shared_float(int32(at), value)
+
+    return multiply
+
+
+def store_shared_float(address, value):
+    """A float32 to shared memory."""
+    store_shared_int(address, bits_of(value))
+
+
+def make_total(form: Form) -> Callable:
+    """total(sums, row, output): the warps' shares of one output of the block, in order."""
+    rows, warps, wide = form.rows, form.shape.warps, OUT * form.groups
+
+    def total(sums, row, output):
+        value = float32(0)
+        for warp in range(warps):
+            at = sums + ((warp * rows + row) * wide + output) * 4
+            value += float_of(load_shared_int(int32(at)))
+        return value
+
+    return total
+
+
+# %% sec-gputoken-behind
+def make_put(kind: str) -> Callable:
+    """put(address, i, value): element i of an array of this kind = value."""
+
+    def put_bf16(address, i, value):
+        store_short(address + 2 * int64(i), pack_bf16(value, float32(0)))
+
+    def put_float(address, i, value):
+        store_float(address + 4 * int64(i), value)
+
+    return put_bf16 if kind == "bf16" else put_float
+
+
+def make_single_end(form: Form) -> tuple[Callable, Callable]:
+    """prepare(kept, i, ...), finish(kept, i, ...) of an item that is one output: add, store, gelu.
+
+    What is ready before the products is loaded before them: the old stream.
+    """
+    wide, outputs, rows = OUT * form.groups, form.shape.outputs, form.rows
+    put, total = make_put(form.shape.kind), make_total(form)
+    adds, curves = form.end == "add", form.end == "gelu"
+
+    def place(item, block, tile):
+        row = divide(item, wide)
+        output = int32(item - row * wide)
+        return row, output, int32(block * wide + output), int64(tile * rows + row)
+
+    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+        if adds:
+            _, _, column, line = place(item, block, tile)
+            if column < outputs:
+                kept[2 * i] = load_own_float(y + (line * stride + column) * 4)
+
+    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
+        row, output, column, line = place(item, block, tile)
+        value, at = total(sums, row, output) + shifts[2 * i], line * stride + column
+        if column < outputs:
+            if adds:
+                store_float(y + at * 4, kept[2 * i] + scale * value)
+            elif curves:
+                put(y, at, value * gelu_share(value))
+            else:
+                store_float(y + at * 4, value)
+
+    return prepare, finish
+
+
+def make_gate_end(form: Form) -> tuple[Callable, Callable]:
+    """The same of an item that is a gate and its other half: h = silu(gate) up."""
+    pairs_wide, half, rows = 4 * form.groups, form.shape.outputs // 2, form.rows
+    put, total = make_put(form.shape.kind), make_total(form)
+
+    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+        return
+
+    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
+        row = divide(item, pairs_wide)
+        pair = int32(item - row * pairs_wide)
+        column, output = int32(block * pairs_wide + pair), int32((pair >> 2) * 8 + (pair & 3))
+        gate = total(sums, row, output) + shifts[2 * i]
+        up = total(sums, row, output + 4) + shifts[2 * i + 1]
+        if column < half:
+            put(y, int64(tile * rows + row) * stride + column, gate * sigmoid(gate) * up)
+
+    return prepare, finish
+
+
+def make_place(form: Form) -> Callable:
+    """place(item, block): row, the pair's number in the block, its head and its channel i."""
+    wide, half = 4 * form.groups, form.heads.D // 2
+
+    def place(item, block):
+        row = divide(item, wide)
+        pair = int32(block * wide + item - row * wide)  # among the pairs of all heads
+        head = divide(pair, half)
+        return row, int32(item - row * wide), head, int32(pair - head * half)
+
+    return place
+
+
+def make_heads_end(form: Form) -> tuple[Callable, Callable]:
+    """The same of an item that is channels i and i + D / 2 of a head, turned if it is to be.
+
+    Queries go to y (R, H, D) float32, times `scale`; keys and values to the caches (texts, G,
+    context, D), at the row's position, unless that is negative.
+    """
+    heads, rows, place = form.heads, form.rows, make_place(form)
+    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
+    half, all_heads = D // 2, heads.H + 2 * heads.G
+    put, total = make_put(form.shape.kind), make_total(form)
+
+    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+        row, _, head, channel = place(item, block)
+        _, position, text, _ = load_own_int4(lines + int64(tile * rows + row) * LINE)
+        spots[2 * i], spots[2 * i + 1] = position, text
+        kept[2 * i], kept[2 * i + 1] = float32(1), float32(0)
+        if turned and head < H + G:
+            at = (int64(max(position, 0)) * half + channel) * 4
+            kept[2 * i], kept[2 * i + 1] = load_float(cos + at), load_float(sin + at)
+
+    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
+        row, pair, head, channel = place(item, block)
+        output, position, text = (pair >> 2) * 8 + (pair & 3), spots[2 * i], spots[2 * i + 1]
+        a = total(sums, row, output) + shifts[2 * i]
+        b = total(sums, row, output + 4) + shifts[2 * i + 1]
+        left, right = a * kept[2 * i] - b * kept[2 * i + 1], a * kept[2 * i + 1] + b * kept[2 * i]
+        if head < H:
+            at = y + ((int64(tile * rows + row) * H + head) * D + channel) * 4
+            store_float(at, left * scale)
+            store_float(at + half * 4, right * scale)
+        elif head < all_heads and position >= 0:
+            cache, group = (keys, head - H) if head < H + G else (values, head - H - G)
+            at = ((int64(text) * G + group) * context + position) * D + channel
+            put(cache, at, left)
+            put(cache, at + half, right)
+
+    return prepare, finish
+
+
+def parts_of(form: Form) -> tuple[Callable, ...]:
+    """What stands before the product, the product, and what stands behind: front, ..., finish."""
+    front = nothing_to_do
+    if form.front in ("rms", "layer"):
+        front = make_norm_front(form)
+    elif form.front == "parts":
+        front = make_parts_front(form)
+    multiply = make_multiply if form.shape.kind == "bf16" else make_multiply_floats
+    ends = {"heads": make_heads_end, "swiglu": make_gate_end}
+    return front, multiply(form), *ends.get(form.end, make_single_end)(form)
+
+
+def nothing_to_do(x, gain, shift, lines, tile, shared, t):
+    """The front of an operand that is read as it lies."""
+    return
+
+
+def room(form: Form) -> int:
+    """How many threads of a multiprocessor registers must suffice for, so that none is spilled.
+
+    Where a lane holds few weights, many: then the next kernel's blocks find room beside these.
+    """
+    lean = form.groups * form.shape.tiles * 4 <= LEAN and form.front != "parts"
+    if form.rows == 1:
+        return (768 if form.end == "heads" else 1024) if lean else 512
+    return 512 if form.shape.kind == "bf16" and form.groups == 1 else 256
+
+
+@cache
+def few_rows_kernel(form: Form) -> Kernel:
+    """Block (b, i): outputs from 8 groups b on, of rows from `rows` i on. See `few_rows_args`."""
+    front, multiply, prepare, finish = parts_of(form)
+    fetch, threads, items, wide = make_fetch(form), form.threads, form.items, OUT * form.groups
+    own, many, operand = cover(items, threads), 4 * form.groups * form.shape.tiles, form.operand
+    first, ready = (start_next, wait_before) if form.early else (nothing, nothing)
+    number = int32 if form.shape.kind == "bf16" else float32
+    paired, per_row, twice = form.end in ("swiglu", "heads"), items // form.rows, 2 * own
+
+    def few_rows(
+        weights, bias, x, gain, shift, y, stride, keys, values, cos, sin, lines, scale
+    ):  # fmt: skip
+        first()
+        t = int32(cuda.threadIdx.x)
+        block, tile, warp, lane = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), t >> 5, t & 31
+        held, spots = cuda.local.array(many, number), cuda.local.array(twice, int32)
+        kept, shifts = cuda.local.array(twice, float32), cuda.local.array(twice, float32)
+        shared = shared_address(cuda.shared.array(0, int8))
+        sums = int32(shared + operand)
+        fetch(held, weights, block, warp, lane)
+        for i in range(own):
+            column = int32(t + i * threads)
+            column -= divide(column, per_row) * per_row
+            if paired:
+                column = int32((column >> 2) * 8 + (column & 3))
+            at = bias + (int64(block) * wide + column) * 4
+            shifts[2 * i] = load_float(at)
+            if paired:
+                shifts[2 * i + 1] = load_float(at + 16)
+        ready()
+        for i in range(own):
+            if t + i * threads < items:
+                prepare(kept, spots, i, t + i * threads, block, tile, y, stride, cos, sin, lines)
+        front(x, gain, shift, lines, tile, shared, t)
+        cuda.syncthreads()  # X is there
+        multiply(held, x, shared, sums, tile, warp, lane)
+        cuda.syncthreads()  # all shares are there
+        for i in range(own):
+            if t + i * threads < items:
+                finish(kept, spots, i, t + i * threads, block, tile, sums, shifts, y, stride,
+                       keys, values, scale)  # fmt: skip
+
+    shared_bytes = operand + 4 * form.shape.warps * form.rows * wide
+    resident = max(1, room(form) // threads)
+    target = (9, 0) if form.early else (8, 0)
+    args = "l l l l l l r l l l l l f"
+    return Kernel(
+        few_rows, args, threads, shared_bytes, 1, resident, target, early=form.early
+    )

@@ -1,0 +1,222 @@
+# Made from book/11c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-mma-kernel
+"""Products by mma.sync: the kernels and their launches. bf16 in, float32 sums; capability 8.0 on.
+
+    blockIdx.x -> a tile of C, in groups of rows; blockIdx.y -> a piece of its k-blocks
+    warp       -> 64 x 64 of the tile: those below each other first
+    step       -> 16 of a k-block's 64
+
+Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 C.
+"""
+
+from functools import cache
+from typing import Any
+
+from nanoeuler.engines.gpu.gemm.mma_epilogue import make_finish
+from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, DEPTH, FRAGMENTS, SIDE, SUMS, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_tile import (
+    PARTS,
+    make_begin,
+    make_fetch,
+    make_forward,
+    make_load,
+)
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.lang.ptx import (
+    copy_commit,
+    copy_wait,
+    divide,
+    load_float2_if,
+    load_float4,
+    mma_tile,
+    shared_address,
+    store_float2_if,
+    zeros,
+)
+
+SUM_THREADS = 128  # of a block that sums pieces: 512 columns of a row
+wait_all = copy_wait(0)  # for all of the thread's copies
+
+
+def make_corner(form: MmaForm) -> Any:
+    """corner(block, m, n): the first row and column of a block's tile.
+
+    Tiles go in groups of rows, down first: blocks that run at once share what they read.
+    """
+    rows, columns, group = form.rows, form.columns, form.group
+
+    def corner(block, m, n):
+        down, across = divide(m + (rows - 1), rows), divide(n + (columns - 1), columns)
+        first = int32(divide(block, across * group) * group)
+        rest = int32(block - first * across)
+        height = int32(min(group, down - first))
+        y = divide(rest, height)
+        return int32((first + rest - y * height) * rows), int32(y * columns)
+
+    return corner
+
+
+def make_sources(form: MmaForm) -> tuple[Any, Any, Any]:
+    """begin, fetch, forward: what copies k-blocks of A and B into the ring.
+
+    begin(base, a, b, row, column, m, n, k, of_a, of_b, first, t) -> sources, and places in stage 0;
+    fetch(part, ahead, sources): a part of the copies into the stage at byte `ahead`;
+    forward(sources) -> the same for the next k-block. of_a, of_b: elements from row to row.
+    """
+    rows, columns = form.rows, form.columns
+    dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
+    begin_a, place_a = make_begin(form, dense_a, rows)
+    begin_b, place_b = make_begin(form, dense_b, columns)
+    fetch_a, fetch_b = make_fetch(form, dense_a, rows), make_fetch(form, dense_b, columns)
+    forward_a, forward_b = make_forward(dense_a), make_forward(dense_b)
+    middle = rows * DEPTH * 2
+
+    def begin(base, a, b, row, column, m, n, k, of_a, of_b, first, t):
+        source_a = begin_a(a, of_a, row, m, first, k, t)
+        source_b = begin_b(b, of_b, column, n, first, k, t)
+        places = int32(base + place_a(t)), int32(base + middle + place_b(t))
+        return source_a, source_b, places, of_a, of_b
+
+    def fetch(part, ahead, sources):
+        source_a, source_b, places, of_a, of_b = sources
+        fetch_a(part, places[0] + ahead, source_a, of_a)
+        fetch_b(part, places[1] + ahead, source_b, of_b)
+
+    def forward(sources):
+        source_a, source_b, places, of_a, of_b = sources
+        return forward_a(source_a, of_a), forward_b(source_b, of_b), places, of_a, of_b
+
+    return begin, fetch, forward
+
+
+def make_fragments(form: MmaForm) -> tuple[Any, Any]:
+    """find(base, warp, lane) -> where a lane reads in stage 0; load(fragments, at, slot, step)."""
+    middle, upright = form.rows * DEPTH * 2, form.rows // SIDE
+    find_a, load_a = make_load(form.layout[0] == "N", form.rows, True)
+    find_b, load_b = make_load(form.layout[1] == "T", form.columns, False)
+
+    def find(base, warp, lane):
+        of_a = find_a(lane, int32(warp % upright * SIDE))
+        of_b = find_b(lane, int32(warp // upright * SIDE))
+        return int32(base + of_a), int32(base + middle + of_b)
+
+    def load(a, b, at, slot, step):
+        load_a(a, at[0] + slot, step)
+        load_b(b, at[1] + slot, step)
+
+    return find, load
+
+
+def make_multiply(form: MmaForm) -> Any:
+    """multiply(acc, base, sources, count, warp, lane): acc += A B, over `count` k-blocks."""
+    stages, stage = form.stages, form.stage
+    _, fetch, forward = make_sources(form)
+    find, load = make_fragments(form)
+    mma, wait = mma_tile(SIDE, SIDE), copy_wait(stages - 2)
+    last = (stages - 1) * stage
+
+    def multiply(acc, base, sources, count, warp, lane):
+        a0, b0 = cuda.local.array(FRAGMENTS, int32), cuda.local.array(FRAGMENTS, int32)
+        a1, b1 = cuda.local.array(FRAGMENTS, int32), cuda.local.array(FRAGMENTS, int32)
+        for s in range(stages - 1):  # (1) the ring fills, but for one stage
+            for part in range(PARTS):
+                fetch(part, s * stage, sources)
+            copy_commit()
+            sources = forward(sources)
+        wait()
+        cuda.syncthreads()
+        at, slot, ahead = find(base, warp, lane), int32(0), int32(last)
+        load(a0, b0, at, slot, 0)
+        for i in range(count):
+            load(a1, b1, at, slot, 1)  # (2) fragments of the next step, and a part of a k-block
+            fetch(0, ahead, sources)
+            mma(acc, a0, b0)
+            load(a0, b0, at, slot, 2)
+            fetch(1, ahead, sources)
+            mma(acc, a1, b1)
+            load(a1, b1, at, slot, 3)
+            fetch(2, ahead, sources)
+            copy_commit()
+            mma(acc, a0, b0)
+            wait()  # (3) my copies of the next k-block have come
+            cuda.syncthreads()  # so have all others'; and this one is read by all
+            sources = forward(sources)
+            ahead = slot
+            slot = int32(slot + stage) if slot < last else int32(0)
+            load(a0, b0, at, slot if i + 1 < count else ahead, 0)
+            mma(acc, a1, b1)
+
+    return multiply
+
+
+@cache
+def mma_kernel(form: MmaForm) -> Kernel:
+    """The kernel: A, B, C, aux (bias, residual); m, n, k; elements from row to row of each.
+
+    With pieces, blockIdx.y has a range of the k-blocks each, and C is `pieces` of float32 (m, n).
+    """
+    corner, multiply, finish = make_corner(form), make_multiply(form), make_finish(form)
+    begin = make_sources(form)[0]
+    upright, clear = form.rows // SIDE, zeros(SUMS)
+
+    def gemm_mma(a, b, c, aux, m, n, k, of_a, of_b, of_c, of_aux):
+        shared = cuda.shared.array(0, int8)
+        base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
+        t = int32(cuda.threadIdx.x)
+        warp, lane = int32(t >> 5), int32(t & 31)
+        row, column = corner(int32(cuda.blockIdx.x), m, n)
+        piece, pieces = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+        blocks = divide(k + (DEPTH - 1), DEPTH)
+        first = divide(blocks * piece, pieces)
+        last = divide(blocks * (piece + 1), pieces)
+        acc = cuda.local.array(SUMS, float32)
+        clear(acc)
+        end = int32(min(k, last * DEPTH))
+        sources = begin(base, a, b, row, column, m, n, end, of_a, of_b, first, t)
+        multiply(acc, base, sources, int32(last - first), warp, lane)
+        wait_all()
+        cuda.syncthreads()  # the ring is free: warps' boxes stand there
+        row = int32(row + warp % upright * SIDE)
+        column = int32(column + warp // upright * SIDE)
+        to = c + int64(piece) * m * of_c * 4
+        finish(acc, base + warp * BOX, to, aux, row, column, m, n, of_c, of_aux, lane)
+
+    args = "l l l l r r r r r r r"
+    return Kernel(
+        gemm_mma, args, form.threads, form.shared, resident=form.resident, target=(8, 0)
+    )
+
+
+# %% sec-mma-host
+@cache
+def sum_kernel(add: bool) -> Kernel:
+    """The kernel that sums pieces in their order: pieces, C, columns, elements from row to row.
+
+    blockIdx.x -> row of C; blockIdx.y and thread -> four of its columns.
+    """
+
+    def gemm_mma_sum(space, c, m, n, of_space, of_c, pieces):
+        row = int32(cuda.blockIdx.x)
+        column = int32((cuda.blockIdx.y * SUM_THREADS + cuda.threadIdx.x) * 4)
+        if column < n:
+            x, y, z, w = float32(0), float32(0), float32(0), float32(0)
+            at = space + (int64(row) * of_space + column) * 4
+            for _ in range(pieces):
+                more = load_float4(at)
+                x += more[0]
+                y += more[1]
+                z += more[2]
+                w += more[3]
+                at += int64(m) * of_space * 4
+            to = c + (int64(row) * of_c + column) * 4
+            if add:
+                old_x, old_y = load_float2_if(to, n - column)
+                old_z, old_w = load_float2_if(to + 8, n - column - 2)
+                x, y, z, w = old_x + x, old_y + y, old_z + z, old_w + w
+            store_float2_if(to, x, y, n - column)
+            store_float2_if(to + 8, z, w, n - column - 2)
+
+    return Kernel(gemm_mma_sum, "l l r r r r r", SUM_THREADS, target=(8, 0))

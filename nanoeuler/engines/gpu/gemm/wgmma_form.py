@@ -1,0 +1,244 @@
+# Made from book/11d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gemm-form
+"""The form of a product's kernel, what is settled when it is compiled, and the ring of its blocks.
+
+C (m, n) = op(A) op(B), where the layout names how A and B are stored:
+
+    NN   forward  Y = X W      A (m, k)   B (k, n)
+    NT   dX = dY W^T           A (m, k)   B (n, k)
+    TN   dW = X^T dY           A (k, m)   B (k, n)
+
+for weights W (inputs, outputs); a product with weights the other way round is NT, and dX NN.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanoeuler.engines.gpu.gemm.wgmma_schedule import TILE_K
+from nanoeuler.engines.gpu.lang.hopper import (
+    mbarrier_arrive,
+    mbarrier_arrive_at,
+    mbarrier_init,
+    mbarrier_init_fence,
+)
+from nanoeuler.engines.gpu.lang.instruction import int32
+from nanoeuler.engines.gpu.lang.ptx import divide
+from nanoeuler.errors import UserError
+
+TILE_M = 128      # rows of C in a block's tile: two warpgroups of 64, the m of wgmma
+BOX = 8192        # bytes: 64 rows of 128, a box of the copy engine
+RING = 196608     # bytes of the ring: 192 of the 227 KiB that a block can have
+SLOTS = 4         # boxes on their way out, two of each consumer
+ALIGN = 1024      # bytes: the swizzle's period
+SHARED = ALIGN + RING + SLOTS * BOX + 256  # the last for the mbarriers
+THREADS = 384     # a producer's warpgroup and two consumers'
+REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 over 128 threads
+PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
+HEADER = 128  # bytes before the pieces: the word that a grid waits at
+LINES = 8         # sums of columns that a block's tile leaves, each of a warp's 16 rows
+STRIPS = 4        # of a consumer's sums in bf16: 64 x 64 each, a box
+# A thread's registers while it produces and while it consumes: 168 on average, all there are.
+FEW, MANY = 40, 232
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a way out allows.
+
+    aux: what it reads beside A and B: nothing, a "bias" (n,), a "tile" of another (m, n), or
+    "tiles" of two. outs:
+    dtypes of C. second: whether it can store another array as well. sums: whether its columns can
+    be summed. cut: whether a tile can be made of pieces. turn: the width of heads that it turns.
+    pingpong: what its blocks are, None: either. narrow: whether a tile can have 192 columns.
+    """
+
+    aux: str = ""
+    outs: tuple[str, ...] = ("bf16",)
+    second: bool = False
+    sums: bool = False
+    cut: bool = False
+    turn: int = 0
+    pingpong: bool | None = None
+    narrow: bool = False
+
+
+# What can be done with the sums of a tile, and what may come with it: see Form.
+EPILOGUES = {
+    "store": Way(outs=("bf16", "float32"), sums=True, cut=True, narrow=True),
+    "add": Way(outs=("float32",), cut=True, narrow=True),
+    "bias": Way("bias", narrow=True),
+    "bias and gelu": Way("bias", second=True, narrow=True),
+    "gelu backward": Way("tile", second=True, sums=True),
+    "residual": Way("tile", sums=True),
+    "swiglu": Way(second=True),
+    "swiglu backward": Way("tiles", second=True, pingpong=True),
+    "rope 64": Way(turn=64),
+    "rope 128": Way(turn=128),
+}
+
+
+def verify(form: "Form") -> None:
+    """UserError where there is no such form."""
+    if form.layout not in ("NT", "NN", "TN") or form.cluster not in (1, 2):
+        raise UserError(f"layouts are NT, NN, TN and clusters 1 or 2, not {form}")
+    if form.epilogue not in EPILOGUES:
+        raise UserError(f"epilogues are {', '.join(EPILOGUES)}, not {form.epilogue!r}")
+    way, which = EPILOGUES[form.epilogue], f"{form.epilogue!r}"
+    if form.out not in way.outs:
+        raise UserError(f"{which} goes to {' or '.join(way.outs)}, not to {form.out}")
+    if form.second and not way.second:
+        raise UserError(f"{which} has no second array to store")
+    if form.sums not in ("no", "store", "add") or form.pieces not in ("no", "together", "after"):
+        raise UserError(f"sums are no, store or add, pieces no, together or after, not {form}")
+    if form.sums != "no" and (not way.sums or form.out == "float32"):
+        raise UserError(f"columns of {which} to {form.out} are not summed")
+    if form.pieces != "no" and (not way.cut or form.pingpong or form.sums != "no"):
+        raise UserError(f"pieces come with store and add alone, and not with ping-pong: {form}")
+    if form.pingpong and form.out == "float32" or way.pingpong not in (None, form.pingpong):
+        raise UserError(f"float32 is not ping-pong, swiglu backward is: {form}")
+    if way.aux == "tiles" and not form.second:
+        raise UserError(f"{which} stores two arrays: {form}")
+    if form.narrow and (form.pingpong or form.pieces != "no" or not way.narrow):
+        raise UserError(f"{which} in tiles of 192 columns: cooperative, whole, no heads or tiles")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is settled when a kernel is compiled.
+
+    layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256, or of
+    128 x 192 where that is narrow. cluster: 1 or 2 blocks that share B.
+    epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
+    bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R, R (m, n); swiglu: silu(gate)
+    up, S = (gate, up); swiglu backward: the same of U = (gate, up), and as second S times its
+    slopes by gate and by up; rope 64 or 128: S, its first heads of that width turned.
+    out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U) beside
+    S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be parts
+    of a tile along k, summed in order, by the same kernel ("together") or another ("after"); "no":
+    whole.
+    What goes with what: EPILOGUES.
+    """
+
+    layout: str = "NT"
+    pingpong: bool = False
+    cluster: int = 1
+    epilogue: str = "store"
+    out: str = "bf16"
+    pieces: str = "no"
+    second: bool = False
+    sums: str = "no"
+    narrow: bool = False
+
+    def __post_init__(self) -> None:
+        verify(self)
+
+    @property
+    def way(self) -> Way:
+        """What the epilogue allows and reads."""
+        return EPILOGUES[self.epilogue]
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block's tile of sums."""
+        return 128 if self.pingpong else 192 if self.narrow else 256
+
+    @property
+    def registers(self) -> int:
+        """Accumulators of a consumer's thread: 64 rows of those columns, or 128 in ping-pong."""
+        return 96 if self.narrow else REGISTERS
+
+    @property
+    def halved(self) -> bool:
+        """Whether the blocks of a cluster share B by halves of a k-block, and not by columns: 96
+        columns are no boxes of 64."""
+        return self.narrow and self.cluster == 2 and self.layout[1] == "N"
+
+    @property
+    def of_c(self) -> int:
+        """Columns of C that a block's tile becomes: gate and up become one."""
+        return self.columns // 2 if self.epilogue == "swiglu" else self.columns
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage of the ring: a k-block of A and one of B."""
+        return (TILE_M + self.columns) * TILE_K * 2
+
+    @property
+    def beside(self) -> int:
+        """Boxes of other arrays that a strip of a ping-pong tile meets: of its bay."""
+        return {"tile": 1, "tiles": 2}.get(self.way.aux, 0) if self.pingpong else 0
+
+    @property
+    def ringed(self) -> bool:
+        """Whether a tile of another array comes through the ring."""
+        return self.way.aux == "tile" and not self.pingpong
+
+    @property
+    def bays(self) -> int:
+        """Bytes from the ring's beginning to the bays of strips."""
+        return RING - STRIPS * self.beside * BOX
+
+    @property
+    def stages(self) -> int:
+        """Stages of the ring: what the bays leave of it."""
+        return self.bays // self.stage
+
+    @property
+    def boxes(self) -> tuple[int, int]:
+        """Where the boxes on their way out begin, from the ring's beginning, and a consumer's
+        number of them: three where a tile has three strips, so that the next begins with the first.
+        """
+        return (self.stages * self.stage, 3) if self.narrow else (RING, SLOTS // 2)
+
+    @property
+    def strip(self) -> int:
+        """Registers of a consumer's thread that go out at a time: 64 rows of 128 bytes of C."""
+        return 16 if self.out == "float32" else 32
+
+
+def advance(stage, phase, stages):
+    """The next stage of the ring, and its parity."""
+    stage = int32(stage + 1)
+    if stage == stages:
+        stage = int32(0)
+        phase = int32(phase ^ 1)
+    return stage, phase
+
+
+def skip(stage, phase, stages, count):
+    """The stage and parity after `count` more stages."""
+    stage = int32(stage + count)
+    rounds = divide(stage, stages)
+    return int32(stage - rounds * stages), int32((phase ^ rounds) & 1)
+
+
+def prepare(bars, stages, arrivals):
+    """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong, then
+    those of bays: full ones of consumer 0, of consumer 1, empty ones."""
+    for s in range(stages):
+        mbarrier_init(bars + 8 * s, 1)
+        mbarrier_init(bars + 8 * (stages + s), arrivals)
+    for i in range(2 + 3 * STRIPS):
+        mbarrier_init(bars + 16 * stages + 8 * i, 1)
+    mbarrier_init_fence()
+
+
+def bays_bars(form: Form) -> int:
+    """Bytes from the first mbarrier to those of bays."""
+    return 16 * form.stages + 16
+
+
+def make_release(form: Form) -> Any:
+    """release(empty, t): a consumer gives a stage back, to every block that writes into it."""
+    cluster = form.cluster
+
+    def release(empty, t):
+        if cluster > 1:
+            if t < cluster:
+                mbarrier_arrive_at(empty, t)
+        elif t == 0:
+            mbarrier_arrive(empty)
+
+    return release

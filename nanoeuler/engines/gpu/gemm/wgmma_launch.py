@@ -1,0 +1,283 @@
+# Made from book/11d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gemm-host
+"""Products on tensor cores: C = op(A) op(B) of arrays, as launches. bf16 in, float32 sums.
+
+Any m, n and k; operands may be views, their rows dense and multiples of 16 bytes apart. Equal
+operands give equal bits, always.
+Compute capability 9.0 (H100, H200). Left out: batches, and adding to a bf16 C.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.engines.gpu.gemm.mma_form import extents, require
+from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_form import (
+    EPILOGUES,
+    HEADER,
+    LINES,
+    PIECE,
+    REGISTERS,
+    TILE_M,
+    Form,
+)
+from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, expect_turning
+from nanoeuler.engines.gpu.gemm.wgmma_schedule import (
+    TILE_K,
+    Plan,
+    split,
+    tiles,
+    whole,
+)
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
+from nanoeuler.errors import UserError
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The arrays of a product, 2-d where nothing else is said; uint16 is bf16's bits.
+
+    a, b uint16; c (m, n) uint16 or float32. aux uint16: the bias (n,), or U or R (m, n). second
+    uint16 (m, n), what the form stores beside C, may be aux; of swiglu (m, 2 n), gates and ups.
+    Both are (1, 2, m, n) of swiglu backward: gates, then ups. sums float32 (n,): of C's columns.
+    turn: of rope.
+    """
+
+    a: Any
+    b: Any
+    c: Any
+    aux: Any = None
+    second: Any = None
+    sums: Any = None
+    turn: Turning | None = None
+
+
+def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
+    """m, n and k of a product, n of C's columns; UserError where something does not fit."""
+    gated = form.epilogue == "swiglu"
+    m, n, k = extents(form, of.a, of.b, of.c, 2 if gated else 1)
+    aux = {"": None, "bias": (n,), "tile": (m, n), "tiles": (1, 2, m, n)}[form.way.aux]
+    require(f"aux of {form.epilogue!r}", of.aux, aux, "uint16")
+    second = (aux if form.beside == 2 else (m, 2 * n if gated else n)) if form.second else None
+    require(f"the second array of {form.epilogue!r}", of.second, second, "uint16")
+    require("sums", of.sums, None if form.sums == "no" else (n,), "float32")
+    expect_turning(of.turn, m, n, form.way.turn)
+    if (form.way.aux == "bias" or form.sums != "no") and n % 8:
+        raise UserError(f"columns with a bias or sums come in eights, not {n}: pad B by zeros")
+    if gated and form.second and n % 64:
+        raise UserError(f"gates that are stored come in sixty-fours, not {n}")
+    if cover(k, TILE_K) >= 1 << 15:
+        raise UserError(f"k is at most {(1 << 15) * TILE_K - TILE_K}, not {k}")
+    return m, n, k
+
+
+@cache
+def plan(
+    form: Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
+) -> Plan:
+    """Who multiplies what on a machine with room for `blocks` blocks; cut: `wgmma_schedule.split`.
+
+    Equal arguments give the same plan, and so the same array of words.
+    """
+    order = tiles(m, n, TILE_M * form.cluster, form.of_c)
+    clusters, k_blocks = blocks // form.cluster, cover(k, TILE_K)
+    if form.pieces == "no":
+        return whole(order, k_blocks, clusters)
+    return split(order, k_blocks, clusters, form.cluster, REGISTERS // form.strip, cut)
+
+
+# %% sec-gemm-space
+def maps(form: Form, of: Operands) -> list[Any]:
+    """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
+    rows_b = form.columns // (2 if form.epilogue == "swiglu" else form.cluster)
+    rows_of_k = TILE_K // 2 if form.halved else TILE_K
+    second, aux = of.second, of.aux
+    box = (1, 1, 64, 64) if form.beside == 2 else (64, 64)
+    met = (TILE_M, 64) if form.ringed else box
+    return [
+        Map(of.a, (64, 64) if form.layout[0] == "T" else (TILE_M, TILE_K)),
+        Map(of.b, (rows_of_k, 64) if form.layout[1] == "N" else (rows_b, TILE_K)),
+        Map(of.c, (64, 32) if form.out == "float32" else (64, 64)),
+        0 if second is None else Map(second, box),
+        0 if aux is None else aux if form.way.aux == "bias" else Map(aux, met),
+    ]
+
+
+def space_bytes(
+    form: Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
+) -> int:
+    """Bytes of workspace that a product wants, for pieces or for sums of columns; 0: none."""
+    if form.sums != "no":
+        return HEADER + cover(m, TILE_M * form.cluster) * form.cluster * LINES * n * 4
+    if form.pieces != "no":
+        return HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * PIECE
+    return 0
+
+
+def product(
+    form: Form, a: Any, b: Any, c: Any, aux: Any = None, *, second: Any = None, sums: Any = None,
+    turn: Turning | None = None, place: Any = lambda array: array, space: Any = None,
+    blocks: int = MULTIPROCESSORS, cut: str = "best",
+) -> list[Launch]:  # fmt: skip
+    """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
+
+    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too.
+    place: puts a NumPy array where the target can read it; the work list of equal sizes is one
+    array, which comes again. space: `space_bytes` or more, whose first word is zero at first;
+    products that follow each other share it. If none comes, zeros are placed.
+    """
+    of = Operands(a, b, c, aux, second, sums, turn)
+    m, n, k = sizes(form, of)
+    who, need = plan(form, m, n, k, blocks, cut), space_bytes(form, m, n, k, blocks, cut)
+    work = place(who.words)
+    if need and space is None:
+        space = place(np.zeros(need, np.uint8))
+    room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
+    if room < need:
+        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
+    views, space = maps(form, of), space if need else 0
+    grid = len(who.items) * form.cluster
+    launches = [Launch(gemm_kernel(form), (grid,), (*views, work, space, n, *(turn or Turning())))]
+    if form.pieces == "after" and who.slots:
+        launches.append(Launch(sum_kernel(form), (grid,), (views[2], work, space, grid)))
+    if form.sums != "no":
+        lines = cover(m, TILE_M) * LINES
+        args = space, lines, n, sums
+        launches.append(Launch(columns_kernel(form.sums == "add"), (cover(n, WIDE),), args))
+    return launches
+
+
+# %% sec-gemm-choice
+# Ping-pong, cluster and pieces of the forms that were fastest most often.
+COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
+NARROW = (False, 1, "no", True)  # the same of those with a narrow tile
+# The fastest form of products that were timed alone at full load, as `tests/bench/card/gemm.py`
+# prints it: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster, pieces)}, and
+# a fourth, True, where the tile is narrow. Three narrow ones of 8192 rows were ahead by 2 to 4 %
+# alone and behind by 5 to 7 % in turn with others, as in a step: they are not here.
+MEASURED: dict[tuple, dict[tuple[int, int, int], tuple]] = {
+    ("NT", "store", "bf16", False): {
+        (8192, 8192, 8192): COOPERATIVE,
+        (2048, 768, 16384): PINGPONG,
+        (4096, 768, 16384): NARROW,
+        (4096, 50304, 768): COOPERATIVE,
+        (8192, 768, 768): PINGPONG,
+        (8192, 768, 1280): PINGPONG,
+        (8192, 768, 4096): PINGPONG,
+        (8192, 768, 16384): CUT,
+        (8192, 2048, 768): PINGPONG,
+        (16384, 768, 768): PINGPONG,
+        (16384, 768, 3072): COOPERATIVE,
+        (16384, 2304, 768): PINGPONG,
+        (16384, 3072, 768): PINGPONG,
+        (16384, 50304, 768): PINGPONG,
+        (32768, 768, 768): PINGPONG,
+        (32768, 768, 1280): COOPERATIVE,
+        (32768, 768, 4096): COOPERATIVE,
+        (32768, 2048, 768): PINGPONG,
+    },
+    ("NN", "store", "bf16", False): {
+        (2048, 768, 50304): CUT,
+        (4096, 768, 50304): CUT,
+        (4096, 16384, 768): COOPERATIVE,
+        (8192, 768, 768): PINGPONG,
+        (8192, 768, 2048): PINGPONG,
+        (8192, 1280, 768): PINGPONG,
+        (8192, 16384, 768): PINGPONG,
+        (16384, 768, 768): COOPERATIVE,
+        (16384, 768, 2304): COOPERATIVE,
+        (16384, 768, 3072): COOPERATIVE,
+        (16384, 3072, 768): COOPERATIVE,
+        (16384, 768, 50304): COOPERATIVE,
+        (32768, 768, 768): PINGPONG,
+        (32768, 768, 2048): COOPERATIVE,
+        (32768, 1280, 768): PINGPONG,
+    },
+    ("NN", "bias", "bf16", False): {
+        (16384, 768, 768): COOPERATIVE,
+        (16384, 768, 3072): COOPERATIVE,
+        (16384, 2304, 768): PINGPONG,
+    },
+    ("TN", "store", "float32", False): {
+        (768, 768, 8192): (False, 1, "together"),
+        (768, 768, 16384): CUT,
+        (768, 3072, 16384): CUT,
+        (768, 4096, 8192): NARROW,
+        (768, 4096, 32768): CUT,
+        (768, 16384, 4096): COOPERATIVE,
+        (2048, 768, 8192): CUT,
+        (2304, 768, 16384): CUT,
+        (3072, 768, 16384): CUT,
+        (50304, 768, 4096): COOPERATIVE,
+        (50304, 768, 16384): COOPERATIVE,
+    },
+    ("NT", "bias and gelu", "bf16", False): {(16384, 3072, 768): (False, 1, "no")},
+    ("NT", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NN", "gelu backward", "bf16", True): {(16384, 3072, 768): COOPERATIVE},
+    ("NT", "gelu backward", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NT", "swiglu backward", "bf16", True): {
+        (8192, 2048, 768): (True, 1, "no"),
+        (32768, 2048, 768): (True, 1, "no"),
+    },
+    ("NT", "swiglu", "bf16", False): {(16384, 2048, 768): COOPERATIVE},
+    ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
+    ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NN", "swiglu", "bf16", True): {(16384, 2048, 768): (False, 1, "no")},
+    ("NN", "rope 64", "bf16", False): {
+        (8192, 1280, 768): COOPERATIVE,
+        (32768, 1280, 768): COOPERATIVE,
+    },
+}
+NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
+# For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
+# (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
+WORTH = 100
+# The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 %
+# ahead in turn and within 2 % alone for n of 2304 and more; at 3072 it was 8 % behind alone.
+SHALLOW = 1024
+
+
+def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
+    """What MEASURED has of the most similar product in it, if one is near."""
+
+    def factor(other: tuple[int, int, int]) -> float:
+        return max(max(a / b, b / a) for a, b in zip(sizes, other, strict=True))
+
+    known = MEASURED.get(kind, {})
+    nearest = min(known, key=factor, default=None)
+    return known[nearest] if nearest and factor(nearest) <= NEAR else None
+
+
+def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[bool, int, str]:
+    """The same by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
+    few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
+    pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
+    cluster = 1 if m <= TILE_M or few else 2
+    clusters, blocks = MULTIPROCESSORS // cluster, cover(k, TILE_K)
+    count = cover(m, TILE_M * cluster) * cover(n, 256)
+    saved = cover(count, clusters) * blocks - cover(count * blocks, clusters)
+    return pingpong, cluster, "together" if cut and not pingpong and saved > WORTH else "no"
+
+
+def choose(
+    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16",
+    second: bool = False, sums: str = "no",
+) -> Form:  # fmt: skip
+    """The form that was fastest for such a product, or for those without, one by their sizes."""
+    way = EPILOGUES[epilogue]
+    name = "store" if epilogue == "add" else epilogue
+    plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
+    found = like((layout, name, out, second), (m, n, k))
+    found = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
+    pingpong, cluster, pieces, narrow = (*found, False)[:4]
+    pieces = pieces if way.cut and sums == "no" else "no"
+    pingpong = pingpong if way.pingpong is None else way.pingpong
+    return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums, narrow)

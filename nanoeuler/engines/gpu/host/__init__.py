@@ -1,0 +1,9 @@
+# Made from book/11-a-gpu-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-gpu-door
+"""The side of the processor: libraries (the only module that imports CUDA), compile (Python to
+machine code), device (memory, launches, graphs), staging (pinned memory between host and GPU).
+
+May import: errors, engines.gpu.lang.
+"""

@@ -1,0 +1,203 @@
+# Made from book/14a-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-exchange-stepper
+"""Training steps of several GPUs, one for each rank: see `interface.Stepper`.
+
+Each rank has its part of a batch. What is read is whole on each; what only the update needs is in
+shards: moments, and masters where products read copies. Left out: GPUs that differ.
+
+B batch, T positions, K predicted tokens.
+"""
+
+import os
+import sys
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from nanoeuler.engines.gpu.ranks.buckets import LEAST, Sharing
+from nanoeuler.engines.gpu.ranks.exchange import (
+    ATTENTION,
+    MASTERS,
+    Exchange,
+    Join,
+    Link,
+    RankReader,
+    RankWriter,
+)
+from nanoeuler.engines.gpu.ranks.nccl import Nccl
+from nanoeuler.engines.gpu.ranks.peer_copies import Peers, reachable
+from nanoeuler.engines.gpu.step.primitives import COPIES, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS
+from nanoeuler.engines.gpu.step.stepper import CHOICE, NUMBER, CudaStepper, gpu
+from nanoeuler.engines.interface import Optimizer, Taken
+from nanoeuler.engines.ranks.group import Group
+from nanoeuler.engines.ranks.scatter import Dealt, Part, parts_of
+from nanoeuler.engines.sharding import slices
+from nanoeuler.errors import UserError
+from nanoeuler.model.weights import Weights
+
+
+class Gatherer(CudaStepper):
+    """How what ranks keep in parts comes together."""
+
+    link: Link
+    group: Group
+    sharing: Sharing
+    gatherings: dict[str, Any]
+
+    def gathering(self, name: str) -> Any:
+        """A graph that gathers a memory's shards where gradients are, which may be gathered too;
+        made when first asked for."""
+        if name not in self.gatherings:
+            ends = []
+            for bucket in self.sharing.buckets:
+                part, held = self.sharing.part(bucket, self.link.rank), self.sharing.held(bucket)
+                mine = self.floats(name, part if name == GRADIENTS else held)
+                ends += [mine, self.floats(GRADIENTS, slice(*bucket[:2]))]
+            works = Exchange("all-gather", tuple(ends), self.link), Join(self.link)
+            starts = [work.prepare(self.device) for work in works]
+            self.gatherings[name] = self.device.capture(starts)
+        return self.gatherings[name]
+
+    def floats(self, name: str, part: slice) -> Any:
+        """A part of a memory of float32."""
+        length = part.stop - part.start
+        return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
+
+
+class Residents(Gatherer):
+    """What a rank keeps, and how the run gets all of it."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """As `Resident.state`: moments are this rank's shard, and so are masters with copies."""
+        made, sharing = super().state(), self.sharing
+        shards = {name: made[name] for name in MOMENTS}
+        made[WEIGHTS] = sharing.pad(made[WEIGHTS])
+        if self.precision.kind == "bf16":
+            shards[MASTERS], made[COPIES] = self.weights.flat, sharing.pad(made[COPIES])
+            made[WEIGHTS] = np.concatenate([made[WEIGHTS][slice(*span)] for span in sharing.read])
+        return made | {name: sharing.shard(x, self.link.rank) for name, x in shards.items()}
+
+    def push(self) -> None:
+        """As `Stepper.push`, from rank 0's run to all ranks; they call it at the same time."""
+        for kept in (self.weights, self.optimizer.m, self.optimizer.v):
+            self.group.spread(kept.flat)
+        super().push()
+
+    def pull(self) -> None:
+        """As `Stepper.pull`, on every rank; they call it after the same step."""
+        n = self.weights.flat.shape[0]
+        shards = {name: getattr(self.optimizer, name) for name in MOMENTS}
+        if self.precision.kind == "bf16":
+            shards[MASTERS] = self.weights
+        else:
+            self.weights.flat[...] = self.device.host(self.memories[WEIGHTS])[:n]
+        for name, kept in shards.items():
+            self.gathering(name).launch()
+            kept.flat[...] = self.device.host(self.memories[GRADIENTS])[:n]
+
+
+class Portions(Dealt):
+    """Which sequences of a batch are whose."""
+
+    link: Link
+
+    def parts(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """As `Dealt.parts`: as many sequences for each, or UserError."""
+        if len(tokens) % self.link.size:
+            raise UserError(
+                f"a batch of {len(tokens)} sequences cannot be shared by {self.link.size} ranks: "
+                f"choose a batch_size that is a multiple of {self.link.size}"
+            )
+        return self.parts_to_judge(tokens, targets, first)
+
+    def parts_to_judge(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """As `Dealt.parts_to_judge`: the last ranks may have fewer sequences, or none."""
+        rows = slices(range(len(tokens)), self.link.size)
+        rows += [slice(0, 0)] * (self.link.size - len(rows))
+        return parts_of(rows, tokens, targets, first)
+
+
+class CudaRankStepper(Portions, Residents):
+    """Training steps of one model on several devices; this rank's is `device`.
+
+    when: gradients travel, as `exchange.Shared` has it. least: bytes of a bucket.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
+        when: str = ATTENTION, least: int = LEAST, **how: Any,
+    ) -> None:  # fmt: skip
+        self.link, self.group, self.gatherings = link, group, {}
+        self.sharing = Sharing(weights, link.size, least)
+        self.reader = partial(RankReader, link=link, least=least)
+        self.writer = partial(RankWriter, link=link, when=when, least=least)
+        super().__init__(weights, optimizer, device, **how)
+        self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
+
+    def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
+        """As `Dealt.step_part`."""
+        return self.step_scaled(part.tokens, part.targets, part.scale, lr, number, part.first)
+
+    def sums_part(self, part: Part) -> np.ndarray:
+        """As `Dealt.sums_part`."""
+        found = np.zeros(part.targets.shape[2])
+        if len(part.tokens):
+            found = Residents.sums(self, part.tokens, part.targets, part.first)
+        return sum(self.group.share(found))
+
+
+# %% sec-exchange-copies
+EXCHANGES = "NANOEULER_EXCHANGES"  # the variable that says who carries them
+LINKS = {"copies": Peers, "nccl": Nccl}
+
+
+def carrier(group: Group) -> tuple[str, str]:
+    """Who carries exchanges, a name of LINKS, and why; all ranks ask at the same time."""
+    wish, no_way = os.environ.get(EXCHANGES) or "", ""
+    if wish and wish not in LINKS:
+        raise UserError(f"{EXCHANGES} is one of {', '.join(LINKS)}, and not {wish!r}")
+    if wish == "nccl":
+        return wish, f"{EXCHANGES} asks for it"
+    if group.local < group.size:
+        no_way = "ranks run on several machines"
+    elif not reachable(gpu(), group):
+        no_way = "a GPU here cannot write into another's memory"
+    if wish and no_way:
+        raise UserError(f"{EXCHANGES} is copies, but {no_way}: say nccl")
+    return ("nccl", no_way) if no_way else ("copies", "all GPUs are on this machine")
+
+
+@cache
+def link_of(group: Group) -> Nccl:
+    """What joins this rank's GPU to the others; ranks of one machine take its GPUs in order.
+
+    Rank 0 says on stderr who carries.
+    """
+    os.environ.setdefault(NUMBER, str(group.rank % group.local))
+    name, why = carrier(group)
+    if group.rank == 0:
+        print(f"exchanges  {name}: {why}", file=sys.stderr)
+    return LINKS[name](gpu(), group)
+
+
+def ranked_stepper(
+    group: Group, name: str, weights: Weights, optimizer: Optimizer, pieces: int = 1
+) -> CudaRankStepper:
+    """A stepper of this rank's GPU, for the engine of this name, one of `registry.GPU_ENGINES`.
+
+    pieces: in how many parts this rank's sequences go through memory.
+    """
+    multiplier, link = import_module(CHOICE).multiplier(), link_of(group)
+    return CudaRankStepper(
+        weights, optimizer, link.device, link, group, precision=PRECISIONS[name], pieces=pieces,
+        multiplier=multiplier,
+    )  # fmt: skip

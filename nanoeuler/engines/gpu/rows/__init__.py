@@ -1,0 +1,12 @@
+# Made from book/11e-row-kernels.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-rows-vectors
+"""Kernels between two products, which wait for memory: a warp or a block takes a row at a time.
+
+block_reduce; residual_norm and its backward; activations (GELU,
+SwiGLU); rope; embedding; column_sums (gradients of biases); cross_entropy; gradient_norm; adamw;
+fill (a constant, a bias).
+
+May import: errors, model, engines.gpu.lang.
+"""

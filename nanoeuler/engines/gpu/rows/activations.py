@@ -1,0 +1,325 @@
+# Made from book/11e-row-kernels.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-rows-gates
+"""SwiGLU and GELU, forward and backward: rows of u to rows of h, rows of dh to rows of du.
+
+SwiGLU: u (rows, 2F) is gate, then up; h (rows, F). GELU: u and h (rows, F), with a bias (F,) where
+one is given. All of one kind, "bf16" or "float32". A thread keeps its columns and goes down the
+rows (`Walk`); the sums of du's columns, float32, come with the backward. du may be u.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
+from nanoeuler.engines.gpu.lang.ptx import exp2, reciprocal
+from nanoeuler.engines.gpu.lang.vectors import (
+    SIZES,
+    expect,
+    given,
+    kind_of,
+    make_load,
+    make_store,
+    piece,
+    place,
+)
+from nanoeuler.engines.gpu.rows.column_sums import (
+    FREE,
+    SUMMING,
+    Walk,
+    make_put,
+    make_zero,
+    sum_launch,
+)
+from nanoeuler.errors import UserError
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
+
+LOG2_E = 1.4426950408889634  # e^x is 2^(x log2 e)
+AHEAD = 2  # rows that a thread loads before it uses one, on the way back
+CUBIC, SCALE = GELU_CUBIC, GELU_SCALE
+
+
+def sigmoid(x):
+    """1 / (1 + e^-x) of a float32. Of large -x the power is infinite and the quotient 0."""
+    return reciprocal(float32(1) + exp2(x * float32(-LOG2_E)))
+
+
+def swiglu(gate, up):
+    """The gated value, and what its slopes share: h, sigmoid(gate)."""
+    sigma = sigmoid(gate)
+    return gate * sigma * up, sigma
+
+
+def swiglu_slopes(dh, gate, up, sigma):
+    """dgate and dup. Equation eq-backprop-swiglu."""
+    dgate = dh * up * sigma * (float32(1) + gate * (float32(1) - sigma))  # (1)
+    return dgate, dh * gate * sigma                                     # (2)
+
+
+def gelu_share(u):
+    """The share of u that GELU lets through, (1 + tanh z) / 2 = sigmoid(2 z)."""
+    return sigmoid(float32(2 * SCALE) * u * (float32(1) + float32(CUBIC) * u * u))
+
+
+def gelu_slope(u):
+    """dh / du. Equation eq-backprop-gelu; 1 - tanh^2 z is 4 s (1 - s) for the share s."""
+    share = gelu_share(u)                                               # (1)
+    dz = float32(SCALE) * (float32(1) + float32(3 * CUBIC) * u * u)
+    return share + float32(2) * u * share * (float32(1) - share) * dz   # (2)
+
+
+@functools.cache
+def swiglu_kernel(kind: str, threads: int) -> Kernel:
+    """h = silu(gate) up; see `Walk` for who has what of h."""
+    width, size = piece(kind), SIZES[kind]
+    load, store = make_load(kind, width), make_store(kind, width)
+
+    def gated(u, h, rows, columns):
+        column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
+        gate, up = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        row = int32(cuda.blockIdx.y)
+        while row < rows and column < columns:
+            start = place(u, row, 2 * columns, size) + int64(column) * size
+            load(gate, 0, start)
+            load(up, 0, start + int64(columns) * size)
+            for k in range(width):
+                gate[k], _ = swiglu(gate[k], up[k])
+            store(gate, 0, place(h, row, columns, size) + int64(column) * size)
+            row += int32(cuda.gridDim.y)
+
+    return Kernel(gated, "l l r r", threads, resident=FREE // threads, target=(8, 0))
+
+
+@functools.cache
+def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
+    """h = gelu(u + bias); see `Walk` for who has what."""
+    width, size = piece(kind), SIZES[kind]
+    load, store = make_load(kind, width), make_store(kind, width)
+
+    def curved(u, bias, h, rows, columns):
+        column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
+        values, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        row = int32(cuda.blockIdx.y)
+        if biased and column < columns:
+            load(shift, 0, bias + int64(column) * size)
+        while row < rows and column < columns:
+            load(values, 0, place(u, row, columns, size) + int64(column) * size)
+            for k in range(width):
+                value = values[k] + shift[k] if biased else values[k]
+                values[k] = value * gelu_share(value)
+            store(values, 0, place(h, row, columns, size) + int64(column) * size)
+            row += int32(cuda.gridDim.y)
+
+    return Kernel(curved, "l l l r r", threads, resident=FREE // threads, target=(8, 0))
+
+
+def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
+    """gated_rows(dh, u, du, h, here, wide, step, half, left, right): `count` rows, loads first.
+
+    here, wide: bytes from the beginning of h and u to this thread's in the first row; step: of h
+    from row to row; half: from gate to up. Adds du to left (dgate) and right (dup).
+    """
+    width, many = piece(kind), count * piece(kind)
+    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
+    store = make_store(kind, width)
+
+    def gated_rows(dh, u, du, h, here, wide, step, half, left, right):
+        slope, gate = cuda.local.array(many, float32), cuda.local.array(many, float32)
+        up, value = cuda.local.array(many, float32), cuda.local.array(width, float32)
+        for i in range(count):
+            load(slope, i * width, dh + here + i * step)
+            load_u(gate, i * width, u + wide + i * 2 * step)
+            load_u(up, i * width, u + wide + i * 2 * step + half)
+        for i in range(count):
+            for k in range(width):
+                at = i * width + k
+                value[k], sigma = swiglu(gate[at], up[at])
+                gate[at], up[at] = swiglu_slopes(slope[at], gate[at], up[at], sigma)
+                left[k] += gate[at]
+                right[k] += up[at]
+            store(gate, i * width, du + wide + i * 2 * step)
+            store(up, i * width, du + wide + i * 2 * step + half)
+            if again:
+                store(value, 0, h + here + i * step)
+
+    return gated_rows
+
+
+@functools.cache
+def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -> Kernel:
+    """du of dh and u, and h once more (again), and partial sums of du's columns (summed)."""
+    width, size = piece(kind), SIZES[kind]
+    one, several = make_gated_rows(kind, 1, again), make_gated_rows(kind, AHEAD, again)
+    zero, put = make_zero(width), make_put(width)
+
+    def gated_backward(dh, u, du, h, partials, rows, columns):
+        column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
+        left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        zero(left)
+        zero(right)
+        row, slabs, half = int32(cuda.blockIdx.y), int32(cuda.gridDim.y), int64(columns) * size
+        if column < columns:
+            at = int64(column) * size
+            while row + (AHEAD - 1) * slabs < rows:
+                here = row * half + at
+                several(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
+                row += AHEAD * slabs
+            while row < rows:
+                here = row * half + at
+                one(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
+                row += slabs
+            if summed:
+                out = place(partials, cuda.blockIdx.y, 2 * columns, 4) + int64(column) * 4
+                put(left, out)
+                put(right, out + int64(columns) * 4)
+
+    args = "l l l l l r r"
+    return Kernel(gated_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
+
+
+def make_curved_rows(kind: str, count: int, again: bool) -> Callable:
+    """curved_rows(dh, u, du, h, here, step, shift, sums): `count` rows, loads first.
+
+    here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
+    """
+    width, many = piece(kind), count * piece(kind)
+    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
+    store = make_store(kind, width)
+
+    def curved_rows(dh, u, du, h, here, step, shift, sums):
+        slope, value = cuda.local.array(many, float32), cuda.local.array(many, float32)
+        for i in range(count):
+            load(slope, i * width, dh + here + i * step)
+            load_u(value, i * width, u + here + i * step)
+        for i in range(count):
+            for k in range(width):
+                at = i * width + k
+                value[at] += shift[k]
+                slope[at] *= gelu_slope(value[at])
+                sums[k] += slope[at]
+                if again:
+                    value[at] *= gelu_share(value[at])
+            store(slope, i * width, du + here + i * step)
+            if again:
+                store(value, i * width, h + here + i * step)
+
+    return curved_rows
+
+
+@functools.cache
+def gelu_backward_kernel(
+    kind: str, biased: bool, again: bool, summed: bool, threads: int
+) -> Kernel:
+    """du of dh and u, h once more (again), and partial sums of du's columns (summed)."""
+    width, size = piece(kind), SIZES[kind]
+    load, zero, put = make_load(kind, width), make_zero(width), make_put(width)
+    one, several = make_curved_rows(kind, 1, again), make_curved_rows(kind, AHEAD, again)
+
+    def curved_backward(dh, u, bias, du, h, partials, rows, columns):
+        column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
+        sums, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        zero(sums)
+        zero(shift)
+        row, slabs = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
+        if column < columns:
+            at, step = int64(column) * size, slabs * (int64(columns) * size)
+            if biased:
+                load(shift, 0, bias + at)
+            while row + (AHEAD - 1) * slabs < rows:
+                several(dh, u, du, h, place(at, row, columns, size), step, shift, sums)
+                row += AHEAD * slabs
+            while row < rows:
+                one(dh, u, du, h, place(at, row, columns, size), step, shift, sums)
+                row += slabs
+            if summed:
+                put(sums, place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)
+
+    args = "l l l l l l r r"
+    return Kernel(curved_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
+
+
+def _walk(
+    name: str, u: Any, wide: int, room: int, multiprocessors: int, **others: Any
+) -> tuple[str, Walk]:
+    # The kind of u (rows, wide * F) and who has what of (rows, F), which the others are.
+    rows, columns = u.shape[0], u.shape[1] // wide
+    kind = kind_of(u)
+    walk = Walk(rows, columns, piece(kind), room, multiprocessors)
+    expect(f"{name}'s u", u, (rows, wide * columns), kind)
+    for other, (array, across) in others.items():
+        if array is not None:
+            expect(f"{name}'s {other}", array, (rows, across * columns), kind)
+    return kind, walk
+
+
+def swiglu_launch(u: Any, h: Any, multiprocessors: int = MULTIPROCESSORS) -> Launch:
+    """h (rows, F) = silu(gate) up of u (rows, 2F)."""
+    kind, walk = _walk("SwiGLU", u, 2, FREE, multiprocessors, h=(h, 1))
+    kernel = swiglu_kernel(kind, walk.threads)
+    return Launch(kernel, walk.grid, (u, h, walk.rows, walk.columns))
+
+
+def gelu_launch(
+    u: Any, h: Any, bias: Any = None, multiprocessors: int = MULTIPROCESSORS
+) -> Launch:
+    """h (rows, F) = gelu(u + bias), tanh form, of u (rows, F), bias (F,) or none."""
+    kind, walk = _walk("GELU", u, 1, FREE, multiprocessors, h=(h, 1))
+    if bias is not None:
+        expect("GELU's bias", bias, (walk.columns,), kind)
+    kernel = gelu_kernel(kind, bias is not None, walk.threads)
+    return Launch(kernel, walk.grid, (u, given(bias), h, walk.rows, walk.columns))
+
+
+def partials_shape(
+    rows: int, F: int, kind: str, wide: int, multiprocessors: int = MULTIPROCESSORS
+) -> tuple[int, int]:
+    """The shape of the partial sums of du (rows, wide * F): wide is 2 of SwiGLU, 1 of GELU."""
+    return Walk(rows, F, piece(kind), SUMMING, multiprocessors).slabs, wide * F
+
+
+def _sums(dbias: Any, partials: Any, slabs: int, width: int) -> list[Launch]:
+    # The launch that adds the sums of partial sums to dbias, where it is wanted.
+    if (dbias is None) != (partials is None):
+        raise UserError("dbias and the partial sums for it come together")
+    if dbias is None:
+        return []
+    expect("partial sums", partials, (slabs, width), "float32")
+    return [sum_launch(partials, (dbias,), add=True)]
+
+
+def swiglu_backward_launches(
+    dh: Any, u: Any, du: Any, *, h: Any = None, dbias: Any = None, partials: Any = None,
+    multiprocessors: int = MULTIPROCESSORS,
+) -> list[Launch]:  # fmt: skip
+    """du (rows, 2F), which may be u, of dh (rows, F) and u; h (rows, F) is made again if given.
+
+    Adds du's sums over rows to dbias (2F,) float32; `partials_shape` says what partials are.
+    """
+    others = {"dh": (dh, 1), "du": (du, 2), "h": (h, 1)}
+    kind, walk = _walk("SwiGLU", u, 2, SUMMING, multiprocessors, **others)
+    kernel = swiglu_backward_kernel(kind, h is not None, dbias is not None, walk.threads)
+    args = dh, u, du, given(h), given(partials), walk.rows, walk.columns
+    sums = _sums(dbias, partials, walk.slabs, 2 * walk.columns)
+    return [Launch(kernel, walk.grid, args), *sums]
+
+
+def gelu_backward_launches(
+    dh: Any, u: Any, du: Any, *, bias: Any = None, h: Any = None, dbias: Any = None,
+    partials: Any = None, multiprocessors: int = MULTIPROCESSORS,
+) -> list[Launch]:  # fmt: skip
+    """du (rows, F), which may be u, of dh, of h = gelu(u + bias); h is made again if given.
+
+    Adds du's sums over rows to dbias (F,) float32; `partials_shape` says what partials are.
+    """
+    others = {"dh": (dh, 1), "du": (du, 1), "h": (h, 1)}
+    kind, walk = _walk("GELU", u, 1, SUMMING, multiprocessors, **others)
+    if bias is not None:
+        expect("GELU's bias", bias, (walk.columns,), kind)
+    wanted = bias is not None, h is not None, dbias is not None
+    kernel = gelu_backward_kernel(kind, *wanted, walk.threads)
+    args = dh, u, given(bias), du, given(h), given(partials), walk.rows, walk.columns
+    return [Launch(kernel, walk.grid, args), *_sums(dbias, partials, walk.slabs, walk.columns)]

@@ -1,0 +1,63 @@
+# Made from book/13b-products-of-the-vendor.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-vendor-choice
+"""Products of a recorded step by NVIDIA's library or by our kernels: the faster, or as one wishes.
+
+The variable NANOEULER_PRODUCTS says which: "fastest" (where nothing is said, and the library is
+installed), "ours", or "cublas", which takes the library's wherever it can do the same.
+"""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from nanoeuler.engines.gpu.gemm.cublas import Gemm
+from nanoeuler.engines.gpu.step.matmul import Multiplier
+from nanoeuler.engines.gpu.step.program import Array, Work
+from nanoeuler.errors import UserError
+
+EIGHTS = 8  # of which sizes are multiples: cuBLAS's manual, on Tensor Core usage with bf16
+COMPUTE = {1: "bf16", 2: "tf32", 3: "float32"}  # the library's way, by ours: pieces of an operand
+
+
+class Fastest(Multiplier):
+    """The library's products where it was the faster one."""
+
+    words = "cuBLAS multiplies where it was faster, our kernels elsewhere"
+    ends: tuple[str, ...] = ("store",)  # of products that it does
+    pieces_of: tuple[int, ...] = (1, 2)  # float32 without tensor cores is slower than in pieces
+
+    def work(
+        self, layout: str, a: Array, b: Array, c: Array, epilogue: str, aux: Any, second: Any,
+        sums: Any, turn: Any,
+    ) -> list[Work]:  # fmt: skip
+        """As `Multiplier.work`."""
+        plain = epilogue in self.ends and aux is None and second is None and sums is None
+        sizes = *c.shape, a.shape[layout[0] == "N"]
+        if plain and self.pieces in self.pieces_of and not any(n % EIGHTS for n in sizes):
+            return [Gemm(layout, (a, b, c), COMPUTE[self.pieces], epilogue == "add")]
+        return super().work(layout, a, b, c, epilogue, aux, second, sums, turn)
+
+
+class Library(Fastest):
+    """The library's products wherever it has one."""
+
+    words = "cuBLAS multiplies wherever it can"
+    ends = ("store", "add")
+    pieces_of = (1, 2, 3)
+
+
+def multiplier() -> type[Multiplier]:
+    """Who multiplies in this process; UserError for a wish that cannot be met."""
+    wish = os.environ.get("NANOEULER_PRODUCTS") or "fastest"
+    known = {"ours": Multiplier, "fastest": Fastest, "cublas": Library}
+    if wish not in known:
+        raise UserError(f"NANOEULER_PRODUCTS is one of {', '.join(known)}, and not {wish!r}")
+    there = find_spec("nvmath") is not None
+    if wish == "cublas" and not there:
+        raise UserError(
+            "NANOEULER_PRODUCTS is cublas, and there is no cuBLAS here: pip install "
+            "'nvmath-python[cu13]' (the extra gpu-vendor), or say ours"
+        )
+    return known[wish] if there else Multiplier

@@ -1,0 +1,235 @@
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-step
+"""A training step, and a judgement of the model, as recorded programs: nothing here runs.
+
+The step: gradients of norms, biases and tables to zero; forward and backward for each piece of the
+batch; the norm of all gradients; AdamW. Left out: running it (stepper.py), schedules.
+
+B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's flat buffer.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.gpu.attention.documents import Documents, last_of
+from nanoeuler.engines.gpu.rows import adamw, gradient_norm
+from nanoeuler.engines.gpu.rows.embedding import plan_length, scatter_plan
+from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
+from nanoeuler.engines.gpu.step.engine import CudaEngine
+from nanoeuler.engines.gpu.step.matmul import Multiplier
+from nanoeuler.engines.gpu.step.primitives import COPIES, WEIGHTS, Precision, Texts
+from nanoeuler.engines.gpu.step.program import Array, Program, Recording
+from nanoeuler.engines.sharding import slices
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import loss_and_gradients, loss_sums
+from nanoeuler.model.weights import Weights, flat_size
+
+GRADIENTS, MOMENTS = "gradients", ("m", "v")  # memories of float32 (N,), besides WEIGHTS
+
+
+class Machine(NamedTuple):
+    """What a program is recorded for: a card's compute capability, its multiprocessors, and what
+    records products for it."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    multiplier: type[Multiplier] = Multiplier
+
+
+class Rules(NamedTuple):
+    """The optimizer's numbers that no step changes: see `training.optim.AdamW`."""
+
+    clip_norm: float
+    beta1: float
+    beta2: float
+    eps: float
+
+
+class Recorded(NamedTuple):
+    """A program with its ends, each a memory of its name.
+
+    inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
+    step its scatter plan, "plan i". For rows of several texts also "first i" and "last i", as in
+    `Documents`, and where positions are learned "places i", and in a step their "scatter i". Of a
+    step also scale float32 (K,) and rates float32 (1, 4), as `gradient_norm.schedule` makes them. results:
+    sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step its decision
+    float32 (8,).
+    """
+
+    program: Program
+    inputs: dict[str, Array]
+    results: dict[str, Array]
+
+
+def cleared(weights: Weights) -> np.ndarray:
+    """The tiles of all gradients that a step adds to and never stores."""
+    spans, tied = [], weights.config.tied
+    for name, part in zip(weights, adamw.segments(weights), strict=True):
+        if not part.decay or name == "positions" or (name == "embedding" and not tied):
+            spans.append((part.start, part.length))
+    return clear_table(spans, weights.flat.shape[0])
+
+
+def updated(weights: Weights, copied: bool) -> np.ndarray:
+    """The tiles of all parameters, for AdamW; copied: whether there is a bf16 copy."""
+    parts = adamw.segments(weights)
+    return adamw.tiles(parts if copied else [part._replace(copy=-1) for part in parts])
+
+
+class Ends:
+    """A recording for a model, and its ends: what the host sends, and what it fetches."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.recording, self.config = Recording(), config
+        self.inputs: dict[str, Array] = {}
+        self.results: dict[str, Array] = {}
+
+    def whole(self, memory: str) -> Array:
+        """A flat buffer (N,)."""
+        return self.recording.whole(memory, (flat_size(self.config),), np.float32)
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Something that the host sends."""
+        return self.inputs.setdefault(name, self.recording.whole(name, shape, dtype))
+
+    def result(self, name: str, shape: tuple[int, ...]) -> Array:
+        """Something that it fetches."""
+        return self.results.setdefault(name, self.recording.whole(name, shape, np.float32))
+
+    def end(self) -> Recorded:
+        """The program and its ends."""
+        return Recorded(self.recording.end(), self.inputs, self.results)
+
+
+class Writer(Ends):
+    """What both programs begin with: weights, an engine, a batch, and where its losses go."""
+
+    engine_type = CudaEngine
+
+    def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
+        super().__init__(config)
+        self.copied = precision.kind == "bf16"
+        self.weights = self.read()
+        length = self.weights.flat.shape[0] if self.copied else 16
+        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
+        self.engine = self.engine_type(self.recording, *machine, precision)
+        views = self.weights.items()
+        self.engine.names = {(view.memory, view.address): name for name, view in views}
+
+    def read(self) -> Weights:
+        """The weights, as the model's code reads them."""
+        return Weights(self.config, np.float32, self.whole(WEIGHTS))
+
+    def batch(self, i: int, B: int, T: int) -> tuple[Array, Array]:
+        """tokens and targets of piece i."""
+        shape = B, T, self.config.n_predict
+        tokens = self.input(f"tokens {i}", (B, T), np.int32)
+        return tokens, self.input(f"targets {i}", shape, np.int32)
+
+    def texts(self, i: int, B: int, T: int, back: bool) -> Texts:
+        """What says which texts the rows of piece i hold; back: for a way back, too."""
+        lines = (self.input(f"{name} {i}", (B, T), np.int32) for name in Documents._fields)
+        if self.config.position != "learned":
+            return Texts(Documents(*lines))
+        places, length = self.input(f"places {i}", (B, T), np.int32), plan_length(B * T, T)
+        plan = self.input(f"scatter {i}", (length,), np.int32) if back else None
+        return Texts(Documents(*lines), places, plan)
+
+    def sums(self, pieces: int) -> Array:
+        """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
+        return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
+
+
+class StepWriter(Writer):
+    """What a step ends with."""
+
+    def update(self, flat: Array, losses: Array, rules: Rules) -> None:
+        """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
+        recording = self.recording
+        partials = recording.take((gradient_norm.blocks_for(flat.shape[0]),), np.float32)
+        rates, decision = self.input("rates", (1, 4), np.float32), self.result("decision", (8,))
+        number, limit = recording.whole("number", (1,), np.int32), rules.clip_norm
+        launches = gradient_norm.norm_launches(
+            flat, partials, losses, rates, number, limit, decision
+        )
+        recording.add("norm of gradients", launches)
+        table = recording.constant(updated(self.weights, self.copied))
+        launch = adamw.adamw_launch(
+            table, decision, self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies,
+            rules.beta1, rules.beta2, rules.eps,
+        )  # fmt: skip
+        recording.add("AdamW", launch)
+
+
+def record_sums(
+    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
+    packed: bool = False, writer: Callable[..., Writer] = Writer,
+) -> Recorded:  # fmt: skip
+    """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""
+    this = writer(config, machine, precision)
+    this.engine.sums = this.sums(1)[0, : config.n_predict]
+    first = this.texts(0, B, T, False) if packed else None
+    loss_sums(this.engine, config, this.weights, *this.batch(0, B, T), first)
+    return this.end()
+
+
+def record_step(
+    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
+    rules: Rules, pieces: int = 1, writer: Callable[..., StepWriter] = StepWriter,
+    packed: bool = False,
+) -> Recorded:  # fmt: skip
+    """The program of a training step on a batch of B sequences, a piece of them at a time.
+
+    packed: of rows that may hold several texts.
+    """
+    this, K = writer(config, machine, precision), config.n_predict
+    recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
+    gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
+    sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
+    recording.add("clear", clear_launch(recording.constant(cleared(gradients)), flat))
+    for i, x in enumerate(cut):
+        tokens, targets = this.batch(i, x.stop - x.start, T)
+        length = plan_length(math.prod(tokens.shape), config.vocab_size)
+        engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
+        first = this.texts(i, *tokens.shape, True) if packed else None
+        given = this.weights, tokens, targets, scale, gradients, first
+        loss_and_gradients(engine, config, *given)
+    engine.add_up()
+    this.update(flat, sums.reshape(-1), rules)
+    return this.end()
+
+
+Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
+
+
+def fill_batch(
+    page: Page, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+) -> None:
+    """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces.
+
+    first (B, T): for a program of rows that may hold several texts.
+    """
+    pieces = sum(name.startswith("tokens") for name in page)
+    for i, x in enumerate(slices(range(len(tokens)), pieces)):
+        page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
+        if first is not None:
+            page[f"first {i}"][...], page[f"last {i}"][...] = first[x], last_of(first[x])
+        if f"places {i}" in page:
+            page[f"places {i}"][...] = np.arange(first.shape[1]) - first[x]
+
+
+def fill_step(page: Page, scale: np.ndarray, rates: np.ndarray, V: int) -> None:
+    """Write what a step wants besides: the loss's scale, the rates, where each token stands."""
+    page["scale"][...], page["rates"][...] = scale, rates
+    for name in page:
+        if name.startswith("plan"):
+            tokens = page[name.replace("plan", "tokens")]
+            page[name][...] = scatter_plan(tokens.reshape(-1), V)
+        if name.startswith("scatter"):
+            places = page[name.replace("scatter", "places")]
+            page[name][...] = scatter_plan(places.reshape(-1), places.shape[1])

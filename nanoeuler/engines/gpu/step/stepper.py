@@ -1,0 +1,268 @@
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-stepper
+"""Training steps on a GPU: see `interface.Stepper`. A step is one graph, and nobody waits for it.
+
+Weights, gradients and moments live on the device; `pull` and `push` exchange them with the run's.
+Works the same on paper. Left out: several devices. B batch, T positions, K predicted tokens.
+"""
+
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.gpu.host.device import Device
+from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
+from nanoeuler.engines.gpu.lang.bf16 import to_bf16
+from nanoeuler.engines.gpu.lang.kernel import Launch
+from nanoeuler.engines.gpu.rows import gradient_norm
+from nanoeuler.engines.gpu.step.matmul import Multiplier
+from nanoeuler.engines.gpu.step.primitives import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, bind, constants
+from nanoeuler.engines.gpu.step.recording import (
+    MOMENTS,
+    Machine,
+    Recorded,
+    Rules,
+    StepWriter,
+    Writer,
+    fill_batch,
+    fill_step,
+    record_step,
+    record_sums,
+)
+from nanoeuler.engines.interface import Optimizer, Stepper, Taken
+from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.transformer import head_weights, loss_scale
+from nanoeuler.model.weights import Weights
+
+
+def fields(arrays: dict[str, Array]) -> dict[str, tuple]:
+    """The fields of a box for these memories."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+class Loaded(NamedTuple):
+    """A program on the device. shared: the memories that others may use when it does not run."""
+
+    graph: Any
+    inbox: Inbox
+    outbox: Outbox
+    shared: dict[str, Any]
+
+
+class Resident:
+    """A model on a device: its weights and moments there.
+
+    `weights` and the `optimizer`'s moments are the run's; without an optimizer there are none.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer | None, device: Any,
+        precision: Precision = BF16,
+    ) -> None:  # fmt: skip
+        self.weights, self.optimizer = weights, optimizer
+        self.device, self.precision = device, precision
+        self.memories: dict[str, Any] = {}
+        self.push()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the device keeps from step to step, as the run has it now."""
+        flat, copied = self.weights.flat, self.precision.kind == "bf16"
+        arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
+        moments = MOMENTS if self.optimizer else ()
+        return arrays | {name: getattr(self.optimizer, name).flat for name in moments}
+
+    def push(self) -> None:
+        """Bring the device's weights and moments up to date with those of the run."""
+        for name, values in self.state().items():
+            if name in self.memories:
+                self.device.fill(self.memories[name], values)
+            else:
+                self.memories[name] = self.device.array(values)
+
+    def pull(self) -> None:
+        """Bring the run's weights and moments up to date with those of the device."""
+        self.weights.flat[...] = self.device.host(self.memories[WEIGHTS])
+        for name in MOMENTS:
+            getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
+
+
+class Pool(Resident):
+    """Memory that programs have in common. programs: by what they do and for which batches."""
+
+    programs: dict[tuple, Loaded]
+
+    def share(self, name: str, size: int) -> Any:
+        """A memory for a program, which may be another's; zero at first, but for the arena."""
+        for other in self.programs.values():
+            there = other.shared.get(name)
+            if there is not None and there.shape[0] >= size:
+                return there
+        if name == ARENA:  # in which nothing is read that was not written
+            return self.device.empty((size,), np.uint8)
+        return self.device.array(np.zeros(size, np.uint8))
+
+
+class Loader(Pool):
+    """Programs that have memory. multiplier: what records their products."""
+
+    multiplier: type[Multiplier] = Multiplier
+
+    def load(self, recorded: Recorded) -> Loaded:
+        """Give a recorded program its memory, compile its kernels and make it a graph."""
+        program, device = recorded.program, self.device
+        inbox, outbox = (Box(device, fields(ends)) for Box, ends in (
+            (Inbox, recorded.inputs), (Outbox, recorded.results)))  # fmt: skip
+        device.fill(outbox.parts["sums"], 0)
+        own = {CONSTANTS: device.array(constants(program)), **inbox.parts, **outbox.parts}
+        shared = {
+            name: self.share(name, size)
+            for name, size in program.sizes.items()
+            if name not in {**own, **self.memories} and size
+        }
+        memories = {**self.memories, **own, **shared}
+
+        def part(memory: str, address: int, *rest: Any) -> Any:
+            return device.part(memories[memory], address, *rest)
+
+        works = bind(program, part)
+        device.load_all(work.kernel for work in works if isinstance(work, Launch))
+        starts = [
+            device.prepare(work) if isinstance(work, Launch) else work.prepare(device)
+            for work in works
+        ]
+        return Loaded(device.capture(starts), inbox, outbox, shared)
+
+
+class Programs(Loader):
+    """The programs of a model. writer: what writes a step; reader: what writes a judgement."""
+
+    writer: Callable[..., StepWriter] = StepWriter
+    reader: Callable[..., Writer] = Writer
+
+    def program_for(
+        self, kind: str, B: int, T: int, pieces: int = 1, packed: bool = False
+    ) -> Loaded:
+        """The program of a "step" or of "sums" on B sequences; recorded when first asked for.
+
+        packed: of rows that may hold several texts.
+        """
+        key, config = (kind, B, T, packed), self.weights.config
+        if key not in self.programs:
+            card = tuple(self.device.capability), self.device.multiprocessors
+            machine = Machine(*card, self.multiplier)
+            given = config, B, T, machine, self.precision
+            if kind == "step":
+                rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
+                recorded = record_step(*given, rules, pieces, self.writer, packed)
+            else:
+                recorded = record_sums(*given, packed, self.reader)
+            self.programs[key] = self.load(recorded)
+        return self.programs[key]
+
+
+class Judge(Programs):
+    """Programs, run; and the one that judges."""
+
+    def begin(self, this: Loaded) -> None:
+        """Send the inbox, launch, have the results fetched; wait for nothing."""
+        this.inbox.send()
+        this.graph.launch()
+        this.outbox.fetch()
+
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
+        (B, T), K, packed = tokens.shape, self.weights.config.n_predict, first is not None
+        rest = "sums", T, packed
+        most = max([B, *(b for kind, b, t, of in self.programs if (kind, t, of) == rest)])
+        tokens = np.concatenate([tokens, np.zeros((most - B, T), tokens.dtype)])
+        targets = np.concatenate([targets, np.full((most - B, T, K), IGNORE, targets.dtype)])
+        if first is not None:
+            first = np.concatenate([first, np.zeros((most - B, T), first.dtype)])
+        this = self.program_for("sums", most, T, packed=packed)
+        fill_batch(this.inbox.page(), tokens, targets, first)
+        self.begin(this)
+        return this.outbox.read()["sums"][0, :K].astype(np.float64)
+
+
+class Late(Judge):
+    """What has become of the step before. begun: its number and its program, if there is one."""
+
+    begun: tuple[int, Loaded] | None = None
+
+    def finish(self) -> list[Taken]:
+        """As `Stepper.finish`."""
+        if self.begun is None:
+            return []
+        (number, this), self.begun = self.begun, None
+        results = this.outbox.read()
+        sums = results["sums"][:, : self.weights.config.n_predict]
+        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
+
+
+class CudaStepper(Late, Stepper):
+    """Training steps of one model on a device: `engines.gpu.host.device.Device`, or one on paper.
+
+    pieces: in how many parts a batch goes through memory. Without an optimizer there are no moments
+    on the device, and `sums` alone can be asked for.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
+        precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
+    ) -> None:  # fmt: skip
+        super().__init__(weights, optimizer, device, precision)
+        self.programs, self.pieces, self.multiplier = {}, pieces, multiplier
+
+    def step(
+        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """As `Stepper.step`: begins this step, and returns the one before."""
+        scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
+        return self.step_scaled(tokens, targets, scale, lr, number, first)
+
+    def step_scaled(
+        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray, lr: float, number: int,
+        first: np.ndarray | None = None,
+    ) -> list[Taken]:  # fmt: skip
+        """The same with the scale (K,) of each predicted token's loss: see `loss_scale`."""
+        config, rules = self.weights.config, self.optimizer
+        this = self.program_for("step", *tokens.shape, self.pieces, first is not None)
+        page = this.inbox.page()
+        how = rules.beta1, rules.beta2, rules.weight_decay
+        rates = gradient_norm.schedule([lr], *how, first=number)
+        fill_batch(page, tokens, targets, first)
+        fill_step(page, scale, rates, config.vocab_size)
+        self.begin(this)
+        taken, self.begun = self.finish(), (number, this)
+        return taken
+
+
+CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: chapter 13b builds it
+NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
+
+
+@cache
+def gpu() -> Device:
+    """The GPU of this process, the first if nothing is said: kernels are compiled for it once."""
+    return Device(int(os.environ.get(NUMBER) or 0))
+
+
+def cuda_stepper(
+    engine: str, weights: Weights, optimizer: Optimizer | None, pieces: int = 1
+) -> CudaStepper:
+    """A stepper on the GPU, for one of `registry.GPU_ENGINES`."""
+    multiplier = import_module(CHOICE).multiplier()
+    return CudaStepper(
+        weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces,
+        multiplier=multiplier,
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+# Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cpu-shards
+"""Engines and steppers by name. An engine's modules are imported when it is asked for."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from importlib import import_module
+from importlib.util import find_spec
+
+from nanoeuler.engines.interface import Engine, Optimizer, Stepper
+from nanoeuler.errors import UserError
+from nanoeuler.model.weights import Weights
+
+CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
+# The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
+GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
+STEPPER = "nanoeuler.engines.gpu.step.stepper"  # theirs, named only: a later chapter builds it
+# What makes steppers instead, while this process leads others through a run: chapter 14 says.
+LEAD: ContextVar[Callable[..., Stepper] | None] = ContextVar("LEAD", default=None)
+
+
+def _no_gpu() -> str:
+    """Why no engine for a GPU can be used, in words; "" if one can."""
+    for room in "nanoeuler.engines.gpu", STEPPER:
+        if find_spec(room) is None:
+            return "the chapter that builds it, 13a, is still to come"
+    return import_module("nanoeuler.engines.gpu.host.libraries").no_gpu()
+
+
+def engine_name(name: str) -> str:
+    """The name of the engine that `name` stands for; "auto" is the fastest of this machine.
+
+    UserError for a name that no engine has, and for an engine that finds no GPU.
+    """
+    if name == "auto":
+        return CPU_ENGINES[0] if _no_gpu() else GPU_ENGINES[0]
+    if name not in (*CPU_ENGINES, *GPU_ENGINES):
+        names = ", ".join((*CPU_ENGINES, *GPU_ENGINES))
+        raise UserError(f"unknown engine {name!r}: choose auto, {names}")
+    if name in GPU_ENGINES and (reason := _no_gpu()):
+        names = ", ".join(CPU_ENGINES)
+        raise UserError(f"engine {name!r} needs a GPU, and {reason}: choose {names}")
+    return name
+
+
+def engine_factory(name: str) -> Callable[[], Engine]:
+    """The function that makes engines of this name, one of those for a CPU; UserError if none."""
+    if name not in CPU_ENGINES:
+        raise UserError(f"expected one of the engines {', '.join(CPU_ENGINES)}, got {name!r}")
+    if name == "reference":
+        from nanoeuler.engines.reference import ReferenceEngine
+
+        return ReferenceEngine
+    from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
+
+    return {"cpu": CpuEngine, "fused": FusedEngine}[name]
+
+
+def make_stepper(
+    engine: str,
+    weights: Weights,
+    optimizer: Optimizer | None,
+    *,
+    threads: int | None = None,
+    pieces: int = 1,
+) -> Stepper:
+    """A stepper that trains `weights` with the engine of this name; UserError if there is none.
+
+    `optimizer` clips the gradients and updates the weights, or says how; None: no step is taken,
+    and `sums` alone is used. threads: of a CPU, how many (None: one per core); pieces: in how many
+    parts a shard of the batch goes through memory.
+    Threads change no bit of a result, and engines that compute in float32 only its last.
+    """
+    name = engine_name(engine)
+    if lead := LEAD.get():
+        return lead(name, weights, optimizer, threads, pieces)
+    if name in GPU_ENGINES:
+        return import_module(STEPPER).cuda_stepper(name, weights, optimizer, pieces)
+    from nanoeuler.engines.cpu.stepper import CpuStepper
+
+    return CpuStepper(engine_factory(name), weights, optimizer, threads, pieces)

@@ -1,0 +1,124 @@
+# Made from book/16b-a-server.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-serve-writing
+"""What is told of a text, in the forms of OpenAI's protocol: whole, in chunks, and errors.
+
+Leaves out HTTP. Our own additions are under the key "nanoeuler".
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nanoeuler.serve.request import Asked
+from nanoeuler.serve.streaming import End, Piece, Token
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+
+Json = dict[str, Any]  # an object of the protocol
+DONE = b"data: [DONE]\n\n"  # the last line of a stream
+
+
+def event(said: Json) -> bytes:
+    """A line of a stream: a server-sent event."""
+    return f"data: {json.dumps(said)}\n\n".encode()
+
+
+def error(message: str, kind: str = "invalid_request_error", field: str | None = None) -> Json:
+    """The body of an answer that says what is wrong."""
+    return {"error": {"message": message, "type": kind, "param": field, "code": None}}
+
+
+def spelled(tokenizer: Tokenizer, token: int, p: float | None) -> Json:
+    """A token as a chat's logprobs spell it."""
+    whole = tokenizer.tokens[token]
+    return {"token": whole.decode(errors="replace"), "bytes": [*whole], "logprob": p}
+
+
+def log_of(tokenizer: Tokenizer, tokens: Sequence[Token], chat: bool) -> Json:
+    """What the model thought of tokens, in the form for a chat or in the one for a text."""
+    if chat:
+        return {"content": [
+            spelled(tokenizer, token.id, token.log_probability)
+            | {"top_logprobs": [spelled(tokenizer, *each) for each in token.likeliest]}
+            for token in tokens
+        ]}  # fmt: skip
+    text = tokenizer.decode_text
+    return {
+        "tokens": [text([token.id]) for token in tokens],
+        "token_logprobs": [token.log_probability for token in tokens],
+        "top_logprobs": [{text([i]): p for i, p in token.likeliest} for token in tokens],
+    }
+
+
+class Form:
+    """What is said of every answer, to what was `asked` of the model called `name`."""
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str):
+        self.asked, self.tokenizer, self.name = asked, tokenizer, name
+        self.ids: list[int] = []
+        self.id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.made = int(time.time())
+
+    def _form(self, choices: list[Json], chunk: bool) -> Json:
+        kind = "text_completion"
+        if self.asked.chat:
+            kind = "chat.completion.chunk" if chunk else "chat.completion"
+        return {"id": self.id, "object": kind, "created": self.made, "model": self.name,
+                "choices": choices}  # fmt: skip
+
+    def _usage(self, end: End) -> Json:
+        n, m = len(self.asked.ids), end.tokens
+        return {"prompt_tokens": n, "completion_tokens": m, "total_tokens": n + m}
+
+    def _own(self, end: End) -> Json:
+        own: Json = {"seed": self.asked.knobs["seed"], "prompt_ids": self.asked.ids,
+                     "ids": self.ids, "turns_left_out": self.asked.left_out}  # fmt: skip
+        if end.count:
+            own["guesses"] = {"passes": end.count.passes, "tokens": end.count.tokens,
+                              "made": end.count.made, "kept": end.count.kept}  # fmt: skip
+        return own
+
+    def _log(self, tokens: list[Token]) -> Json | None:
+        if self.asked.top is None:
+            return None
+        return log_of(self.tokenizer, tokens, self.asked.chat)
+
+
+class Answer(Form):
+    """The forms of one answer."""
+
+    def chunk(self, piece: Piece) -> Json:
+        """A piece of a stream."""
+        self.ids += [token.id for token in piece.tokens]
+        choice = {"index": 0, "finish_reason": None, "logprobs": self._log(piece.tokens)}
+        said = {"delta": {"content": piece.text}} if self.asked.chat else {"text": piece.text}
+        own = {"guessed": [token.guessed for token in piece.tokens]} if self.asked.guesses else {}
+        return self._form([choice | said], True) | ({"nanoeuler": own} if own else {})
+
+    def begin(self) -> Json:
+        """What a chat's stream begins with: who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return self._form([{"index": 0, "delta": delta, "finish_reason": None}], True)
+
+    def last(self, end: End) -> list[Json]:
+        """What a stream ends with: why, and how many tokens there were if that was asked for."""
+        said = {"delta": {}} if self.asked.chat else {"text": ""}
+        choice = {"index": 0, "finish_reason": end.reason, "logprobs": None}
+        chunks = [self._form([choice | said], True) | {"nanoeuler": self._own(end)}]
+        if self.asked.usage:
+            chunks.append(self._form([], True) | {"usage": self._usage(end)})
+        return chunks
+
+    def whole(self, pieces: Sequence[Piece], end: End) -> Json:
+        """The answer in one."""
+        text = "".join(piece.text for piece in pieces)
+        tokens = [token for piece in pieces for token in piece.tokens]
+        self.ids = [token.id for token in tokens]
+        said: Json = {"message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, "finish_reason": end.reason, "logprobs": self._log(tokens)}
+        choice |= said if self.asked.chat else {"text": text}
+        own = {"usage": self._usage(end), "nanoeuler": self._own(end)}
+        return self._form([choice], False) | own

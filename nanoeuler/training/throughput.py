@@ -1,0 +1,85 @@
+# Made from book/e-a-run-that-survives.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-train-pace
+"""How long a run takes on this machine, by its own first steps; and how many fit into a time.
+
+Leaves out what a run does besides steps and validations: reading its text, saving, its picture.
+"""
+
+import statistics
+import time
+from math import ceil
+from typing import NamedTuple
+
+from nanoeuler.data.validation import QUICK_WINDOWS, HeldOut
+from nanoeuler.engines.interface import Stepper
+
+VALIDATIONS = 20  # at most in a run: points enough to see a curve
+LONG_ENOUGH = 1.0  # seconds of steps after which FEWEST of them are enough
+FEWEST, MOST = 3, 9  # steps whose median is the pace: with the first, which is left out, ten
+
+
+def validates(step: int, steps: int) -> bool:
+    """Whether the model is judged after this step of a run: at most VALIDATIONS times in all."""
+    return step == steps or step % ceil(steps / VALIDATIONS) == 0
+
+
+class Pace(NamedTuple):
+    """Seconds of a run's parts."""
+
+    step: float
+    quick: float  # of a validation of a part of the held-out text
+    full: float  # of the one of all of it, at the end
+
+    def seconds(self, step: int, steps: int) -> float:
+        """Of all steps after `step` up to the last, validations among them. eq-train-pace."""
+        every = ceil(steps / VALIDATIONS)
+        judged = ceil(steps / every) - step // every
+        return (steps - step) * self.step + judged * self.quick + self.full
+
+    def steps(self, minutes: float) -> int:
+        """How many steps fit into `minutes`, in three digits; at least one."""
+        left = 60 * minutes - self.full
+        many = (left - VALIDATIONS * self.quick) / self.step
+        few = left / (self.step + self.quick)  # a run of so few steps is judged at every one
+        count = int(max(1, many if many >= VALIDATIONS else min(few, VALIDATIONS)))
+        return count - count % 10 ** max(0, len(str(count)) - 3)
+
+
+class Watch:
+    """The times of a run's first steps, until they tell its pace."""
+
+    def __init__(self) -> None:
+        self.began = self.at = time.perf_counter()
+        self.times: list[float] = []
+
+    def lap(self, known: int) -> None:
+        """So many steps more have become known."""
+        if known:
+            now = time.perf_counter()
+            self.times += [(now - self.at) / known] * known
+            self.at = now
+
+    def skip(self) -> None:
+        """Leave out the time since the last lap."""
+        self.at = time.perf_counter()
+
+    def tells(self, stopped: bool, minutes: float | None) -> bool:
+        """Whether it knows enough; of a run that is stopped, or has had its minutes, a step is."""
+        times = self.times[1:]
+        if minutes is not None and (stopped or time.perf_counter() - self.began >= 60 * minutes):
+            return len(times) > 0
+        return len(times) >= MOST or len(times) >= FEWEST and sum(times) >= LONG_ENOUGH
+
+    def pace(self, stepper: Stepper, held_out: HeldOut) -> Pace:
+        """The pace of these steps, and of validations, of which a batch is judged twice."""
+        rows = range(len(held_out.inputs))
+        batch = next(held_out.batches(rows[: held_out.batch_size]))
+        stepper.sums(*batch)  # the first compiles
+        began = time.perf_counter()
+        stepper.sums(*batch)
+        each = time.perf_counter() - began
+        quick = ceil(min(len(rows), QUICK_WINDOWS) / held_out.batch_size)
+        full = ceil(len(rows) / held_out.batch_size)
+        return Pace(statistics.median(self.times[1:]), quick * each, full * each)

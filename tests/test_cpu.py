@@ -758,8 +758,8 @@ def test_kernels_compile_where_nothing_can_be_written(tmp_path):
     shutil.copytree(package, tmp_path / "nanoeuler", ignore=shutil.ignore_patterns("__pycache__"))
     for folder in [tmp_path / "nanoeuler", *(tmp_path / "nanoeuler").rglob("*/")]:
         (folder / "__pycache__").write_text("in the way")
-    code = "from nanoeuler.engines.cpu import loops; import numpy as np, os; "
-    code += "from nanoeuler.jit import config; print(loops.__file__, config.CACHE_DIR); "
+    code = "from nanoeuler.engines.cpu import elementwise; import numpy as np, os; "
+    code += "from nanoeuler.jit import config; print(elementwise.__file__, config.CACHE_DIR); "
     code += "print(loops.highest(np.ones(3, 'f4')), os.path.isdir(config.CACHE_DIR))"
     nowhere = str(tmp_path / "nanoeuler" / "__init__.py")  # no folder either
     clean = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -67,10 +67,12 @@ def no_driver(name, *rest, **more):
     raise OSError
 
 ctypes.CDLL = no_driver
-from nanoeuler.engines.gpu import door, ladder, paper
+from nanoeuler import emulator
+from nanoeuler.engines.gpu import ladder
+from nanoeuler.engines.gpu.host import libraries
 from nanoeuler.planning import doctor
 assert not asked, "importing asks for no driver"
-assert door.no_gpu() == "there is no CUDA driver on this machine" and asked
+assert libraries.no_gpu() == "there is no CUDA driver on this machine" and asked
 print([m for m in sys.modules if m.startswith(("numba.cuda", "numba_cuda", "cuda"))])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -57,7 +57,7 @@ def op(
 
 
 # Modules that register functions, loaded with the first instruction that is translated.
-FAMILIES = "values", "plain", "waits", "copies", "tensor"
+FAMILIES = "ptx_math", "ptx_memory", "ptx_sync", "ptx_copy", "ptx_mma"
 
 
 def operation(mnemonic: str) -> tuple[Operation, tuple]:

@@ -72,7 +72,7 @@ def on_paper(value: Any) -> Any:
     if isinstance(value, Name):
         return CUDA if value is instruction.cuda else getattr(dtypes, value.name)
     if isinstance(value, Instruction):
-        translate = importlib.import_module(f"{HERE}.translate").translate
+        translate = importlib.import_module(f"{HERE}.ptx_parser").translate
         return translate(value)
     return value
 
@@ -276,5 +276,5 @@ def in_teams(value: Any) -> Any:
     if isinstance(value, Name):
         return ABREAST if value is instruction.cuda else teams.TYPES[value.name]
     if isinstance(value, Instruction):
-        return importlib.import_module(f"{HERE}.wide").translate(value)
+        return importlib.import_module(f"{HERE}.ptx_lockstep").translate(value)
     return teams.MATH if value is math else value

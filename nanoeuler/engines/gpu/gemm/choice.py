@@ -23,10 +23,10 @@ def product_on(
 ) -> list[Launch]:  # fmt: skip
     """The launches of C = op(A) op(B) with an epilogue, on a card of this compute capability.
 
-    a, b, c, aux, second, sums, turn: as `wgmma_launch.Operands` has them, C float32 or bf16 by its dtype;
-    sums are stored, or added to. space: see `space_on`; made by `place` where it is needed and does
-    not come. blocks: the card's multiprocessors. place: puts a NumPy array where the card can read
-    it. UserError below 8.0, and for what `mma.sync` has not got.
+    a, b, c, aux, second, sums, turn: as `wgmma_launch.Operands` has them, C float32 or bf16 by its
+    dtype; sums are stored, or added to. space: see `space_on`; made by `place` where it is needed
+    and does not come. blocks: the card's multiprocessors. place: puts a NumPy array where the card
+    can read it. UserError below 8.0, and for what `mma.sync` has not got.
     """
     (m, n), out = c.shape, "float32" if str(c.dtype) == "float32" else "bf16"
     k = a.shape[1] if layout[0] == "N" else a.shape[0]

@@ -4,7 +4,7 @@
 # %% sec-vendor-rows
 """Matrix products by NVIDIA's library cuBLAS, which comes from the door: a contender for ours.
 
-C (m, n) = op(A) op(B) in the layouts of `gemm.wgmma_form`: NT, NN, TN. Left out: epilogues, batches.
+C (m, n) = op(A) op(B) in the layouts of `wgmma_form`: NT, NN, TN. Left out: epilogues, batches.
 """
 
 import weakref

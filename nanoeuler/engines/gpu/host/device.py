@@ -4,7 +4,7 @@
 # %% sec-gemm-device
 """A GPU: memory on it, kernels loaded into it, launches run by it. Nothing here starts on import.
 
-NVIDIA's driver comes from the door. The methods are those of `emulator.device`, with the same meaning.
+NVIDIA's driver comes from `libraries`. The methods are those of `emulator.device`.
 """
 
 import ctypes

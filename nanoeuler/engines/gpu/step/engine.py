@@ -27,7 +27,8 @@ from nanoeuler.model.weights import Block
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
 LOSS_ROWS = 4096
-GATES = 64  # hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`)
+# Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
+GATES = 64
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 

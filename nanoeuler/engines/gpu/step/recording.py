@@ -56,9 +56,9 @@ class Recorded(NamedTuple):
     inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
     step its scatter plan, "plan i". For rows of several texts also "first i" and "last i", as in
     `Documents`, and where positions are learned "places i", and in a step their "scatter i". Of a
-    step also scale float32 (K,) and rates float32 (1, 4), as `gradient_norm.schedule` makes them. results:
-    sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step its decision
-    float32 (8,).
+    step also scale float32 (K,) and rates float32 (1, 4), as `gradient_norm.schedule` makes them.
+    results: sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step its
+    decision float32 (8,).
     """
 
     program: Program

@@ -235,7 +235,7 @@ def test_norm_backward(rows, columns, norm):
     check_backward(residual_norm_backward, rows, columns, norm, kinds, moved=False)
 
 
-@pytest.mark.parametrize("rows.column_sums", [776, 1032])
+@pytest.mark.parametrize("columns", [776, 1032])
 def test_norm_backward_of_wide_rows(columns):
     check_backward(residual_norm_backward, 5, columns, "rms", moved=False, cores=1)
 

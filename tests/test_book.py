@@ -1,5 +1,6 @@
 """The book's tool on small books of its own: what it refuses, and that running changes no byte."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler import book, exercises, measurements, syntax
+from nanoeuler import measurements
+from nanoeuler.book import build, exercises, syntax
+from nanoeuler.book.method import method
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root, replacing
 from nanoeuler.progress import bars, say
@@ -54,8 +57,8 @@ def small_book(tmp_path):
 
 
 def run_all(root):
-    for chapter in book.chapters(root):
-        book.run(root, chapter)
+    for chapter in build.chapters(root):
+        build.run(root, chapter)
 
 
 def test_running_twice_changes_no_byte(small_book):
@@ -64,7 +67,7 @@ def test_running_twice_changes_no_byte(small_book):
     run_all(small_book)
     assert [path.read_bytes() for path in sorted((small_book / "book").glob("*.ipynb"))] == first
     assert len(first) == 2 and b"42" in first[1]
-    assert list(book.problems(small_book)) == []
+    assert list(build.problems(small_book)) == []
 
 
 # Bytes at random behind a PNG's signature, its width and its height.
@@ -79,18 +82,18 @@ PICTURE = cell(
 def test_a_picture_of_rounding_errors_stays_while_all_else_is_the_same(small_book):
     chapter = small_book / "book" / "00-a.md"
     chapter.write_text(HEADER + PICTURE)
-    book.run(small_book, chapter)
+    build.run(small_book, chapter)
     first = chapter.with_suffix(".ipynb").read_bytes()
-    book.run(small_book, chapter)
+    build.run(small_book, chapter)
     assert chapter.with_suffix(".ipynb").read_bytes() == first
 
     def kept(change):
         """Whether a picture stays in spite of another one, and of a change of its cell."""
-        made, before = book.stored(chapter), book.stored(chapter)
+        made, before = build.stored(chapter), build.stored(chapter)
         drawn = made.cells[-1].outputs[0].data
         drawn["image/png"] = drawn["image/png"][:32] + "other"
         change(made.cells[-1])
-        book.keep_pictures(made, before)
+        build.keep_pictures(made, before)
         return made.cells[-1].outputs == before.cells[-1].outputs
 
     def widen(cell):
@@ -106,20 +109,20 @@ def test_a_picture_of_rounding_errors_stays_while_all_else_is_the_same(small_boo
 
 
 def test_export_writes_only_what_changed(small_book):
-    assert book.export(small_book) == ["nanoeuler/__init__.py", "nanoeuler/one.py"]
-    assert book.export(small_book) == []
+    assert build.export(small_book) == ["nanoeuler/__init__.py", "nanoeuler/one.py"]
+    assert build.export(small_book) == []
 
 
 def test_export_drops_machine_code_of_what_changed(small_book):
-    book.export(small_book)
+    build.export(small_book)
     stale = small_book / "nanoeuler" / "__pycache__" / "bpe.merge-1.py311.nbi"
     stale.parent.mkdir(exist_ok=True)
     stale.write_bytes(b"")
-    book.export(small_book)
+    build.export(small_book)
     assert stale.exists()
     chapter = small_book / "book" / "00-a.md"
     chapter.write_text(FIRST.replace("2 * x", "3 * x"))
-    book.export(small_book)
+    build.export(small_book)
     assert not stale.exists()
 
 
@@ -127,9 +130,9 @@ def test_a_chapter_cannot_use_a_later_one(small_book):
     toc = "root: x\nchapters:\n- file: book/01-b\n- file: book/02-a\n"
     (small_book / "_toc.yml").write_text(toc)
     (small_book / "book" / "00-a.md").rename(small_book / "book" / "02-a.md")
-    book.export(small_book)
+    build.export(small_book)
     with pytest.raises(UserError, match="No module named 'nanoeuler.one'"):
-        book.run(small_book, small_book / "book" / "01-b.md")
+        build.run(small_book, small_book / "book" / "01-b.md")
 
 
 def test_a_chapter_may_use_a_later_one_that_it_takes_on_trust(small_book):
@@ -138,36 +141,36 @@ def test_a_chapter_may_use_a_later_one_that_it_takes_on_trust(small_book):
     (small_book / "book" / "00-a.md").unlink()
     later, user = small_book / "book" / "02-a.md", small_book / "book" / "01-b.md"
     later.write_text(FIRST.replace("# A chapter", "(ch-a)=\n# A chapter"))
-    book.export(small_book)
+    build.export(small_book)
     user.write_text(SECOND.replace("# A chapter", "# B\n\nNot in its line: [a](#ch-a).\n"))
     with pytest.raises(UserError, match="No module named 'nanoeuler.one'"):
-        book.run(small_book, user)
+        build.run(small_book, user)
     line = "On trust here: [one](#ch-a), built there."
     user.write_text(SECOND.replace("# A chapter", f"# B\n\n{line}"))
-    book.run(small_book, user)
-    assert book.trusted(small_book, user) == [later] and not book.trusted(small_book, later)
+    build.run(small_book, user)
+    assert build.trusted(small_book, user) == [later] and not build.trusted(small_book, later)
 
 
 def test_nothing_is_used_before_it_is_taught_unless_on_trust():
     """Chapters that import from each other make no circle: static_order would name it."""
     root = project_root(Path(__file__).parent)
-    files, graph = book.package(root), {}
-    for chapter in book.chapters(root):
+    files, graph = build.package(root), {}
+    for chapter in build.chapters(root):
         name = chapter.relative_to(root).as_posix()
-        cells = book.code_cells(chapter.read_text(encoding="utf-8"))
+        cells = build.code_cells(chapter.read_text(encoding="utf-8"))
         used = {word for _, source in cells for word in syntax.imports("\n".join(source))}
-        graph[name] = {book.owner(files, word) for word in used} - {name, None}
-        taught = {path.relative_to(root).as_posix() for path in book.taught(root, chapter)}
+        graph[name] = {build.owner(files, word) for word in used} - {name, None}
+        taught = {path.relative_to(root).as_posix() for path in build.taught(root, chapter)}
         assert graph[name] <= taught, f"{name} uses {graph[name] - taught}"
     list(TopologicalSorter(graph).static_order())
 
 
 def test_a_prefix_hides_the_installed_package():
     root = project_root(Path(__file__).parent)
-    first = book.chapters(root)[0]
+    first = build.chapters(root)[0]
     done = subprocess.run(
-        [sys.executable, "-c", "import nanoeuler.book, nanoeuler.model.layers"],
-        env=book.environment(root, first), cwd=root / "book", capture_output=True, text=True,
+        [sys.executable, "-c", "import nanoeuler.book.build, nanoeuler.model.layers"],
+        env=build.environment(root, first), cwd=root / "book", capture_output=True, text=True,
     )  # fmt: skip
     assert "No module named 'nanoeuler.model'" in done.stderr
 
@@ -176,7 +179,7 @@ def test_check_finds_each_fault(small_book):
     run_all(small_book)
 
     def faults():
-        return "\n".join(book.problems(small_book))
+        return "\n".join(build.problems(small_book))
 
     package = small_book / "nanoeuler" / "one.py"
     whole = package.read_text()
@@ -200,13 +203,13 @@ def test_check_finds_each_fault(small_book):
 def test_a_missing_chapter_is_named(small_book):
     (small_book / "book" / "01-b.md").unlink()
     with pytest.raises(UserError, match="book/01-b.md"):
-        book.chapters(small_book)
+        build.chapters(small_book)
 
 
 def test_one_module_has_one_owner(small_book):
     (small_book / "book" / "01-b.md").write_text(FIRST)
     with pytest.raises(UserError, match="owners book/00-a.md and book/01-b.md"):
-        book.export(small_book)
+        build.export(small_book)
 
 
 def test_stderr_fails_a_run(small_book):
@@ -214,13 +217,13 @@ def test_stderr_fails_a_run(small_book):
         HEADER + cell("import sys", "print('oops', file=sys.stderr)")
     )
     with pytest.raises(UserError, match="expected no stderr"):
-        book.run(small_book, small_book / "book" / "01-b.md")
+        build.run(small_book, small_book / "book" / "01-b.md")
 
 
 def test_every_line_of_the_package_has_its_line_of_a_chapter():
     root = project_root(Path(__file__).parent)
-    for file, (chapter, cells) in book.package(root).items():
-        lines, made = (root / chapter).read_text().split("\n"), book.module_lines(chapter, cells)
+    for file, (chapter, cells) in build.package(root).items():
+        lines, made = (root / chapter).read_text().split("\n"), build.module_lines(chapter, cells)
         assert next(made)[0].startswith("# Made from")
         for line, at in made:
             if at is None:
@@ -230,23 +233,23 @@ def test_every_line_of_the_package_has_its_line_of_a_chapter():
 
 
 def test_where_finds_a_line(small_book):
-    book.export(small_book)
+    build.export(small_book)
     module = (small_book / "nanoeuler" / "one.py").read_text().split("\n")
-    place = book.where(small_book, "nanoeuler/one.py", module.index("    return 2 * x") + 1)
+    place = build.where(small_book, "nanoeuler/one.py", module.index("    return 2 * x") + 1)
     assert FIRST.split("\n")[int(place.removeprefix("book/00-a.md:")) - 1] == "    return 2 * x"
 
 
 def test_where_refuses_what_comes_from_nowhere(small_book):
-    book.export(small_book)
+    build.export(small_book)
     for line in (0, 1, 2, 10**6):
         with pytest.raises(UserError, match="comes from no chapter"):
-            book.where(small_book, "nanoeuler/one.py", line)
+            build.where(small_book, "nanoeuler/one.py", line)
     with pytest.raises(UserError, match="comes from no chapter"):
-        book.where(small_book, "nanoeuler/two.py", 5)
+        build.where(small_book, "nanoeuler/two.py", 5)
     stale = small_book / "nanoeuler" / "one.py"
     stale.write_text("# edited by hand\n" + stale.read_text())
     with pytest.raises(UserError, match="is not what book/00-a.md says"):
-        book.where(small_book, "nanoeuler/one.py", 5)
+        build.where(small_book, "nanoeuler/one.py", 5)
 
 
 def test_prose_changes_no_module(small_book):
@@ -257,11 +260,11 @@ def test_prose_changes_no_module(small_book):
         "(sec-b)=\n## B\n\n" + cell("#| export nanoeuler/room/b.py", "B = 2  # two"),
     ]
     chapter.write_text(FIRST + "".join(parts))
-    changed = book.export(small_book)
+    changed = build.export(small_book)
     assert "nanoeuler/room/b.py" in changed
     assert "# %% sec-b\n" in (small_book / "nanoeuler" / "room" / "b.py").read_text()
     chapter.write_text(FIRST + "A sentence.\n\n" + "More.\n\n".join(reversed(parts)))
-    assert book.export(small_book) == []
+    assert build.export(small_book) == []
 
 
 def test_commands_report_errors_in_one_line(small_book, monkeypatch):
@@ -274,7 +277,7 @@ def test_commands_report_errors_in_one_line(small_book, monkeypatch):
     monkeypatch.chdir(small_book.parent)
     for arguments in (["check"], ["export"], ["where", "nonsense"]):
         with pytest.raises(UserError, match="expected to be inside the project"):
-            book.app(arguments, standalone_mode=False)
+            build.app(arguments, standalone_mode=False)
 
 
 def test_replacing_keeps_the_old_file_on_any_error(tmp_path):
@@ -332,9 +335,9 @@ def test_pages_with_a_warning_are_built_again(small_book, monkeypatch):
     (small_book / "build" / "html").mkdir(parents=True)
     monkeypatch.chdir(small_book)
     failed = subprocess.CompletedProcess([], returncode=1)
-    monkeypatch.setattr(book.subprocess, "run", lambda *command, **how: failed)
+    monkeypatch.setattr(build.subprocess, "run", lambda *command, **how: failed)
     with pytest.raises(UserError, match="the pages were not built"):
-        book.html_command()
+        build.html_command()
     assert not (small_book / "build" / "html").exists()
 
 
@@ -399,20 +402,20 @@ def desk(small_book, monkeypatch, capsys):
     later = TASK.replace("a half", "another") + "## After\n\n" + cell("x = 1")
     text = SECOND + cell("TINY = 2.0**-20", "LOUD = 1 / 1") + TASK + later
     (small_book / "book" / "01-b.md").write_text(text)
-    book.export(small_book)
+    build.export(small_book)
     # what the judge's own process runs, beside the small package
-    for name in ("errors", "exercises"):
+    for name in ("errors", "book/__init__", "book/exercises"):
         text = (project_root(Path(__file__).parent) / "nanoeuler" / f"{name}.py").read_text()
         (small_book / "book" / "00-a.md").write_text(
             (small_book / "book" / "00-a.md").read_text()
             + cell(f"#| export nanoeuler/{name}.py", *text.split("\n"))
         )
-    book.export(small_book)
+    build.export(small_book)
     monkeypatch.chdir(small_book)
 
     def command(*words):
         try:
-            code = book.app(list(words), standalone_mode=False)
+            code = build.app(list(words), standalone_mode=False)
         except UserError as error:
             return 2, str(error)
         return code or 0, capsys.readouterr().out
@@ -483,10 +486,10 @@ def test_what_an_answer_prints_is_no_verdict(desk):
 
 
 def test_an_answer_that_never_ends_is_ended(desk, small_book):
-    chapter, one = book.exercise_of(small_book, "1.1")
+    chapter, one = build.exercise_of(small_book, "1.1")
     path = small_book / "1.1.py"
     path.write_text("def half(x):\n    while True:\n        pass\n")
-    env = book.environment(small_book, chapter)
+    env = build.environment(small_book, chapter)
     right, said = exercises.verdict(one, path, env, small_book, [0], limit=2.0)
     assert not right and "did not end within 2 seconds" in said
 
@@ -497,3 +500,79 @@ def test_a_judge_needs_no_more_than_what_the_check_rests_on():
     assert exercises.context(cells, {"g"}) == [
         "a = 1", "b = a + 1", "def f():\n    return b", "a = 2", "def g(x):\n    return f() + x",
     ]  # fmt: skip
+
+
+# ---- Methods in cells of their own
+
+CLASS = ["class Counter:", '    """Counts."""', "", "    n = 0", "", "", "LIMIT = 3"]
+STEP = ["# One more than before.", "@method(Counter)", "def step(self):", '    """One',
+        '    more."""', ""]
+STEP += ["    self.n += 1", "", "", "def free():", "    return 1"]
+HALF = ["@method(Counter)", "@property", "def half(self):", "    return self.n / 2"]
+
+
+def made_of(*cells):
+    return list(build.module_lines("book/00-a.md", cells))
+
+
+def test_a_method_of_a_later_cell_stands_in_its_class():
+    lines = made_of(("sec-a", 10, CLASS), ("sec-b", 30, STEP), ("sec-a", 50, HALF))
+    place = {}
+    exec("\n".join(line for line, _ in lines), place)
+    counter = place["Counter"]()
+    counter.step()
+    assert counter.half == 0.5 and place["free"]() == 1 and place["LIMIT"] == 3
+    assert not hasattr(place["Counter"], "free")
+    assert place["Counter"].step.__doc__ == "One\n        more."
+    cells = {10: CLASS, 30: STEP, 50: HALF}
+    numbered = [(line, number) for line, number in lines if number]
+    assert len(numbered) > 15
+    for line, number in numbered:
+        first = max(start for start in cells if start <= number)
+        assert line.strip() == cells[first][number - first].strip()
+    assert [line for line, number in lines if line.strip().startswith("# %%")] == [
+        "# %% sec-a", "    # %% sec-b", "    # %% sec-a", "# %% sec-b"
+    ]  # fmt: skip
+    assert not any("@method" in line for line, _ in lines)
+
+
+def test_a_cell_of_methods_alone_leaves_nothing_behind():
+    lines = [line for line, _ in made_of(("sec-a", 10, CLASS), ("sec-a", 50, HALF))]
+    assert lines[-1] == "LIMIT = 3" and lines.count("# %% sec-a") == 1
+
+
+def test_methods_that_have_no_class_or_would_be_changed_are_refused():
+    with pytest.raises(UserError, match="has methods of Counter"):
+        made_of(("sec-a", 50, HALF))
+    text = ["@method(Counter)", "def said(self):", "    return \"\"\"two", "lines\"\"\""]
+    with pytest.raises(UserError, match="a text of several lines"):
+        made_of(("sec-a", 10, CLASS), ("sec-a", 50, text))
+
+
+def test_the_mark_works_at_once_in_a_notebook():
+    class Counter:
+        n = 3
+
+    @method(Counter)
+    def double(self):
+        return 2 * self.n
+
+    @method(Counter)
+    @property
+    def half(self):
+        return self.n / 2
+
+    @method(Counter)
+    @functools.cached_property
+    def third(self):
+        return [self.n / 3]
+
+    @method(Counter)
+    @staticmethod
+    def name():
+        return "counter"
+
+    counter = Counter()
+    assert (counter.double(), counter.half, counter.third) == (6, 1.5, [1])
+    assert Counter.name() == "counter"
+    assert counter.third is counter.third

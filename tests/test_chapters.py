@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from rerun import environment, run
 
-from nanoeuler import book
+from nanoeuler.book import build
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("chapter", book.chapters(ROOT), ids=lambda path: path.stem)
+@pytest.mark.parametrize("chapter", build.chapters(ROOT), ids=lambda path: path.stem)
 def test_chapter_prints_what_is_stored(chapter):
     notebook = chapter.with_suffix(".ipynb")
     found = run(notebook, environment(notebook))

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 import nanoeuler
-from nanoeuler import book
+from nanoeuler.book import build as tool
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,7 +46,7 @@ def test_a_wheel_holds_every_room_and_runs_from_an_empty_folder(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         modules = {name for name in archive.namelist() if name.startswith("nanoeuler/")}
         archive.extractall(installed)
-    assert modules == set(book.package(ROOT))
+    assert modules == set(tool.package(ROOT))
     done = subprocess.run(
         [sys.executable, "-m", "nanoeuler", "--help"], cwd=empty, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(installed)},
@@ -79,8 +79,8 @@ PARTS_OF_KERNELS = "gemm/wgmma_form", "gemm/wgmma_epilogue", "attention/wgmma_fo
 
 def test_a_package_that_says_it_is_typed_is():
     """But for commands, whose arguments the command line reads, and parts of kernels."""
-    files = [file for file in book.package(ROOT) if file.endswith(".py")]
-    assert "nanoeuler/py.typed" in book.package(ROOT)
+    files = [file for file in tool.package(ROOT) if file.endswith(".py")]
+    assert "nanoeuler/py.typed" in tool.package(ROOT)
     parts = [f"nanoeuler/engines/gpu/{name}.py" for name in PARTS_OF_KERNELS]
     assert {*parts} <= {*files}
     typed = [file for file in files if not file.startswith(("nanoeuler/cli/", *parts))]
@@ -92,7 +92,7 @@ def row_of(chapter):
     """The line of the README's table for a chapter: its title, and the modules that it exports."""
     title = re.search(r"^# (\w+)\. (.+)$", chapter.read_text(encoding="utf-8"), re.M)
     name = chapter.relative_to(ROOT).as_posix()
-    owners = {file: owner for file, (owner, _) in book.package(ROOT).items()}
+    owners = {file: owner for file, (owner, _) in tool.package(ROOT).items()}
     files = [file for file, owner in owners.items() if owner == name and file.endswith(".py")]
     modules = [file[len("nanoeuler/") : -len(".py")].replace("/", ".") for file in files]
     listed = " ".join(f"`{module}`" for module in modules if "__" not in module)
@@ -102,7 +102,7 @@ def row_of(chapter):
 def test_the_readme_lists_the_chapters_and_what_each_exports():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
     table = [line for line in lines if line.startswith("| [")]
-    expected = [row_of(chapter) for chapter in book.chapters(ROOT)]
+    expected = [row_of(chapter) for chapter in tool.chapters(ROOT)]
     assert table == expected, "the table should be\n" + "\n".join(expected)
 
 

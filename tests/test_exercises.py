@@ -15,7 +15,7 @@ import pytest
 from helpers.exercises import pair, verdict
 from tiers import thinned
 
-from nanoeuler import book, exercises
+from nanoeuler.book import build, exercises
 
 ROOT = Path(__file__).parents[1]
 LEAST = 10  # wrong answers to each exercise
@@ -52,10 +52,10 @@ def quietly(file, name, seed, old="", new=""):
 def exercises_of(chapter):
     """The exercises of a chapter, as the book's tool finds them."""
     text = chapter.read_text(encoding="utf-8")
-    return exercises.exercises(chapter.stem, text, book.code_cells(text))
+    return exercises.exercises(chapter.stem, text, build.code_cells(text))
 
 
-@pytest.mark.parametrize("chapter", book.chapters(ROOT), ids=lambda path: path.stem)
+@pytest.mark.parametrize("chapter", build.chapters(ROOT), ids=lambda path: path.stem)
 def test_each_exercise_has_a_stub_a_check_and_a_solution(chapter):
     bare = []
     for one in exercises_of(chapter):
@@ -66,7 +66,7 @@ def test_each_exercise_has_a_stub_a_check_and_a_solution(chapter):
     assert not bare, f"{chapter.name}: no stub, check and solution in this order: {bare}"
 
 
-@pytest.mark.parametrize("chapter", thinned(book.chapters(ROOT)), ids=lambda path: path.stem)
+@pytest.mark.parametrize("chapter", thinned(build.chapters(ROOT)), ids=lambda path: path.stem)
 def test_the_tool_writes_each_stub_and_finds_what_its_judge_needs(chapter, monkeypatch):
     monkeypatch.chdir(ROOT / "book")  # where chapters run
     for one in exercises_of(chapter):

@@ -5,10 +5,10 @@ import re
 import nbformat
 import pytest
 
-from nanoeuler import book
+from nanoeuler.book import build
+from nanoeuler.book.markdown import Place, places, plain
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
-from nanoeuler.marks import Place, places, plain
 
 ROOT = project_root()
 KNOWN = {
@@ -54,7 +54,7 @@ MARKS = re.compile(
 )
 
 
-@pytest.mark.parametrize("chapter", book.texts(ROOT), ids=lambda path: path.stem)
+@pytest.mark.parametrize("chapter", build.texts(ROOT), ids=lambda path: path.stem)
 def test_no_notebook_has_a_mark_and_its_links_lead_somewhere(chapter):
     notebook = nbformat.read(chapter.with_suffix(".ipynb"), as_version=4)
     prose = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
@@ -74,8 +74,8 @@ def two(tmp_path):
     code = "```{code-cell} ipython3\nprint(6 * 7)\n```\n"
     (tmp_path / "book" / "01-a.md").write_text(f"{head}(sec-a)=\n# One\n\n{code}")
     (tmp_path / "book" / "02-b.md").write_text(f"{head}# Two\n\nAs [](#sec-a) has it.\n\n{code}")
-    for chapter in book.chapters(tmp_path):
-        book.run(tmp_path, chapter)
+    for chapter in build.chapters(tmp_path):
+        build.run(tmp_path, chapter)
     return tmp_path
 
 
@@ -86,12 +86,12 @@ def change(path, old, new):
 
 
 def test_prose_is_renewed_without_a_run_and_outputs_stay(two):
-    assert list(book.problems(two)) == [] == book.renew(two)
+    assert list(build.problems(two)) == [] == build.renew(two)
     before = (two / "book" / "02-b.ipynb").read_text()
     change(two / "book" / "01-a.md", "# One", "# The first")
-    assert len(list(book.problems(two))) == 2  # the heading, and the chapter that names it
-    assert book.renew(two) == ["book/01-a.ipynb", "book/02-b.ipynb"]
-    assert list(book.problems(two)) == []
+    assert len(list(build.problems(two))) == 2  # the heading, and the chapter that names it
+    assert build.renew(two) == ["book/01-a.ipynb", "book/02-b.ipynb"]
+    assert list(build.problems(two)) == []
     after = (two / "book" / "02-b.ipynb").read_text()
     assert after == before.replace("[One]", "[The first]") and '"42\\n"' in after
 
@@ -99,25 +99,25 @@ def test_prose_is_renewed_without_a_run_and_outputs_stay(two):
 def test_a_notebook_whose_code_has_changed_must_be_run(two):
     change(two / "book" / "01-a.md", "6 * 7", "6 * 8")
     before = (two / "book" / "01-a.ipynb").read_bytes()
-    assert book.renew(two) == [] and (two / "book" / "01-a.ipynb").read_bytes() == before
-    assert len(list(book.problems(two))) == 1
+    assert build.renew(two) == [] and (two / "book" / "01-a.ipynb").read_bytes() == before
+    assert len(list(build.problems(two))) == 1
     with pytest.raises(UserError, match="run 01-a"):
-        book.pages(two)
+        build.pages(two)
     (two / "book" / "01-a.ipynb").unlink()
-    assert book.renew(two) == []
+    assert build.renew(two) == []
     with pytest.raises(UserError, match="run 01-a"):
-        book.pages(two)
+        build.pages(two)
 
 
 def test_sphinx_reads_the_text_as_it_is_written_with_all_outputs(two):
-    made = book.pages(two) / "book" / "02-b.ipynb"
+    made = build.pages(two) / "book" / "02-b.ipynb"
     text = made.read_text()
     assert "As [](#sec-a) has it." in text and '"42\\n"' in text
     assert made.stat().st_mtime_ns == (two / "book" / "02-b.ipynb").stat().st_mtime_ns
     (two / "build" / "pages" / "book" / "stray.md").write_text("")
     (two / "book" / "about.md").write_text("# About\n\nSee [](#sec-a).\n")
-    assert book.renew(two) == ["book/about.ipynb"]  # a page without code needs no run
+    assert build.renew(two) == ["book/about.ipynb"]  # a page without code needs no run
     assert "See [One](01-a.ipynb#sec-a)." in (two / "book" / "about.ipynb").read_text()
-    names = {path.name for path in (book.pages(two) / "book").iterdir()}
+    names = {path.name for path in (build.pages(two) / "book").iterdir()}
     assert names == {"01-a.ipynb", "02-b.ipynb", "about.ipynb"}
     assert "See [](#sec-a)." in (two / "build" / "pages" / "book" / "about.ipynb").read_text()

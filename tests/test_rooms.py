@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoeuler.syntax import imports
+from nanoeuler.book.syntax import imports
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(

@@ -18,11 +18,11 @@ NAMES = ["1.1", "4.2", "01.1", "1.01", "1.0", "1.", ".1", "1.2 ", " 1.2", "1.2\n
 
 def book(args: list[str]) -> int:
     """`python -m nanoeuler.book ARGS`, as the module's last lines have it."""
-    from nanoeuler import book
+    from nanoeuler.book import build
     from nanoeuler.errors import UserError
 
     try:
-        book.app(args, prog_name="nanoeuler.book")
+        build.app(args, prog_name="nanoeuler.book")
     except UserError as error:
         print(f"nanoeuler.book: {error}", file=sys.stderr)
         return 2
@@ -31,7 +31,7 @@ def book(args: list[str]) -> int:
 
 def attack(attack: Attack, seed: int) -> None:
     """Every odd name for both commands; odd hints and seeds for one that there is."""
-    import nanoeuler.book  # noqa: F401  once, before the first fork
+    import nanoeuler.book.build  # noqa: F401  once, before the first fork
 
     lines = (ROOT / "_toc.yml").read_text(encoding="utf-8").splitlines()
     end = next(n for n, line in enumerate(lines) if FIRST_LEFT_OUT in line)

@@ -4,7 +4,8 @@ import subprocess
 import sys
 import time
 
-from nanoeuler import book, measurements
+from nanoeuler import measurements
+from nanoeuler.book import build
 from nanoeuler.files import project_root
 
 
@@ -18,7 +19,7 @@ def seconds(*command):
 if __name__ == "__main__":
     root = project_root()
     commands = [["export"], ["check"], ["html"]]
-    commands += [["run", chapter.stem] for chapter in book.chapters(root)]
+    commands += [["run", chapter.stem] for chapter in build.chapters(root)]
     rows = [
         measurements.row("wall clock", " ".join(command), "book", seconds(*command), "s")
         for command in commands

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanoeuler.book import code_cells
+from nanoeuler.book.build import code_cells
 from nanoeuler.files import project_root
 
 CHAPTER = "10-cpu-engine"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from nanoeuler import emulator
-from nanoeuler.book import code_cells
+from nanoeuler.book.build import code_cells
 from nanoeuler.engines.gpu import ladder
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanoeuler.book import code_cells
+from nanoeuler.book.build import code_cells
 from nanoeuler.emulator.counters import sectors, wavefronts
 from nanoeuler.files import project_root
 

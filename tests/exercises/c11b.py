@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanoeuler.book import code_cells
+from nanoeuler.book.build import code_cells
 from nanoeuler.emulator import dtypes
 from nanoeuler.emulator.ptx_parser import statements, translate
 from nanoeuler.engines.gpu.lang.instruction import ptx

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import io
 
-from nanoeuler.book import code_cells
+from nanoeuler.book.build import code_cells
 from nanoeuler.files import project_root
 
 DEFINITIONS = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom

@@ -30,7 +30,7 @@ from llvmlite import binding
 from numpy._core import _multiarray_umath as numpy_core
 from rerun import ROOT, Outcome, changed, environment, run, target_of
 
-from nanoeuler import book
+from nanoeuler.book import build
 from nanoeuler.errors import UserError
 
 AVX = "avx popcnt sse3 ssse3 sse4.1 sse4.2"
@@ -190,7 +190,7 @@ def table(found: dict[Case, Outcome], notes: dict[str, str], counts: Sequence[in
 def everything() -> list[Path]:
     """All chapters, and all files of tests but the one that runs the chapters."""
     tests = sorted((ROOT / "tests").glob("test_*.py"))
-    chapters = [path.with_suffix(".ipynb") for path in book.chapters(ROOT)]
+    chapters = [path.with_suffix(".ipynb") for path in build.chapters(ROOT)]
     return chapters + [path for path in tests if path.stem != "test_chapters"]
 
 

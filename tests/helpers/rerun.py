@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from nanoeuler import book
+from nanoeuler.book import build
 from nanoeuler.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def target_of(name: str) -> Path:
         if not path.exists():
             raise UserError(f"expected a file of tests, but there is no {path}: name another")
         return path
-    (chapter,) = book.chosen(ROOT, name if "-" in name else f"{name}-")
+    (chapter,) = build.chosen(ROOT, name if "-" in name else f"{name}-")
     return chapter.with_suffix(".ipynb")
 
 
@@ -53,7 +53,7 @@ def environment(target: Path) -> dict[str, str]:
     """
     found = dict(os.environ)
     if target.suffix == ".ipynb":
-        found = book.environment(ROOT, target.with_suffix(".md"))
+        found = build.environment(ROOT, target.with_suffix(".md"))
         found["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     paths = [str(INSIDE), found.get("PYTHONPATH", "")]
     return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -31,7 +31,6 @@ from nanoeuler.errors import UserError
 ROUNDS = 4  # stores of a thread that clears: nothing is waited for, so blocks may be few
 
 
-
 def clear(table, flat):
     """Block b zeroes tile b: first, count of its four int32. Bytes of an element: 4 written."""
     t = int32(cuda.threadIdx.x)

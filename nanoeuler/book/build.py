@@ -12,6 +12,7 @@ A chapter is book/NN-name.md, an appendix book/x-name.md; cells of it that begin
 The tool leaves out editing: outputs are made from text, and nothing ever flows back.
 """
 
+import ast
 import copy
 import hashlib
 import os
@@ -36,16 +37,18 @@ import typer
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from nanoeuler.book.exercises import DRAWS, NUMBER, Exercise, exercises, parts, stub_file, verdict
+from nanoeuler.book.markdown import Place, places, plain
+from nanoeuler.book.syntax import class_ends, docstrings, imports, undocumented
 from nanoeuler.errors import UserError
-from nanoeuler.exercises import DRAWS, NUMBER, Exercise, exercises, parts, stub_file, verdict
 from nanoeuler.files import project_root, replacing
-from nanoeuler.marks import Place, places, plain
-from nanoeuler.syntax import imports, undocumented
 
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
+METHOD = re.compile(r"@method\((\w+)\)")  # the first line of a method outside of its class
 LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
 
 Cell = tuple[str, int, list[str]]  # an exported cell: its section, its first line, its source lines
+Lines = list[tuple[str, int | None]]  # of a module, with their numbers in the chapter
 Package = dict[str, tuple[str, list[Cell]]]  # file -> (the chapter that it comes from, its cells)
 
 
@@ -78,18 +81,72 @@ def exported_cells(text: str) -> Iterator[tuple[str, *Cell]]:
             yield source[0].removeprefix(EXPORT).strip(), section, line + 1, source[1:]
 
 
+def outside(source: list[str]) -> Iterator[tuple[str, range]]:
+    """Yield (class, lines from 0) for each method of a cell that stands outside of its class.
+
+    Comments right above are the method's. UserError where a text of several lines is no docstring:
+    its lines would be moved to the right.
+    """
+    marked = [METHOD.fullmatch(line) for line in source]
+    for node in ast.parse("\n".join(source)).body if any(marked) else ():
+        marks = getattr(node, "decorator_list", [])
+        mark = marked[marks[0].lineno - 1] if marks else None
+        if mark:
+            texts = [each for each in ast.walk(node) if isinstance(each, ast.JoinedStr) or
+                     isinstance(each, ast.Constant) and isinstance(each.value, str)]  # fmt: skip
+            if sum(each.end_lineno != each.lineno for each in texts) > len(docstrings(node)):
+                raise UserError(f"a method of {mark[1]} has a text of several lines that is no "
+                                "docstring: make it a constant outside")  # fmt: skip
+            start = marks[0].lineno - 1
+            while start and source[start - 1].startswith("#"):
+                start -= 1
+            yield mark[1], range(start, node.end_lineno)
+
+
+def inside(cells: list[Cell]) -> dict[str, list[tuple[str, Lines]]]:
+    """Class -> (section, lines as they stand in the class) of its methods outside of it."""
+    found: dict[str, list[tuple[str, Lines]]] = {}
+    for section, first, source in cells:
+        for name, lines in outside(source):
+            there = [n for n in lines if not METHOD.fullmatch(source[n])]
+            body = [(f"    {source[n]}" if source[n] else "", first + n) for n in there]
+            found.setdefault(name, []).append((section, body))
+    return found
+
+
+def kept(source: list[str]) -> list[int]:
+    """The lines of a cell, from 0, that stay where they are, without needless empty ones."""
+    away = {n for _, lines in outside(source) for n in lines}
+    stays: list[int] = []
+    for n in (n for n in range(len(source)) if n not in away):
+        if source[n] or stays and any(source[m] for m in stays[-2:]):
+            stays.append(n)
+    while stays and not source[stays[-1]]:
+        stays.pop()
+    return stays
+
+
 def module_lines(chapter: str, cells: Iterable[Cell]) -> Iterator[tuple[str, int | None]]:
     """Yield (line, its number in `chapter` or None) of the module that the chapter's cells make."""
     yield f"# Made from {chapter} by nanoeuler.book: edit the chapter, not this file.", None
-    before = None
+    cells, before = list(cells), None
+    methods = inside(cells)
     for section, first, source in cells:
-        yield from (("", None), ("", None))
-        if section != before:
-            yield f"# %% {section}", None
-        before = section
-        while not source[-1]:
-            source = source[:-1]
-        yield from zip(source, range(first, first + len(source)), strict=True)
+        ends = class_ends("\n".join(source)) if methods else {}
+        for place, n in enumerate(kept(source)):
+            if not place:
+                yield from (("", None), ("", None))
+                yield from [(f"# %% {section}", None)] if section != before else ()
+                before = section
+            yield source[n], first + n
+            for mark, lines in methods.pop(ends.get(n + 1, ""), ()):
+                yield "", None
+                yield from [(f"    # %% {mark}", None)] if mark != before else ()
+                before = mark
+                yield from lines
+    if methods:
+        raise UserError(f"{chapter} has methods of {', '.join(methods)}, a class that its module "
+                        "does not have")  # fmt: skip
 
 
 def module_text(chapter: str, cells: Iterable[Cell]) -> str:
@@ -503,7 +560,7 @@ def exercise_command(number: str = typer.Argument(""), hint: _Hint = 0) -> None:
 
 @app.command("where")
 def where_command(place: _Place) -> None:
-    """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/book.py:40"""
+    """Say where a line comes from. Example: python -m nanoeuler.book where nanoeuler/api.py:40"""
     file, _, line = place.rpartition(":")
     root, path = project_root(), Path(file).resolve()
     if not line.isdecimal() or not path.is_file() or not path.is_relative_to(root):
@@ -523,7 +580,8 @@ def html_command() -> None:
     print("open", root / "build" / "html" / "index.html")
 
 
-if __name__ == "__main__" and "__file__" in globals():  # run as a file, not as a cell
+def main() -> None:
+    """The program: a reader's mistake is one line, and exit status 2."""
     try:
         app()
     except UserError as error:

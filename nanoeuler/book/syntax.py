@@ -30,6 +30,21 @@ def imports(text: str) -> frozenset[str]:
     return frozenset(name for name in names if name.startswith("nanoeuler."))
 
 
+def class_ends(text: str) -> dict[int, str]:
+    """The last line of each class of a module, from 1, and the name of the class."""
+    classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    return {node.end_lineno or 0: node.name for node in classes}
+
+
+def docstrings(tree: ast.AST) -> list[ast.expr]:
+    """The docstrings of several lines in a tree."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds) and node.body]
+    firsts = [body[0].value for body in bodies if isinstance(body[0], ast.Expr)]
+    return [each for each in firsts if isinstance(each, ast.Constant)
+            and isinstance(each.value, str) and each.end_lineno != each.lineno]  # fmt: skip
+
+
 def public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
     """Yield (name, node) for what a module's syntax tree defines at its top level for others."""
     for node in tree.body:

@@ -4,8 +4,8 @@
 # %% sec-book-exercises
 """Exercises of a chapter: found in its text, written out as a stub, judged by their own check.
 
-Run as a program it is the judge's own process: python -m nanoeuler.exercises PLAN RESULT.
-Leaves out which chapters there are and what they may use: that is nanoeuler.book's affair.
+Run as a program it is the judge's own process: python -m nanoeuler.book.exercises PLAN RESULT.
+Leaves out which chapters there are and what they may use: that is the affair of `build`.
 """
 
 import ast
@@ -243,7 +243,7 @@ def _ask(plan, env, folder, limit):
     with tempfile.TemporaryDirectory() as made:
         question, answer = Path(made) / "plan", Path(made) / "result"
         question.write_text(json.dumps(plan), encoding="utf-8")
-        command = [sys.executable, "-m", "nanoeuler.exercises", str(question), str(answer)]
+        command = [sys.executable, "-m", "nanoeuler.book.exercises", str(question), str(answer)]
         try:
             subprocess.run(command, env=dict(env), cwd=folder, timeout=limit,
                            capture_output=True)  # fmt: skip

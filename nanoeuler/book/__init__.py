@@ -1,0 +1,9 @@
+# Made from book/a-how-this-book-works.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-book-cells
+"""The book's own tools, which nothing else in the package needs: build (chapters become a package
+and notebooks), method (a class over several cells), markdown, syntax, and exercises (judged).
+
+May import: errors, files.
+"""

@@ -934,11 +934,11 @@ def test_a_program_loads_what_it_uses(tmp_path):
 
 def test_products_are_compiled_when_they_are_called():
     lines = """
-from nanoeuler.engines.cpu import products
-assert products.multiply.dispatcher is products.multiply_heads.dispatcher is None
+from nanoeuler.engines.cpu import gemm
+assert gemm.multiply.dispatcher is gemm.multiply_heads.dispatcher is None
 from nanoeuler.planning.plan import product_rate
 product_rate(2, seconds=0.01)
-assert products.multiply.dispatcher.signatures and products.multiply_heads.dispatcher is None
+assert gemm.multiply.dispatcher.signatures and gemm.multiply_heads.dispatcher is None
 """
     assert loaded(lines)
 

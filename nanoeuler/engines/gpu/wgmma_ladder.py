@@ -32,7 +32,6 @@ from nanoeuler.engines.gpu.lang.hopper import (
     proxy_fence,
 )
 
-
 # isort: split
 
 
@@ -57,7 +56,6 @@ from nanoeuler.engines.gpu.lang.ptx import (
     store_shared_int4,
 )
 from nanoeuler.errors import UserError
-
 
 ROWS, COLUMNS = 64, 256  # of C, which a warpgroup multiplies: PTX ISA, the largest wgmma
 DEPTH = 64  # of a k-block: 128 bytes of bf16, the width of a swizzled row
@@ -122,8 +120,7 @@ def by_hand(a, b, c, m, n, k):
         proxy_fence()  # the tensor cores see what this thread stored
         cuda.syncthreads()  # all threads have stored
         multiply(acc, operand(base + B_BYTES), operand(base), at)
-        finish(acc)
-        cuda.syncthreads()  # no thread stores while another's product reads
+        finish(acc)  # it is complete for all four warps at once
     write(acc, c, row, column, (m, n), t)
 
 
@@ -155,9 +152,6 @@ class Rung(NamedTuple):
     def shared(self) -> int:
         """Bytes of a block's shared memory: stages, boxes, 256 for mbarriers."""
         return ALIGN + self.stages * self.stage + self.threads // 128 * 2 * BOX + 256
-
-
-RUNGS = {"by hand": Rung(by_hand, maps=False)}  # name -> rung, from the lowest
 
 
 @cache
@@ -279,10 +273,6 @@ def acquire(map_a, map_b, map_c):
     map_acquire(map_c)
 
 
-RUNGS["TMA, one block"] = Rung(by_tma, stages=4)  # takes so much room that no second block fits
-RUNGS["TMA"] = Rung(by_tma)
-
-
 # %% sec-wgmma-ring
 def advance(stage, phase, stages):
     """The next stage of a ring, and the parity of its phase: it changes with every round."""
@@ -330,13 +320,9 @@ def make_ring(stages: int) -> Callable[..., None]:
     return ring
 
 
-RUNGS["ring of 2"] = Rung(make_ring(2), stages=2)
-RUNGS["ring of 4"] = Rung(make_ring(4), stages=4)
-
-
 # %% sec-wgmma-roles
 CONSUMERS = 256  # threads of two warpgroups; the producer's warp comes after them
-STAGES = 4
+STAGES = 4  # 192 KiB of 128 x 256, all there's room for; they cover a fetch (the question below)
 WIDE = B_BYTES + 2 * A_BYTES  # bytes of a k-block of 256 and of 128 rows
 
 
@@ -377,7 +363,7 @@ def make_accumulate(stages: int, size: int, release: Callable[..., None]) -> Cal
     return accumulate
 
 
-accumulate = make_accumulate(STAGES, WIDE, release)
+accumulate = make_accumulate(STAGES, WIDE, release)  # of 128 x 256, for a block by itself
 
 
 def with_producer(map_a, map_b, map_c, blocks):
@@ -407,9 +393,6 @@ def with_producer(map_a, map_b, map_c, blocks):
         store(acc, boxes, map_c, int32(row + (t >> 7) * ROWS), column, t)
         if t & 127 == 0:
             bulk_wait()
-
-
-RUNGS["producer"] = Rung(with_producer, threads=CONSUMERS + 32, rows=2 * ROWS, stages=STAGES)
 
 
 # %% sec-wgmma-persistent
@@ -470,8 +453,8 @@ def make_consume(cluster: int, release: Callable[..., None]) -> Callable[..., No
     return consume
 
 
-produce_alone = make_produce(STAGES, 2 * ROWS, 1, fetch)
-consume_alone = make_consume(1, release)
+# For tiles of 128 x 256, by a block that shares nothing.
+produce_alone, consume_alone = make_produce(STAGES, 2 * ROWS, 1, fetch), make_consume(1, release)
 
 
 def persistent(map_a, map_b, map_c, down, across, blocks):
@@ -489,11 +472,6 @@ def persistent(map_a, map_b, map_c, down, across, blocks):
         consume_alone(base, bars, map_c, down, across, blocks, t)
         if t & 127 == 0:
             bulk_wait()
-
-
-RUNGS["persistent"] = Rung(
-    persistent, threads=CONSUMERS + 32, rows=2 * ROWS, stages=STAGES, persistent=True
-)
 
 
 # %% sec-wgmma-multicast
@@ -518,8 +496,9 @@ def meet():
     cluster_wait()
 
 
+# For tiles of 128 x 256, by blocks of a pair.
 produce_shared = make_produce(STAGES, 2 * ROWS, 2, fetch_shared)
-consume_shared = make_consume(2, release_both)
+consume_shared = make_consume(2, release_both)  # of the same
 
 
 def multicast(map_a, map_b, map_c, down, across, blocks):
@@ -540,11 +519,6 @@ def multicast(map_a, map_b, map_c, down, across, blocks):
     meet()  # the other block may still write and arrive here
 
 
-RUNGS["multicast"] = Rung(
-    multicast, threads=CONSUMERS + 32, rows=2 * ROWS, stages=STAGES, cluster=2, persistent=True
-)
-
-
 # %% sec-wgmma-pingpong
 def skip(stage, phase, count, stages):
     """Stage and parity after `count` more k-blocks."""
@@ -553,7 +527,7 @@ def skip(stage, phase, count, stages):
     return int32(stage - rounds * stages), int32((phase ^ rounds) & 1)
 
 
-accumulate_own = make_accumulate(STAGES, STAGE, release_both)
+accumulate_own = make_accumulate(STAGES, STAGE, release_both)  # of 64 x 256, in a pair
 
 
 def consume_in_turn(base, bars, map_c, down, across, blocks, t):
@@ -575,7 +549,7 @@ def consume_in_turn(base, bars, map_c, down, across, blocks, t):
         tile, turn = int32(tile + 2 * step), int32(turn ^ 1)
 
 
-produce_in_turn = make_produce(STAGES, ROWS, 2, fetch_shared)
+produce_in_turn = make_produce(STAGES, ROWS, 2, fetch_shared)  # for tiles of 64 x 256, in a pair
 
 
 def ping_pong(map_a, map_b, map_c, down, across, blocks):
@@ -599,6 +573,16 @@ def ping_pong(map_a, map_b, map_c, down, across, blocks):
     meet()
 
 
-RUNGS["ping-pong"] = Rung(
-    ping_pong, threads=CONSUMERS + 32, stages=STAGES, cluster=2, persistent=True
-)
+TALL = Rung(with_producer, threads=CONSUMERS + 32, rows=2 * ROWS, stages=STAGES)  # 128 x 256
+# Name -> rung. "TMA, one block" is given so much shared memory that no second block fits.
+RUNGS = {
+    "by hand": Rung(by_hand, maps=False),
+    "TMA, one block": Rung(by_tma, stages=4),
+    "TMA": Rung(by_tma),
+    "ring of 2": Rung(make_ring(2), stages=2),
+    "ring of 4": Rung(make_ring(4), stages=4),
+    "producer": TALL,
+    "persistent": TALL._replace(function=persistent, persistent=True),
+    "multicast": TALL._replace(function=multicast, persistent=True, cluster=2),
+    "ping-pong": TALL._replace(function=ping_pong, persistent=True, cluster=2, rows=ROWS),
+}

@@ -1,7 +1,9 @@
 """Wrong answers to the exercise of chapter 11h: each must be refused by its check."""
 
+import numpy as np
+
 CHAPTER = "11h-a-ladder-on-tensor-cores"
-NAMES = {}
+NAMES = dict(np=np)
 
 # (exercise, what is wrong, text of the solution, what it becomes)
 ANSWERS = [

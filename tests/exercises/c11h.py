@@ -9,13 +9,11 @@ NAMES = dict(np=np)
 ANSWERS = [
     ("snake", "every column downwards", "step % 2 == 1", "False"),
     ("snake", "every column upwards", "step % 2 == 1", "True"),
-    ("snake", "the first column upwards", "step % 2 == 1", "step % 2 == 0"),
     ("snake", "the last group as high as the others", "min(group, down - first)", "group"),
     ("snake", "turned round in a whole group", "high - 1 - x", "group - 1 - x"),
     ("snake", "turned round one too far", "high - 1 - x", "high - x"),
     ("snake", "every group from the left", "number % 2 == 0", "True"),
     ("snake", "every group from the right", "number % 2 == 0", "False"),
-    ("snake", "the first group from the right", "number % 2 == 0", "number % 2 == 1"),
     ("snake", "counted from one beyond the right", "across - 1 - step", "across - step"),
     ("snake", "every other column first", "y = step if", "y = step * 2 % across if"),
     ("snake", "groups of columns", "group * across", "group * down"),

@@ -199,7 +199,7 @@ def product(name: str, a: Any, b: Any, c: Any, multiprocessors: int = 132) -> La
     maps = Map(a, (rung.rows, DEPTH)), Map(b, (b_rows, DEPTH)), Map(c, (ROWS, 64))
     if not rung.persistent:
         return Launch(kernel, (across, down), (*maps, blocks))
-    clusters = min(multiprocessors // rung.cluster, down * across)
+    clusters = max(1, min(multiprocessors // rung.cluster, down * across))
     return Launch(kernel, (clusters * rung.cluster,), (*maps, down, across, blocks))
 
 

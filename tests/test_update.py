@@ -22,7 +22,7 @@ from nanoeuler.engines.gpu.lang.card import SHARED as ROOMS
 from nanoeuler.engines.gpu.lang.card import THREADS, limit
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows import cross_entropy as cross_entropy_module
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE, cross_entropy

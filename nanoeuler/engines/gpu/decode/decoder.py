@@ -35,7 +35,7 @@ from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pi
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES
 from nanoeuler.engines.gpu.rows.activations import LOG2_E
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.stepper import gpu
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, require

@@ -21,15 +21,14 @@ from nanoeuler.engines.gpu.ranks.buckets import LEAST, Bucket, Excerpt, Sharing,
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
 from nanoeuler.engines.gpu.step.engine import CudaEngine
-from nanoeuler.engines.gpu.step.primitives import COPIES, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array
 from nanoeuler.engines.gpu.step.recording import (
     GRADIENTS,
     MOMENTS,
     Machine,
+    ProgramBuilder,
     Rules,
-    StepWriter,
-    Writer,
 )
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights, flat_size
@@ -113,10 +112,10 @@ class RankEngine(CudaEngine):
         """As `Engine.ready`: what is pending comes first."""
         self.due = -1 if self.left else i
 
-    def settle(self, dmoved: Array | None = None) -> None:
-        """As `Pen.settle`; then what was said to be ready is."""
+    def flush_norm(self, dmoved: Array | None = None) -> None:
+        """As `CudaEngine.flush_norm`; then what was said to be ready is."""
         due, self.due = self.due, -1
-        super().settle(dmoved)
+        super().flush_norm(dmoved)
         if due >= 0:
             self.tell(due)
 
@@ -129,8 +128,8 @@ class RankEngine(CudaEngine):
 
 
 # %% sec-exchange-update
-class RankReader(Writer):
-    """What writes for a rank: where it reads weights, and how long the ranks' flat buffers are.
+class RankBuilder(ProgramBuilder):
+    """Records for a rank: where it reads weights, and how long the ranks' flat buffers are.
 
     If products read copies, masters are in shards. flat: the weights, with their padding.
     """
@@ -146,7 +145,7 @@ class RankReader(Writer):
             self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
 
     def read(self) -> Weights:
-        """As `Writer.read`."""
+        """As `ProgramBuilder.read`."""
         if not self.copied:
             self.flat = self.entire(WEIGHTS)
             return super().read()
@@ -168,8 +167,8 @@ class RankReader(Writer):
         return self.recording.whole(memory, (self.length // self.link.size,), np.float32)
 
 
-class Shared(RankReader, StepWriter):
-    """A step's writer who knows exchanges and joins.
+class RankStepBuilder(RankBuilder):
+    """Records a training step over ranks, with its exchanges and joins.
 
     when: buckets travel, once they are complete: beside the next backward of attention, at once, or
     after the backward pass.
@@ -192,14 +191,10 @@ class Shared(RankReader, StepWriter):
         """Write an exchange down."""
         self.recording.add(name, Exchange(kind, args, self.link, roots))
 
-
-class Reducing(Shared):
-    """What goes on beside the backward pass."""
-
-    def sums(self, pieces: int) -> Array:
+    def loss_sums(self, pieces: int) -> Array:
         """Where this rank's sums of losses go, among those of all ranks."""
         self.engine.left = pieces
-        all_of_them = super().sums(pieces * self.link.size)
+        all_of_them = RankBuilder.loss_sums(self, pieces * self.link.size)
         return all_of_them[self.link.rank * pieces : (self.link.rank + 1) * pieces]
 
     def complete(self, block: int) -> None:
@@ -211,7 +206,7 @@ class Reducing(Shared):
     def send(self) -> None:
         """Reduce those buckets that are complete."""
         while self.waiting and self.waiting[0].block >= self.ripe:
-            self.engine.add_up()
+            self.engine.flush()
             self.reduce(self.waiting.pop(0))
 
     def reduce(self, bucket: Bucket) -> None:
@@ -224,10 +219,6 @@ class Reducing(Shared):
         space = self.recording.take(((self.link.size - 1) * mine.shape[0],), np.float32)
         self.exchange("reduce", "hand over", whole, space)
         self.handed.append((part, space))
-
-
-class Adding(Reducing):
-    """The end of the backward pass: what is left to reduce, and what was handed over."""
 
     def add_handed(self) -> None:
         """Add what was handed over, in the order of ranks, and give its memory back."""
@@ -247,10 +238,6 @@ class Adding(Reducing):
             self.reduce(bucket)
         self.recording.add("join", Join(self.link))
         self.add_handed()
-
-
-class Deciding(Adding):
-    """The norm of what is spread over ranks, and the decision that all of them take alike."""
 
     def decide(self, limit: float) -> Array:
         """The decision (8,): see `gradient_norm.decide`."""
@@ -273,21 +260,6 @@ class Deciding(Adding):
         args = *sums, rates, 1, number, float(limit), decision
         add("norm of gradients", Launch(gradient_norm.DECIDE, (1,), args))
         return decision
-
-
-def tiles_of(parts: list[adamw.Segment], start: int, stop: int, copied: bool) -> np.ndarray:
-    """The tiles of what segments have between start and stop, counted from start."""
-    made = []
-    for part in parts:
-        first, last = max(start, part.start), min(stop, part.start + part.length)
-        if first < last:
-            to = first - start if copied and part.copy >= 0 else -1
-            made.append(adamw.Segment(first - start, last - first, part.decay, to))
-    return adamw.tiles(made)
-
-
-class Spreading(Deciding):
-    """What all ranks must read of what one has updated."""
 
     def masters(self, bucket: Bucket) -> Array:
         """What this rank updates of a bucket's weights."""
@@ -321,12 +293,8 @@ class Spreading(Deciding):
                 roots.append(root)
         self.exchange("spread norms", "broadcast", *ends, roots=tuple(roots))
 
-
-class RankWriter(Spreading):
-    """What writes a step over ranks."""
-
     def update(self, flat: Array, losses: Array, rules: Rules) -> None:
-        """As `StepWriter.update`: of this rank's parts, and all gather what they read."""
+        """As `ProgramBuilder.update`: of this rank's parts, and all gather what they read."""
         self.reduce_rest(losses)
         decision = self.decide(rules.clip_norm)
         tables, *blocks = reversed(self.sharing.buckets)
@@ -353,3 +321,14 @@ class RankWriter(Spreading):
             rules.beta1, rules.beta2, rules.eps,
         )  # fmt: skip
         self.recording.add("AdamW", launch)
+
+
+def tiles_of(parts: list[adamw.Segment], start: int, stop: int, copied: bool) -> np.ndarray:
+    """The tiles of what segments have between start and stop, counted from start."""
+    made = []
+    for part in parts:
+        first, last = max(start, part.start), min(stop, part.start + part.length)
+        if first < last:
+            to = first - start if copied and part.copy >= 0 else -1
+            made.append(adamw.Segment(first - start, last - first, part.decay, to))
+    return adamw.tiles(made)

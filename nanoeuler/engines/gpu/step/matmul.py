@@ -35,7 +35,7 @@ class Epilogue(NamedTuple):
     turn: Any = None
 
 
-STORE = Epilogue()
+STORE = Epilogue()  # what most products end in: C is stored, and nothing else
 
 
 def turned(a: Array) -> bool:

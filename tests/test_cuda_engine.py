@@ -260,7 +260,7 @@ FAULTS = {
         "self.pending, dmoved = self.pending, None, None",
     ),
     "the step's weight is forgotten": (
-        ENGINE, "CudaEngine", "flush_norm", "float(this.weight)", "1.0"
+        ENGINE, "CudaEngine", "flush_norm", "copy=None if", "weight=1.0, copy=None if"
     ),
     "sums that are owed are forgotten": (
         ENGINE, "CudaEngine", "defer_sums", "self.reduce_deferred()  # two", "pass  # two"
@@ -269,7 +269,7 @@ FAULTS = {
         ENGINE, "CudaEngine", "defer_sums", "first + i * columns, count", "first, count"
     ),
     "dx is not added to": (
-        ENGINE, "CudaEngine", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
+        ENGINE, "CudaEngine", "norm_backward", "dgain, dx, dbias", "dgain, None, dbias"
     ),
     "targets of other rows": (
         ENGINE, "CudaEngine", "loss", "losses, V, first,", "losses, V, 0,"

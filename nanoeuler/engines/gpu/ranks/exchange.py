@@ -314,13 +314,12 @@ class RankStepBuilder(RankBuilder):
         if not len(tiles):
             return  # padding alone
         moments = (self.shard(name)[held] for name in MOMENTS)
-        launch = adamw.adamw_launch(
-            self.recording.constant(tiles), decision, self.masters(bucket),
-            self.entire(GRADIENTS)[part], *moments,
-            self.copies[part] if self.copied else self.copies,
-            rules.beta1, rules.beta2, rules.eps,
-        )  # fmt: skip
-        self.recording.add("AdamW", launch)
+        copies = self.copies[part] if self.copied else self.copies
+        gradients = self.entire(GRADIENTS)[part]
+        buffers = adamw.Buffers(self.masters(bucket), gradients, *moments, copies)
+        table = self.recording.constant(tiles)
+        given = table, decision, buffers, rules.beta1, rules.beta2, rules.eps
+        self.recording.add("AdamW", adamw.adamw_launch(*given))
 
 
 def tiles_of(parts: list[adamw.Segment], start: int, stop: int, copied: bool) -> np.ndarray:

@@ -15,7 +15,7 @@ K predicted tokens, F MLP width.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,12 +29,17 @@ from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
 from nanoeuler.engines.gpu.rows import activations, column_sums
 from nanoeuler.engines.gpu.rows.column_sums import sum_lines, sum_table_launch
-from nanoeuler.engines.gpu.rows.cross_entropy import loss_launch, sums_launch
+from nanoeuler.engines.gpu.rows.cross_entropy import form_for, loss_launch, sums_launch
 from nanoeuler.engines.gpu.rows.embedding import embed_backward_launches, embed_launch, slots_shape
 from nanoeuler.engines.gpu.rows.fill import add_row_launch
-from nanoeuler.engines.gpu.rows.residual_norm import NORMS, add_scaled_launch, move_norm_launch
+from nanoeuler.engines.gpu.rows.residual_norm import (
+    NORMS,
+    Add,
+    add_scaled_launch,
+    move_norm_launch,
+)
 from nanoeuler.engines.gpu.rows.residual_norm_backward import (
-    form_of,
+    NormBackward,
     norm_backward_blocks,
     norm_backward_launches,
 )
@@ -99,21 +104,6 @@ def split(heads: Array, n_kv: int) -> tuple[Array, Array, Array]:
     return q, k, v
 
 
-@dataclass
-class PendingNorm:
-    """A norm's backward that is not written down yet: what comes next says what else it gives.
-
-    scaled: the array for weight dx, if one was asked for.
-    """
-
-    norm: str
-    arrays: tuple  # dn, x, stats, gain, dx, dgain
-    before: Array | None
-    dbias: Array | None
-    weight: float = 1.0
-    scaled: Array | None = None
-
-
 class CudaEngine(Engine):
     """Records a pass of the model into `recording`, for a card of this capability.
 
@@ -139,7 +129,7 @@ class CudaEngine(Engine):
         self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[tuple[str, int], str] = {}
         self.stored: set[int] = set()
-        self.pending: PendingNorm | None = None
+        self.pending: NormBackward | None = None
         # By where they belong: sums over rows that are not added yet, and their lines of a table.
         self.deferred: dict[tuple[str, int], tuple[Array, list]] = {}
         self.used = 0  # floats of the memory of partial sums
@@ -201,18 +191,14 @@ class CudaEngine(Engine):
         if self.pending is None:
             return
         this, self.pending = self.pending, None
-        dn, x, stats, gain, dx, dgain = this.arrays
-        dn, x, dx = rows_of(dn), rows_of(x), rows_of(dx)
-        before = None if this.before is None else dx
-        copy = None if this.scaled is None else rows_of(this.scaled)
-        form = form_of(this.norm, dn, x, dx, before, copy, this.dbias, dmoved)
-        blocks = norm_backward_blocks(form, x.shape[0], self.multiprocessors)
-        outs = [out for out in (dgain, this.dbias, dmoved) if out is not None]
-        launch, _ = norm_backward_launches(
-            this.norm, dn, x, stats, gain, dx, dgain, self.defer_sums(blocks, outs), before=before,
-            copy=copy, dbias=this.dbias, weight=float(this.weight), dmoved=dmoved,
-            multiprocessors=self.multiprocessors,
+        dn, x, dx = map(rows_of, (this.dn, this.x, this.dx))
+        this = this._replace(
+            dn=dn, x=x, dx=dx, before=None if this.before is None else dx,
+            copy=None if this.copy is None else rows_of(this.copy), dmoved=dmoved,
         )  # fmt: skip
+        blocks = norm_backward_blocks(this.form, x.shape[0], self.multiprocessors)
+        partials = self.defer_sums(blocks, list(this.sums))
+        launch, _ = norm_backward_launches(this, partials, self.multiprocessors)
         self.recording.add("norm backward", launch)
 
     def flush(self) -> None:
@@ -240,10 +226,10 @@ class CudaEngine(Engine):
         Where dy comes from a norm's backward that is pending, that gives both.
         """
         this, kind = self.pending, self.precision.kind
-        if this and dy is this.scaled or this and dy is this.arrays[4] and this.weight == 1:
+        if this and (dy is this.copy or dy is this.dx and this.weight == 1):
             if kind_of(dy) != kind:
-                this.scaled = this.scaled or self.take(*dy.shape)
-                dy = this.scaled
+                dy = this.copy or self.take(*dy.shape)
+                self.pending = this._replace(copy=dy)
             self.flush_norm(dbias)
             return dy
         if kind_of(dy) != kind:
@@ -255,8 +241,8 @@ class CudaEngine(Engine):
     def scale(self, x: Array, h: float) -> Array:
         """A new array h x, of activations: from the norm's backward that made x, if it can."""
         out, this = self.take(*x.shape), self.pending
-        if this and x is this.arrays[4] and this.scaled is None:
-            this.scaled, this.weight = out, h
+        if this and x is this.dx and this.copy is None:
+            self.pending = this._replace(copy=out, weight=float(h))
             return out
         zeros = self.recording.constant(np.zeros(rows_of(x).shape, out.dtype))
         self.record("scale", add_scaled_launch(zeros, rows_of(x), float(h), rows_of(out)))
@@ -332,45 +318,48 @@ class CudaEngine(Engine):
         self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(x)))
 
     def norm(
-        self, norm: str, x: Array, gain: Array, bias: Array | None, move: dict[str, Any]
+        self, norm: str, x: Array, gain: Array, bias: Array | None = None, add: Add | None = None
     ) -> tuple[Array, Array]:
-        """n and stats of x, or of what it is moved to: see `residual_norm.move_norm_launch`."""
+        """n and stats of x, or of the residual stream that `add` makes of it."""
         n, rows = self.take(*x.shape), rows_of(x)
         stats = self.take(rows.shape[0], NORMS[norm], kind="float32")
-        launch = move_norm_launch(norm, rows, rows_of(n), gain, stats, bias=bias, **move)
-        self.record("move and norm" if move else "norm", launch)
+        launch = move_norm_launch(norm, rows, rows_of(n), gain, stats, bias, add)
+        self.record("move and norm" if add else "norm", launch)
         return n, stats
 
     def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
         """As `Primitives.rmsnorm`."""
-        return self.norm("rms", x, gain, None, {})
+        return self.norm("rms", x, gain)
 
     def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
         """As `Primitives.layernorm`."""
-        return self.norm("layer", x, gain, bias, {})
+        return self.norm("layer", x, gain, bias)
 
     def norm_backward(
-        self, norm: str, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
-        dbias: Array | None = None, dx: Array | None = None,
+        self, norm: str, given: tuple, dgain: Array, dbias: Array | None = None,
+        dx: Array | None = None,
     ) -> Array:  # fmt: skip
-        """dx, to which the norm's gradient is added. Written down with what comes next."""
+        """dx, to which the norm's gradient is added; given: dy, x, stats, gain.
+
+        Written down with what comes next.
+        """
         self.flush_norm()
-        out = self.take(*x.shape, kind=self.precision.gradient) if dx is None else dx
-        self.pending = PendingNorm(norm, (dy, x, stats, gain, out, dgain), dx, dbias)
+        out = self.take(*given[1].shape, kind=self.precision.gradient) if dx is None else dx
+        self.pending = NormBackward(norm, *given, out, dgain, dx, dbias)
         return out
 
     def rmsnorm_backward(
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
     ) -> Array:
         """As `Primitives.rmsnorm_backward`."""
-        return self.norm_backward("rms", dy, x, gain, stats, dgain)
+        return self.norm_backward("rms", (dy, x, stats, gain), dgain)
 
     def layernorm_backward(
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None = None,
     ) -> Array:  # fmt: skip
         """As `Primitives.layernorm_backward`."""
-        return self.norm_backward("layer", dy, x, gain, stats, dgain, dbias)
+        return self.norm_backward("layer", (dy, x, stats, gain), dgain, dbias)
 
     def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
         """As `Primitives.rope_tables`."""
@@ -383,7 +372,7 @@ class CudaEngine(Engine):
         """As `Primitives.rope`, in place."""
         B, T, N, D = heads.shape
         rows = heads.reshape(B * T, N * D)
-        launch = rope_launch(rows, cos, sin, n, D, T, back=back)
+        launch = rope_launch(rows, cos, sin, n, T, back=back)
         self.record("rope backward" if back else "rope", launch)
         return heads
 
@@ -446,15 +435,15 @@ class CudaEngine(Engine):
         """du, and h again where it is wanted; du's sums over rows are added to dbias."""
         (rows, F), processors = rows_of(dh).shape, self.multiprocessors
         du, h = self.take(*u.shape), self.take(*dh.shape) if again else None
-        partials = None
+        sums = None
         if dbias is not None:
             shape = activations.partials_shape(rows, F, kind_of(dh), 1 + gated, processors)
-            partials = self.take(*shape, kind="float32")
+            sums = dbias, self.take(*shape, kind="float32")
         name = "swiglu" if gated else "gelu"
         backward = getattr(activations, f"{name}_backward_launches")
         launches = backward(
             rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
-            dbias=dbias, partials=partials, multiprocessors=processors,
+            sums=sums, multiprocessors=processors,
         )  # fmt: skip
         self.record("swiglu backward" if gated else "gelu backward", launches)
         return du, h
@@ -474,8 +463,9 @@ class CudaEngine(Engine):
         """Losses of rows `first` on, whose logits (n, K P) these are; their gradient in place."""
         if isinstance(scale, np.ndarray):
             scale = self.recording.constant(scale.astype(np.float32))
-        given = logits, targets, scale, losses, V, first, gradient
-        launch = loss_launch(*given, capability=self.capability)
+        columns = logits.shape[1] // targets.shape[1]
+        form = form_for(columns, not self.bf16, gradient, self.capability)
+        launch = loss_launch(logits, targets, scale, losses, V, first, form)
         self.record("cross-entropy", launch)
 
     def loss_total(self, losses: Array) -> Array:
@@ -506,20 +496,20 @@ class CudaEngine(Engine):
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """As `Engine.move_norm`: the last term is added where the sum is normed."""
         if not terms:
-            return x, *self.norm(config.norm, x, gain, bias, {})
+            return x, *self.norm(config.norm, x, gain, bias)
         *others, (weight, k) = terms
         for each, velocity in others:
             x = self.add(x, velocity, each)
         moved = self.take(*x.shape, kind=self.precision.stream)
-        move = {"t": rows_of(k), "weight": float(weight), "moved": rows_of(moved)}
-        return moved, *self.norm(config.norm, x, gain, bias, move)
+        add = Add(rows_of(k), float(weight), rows_of(moved))
+        return moved, *self.norm(config.norm, x, gain, bias, add)
 
     def move_norm_backward(
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None, dx: Array | None = None,
     ) -> Array:  # fmt: skip
         """As `Engine.move_norm_backward`: added where it is computed."""
-        return self.norm_backward(config.norm, dn, x, gain, stats, dgain, dbias, dx)
+        return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
         """n, where those of all sublayers may be kept (`Precision.kept`); else None."""

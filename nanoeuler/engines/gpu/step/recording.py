@@ -146,11 +146,9 @@ class ProgramBuilder:
         )
         recording.add("norm of gradients", launches)
         table = recording.constant(updated(self.weights, self.copied))
-        launch = adamw.adamw_launch(
-            table, decision, self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies,
-            rules.beta1, rules.beta2, rules.eps,
-        )  # fmt: skip
-        recording.add("AdamW", launch)
+        buffers = adamw.Buffers(self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies)
+        given = table, decision, buffers, rules.beta1, rules.beta2, rules.eps
+        recording.add("AdamW", adamw.adamw_launch(*given))
 
     def build_sums(self, B: int, T: int, packed: bool = False) -> Recorded:
         """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""

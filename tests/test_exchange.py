@@ -255,7 +255,7 @@ class Hasty(exchange.RankEngine):
     def ready(self, i):
         super().ready(i)
         if self.due >= 0:
-            self.tell(self.due)
+            self.on_complete(self.due)
 
 
 class AtOnce(RankStepBuilder):
@@ -272,9 +272,9 @@ class HastyBuilder(AtOnce):
 class Unsummed(AtOnce):
     """Lets buckets go while sums of norms wait."""
 
-    def send(self):
+    def reduce_complete(self):
         self.engine.flush, true = lambda: None, self.engine.flush
-        super().send()
+        super().reduce_complete()
         self.engine.flush = true
 
 
@@ -295,10 +295,10 @@ class Early(RankStepBuilder):
     """Gathers a bucket before it is updated."""
 
     def adamw(self, bucket, decision, rules):
-        super().spread([bucket])
+        super().gather_updated([bucket])
         super().adamw(bucket, decision, rules)
 
-    def spread(self, buckets):
+    def gather_updated(self, buckets):
         pass
 
 

@@ -94,7 +94,7 @@ def by_numpy(monkeypatch):
     """Have all products of a recorded step done by NumPy: their kernels are tested elsewhere."""
 
     def call(self, name, a, b, c, end=matmul.STORE):
-        cos, sin, *turned = end.turn or (None, None, 0, 0)
+        cos, sin, *turned = end.rope or (None, None, 0, 0)
         args = a, b, c, end.aux, end.second, end.sums, cos, sin
         work = NumpyProduct(args, end.name, tuple(turned))
         self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))

@@ -93,14 +93,14 @@ class Join:
 
 
 class RankEngine(CudaEngine):
-    """Tells when gradients are complete: when their last launch is on the list.
+    """Calls `on_complete` when gradients are complete: when their last launch is on the list.
 
     left: passes that are still to begin; only in the last are gradients complete.
     before_attention: called before the launches of each backward of attention.
     """
 
     left, due = 1, -1
-    tell: Callable[[int], None]
+    on_complete: Callable[[int], None]
     before_attention: Callable[[], None]
 
     def begin(self) -> None:
@@ -117,14 +117,14 @@ class RankEngine(CudaEngine):
         due, self.due = self.due, -1
         super().flush_norm(dmoved)
         if due >= 0:
-            self.tell(due)
+            self.on_complete(due)
 
     def attention_backward(
-        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, turn: Any = None
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, rope: Any = None
     ) -> Array:
         """As `Primitives.attention_backward`."""
         self.before_attention()
-        return super().attention_backward(dy, heads, n_kv, p, first, turn)
+        return super().attention_backward(dy, heads, n_kv, p, first, rope)
 
 
 # %% sec-exchange-update
@@ -181,11 +181,11 @@ class RankStepBuilder(RankBuilder):
         when: str = ATTENTION, least: int = LEAST,
     ) -> None:  # fmt: skip
         super().__init__(config, machine, precision, link, least)
-        self.when, self.ripe = when, NEVER
-        self.engine.tell = self.complete
-        self.engine.before_attention = self.send if when == ATTENTION else lambda: None
+        self.when, self.complete_from = when, NEVER
+        self.engine.on_complete = self.complete
+        self.engine.before_attention = self.reduce_complete if when == ATTENTION else lambda: None
         self.waiting = list(self.sharing.buckets)  # buckets that nobody has reduced
-        self.handed: list[tuple[slice, Array]] = []  # parts, and what others have for them
+        self.received: list[tuple[slice, Array]] = []  # parts, and what others have for them
 
     def exchange(self, name: str, kind: str, *args: Array, roots: tuple[int, ...] = ()) -> None:
         """Write an exchange down."""
@@ -199,13 +199,13 @@ class RankStepBuilder(RankBuilder):
 
     def complete(self, block: int) -> None:
         """Hear that the gradients from this block on are on the list."""
-        self.ripe = block
+        self.complete_from = block
         if self.when == ONCE:
-            self.send()
+            self.reduce_complete()
 
-    def send(self) -> None:
+    def reduce_complete(self) -> None:
         """Reduce those buckets that are complete."""
-        while self.waiting and self.waiting[0].block >= self.ripe:
+        while self.waiting and self.waiting[0].block >= self.complete_from:
             self.engine.flush()
             self.reduce(self.waiting.pop(0))
 
@@ -218,17 +218,17 @@ class RankStepBuilder(RankBuilder):
             return
         space = self.recording.take(((self.link.size - 1) * mine.shape[0],), np.float32)
         self.exchange("reduce", "hand over", whole, space)
-        self.handed.append((part, space))
+        self.received.append((part, space))
 
-    def add_handed(self) -> None:
+    def add_received(self) -> None:
         """Add what was handed over, in the order of ranks, and give its memory back."""
         flat = self.entire(GRADIENTS)
-        for part, space in self.handed:
+        for part, space in self.received:
             mine, each = flat[part], part.stop - part.start
             for at in range(0, space.shape[0], each):
                 launch = add_scaled_launch(mine, space[at : at + each], 1.0, mine)
                 self.recording.add("add parts", launch)
-        self.handed = []
+        self.received = []
 
     def reduce_rest(self, losses: Array) -> None:
         """Gather the losses, reduce what is left, and wait for all of it."""
@@ -237,7 +237,7 @@ class RankStepBuilder(RankBuilder):
         for bucket in self.waiting:
             self.reduce(bucket)
         self.recording.add("join", Join(self.link))
-        self.add_handed()
+        self.add_received()
 
     def decide(self, limit: float) -> Array:
         """The decision (8,): see `gradient_norm.decide`."""
@@ -267,7 +267,7 @@ class RankStepBuilder(RankBuilder):
             return self.shard(MASTERS)[self.sharing.held(bucket)]
         return self.flat[self.sharing.part(bucket, self.link.rank)]
 
-    def spread(self, buckets: list[Bucket]) -> None:
+    def gather_updated(self, buckets: list[Bucket]) -> None:
         """Gather what all ranks read of buckets: copies, and in float32 what is read so."""
         if self.copied:
             parts = (self.sharing.part(bucket, self.link.rank) for bucket in buckets)
@@ -282,7 +282,7 @@ class RankStepBuilder(RankBuilder):
         ends = chain.from_iterable(zip(parts, wholes, strict=True))
         self.exchange(name, "all-gather", *ends)
 
-    def spread_norms(self) -> None:
+    def broadcast_norms(self) -> None:
         """Broadcast the vectors of norms, which are read in float32, each piece by its owner."""
         ends, roots, masters = [], [], self.shard(MASTERS)
         for span in self.sharing.read[1:]:
@@ -302,9 +302,9 @@ class RankStepBuilder(RankBuilder):
         for some in [tables], *(blocks[at : at + TOGETHER] for at in starts):
             for bucket in some:
                 self.adamw(bucket, decision, rules)
-            self.spread(some)
+            self.gather_updated(some)
         if self.copied:
-            self.spread_norms()
+            self.broadcast_norms()
         self.recording.add("join", Join(self.link))
 
     def adamw(self, bucket: Bucket, decision: Array, rules: Rules) -> None:

@@ -397,9 +397,9 @@ class CudaEngine(Engine):
 
     def attention_backward(
         self, dy: Array, heads: Array, n_kv: int, p: Any, first: PackedRows | None = None,
-        turn: Any = None,
+        rope: Any = None,
     ) -> Array:  # fmt: skip
-        """As `Primitives.attention_backward`; turn: by what heads were, dheads is turned back."""
+        """As `Primitives.attention_backward`; rope: what heads ended in, undone in dheads."""
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
@@ -407,7 +407,7 @@ class CudaEngine(Engine):
         ends += split(dheads, n_kv)
         documents = first and first.documents
         if self.bf16:
-            launches = choice.backward_launches(*ends, self.capability, turn, documents)
+            launches = choice.backward_launches(*ends, self.capability, rope, documents)
         else:
             launches = float32_launch.backward_launches(*ends, self.precision.pieces, documents)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
@@ -517,7 +517,7 @@ class CudaEngine(Engine):
         return n if sublayers * n.nbytes <= self.precision.kept else None
 
     def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
-        """By what heads are turned where they are made; None: nowhere, or by RoPE's own kernels."""
+        """RoPE for the product that makes heads; None: there is none, or it has its own kernels."""
         D, able = config.head_dim, self.multiply.fused and self.precision.fused_rope
         if config.position != "rope" or not able or f"rope {D}" not in EPILOGUES:
             return None
@@ -528,14 +528,14 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
         first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
-        """As `Sublayers.attend`; heads are turned by the product that makes them, if it can."""
+        """As `Sublayers.attend`; the product that makes heads ends in RoPE, if it can."""
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
-        by = self.fused_rope(config, T, start)
-        if by is None or b.wqkv_bias is not None or cache is not None:
+        rope = self.fused_rope(config, T, start)
+        if rope is None or b.wqkv_bias is not None or cache is not None:
             out, saved = Engine.attend(self, config, b, n, start, cache, first)
             return out, saved._replace(n=self.saved_norm(config, n))
         heads = self.take(B * T, b.wqkv.shape[1])
-        end = Epilogue(f"rope {D}", turn=by)
+        end = Epilogue(f"rope {D}", rope=rope)
         self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
         heads = heads.reshape(B, T, -1, D)
         y, p = self.attention(heads, G, first)
@@ -549,10 +549,10 @@ class CudaEngine(Engine):
         """As `Sublayers.attend_backward`."""
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
-        by = self.fused_rope(config, T)
-        dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, by)
+        rope = self.fused_rope(config, T)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
-        if config.position == "rope" and by is None:
+        if config.position == "rope" and rope is None:
             cos, sin = self.rope_tables(config.context, config.head_dim)
             self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)

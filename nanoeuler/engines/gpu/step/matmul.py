@@ -25,27 +25,27 @@ class Epilogue(NamedTuple):
     """What a product ends in, a name of `wgmma_form.EPILOGUES`, and what that needs.
 
     aux: an array that it reads, second: one that it writes beside C, sums: where column sums are
-    added, turn: the tables of RoPE.
+    added, rope: its tables, of the epilogue that ends in RoPE.
     """
 
     name: str = "store"
     aux: Any = None
     second: Any = None
     sums: Any = None
-    turn: Any = None
+    rope: Any = None
 
 
 STORE = Epilogue()  # what most products end in: C is stored, and nothing else
 
 
-def turned(a: Array) -> bool:
+def is_transposed(a: Array) -> bool:
     """Whether a matrix is the transpose of one in C order."""
     return a.strides[0] == a.dtype.itemsize and a.strides[1] != a.dtype.itemsize
 
 
-def stored(a: Array) -> Array:
+def untransposed(a: Array) -> Array:
     """The matrix with dense rows that `a` is, or is the transpose of."""
-    return a.T if turned(a) else a
+    return a.T if is_transposed(a) else a
 
 
 class Multiplier:
@@ -75,7 +75,7 @@ class Multiplier:
         )  # fmt: skip
         return product_on(
             self.capability, layout, a, b, c, end.aux, epilogue=end.name, second=end.second,
-            sums=end.sums, turn=end.turn, add_sums=True, blocks=self.multiprocessors,
+            sums=end.sums, turn=end.rope, add_sums=True, blocks=self.multiprocessors,
             place=self.recording.constant,
             space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
         )  # fmt: skip
@@ -98,10 +98,10 @@ class Multiplier:
 
     def __call__(self, name: str, a: Array, b: Array, c: Array, end: Epilogue = STORE) -> None:
         """Record C = A B with an epilogue: a (m, k), b (k, n), c (m, n), or its transpose."""
-        if turned(c):
+        if is_transposed(c):
             a, b, c = b.T, a.T, c.T
-        layout = "NT"[turned(a)] + "NT"[turned(b)]
-        work = self.work(layout, stored(a), stored(b), c, end)
+        layout = "NT"[is_transposed(a)] + "NT"[is_transposed(b)]
+        work = self.work(layout, untransposed(a), untransposed(b), c, end)
         self.recording.add(name, work, 2 * a.shape[0] * a.shape[1] * b.shape[1])
 
     def work(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Work]:

@@ -24,9 +24,9 @@ from nanoeuler.emulator.dtypes import to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.step import backends, engine
 from nanoeuler.engines.gpu.step.engine import CudaEngine
-from nanoeuler.engines.gpu.step.primitives import BF16, PRECISIONS
+from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS
 from nanoeuler.engines.gpu.step.program import ARENA, Recording
-from nanoeuler.engines.gpu.step.recording import Machine, record_step
+from nanoeuler.engines.gpu.step.recording import Machine, ProgramBuilder, record_step
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
@@ -57,7 +57,7 @@ MODELS = {
                 step_size=0.7, mlp="gelu"), WIDE, 1,
     ),
     "RoPE by the product, shared": (replace(TURNED, n_layers=2), BF16, 2),
-    "RoPE by its own kernels": (TURNED, BF16._replace(turns=False), 1),
+    "RoPE by its own kernels": (TURNED, BF16._replace(fused_rope=False), 1),
     "n made again": (replace(TURNED, n_layers=2), BF16._replace(kept=0), 1),
     "LayerNorm without bias, learned, SwiGLU": (
         replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
@@ -135,16 +135,16 @@ def test_mistakes_with_several_texts_are_seen(module, function, old, new, monkey
 
 def test_a_step_without_several_texts_has_no_inputs_for_them():
     plain = record_step(GPT, 2, 9, HOPPER, BF16, helpers.RULES)
-    packed = record_step(GPT, 2, 9, HOPPER, BF16, helpers.RULES, packed=True)
+    packed = ProgramBuilder(GPT, HOPPER, BF16).build_step(2, 9, helpers.RULES, packed=True)
     more = {"first 0", "last 0", "places 0", "scatter 0"}
     assert packed.inputs.keys() - plain.inputs.keys() == more
-    turned = record_step(TURNED, 2, 9, HOPPER, BF16, helpers.RULES, packed=True)
+    turned = ProgramBuilder(TURNED, HOPPER, BF16).build_step(2, 9, helpers.RULES, packed=True)
     assert {name for name in turned.inputs if name in more} == {"first 0", "last 0"}
 
 
 def test_gradients_are_the_references_where_gates_have_a_kernel_of_their_own(monkeypatch):
     helpers.by_numpy(monkeypatch)
-    monkeypatch.setattr(CudaEngine, "bends_gates", False)
+    monkeypatch.setattr(CudaEngine, "fused_swiglu_backward", False)
     check(step_on_paper(EULER, 2, 4, HOPPER, BF16))
 
 
@@ -161,7 +161,7 @@ def test_where_a_product_ends_in_the_backward_of_gates(change, bends, monkeypatc
     names, size = recorded()
     assert ("w_down, dX, SwiGLU" in names) == bends
     assert ("swiglu backward" in names) == (not bends and "mlp" not in change)
-    monkeypatch.setattr(CudaEngine, "bends_gates", False)
+    monkeypatch.setattr(CudaEngine, "fused_swiglu_backward", False)
     without, more = recorded()
     assert "w_down, dX, SwiGLU" not in without and size <= more
 
@@ -241,31 +241,35 @@ def test_the_whole_step_changes_weights_as_adamw_does(monkeypatch):
 
 
 # What may go wrong between kernels: the module, its class, the function, the text and its mutant.
-PRIMITIVES, ENGINE = "engines.gpu.step.primitives", "engines.gpu.step.engine"
+ENGINE = "engines.gpu.step.engine"
 FAULTS = {
     "values begin a head early": (
-        PRIMITIVES, "", "split", "heads[:, :, H + n_kv :]", "heads[:, :, H : H + n_kv]"
+        ENGINE, "", "split", "heads[:, :, H + n_kv :]", "heads[:, :, H : H + n_kv]"
     ),
     "the bf16 copy of the neighbours": (
-        PRIMITIVES, "Recorder", "copy_of", "w.address // 2", "w.address // 2 + 32"
+        ENGINE, "CudaEngine", "copy_of", "w.address // 2", "w.address // 2 + 32"
     ),
-    "a later gradient is stored": (PRIMITIVES, "Sums", "gradient", '"add" if', '"store" if'),
-    "the first gradient is added": (PRIMITIVES, "Sums", "gradient", 'else "store"', 'else "add"'),
+    "a later gradient is stored": (
+        ENGINE, "CudaEngine", "weight_gradient", '"add" if', '"store" if'
+    ),
+    "the first gradient is added": (
+        ENGINE, "CudaEngine", "weight_gradient", 'else "store"', 'else "add"'
+    ),
     "no sums of dx": (
-        PRIMITIVES, "Pen", "settle", "self.pending = self.pending, None",
+        ENGINE, "CudaEngine", "flush_norm", "self.pending = self.pending, None",
         "self.pending, dmoved = self.pending, None, None",
     ),
     "the step's weight is forgotten": (
-        PRIMITIVES, "Pen", "settle", "float(this.weight)", "1.0"
+        ENGINE, "CudaEngine", "flush_norm", "copy=None if", "weight=1.0, copy=None if"
     ),
     "sums that are owed are forgotten": (
-        PRIMITIVES, "Owing", "owe", "self.pay()  # two", "pass  # two"
+        ENGINE, "CudaEngine", "defer_sums", "self.reduce_deferred()  # two", "pass  # two"
     ),
     "a bias's gradient is the gain's": (
-        PRIMITIVES, "Owing", "owe", "first + i * columns, count", "first, count"
+        ENGINE, "CudaEngine", "defer_sums", "first + i * columns, count", "first, count"
     ),
     "dx is not added to": (
-        PRIMITIVES, "NormsBackward", "norm_backward", "dgain), dx, dbias", "dgain), None, dbias"
+        ENGINE, "CudaEngine", "norm_backward", "dgain, dx, dbias", "dgain, None, dbias"
     ),
     "targets of other rows": (
         ENGINE, "CudaEngine", "loss", "losses, V, first,", "losses, V, 0,"
@@ -277,7 +281,7 @@ def test_all_faults_have_their_place():
     for what, (name, _, function, old, new) in FAULTS.items():
         source(Mutant(name, function, what, old, new))
     for what, texts in TURNS.items():
-        source(Mutant(ENGINE, "turning", what, *texts))
+        source(Mutant(ENGINE, "fused_rope", what, *texts))
 
 
 @pytest.mark.parametrize("what", thinned(FAULTS))
@@ -318,7 +322,7 @@ def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
     assert not is_seen(monkeypatch)
 
 
-# Where queries and keys are turned, and how: the text of `Turns.turning` and its mutant.
+# Where queries and keys are turned, and how: the text of `CudaEngine.fused_rope` and its mutant.
 TURNS = {
     "values are turned too": ("n_heads + config.n_kv_heads", "n_heads + 2 * config.n_kv_heads"),
     "keys are not turned": ("config.n_heads + config.n_kv_heads", "config.n_heads"),
@@ -330,8 +334,8 @@ TURNS = {
 @pytest.mark.parametrize("what", thinned(TURNS, 2))
 def test_heads_that_are_turned_wrongly_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
-    wrong = load(Mutant(ENGINE, "turning", what, *TURNS[what]))
-    monkeypatch.setattr(engine.Turns, "turning", wrong.Turns.turning)
+    wrong = load(Mutant(ENGINE, "fused_rope", what, *TURNS[what]))
+    monkeypatch.setattr(CudaEngine, "fused_rope", wrong.CudaEngine.fused_rope)
     try:
         errors = step_on_paper(TURNED, 2, 4, HOPPER, BF16).errors()
     except UserError:  # attention turns gradients of all heads and positions, or none
@@ -344,14 +348,14 @@ APART = {"wqkv", "rope", "rope backward"}
 
 @pytest.mark.parametrize("change, names", [
     ({}, {"wqkv, RoPE"}), ({"bias": True}, {"wqkv", "rope"}), ({"head": 32}, APART),
-    ({"turns": False}, APART), ({"card": AMPERE}, APART),
+    ({"fused": False}, APART), ({"card": AMPERE}, APART),
 ])  # fmt: skip
 def test_where_heads_are_turned(change, names):
     """By product and attention on Hopper, at widths that they have; else by RoPE's own kernels."""
     config = replace(TURNED, bias=change.get("bias", False))
     if "head" in change:
         config = replace(config, n_heads=config.dim // change["head"])
-    precision = BF16._replace(turns=change.get("turns", True))
+    precision = BF16._replace(fused_rope=change.get("fused", True))
     made = record_step(config, 1, 4, change.get("card", HOPPER), precision, helpers.RULES)
     seen = {step.name.split(".")[-1] for step in made.program.steps}
     assert seen & {*APART, "wqkv, RoPE"} == names

@@ -35,10 +35,11 @@ from nanoeuler.engines.gpu.ranks.exchange import (
     ONCE,
     Exchange,
     Join,
-    RankWriter,
+    RankStepBuilder,
 )
 from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
-from nanoeuler.engines.gpu.step.primitives import BF16, PARTIALS, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.engine import PARTIALS
+from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, Recording
 from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
@@ -135,11 +136,11 @@ def wrong(program):
 
 
 def listed(
-    config=TWO, size=2, rank=0, pieces=1, precision=BF16, writer=RankWriter, least=SMALL,
+    config=TWO, size=2, rank=0, pieces=1, precision=BF16, builder=RankStepBuilder, least=SMALL,
     copies=False,
 ):  # fmt: skip
-    made = partial(writer, link=Rank(rank, size, copies), least=least)
-    return record_step(config, 2, 4, HOPPER, precision, helpers.RULES, pieces, made)
+    made = builder(config, HOPPER, precision, Rank(rank, size, copies), least=least)
+    return made.build_step(2, 4, helpers.RULES, pieces)
 
 
 MODELS = {
@@ -154,9 +155,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_no_list_races(name, when, copies):
     config, pieces, precision = MODELS[name]
-    writer = partial(RankWriter, when=when)
+    builder = partial(RankStepBuilder, when=when)
     for rank in 0, 1:
-        program = listed(config, 2, rank, pieces, precision, writer, copies=copies).program
+        program = listed(config, 2, rank, pieces, precision, builder, copies=copies).program
         assert not wrong(program)
         reduced = [s.launch.args[0] for s in program.steps if s.name == "reduce"]
         spans = sorted((a.address, a.address + a.nbytes) for a in reduced)
@@ -254,56 +255,56 @@ class Hasty(exchange.RankEngine):
     def ready(self, i):
         super().ready(i)
         if self.due >= 0:
-            self.tell(self.due)
+            self.on_complete(self.due)
 
 
-class AtOnce(RankWriter):
+class AtOnce(RankStepBuilder):
     """Waits for no attention."""
 
     def __init__(self, *args, **how):
         super().__init__(*args, **how | {"when": ONCE})
 
 
-class HastyWriter(AtOnce):
+class HastyBuilder(AtOnce):
     engine_type = Hasty
 
 
 class Unsummed(AtOnce):
     """Lets buckets go while sums of norms wait."""
 
-    def send(self):
-        self.engine.add_up, true = lambda: None, self.engine.add_up
-        super().send()
-        self.engine.add_up = true
+    def reduce_complete(self):
+        self.engine.flush, true = lambda: None, self.engine.flush
+        super().reduce_complete()
+        self.engine.flush = true
 
 
-class Forgetful(RankWriter):
+class Forgetful(RankStepBuilder):
     def reduce_rest(self, losses):
         super().reduce_rest(losses)
         steps = self.recording.program.steps
         del steps[max(i for i, step in enumerate(steps) if isinstance(step.launch, Join))]
 
 
-class Twice(RankWriter):
+class Twice(RankStepBuilder):
     def reduce(self, bucket):
         super().reduce(bucket)
         super().reduce(bucket)
 
 
-class Early(RankWriter):
+class Early(RankStepBuilder):
     """Gathers a bucket before it is updated."""
 
     def adamw(self, bucket, decision, rules):
-        super().spread([bucket])
+        super().gather_updated([bucket])
         super().adamw(bucket, decision, rules)
 
-    def spread(self, buckets):
+    def gather_updated(self, buckets):
         pass
 
 
-# Fault -> its writer, whether it is seen late, and whether the list itself shows it.
+# Fault -> its builder, whether it is seen late, and whether the list itself shows it.
 FAULTS = {
-    "a bucket before its last writer": (HastyWriter, False, True),
+    "a bucket before its last writer": (HastyBuilder, False, True),
     "a bucket before sums of norms": (Unsummed, False, True),
     "a join is forgotten": (Forgetful, True, True),
     "a bucket twice": (Twice, False, False),
@@ -314,8 +315,8 @@ FAULTS = {
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
 def test_races_are_seen_in_the_list(name, copies):
-    writer, _, shows = FAULTS[name]
-    assert bool(wrong(listed(writer=writer, copies=copies).program)) == shows
+    builder, _, shows = FAULTS[name]
+    assert bool(wrong(listed(builder=builder, copies=copies).program)) == shows
 
 
 # ---- Ranks on paper
@@ -362,7 +363,7 @@ def train_one(config, steps, pieces):
 
 
 def make(
-    config, group, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=False,
+    config, group, late=False, builder=RankStepBuilder, pieces=1, when=ATTENTION, copies=False,
     precision=BF16,
 ):  # fmt: skip
     """A rank's stepper."""
@@ -372,18 +373,18 @@ def make(
         w, optimizer, device, Seen(device, group, late, copies), group, least=SMALL, pieces=pieces,
         when=when, precision=precision,
     )  # fmt: skip
-    this.writer = partial(writer, **this.writer.keywords)
+    this.step_builder = partial(builder, **this.step_builder.keywords)
     return this
 
 
 def train_ranks(
-    config, size, steps, late=False, writer=RankWriter, pieces=1, when=ATTENTION, copies=False
+    config, size, steps, late=False, builder=RankStepBuilder, pieces=1, when=ATTENTION, copies=False
 ):  # fmt: skip
     """What each rank has after some steps."""
     _, tokens, targets, _ = batch(config)
 
     def act(group):
-        this, taken = make(config, group, late, writer, pieces, when, copies), []
+        this, taken = make(config, group, late, builder, pieces, when, copies), []
         for number in range(1, steps + 1):
             taken += this.step(tokens, targets, LR, number)
         taken += this.finish()
@@ -467,9 +468,9 @@ def test_exchanges_may_be_late_and_need_not_overlap(way):
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("name", thinned(FAULTS, 2))
 def test_faults_are_seen(name, copies):
-    writer, late, _ = FAULTS[name]
+    builder, late, _ = FAULTS[name]
     try:
-        ranks = train_ranks(GPT, 2, 1, late, writer, copies=copies)
+        ranks = train_ranks(GPT, 2, 1, late, builder, copies=copies)
     except Fault as fault:  # what was not handed over yet is memory that nobody wrote
         assert copies and late and fault.kind == "unwritten"
     else:

@@ -18,7 +18,7 @@ from nanoeuler.cli import flags
 from nanoeuler.cli import main as cli
 from nanoeuler.engines import registry
 from nanoeuler.engines.gpu.step import stepper
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.inference import evaluate, model
 from nanoeuler.model.config import CHOICES

@@ -19,7 +19,7 @@ from nanoeuler.emulator import run
 from nanoeuler.emulator.device import Device
 from nanoeuler.engines.gpu.decode import attention, gemv, sampling
 from nanoeuler.engines.gpu.decode import decoder as decoder_module
-from nanoeuler.engines.gpu.decode.decoder import Decoding, Follower, Passes, rows_for
+from nanoeuler.engines.gpu.decode.decoder import CudaReader, Decoding, ForwardPass, rows_for
 from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows.activations import LOG2_E
@@ -251,7 +251,7 @@ def test_attention_over_many_parts():
 def reader(name, kind, texts=1, seed=None, **more):
     w = model(name, kind)[0]
     device = Device(seed=seed, multiprocessors=2)
-    return Follower(w.config, w, device, kind, texts, **{"chunk": 32, "warps": 1, **more})
+    return CudaReader(w.config, w, device, kind, texts, **{"chunk": 32, "warps": 1, **more})
 
 
 @pytest.mark.parametrize("name, kind", thinned(product(CONFIGS, KINDS)))
@@ -336,7 +336,7 @@ def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
     shapes = decoder_module.working_shapes(this, 8).items()
     work = {name: np.zeros(shape, kind) for name, (shape, kind) in shapes}
     constant = {id(a) for given in (arrays, *blocks) for a in given.values()}
-    for _, launch in Passes(this, 8, arrays, blocks, work).write(picks=True):
+    for _, launch in ForwardPass(this, 8, arrays, blocks, work).record(picks=True):
         fresh = [a for a in launch.args if isinstance(a, np.ndarray) and id(a) not in constant]
         with pytest.raises(Waited):
             run(launch, fresh=fresh)
@@ -357,7 +357,7 @@ def test_what_is_refused():
     for changes, words in refused:
         config = replace(LLAMA, **changes)
         with pytest.raises(UserError, match=words):
-            Follower(config, initialise(config, 0), Device())
+            CudaReader(config, initialise(config, 0), Device())
 
 
 def test_rows_of_a_pass():

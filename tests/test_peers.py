@@ -227,21 +227,21 @@ def test_sums_are_right_however_long_things_take(monkeypatch, size, seed):
 class Pushy(Peers):
     """Writes to others before they say that it may."""
 
-    def hear(self, address):
+    def await_flag(self, address):
         if (address - self.flags.address) % 8 == 0:
-            self.say(address, 0)
+            self.set_flag(address, 0)
         else:
-            super().hear(address)
+            super().await_flag(address)
 
 
 class Hurried(Peers):
     """Does not wait for what others send."""
 
-    def hear(self, address):
+    def await_flag(self, address):
         if (address - self.flags.address) % 8:
-            self.say(address, 0)
+            self.set_flag(address, 0)
         else:
-            super().hear(address)
+            super().await_flag(address)
 
 
 class Swapped(Peers):
@@ -287,7 +287,7 @@ def test_what_is_small_and_what_is_broadcast_is_left_to_the_library(monkeypatch)
                      Exchange("broadcast", (small, small), link, (0,))):  # fmt: skip
             work.prepare(device)(MAIN)
         group.barrier()
-        return link.ways
+        return link.plans
 
     assert together(2, act) == [{}, {}]
     assert sorted(n[0] for n in notes if not isinstance(n, str)) == ["allGather"] * 2 + [
@@ -397,7 +397,7 @@ def test_who_carries_goes_by_bytes_and_one_large_pair_takes_all(monkeypatch):
                            ("hand over", (flat, space))):  # fmt: skip
             work = Exchange(kind, args, link)
             work.prepare(device)
-            carried.append(work in link.ways)
+            carried.append(work in link.plans)
         return carried
 
     assert together(2, act) == [[False, True, False, True, True, True]] * 2
@@ -445,9 +445,9 @@ def test_flags_do_not_run_over(monkeypatch):
         for _ in range(2):
             work = Exchange("all-gather", (mine, whole), link)
             work.prepare(device)
-            assert all(link.flags.address <= at < ends for pair in link.ways[work].flags
+            assert all(link.flags.address <= at < ends for pair in link.plans[work].flags
                        for at in pair)  # fmt: skip
-        every = [at for ways in link.ways.values() for pair in ways.flags for at in pair]
+        every = [at for plan in link.plans.values() for pair in plan.flags for at in pair]
         assert len(set(every)) == len(every) == 8, "each has flags of its own"
         with pytest.raises(AssertionError, match="more exchanges than there are flags"):
             Exchange("all-gather", (mine, whole), link).prepare(device)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nanoeuler import measurements
 from nanoeuler.engines.cpu.engine import CpuEngine
 from nanoeuler.engines.gpu.lang.kernel import Launch
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import GPU_ENGINES, make_stepper

@@ -15,7 +15,7 @@ from test_cuda_engine import GPT
 
 from nanoeuler.emulator.collectives import RankDevice
 from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
-from nanoeuler.engines.gpu.step.primitives import COPIES
+from nanoeuler.engines.gpu.step.precision import COPIES
 from nanoeuler.engines.gpu.step.recording import GRADIENTS
 from nanoeuler.engines.ranks.threads import together
 from nanoeuler.training.optim import AdamW

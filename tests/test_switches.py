@@ -19,8 +19,9 @@ from nanoeuler.engines import reference
 from nanoeuler.engines.cpu import decode as cpu_decode
 from nanoeuler.engines.cpu import engine as cpu_engine
 from nanoeuler.engines.gpu.decode import decoder as gpu_decode
-from nanoeuler.engines.gpu.decode.decoder import Decoding
+from nanoeuler.engines.gpu.decode.decoder import Decoding, check_model
 from nanoeuler.engines.gpu.step import engine as gpu_engine
+from nanoeuler.engines.gpu.step.recording import record_step
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import EngineReader
 from nanoeuler.model.config import CHOICES, ModelConfig, require
@@ -74,7 +75,7 @@ def read_by(make):
 def decoded(config):
     """The logits of the compiled decoder of a GPU, emulated; its first head alone."""
     device = Device(multiprocessors=2)
-    follower = gpu_decode.Follower(config, weights(config), device, "bf16", chunk=32, warps=1)
+    follower = gpu_decode.CudaReader(config, weights(config), device, "bf16", chunk=32, warps=1)
     return follower.read([TOKENS], [0], len(TOKENS))[0]
 
 
@@ -86,7 +87,7 @@ def planned(config):
 
 def recorded_step(config):
     """The launches of a training step on a GPU, and what they are given."""
-    steps = recorded.record_step(config, 2, 4, HOPPER, WIDE, recorded.RULES).program.steps
+    steps = record_step(config, 2, 4, HOPPER, WIDE, recorded.RULES).program.steps
     return [(each.name, each.launch.kernel, each.launch.grid, each.nbytes,
              [arg for arg in each.launch.args if isinstance(arg, (int, float))])
             for each in steps]  # fmt: skip
@@ -202,4 +203,4 @@ def test_the_gradient_check_has_every_value_of_every_switch():
 
 def test_a_decoder_of_a_gpu_says_what_it_cannot():
     with pytest.raises(UserError, match="expected integrator euler for decoding on a GPU"):
-        Decoding(replace(BASE, integrator="rk4")).check()
+        check_model(Decoding(replace(BASE, integrator="rk4")))

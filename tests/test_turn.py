@@ -75,7 +75,7 @@ def test_what_is_turned_is_rounded_once():
     got, wanted, _ = on_paper(form(64), 140, 128, 72, turn=turn)
     apart, _, _ = on_paper(Form("NN"), 140, 128, 72)
     heads = np.ascontiguousarray(apart["c"])
-    run(rope_launch(heads, turn.cos, turn.sin, 2, 64, 70))
+    run(rope_launch(heads, turn.cos, turn.sin, 2, 70))
     once, twice = (np.sqrt(np.mean((from_bf16(x) - wanted["c"][0]) ** 2))
                    for x in (got["c"], heads))  # fmt: skip
     assert 0.65 < once / twice < 0.77  # 1 / sqrt(2), of errors that are independent

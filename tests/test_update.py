@@ -22,7 +22,7 @@ from nanoeuler.engines.gpu.lang.card import SHARED as ROOMS
 from nanoeuler.engines.gpu.lang.card import THREADS, limit
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows import cross_entropy as cross_entropy_module
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE, cross_entropy
@@ -385,8 +385,8 @@ class Training:
         plan = gradient_norm.schedule([LR] * self.number, RULES["beta1"], RULES["beta2"], DECAY)
         decision = np.array([*plan[-1], CLIP, 1.0, go, 0.0], np.float32)
         table = module.tiles(self.parts, self.rounds)
-        arrays = table, decision, self.w, self.g, self.m, self.v, self.copy
-        return module.adamw_launch(*arrays, **RULES, rounds=self.rounds)
+        buffers = module.Buffers(self.w, self.g, self.m, self.v, self.copy)
+        return module.adamw_launch(table, decision, buffers, **RULES, rounds=self.rounds)
 
     def step(self, seed=None, module=adamw):
         """One step of both, and the bounds: see `check`. Returns the report."""
@@ -489,7 +489,7 @@ def test_a_step_of_zero_gradients_leaves_zeros_alone():
     table = adamw.tiles([adamw.Segment(0, 8, True, 0)])
     decision = np.array([0.1, 10, 50, 0.3, 1, 0, 1, 0], np.float32)
     copy = np.ones(8, np.uint16)
-    run(adamw.adamw_launch(table, decision, *zeros, copy, **RULES))
+    run(adamw.adamw_launch(table, decision, adamw.Buffers(*zeros, copy), **RULES))
     assert not any(x.any() for x in (*zeros, copy))
 
 
@@ -521,13 +521,15 @@ def test_segments_that_do_not_fit(part, message):
 
 def test_buffers_that_do_not_fit():
     f, table = np.zeros(8, np.float32), np.zeros((1, 4), np.int32)
-    good = dict(table=table, decision=f, weights=f, gradients=f, m=f, v=f, copy=f.view(np.uint16))
+    good = dict(weights=f, gradients=f, m=f, v=f, copy=f.view(np.uint16))
     for name, wrong in (
         ("m", np.zeros(9, np.float32)), ("gradients", f.astype(np.float64)), ("copy", f),
-        ("table", table[:, :3]), ("decision", f[:4]),
     ):  # fmt: skip
         with pytest.raises(UserError, match=name):
-            adamw.adamw_launch(**(good | {name: wrong}), **RULES)
+            adamw.adamw_launch(table, f, adamw.Buffers(**(good | {name: wrong})), **RULES)
+    for name, given in (("table", (table[:, :3], f)), ("decision", (table, f[:4]))):
+        with pytest.raises(UserError, match=name):
+            adamw.adamw_launch(*given, adamw.Buffers(**good), **RULES)
 
 
 # ---- Planted faults

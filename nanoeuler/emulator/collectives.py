@@ -51,12 +51,15 @@ class Walk:
             start(0)
 
 
-class Paths:
-    """How what ranks give comes to where it goes, on paper."""
+class PaperLink:
+    """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
 
-    def __init__(self, device: Any, group: Group) -> None:
-        self.device, self.group = device, group
+    def __init__(
+        self, device: Any, group: Group, late: bool = False, copies: bool = False
+    ) -> None:
+        self.device, self.group, self.late, self.copies = device, group, late, copies
         self.rank, self.size = group.rank, group.size
+        self.begun: list[Exchange] = []
 
     def carry(self, work: Exchange) -> None:
         """Do one exchange, with all others."""
@@ -79,16 +82,6 @@ class Paths:
                 self.device.fill(to, np.concatenate(parts) if parts else 0)
             else:
                 self.device.fill(to, added(np.stack(parts)))
-
-
-class PaperLink(Paths):
-    """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
-
-    def __init__(
-        self, device: Any, group: Group, late: bool = False, copies: bool = False
-    ) -> None:
-        super().__init__(device, group)
-        self.late, self.copies, self.begun = late, copies, []
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
         """As `Link.exchange`."""

@@ -8,13 +8,12 @@ Left out: that launches and exchanges take multiprocessors and bandwidth from ea
 machines.
 """
 
-from functools import partial
 from typing import NamedTuple
 
-from nanoeuler.engines.gpu.ranks.exchange import ATTENTION, Exchange, Join, RankWriter
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.ranks.exchange import ATTENTION, Exchange, Join, RankStepBuilder
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.program import Program
-from nanoeuler.engines.gpu.step.recording import Machine, record_step
+from nanoeuler.engines.gpu.step.recording import Machine
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.planning.ranks import NVLINK, Link
@@ -67,9 +66,8 @@ def rank_program(
     when: str = ATTENTION, machine: Machine = H200.machine,
 ) -> Program:  # fmt: skip
     """The list of one of `size` ranks, for batch_size sequences of its own."""
-    writer = partial(RankWriter, link=Rank(0, size), when=when)
-    given = config, batch_size, config.context, machine, PRECISIONS[engine], RULES
-    return record_step(*given, writer=writer).program
+    builder = RankStepBuilder(config, machine, PRECISIONS[engine], Rank(0, size), when)
+    return builder.build_step(batch_size, config.context, RULES).program
 
 
 class Foretold(NamedTuple):

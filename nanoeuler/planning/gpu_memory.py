@@ -9,7 +9,7 @@ Leaves out the driver's own memory, and how long a step takes: a run's first ste
 
 from nanoeuler.engines.gpu.host.device import check
 from nanoeuler.engines.gpu.step import backends, stepper
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters

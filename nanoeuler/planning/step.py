@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.float32 import PAIRS
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.program import Program, Step
 from nanoeuler.engines.gpu.step.recording import Machine, Rules, record_step
 from nanoeuler.engines.registry import GPU_ENGINES

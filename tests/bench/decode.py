@@ -34,7 +34,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
 from bench.gpu import circumstances  # noqa: E402
 
-from nanoeuler.engines.gpu.decode.decoder import Follower, predict  # noqa: E402
+from nanoeuler.engines.gpu.decode.decoder import CudaReader, predict  # noqa: E402
 from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16  # noqa: E402
 from nanoeuler.engines.reference import ReferenceEngine  # noqa: E402
 from nanoeuler.model.layers import rope_tables  # noqa: E402
@@ -91,7 +91,7 @@ class Setting:
         """A model on the device."""
         given = self.config(preset), self.weights(preset), self.device, "bf16", texts
         more = {"chunk": 32, "warps": 1} if self.dry else {}
-        return Follower(*given, early=early, **more)
+        return CudaReader(*given, early=early, **more)
 
     def tell(self, what, case, value, unit, engine="cuda", peer=None, peer_value=None):
         """Print a figure and save its row."""

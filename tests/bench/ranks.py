@@ -445,7 +445,7 @@ def timed(link, clock, timing):
 
 def timeline(rank, preset, batch, who):
     """[name, beside, from, to] in milliseconds of a step, launches of a kind in a row as one."""
-    from nanoeuler.engines.gpu.step.recording import Machine, record_step
+    from nanoeuler.engines.gpu.step.recording import Machine
     from nanoeuler.planning.step import RULES
 
     config, each, T = rank.shape(preset, batch)
@@ -465,8 +465,8 @@ def timeline(rank, preset, batch, who):
     this.finish()
     device.on = False
     machine = Machine(tuple(device.capability), device.multiprocessors, this.multiplier)
-    given = config, each, T, machine, this.precision, RULES
-    steps = record_step(*given, writer=this.writer).program.steps
+    builder = this.step_builder(config, machine, this.precision)
+    steps = builder.build_step(each, T, RULES).program.steps
     return {"spans": shown([step.name for step in steps], clock.spans())}
 
 

@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.recording import GRADIENTS
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.errors import UserError

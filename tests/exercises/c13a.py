@@ -7,7 +7,7 @@ import numpy as np
 from helpers.exercises import cells_of
 
 from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.program import Arena, Array, Recording
 from nanoeuler.engines.gpu.step.recording import Machine, Rules, record_step
 from nanoeuler.model.config import ModelConfig

@@ -10,7 +10,7 @@ from nanoeuler.emulator import device, rehearsal
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.rows.fill import CLEAR
 from nanoeuler.engines.gpu.step import matmul
-from nanoeuler.engines.gpu.step.recording import Rules, fill_batch, fill_step, record_step
+from nanoeuler.engines.gpu.step.recording import ProgramBuilder, Rules, fill_batch, fill_step
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
@@ -93,11 +93,10 @@ class NumpyProduct:
 def by_numpy(monkeypatch):
     """Have all products of a recorded step done by NumPy: their kernels are tested elsewhere."""
 
-    def call(
-        self, name, a, b, c, *, epilogue="store", aux=None, second=None, sums=None, turn=None
-    ):
-        cos, sin, *turned = turn or (None, None, 0, 0)
-        work = NumpyProduct((a, b, c, aux, second, sums, cos, sin), epilogue, tuple(turned))
+    def call(self, name, a, b, c, end=matmul.STORE):
+        cos, sin, *turned = end.rope or (None, None, 0, 0)
+        args = a, b, c, end.aux, end.second, end.sums, cos, sin
+        work = NumpyProduct(args, end.name, tuple(turned))
         self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))
 
     monkeypatch.setattr(matmul.Multiplier, "__call__", call)
@@ -153,8 +152,9 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None, fir
     first (B, T): where the text of each position begins in its row.
     """
     w, tokens, targets, scale = problem(config, B, T)
-    given = config, B, T, machine, precision, RULES, pieces
-    recorded = recorded or record_step(*given, packed=first is not None)
+    if recorded is None:
+        builder = ProgramBuilder(config, machine, precision)
+        recorded = builder.build_step(B, T, RULES, pieces, first is not None)
     memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
     fill_batch(memories, tokens, targets, first)
     fill_step(memories, scale, np.float32([RATES]), config.vocab_size)

@@ -86,7 +86,7 @@ def ways_of(precision, who):
     """The Precision of one of our sides, and what records its products."""
     from nanoeuler.engines.gpu.step.backends import multiplier
     from nanoeuler.engines.gpu.step.matmul import Multiplier
-    from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+    from nanoeuler.engines.gpu.step.precision import PRECISIONS
 
     changed, products = OTHERS.get(who, ({}, ""))
     numbers = PRECISIONS[ENGINES[precision]]._replace(**changed)
@@ -168,7 +168,7 @@ class Ours:
         self.device = OneByOne(device) if "launch by launch" in who else device
         gc.collect()
         self.before = self.device.memory_used()
-        CudaEngine.bends_gates = "gates apart" not in who
+        CudaEngine.fused_swiglu_backward = "gates apart" not in who
         float32.DEEP[3] = STRETCHES.get(who, STRETCH)
         numbers, multiplier = ways_of(precision, who)
         how = {"precision": numbers, "multiplier": multiplier}

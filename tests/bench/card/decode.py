@@ -11,7 +11,7 @@ from functools import cache, partial
 import numpy as np
 
 from nanoeuler.engines.gpu.decode.attention import newest_kernel
-from nanoeuler.engines.gpu.decode.decoder import Decoding, Follower, form_of
+from nanoeuler.engines.gpu.decode.decoder import CudaReader, Decoding, form_of
 from nanoeuler.engines.gpu.decode.gemv import few_rows_kernel
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16
@@ -104,7 +104,7 @@ def kernels():
 def check(bench, name, kind):
     """The relative errors of the logits of a text in pieces, ours and the roundings'."""
     w, text, exact, peer = model(name, kind)
-    this, at, made = Follower(w.config, w, bench.device, kind, chunk=32, warps=1), 0, []
+    this, at, made = CudaReader(w.config, w, bench.device, kind, chunk=32, warps=1), 0, []
     for n in (1, 2, len(text) - 3):
         made.append(this.read([text[at : at + n]], [at], rows=n)[0, :, 0])
         at += n

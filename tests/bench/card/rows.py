@@ -28,7 +28,12 @@ from nanoeuler.engines.gpu.rows import (
 from nanoeuler.engines.gpu.rows import (
     rope as rope_module,
 )
-from nanoeuler.engines.gpu.rows.residual_norm_backward import Form, form_of, norm_backward_blocks
+from nanoeuler.engines.gpu.rows.residual_norm_backward import (
+    Form,
+    NormBackward,
+    norm_backward_blocks,
+    norm_backward_launches,
+)
 
 SETS = 3  # of operands: together more than the L2 cache
 STEP = 16384, 768  # rows and columns of a step of the 124M model: 16 sequences of 1024
@@ -91,8 +96,8 @@ def move_norm(
     moved, n = bench.output(rows, columns, dtype=x.dtype), bench.output(rows, columns)
     stats = bench.output(rows, residual_norm.NORMS[norm], dtype=torch.float32)
     launch = residual_norm.move_norm_launch(
-        norm, view(x), view(n), view(gain), view(stats), t=view(t), weight=weight,
-        moved=view(moved), bias=view(bias) if norm == "layer" else None,
+        norm, view(x), view(n), view(gain), view(stats), view(bias) if norm == "layer" else None,
+        residual_norm.Add(view(t), weight, view(moved)),
     )  # fmt: skip
 
     def result(x: Any, t: Any) -> dict[str, Any]:
@@ -129,15 +134,14 @@ def norm_backward(
     sums = {name: bench.random(columns, dtype=torch.float32) for name in names}
     start = {name: tensor.clone() for name, tensor in sums.items()}
     views = [None if s is None else view(s) for s in (copy, *map(sums.get, ("dbias", "dmoved")))]
-    form = form_of(norm, view(dn), view(x), view(dx), view(before), *views)
-    partials = bench.output(
-        norm_backward_blocks(form, rows), form.sums * columns, dtype=torch.float32
-    )
-    launches = residual_norm_backward.norm_backward_launches(
+    this = NormBackward(
         norm, view(dn), view(x), view(stats), view(gain), view(dx), view(sums["dgain"]),
-        view(partials), before=view(before), copy=views[0], dbias=views[1], dmoved=views[2],
-        weight=weight,
+        before=view(before), copy=views[0], dbias=views[1], dmoved=views[2], weight=weight,
     )  # fmt: skip
+    partials = bench.output(
+        norm_backward_blocks(this.form, rows), this.form.sums * columns, dtype=torch.float32
+    )
+    launches = norm_backward_launches(this, view(partials))
 
     def result(kind: Any) -> dict[str, Any]:
         leaves = [tensor.detach().to(kind).requires_grad_() for tensor in (x, gain, bias)]
@@ -196,7 +200,7 @@ def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
     shape = activations.partials_shape(rows, width, "bf16", wide)
     partials = bench.output(*shape, dtype=torch.float32)
     launches = getattr(activations, f"{what}_backward_launches")(
-        view(dh), view(u), view(du), h=view(h), dbias=view(dbias), partials=view(partials)
+        view(dh), view(u), view(du), h=view(h), sums=(view(dbias), view(partials))
     )
 
     def result(kind: Any) -> dict[str, Any]:
@@ -221,7 +225,7 @@ def rope(bench: Bench, rows: int, width: int, back: bool) -> Work:
     angle = torch.arange(T, device=heads.device)[:, None] * 10000.0 ** (-2.0 * half / D)
     cos, sin = angle.cos().float(), angle.sin().float()
     views = [bench.view(tensor) for tensor in (heads, cos, sin)]
-    launch = rope_module.rope_launch(*views, n, D, T, back=back)
+    launch = rope_module.rope_launch(*views, n, T, back=back)
     first = heads.clone()
 
     def result(x: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def launches(case, a, b, c, cos, sin, place):
 def apart(case, a, b, c, cos, sin, place):
     """A product, and RoPE's own kernel."""
     made = product(choose(case.layout, *case.shape), a, b, c, place=place)
-    return [*made, rope_launch(c, cos, sin, case.n, case.D, case.T)]
+    return [*made, rope_launch(c, cos, sin, case.n, case.T)]
 
 
 def plans():
@@ -252,7 +252,7 @@ def backward_entrants(bench, case):
             (case.B * case.T, heads * case.D), (heads * case.D, 1)
         ))  # fmt: skip
         rope = bench.call(
-            rope_launch(whole, cos, sin, case.H + case.G, case.D, case.T, back=True)
+            rope_launch(whole, cos, sin, case.H + case.G, case.T, back=True)
         )
         made["apart"].append(lambda calls=(*apart, rope): [call() for call in calls])
     return made

@@ -77,8 +77,9 @@ def plans():
     _, n = parts()
     table = ghost(adamw.tiles(parts()[0]).shape, np.int32)
     f = partial(ghost, dtype=np.float32)
+    buffers = adamw.Buffers(*[f((n,))] * 4, ghost((n,)))
     return {
-        "AdamW": [adamw.adamw_launch(table, f((8,)), *[f((n,))] * 4, ghost((n,)), *BETAS, EPS)],
+        "AdamW": [adamw.adamw_launch(table, f((8,)), buffers, *BETAS, EPS)],
         "norm": norm_of(f((n,)), f((gradient_norm.blocks_for(n),)), f((1,)), f((1, 4)), f((8,))),
         "loss": [
             cross_entropy.loss_launch(
@@ -116,9 +117,10 @@ class State:
 
     def call(self):
         """A function that takes the step."""
-        arrays = self.table, self.decision, self.w, self.g, self.m, self.v, self.copy
-        views = map(self.bench.view, arrays)
-        return self.bench.call(adamw.adamw_launch(*views, *BETAS, EPS))
+        table, decision, *flats = map(self.bench.view, (
+            self.table, self.decision, self.w, self.g, self.m, self.v, self.copy))  # fmt: skip
+        return self.bench.call(
+            adamw.adamw_launch(table, decision, adamw.Buffers(*flats), *BETAS, EPS))
 
     def exact(self):
         """w, m, v after the step, in float64."""
@@ -302,7 +304,10 @@ class Problem:
     def call(self, form=None, gradient=True):
         """A function of all rows at once."""
         views = map(self.bench.view, (self.logits, self.targets, self.scale, self.losses))
-        first = cross_entropy.loss_launch(*views, self.columns, gradient=gradient, form=form)
+        wide = self.logits.dtype == self.bench.torch.float32
+        form = form or cross_entropy.form_for(
+            self.logits.shape[1] // self.heads, wide, gradient)
+        first = cross_entropy.loss_launch(*views, self.columns, form=form)
         last = cross_entropy.sums_launch(self.bench.view(self.losses), self.bench.view(self.sums))
         return self.bench.call([first, last])
 

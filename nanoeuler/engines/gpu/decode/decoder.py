@@ -35,7 +35,7 @@ from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pi
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES
 from nanoeuler.engines.gpu.rows.activations import LOG2_E
-from nanoeuler.engines.gpu.step.primitives import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import DTYPES, PRECISIONS
 from nanoeuler.engines.gpu.step.stepper import gpu
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, require
@@ -55,7 +55,6 @@ def rows_for(count: int) -> int:
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
 
 
-DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
 MOST_ROWS = 256  # of a pass; more are several passes
 CHUNK = 128      # positions of a block of attention, at most
 
@@ -91,10 +90,6 @@ class Decoding(NamedTuple):
             "w_up": (c.dim, up), "w_down": (c.hidden, c.dim), "output": (c.dim, c.vocab_size),
         }  # fmt: skip
         return {name: Shape(self.kind, *size) for name, size in sizes.items()}
-
-    def check(self) -> None:
-        """UserError for a model that cannot be decoded here."""
-        check_model(self)
 
 
 SUPPORTS = {
@@ -191,7 +186,7 @@ def cache_shape(this: Decoding) -> tuple[int, ...]:
     return this.config.n_layers, this.texts, heads.G, heads.context, heads.D
 
 
-class Pass:
+class ForwardPass:
     """The launches of a pass over R rows, written down one by one.
 
     arrays: those of the ends, and "keys" and "values", a list of a layer's each; blocks: those of
@@ -206,50 +201,45 @@ class Pass:
         self.launches: list[tuple[str, Launch]] = []
 
     def product(
-        self, name: str, given: dict[str, Any], x: Any, gain: Any, shift: Any, y: Any, stride: int,
-        keys: Any = 0, values: Any = 0, scale: float = 0.0,
+        self, name: str, given: dict[str, Any], reads: tuple[Any, Any, Any], y: Any, stride: int,
+        cache: tuple[Any, Any] = (0, 0), scale: float = 0.0,
     ) -> None:  # fmt: skip
-        """A product of few rows, with the weights of this name."""
+        """A product of few rows, with the weights of this name in `given`.
+
+        reads: x, and the gain and bias of the norm before, or what attention's parts need; y: where
+        rows of `stride` go; cache: keys and values of the layer.
+        """
         form = form_of(self.this, name, self.rows)
         kernel = few_rows_kernel(form)
         grid = form.shape.groups // form.groups, cover(self.rows, form.rows)
         args = (
-            given[name], given[f"{name}_bias"], x, gain, shift, y, stride, keys, values,
-            self.arrays["cos"], self.arrays["sin"], self.work["lines"], scale,
+            given[name], given[f"{name}_bias"], *reads, y, stride, *cache,
+            self.arrays["cos"], self.arrays["sin"], self.work["lines"], float(scale),
         )  # fmt: skip
         self.launches.append((name, Launch(kernel, grid, args)))
-
-
-class Layers(Pass):
-    """The five launches of a layer."""
 
     def attention(self, layer: int, b: dict[str, Any]) -> None:
         """The half of a layer that looks at other positions."""
         this, work, heads = self.this, self.work, self.this.heads
         keys, values = self.arrays["keys"][layer], self.arrays["values"][layer]
         scale = LOG2_E / math.sqrt(heads.D)
-        self.product("wqkv", b, work["x"], b["norm1"], b["norm1_bias"], work["q"], 0, keys, values,
-                     scale)  # fmt: skip
+        reads = work["x"], b["norm1"], b["norm1_bias"]
+        self.product("wqkv", b, reads, work["q"], 0, (keys, values), scale)
         kernel = newest_kernel(this.kind, heads, this.warps, this.early)
         grid = cover(heads.context, heads.chunk), heads.G, self.rows
-        names = "parts", "tops", "weights"
-        args = work["q"], keys, values, work["lines"], *(work[name] for name in names)
+        parts = work["parts"], work["tops"], work["weights"]
+        args = work["q"], keys, values, work["lines"], *parts
         self.launches.append(("attention", Launch(kernel, grid, args)))
-        self.product("wo", b, *(work[name] for name in names), work["x"], this.config.dim,
-                     scale=float(this.config.step_size))  # fmt: skip
+        self.product("wo", b, parts, work["x"], this.config.dim, scale=this.config.step_size)
 
     def mlp(self, b: dict[str, Any]) -> None:
         """The half that looks at its own."""
         this, work = self.this, self.work
         x, h, wide = work["x"], work["h"], work["h"].shape[1]
-        self.product("w_up", b, x, b["norm2"], b["norm2_bias"], h, wide)
-        self.product("w_down", b, h, 0, 0, x, this.config.dim, scale=float(this.config.step_size))
+        self.product("w_up", b, (x, b["norm2"], b["norm2_bias"]), h, wide)
+        self.product("w_down", b, (h, 0, 0), x, this.config.dim, scale=this.config.step_size)
 
-
-class Passes(Layers):
-    """And the order of all of them."""
-
-    def write(self, picks: bool) -> list[tuple[str, Launch]]:
+    def record(self, picks: bool) -> list[tuple[str, Launch]]:
         """The whole pass, as (name, launch). picks: whether it ends in the choice of tokens."""
         this, config, work, a = self.this, self.this.config, self.work, self.arrays
         shape, learned, V = this.shapes["output"], config.position == "learned", config.vocab_size
@@ -262,7 +252,8 @@ class Passes(Layers):
             self.mlp(b)
         logits = work["logits"]
         given = a if not config.tied else {**a, "output": a["embedding"]}
-        self.product("output", given, work["x"], a["norm"], a["norm_bias"], logits, logits.shape[1])
+        reads = work["x"], a["norm"], a["norm_bias"]
+        self.product("output", given, reads, logits, logits.shape[1])
         if picks:
             threads = min(PICK_THREADS, LANES * cover(V, 4 * LANES))
             kernel = pick_kernel(V, config.context, threads, this.early)
@@ -271,47 +262,111 @@ class Passes(Layers):
         return self.launches
 
 
-class Holder:
-    """A packed model on a device, with room for keys and values."""
-
-    def __init__(self, this: Decoding, weights: Weights, device: Any) -> None:
-        this.check()
-        self.this, self.device = this, device
-        put = device.array
-        self.arrays = {name: put(a) for name, a in pack_ends(this, weights).items()}
-        self.blocks = [
-            {name: put(a) for name, a in pack_block(this, b).items()} for b in weights.blocks
-        ]
-        shape, kind = cache_shape(this), np.dtype(DTYPES[this.kind])
-        size = math.prod(shape[1:]) * kind.itemsize
-        for name in ("keys", "values"):
-            whole = device.empty(shape, kind)  # where nobody has read, nobody looks
-            parts = [device.part(whole, i * size, shape[1:], kind) for i in range(shape[0])]
-            self.arrays[name] = parts
-        self.made: dict[tuple[int, bool], Loaded] = {}
-
-    def loaded(self, rows: int, picks: bool) -> "Loaded":
-        """The graph of a pass over R rows; captured when it is first asked for."""
-        if (rows, picks) not in self.made:
-            other = self.made.get((rows, not picks))
-            work = other.work if other else {
-                name: self.device.array(np.zeros(shape, kind))
-                for name, (shape, kind) in working_shapes(self.this, rows).items()
-            }  # fmt: skip
-            launches = Passes(self.this, rows, self.arrays, self.blocks, work).write(picks)
-            self.device.load_all(launch.kernel for _, launch in launches)
-            starts = [self.device.prepare(launch) for _, launch in launches]
-            graph = self.device.capture(starts)
-            self.made[rows, picks] = Loaded(graph, work, launches)
-        return self.made[rows, picks]
-
-
 class Loaded(NamedTuple):
     """A pass on the device."""
 
     graph: Any
     work: dict[str, Any]
     launches: list[tuple[str, Launch]]
+
+
+class CudaReader:
+    """Reads pieces of texts on a device, and can go on by itself: an `inference.decoder.Reader`.
+
+    texts: how many are kept. more: fields of `Decoding`. A device on paper does as well. arrays,
+    blocks: the packed weights, and the caches of keys and values. passes: a graph for each number
+    of rows, and whether it ends in a choice of tokens.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, device: Any, kind: str = "bf16",
+        texts: int = 1, **more: Any,
+    ) -> None:  # fmt: skip
+        early = tuple(device.capability) >= (9, 0)
+        this = self.this = Decoding(config, kind, texts, **{"early": early, **more})
+        check_model(this)
+        self.config, self.texts, self.device = config, texts, device
+        put = device.array
+        self.arrays = {name: put(a) for name, a in pack_ends(this, weights).items()}
+        self.blocks = [
+            {name: put(a) for name, a in pack_block(this, b).items()} for b in weights.blocks
+        ]
+        shape, stored = cache_shape(this), np.dtype(DTYPES[kind])
+        size = math.prod(shape[1:]) * stored.itemsize
+        for name in ("keys", "values"):
+            whole = device.empty(shape, stored)  # where nobody has read, nobody looks
+            parts = [device.part(whole, i * size, shape[1:], stored) for i in range(shape[0])]
+            self.arrays[name] = parts
+        self.passes: dict[tuple[int, bool], Loaded] = {}
+
+    def loaded(self, rows: int, picks: bool) -> Loaded:
+        """The graph of a pass over R rows; captured when it is first asked for."""
+        if (rows, picks) not in self.passes:
+            other = self.passes.get((rows, not picks))
+            work = other.work if other else {
+                name: self.device.array(np.zeros(shape, kind))
+                for name, (shape, kind) in working_shapes(self.this, rows).items()
+            }  # fmt: skip
+            launches = ForwardPass(self.this, rows, self.arrays, self.blocks, work).record(picks)
+            self.device.load_all(launch.kernel for _, launch in launches)
+            starts = [self.device.prepare(launch) for _, launch in launches]
+            graph = self.device.capture(starts)
+            self.passes[rows, picks] = Loaded(graph, work, launches)
+        return self.passes[rows, picks]
+
+    def _read_rows(self, lines, first, wanted, logits):
+        """Read up to MOST_ROWS rows, and take home what is wanted of their logits."""
+        loaded = self.loaded(rows_for(len(lines)), picks=False)
+        self.begin(loaded, lines)
+        loaded.graph.launch()
+        there, V = loaded.work["logits"], self.this.config.vocab_size
+        for row in range(len(lines)):
+            if first + row in wanted:
+                text, k = wanted[first + row]
+                at = row * there.strides[0]
+                logits[text, k, 0] = self.device.host(
+                    self.device.part(there, at, (V,), np.float32))
+
+    def begin(self, loaded: Loaded, lines: Sequence[tuple[int, ...]]) -> None:
+        """Say what the rows of the next pass are; those that are left over are not there."""
+        there = loaded.work["lines"]
+        idle = [(0, -1, 0, 0)] * (there.shape[0] - len(lines))
+        self.device.fill(there, np.array([*lines, *idle], np.int32))
+
+    def read(
+        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
+    ) -> np.ndarray:
+        """Logits (B, rows, 1, V) float32 after the last `rows` tokens of each of B pieces.
+
+        Piece i, ids of text i, stands at positions from starts[i] on; one of none is not read, and
+        its logits mean nothing. UserError for more heads than the first, texts, or positions.
+        """
+        if heads != 1:
+            raise UserError("on a GPU the first head alone is decoded: choose the engine cpu")
+        check_pieces(self.this, pieces, starts)
+        lines, wanted = lines_of(pieces, starts), wanted_of(pieces, rows)
+        logits = np.zeros((len(pieces), rows, 1, self.config.vocab_size), np.float32)
+        for first in range(0, len(lines), MOST_ROWS):
+            self._read_rows(lines[first : first + MOST_ROWS], first, wanted, logits)
+        return logits
+
+    def follow(
+        self, tokens: Sequence[int], starts: Sequence[int], count: int
+    ) -> np.ndarray:
+        """The `count` most probable tokens after each of B texts, one by one: (B, count) int32.
+
+        Text i has been read up to position starts[i], where tokens[i] stands, which has not. No
+        host is in between. UserError where a text would go beyond the context.
+        """
+        check_pieces(self.this, [[token] for token in tokens], starts)
+        check_room(self.this, max(starts), count)
+        loaded = self.loaded(rows_for(len(tokens)), picks=True)
+        named = enumerate(zip(tokens, starts, strict=True))
+        self.begin(loaded, [(int(token), int(start), i, 0) for i, (token, start) in named])
+        for _ in range(count):
+            loaded.graph.launch()  # its kernels find the token and the position where they left it
+        said = self.device.host(loaded.work["said"])
+        return np.stack([said[i, s + 1 : s + 1 + count] for i, s in enumerate(starts)])
 
 
 def lines_of(
@@ -335,85 +390,12 @@ def wanted_of(pieces: Sequence[Sequence[int]], rows: int) -> dict[int, tuple[int
     }
 
 
-class RowReader(Holder):
-    """Reads rows, one pass at a time."""
-
-    def _pass(self, lines, first, wanted, logits):
-        """Read up to MOST_ROWS rows, and take home what is wanted of their logits."""
-        loaded = self.loaded(rows_for(len(lines)), picks=False)
-        self.begin(loaded, lines)
-        loaded.graph.launch()
-        there, V = loaded.work["logits"], self.this.config.vocab_size
-        for row in range(len(lines)):
-            if first + row in wanted:
-                text, k = wanted[first + row]
-                at = row * there.strides[0]
-                logits[text, k, 0] = self.device.host(
-                    self.device.part(there, at, (V,), np.float32))
-
-    def begin(self, loaded: Loaded, lines: Sequence[tuple[int, ...]]) -> None:
-        """Say what the rows of the next pass are; those that are left over are not there."""
-        there = loaded.work["lines"]
-        idle = [(0, -1, 0, 0)] * (there.shape[0] - len(lines))
-        self.device.fill(there, np.array([*lines, *idle], np.int32))
-
-
-class CudaReader(RowReader):
-    """Reads pieces of texts on a device: an `inference.decoder.Reader`.
-
-    texts: how many are kept. A device on paper does as well.
-    """
-
-    def __init__(
-        self, config: ModelConfig, weights: Weights, device: Any, kind: str = "bf16",
-        texts: int = 1, **more: Any,
-    ) -> None:  # fmt: skip
-        early = tuple(device.capability) >= (9, 0)
-        this = Decoding(config, kind, texts, **{"early": early, **more})
-        super().__init__(this, weights, device)
-        self.config, self.texts = config, texts
-
-    def read(
-        self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
-    ) -> np.ndarray:
-        """Logits (B, rows, 1, V) float32 after the last `rows` tokens of each of B pieces.
-
-        Piece i, ids of text i, stands at positions from starts[i] on; one of none is not read, and
-        its logits mean nothing. UserError for more heads than the first, texts, or positions.
-        """
-        if heads != 1:
-            raise UserError("on a GPU the first head alone is decoded: choose the engine cpu")
-        check_pieces(self.this, pieces, starts)
-        lines, wanted = lines_of(pieces, starts), wanted_of(pieces, rows)
-        logits = np.zeros((len(pieces), rows, 1, self.config.vocab_size), np.float32)
-        for first in range(0, len(lines), MOST_ROWS):
-            self._pass(lines[first : first + MOST_ROWS], first, wanted, logits)
-        return logits
-
-
-class Follower(CudaReader):
-    """And goes on by itself."""
-
-    def follow(
-        self, tokens: Sequence[int], starts: Sequence[int], count: int
-    ) -> np.ndarray:
-        """The `count` most probable tokens after each of B texts, one by one: (B, count) int32.
-
-        Text i has been read up to position starts[i], where tokens[i] stands, which has not. No
-        host is in between. UserError where a text would go beyond the context.
-        """
-        check_pieces(self.this, [[token] for token in tokens], starts)
-        if max(starts) + count >= self.config.context:
-            raise UserError(
-                f"expected to end before position {self.config.context}, the context, got "
-                f"{max(starts)} and {count} more: read the newest part again")
-        loaded = self.loaded(rows_for(len(tokens)), picks=True)
-        named = enumerate(zip(tokens, starts, strict=True))
-        self.begin(loaded, [(int(token), int(start), i, 0) for i, (token, start) in named])
-        for _ in range(count):
-            loaded.graph.launch()  # its kernels find the token and the position where they left it
-        said = self.device.host(loaded.work["said"])
-        return np.stack([said[i, s + 1 : s + 1 + count] for i, s in enumerate(starts)])
+def check_room(this: Decoding, start: int, count: int) -> None:
+    """UserError where `count` tokens from `start` on would go beyond the context."""
+    if start + count >= this.config.context:
+        raise UserError(
+            f"expected to end before position {this.config.context}, the context, got "
+            f"{start} and {count} more: read the newest part again")
 
 
 def check_pieces(
@@ -463,9 +445,9 @@ def predict(this: Decoding, position: int) -> dict[str, tuple[int, float]]:
 
 def cuda_reader(
     engine: str, config: ModelConfig, weights: Weights, texts: int = 1
-) -> Follower:
+) -> CudaReader:
     """The reader of one of `registry.GPU_ENGINES`: of "cuda" in bf16, of the others in float32.
 
     UserError for a model that cannot be decoded here, MemoryError where it does not fit the GPU.
     """
-    return Follower(config, weights, gpu(), PRECISIONS[engine].kind, texts)
+    return CudaReader(config, weights, gpu(), PRECISIONS[engine].kind, texts)

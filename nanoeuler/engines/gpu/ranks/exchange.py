@@ -21,15 +21,14 @@ from nanoeuler.engines.gpu.ranks.buckets import LEAST, Bucket, Excerpt, Sharing,
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
 from nanoeuler.engines.gpu.step.engine import CudaEngine
-from nanoeuler.engines.gpu.step.primitives import COPIES, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array
 from nanoeuler.engines.gpu.step.recording import (
     GRADIENTS,
     MOMENTS,
     Machine,
+    ProgramBuilder,
     Rules,
-    StepWriter,
-    Writer,
 )
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights, flat_size
@@ -94,14 +93,14 @@ class Join:
 
 
 class RankEngine(CudaEngine):
-    """Tells when gradients are complete: when their last launch is on the list.
+    """Calls `on_complete` when gradients are complete: when their last launch is on the list.
 
     left: passes that are still to begin; only in the last are gradients complete.
     before_attention: called before the launches of each backward of attention.
     """
 
     left, due = 1, -1
-    tell: Callable[[int], None]
+    on_complete: Callable[[int], None]
     before_attention: Callable[[], None]
 
     def begin(self) -> None:
@@ -113,24 +112,24 @@ class RankEngine(CudaEngine):
         """As `Engine.ready`: what is pending comes first."""
         self.due = -1 if self.left else i
 
-    def settle(self, dmoved: Array | None = None) -> None:
-        """As `Pen.settle`; then what was said to be ready is."""
+    def flush_norm(self, dmoved: Array | None = None) -> None:
+        """As `CudaEngine.flush_norm`; then what was said to be ready is."""
         due, self.due = self.due, -1
-        super().settle(dmoved)
+        super().flush_norm(dmoved)
         if due >= 0:
-            self.tell(due)
+            self.on_complete(due)
 
     def attention_backward(
-        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, turn: Any = None
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, rope: Any = None
     ) -> Array:
         """As `Primitives.attention_backward`."""
         self.before_attention()
-        return super().attention_backward(dy, heads, n_kv, p, first, turn)
+        return super().attention_backward(dy, heads, n_kv, p, first, rope)
 
 
 # %% sec-exchange-update
-class RankReader(Writer):
-    """What writes for a rank: where it reads weights, and how long the ranks' flat buffers are.
+class RankBuilder(ProgramBuilder):
+    """Records for a rank: where it reads weights, and how long the ranks' flat buffers are.
 
     If products read copies, masters are in shards. flat: the weights, with their padding.
     """
@@ -146,7 +145,7 @@ class RankReader(Writer):
             self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
 
     def read(self) -> Weights:
-        """As `Writer.read`."""
+        """As `ProgramBuilder.read`."""
         if not self.copied:
             self.flat = self.entire(WEIGHTS)
             return super().read()
@@ -168,8 +167,8 @@ class RankReader(Writer):
         return self.recording.whole(memory, (self.length // self.link.size,), np.float32)
 
 
-class Shared(RankReader, StepWriter):
-    """A step's writer who knows exchanges and joins.
+class RankStepBuilder(RankBuilder):
+    """Records a training step over ranks, with its exchanges and joins.
 
     when: buckets travel, once they are complete: beside the next backward of attention, at once, or
     after the backward pass.
@@ -182,36 +181,32 @@ class Shared(RankReader, StepWriter):
         when: str = ATTENTION, least: int = LEAST,
     ) -> None:  # fmt: skip
         super().__init__(config, machine, precision, link, least)
-        self.when, self.ripe = when, NEVER
-        self.engine.tell = self.complete
-        self.engine.before_attention = self.send if when == ATTENTION else lambda: None
+        self.when, self.complete_from = when, NEVER
+        self.engine.on_complete = self.complete
+        self.engine.before_attention = self.reduce_complete if when == ATTENTION else lambda: None
         self.waiting = list(self.sharing.buckets)  # buckets that nobody has reduced
-        self.handed: list[tuple[slice, Array]] = []  # parts, and what others have for them
+        self.received: list[tuple[slice, Array]] = []  # parts, and what others have for them
 
     def exchange(self, name: str, kind: str, *args: Array, roots: tuple[int, ...] = ()) -> None:
         """Write an exchange down."""
         self.recording.add(name, Exchange(kind, args, self.link, roots))
 
-
-class Reducing(Shared):
-    """What goes on beside the backward pass."""
-
-    def sums(self, pieces: int) -> Array:
+    def loss_sums(self, pieces: int) -> Array:
         """Where this rank's sums of losses go, among those of all ranks."""
         self.engine.left = pieces
-        all_of_them = super().sums(pieces * self.link.size)
+        all_of_them = RankBuilder.loss_sums(self, pieces * self.link.size)
         return all_of_them[self.link.rank * pieces : (self.link.rank + 1) * pieces]
 
     def complete(self, block: int) -> None:
         """Hear that the gradients from this block on are on the list."""
-        self.ripe = block
+        self.complete_from = block
         if self.when == ONCE:
-            self.send()
+            self.reduce_complete()
 
-    def send(self) -> None:
+    def reduce_complete(self) -> None:
         """Reduce those buckets that are complete."""
-        while self.waiting and self.waiting[0].block >= self.ripe:
-            self.engine.add_up()
+        while self.waiting and self.waiting[0].block >= self.complete_from:
+            self.engine.flush()
             self.reduce(self.waiting.pop(0))
 
     def reduce(self, bucket: Bucket) -> None:
@@ -223,21 +218,17 @@ class Reducing(Shared):
             return
         space = self.recording.take(((self.link.size - 1) * mine.shape[0],), np.float32)
         self.exchange("reduce", "hand over", whole, space)
-        self.handed.append((part, space))
+        self.received.append((part, space))
 
-
-class Adding(Reducing):
-    """The end of the backward pass: what is left to reduce, and what was handed over."""
-
-    def add_handed(self) -> None:
+    def add_received(self) -> None:
         """Add what was handed over, in the order of ranks, and give its memory back."""
         flat = self.entire(GRADIENTS)
-        for part, space in self.handed:
+        for part, space in self.received:
             mine, each = flat[part], part.stop - part.start
             for at in range(0, space.shape[0], each):
                 launch = add_scaled_launch(mine, space[at : at + each], 1.0, mine)
                 self.recording.add("add parts", launch)
-        self.handed = []
+        self.received = []
 
     def reduce_rest(self, losses: Array) -> None:
         """Gather the losses, reduce what is left, and wait for all of it."""
@@ -246,11 +237,7 @@ class Adding(Reducing):
         for bucket in self.waiting:
             self.reduce(bucket)
         self.recording.add("join", Join(self.link))
-        self.add_handed()
-
-
-class Deciding(Adding):
-    """The norm of what is spread over ranks, and the decision that all of them take alike."""
+        self.add_received()
 
     def decide(self, limit: float) -> Array:
         """The decision (8,): see `gradient_norm.decide`."""
@@ -274,28 +261,13 @@ class Deciding(Adding):
         add("norm of gradients", Launch(gradient_norm.DECIDE, (1,), args))
         return decision
 
-
-def tiles_of(parts: list[adamw.Segment], start: int, stop: int, copied: bool) -> np.ndarray:
-    """The tiles of what segments have between start and stop, counted from start."""
-    made = []
-    for part in parts:
-        first, last = max(start, part.start), min(stop, part.start + part.length)
-        if first < last:
-            to = first - start if copied and part.copy >= 0 else -1
-            made.append(adamw.Segment(first - start, last - first, part.decay, to))
-    return adamw.tiles(made)
-
-
-class Spreading(Deciding):
-    """What all ranks must read of what one has updated."""
-
     def masters(self, bucket: Bucket) -> Array:
         """What this rank updates of a bucket's weights."""
         if self.copied:
             return self.shard(MASTERS)[self.sharing.held(bucket)]
         return self.flat[self.sharing.part(bucket, self.link.rank)]
 
-    def spread(self, buckets: list[Bucket]) -> None:
+    def gather_updated(self, buckets: list[Bucket]) -> None:
         """Gather what all ranks read of buckets: copies, and in float32 what is read so."""
         if self.copied:
             parts = (self.sharing.part(bucket, self.link.rank) for bucket in buckets)
@@ -310,7 +282,7 @@ class Spreading(Deciding):
         ends = chain.from_iterable(zip(parts, wholes, strict=True))
         self.exchange(name, "all-gather", *ends)
 
-    def spread_norms(self) -> None:
+    def broadcast_norms(self) -> None:
         """Broadcast the vectors of norms, which are read in float32, each piece by its owner."""
         ends, roots, masters = [], [], self.shard(MASTERS)
         for span in self.sharing.read[1:]:
@@ -321,12 +293,8 @@ class Spreading(Deciding):
                 roots.append(root)
         self.exchange("spread norms", "broadcast", *ends, roots=tuple(roots))
 
-
-class RankWriter(Spreading):
-    """What writes a step over ranks."""
-
     def update(self, flat: Array, losses: Array, rules: Rules) -> None:
-        """As `StepWriter.update`: of this rank's parts, and all gather what they read."""
+        """As `ProgramBuilder.update`: of this rank's parts, and all gather what they read."""
         self.reduce_rest(losses)
         decision = self.decide(rules.clip_norm)
         tables, *blocks = reversed(self.sharing.buckets)
@@ -334,9 +302,9 @@ class RankWriter(Spreading):
         for some in [tables], *(blocks[at : at + TOGETHER] for at in starts):
             for bucket in some:
                 self.adamw(bucket, decision, rules)
-            self.spread(some)
+            self.gather_updated(some)
         if self.copied:
-            self.spread_norms()
+            self.broadcast_norms()
         self.recording.add("join", Join(self.link))
 
     def adamw(self, bucket: Bucket, decision: Array, rules: Rules) -> None:
@@ -346,10 +314,20 @@ class RankWriter(Spreading):
         if not len(tiles):
             return  # padding alone
         moments = (self.shard(name)[held] for name in MOMENTS)
-        launch = adamw.adamw_launch(
-            self.recording.constant(tiles), decision, self.masters(bucket),
-            self.entire(GRADIENTS)[part], *moments,
-            self.copies[part] if self.copied else self.copies,
-            rules.beta1, rules.beta2, rules.eps,
-        )  # fmt: skip
-        self.recording.add("AdamW", launch)
+        copies = self.copies[part] if self.copied else self.copies
+        gradients = self.entire(GRADIENTS)[part]
+        buffers = adamw.Buffers(self.masters(bucket), gradients, *moments, copies)
+        table = self.recording.constant(tiles)
+        given = table, decision, buffers, rules.beta1, rules.beta2, rules.eps
+        self.recording.add("AdamW", adamw.adamw_launch(*given))
+
+
+def tiles_of(parts: list[adamw.Segment], start: int, stop: int, copied: bool) -> np.ndarray:
+    """The tiles of what segments have between start and stop, counted from start."""
+    made = []
+    for part in parts:
+        first, last = max(start, part.start), min(stop, part.start + part.length)
+        if first < last:
+            to = first - start if copied and part.copy >= 0 else -1
+            made.append(adamw.Segment(first - start, last - first, part.decay, to))
+    return adamw.tiles(made)

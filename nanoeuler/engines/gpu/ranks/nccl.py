@@ -21,8 +21,11 @@ from nanoeuler.engines.ranks.group import Group
 FIRST = 1 << 18  # float32 of a rank in the first exchange: 1 MiB, so that no short cut is taken
 
 
-class Connection:
-    """A communicator of this rank's device, and a stream of its own."""
+class Nccl:
+    """The `Link` of this rank's device to the others: a communicator, and a stream of its own.
+
+    All ranks make theirs at the same time.
+    """
 
     copies = False
 
@@ -34,6 +37,7 @@ class Connection:
         flags = int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         _, first = check(self.driver.cuCtxGetStreamPriorityRange())  # whose blocks start first
         self.side = int(check(self.driver.cuStreamCreateWithPriority(flags, first)))
+        self.warm_up()
 
     def event(self, owner: Any) -> Any:
         """An event that lives as long as its owner."""
@@ -46,15 +50,6 @@ class Connection:
         """Have a stream wait for what another has so far."""
         check(self.driver.cuEventRecord(event, first))
         check(self.driver.cuStreamWaitEvent(then, event, 0))
-
-
-def bytes_of(array: Any) -> int:
-    """The bytes of a flat array."""
-    return array.shape[0] * array.dtype.itemsize
-
-
-class Carrier(Connection):
-    """What NCCL is asked for."""
 
     def carry(self, work: Exchange) -> None:
         """Put one exchange on our stream."""
@@ -76,15 +71,7 @@ class Carrier(Connection):
                 communicator.reduceScatter(given.address, to.address, *how, side)
         library.groupEnd()
 
-
-class Nccl(Carrier):
-    """The `Link` of this rank's device to the others; all ranks make theirs at the same time."""
-
-    def __init__(self, device: Device, group: Group) -> None:
-        super().__init__(device, group)
-        self.greet()
-
-    def greet(self) -> None:
+    def warm_up(self) -> None:
         """Exchange a little of each kind: NCCL connects the first time, and in no graph."""
         many = self.device.array(np.zeros(self.size * FIRST, np.float32))
         mine = self.device.part(many, 4 * self.rank * FIRST, (FIRST,), np.float32)
@@ -113,3 +100,8 @@ class Nccl(Carrier):
 
         event = self.event(start)
         return start
+
+
+def bytes_of(array: Any) -> int:
+    """The bytes of a flat array."""
+    return array.shape[0] * array.dtype.itemsize

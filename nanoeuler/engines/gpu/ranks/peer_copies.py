@@ -27,7 +27,7 @@ LEAST_COPIED = 1 << 20
 FLAGS = 1 << 19  # uint32 of flags: 2 MiB, which the driver lends as one piece; R ranks take 2 R
 
 
-class Ways(NamedTuple):
+class CopyPlan(NamedTuple):
     """What one exchange does. flags: addresses of this rank's, by rank: the other is there, it has
     sent; theirs: of the other ranks' for this one; copies: (to, from, bytes)."""
 
@@ -36,13 +36,13 @@ class Ways(NamedTuple):
     copies: list[tuple[int, int, int]]
 
 
-def lend(driver: Any, base: int) -> bytes:
+def export_handle(driver: Any, base: int) -> bytes:
     """What another process needs to reach this memory of ours, which begins at `base`."""
     handle = check(driver.cuIpcGetMemHandle(base))
     return ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES)
 
 
-def reach(driver: Any, raw: bytes) -> int:
+def open_handle(driver: Any, raw: bytes) -> int:
     """The address here of another process's memory."""
     handle = driver.CUipcMemHandle()
     ctypes.memmove(int(handle.getPtr()), raw, HANDLE_BYTES)
@@ -65,64 +65,56 @@ def reachable(device: Device, group: Group) -> bool:
     may lend nothing, or not between these processes.
     """
     driver, probe = device.driver, device.array(np.zeros(FLAGS, np.uint32))
-    every = group.share(allowed(lend, driver, probe.address))
+    every = group.share(allowed(export_handle, driver, probe.address))
     others = [raw for rank, raw in enumerate(every) if rank != group.rank]
-    there = [raw and allowed(reach, driver, raw) for raw in others]
+    there = [raw and allowed(open_handle, driver, raw) for raw in others]
     for address in filter(None, there):
         check(driver.cuIpcCloseMemHandle(address))
     return all(group.share(all(there)))  # nobody's probe is given back before all have left it
 
 
-class Neighbours(Nccl):
-    """The memory of other processes, as addresses here."""
+class Peers(Nccl):
+    """The `Link` of this rank's device to others of this machine, by copies into their memory."""
 
     copies = True
 
     def __init__(self, device: Device, group: Group) -> None:
         self.group, self.under_way = group, []  # exchanges that nobody has waited for
-        self.ways: dict[Exchange, Ways] = {}  # keeps the exchanges' arrays: others write to them
+        # Also keeps the exchanges' arrays: others write to them.
+        self.plans: dict[Exchange, CopyPlan] = {}
         self.bases: dict[int, list[int]] = {}  # of a memory here -> of all ranks'
         super().__init__(device, group)
         self.flags, self.taken = device.array(np.zeros(FLAGS, np.uint32)), 0
 
-    def lent(self, base: int) -> list[int]:
+    def bases_of(self, base: int) -> list[int]:
         """Where this memory and the other ranks' memories of the same use begin, seen from here.
 
         All ranks ask at the same time.
         """
         if base not in self.bases:
-            every = self.group.share(lend(self.driver, base))
+            every = self.group.share(export_handle(self.driver, base))
             self.bases[base] = [
-                base if rank == self.rank else reach(self.driver, raw)
+                base if rank == self.rank else open_handle(self.driver, raw)
                 for rank, raw in enumerate(every)
             ]
         return self.bases[base]
 
-    def everywhere(self, address: int) -> list[int]:
+    def addresses_of(self, address: int) -> list[int]:
         """An address of this rank and those that the others name at the same time."""
         base = int(check(self.driver.cuMemGetAddressRange(address))[0])
         offsets = self.group.share(address - base)
-        return [start + offset for start, offset in zip(self.lent(base), offsets, strict=True)]
+        return [start + offset for start, offset in zip(self.bases_of(base), offsets, strict=True)]
 
-
-def place_of(rank: int, among: int) -> int:
-    """The place of a rank's part among those that all ranks but one have for that one."""
-    return rank - (rank > among)
-
-
-class Planner(Neighbours):
-    """Which copies an exchange is."""
-
-    def plan(self, work: Exchange) -> Ways:
+    def plan(self, work: Exchange) -> CopyPlan:
         """What this rank does for an exchange; all ranks plan the same one at the same time."""
         first = self.flags.address + 4 * 2 * self.size * self.taken
         self.taken += 1
         assert 2 * self.size * self.taken <= FLAGS, "more exchanges than there are flags"
         flags = [(first + 8 * rank, first + 8 * rank + 4) for rank in range(self.size)]
-        mine = self.everywhere(first)
+        mine = self.addresses_of(first)
         theirs = [(at + 8 * self.rank, at + 8 * self.rank + 4) for at in mine]
         copies = [copy for pair in work.pairs() for copy in self.parts(work.kind, *pair)]
-        return Ways(flags, theirs, copies)
+        return CopyPlan(flags, theirs, copies)
 
     def others(self) -> list[int]:
         """The other ranks, the next one first, so that no two send to the same one at once."""
@@ -130,7 +122,7 @@ class Planner(Neighbours):
 
     def parts(self, kind: str, given: Any, to: Any) -> list[tuple[int, int, int]]:
         """The copies of one pair of an exchange."""
-        places = self.everywhere(to.address)
+        places = self.addresses_of(to.address)
         if kind == "all-gather":
             size = bytes_of(given)
             own = places[self.rank] + size * self.rank
@@ -141,55 +133,52 @@ class Planner(Neighbours):
         return [(places[rank] + size * place_of(self.rank, rank), given.address + size * rank, size)
                 for rank in self.others()]  # fmt: skip
 
-
-class Speaker(Planner):
-    """Flags and copies on our stream."""
-
-    def say(self, address: int, value: int) -> None:
+    def set_flag(self, address: int, value: int) -> None:
         """Set a flag, after what our stream has so far."""
         check(self.driver.cuStreamWriteValue32(self.side, address, value, 0))
 
-    def hear(self, address: int) -> None:
+    def await_flag(self, address: int) -> None:
         """Have our stream wait until a flag of this rank is set, and clear it."""
         equal = int(self.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ)
         check(self.driver.cuStreamWaitValue32(self.side, address, 1, equal))
-        self.say(address, 0)
+        self.set_flag(address, 0)
 
     def carry(self, work: Exchange) -> None:
         """Put one exchange on our stream."""
-        if work not in self.ways:
-            return super().carry(work)
-        ways, others = self.ways[work], self.others()
+        if work not in self.plans:
+            return Nccl.carry(self, work)
+        plan, others = self.plans[work], self.others()
         for rank in others:
-            self.say(ways.theirs[rank][0], 1)  # you may write where this goes
+            self.set_flag(plan.theirs[rank][0], 1)  # you may write where this goes
         for rank in others:
-            self.hear(ways.flags[rank][0])
-        for to, given, size in ways.copies:
+            self.await_flag(plan.flags[rank][0])
+        for to, given, size in plan.copies:
             check(self.driver.cuMemcpyDtoDAsync(to, given, size, self.side))
         for rank in others:
-            self.say(ways.theirs[rank][1], 1)  # it is there
-
-
-class Peers(Speaker):
-    """The `Link` of this rank's device to the others of this machine."""
+            self.set_flag(plan.theirs[rank][1], 1)  # it is there
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
         """As `Link.exchange`; all ranks ask for the same one at the same time."""
         sizes = [min(bytes_of(given), bytes_of(to)) for given, to in work.pairs()
                  ] if work.kind != "broadcast" else [0]  # fmt: skip
         if max(sizes) >= LEAST_COPIED or work.kind == "hand over":
-            self.ways[work] = self.plan(work)
-            self.under_way.append(self.ways[work])
-        return super().exchange(work)
+            self.plans[work] = self.plan(work)
+            self.under_way.append(self.plans[work])
+        return Nccl.exchange(self, work)
 
     def join(self) -> Callable[..., None]:
         """As `Link.join`."""
-        waits, (done, self.under_way) = super().join(), (self.under_way, [])
+        waits, (done, self.under_way) = Nccl.join(self), (self.under_way, [])
 
         def start(stream: int = 0) -> None:
-            for ways in done:
+            for plan in done:
                 for rank in self.others():
-                    self.hear(ways.flags[rank][1])
+                    self.await_flag(plan.flags[rank][1])
             waits(stream)
 
         return start
+
+
+def place_of(rank: int, among: int) -> int:
+    """The place of a rank's part among those that all ranks but one have for that one."""
+    return rank - (rank > among)

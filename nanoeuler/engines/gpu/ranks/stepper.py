@@ -25,12 +25,12 @@ from nanoeuler.engines.gpu.ranks.exchange import (
     Exchange,
     Join,
     Link,
-    RankReader,
-    RankWriter,
+    RankBuilder,
+    RankStepBuilder,
 )
 from nanoeuler.engines.gpu.ranks.nccl import Nccl
 from nanoeuler.engines.gpu.ranks.peer_copies import Peers, reachable
-from nanoeuler.engines.gpu.step.primitives import COPIES, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.precision import COPIES, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS
 from nanoeuler.engines.gpu.step.stepper import CHOICE, NUMBER, CudaStepper, gpu
 from nanoeuler.engines.interface import Optimizer, Taken
@@ -41,13 +41,24 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
 
-class Gatherer(CudaStepper):
-    """How what ranks keep in parts comes together."""
+class CudaRankStepper(Dealt, CudaStepper):
+    """Training steps of one model on several devices; this rank's is `device`.
 
-    link: Link
-    group: Group
-    sharing: Sharing
-    gatherings: dict[str, Any]
+    when: gradients travel, as `RankStepBuilder` has it. least: bytes of a bucket. gatherings: a
+    graph for each memory, see `gathering`.
+    """
+
+    def __init__(
+        self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
+        when: str = ATTENTION, least: int = LEAST, **how: Any,
+    ) -> None:  # fmt: skip
+        self.link, self.group = link, group
+        self.gatherings: dict[str, Any] = {}
+        self.sharing = Sharing(weights, link.size, least)
+        self.sums_builder = partial(RankBuilder, link=link, least=least)
+        self.step_builder = partial(RankStepBuilder, link=link, when=when, least=least)
+        super().__init__(weights, optimizer, device, **how)
+        self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 
     def gathering(self, name: str) -> Any:
         """A graph that gathers a memory's shards where gradients are, which may be gathered too;
@@ -68,13 +79,9 @@ class Gatherer(CudaStepper):
         length = part.stop - part.start
         return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
 
-
-class Residents(Gatherer):
-    """What a rank keeps, and how the run gets all of it."""
-
     def state(self) -> dict[str, np.ndarray]:
-        """As `Resident.state`: moments are this rank's shard, and so are masters with copies."""
-        made, sharing = super().state(), self.sharing
+        """As `CudaStepper.state`: moments are this rank's shard, and so are masters with copies."""
+        made, sharing = CudaStepper.state(self), self.sharing
         shards = {name: made[name] for name in MOMENTS}
         made[WEIGHTS] = sharing.pad(made[WEIGHTS])
         if self.precision.kind == "bf16":
@@ -86,7 +93,7 @@ class Residents(Gatherer):
         """As `Stepper.push`, from rank 0's run to all ranks; they call it at the same time."""
         for kept in (self.weights, self.optimizer.m, self.optimizer.v):
             self.group.spread(kept.flat)
-        super().push()
+        CudaStepper.push(self)
 
     def pull(self) -> None:
         """As `Stepper.pull`, on every rank; they call it after the same step."""
@@ -100,21 +107,11 @@ class Residents(Gatherer):
             self.gathering(name).launch()
             kept.flat[...] = self.device.host(self.memories[GRADIENTS])[:n]
 
-
-class Portions(Dealt):
-    """Which sequences of a batch are whose."""
-
-    link: Link
-
     def parts(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
         """As `Dealt.parts`: as many sequences for each, or UserError."""
-        if len(tokens) % self.link.size:
-            raise UserError(
-                f"a batch of {len(tokens)} sequences cannot be shared by {self.link.size} ranks: "
-                f"choose a batch_size that is a multiple of {self.link.size}"
-            )
+        expect_equal_parts(len(tokens), self.link.size)
         return self.parts_to_judge(tokens, targets, first)
 
     def parts_to_judge(
@@ -125,24 +122,6 @@ class Portions(Dealt):
         rows += [slice(0, 0)] * (self.link.size - len(rows))
         return parts_of(rows, tokens, targets, first)
 
-
-class CudaRankStepper(Portions, Residents):
-    """Training steps of one model on several devices; this rank's is `device`.
-
-    when: gradients travel, as `exchange.Shared` has it. least: bytes of a bucket.
-    """
-
-    def __init__(
-        self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
-        when: str = ATTENTION, least: int = LEAST, **how: Any,
-    ) -> None:  # fmt: skip
-        self.link, self.group, self.gatherings = link, group, {}
-        self.sharing = Sharing(weights, link.size, least)
-        self.reader = partial(RankReader, link=link, least=least)
-        self.writer = partial(RankWriter, link=link, when=when, least=least)
-        super().__init__(weights, optimizer, device, **how)
-        self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
-
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
         """As `Dealt.step_part`."""
         return self.step_scaled(part.tokens, part.targets, part.scale, lr, number, part.first)
@@ -151,8 +130,17 @@ class CudaRankStepper(Portions, Residents):
         """As `Dealt.sums_part`."""
         found = np.zeros(part.targets.shape[2])
         if len(part.tokens):
-            found = Residents.sums(self, part.tokens, part.targets, part.first)
+            found = CudaStepper.sums(self, part.tokens, part.targets, part.first)
         return sum(self.group.share(found))
+
+
+def expect_equal_parts(count: int, size: int) -> None:
+    """UserError for a batch of so many sequences that cannot be shared by so many ranks."""
+    if count % size:
+        raise UserError(
+            f"a batch of {count} sequences cannot be shared by {size} ranks: "
+            f"choose a batch_size that is a multiple of {size}"
+        )
 
 
 # %% sec-exchange-copies

@@ -35,7 +35,6 @@ from nanoeuler.engines.gpu.rows.column_sums import (
     make_zero,
     sum_launch,
 )
-from nanoeuler.errors import UserError
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
 
 LOG2_E = 1.4426950408889634  # e^x is 2^(x log2 e)
@@ -281,45 +280,45 @@ def partials_shape(
     return Walk(rows, F, piece(kind), SUMMING, multiprocessors).slabs, wide * F
 
 
-def _sums(dbias: Any, partials: Any, slabs: int, width: int) -> list[Launch]:
+def _sums(sums: tuple[Any, Any] | None, slabs: int, width: int) -> list[Launch]:
     # The launch that adds the sums of partial sums to dbias, where it is wanted.
-    if (dbias is None) != (partials is None):
-        raise UserError("dbias and the partial sums for it come together")
-    if dbias is None:
+    if sums is None:
         return []
+    dbias, partials = sums
     expect("partial sums", partials, (slabs, width), "float32")
     return [sum_launch(partials, (dbias,), add=True)]
 
 
 def swiglu_backward_launches(
-    dh: Any, u: Any, du: Any, *, h: Any = None, dbias: Any = None, partials: Any = None,
+    dh: Any, u: Any, du: Any, *, h: Any = None, sums: tuple[Any, Any] | None = None,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Launch]:  # fmt: skip
     """du (rows, 2F), which may be u, of dh (rows, F) and u; h (rows, F) is made again if given.
 
-    Adds du's sums over rows to dbias (2F,) float32; `partials_shape` says what partials are.
+    sums: dbias (2F,) float32, to which du's sums over rows are added, and memory for partial sums,
+    see `partials_shape`.
     """
     others = {"dh": (dh, 1), "du": (du, 2), "h": (h, 1)}
     kind, walk = _walk("SwiGLU", u, 2, SUMMING, multiprocessors, **others)
-    kernel = swiglu_backward_kernel(kind, h is not None, dbias is not None, walk.threads)
-    args = dh, u, du, given(h), given(partials), walk.rows, walk.columns
-    sums = _sums(dbias, partials, walk.slabs, 2 * walk.columns)
-    return [Launch(kernel, walk.grid, args), *sums]
+    kernel = swiglu_backward_kernel(kind, h is not None, sums is not None, walk.threads)
+    args = dh, u, du, given(h), sums[1] if sums else 0, walk.rows, walk.columns
+    return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, 2 * walk.columns)]
 
 
 def gelu_backward_launches(
-    dh: Any, u: Any, du: Any, *, bias: Any = None, h: Any = None, dbias: Any = None,
-    partials: Any = None, multiprocessors: int = MULTIPROCESSORS,
+    dh: Any, u: Any, du: Any, *, bias: Any = None, h: Any = None,
+    sums: tuple[Any, Any] | None = None, multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Launch]:  # fmt: skip
     """du (rows, F), which may be u, of dh, of h = gelu(u + bias); h is made again if given.
 
-    Adds du's sums over rows to dbias (F,) float32; `partials_shape` says what partials are.
+    sums: dbias (F,) float32 and partial sums, as of `swiglu_backward_launches`.
     """
     others = {"dh": (dh, 1), "du": (du, 1), "h": (h, 1)}
     kind, walk = _walk("GELU", u, 1, SUMMING, multiprocessors, **others)
     if bias is not None:
         expect("GELU's bias", bias, (walk.columns,), kind)
-    wanted = bias is not None, h is not None, dbias is not None
+    wanted = bias is not None, h is not None, sums is not None
     kernel = gelu_backward_kernel(kind, *wanted, walk.threads)
-    args = dh, u, given(bias), du, given(h), given(partials), walk.rows, walk.columns
-    return [Launch(kernel, walk.grid, args), *_sums(dbias, partials, walk.slabs, walk.columns)]
+    partials = sums[1] if sums else 0
+    args = dh, u, given(bias), du, given(h), partials, walk.rows, walk.columns
+    return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, walk.columns)]

@@ -165,19 +165,30 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
     return np.array(made, np.int32).reshape(-1, 4)
 
 
-def adamw_launch(
-    table: Any, decision: Any, weights: Any, gradients: Any, m: Any, v: Any, copy: Any,
-    beta1: float, beta2: float, eps: float, rounds: int = ROUNDS,
-) -> Launch:  # fmt: skip
-    """weights, m, v, all float32 (N,), and copy, bf16, by one step; a decision says how, or not.
+class Buffers(NamedTuple):
+    """What AdamW works on: flat, float32 (N,), and a bf16 copy as long as the table's places."""
 
-    table: of `tiles`, in device memory. copy (any length that the table's places fit).
+    weights: Any
+    gradients: Any
+    m: Any
+    v: Any
+    copy: Any
+
+
+def adamw_launch(
+    table: Any, decision: Any, buffers: Buffers, beta1: float, beta2: float, eps: float,
+    rounds: int = ROUNDS,
+) -> Launch:  # fmt: skip
+    """One step of the buffers but the gradients; a decision (8,) float32 says how, or not.
+
+    table: of `tiles`, in device memory.
     """
-    for name, array in dict(weights=weights, gradients=gradients, m=m, v=v).items():
-        expect(name, array, tuple(weights.shape), "float32")
+    *floats, copy = buffers
+    for name, array in zip(Buffers._fields, floats, strict=False):
+        expect(name, array, tuple(buffers.weights.shape), "float32")
     expect("copy", copy, tuple(copy.shape), "bf16")
     expect("table", table, (table.shape[0], 4), "int32")
     expect("decision", decision, (8,), "float32")
     constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
-    args = table, decision, weights, gradients, m, v, copy, *map(float, constants)
+    args = table, decision, *buffers, *map(float, constants)
     return Launch(adamw_kernel(rounds), (table.shape[0],), args)

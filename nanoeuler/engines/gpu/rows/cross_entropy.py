@@ -312,13 +312,13 @@ def form_for(
 
 def loss_launch(
     logits: Any, targets: Any, scale: Any, losses: Any, columns: int, first: int = 0,
-    gradient: bool = True, form: Form | None = None, capability: tuple[int, int] = (9, 0),
+    form: Form | None = None,
 ) -> Launch:  # fmt: skip
     """The losses of rows first, first + 1, ... of a batch, whose logits (n, K * P) these are.
 
     targets int32 and losses float32 (rows, K) of the whole batch; scale float32 (K,); columns: V of
-    the P. Writes the losses, and with `gradient` dlogits over all of logits. form: unless it is
-    that of `form_for` on a card of this capability.
+    the P. Writes the losses, and dlogits over all of logits unless the form says otherwise. form:
+    of `form_for`; None is that of a gradient on Hopper.
     """
     (rows, width), (whole, heads) = logits.shape, targets.shape
     kind = kind_of(logits)
@@ -335,7 +335,7 @@ def loss_launch(
     if not 0 <= first <= whole - rows:
         raise UserError(f"targets of {whole} rows have none for {rows} from {first} on")
     vectors = width // heads // lane
-    form = form or form_for(width // heads, kind == "float32", gradient, capability)
+    form = form or form_for(width // heads, kind == "float32")
     args = logits, targets, scale, losses, first * heads, heads, columns, vectors
     return Launch(loss_kernel(form), (rows * heads,), args)
 

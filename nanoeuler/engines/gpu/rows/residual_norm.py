@@ -13,7 +13,7 @@ those of x' as it is stored, so that they can be made anew from it, bit for bit.
 import functools
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
@@ -123,20 +123,26 @@ def move_norm_kernel(
     return Kernel(move_norm, "l l f l l l l l r", layout.threads, target=(8, 0))
 
 
+class Add(NamedTuple):
+    """A residual addition: moved = x + weight t; moved may be x."""
+
+    t: Any
+    weight: float
+    moved: Any
+
+
 def move_norm_launch(
-    norm: str, x: Any, n: Any, gain: Any, stats: Any, *, bias: Any = None,
-    t: Any = None, weight: float = 1.0, moved: Any = None,
-) -> Launch:  # fmt: skip
-    """n and stats of x, or, where t is given, of moved = x + weight t; moved may be x.
+    norm: str, x: Any, n: Any, gain: Any, stats: Any, bias: Any = None, add: Add | None = None
+) -> Launch:
+    """n and stats of x, or of the residual stream that `add` makes of x.
 
     Shapes and kinds as above; "layer" alone takes a bias.
     """
+    t, weight, moved = add or Add(None, 1.0, None)
     if norm not in NORMS:
         raise UserError(f"norms are {' and '.join(NORMS)}, not {norm!r}")
     if norm == "rms" and bias is not None:
         raise UserError("the root mean square's norm has no bias")
-    if (t is None) != (moved is None):
-        raise UserError("a term that is added and the stream it makes come together")
     rows, columns = x.shape
     stream, kind = kind_of(x), kind_of(n)
     expect("x", x, (rows, columns), stream)

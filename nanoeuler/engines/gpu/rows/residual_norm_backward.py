@@ -12,7 +12,7 @@ sums of dn x^ (gain), dn (bias), weight dx (its bias). Equations eq-backprop-rms
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
@@ -238,29 +238,46 @@ def norm_backward_blocks(form: Form, rows: int, multiprocessors: int = MULTIPROC
     return min(cover(rows, form.layout.rows), multiprocessors * form.resident)
 
 
-def form_of(
-    norm: str, dn: Any, x: Any, dx: Any, before: Any, copy: Any, dbias: Any, dmoved: Any
-) -> Form:
-    """The form of a launch, from what it is given."""
-    return Form(
-        x.shape[1], norm, kind_of(x), kind_of(dn), kind_of(dx), before is not None,
-        copy is not None, dbias is not None, dmoved is not None,
-    )  # fmt: skip
+class NormBackward(NamedTuple):
+    """What a norm's backward is given, and where it leaves what.
+
+    x (rows, columns) is the stream that was normed, stats what the forward kept. dx = the norm's
+    gradient, plus `before` where it is given (which may be dx); copy = weight dx. Adds to dgain, to
+    dbias where it is given, and to dmoved, the sums of weight dx.
+    """
+
+    norm: str
+    dn: Any
+    x: Any
+    stats: Any
+    gain: Any
+    dx: Any
+    dgain: Any
+    before: Any = None
+    dbias: Any = None
+    weight: float = 1.0
+    copy: Any = None
+    dmoved: Any = None
+
+    @property
+    def form(self) -> Form:
+        """The form of the launch."""
+        kinds = kind_of(self.x), kind_of(self.dn), kind_of(self.dx)
+        wanted = (x is not None for x in (self.before, self.copy, self.dbias, self.dmoved))
+        return Form(self.x.shape[1], self.norm, *kinds, *wanted)
+
+    @property
+    def sums(self) -> tuple[Any, ...]:
+        """What sums over rows are added to."""
+        return tuple(x for x in (self.dgain, self.dbias, self.dmoved) if x is not None)
 
 
 def norm_backward_launches(
-    norm: str, dn: Any, x: Any, stats: Any, gain: Any, dx: Any, dgain: Any, partials: Any, *,
-    before: Any = None, dbias: Any = None, weight: float = 1.0, copy: Any = None,
-    dmoved: Any = None, multiprocessors: int = MULTIPROCESSORS,
-) -> tuple[Launch, Launch]:  # fmt: skip
-    """dx = the norm's gradient, plus `before` where it is given (which may be dx).
-
-    x (rows, columns) is the stream that was normed, stats what the forward kept. copy = weight dx.
-    Adds to dgain, to dbias where it is given, and to dmoved, the sums of weight dx. partials:
-    float32 (norm_backward_blocks, sums * columns).
-    """
-    rows, columns = x.shape
-    form = form_of(norm, dn, x, dx, before, copy, dbias, dmoved)
+    this: NormBackward, partials: Any, multiprocessors: int = MULTIPROCESSORS
+) -> tuple[Launch, Launch]:
+    """What `NormBackward` says; partials: float32 (norm_backward_blocks, sums * columns)."""
+    form, (rows, columns) = this.form, this.x.shape
+    norm, dn, x, stats, gain, dx, _, before, dbias, weight, copy, _ = this
     if norm not in NORMS or (norm == "rms" and dbias is not None):
         raise UserError(f"norms are rms and layer, and layer alone has a bias, not {norm!r}")
     blocks = norm_backward_blocks(form, rows, multiprocessors)
@@ -274,6 +291,5 @@ def norm_backward_launches(
     expect("gain", gain, (columns,), "float32")
     expect("partial sums", partials, (blocks, form.sums * columns), "float32")
     args = dn, x, stats, gain, given(before), dx, weight, given(copy), partials, rows
-    outs = [dgain] + [out for out in (dbias, dmoved) if out is not None]
     launch = Launch(norm_backward_kernel(form), (blocks,), args)
-    return launch, sum_launch(partials, tuple(outs), add=True)
+    return launch, sum_launch(partials, this.sums, add=True)

@@ -70,21 +70,20 @@ def rope_kernel(kind: str, n: int, N: int, D: int) -> Kernel:
 
 
 def rope_launch(
-    heads: Any, cos: Any, sin: Any, n: int, D: int, T: int, *, start: int = 0, back: bool = False
+    heads: Any, cos: Any, sin: Any, n: int, T: int, *, start: int = 0, back: bool = False
 ) -> Launch:
     """Turn the first n heads of each row, in place; back: by the opposite angles, the gradient.
 
     heads (rows, N * D), rows a multiple of T: positions start to start + T - 1 of each sequence.
     """
-    rows, width = heads.shape
-    kind = kind_of(heads)
+    (rows, width), (context, half) = heads.shape, cos.shape
+    kind, D = kind_of(heads), 2 * half
     if D % (2 * piece(kind)) or D < 1 or width % D or not 0 <= n <= width // D:
         raise UserError(f"{n} heads of width {D}, {2 * piece(kind)} at a time, are not in {width}")
-    context = cos.shape[0]
     if T < 1 or rows % T or start < 0 or start + T > context:
         raise UserError(f"{rows} rows are no sequences of {T} positions from {start} to {context}")
     expect("heads", heads, (rows, width), kind)
     for name, table in (("cos", cos), ("sin", sin)):
-        expect(name, table, (context, D // 2), "float32")
+        expect(name, table, (context, half), "float32")
     args = heads, cos, sin, -1.0 if back else 1.0, rows, T, start
     return Launch(rope_kernel(kind, n, width // D, D), (cover(rows, ROWS),), args)

@@ -3,8 +3,8 @@
 
 # %% sec-step-arrays
 """A training step on a GPU: program (a list of launches, and its memory), matmul (which product),
-primitives and engine (the model's operations, recorded), recording (a whole step), stepper (runs
-it), backends (our products or NVIDIA's).
+precision (kinds of numbers), engine (the model's operations, recorded), recording (a whole step),
+stepper (runs it), backends (our products or NVIDIA's).
 
 May import: errors, model, engines, engines.gpu.lang, engines.gpu.host, engines.gpu.gemm,
 engines.gpu.rows, engines.gpu.attention.

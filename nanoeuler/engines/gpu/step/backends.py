@@ -10,10 +10,9 @@ installed), "ours", or "cublas", which takes the library's wherever it can do th
 
 import os
 from importlib.util import find_spec
-from typing import Any
 
 from nanoeuler.engines.gpu.gemm.cublas import Gemm
-from nanoeuler.engines.gpu.step.matmul import Multiplier
+from nanoeuler.engines.gpu.step.matmul import Epilogue, Multiplier
 from nanoeuler.engines.gpu.step.program import Array, Work
 from nanoeuler.errors import UserError
 
@@ -28,16 +27,13 @@ class Fastest(Multiplier):
     ends: tuple[str, ...] = ("store",)  # of products that it does
     pieces_of: tuple[int, ...] = (1, 2)  # float32 without tensor cores is slower than in pieces
 
-    def work(
-        self, layout: str, a: Array, b: Array, c: Array, epilogue: str, aux: Any, second: Any,
-        sums: Any, turn: Any,
-    ) -> list[Work]:  # fmt: skip
+    def work(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Work]:
         """As `Multiplier.work`."""
-        plain = epilogue in self.ends and aux is None and second is None and sums is None
         sizes = *c.shape, a.shape[layout[0] == "N"]
-        if plain and self.pieces in self.pieces_of and not any(n % EIGHTS for n in sizes):
-            return [Gemm(layout, (a, b, c), COMPUTE[self.pieces], epilogue == "add")]
-        return super().work(layout, a, b, c, epilogue, aux, second, sums, turn)
+        able = self.pieces in self.pieces_of and not any(n % EIGHTS for n in sizes)
+        if able and end.name in self.ends and end == Epilogue(end.name):
+            return [Gemm(layout, (a, b, c), COMPUTE[self.pieces], end.name == "add")]
+        return super().work(layout, a, b, c, end)
 
 
 class Library(Fastest):

@@ -1,27 +1,61 @@
 # Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-step-engine
-"""The engine of a GPU: where it fuses what the model's code calls one by one.
+# %% sec-step-primitives
+"""The engine of a GPU. It does nothing at once: it records launches.
 
-Left out: the update (stepper.py), caches of keys and values. Letters as in primitives.py.
+What the model's code calls, in the order in which it does, becomes a `Program`. Arrays are
+`program.Array`; products read weights from a bf16 copy that lies as the masters do. Single
+operations come first, then what is fused out of several. Left out: the update (recording.py),
+caches of keys and values.
+
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens, F MLP width.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.attention import choice, float32_launch
+from nanoeuler.engines.gpu.attention.documents import Documents
+from nanoeuler.engines.gpu.attention.layout import padded
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
 from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
-from nanoeuler.engines.gpu.step.primitives import DTYPES, CudaPrimitives, Texts, rows_of
-from nanoeuler.engines.gpu.step.program import Array
+from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
+from nanoeuler.engines.gpu.rows import activations, column_sums
+from nanoeuler.engines.gpu.rows.column_sums import sum_lines, sum_table_launch
+from nanoeuler.engines.gpu.rows.cross_entropy import form_for, loss_launch, sums_launch
+from nanoeuler.engines.gpu.rows.embedding import embed_backward_launches, embed_launch, slots_shape
+from nanoeuler.engines.gpu.rows.fill import add_row_launch
+from nanoeuler.engines.gpu.rows.residual_norm import (
+    NORMS,
+    Add,
+    add_scaled_launch,
+    move_norm_launch,
+)
+from nanoeuler.engines.gpu.rows.residual_norm_backward import (
+    NormBackward,
+    norm_backward_blocks,
+    norm_backward_launches,
+)
+from nanoeuler.engines.gpu.rows.rope import rope_launch
+
+# isort: split
+
+
+from nanoeuler.engines.gpu.step.matmul import STORE, Epilogue, Multiplier
+from nanoeuler.engines.gpu.step.precision import BF16, COPIES, DTYPES, Precision
+from nanoeuler.engines.gpu.step.program import Array, Recording
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.integrators import INTEGRATORS
+from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
@@ -31,69 +65,481 @@ LOSS_ROWS = 4096
 GATES = 64
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
+PARTIALS = "partials"  # the memory of partial sums that are reduced at the end of the backward pass
+
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
 
 
-class Moves(CudaPrimitives, Engine):
-    """The stream's moves, each with its norm, and whether what the norm gives is kept."""
+class PackedRows(NamedTuple):
+    """What the engine takes for `first`: rows of several texts, all of it int32.
 
+    documents: two arrays (B, T). places (B, T): each position from its text's beginning; plan: the
+    scatter plan of these. Both only where positions are learned, plan only where there is a way
+    back.
+    """
+
+    documents: Documents
+    places: Array | None = None
+    plan: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, T)."""
+        return self.documents.first.shape
+
+
+def rows_of(x: Array) -> Array:
+    """x (..., columns) as a matrix."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def split(heads: Array, n_kv: int) -> tuple[Array, Array, Array]:
+    """q (B, H, T, D), k and v (B, G, T, D) in heads (B, T, H + 2G, D)."""
+    H = heads.shape[2] - 2 * n_kv
+    parts = heads[:, :, :H], heads[:, :, H : H + n_kv], heads[:, :, H + n_kv :]
+    q, k, v = (part.swapaxes(1, 2) for part in parts)
+    return q, k, v
+
+
+class CudaEngine(Engine):
+    """Records a pass of the model into `recording`, for a card of this capability.
+
+    bf16: whether activations are. names: of parameters, by where they lie. stored: the addresses
+    of gradients that this step has written before. plan: the scatter plan of the tokens, and sums:
+    where the next loss leaves its sums, float32 (K,); whoever records a step sets both.
+    fused_swiglu_backward: whether a product ends in SwiGLU's backward where it can; a kernel of
+    rows does it otherwise.
+    """
+
+    supports = SUPPORTS
+    fused_swiglu_backward = True
+    plan: Array
+    sums: Array | None = None
+
+    def __init__(
+        self, recording: Recording, capability: tuple = (9, 0), multiprocessors: int = 132,
+        multiplier: type[Multiplier] = Multiplier, precision: Precision = BF16,
+    ) -> None:  # fmt: skip
+        self.recording, self.precision = recording, precision
+        self.bf16 = precision.kind == "bf16"
+        self.capability, self.multiprocessors = tuple(capability), multiprocessors
+        self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
+        self.names: dict[tuple[str, int], str] = {}
+        self.stored: set[int] = set()
+        self.pending: NormBackward | None = None
+        # By where they belong: sums over rows that are not added yet, and their lines of a table.
+        self.deferred: dict[tuple[str, int], tuple[Array, list]] = {}
+        self.used = 0  # floats of the memory of partial sums
+
+    def take(self, *shape: int, kind: str | None = None) -> Array:
+        """An array of activations, or of another kind."""
+        return self.recording.take(shape, DTYPES[kind or self.precision.kind])
+
+    def copy_of(self, w: Array) -> Array:
+        """The bf16 copy of weights: at half their address, since it lies as they do."""
+        if not self.bf16:
+            return w
+        steps = tuple(step // 2 for step in w.strides)
+        return Array(COPIES, w.address // 2, w.shape, np.dtype(np.uint16), steps)
+
+    def name_of(self, w: Array) -> str:
+        """What a matrix of weights is called: the last part of its name."""
+        return self.names.get((w.memory, w.address), "product")
+
+    def defer_sums(self, count: int, outs: list[Array]) -> Array:
+        """Memory for partial sums (count, columns of all outs), which `flush` adds to outs."""
+        if any((out.memory, out.address) in self.deferred for out in outs):
+            self.reduce_deferred()  # two lines of one table may not add to one place
+        columns, first = outs[0].shape[0], self.used
+        pitch = columns * len(outs)
+        for i, out in enumerate(outs):
+            lines = sum_lines(first + i * columns, count, pitch, out.address // 4, columns)
+            self.deferred[out.memory, out.address] = out, lines
+        self.used += count * pitch
+        whole = self.recording.whole(PARTIALS, (self.used,), np.float32)
+        return whole[first:].reshape(count, pitch)
+
+    def reduce_deferred(self) -> None:
+        """Write down the sums that are owed; outs are in memories that exist for the whole step."""
+        for memory in sorted({memory for memory, _ in self.deferred}):
+            owed = [both for both in self.deferred.values() if both[0].memory == memory]
+            first = min(out.address for out, _ in owed)  # what lies before may be on its way (14a)
+            end = max(out.address + out.nbytes for out, _ in owed)
+            table = np.array([line for _, lines in owed for line in lines], np.int32)
+            table[:, 3] -= first // 4
+            partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
+            outs = self.recording.whole(memory, (end // 4,), np.float32)[first // 4 :]
+            launch = sum_table_launch(self.recording.constant(table), partials, outs)
+            self.recording.add("sums of norms", launch)
+        self.deferred, self.used = {}, 0
+
+    def record(self, name: str, launches: Any, flops: int = 0) -> None:
+        """Write launches down, behind what is pending."""
+        self.flush_norm()
+        self.recording.add(name, launches, flops)
+
+    def matmul(self, name: str, a: Array, b: Array, c: Array, end: Epilogue = STORE) -> None:
+        """Record a product C = A B, behind what is pending."""
+        self.flush_norm()
+        self.multiply(name, a, b, c, end)
+
+    def flush_norm(self, dmoved: Array | None = None) -> None:
+        """Write down what is pending; dmoved: where the sums of weight dx are added."""
+        if self.pending is None:
+            return
+        this, self.pending = self.pending, None
+        dn, x, dx = map(rows_of, (this.dn, this.x, this.dx))
+        this = this._replace(
+            dn=dn, x=x, dx=dx, before=None if this.before is None else dx,
+            copy=None if this.copy is None else rows_of(this.copy), dmoved=dmoved,
+        )  # fmt: skip
+        blocks = norm_backward_blocks(this.form, x.shape[0], self.multiprocessors)
+        partials = self.defer_sums(blocks, list(this.sums))
+        launch, _ = norm_backward_launches(this, partials, self.multiprocessors)
+        self.recording.add("norm backward", launch)
+
+    def flush(self) -> None:
+        """Write down that all partial sums are added to where they belong."""
+        self.flush_norm()
+        self.reduce_deferred()
+
+    def weight_gradient(self, dw: Array, x: Array, dy: Array, name: str) -> None:
+        """dw = x^T dy, or that is added, where the step has written dw before."""
+        end = "add" if dw.address in self.stored else "store"
+        self.stored.add(dw.address)
+        matrix = dy if len(dy.shape) == 2 else rows_of(dy)
+        self.matmul(f"{name}, dW", rows_of(x).T, matrix, dw, Epilogue(end))
+
+    def column_sums(self, matrix: Array, out: Array, name: str) -> None:
+        """Add the sums over the rows of a matrix to out."""
+        width, processors = piece(kind_of(matrix)), self.multiprocessors
+        shape = column_sums.partials_shape(*matrix.shape, width, processors)
+        partials = self.take(*shape, kind="float32")
+        self.record(name, column_sums.columns_launches(matrix, out, partials, True, processors))
+
+    def operand(self, dy: Array, dbias: Array | None, name: str) -> Array:
+        """dy as an operand of products, its sums over rows added to dbias.
+
+        Where dy comes from a norm's backward that is pending, that gives both.
+        """
+        this, kind = self.pending, self.precision.kind
+        if this and (dy is this.copy or dy is this.dx and this.weight == 1):
+            if kind_of(dy) != kind:
+                dy = this.copy or self.take(*dy.shape)
+                self.pending = this._replace(copy=dy)
+            self.flush_norm(dbias)
+            return dy
+        if kind_of(dy) != kind:
+            dy = self.scale(dy, 1.0)
+        if dbias is not None:
+            self.column_sums(rows_of(dy), dbias, f"{name}, bias gradient")
+        return dy
+
+    def scale(self, x: Array, h: float) -> Array:
+        """A new array h x, of activations: from the norm's backward that made x, if it can."""
+        out, this = self.take(*x.shape), self.pending
+        if this and x is this.dx and this.copy is None:
+            self.pending = this._replace(copy=out, weight=float(h))
+            return out
+        zeros = self.recording.constant(np.zeros(rows_of(x).shape, out.dtype))
+        self.record("scale", add_scaled_launch(zeros, rows_of(x), float(h), rows_of(out)))
+        return out
+
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """As `Primitives.linear`."""
+        y, end = self.take(*x.shape[:-1], w.shape[1]), STORE
+        if bias is not None and self.bf16:
+            end = Epilogue("bias", self.copy_of(bias))
+        self.matmul(self.name_of(w), rows_of(x), self.copy_of(w), rows_of(y), end)
+        if bias is not None and not self.bf16:
+            self.record(f"{self.name_of(w)}, bias", add_row_launch(rows_of(y), bias))
+        return y
+
+    def linear_dx(self, dy: Array, w: Array) -> Array:
+        """dx (..., I) = dy (..., O) w^T."""
+        dx = self.take(*dy.shape[:-1], w.shape[0])
+        name = f"{self.name_of(w)}, dX"
+        self.matmul(name, rows_of(dy), self.copy_of(w).T, rows_of(dx))
+        return dx
+
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """As `Primitives.linear_backward`."""
+        dy = self.operand(dy, dbias, self.name_of(w))
+        self.weight_gradient(dw, x, dy, self.name_of(w))
+        return self.linear_dx(dy, w)
+
+    def embed(
+        self, tokens: Array, table: Array, positions: Array | None = None,
+        first: PackedRows | None = None,
+    ) -> Array:  # fmt: skip
+        """As `Primitives.embed`."""
+        x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
+        places = first and first.places
+        launch = embed_launch(
+            tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions,
+            places=places and places.reshape(-1),
+        )  # fmt: skip
+        self.record("embed", launch)
+        return x
+
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
+        first: PackedRows | None = None,
+    ) -> None:  # fmt: skip
+        """As `Primitives.embed_backward`."""
+        if first is None or dpositions is None:
+            self.scatter(dx, self.plan, dtable, T=tokens.shape[1], dpositions=dpositions)
+        else:
+            self.scatter(dx, self.plan, dtable)
+            self.scatter(dx, first.plan, dpositions)
+
+    def scatter(self, dx: Array, plan: Array, dtable: Array, **more: Any) -> None:
+        """Add the rows of dx to those of dtable that the plan says."""
+        rows = rows_of(dx)
+        slots = self.take(*slots_shape(rows.shape[0], *dtable.shape), kind="float32")
+        launches = embed_backward_launches(
+            rows, plan, dtable, slots, multiprocessors=self.multiprocessors, **more
+        )
+        self.record("embed backward", launches)
+
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """As `Primitives.add`."""
+        out = self.take(*x.shape, kind=kind_of(x))
+        self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(out)))
+        return out
+
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """As `Primitives.add_into`."""
+        self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(x)))
+
+    def norm(
+        self, norm: str, x: Array, gain: Array, bias: Array | None = None, add: Add | None = None
+    ) -> tuple[Array, Array]:
+        """n and stats of x, or of the residual stream that `add` makes of it."""
+        n, rows = self.take(*x.shape), rows_of(x)
+        stats = self.take(rows.shape[0], NORMS[norm], kind="float32")
+        launch = move_norm_launch(norm, rows, rows_of(n), gain, stats, bias, add)
+        self.record("move and norm" if add else "norm", launch)
+        return n, stats
+
+    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+        """As `Primitives.rmsnorm`."""
+        return self.norm("rms", x, gain)
+
+    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
+        """As `Primitives.layernorm`."""
+        return self.norm("layer", x, gain, bias)
+
+    def norm_backward(
+        self, norm: str, given: tuple, dgain: Array, dbias: Array | None = None,
+        dx: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """dx, to which the norm's gradient is added; given: dy, x, stats, gain.
+
+        Written down with what comes next.
+        """
+        self.flush_norm()
+        out = self.take(*given[1].shape, kind=self.precision.gradient) if dx is None else dx
+        self.pending = NormBackward(norm, *given, out, dgain, dx, dbias)
+        return out
+
+    def rmsnorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
+    ) -> Array:
+        """As `Primitives.rmsnorm_backward`."""
+        return self.norm_backward("rms", (dy, x, stats, gain), dgain)
+
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `Primitives.layernorm_backward`."""
+        return self.norm_backward("layer", (dy, x, stats, gain), dgain, dbias)
+
+    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+        """As `Primitives.rope_tables`."""
+        cos, sin = (
+            self.recording.constant(table.astype(np.float32)) for table in rope_tables(T, D)
+        )
+        return cos, sin
+
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array, back: bool = False) -> Array:
+        """As `Primitives.rope`, in place."""
+        B, T, N, D = heads.shape
+        rows = heads.reshape(B * T, N * D)
+        launch = rope_launch(rows, cos, sin, n, T, back=back)
+        self.record("rope backward" if back else "rope", launch)
+        return heads
+
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """As `Primitives.rope_backward`, in place."""
+        return self.rope(dheads, n, cos, sin, back=True)
+
+    def attention(
+        self, heads: Array, n_kv: int, first: PackedRows | None = None
+    ) -> tuple[Array, Any]:
+        """As `Primitives.attention`; the backward wants y and lse."""
+        (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
+        y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
+        ends = *split(heads, n_kv), y.reshape(B, T, H, D).swapaxes(1, 2), lse
+        documents = first and first.documents
+        if self.bf16:
+            launch = choice.forward_launch(*ends, self.capability, documents)
+        else:
+            launch = float32_launch.forward_launch(*ends, self.precision.pieces, documents)
+        self.record("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
+        return y, (y, lse)
+
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: PackedRows | None = None,
+        rope: Any = None,
+    ) -> Array:  # fmt: skip
+        """As `Primitives.attention_backward`; rope: what heads ended in, undone in dheads."""
+        (B, T, N, D), (y, lse) = heads.shape, p
+        dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
+        do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
+        ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
+        ends += split(dheads, n_kv)
+        documents = first and first.documents
+        if self.bf16:
+            launches = choice.backward_launches(*ends, self.capability, rope, documents)
+        else:
+            launches = float32_launch.backward_launches(*ends, self.precision.pieces, documents)
+        flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
+        self.record("attention backward", launches, flops)
+        return dheads
+
+    def swiglu(self, gate_up: Array) -> Array:
+        """As `Primitives.swiglu`."""
+        h = self.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        launch = activations.swiglu_launch(rows_of(gate_up), rows_of(h), self.multiprocessors)
+        self.record("swiglu", launch)
+        return h
+
+    def gelu(self, u: Array) -> Array:
+        """As `Primitives.gelu`."""
+        h = self.take(*u.shape)
+        count = self.multiprocessors
+        launch = activations.gelu_launch(rows_of(u), rows_of(h), multiprocessors=count)
+        self.record("gelu", launch)
+        return h
+
+    def activation_backward(
+        self, gated: bool, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
+    ) -> tuple[Array, Array | None]:
+        """du, and h again where it is wanted; du's sums over rows are added to dbias."""
+        (rows, F), processors = rows_of(dh).shape, self.multiprocessors
+        du, h = self.take(*u.shape), self.take(*dh.shape) if again else None
+        sums = None
+        if dbias is not None:
+            shape = activations.partials_shape(rows, F, kind_of(dh), 1 + gated, processors)
+            sums = dbias, self.take(*shape, kind="float32")
+        name = "swiglu" if gated else "gelu"
+        backward = getattr(activations, f"{name}_backward_launches")
+        launches = backward(
+            rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
+            sums=sums, multiprocessors=processors,
+        )  # fmt: skip
+        self.record("swiglu backward" if gated else "gelu backward", launches)
+        return du, h
+
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """As `Primitives.swiglu_backward`."""
+        return self.activation_backward(True, dh, gate_up)[0]
+
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """As `Primitives.gelu_backward`."""
+        return self.activation_backward(False, dh, u)[0]
+
+    def loss_rows(
+        self, logits: Array, targets: Array, scale: Array, losses: Array, V: int, first: int,
+        gradient: bool,
+    ) -> None:  # fmt: skip
+        """Losses of rows `first` on, whose logits (n, K P) these are; their gradient in place."""
+        if isinstance(scale, np.ndarray):
+            scale = self.recording.constant(scale.astype(np.float32))
+        columns = logits.shape[1] // targets.shape[1]
+        form = form_for(columns, not self.bf16, gradient, self.capability)
+        launch = loss_launch(logits, targets, scale, losses, V, first, form)
+        self.record("cross-entropy", launch)
+
+    def loss_total(self, losses: Array) -> Array:
+        """The sums (K,) of losses (rows, K)."""
+        sums, self.sums = self.sums or self.take(losses.shape[1], kind="float32"), None
+        self.record("sums of losses", sums_launch(losses, sums))
+        return sums
+
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """As `Primitives.cross_entropy`, in place."""
+        K, V = logits.shape[-2:]
+        aims = rows_of(targets)
+        losses = self.take(*aims.shape, kind="float32")
+        self.loss_rows(logits.reshape(-1, K * V), aims, scale, losses, V, 0, True)
+        return self.loss_total(losses), logits
+
+    def begin(self) -> None:
+        """Nothing: an array's place returns when nobody holds it."""
+
+    def scratch(self) -> nullcontext:
+        """Nothing: an array's place returns when nobody holds it."""
+        return nullcontext()
+
+    # %% sec-step-engine
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
         bias: Array | None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """As `Engine.move_norm`: the last term is added where the sum is normed."""
         if not terms:
-            return x, *self.norm(config.norm, x, gain, bias, {})
+            return x, *self.norm(config.norm, x, gain, bias)
         *others, (weight, k) = terms
         for each, velocity in others:
             x = self.add(x, velocity, each)
         moved = self.take(*x.shape, kind=self.precision.stream)
-        move = {"t": rows_of(k), "weight": float(weight), "moved": rows_of(moved)}
-        return moved, *self.norm(config.norm, x, gain, bias, move)
+        add = Add(rows_of(k), float(weight), rows_of(moved))
+        return moved, *self.norm(config.norm, x, gain, bias, add)
 
     def move_norm_backward(
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None, dx: Array | None = None,
     ) -> Array:  # fmt: skip
         """As `Engine.move_norm_backward`: added where it is computed."""
-        return self.norm_backward(config.norm, dn, x, gain, stats, dgain, dbias, dx)
+        return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
 
-    def kept(self, config: ModelConfig, n: Array) -> Array | None:
+    def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
         """n, where those of all sublayers may be kept (`Precision.kept`); else None."""
         sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
         return n if sublayers * n.nbytes <= self.precision.kept else None
 
-
-class Turns(Moves):
-    """Where heads are turned."""
-
-    def turning(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
-        """By what heads are turned where they are made; None: nowhere, or by RoPE's own kernels."""
-        D, able = config.head_dim, self.multiply.fused and self.precision.turns
+    def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
+        """RoPE for the product that makes heads; None: there is none, or it has its own kernels."""
+        D, able = config.head_dim, self.multiply.fused and self.precision.fused_rope
         if config.position != "rope" or not able or f"rope {D}" not in EPILOGUES:
             return None
         cos, sin = (x[start : start + T] for x in self.rope_tables(config.context, D))
         return Turning(cos, sin, T, (config.n_heads + config.n_kv_heads) * D)
 
-
-class Attends(Turns):
-    """Attention's sublayer."""
-
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
-        first: Texts | None = None,
+        first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
-        """As `Sublayers.attend`; heads are turned by the product that makes them, if it can."""
+        """As `Sublayers.attend`; the product that makes heads ends in RoPE, if it can."""
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
-        by = self.turning(config, T, start)
-        if by is None or b.wqkv_bias is not None or cache is not None:
-            out, saved = super().attend(config, b, n, start, cache, first)
-            return out, saved._replace(n=self.kept(config, n))
+        rope = self.fused_rope(config, T, start)
+        if rope is None or b.wqkv_bias is not None or cache is not None:
+            out, saved = Engine.attend(self, config, b, n, start, cache, first)
+            return out, saved._replace(n=self.saved_norm(config, n))
         heads = self.take(B * T, b.wqkv.shape[1])
-        ends = {"epilogue": f"rope {D}", "turn": by}
-        self.product("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, **ends)
+        end = Epilogue(f"rope {D}", rope=rope)
+        self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
         heads = heads.reshape(B, T, -1, D)
         y, p = self.attention(heads, G, first)
-        kept = self.kept(config, n)
+        kept = self.saved_norm(config, n)
         return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first)
 
     def attend_backward(
@@ -103,79 +549,61 @@ class Attends(Turns):
         """As `Sublayers.attend_backward`."""
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
-        by = self.turning(config, T)
-        dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, by)
+        rope = self.fused_rope(config, T)
+        dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
-        if config.position == "rope" and by is None:
+        if config.position == "rope" and rope is None:
             cos, sin = self.rope_tables(config.context, config.head_dim)
             self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
         return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)
 
-
-class Mlps(Attends):
-    """The MLP's sublayer; h is not kept."""
-
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """As `Sublayers.mlp`."""
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
-            u, h = self._up_gelu(n, b.w_up, b.w_up_bias)
+            u, h = self.linear_gelu(n, b.w_up, b.w_up_bias)
         elif self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
-            u, h = self._up_swiglu(n, b.w_up)
+            u, h = self.linear_swiglu(n, b.w_up)
         else:
             u = self.linear(n, b.w_up, b.w_up_bias)
             h = self.swiglu(u) if gated else self.gelu(u)
-        return self.linear(h, b.w_down, b.w_down_bias), (self.kept(config, n), u)
+        return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
 
-    def _up_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
+    def linear_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
         """u = n w, gate and up, and silu(gate) up, by one product."""
         u, h = self.take(*n.shape[:-1], w.shape[1]), self.take(*n.shape[:-1], w.shape[1] // 2)
-        ends = {"epilogue": "swiglu", "second": rows_of(u)}
-        self.product("w_up, SwiGLU", rows_of(n), self.copy_of(w), rows_of(h), **ends)
+        end = Epilogue("swiglu", second=rows_of(u))
+        self.matmul("w_up, SwiGLU", rows_of(n), self.copy_of(w), rows_of(h), end)
         return u, h
 
-    def _up_gelu(self, n: Array, w: Array, bias: Array | None) -> tuple[Array, Array]:
+    def linear_gelu(self, n: Array, w: Array, bias: Array | None) -> tuple[Array, Array]:
         """u = n w + bias and GELU(u), by one product."""
         u, h = (self.take(*n.shape[:-1], w.shape[1]) for _ in "uh")
         none = np.zeros(w.shape[1], np.uint16)
         aux = self.recording.constant(none) if bias is None else self.copy_of(bias)
-        ends = {"epilogue": "bias and gelu", "aux": aux, "second": rows_of(u)}
-        self.product("w_up, GELU", rows_of(n), self.copy_of(w), rows_of(h), **ends)
+        end = Epilogue("bias and gelu", aux, rows_of(u))
+        self.matmul("w_up, GELU", rows_of(n), self.copy_of(w), rows_of(h), end)
         return u, h
 
-
-class Bends(Mlps):
-    """Products that end in a gate's backward."""
-
-    def _down_gelu(
+    def linear_gelu_backward(
         self, dout: Array, w: Array, u: Array, dbias: Array | None
     ) -> tuple[Array, Array]:
         """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
         du = self.take(*u.shape)
-        ends = {"epilogue": "gelu backward", "aux": rows_of(u), "second": rows_of(u)}
+        end = Epilogue("gelu backward", rows_of(u), rows_of(u), dbias)
         a, b = rows_of(dout), self.copy_of(w).T
-        self.product("w_down, dX, GELU", a, b, rows_of(du), sums=dbias, **ends)
+        self.matmul("w_down, dX, GELU", a, b, rows_of(du), end)
         return du, u
 
-    def _down_swiglu(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
+    def linear_swiglu_backward(self, dout: Array, w: Array, u: Array) -> tuple[Array, Array]:
         """du over u, and h = silu(gate) up, by one product dout w^T, which is not stored."""
         h = self.take(*u.shape[:-1], w.shape[0])
         halves = u.reshape(1, -1, 2, w.shape[0]).swapaxes(1, 2)
-        ends = {"epilogue": "swiglu backward", "aux": halves, "second": halves}
+        end = Epilogue("swiglu backward", halves, halves)
         a, b = rows_of(dout), self.copy_of(w).T
-        self.product("w_down, dX, SwiGLU", a, b, rows_of(h), **ends)
+        self.matmul("w_down, dX, SwiGLU", a, b, rows_of(h), end)
         return u, h
-
-
-class MlpsBackward(Bends):
-    """And the way back.
-
-    bends_gates: whether a product ends in SwiGLU's backward where it can; a kernel of rows does it
-    otherwise.
-    """
-
-    bends_gates = True
 
     def mlp_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -184,48 +612,32 @@ class MlpsBackward(Bends):
         """As `Sublayers.mlp_backward`."""
         dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
         if config.mlp == "gelu" and self.multiply.fused:
-            du, h = self._down_gelu(dout, b.w_down, u, db.w_up_bias)
-        elif self.bends_gates and self.multiply.fused and db.w_up_bias is None:
-            du, h = self._down_swiglu(dout, b.w_down, u)
+            du, h = self.linear_gelu_backward(dout, b.w_down, u, db.w_up_bias)
+        elif self.fused_swiglu_backward and self.multiply.fused and db.w_up_bias is None:
+            du, h = self.linear_swiglu_backward(dout, b.w_down, u)
         else:
-            dh, gated = self.back(dout, b.w_down), config.mlp == "swiglu"
-            du, h = self.gate_backward(gated, dh, u, db.w_up_bias, again=True)
+            dh, gated = self.linear_dx(dout, b.w_down), config.mlp == "swiglu"
+            du, h = self.activation_backward(gated, dh, u, db.w_up_bias, again=True)
             del dh
-        self.gradient(db.w_down, h, dout, "w_down")
+        self.weight_gradient(db.w_down, h, dout, "w_down")
         del h
-        self.gradient(db.w_up, n or again(), du, "w_up")
-        return self.back(du, b.w_up)
+        self.weight_gradient(db.w_up, n or again(), du, "w_up")
+        return self.linear_dx(du, b.w_up)
 
-
-class Logits(MlpsBackward):
-    """The memory of logits, and their form in products."""
-
-    def _eights(self, logits: Array, W: Array) -> tuple[Array, Array]:
+    def padded_logits(self, logits: Array, W: Array) -> tuple[Array, Array]:
         """dlogits and W^T (K V, C) with as many columns, and rows, as a product of float32 wants.
 
         The columns that are added are zero, and the rows are the weights that follow W's.
         """
-        width = W.shape[0] if self.narrow else eights(W.shape[0])
+        width = W.shape[0] if self.bf16 else eights(W.shape[0])
         return logits[:, :width], replace(W, shape=(width, W.shape[1]))
 
-    def _logits(self, rows: int, columns: int, full: bool) -> Array:
+    def take_logits(self, rows: int, columns: int, full: bool) -> Array:
         """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
         if full:
             return self.take(rows, columns)
         memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
         return memory[:rows]
-
-
-SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-}  # fmt: skip
-
-
-class CudaEngine(Logits):
-    """Records a pass of the model into `recording`, for a card of this capability."""
-
-    supports = SUPPORTS
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
@@ -235,22 +647,27 @@ class CudaEngine(Logits):
         K = aims.shape[1]
         V = W.shape[1] // K
         pitch = -(-V // PITCH) * PITCH
-        if K > 1 and pitch != V:
-            raise UserError(
-                "the cuda engine predicts several tokens where the vocabulary is a multiple of "
-                f"{PITCH}, and {V} is none: choose another vocabulary, or another engine"
-            )
+        expect_vocabulary(V, K)
         losses, copy = self.take(*aims.shape, kind="float32"), self.copy_of(W)
         dn = None if dW is None else self.take(*n.shape)
         for first in range(0, rows.shape[0], LOSS_ROWS):
             part = rows[first : first + LOSS_ROWS]
-            logits = self._logits(part.shape[0], K * pitch, pitch == V)
+            logits = self.take_logits(part.shape[0], K * pitch, pitch == V)
             used = logits[:, : K * V]
-            self.product("logits", part, copy, used)
-            self.entropy(logits, aims, scale, losses, V, first, dW is not None)
+            self.matmul("logits", part, copy, used)
+            self.loss_rows(logits, aims, scale, losses, V, first, dW is not None)
             if dW is not None:
                 dpart = rows_of(dn)[first : first + LOSS_ROWS]
-                self.product("logits, dX", *self._eights(logits, copy.T), dpart)
-                self.gradient(dW, part, used, "logits")
+                self.matmul("logits, dX", *self.padded_logits(logits, copy.T), dpart)
+                self.weight_gradient(dW, part, used, "logits")
             del logits, used
-        return self.sum_of(losses), dn
+        return self.loss_total(losses), dn
+
+
+def expect_vocabulary(V: int, K: int) -> None:
+    """UserError for a vocabulary of which an engine cannot predict K tokens at once."""
+    if K > 1 and V % PITCH:
+        raise UserError(
+            "the cuda engine predicts several tokens where the vocabulary is a multiple of "
+            f"{PITCH}, and {V} is none: choose another vocabulary, or another engine"
+        )

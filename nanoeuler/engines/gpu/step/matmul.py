@@ -9,7 +9,7 @@ bf16, or float32 in pieces. Left out: two transposed operands, which no gradient
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,93 +21,91 @@ from nanoeuler.engines.gpu.step.program import Array, Recording, Work
 SPACE = "space"  # the memory in which pieces of products wait; zero before the first step
 
 
-def turned(a: Array) -> bool:
+class Epilogue(NamedTuple):
+    """What a product ends in, a name of `wgmma_form.EPILOGUES`, and what that needs.
+
+    aux: an array that it reads, second: one that it writes beside C, sums: where column sums are
+    added, rope: its tables, of the epilogue that ends in RoPE.
+    """
+
+    name: str = "store"
+    aux: Any = None
+    second: Any = None
+    sums: Any = None
+    rope: Any = None
+
+
+STORE = Epilogue()  # what most products end in: C is stored, and nothing else
+
+
+def is_transposed(a: Array) -> bool:
     """Whether a matrix is the transpose of one in C order."""
     return a.strides[0] == a.dtype.itemsize and a.strides[1] != a.dtype.itemsize
 
 
-def stored(a: Array) -> Array:
+def untransposed(a: Array) -> Array:
     """The matrix with dense rows that `a` is, or is the transpose of."""
-    return a.T if turned(a) else a
+    return a.T if is_transposed(a) else a
 
 
-class TensorCores:
-    """Products of bf16 as launches. What has to wait does so in one workspace, of all of them."""
+class Multiplier:
+    """Records products. What has to wait does so in one workspace, of all of them.
 
-    def __init__(self, recording: Recording, capability: tuple, multiprocessors: int):
-        self.recording, self.capability = recording, tuple(capability)
-        self.multiprocessors = multiprocessors
-
-    def bf16(
-        self, layout: str, a: Array, b: Array, c: Array, aux: Any = None,
-        epilogue: str = "store", second: Any = None, sums: Any = None, turn: Any = None,
-    ) -> list[Launch]:  # fmt: skip
-        """The launches of `product_on`; sums are added to."""
-        (m, n), k = c.shape, a.shape[1] if layout[0] == "N" else a.shape[0]
-        out = "float32" if c.dtype == np.float32 else "bf16"
-        need = space_on(
-            self.capability, layout, m, n, k, epilogue=epilogue, out=out,
-            second=second is not None, summed=sums is not None, blocks=self.multiprocessors,
-        )  # fmt: skip
-        return product_on(
-            self.capability, layout, a, b, c, aux, epilogue=epilogue, second=second, sums=sums,
-            turn=turn, add_sums=True, blocks=self.multiprocessors, place=self.recording.constant,
-            space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
-        )  # fmt: skip
-
-
-class CutProducts(TensorCores):
-    """And of float32, in so many pieces.
-
-    fused: whether a product can end in GELU's backward, in a second array, in column sums.
+    words: which GEMM backend this is, for a line of a run's plan. fused: whether a product can end
+    in an activation function or its backward, in a second array, in column sums.
     """
+
+    words = "our kernels multiply"
 
     def __init__(
         self, recording: Recording, capability: tuple, multiprocessors: int, pieces: int
     ) -> None:
-        super().__init__(recording, capability, multiprocessors)
-        self.pieces, self.fused = pieces, self.capability == HOPPER and pieces == 1
+        self.recording, self.capability = recording, tuple(capability)
+        self.multiprocessors, self.pieces = multiprocessors, pieces
+        self.fused = self.capability == HOPPER and pieces == 1
 
-    def float32(
-        self, layout: str, m: int, n: int, k: int, a: Array, b: Array, c: Array, epilogue: str
-    ) -> list[Launch]:
-        """Cut both operands, then multiply all pairs of pieces that matter (chapter 11g)."""
-        if layout[0] == "T" and m % 8:  # what stands behind each row is cut as well, in eights
+    def bf16(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Launch]:
+        """The launches of `product_on`; sums are added to."""
+        (m, n), k = c.shape, a.shape[layout[0] == "N"]
+        out = "float32" if c.dtype == np.float32 else "bf16"
+        need = space_on(
+            self.capability, layout, m, n, k, epilogue=end.name, out=out,
+            second=end.second is not None, summed=end.sums is not None,
+            blocks=self.multiprocessors,
+        )  # fmt: skip
+        return product_on(
+            self.capability, layout, a, b, c, end.aux, epilogue=end.name, second=end.second,
+            sums=end.sums, turn=end.rope, add_sums=True, blocks=self.multiprocessors,
+            place=self.recording.constant,
+            space=self.recording.whole(SPACE, (need,), np.uint8) if need else None,
+        )  # fmt: skip
+
+    def float32(self, layout: str, a: Array, b: Array, c: Array, epilogue: str) -> list[Launch]:
+        """Split both operands, then multiply all pairs of pieces that matter (chapter 11g)."""
+        (m, n), k = c.shape, a.shape[layout[0] == "N"]
+        if layout[0] == "T" and m % 8:  # what stands behind each row is split as well, in eights
             a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
         cut = [self.recording.take(shape, np.uint16) for shape in shapes]
 
         def product(capability, layout, a, b, c, *, epilogue, **_):
-            return self.bf16(layout, a, b, c, epilogue=epilogue)
+            return self.bf16(layout, a, b, c, Epilogue(epilogue))
 
         return pieces_product(
             self.capability, layout, a, b, c, *cut, pieces=self.pieces, epilogue=epilogue,
             blocks=self.multiprocessors, product=product,
         )  # fmt: skip
 
-
-class Multiplier(CutProducts):
-    """What records products. words: who multiplies, for a line of a run's plan."""
-
-    words = "our kernels multiply"
-
-    def __call__(
-        self, name: str, a: Array, b: Array, c: Array, *, epilogue: str = "store",
-        aux: Any = None, second: Any = None, sums: Any = None, turn: Any = None,
-    ) -> None:  # fmt: skip
+    def __call__(self, name: str, a: Array, b: Array, c: Array, end: Epilogue = STORE) -> None:
         """Record C = A B with an epilogue: a (m, k), b (k, n), c (m, n), or its transpose."""
-        if turned(c):
+        if is_transposed(c):
             a, b, c = b.T, a.T, c.T
-        layout = "NT"[turned(a)] + "NT"[turned(b)]
-        work = self.work(layout, stored(a), stored(b), c, epilogue, aux, second, sums, turn)
+        layout = "NT"[is_transposed(a)] + "NT"[is_transposed(b)]
+        work = self.work(layout, untransposed(a), untransposed(b), c, end)
         self.recording.add(name, work, 2 * a.shape[0] * a.shape[1] * b.shape[1])
 
-    def work(
-        self, layout: str, a: Array, b: Array, c: Array, epilogue: str, aux: Any, second: Any,
-        sums: Any, turn: Any,
-    ) -> list[Work]:  # fmt: skip
+    def work(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Work]:
         """What multiplies matrices with dense rows."""
         if self.pieces == 1:
-            return self.bf16(layout, a, b, c, aux, epilogue, second, sums, turn)
-        (m, n), k = c.shape, a.shape[layout[0] == "N"]
-        return self.float32(layout, m, n, k, a, b, c, epilogue)
+            return self.bf16(layout, a, b, c, end)
+        return self.float32(layout, a, b, c, end.name)

@@ -32,7 +32,7 @@ def round_up(size: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Array:
     """A place in a memory: shape, dtype and strides as NumPy's.
 
     address: bytes from the beginning of the memory, which is aligned. lease: what has to live for
@@ -62,10 +62,6 @@ class Place:
         order[i], order[j] = j, i
         shape, strides = ([part[k] for k in order] for part in (self.shape, self.strides))
         return replace(self, shape=tuple(shape), strides=tuple(strides))
-
-
-class Array(Place):
-    """Views as NumPy has them."""
 
     def reshape(self, *extents: Any) -> Self:
         """The same elements in C order under another shape; -1 stands for what is left."""
@@ -162,8 +158,8 @@ class Lease:
     """That bytes of the arena are lent: until the last array that holds this is forgotten."""
 
 
-class Ledger:
-    """The memories of a program while it is written."""
+class Recording:
+    """A program while it is written, and its memories."""
 
     def __init__(self) -> None:
         self.program, self.arena = Program(sizes={CONSTANTS: 0}), Arena()
@@ -194,10 +190,6 @@ class Ledger:
     def _give(self, start: int, size: int, first: int) -> None:
         self.arena.give(start, size)
         self.program.loans.append((start, size, first, len(self.program.steps)))
-
-
-class Recording(Ledger):
-    """A program while it is written."""
 
     def constant(self, values: np.ndarray) -> Array:
         """An array of numbers that are known now; equal ones are stored once."""

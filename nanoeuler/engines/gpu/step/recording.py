@@ -11,7 +11,6 @@ B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +19,9 @@ from nanoeuler.engines.gpu.attention.documents import Documents, last_of
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows.embedding import plan_length, scatter_plan
 from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
-from nanoeuler.engines.gpu.step.engine import CudaEngine
+from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows
 from nanoeuler.engines.gpu.step.matmul import Multiplier
-from nanoeuler.engines.gpu.step.primitives import COPIES, WEIGHTS, Precision, Texts
+from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array, Program, Recording
 from nanoeuler.engines.sharding import slices
 from nanoeuler.model.config import ModelConfig
@@ -81,13 +80,29 @@ def updated(weights: Weights, copied: bool) -> np.ndarray:
     return adamw.tiles(parts if copied else [part._replace(copy=-1) for part in parts])
 
 
-class Ends:
-    """A recording for a model, and its ends: what the host sends, and what it fetches."""
+class ProgramBuilder:
+    """Records one program of a model: its weights, an engine, and what the host sends and fetches.
 
-    def __init__(self, config: ModelConfig) -> None:
+    inputs, results: see `Recorded`. copied: whether products read a bf16 copy of the weights.
+    """
+
+    engine_type = CudaEngine
+
+    def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
         self.recording, self.config = Recording(), config
         self.inputs: dict[str, Array] = {}
         self.results: dict[str, Array] = {}
+        self.copied = precision.kind == "bf16"
+        self.weights = self.read()
+        length = self.weights.flat.shape[0] if self.copied else 16
+        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
+        self.engine = self.engine_type(self.recording, *machine, precision)
+        views = self.weights.items()
+        self.engine.names = {(view.memory, view.address): name for name, view in views}
+
+    def read(self) -> Weights:
+        """The weights, as the model's code reads them."""
+        return Weights(self.config, np.float32, self.whole(WEIGHTS))
 
     def whole(self, memory: str) -> Array:
         """A flat buffer (N,)."""
@@ -101,52 +116,24 @@ class Ends:
         """Something that it fetches."""
         return self.results.setdefault(name, self.recording.whole(name, shape, np.float32))
 
-    def end(self) -> Recorded:
-        """The program and its ends."""
-        return Recorded(self.recording.end(), self.inputs, self.results)
-
-
-class Writer(Ends):
-    """What both programs begin with: weights, an engine, a batch, and where its losses go."""
-
-    engine_type = CudaEngine
-
-    def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
-        super().__init__(config)
-        self.copied = precision.kind == "bf16"
-        self.weights = self.read()
-        length = self.weights.flat.shape[0] if self.copied else 16
-        self.copies = self.recording.whole(COPIES, (length,), np.uint16)
-        self.engine = self.engine_type(self.recording, *machine, precision)
-        views = self.weights.items()
-        self.engine.names = {(view.memory, view.address): name for name, view in views}
-
-    def read(self) -> Weights:
-        """The weights, as the model's code reads them."""
-        return Weights(self.config, np.float32, self.whole(WEIGHTS))
-
     def batch(self, i: int, B: int, T: int) -> tuple[Array, Array]:
         """tokens and targets of piece i."""
         shape = B, T, self.config.n_predict
         tokens = self.input(f"tokens {i}", (B, T), np.int32)
         return tokens, self.input(f"targets {i}", shape, np.int32)
 
-    def texts(self, i: int, B: int, T: int, back: bool) -> Texts:
-        """What says which texts the rows of piece i hold; back: for a way back, too."""
+    def packed_rows(self, i: int, B: int, T: int, back: bool) -> PackedRows:
+        """Which texts the rows of piece i hold; back: for a backward pass, too."""
         lines = (self.input(f"{name} {i}", (B, T), np.int32) for name in Documents._fields)
         if self.config.position != "learned":
-            return Texts(Documents(*lines))
+            return PackedRows(Documents(*lines))
         places, length = self.input(f"places {i}", (B, T), np.int32), plan_length(B * T, T)
         plan = self.input(f"scatter {i}", (length,), np.int32) if back else None
-        return Texts(Documents(*lines), places, plan)
+        return PackedRows(Documents(*lines), places, plan)
 
-    def sums(self, pieces: int) -> Array:
+    def loss_sums(self, pieces: int) -> Array:
         """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
         return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
-
-
-class StepWriter(Writer):
-    """What a step ends with."""
 
     def update(self, flat: Array, losses: Array, rules: Rules) -> None:
         """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
@@ -159,49 +146,47 @@ class StepWriter(Writer):
         )
         recording.add("norm of gradients", launches)
         table = recording.constant(updated(self.weights, self.copied))
-        launch = adamw.adamw_launch(
-            table, decision, self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies,
-            rules.beta1, rules.beta2, rules.eps,
-        )  # fmt: skip
-        recording.add("AdamW", launch)
+        buffers = adamw.Buffers(self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies)
+        given = table, decision, buffers, rules.beta1, rules.beta2, rules.eps
+        recording.add("AdamW", adamw.adamw_launch(*given))
 
+    def build_sums(self, B: int, T: int, packed: bool = False) -> Recorded:
+        """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""
+        self.engine.sums = self.loss_sums(1)[0, : self.config.n_predict]
+        first = self.packed_rows(0, B, T, False) if packed else None
+        loss_sums(self.engine, self.config, self.weights, *self.batch(0, B, T), first)
+        return Recorded(self.recording.end(), self.inputs, self.results)
 
-def record_sums(
-    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
-    packed: bool = False, writer: Callable[..., Writer] = Writer,
-) -> Recorded:  # fmt: skip
-    """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""
-    this = writer(config, machine, precision)
-    this.engine.sums = this.sums(1)[0, : config.n_predict]
-    first = this.texts(0, B, T, False) if packed else None
-    loss_sums(this.engine, config, this.weights, *this.batch(0, B, T), first)
-    return this.end()
+    def build_step(
+        self, B: int, T: int, rules: Rules, pieces: int = 1, packed: bool = False
+    ) -> Recorded:
+        """The program of a training step on a batch of B sequences, a piece of them at a time.
+
+        packed: of rows that may hold several texts.
+        """
+        config, engine, flat = self.config, self.engine, self.whole(GRADIENTS)
+        gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
+        K, sums = config.n_predict, self.loss_sums(len(cut))
+        scale, table = self.input("scale", (K,), np.float32), cleared(gradients)
+        self.recording.add("clear", clear_launch(self.recording.constant(table), flat))
+        for i, x in enumerate(cut):
+            tokens, targets = self.batch(i, x.stop - x.start, T)
+            length = plan_length(math.prod(tokens.shape), config.vocab_size)
+            engine.plan, engine.sums = self.input(f"plan {i}", (length,), np.int32), sums[i, :K]
+            first = self.packed_rows(i, *tokens.shape, True) if packed else None
+            given = self.weights, tokens, targets, scale, gradients, first
+            loss_and_gradients(engine, config, *given)
+        engine.flush()
+        self.update(flat, sums.reshape(-1), rules)
+        return Recorded(self.recording.end(), self.inputs, self.results)
 
 
 def record_step(
-    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
-    rules: Rules, pieces: int = 1, writer: Callable[..., StepWriter] = StepWriter,
-    packed: bool = False,
+    config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision, rules: Rules,
+    pieces: int = 1,
 ) -> Recorded:  # fmt: skip
-    """The program of a training step on a batch of B sequences, a piece of them at a time.
-
-    packed: of rows that may hold several texts.
-    """
-    this, K = writer(config, machine, precision), config.n_predict
-    recording, engine, flat = this.recording, this.engine, this.whole(GRADIENTS)
-    gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
-    sums, scale = this.sums(len(cut)), this.input("scale", (K,), np.float32)
-    recording.add("clear", clear_launch(recording.constant(cleared(gradients)), flat))
-    for i, x in enumerate(cut):
-        tokens, targets = this.batch(i, x.stop - x.start, T)
-        length = plan_length(math.prod(tokens.shape), config.vocab_size)
-        engine.plan, engine.sums = this.input(f"plan {i}", (length,), np.int32), sums[i, :K]
-        first = this.texts(i, *tokens.shape, True) if packed else None
-        given = this.weights, tokens, targets, scale, gradients, first
-        loss_and_gradients(engine, config, *given)
-    engine.add_up()
-    this.update(flat, sums.reshape(-1), rules)
-    return this.end()
+    """The program of a training step, as `ProgramBuilder.build_step` has it, of a single GPU."""
+    return ProgramBuilder(config, machine, precision).build_step(B, T, rules, pieces)
 
 
 Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host

@@ -22,19 +22,16 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
 from nanoeuler.engines.gpu.step.matmul import Multiplier
-from nanoeuler.engines.gpu.step.primitives import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.precision import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, bind, constants
 from nanoeuler.engines.gpu.step.recording import (
     MOMENTS,
     Machine,
+    ProgramBuilder,
     Recorded,
     Rules,
-    StepWriter,
-    Writer,
     fill_batch,
     fill_step,
-    record_step,
-    record_sums,
 )
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
 from nanoeuler.model.backward import IGNORE
@@ -56,18 +53,26 @@ class Loaded(NamedTuple):
     shared: dict[str, Any]
 
 
-class Resident:
-    """A model on a device: its weights and moments there.
+class CudaStepper(Stepper):
+    """Training steps of one model on a device: `engines.gpu.host.device.Device`, or one on paper.
 
-    `weights` and the `optimizer`'s moments are the run's; without an optimizer there are none.
+    `weights` and the `optimizer`'s moments are the run's; without an optimizer there are no moments
+    on the device, and `sums` alone can be asked for. pieces: in how many parts a batch goes through
+    memory. multiplier: what records products. programs: by what they do and for which batches.
+    in_flight: the number and the program of a step whose results nobody has read.
     """
 
+    step_builder: Callable[..., ProgramBuilder] = ProgramBuilder
+    sums_builder: Callable[..., ProgramBuilder] = ProgramBuilder
+
     def __init__(
-        self, weights: Weights, optimizer: Optimizer | None, device: Any,
-        precision: Precision = BF16,
+        self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
+        precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
     ) -> None:  # fmt: skip
-        self.weights, self.optimizer = weights, optimizer
-        self.device, self.precision = device, precision
+        self.weights, self.optimizer, self.device = weights, optimizer, device
+        self.precision, self.pieces, self.multiplier = precision, pieces, multiplier
+        self.programs: dict[tuple, Loaded] = {}
+        self.in_flight: tuple[int, Loaded] | None = None
         self.memories: dict[str, Any] = {}
         self.push()
 
@@ -92,13 +97,7 @@ class Resident:
         for name in MOMENTS:
             getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
 
-
-class Pool(Resident):
-    """Memory that programs have in common. programs: by what they do and for which batches."""
-
-    programs: dict[tuple, Loaded]
-
-    def share(self, name: str, size: int) -> Any:
+    def memory_for(self, name: str, size: int) -> Any:
         """A memory for a program, which may be another's; zero at first, but for the arena."""
         for other in self.programs.values():
             there = other.shared.get(name)
@@ -108,12 +107,6 @@ class Pool(Resident):
             return self.device.empty((size,), np.uint8)
         return self.device.array(np.zeros(size, np.uint8))
 
-
-class Loader(Pool):
-    """Programs that have memory. multiplier: what records their products."""
-
-    multiplier: type[Multiplier] = Multiplier
-
     def load(self, recorded: Recorded) -> Loaded:
         """Give a recorded program its memory, compile its kernels and make it a graph."""
         program, device = recorded.program, self.device
@@ -122,7 +115,7 @@ class Loader(Pool):
         device.fill(outbox.parts["sums"], 0)
         own = {CONSTANTS: device.array(constants(program)), **inbox.parts, **outbox.parts}
         shared = {
-            name: self.share(name, size)
+            name: self.memory_for(name, size)
             for name, size in program.sizes.items()
             if name not in {**own, **self.memories} and size
         }
@@ -139,13 +132,6 @@ class Loader(Pool):
         ]
         return Loaded(device.capture(starts), inbox, outbox, shared)
 
-
-class Programs(Loader):
-    """The programs of a model. writer: what writes a step; reader: what writes a judgement."""
-
-    writer: Callable[..., StepWriter] = StepWriter
-    reader: Callable[..., Writer] = Writer
-
     def program_for(
         self, kind: str, B: int, T: int, pieces: int = 1, packed: bool = False
     ) -> Loaded:
@@ -157,20 +143,17 @@ class Programs(Loader):
         if key not in self.programs:
             card = tuple(self.device.capability), self.device.multiprocessors
             machine = Machine(*card, self.multiplier)
-            given = config, B, T, machine, self.precision
+            builds = self.step_builder if kind == "step" else self.sums_builder
+            builder = builds(config, machine, self.precision)
             if kind == "step":
                 rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
-                recorded = record_step(*given, rules, pieces, self.writer, packed)
+                recorded = builder.build_step(B, T, rules, pieces, packed)
             else:
-                recorded = record_sums(*given, packed, self.reader)
+                recorded = builder.build_sums(B, T, packed)
             self.programs[key] = self.load(recorded)
         return self.programs[key]
 
-
-class Judge(Programs):
-    """Programs, run; and the one that judges."""
-
-    def begin(self, this: Loaded) -> None:
+    def launch(self, this: Loaded) -> None:
         """Send the inbox, launch, have the results fetched; wait for nothing."""
         this.inbox.send()
         this.graph.launch()
@@ -189,38 +172,17 @@ class Judge(Programs):
             first = np.concatenate([first, np.zeros((most - B, T), first.dtype)])
         this = self.program_for("sums", most, T, packed=packed)
         fill_batch(this.inbox.page(), tokens, targets, first)
-        self.begin(this)
+        self.launch(this)
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
-
-
-class Late(Judge):
-    """What has become of the step before. begun: its number and its program, if there is one."""
-
-    begun: tuple[int, Loaded] | None = None
 
     def finish(self) -> list[Taken]:
         """As `Stepper.finish`."""
-        if self.begun is None:
+        if self.in_flight is None:
             return []
-        (number, this), self.begun = self.begun, None
+        (number, this), self.in_flight = self.in_flight, None
         results = this.outbox.read()
         sums = results["sums"][:, : self.weights.config.n_predict]
         return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
-
-
-class CudaStepper(Late, Stepper):
-    """Training steps of one model on a device: `engines.gpu.host.device.Device`, or one on paper.
-
-    pieces: in how many parts a batch goes through memory. Without an optimizer there are no moments
-    on the device, and `sums` alone can be asked for.
-    """
-
-    def __init__(
-        self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
-        precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
-    ) -> None:  # fmt: skip
-        super().__init__(weights, optimizer, device, precision)
-        self.programs, self.pieces, self.multiplier = {}, pieces, multiplier
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
@@ -242,8 +204,8 @@ class CudaStepper(Late, Stepper):
         rates = gradient_norm.schedule([lr], *how, first=number)
         fill_batch(page, tokens, targets, first)
         fill_step(page, scale, rates, config.vocab_size)
-        self.begin(this)
-        taken, self.begun = self.finish(), (number, this)
+        self.launch(this)
+        taken, self.in_flight = self.finish(), (number, this)
         return taken
 
 

@@ -1,0 +1,39 @@
+# Made from book/13a-a-step-as-a-list.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-step-primitives
+"""In which kinds of numbers a step computes, and the two memories that hold weights."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
+WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf16 copy
+
+
+class Precision(NamedTuple):
+    """The kinds of numbers: of activations, of the stream, of its gradient.
+
+    pieces: of float32, how many of its pieces of bf16 are multiplied. fused_rope: whether the
+    product that makes heads ends in RoPE, which rounds once, if the card can; else a kernel of its
+    own.
+    kept: bytes that the inputs n of all sublayers may take and be kept; else each is made again.
+    """
+
+    kind: str = "bf16"
+    stream: str = "float32"
+    gradient: str = "float32"
+    pieces: int = 1
+    fused_rope: bool = True
+    kept: int = 2 << 30  # enough for 64 sequences of euler-116m, and a 65th of an H200's memory
+
+
+BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
+# By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
+# float32 (chapter 11g).
+PRECISIONS = {
+    "cuda": BF16,
+    "cuda-tf32": Precision("float32", pieces=2),
+    "cuda-float32": Precision("float32", pieces=3),
+}

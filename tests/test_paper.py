@@ -977,7 +977,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
 @pytest.mark.parametrize("flaw", FLAWS_7C)
 def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
     place, old, new, kinds = FLAWS_7C[flaw]
-    module, function = place.split(".")
+    module, _, function = place.rpartition(".")
     wrong = getattr(load(Mutant(f"engines.gpu.{module}", function, flaw, old, new)), function)
     for other in wgmma_form, wgmma_epilogue, wgmma_kernel:
         if hasattr(other, function):

@@ -83,15 +83,19 @@ class Integers(Array):
         self.values[index] = self.wrap(value)
 
 
-class Entries:
-    """What the threads of a block did to arrays since they last met.
+class Log:
+    """What the threads of a block did to its arrays since they last met.
 
     Elements are numbered through all arrays of the block. before: how many reads there were at each
     write; plain: whether it is no atomic. lines: where each read and each write stands in the code.
     marks: (thread, reads so far, writes so far) at the end of each turn.
     """
 
-    def __init__(self):
+    clocks = True  # whether accesses are also checked against clocks
+
+    def __init__(self, block: Block):
+        self.block = block
+        self.arrays: list[Array] = []
         self.reads: list[int] = []
         self.writes: list[int] = []
         self.before: list[int] = []
@@ -111,28 +115,17 @@ class Entries:
         self.plain.append(plain)
         self.lines[1].append((frame.f_code, frame.f_lineno))
 
-    def mark(self, thread: int) -> None:
-        """This thread's turn ends here."""
-        if self.reads or self.writes:
-            self.marks.append((thread, len(self.reads), len(self.writes)))
-
-
-class Log(Entries):
-    """The accesses of a block's threads to its arrays, which are numbered through all of them."""
-
-    clocks = True  # whether accesses are also checked against clocks
-
-    def __init__(self, block: Block):
-        super().__init__()
-        self.block = block
-        self.arrays: list[Array] = []
-
     def array(self, values: np.ndarray, name: str) -> Array:
         """These values as an array of the kernel."""
         base = self.arrays[-1].base + self.arrays[-1].size if self.arrays else 0
         kind = Integers if values.dtype.kind in "iu" else Array
         self.arrays.append(kind(self, values, name, base))
         return self.arrays[-1]
+
+    def mark(self, thread: int) -> None:
+        """This thread's turn ends here."""
+        if self.reads or self.writes:
+            self.marks.append((thread, len(self.reads), len(self.writes)))
 
     def settle(self) -> None:
         """Check and count what is written down, and begin anew."""

@@ -161,9 +161,14 @@ class Atomic:
         return self._change(array, index, lambda old: array.dtype.type(value))
 
 
-class Places:
-    """Where a thread is."""
+class Cuda:
+    """Stands in for numba.cuda; its names are numba's."""
 
+    local = SimpleNamespace(array=local_array)
+    shared = SimpleNamespace(array=shared_array)
+    atomic = Atomic()
+    syncthreads = staticmethod(sync_threads)
+    syncwarp = staticmethod(sync_warp)
     warpsize = WARP
     threadIdx = property(lambda self: current().threadIdx)
     blockIdx = property(lambda self: current().block.blockIdx)
@@ -177,9 +182,10 @@ class Places:
         at = tuple(b * n + t for b, n, t in zip(self.blockIdx, size, thread, strict=True))
         return at[0] if axes == 1 else at[:axes]
 
-
-class Lanes(Places):
-    """What the lanes of a warp tell each other."""
+    @staticmethod
+    def selp(condition: Any, yes: Any, no: Any) -> Any:
+        """One of two values, both computed: threads that choose differently do not part."""
+        return yes if condition else no
 
     def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
         """The value of one lane."""
@@ -208,18 +214,3 @@ class Lanes(Places):
     def all_sync(self, mask: int, value: Any) -> bool:
         """Whether all lanes' values are true."""
         return vote(mask, "all_sync", value, lambda v: all(v.values()))
-
-
-class Cuda(Lanes):
-    """Stands in for numba.cuda; its names are numba's."""
-
-    local = SimpleNamespace(array=local_array)
-    shared = SimpleNamespace(array=shared_array)
-    atomic = Atomic()
-    syncthreads = staticmethod(sync_threads)
-    syncwarp = staticmethod(sync_warp)
-
-    @staticmethod
-    def selp(condition: Any, yes: Any, no: Any) -> Any:
-        """One of two values, both computed: threads that choose differently do not part."""
-        return yes if condition else no

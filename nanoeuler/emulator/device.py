@@ -98,24 +98,51 @@ def play(launch: Launch, seed: int | None) -> Report:
     return report
 
 
-class Memory:
-    """What a device stores.
+@dataclass(eq=False)
+class Transit:
+    """A copy of a page that nobody has waited for yet. numbers: what the page holds in the end."""
 
-    captured: the launches that a capture has written down so far; None where there is none.
+    page: np.ndarray
+    numbers: np.ndarray
+    sent: bool  # to the device; else fetched from there
+
+    def end(self) -> None:
+        """Somebody has waited for it."""
+        if self.sent and (self.page != self.numbers).any():
+            raise Fault("race", "a page was written before anybody waited for its copy")
+        self.page[...] = self.numbers
+
+
+class Device:
+    """A GPU on paper. seed: the order of blocks, warps and copies, as in `run`.
+
+    capability, multiprocessors: of the card that it stands for. captured: the launches that a
+    capture has written down so far; None where there is none.
     """
 
-    def __init__(self) -> None:
+    name = "paper"
+
+    def __init__(
+        self, seed: int | None = None, capability: tuple[int, int] = (9, 0),
+        multiprocessors: int = 2,
+    ):  # fmt: skip
+        self.seed, self.capability, self.multiprocessors = seed, capability, multiprocessors
         self.captured: list[Launch] | None = None
         self.alive: weakref.WeakSet[Bytes] = weakref.WeakSet()
+        self.under_way: list[Transit] = []
+        self.loaded: set[Kernel] = set()
+
+    def array(self, values: np.ndarray) -> Sheet:
+        """A copy of a NumPy array, in C order."""
+        values = np.asarray(values)
+        made = self.empty(values.shape, values.dtype)
+        self.fill(made, values)
+        return made
 
     def refuse(self, what: str) -> None:
         """Fault if a graph is being captured."""
         if self.captured is not None:
             raise Fault("capture", f"{what} while launches are captured: it would not be replayed")
-
-    def memory_used(self) -> int:
-        """The bytes of all arrays that live."""
-        return sum(memory.bytes.size for memory in self.alive)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Sheet:
         """Memory for an array in C order, which nobody has written."""
@@ -126,6 +153,10 @@ class Memory:
         self.alive.add(memory)
         return Sheet(memory, 0, shape, kind, strides)
 
+    def memory_used(self) -> int:
+        """The bytes of all arrays that live."""
+        return sum(memory.bytes.size for memory in self.alive)
+
     def part(
         self, array: Sheet, offset: int, shape: tuple[int, ...], dtype: Any,
         strides: tuple[int, ...] | None = None,
@@ -133,17 +164,6 @@ class Memory:
         """A part of an array that begins `offset` bytes into it; the same memory, kept alive."""
         made = part_of(array, offset, shape, dtype, strides)
         return Sheet(array._memory, array._offset + offset, *made)
-
-
-class Exchange(Memory):
-    """How the host reads and writes what a device stores."""
-
-    def array(self, values: np.ndarray) -> Sheet:
-        """A copy of a NumPy array, in C order."""
-        values = np.asarray(values)
-        made = self.empty(values.shape, values.dtype)
-        self.fill(made, values)
-        return made
 
     def host(self, array: Sheet) -> np.ndarray:
         """A copy as a NumPy array; waits for what was launched before."""
@@ -164,68 +184,34 @@ class Exchange(Memory):
         self.refuse("memory is asked for")
         return np.full(size, UNWRITTEN, np.uint8)
 
-
-@dataclass(eq=False)
-class Transit:
-    """A copy of a page that nobody has waited for yet. numbers: what the page holds in the end."""
-
-    page: np.ndarray
-    numbers: np.ndarray
-    sent: bool  # to the device; else fetched from there
-
-    def end(self) -> None:
-        """Somebody has waited for it."""
-        if self.sent and (self.page != self.numbers).any():
-            raise Fault("race", "a page was written before anybody waited for its copy")
-        self.page[...] = self.numbers
-
-
-class UnderWay:
-    """All of them."""
-
-    def __init__(self) -> None:
-        self.copies: list[Transit] = []
-
-    def begin(self, copy: Transit) -> None:
-        """One more; its page may not be a part of another's."""
-        if any(np.shares_memory(copy.page, other.page) for other in self.copies):
+    def _begin(self, copy: Transit) -> None:
+        """A copy is under way; its page may not be a part of another's."""
+        if any(np.shares_memory(copy.page, other.page) for other in self.under_way):
             raise Fault("race", "a page is copied again before anybody waited for its last copy")
-        self.copies.append(copy)
-
-    def end(self, copies: Iterable[Transit]) -> None:
-        """Somebody has waited for these, perhaps not as the first."""
-        for copy in [copy for copy in copies if copy in self.copies]:
-            self.copies.remove(copy)
-            copy.end()
-
-
-class Post(Exchange):
-    """Copies that the host does not wait for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.under_way = UnderWay()
+        self.under_way.append(copy)
 
     def send(self, array: Sheet, page: np.ndarray) -> None:
         """Copy a page into an array (bytes,) uint8, after what was launched before."""
         self.refuse("a page is copied")
-        self.under_way.begin(Transit(page, page.copy(), sent=True))
+        self._begin(Transit(page, page.copy(), sent=True))
         self.fill(array, page)
 
     def fetch(self, page: np.ndarray, array: Sheet) -> None:
         """Copy an array (bytes,) uint8 to a page, after what was launched before."""
         require_dense(array)
-        self.under_way.begin(Transit(page, self.host(array), sent=False))
+        self._begin(Transit(page, self.host(array), sent=False))
         page[...] = UNWRITTEN
 
     def mark(self) -> Callable[[], None]:
         """A function that waits until everything that was begun before `mark` is done."""
         self.refuse("a mark is set")
-        begun = list(self.under_way.copies)
+        begun = list(self.under_way)
 
         def wait() -> None:
             self.refuse("the host waits")
-            self.under_way.end(begun)
+            for copy in [copy for copy in begun if copy in self.under_way]:  # perhaps not the first
+                self.under_way.remove(copy)
+                copy.end()
             begun.clear()
 
         return wait
@@ -234,18 +220,6 @@ class Post(Exchange):
         """Wait for everything that was begun."""
         self.refuse("the host waits")
         self.mark()()
-
-
-class Loader(Post):
-    """Kernels, each compiled once."""
-
-    def __init__(
-        self, seed: int | None = None, capability: tuple[int, int] = (9, 0),
-        multiprocessors: int = 2,
-    ):  # fmt: skip
-        super().__init__()
-        self.seed, self.capability, self.multiprocessors = seed, capability, multiprocessors
-        self.loaded: set[Kernel] = set()
 
     def load(self, kernel: Kernel) -> None:
         """Compile a kernel, once."""
@@ -257,10 +231,6 @@ class Loader(Post):
         """Compile kernels, those that are new."""
         for kernel in kernels:
             self.load(kernel)
-
-
-class Starter(Loader):
-    """... and launches of them."""
 
     def prepare(self, launch: Launch) -> Callable[..., Report | None]:
         """A function of a stream that runs the launch, or has it captured; it keeps the arrays."""
@@ -282,15 +252,6 @@ class Starter(Loader):
     def run(self, launch: Launch, stream: Any = 0) -> Report | None:
         """Run a launch, or have it captured."""
         return self.prepare(launch)(stream)
-
-
-class Device(Starter):
-    """A GPU on paper. seed: the order of blocks, warps and copies, as in `run`.
-
-    capability, multiprocessors: of the card that it stands for.
-    """
-
-    name = "paper"
 
     def capture(self, starts: Iterable[Callable]) -> "Graph":
         """A graph of what these functions of a stream launch; nothing runs, and nothing may wait.

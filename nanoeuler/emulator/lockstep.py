@@ -127,7 +127,7 @@ def own(name: str) -> Any:
     return property(operator.attrgetter(f"acting.{name}"))
 
 
-class Crew(Thread):
+class Team(Thread):
     """Threads of a block that go abreast, first to last, whole warps if there are several.
 
     mask: who is active, None for all. acting: for whom an instruction is executed that knows one
@@ -153,10 +153,6 @@ class Crew(Thread):
         self.touched = np.zeros((2, self.size), bool)
         self.behind = np.zeros((2, self.size), bool)
         self.stamps = -1 - self.numbers // WARP - block.number * WARP  # when it did, of its own
-
-
-class Ranks(Crew):
-    """... who of them is active, by warps."""
 
     def narrow(self, mask: np.ndarray | None) -> None:
         """From here on the threads of this mask are active."""
@@ -189,10 +185,6 @@ class Ranks(Crew):
         for seat in self.seats:
             self.acting = seat
             close(seat)
-
-
-class Team(Ranks):
-    """... and what its threads may know of each other."""
 
     def met(self) -> None:
         """The active warps have met: their threads are at one place, for certain."""
@@ -492,8 +484,8 @@ def abreast(function: FunctionType) -> FunctionType:
     return new
 
 
-class Held(list):
-    """Values of all threads, by index."""
+class Registers(list):
+    """A cuda.local.array of every thread: values of all threads, by index."""
 
     lent, reading = 0, False  # what wgmmas under way do with them
 
@@ -528,22 +520,6 @@ class Held(list):
             raise Apart
         super().__setitem__(at, value)
 
-
-def kept(value: Any, dtype: np.dtype) -> Any:
-    """A value as registers of this dtype hold it."""
-    if dtype.kind == "f":
-        return value if type(value) is np.float32 else float32(value)
-    if isinstance(value, np.ndarray):
-        value = value.view(np.ndarray).astype(np.int64)
-        if (value.astype(dtype) != value).any():
-            raise Apart
-        return value.view(Lanes)
-    return int(dtype.type(value))
-
-
-class Leased(Held):
-    """... that a wgmma under way may own, or read."""
-
     def lend(self) -> None:
         """A wgmma under way owns them."""
         self.lent += 1
@@ -560,19 +536,13 @@ class Leased(Held):
         """It has read them."""
         self.reading = False
 
-
-class Registers(Leased):
-    """A cuda.local.array of every thread."""
-
     def table(self, first: int = 0, count: int | None = None) -> np.ndarray:
         """(registers, threads) of the team: some of them, as an array."""
         count = len(self) if count is None else count
         kind = np.int64 if self.dtype.kind in "iu" else self.dtype
         table = np.empty((count, current().size), kind)
-        for row, value in zip(
-            table, list.__getitem__(self, slice(first, first + count)), strict=True
-        ):
-            row[...] = value
+        for n, row in enumerate(table, first):
+            row[...] = list.__getitem__(self, n)
         return table
 
     def part(self, first: int, count: int) -> np.ndarray:
@@ -590,6 +560,18 @@ class Registers(Leased):
             old = list.__getitem__(self, n)
             new = row.view(Lanes)
             list.__setitem__(self, n, new if mask is None else merge(mask, new, old))
+
+
+def kept(value: Any, dtype: np.dtype) -> Any:
+    """A value as registers of this dtype hold it."""
+    if dtype.kind == "f":
+        return value if type(value) is np.float32 else float32(value)
+    if isinstance(value, np.ndarray):
+        value = value.view(np.ndarray).astype(np.int64)
+        if (value.astype(dtype) != value).any():
+            raise Apart
+        return value.view(Lanes)
+    return int(dtype.type(value))
 
 
 @functools.lru_cache(1 << 14)  # the places of a tile: each is read by every step of a loop
@@ -780,8 +762,15 @@ def sync_threads() -> None:
     team.block.machine.queue.extend(waiting[:-1])
 
 
-class Told(OneByOne):
-    """What the lanes of a warp tell each other, in teams."""
+class Cuda(OneByOne):
+    """Stands in for numba.cuda, for all threads of a team."""
+
+    threadIdx = property(lambda self: current().shared)
+    laneid = property(lambda self: view(current().numbers % WARP))
+    local = SimpleNamespace(array=local_array)
+    shared = SimpleNamespace(array=shared_array)
+    atomic = None
+    syncthreads = staticmethod(sync_threads)
 
     def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
         """The value of one lane."""
@@ -811,19 +800,6 @@ class Told(OneByOne):
     def all_sync(self, mask: int, value: Any) -> Any:
         """Whether all lanes' values are true."""
         return from_warps(by_warps(value, mask).astype(bool).all(axis=1))
-
-
-class Cuda(Told):
-    """Stands in for numba.cuda, for all threads of a team."""
-
-    threadIdx = property(lambda self: current().shared)
-    laneid = property(lambda self: view(current().numbers % WARP))
-    atomic = None
-    syncthreads = staticmethod(sync_threads)
-
-    def __init__(self) -> None:
-        self.shared = SimpleNamespace(array=shared_array)
-        self.local = SimpleNamespace(array=local_array)
 
     @staticmethod
     def selp(condition: Any, yes: Any, no: Any) -> Any:

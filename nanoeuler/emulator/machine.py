@@ -192,10 +192,18 @@ class Span:
     end: int = -1
 
 
-class Record:
-    """What is kept of a run."""
+class Machine:
+    """The scheduler: threads that can run, effects that are still to come, and a record of the run.
 
-    def __init__(self):
+    Without a seed threads run in order and effects (copies under way) come as late as they can.
+    With one, both come in a random order, the same for the same seed.
+    """
+
+    def __init__(self, seed: int | None):
+        self.random = random.Random(seed) if seed is not None else None
+        self.queue: collections.deque[Thread] = collections.deque()
+        self.effects: collections.deque[Callable[[], None]] = collections.deque()
+        self.spinners: list[Thread] = []  # in a loop until somebody changes memory
         self.counts: collections.Counter = collections.Counter()
         self.tick = 0  # turns taken so far: the only clock on paper
         self.meetings = 0  # of warps abreast, so far
@@ -208,32 +216,10 @@ class Record:
         self.spans.append(Span(what, block.number, start, stop, self.tick))
         return self.spans[-1]
 
-
-class Queues(Record):
-    """Who can run, what is under way, and who goes round in a loop."""
-
-    def __init__(self):
-        super().__init__()
-        self.queue: collections.deque[Thread] = collections.deque()
-        self.effects: collections.deque[Callable[[], None]] = collections.deque()
-        self.spinners: list[Thread] = []  # in a loop until somebody changes memory
-
     def wake(self) -> None:
         """Memory has changed: whoever reads it in a loop looks again."""
         self.queue.extend(self.spinners)
         self.spinners.clear()
-
-
-class Machine(Queues):
-    """The scheduler: a queue of threads that can run, and effects that are still to come.
-
-    Without a seed threads run in order and effects (copies under way) come as late as they can.
-    With one, both come in a random order, the same for the same seed.
-    """
-
-    def __init__(self, seed: int | None):
-        super().__init__()
-        self.random = random.Random(seed) if seed is not None else None
 
     def play(self, threads: list[Thread]) -> None:
         """Run these threads until all have ended."""

@@ -86,8 +86,21 @@ def asked(at: str, method: str, *args: ast.expr) -> ast.Call:
     return ast.Call(ast.Attribute(ast.Name(at, ast.Load()), method, ast.Load()), list(args), [])
 
 
-class Expressions(ast.NodeTransformer):
-    """Expressions that choose what they evaluate."""
+class Rewriting(ast.NodeTransformer):
+    """Statements and expressions, so that each side is evaluated for its own threads."""
+
+    def __init__(self) -> None:
+        self.count = 0  # places where threads may part
+        self.loops: list[str] = []
+
+    def refuse(self, node: ast.AST) -> None:
+        """No form."""
+        raise Unknown(type(node).__name__)
+
+    visit_Try = visit_With = visit_Yield = visit_YieldFrom = refuse
+    visit_Global = visit_Nonlocal = visit_NamedExpr = visit_Lambda = refuse
+    visit_FunctionDef = visit_ClassDef = visit_Match = visit_Delete = refuse
+    visit_ListComp = visit_GeneratorExp = visit_SetComp = visit_DictComp = refuse
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         """`a if b else c`."""
@@ -124,26 +137,6 @@ class Expressions(ast.NodeTransformer):
             last = called("_both", part, lazy(last))
         return last
 
-
-def keep(at: str, names: list[str]) -> list[ast.stmt]:
-    """Note what the names are before threads part."""
-    return parse(f"if {at}.mixed: {at}.keep({names!r}, locals())") if names else []
-
-
-def merge(at: str, names: list[str], how: str) -> list[ast.stmt]:
-    """At the end of a side: the names as `how` says."""
-    left = f"{', '.join(names)}, = " if names else ""
-    values = "locals()" if names else "{}"
-    return parse(f"if {at}.mixed: {left}{at}.{how}({values})")
-
-
-class Bodies(Expressions):
-    """... in the statements of a body."""
-
-    def __init__(self) -> None:
-        self.count = 0  # places where threads may part
-        self.loops: list[str] = []
-
     def fresh(self) -> str:
         """A name for one such place."""
         self.count += 1
@@ -164,10 +157,6 @@ class Bodies(Expressions):
         self.loops.pop()
         names = assigned(body)
         return [*keep(at, names), *body, *merge(at, names, "join")]
-
-
-class Statements(Bodies):
-    """... and statements that choose."""
 
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
         """Both sides, each for its own threads."""
@@ -200,10 +189,6 @@ class Statements(Bodies):
         head = ast.Assign([ast.Name(at, ast.Store())], called("_For", over))
         return [head, ast.For(node.target, ast.Name(at, ast.Load()), body, [])]
 
-
-class Rewriting(Statements):
-    """... and what leaves a body, or has no form."""
-
     def visit_Break(self, node: ast.Break) -> list[ast.stmt]:
         """Only where all leave together."""
         return [*parse(f"{self.loops[-1]}.leave()"), node]
@@ -217,14 +202,17 @@ class Rewriting(Statements):
         value = self.visit(node.value) if node.value else ast.Constant(None)
         return [ast.Assign([ast.Name("_out", ast.Store())], value)]
 
-    def refuse(self, node: ast.AST) -> None:
-        """No form."""
-        raise Unknown(type(node).__name__)
 
-    visit_Try = visit_With = visit_Yield = visit_YieldFrom = refuse
-    visit_Global = visit_Nonlocal = visit_NamedExpr = visit_Lambda = refuse
-    visit_FunctionDef = visit_ClassDef = visit_Match = visit_Delete = refuse
-    visit_ListComp = visit_GeneratorExp = visit_SetComp = visit_DictComp = refuse
+def keep(at: str, names: list[str]) -> list[ast.stmt]:
+    """Note what the names are before threads part."""
+    return parse(f"if {at}.mixed: {at}.keep({names!r}, locals())") if names else []
+
+
+def merge(at: str, names: list[str], how: str) -> list[ast.stmt]:
+    """At the end of a side: the names as `how` says."""
+    left = f"{', '.join(names)}, = " if names else ""
+    values = "locals()" if names else "{}"
+    return parse(f"if {at}.mixed: {left}{at}.{how}({values})")
 
 
 def changed(function: ast.FunctionDef) -> ast.FunctionDef:

@@ -37,7 +37,7 @@ WHY = {
 }
 
 
-class Words:
+class Shared:
     """One block's shared memory: its bytes, and the state of each word."""
 
     def __init__(self, block: Block):
@@ -67,10 +67,6 @@ class Words:
         self.flags[start // 4 : -(-self.end // 4)] = USED
         return start
 
-
-class Checks(Words):
-    """Shared memory that refuses what must not be."""
-
     def check(self, words: np.ndarray, action: str, needs: int, lacks: int = 0) -> None:
         """Fault unless all `words` have the flags `needs` and none of `lacks`."""
         if words.size and words.view(np.uint64).max() >= len(self.flags):  # or below 0
@@ -97,10 +93,6 @@ class Checks(Words):
         self.block.settle()
         return current().warp
 
-
-class Order(Checks):
-    """Shared memory whose accesses must be in an order."""
-
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
         late = self.written[words] > known[self.writer[words]]
@@ -122,10 +114,6 @@ class Order(Checks):
         if late:
             fault("race", f"{action} shared byte {4 * late[0]}, not ordered after {late[1]}")
 
-
-class Accesses(Order):
-    """Shared memory as threads read and write it."""
-
     def read(self, words: np.ndarray) -> np.ndarray:
         """The uint32 values of `words`, for a plain read by the current thread's warp."""
         warp = self._warp()
@@ -144,17 +132,12 @@ class Accesses(Order):
         self.flags[words] |= WRITTEN | UNFENCED
         self.note()
 
-
-class Many(Accesses):
-    """Shared memory as the threads of several warps read and write it at once.
-
-    words (n, ...): what each has; rows (n,): of their warps in the clock. who: the threads (n,) and
-    the last meetings of their warps, where they are not at one place for certain. What is not in
-    order is a Fault without a name: the threads will be played one by one.
-    """
-
     def _epochs(self, words: np.ndarray, rows: np.ndarray, who: tuple, writes: bool) -> tuple:
-        """The actors and their epochs, (n, 1, ...), once all is in order."""
+        """The actors of accesses and their epochs, (n, 1, ...), once all is in order.
+
+        words (n, ...): what each thread has; rows (n,): its warp's in the clock. who: threads
+        (n,) and the last meetings of their warps, where they are not at one place for certain.
+        """
         rows = rows.reshape(-1, *[1] * (words.ndim - 1))
         known, actors = self.clock.known, self.clock.own[rows]
         late = (self.written[words] > known[rows, self.writer[words]]).any()
@@ -169,8 +152,8 @@ class Many(Accesses):
             for kind in (0, 1) if writes else (1,):
                 late |= ((self.since[kind][words] == since)
                          & (self.last[kind][words] != threads)).any()  # fmt: skip
-            again = not writes and (self.since[0][words] == since) & (
-                self.last[0][words] != threads
+            again = not writes and (
+                (self.since[0][words] == since) & (self.last[0][words] != threads)
             )
             self.last[int(writes)][words] = np.where(again, -1, threads)
             self.since[int(writes)][words] = since
@@ -202,10 +185,6 @@ class Many(Accesses):
         self.check(words, "writes", USED, ARRIVING)
         self.writer[words], self.written[words] = self._epochs(words, rows, who, writes=True)
         self.flags[words] |= ARRIVING
-
-
-class Shared(Many):
-    """Shared memory, with reads and writes that take time."""
 
     def lend(
         self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int
@@ -283,23 +262,19 @@ class Region:
         else:
             self.bytes, self.number = extent(array)
 
-    def elements(self, at: int, size: int) -> Any:
-        """An index of the array's elements that have some of the `size` bytes from byte `at`."""
-        places = slice(at // self.size, -(-(at + size) // self.size))
+    def elements(self, at: Any, size: int) -> Any:
+        """An index of the elements that have some of the `size` bytes from byte `at`.
+
+        For many places (n,) it is a table by place and element.
+        """
+        if isinstance(at, int):
+            places: Any = slice(at // self.size, -(-(at + size) // self.size))
+        else:
+            places = at[:, None] // self.size + np.arange(-(-size // self.size))
         if self.number is None:
             return places
         if (self.number[places] < 0).any():
             fault("bounds", f"{size} bytes that lie between the elements of an array")
-        return self.number[places]
-
-    def elements_all(self, at: np.ndarray, size: int) -> np.ndarray:
-        """The same of many places (n,), by place and element."""
-        count = -(-size // self.size)
-        places = at[:, None] // self.size + np.arange(count)
-        if self.number is None:
-            return places
-        if (self.number[places] < 0).any():
-            fault("bounds", "bytes that lie between the elements of an array")
         return self.number[places]
 
     def check_moves(self) -> None:
@@ -324,8 +299,8 @@ def flat(moves: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-class Addresses:
-    """Where a launch's arrays and tensor maps are: far apart, so that overruns hit nothing.
+class Global:
+    """Global memory: a launch's arrays and tensor maps, far apart, so that overruns hit nothing.
 
     By the id of an array: fresh, for each of its elements, whether nobody wrote it yet; past, how
     many bytes behind a multiple of ALLOCATION it begins.
@@ -358,9 +333,9 @@ class Addresses:
                 return region, at
         fault("bounds", f"{size} bytes at global address {address:#x}, which are in no array")
 
-
-class Global(Addresses):
-    """Global memory, by address."""
+    def map(self, address: int) -> Map:
+        """The tensor map at an address."""
+        return self.maps.get(address) or fault("bounds", f"no tensor map is at {address:#x}")
 
     def _parts(self, addresses: np.ndarray, size: int) -> Iterator[tuple]:
         """Which of these places of `size` bytes are in an array, the array, their bytes in it."""
@@ -384,7 +359,7 @@ class Global(Addresses):
         """The bytes (n, size) at addresses (n,), of these threads (n,) or of several at one."""
         data = np.empty((len(addresses), size), np.uint8)
         for mine, region, at in self._parts(addresses, size):
-            elements = region.elements_all(at, size)
+            elements = region.elements(at, size)
             region.moves[0].append((elements, threads if len(data) == 1 else threads[mine]))
             if region.fresh is not None and region.fresh[elements].any():
                 fault("unwritten", "bytes that nobody wrote")
@@ -394,7 +369,7 @@ class Global(Addresses):
     def write_all(self, addresses: np.ndarray, data: np.ndarray, threads: np.ndarray) -> None:
         """Put (n, bytes) at addresses (n,), of these threads (n,)."""
         for mine, region, at in self._parts(addresses, data.shape[1]):
-            elements = region.elements_all(at, data.shape[1])
+            elements = region.elements(at, data.shape[1])
             region.moves[1].append((elements, threads[mine]))
             region.bytes[at[:, None] + np.arange(data.shape[1])] = data[mine]
             if region.fresh is not None:
@@ -415,7 +390,3 @@ class Global(Addresses):
         region.bytes[at : at + data.size] = data
         if region.fresh is not None:
             region.fresh[elements] = False
-
-    def map(self, address: int) -> Map:
-        """The tensor map at an address."""
-        return self.maps.get(address) or fault("bounds", f"no tensor map is at {address:#x}")

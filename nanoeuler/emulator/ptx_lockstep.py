@@ -324,8 +324,8 @@ def arithmetic(act: Callable, all_of: Callable) -> Callable:
     return of
 
 
-class Touch:
-    """What a load or a store touches: the addresses of the active threads, or one for all."""
+class Access:
+    """A load or a store: the addresses of the active threads, or one for all."""
 
     def __init__(self, address: Any, size: int):
         self.team = current()
@@ -354,10 +354,6 @@ class Touch:
         """The row of each one's warp in the clock."""
         team = self.team
         return team.rows if team.mask is None else team.rows[team.mask]
-
-
-class Access(Touch):
-    """... and what it finds there."""
 
     def answer(self, table: np.ndarray, kind: str) -> Any:
         """(threads, registers) uint32 as values of registers."""
@@ -728,8 +724,8 @@ SPECIAL = {
 }
 
 
-class Serving(Translation):
-    """One instruction's text on its way to a function of a team: its operands."""
+class Wide(Translation):
+    """One instruction's text on its way to a function of a team."""
 
     def __init__(self, instruction: Instruction):
         super().__init__(instruction)
@@ -752,10 +748,6 @@ class Serving(Translation):
     def answer(self, name: str, letter: str) -> str:
         """A register as a result."""
         return f"result_{letter}({name})"
-
-
-class Wide(Serving):
-    """... and its statements."""
 
     def first(self) -> list[str]:
         """Registers that only some may load are nothing before."""

@@ -128,8 +128,8 @@ RESULTS = {
 }
 
 
-class Words:
-    """One instruction's text on its way to a Python function: its words."""
+class Translation:
+    """One instruction's text on its way to a Python function."""
 
     def __init__(self, instruction: Instruction):
         self.instruction = instruction
@@ -166,10 +166,6 @@ class Words:
             return f"special[{word!r}]()"
         return "_" if word == "_" else f"r_{word}"
 
-
-class Calls(Words):
-    """... its statements."""
-
     def vector(self, words: list[str]) -> str:
         """Registers in braces, in a row of one array, as (array, first, count)."""
         array, first = self.parts[words[0]]
@@ -200,10 +196,6 @@ class Calls(Words):
             raise UserError(f"{statement.mnemonic} with {statement.operands}: {error}") from error
         self.env[f"f{number}"] = self.serve(found, groups)
         return into, f"f{number}({', '.join(given)})"
-
-
-class Body(Calls):
-    """... its whole body, with jumps."""
 
     def cast(self, name: str, letter: str) -> str:
         """An operand as what it is to be."""
@@ -251,10 +243,6 @@ class Body(Calls):
         pairs = zip(self.results, self.instruction.ret, strict=True)
         answer = ", ".join(self.answer(name, operand.letter) for name, operand in pairs)
         yield f"{' ' * bool(self.labels)}return {answer}"
-
-
-class Translation(Body):
-    """... and the function."""
 
     def many(self, found: Operation) -> Callable | None:
         """The function for an instruction that is nothing but many of these."""

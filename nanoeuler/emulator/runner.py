@@ -155,8 +155,10 @@ def argument(memory: Global, operand: Operand, value: Any, together: bool) -> An
     return dtypes.float32(value) if operand.letter == "f" else value
 
 
-class Setting:
-    """A launch, laid out on paper: machine, memory, arguments."""
+class Run:
+    """One run of a launch, thread by thread: its machine, memory and arguments."""
+
+    size = 1  # threads of a team
 
     def __init__(
         self, launch: Launch, seed: int | None, fresh: dict, watch: tuple | None, past: Mapping
@@ -195,12 +197,6 @@ class Setting:
                     arrays[id(values)].state = state
                 args[n] = arrays[id(values)]
         return args
-
-
-class Run(Setting):
-    """One run of a launch, thread by thread."""
-
-    size = 1  # threads of a team
 
     def play(self) -> Report:
         """Play all blocks, cluster by cluster."""

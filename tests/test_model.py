@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanoeuler.checks import plain
 from nanoeuler.checks.derivatives import complex_step, relative_error
 from nanoeuler.checks.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
 from nanoeuler.engines.reference import ReferenceEngine
@@ -151,6 +152,18 @@ def test_parts_of_a_batch_add_up_to_the_whole(seed):
     parts = derived_gradient(problem)  # text by text into one buffer
     assert relative_error(parts.flat, whole.flat) < 1e-13  # the same terms in another order
     assert abs(sum(gradient(text(problem, i))[0] for i in range(3)) - loss) < 1e-13 * loss
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_model_computes_what_the_model_on_one_page_does(groups, seed):
+    """They share the operations, so what differs is the order of a few sums: some 2^-53 of each."""
+    problem = tiny_problem(replace(TINY, n_kv_heads=groups), seed)
+    page, model = problem.w.zeros_like(), problem.w.zeros_like()
+    page_sums = plain.gpt(*problem, page)
+    model_sums = loss_and_gradients(ReferenceEngine(), *problem, model)
+    np.testing.assert_allclose(page_sums, model_sums, rtol=1e-13)
+    assert relative_error(model.flat, page.flat) < 1e-13
 
 
 def test_gradients_are_added_to_what_is_there():

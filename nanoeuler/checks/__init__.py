@@ -2,7 +2,7 @@
 
 
 # %% sec-backprop-complex-step
-"""What proves a gradient: derivatives (complex steps), gradcheck (of the whole model).
+"""What proves a gradient: derivatives (complex steps), plain (a GPT on one page), gradcheck.
 
 May import: model, engines.
 """

@@ -1,4 +1,4 @@
-# Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06a-engines.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-backprop-reference

@@ -74,29 +74,6 @@ def rmsnorm(
     return gain * (x / r), r
 
 
-# %% sec-layers-layernorm
-LAYERNORM_EPS = 1e-5  # GPT-2's
-
-
-def layernorm(
-    x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None = None, eps: float = LAYERNORM_EPS
-) -> tuple[np.ndarray, np.ndarray]:
-    """Take off each vector's mean, divide by its deviation, scale by `gain`, add `bias`.
-
-    x (..., C), gain and bias (C,). Returns y (..., C) and stats (..., 2), the mean and the
-    deviation. Equation eq-layers-layernorm; Ba, Kiros and Hinton, 2016.
-    """
-    assert gain.shape == x.shape[-1:], f"gain {gain.shape} does not fit vectors of {x.shape[-1]}"
-    assert bias is None or bias.shape == gain.shape, f"bias {bias.shape} for gain {gain.shape}"
-    mean = np.mean(x, axis=-1, keepdims=True)
-    centred = x - mean
-    deviation = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
-    y = gain * (centred / deviation)
-    if bias is not None:
-        y = y + bias
-    return y, np.concatenate([mean, deviation], axis=-1)
-
-
 # %% sec-layers-swiglu
 def sigmoid(z: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-z)) without overflow; z of any shape."""
@@ -111,20 +88,6 @@ def swiglu(gate_up: np.ndarray) -> np.ndarray:
     assert gate_up.shape[-1] % 2 == 0, f"expected gate and up of equal width, got {gate_up.shape}"
     gate, up = np.split(gate_up, 2, axis=-1)
     return gate * sigmoid(gate) * up
-
-
-# %% sec-layers-gelu
-# GPT-2's GELU: sqrt(2/pi) gives the two steps of eq-layers-gelu one slope at 0; the cubic
-# coefficient makes their largest difference smallest (Hendrycks and Gimpel, 2016, section 2).
-GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
-
-
-def gelu(u: np.ndarray) -> np.ndarray:
-    """u times about the probability that a standard normal number is below u; u of any shape.
-
-    Equation eq-layers-gelu; Hendrycks and Gimpel, 2016, in the tanh form that GPT-2 uses.
-    """
-    return 0.5 * u * (1 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
 
 
 # %% sec-layers-rope
@@ -160,3 +123,40 @@ def add(x: np.ndarray, y: np.ndarray, h: float = 1.0) -> np.ndarray:
     """x + h y, the residual sum: one Euler step of size h. x, y (..., C) of one shape."""
     assert x.shape == y.shape, f"the stream {x.shape} and what is added to it {y.shape} differ"
     return x + h * y
+
+
+# %% sec-layers-layernorm
+LAYERNORM_EPS = 1e-5  # GPT-2's
+
+
+def layernorm(
+    x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None = None, eps: float = LAYERNORM_EPS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Take off each vector's mean, divide by its deviation, scale by `gain`, add `bias`.
+
+    x (..., C), gain and bias (C,). Returns y (..., C) and stats (..., 2), the mean and the
+    deviation. Equation eq-layers-layernorm; Ba, Kiros and Hinton, 2016.
+    """
+    assert gain.shape == x.shape[-1:], f"gain {gain.shape} does not fit vectors of {x.shape[-1]}"
+    assert bias is None or bias.shape == gain.shape, f"bias {bias.shape} for gain {gain.shape}"
+    mean = np.mean(x, axis=-1, keepdims=True)
+    centred = x - mean
+    deviation = np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = gain * (centred / deviation)
+    if bias is not None:
+        y = y + bias
+    return y, np.concatenate([mean, deviation], axis=-1)
+
+
+# %% sec-layers-gelu
+# GPT-2's GELU: sqrt(2/pi) gives the two steps of eq-layers-gelu one slope at 0; the cubic
+# coefficient makes their largest difference smallest (Hendrycks and Gimpel, 2016, section 2).
+GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
+
+
+def gelu(u: np.ndarray) -> np.ndarray:
+    """u times about the probability that a standard normal number is below u; u of any shape.
+
+    Equation eq-layers-gelu; Hendrycks and Gimpel, 2016, in the tanh form that GPT-2 uses.
+    """
+    return 0.5 * u * (1 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))

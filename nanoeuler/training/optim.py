@@ -35,40 +35,7 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
         w[i] -= lr * (s + decay * w[i])                                  # (4)
 
 
-class Clipping:
-    """The optimizer's limit on the length of a gradient. Equation eq-train-clip."""
-
-    clip_norm: float
-
-    def clip(self, gradients: Weights) -> float:
-        """Scale `gradients` in place so that their global norm is at most `clip_norm`.
-
-        Returns the norm before, which is finite if and only if every gradient is: a sum in float64
-        of squares of float32 cannot overflow.
-        """
-        return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
-
-    def squares(self, flat: np.ndarray, parts: int) -> list[float]:
-        """The sums of the squares of `parts` equal parts of `flat`, in float64."""
-        return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
-
-    def limit(self, flat: np.ndarray, squares: list[float]) -> float:
-        """As `clip`, of a part `flat` of gradients whose PARTS have these `squares`."""
-        norm = math.sqrt(sum(squares))
-        if self.clip_norm < norm < math.inf:
-            flat *= self.clip_norm / norm
-        return norm
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
-def _sum_of_squares(flat):
-    total = 0.0
-    for i in range(flat.size):
-        total += np.float64(flat[i]) * np.float64(flat[i])
-    return total
-
-
-class AdamW(Clipping):
+class AdamW:
     """The optimizer's state, two moments of each parameter's gradient as `Weights`, and its rules.
 
     A stepper calls `clip`, and `update` if the norm is finite.
@@ -105,8 +72,35 @@ class AdamW(Clipping):
             if mine.start < mine.stop:
                 _adamw(*(flat[mine] for flat in flats), *map(rounded, scalars))
 
+    # %% sec-train-schedule
+    def clip(self, gradients: Weights) -> float:
+        """Scale `gradients` in place so that their norm is at most `clip_norm`. Eq. eq-train-clip.
 
-# %% sec-train-schedule
+        Returns the norm before, which is finite if and only if every gradient is: a sum in float64
+        of squares of float32 cannot overflow.
+        """
+        return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
+
+    def squares(self, flat: np.ndarray, parts: int) -> list[float]:
+        """The sums of the squares of `parts` equal parts of `flat`, in float64."""
+        return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
+
+    def limit(self, flat: np.ndarray, squares: list[float]) -> float:
+        """As `clip`, of a part `flat` of gradients whose PARTS have these `squares`."""
+        norm = math.sqrt(sum(squares))
+        if self.clip_norm < norm < math.inf:
+            flat *= self.clip_norm / norm
+        return norm
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
+def _sum_of_squares(flat):
+    total = 0.0
+    for i in range(flat.size):
+        total += np.float64(flat[i]) * np.float64(flat[i])
+    return total
+
+
 def learning_rate(number: int, steps: int, peak: float, warmup: int = WARMUP_STEPS) -> float:
     """The learning rate of step 1, 2, ... `steps`: a line up to `peak`, then half a cosine down.
 

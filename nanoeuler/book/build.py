@@ -139,10 +139,11 @@ def module_lines(chapter: str, cells: Iterable[Cell]) -> Iterator[tuple[str, int
                 yield from [(f"# %% {section}", None)] if section != before else ()
                 before = section
             yield source[n], first + n
+            within = section
             for mark, lines in methods.pop(ends.get(n + 1, ""), ()):
                 yield "", None
-                yield from [(f"    # %% {mark}", None)] if mark != before else ()
-                before = mark
+                yield from [(f"    # %% {mark}", None)] if mark != within else ()
+                within, before = mark, None  # what comes after the class says its section again
                 yield from lines
     if methods:
         raise UserError(f"{chapter} has methods of {', '.join(methods)}, a class that its module "

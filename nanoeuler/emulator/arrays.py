@@ -145,6 +145,7 @@ class Log:
             entries.clear()
 
 
+# %% sec-paper-arrays
 @dataclass
 class Side:
     """The reads of one array since the last meeting, or the writes: elements, threads, and `at`,

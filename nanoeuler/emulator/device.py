@@ -268,6 +268,7 @@ class Device:
             self.captured = None
 
 
+# %% sec-paper-device
 class Graph:
     """Launches that were captured. starts: what launched them, which keeps their arrays."""
 

@@ -223,6 +223,7 @@ class Team(Thread):
         self.behind[where, rest] = True
 
 
+# %% sec-paper-abreast
 def view(values: Any) -> Any:
     """As Lanes, or one number where all are the same."""
     values = np.asarray(values)
@@ -562,6 +563,7 @@ class Registers(list):
             list.__setitem__(self, n, new if mask is None else merge(mask, new, old))
 
 
+# %% sec-paper-abreast
 def kept(value: Any, dtype: np.dtype) -> Any:
     """A value as registers of this dtype hold it."""
     if dtype.kind == "f":

@@ -249,6 +249,7 @@ class Machine:
         return waiting.popleft()
 
 
+# %% sec-paper-threads
 def deadlock(threads: list[Thread]) -> Fault:
     """The report when nobody can run: who waits where for what, alike threads in one line."""
     alike = collections.defaultdict(list)

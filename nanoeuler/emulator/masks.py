@@ -203,6 +203,7 @@ class Rewriting(ast.NodeTransformer):
         return [ast.Assign([ast.Name("_out", ast.Store())], value)]
 
 
+# %% sec-paper-abreast
 def keep(at: str, names: list[str]) -> list[ast.stmt]:
     """Note what the names are before threads part."""
     return parse(f"if {at}.mixed: {at}.keep({names!r}, locals())") if names else []

@@ -221,6 +221,7 @@ class Shared:
         self.note()
 
 
+# %% sec-paper-memory
 def shared(address: int) -> tuple[Shared, int]:
     """The memory and the byte in it that a shared address of the current thread's cluster means."""
     rank = address >> CLUSTER_BIT
@@ -288,6 +289,7 @@ class Region:
                 fault("race", "accesses to global memory that nothing orders")
 
 
+# %% sec-paper-memory
 def flat(moves: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
     """Elements (n, ...) of threads (n,), or (1, ...) of all of them, in one row."""
     if not moves:

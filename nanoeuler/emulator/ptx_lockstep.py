@@ -368,6 +368,7 @@ class Access:
         return got if len(got) > 1 else got[0]
 
 
+# %% sec-ptx-abreast
 def table_of(given: tuple, one: bool) -> np.ndarray:
     """(threads, registers) uint32 of values to be stored."""
     team = current()
@@ -771,6 +772,7 @@ class Wide(Translation):
         return f"{left + ' = ' if into else ''}when({test}, lambda: {call}, {old})"
 
 
+# %% sec-ptx-abreast
 def serving(found: Operation, groups: tuple) -> Callable:
     """A team's function for an instruction."""
     act = functools.partial(found.act, *groups) if groups else found.act

@@ -270,6 +270,7 @@ class Translation:
         return self.env["ptx"]
 
 
+# %% sec-ptx-translate
 @functools.cache
 def translate(instruction: Instruction) -> Callable:
     """The Python function of an instruction."""

@@ -234,6 +234,7 @@ class Run:
         return blocks
 
 
+# %% sec-paper-run
 class Together(Run):
     """One run of a launch, its threads in teams of `size`; told: whether it has instructions that
     put accesses in an order."""

@@ -93,6 +93,7 @@ class AdamW:
         return norm
 
 
+# %% sec-train-schedule
 @njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
 def _sum_of_squares(flat):
     total = 0.0

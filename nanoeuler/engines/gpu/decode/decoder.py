@@ -262,6 +262,7 @@ class ForwardPass:
         return self.launches
 
 
+# %% sec-gputoken-pass
 class Loaded(NamedTuple):
     """A pass on the device."""
 
@@ -369,6 +370,7 @@ class CudaReader:
         return np.stack([said[i, s + 1 : s + 1 + count] for i, s in enumerate(starts)])
 
 
+# %% sec-gputoken-pass
 def lines_of(
     pieces: Sequence[Sequence[int]], starts: Sequence[int]
 ) -> list[tuple[int, int, int, int]]:

@@ -322,6 +322,7 @@ class RankStepBuilder(RankBuilder):
         self.recording.add("AdamW", adamw.adamw_launch(*given))
 
 
+# %% sec-exchange-update
 def tiles_of(parts: list[adamw.Segment], start: int, stop: int, copied: bool) -> np.ndarray:
     """The tiles of what segments have between start and stop, counted from start."""
     made = []

@@ -102,6 +102,7 @@ class Nccl:
         return start
 
 
+# %% sec-exchange-nccl
 def bytes_of(array: Any) -> int:
     """The bytes of a flat array."""
     return array.shape[0] * array.dtype.itemsize

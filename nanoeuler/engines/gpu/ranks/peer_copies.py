@@ -179,6 +179,7 @@ class Peers(Nccl):
         return start
 
 
+# %% sec-exchange-copies
 def place_of(rank: int, among: int) -> int:
     """The place of a rank's part among those that all ranks but one have for that one."""
     return rank - (rank > among)

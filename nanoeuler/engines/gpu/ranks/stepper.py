@@ -134,6 +134,7 @@ class CudaRankStepper(Dealt, CudaStepper):
         return sum(self.group.share(found))
 
 
+# %% sec-exchange-stepper
 def expect_equal_parts(count: int, size: int) -> None:
     """UserError for a batch of so many sequences that cannot be shared by so many ranks."""
     if count % size:

@@ -664,6 +664,7 @@ class CudaEngine(Engine):
         return self.loss_total(losses), dn
 
 
+# %% sec-step-engine
 def expect_vocabulary(V: int, K: int) -> None:
     """UserError for a vocabulary of which an engine cannot predict K tokens at once."""
     if K > 1 and V % PITCH:

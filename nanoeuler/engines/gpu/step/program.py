@@ -91,6 +91,7 @@ class Array:
         return replace(self, address=address, shape=of_kept[0], strides=of_kept[1])
 
 
+# %% sec-step-arrays
 class Arena:
     """Which bytes of one memory are lent. size: what the memory must have, the most ever lent."""
 
@@ -213,6 +214,7 @@ class Recording:
         return self.program
 
 
+# %% sec-step-recording
 def _without_lease(arg: Any) -> Any:
     if isinstance(arg, Map):
         return replace(arg, array=_without_lease(arg.array))

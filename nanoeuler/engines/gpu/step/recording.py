@@ -181,6 +181,7 @@ class ProgramBuilder:
         return Recorded(self.recording.end(), self.inputs, self.results)
 
 
+# %% sec-step-step
 def record_step(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision, rules: Rules,
     pieces: int = 1,

@@ -209,6 +209,7 @@ class CudaStepper(Stepper):
         return taken
 
 
+# %% sec-step-stepper
 CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: chapter 13b builds it
 NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 

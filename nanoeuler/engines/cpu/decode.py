@@ -453,8 +453,8 @@ SUPPORTS = {
 }  # fmt: skip
 
 
-class CpuPasses:
-    """What passes work on, and one pass by all threads.
+class CpuReader:
+    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
 
     Weights in float32; `texts` is how many it reads at once. threads: None for one, or for many
     weights one per core. int8 keeps the matrices in a quarter of the memory, with an error.
@@ -463,7 +463,7 @@ class CpuPasses:
     def __init__(
         self, config: ModelConfig, weights: Weights, texts: int = 1, threads: int | None = None,
         int8: bool = False,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         assert weights.flat.dtype == np.float32, f"weights in {weights.flat.dtype}, not float32"
         require(config, SUPPORTS, "the compiled reader")
         self.config, self.texts = config, texts
@@ -484,10 +484,6 @@ class CpuPasses:
         _pass(*ask, 0, self.threads)
         for each in others:
             each.result()
-
-
-class CpuReader(CpuPasses):
-    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks."""
 
     def read(
         self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1

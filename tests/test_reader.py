@@ -196,8 +196,6 @@ def test_int8_takes_a_quarter_and_stays_near():
     assert 0 < np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[0]).max()
 
 
-
-
 def test_panels_of_a_matrix_multiply_like_it():
     rng = np.random.default_rng(0)
     for rows, depth, columns in product((1, 2, 3, 4, 5, 16), (1, 7, 130), (1, PANEL, PANEL + 3)):
@@ -206,7 +204,8 @@ def test_panels_of_a_matrix_multiply_like_it():
         packed, out = Panels([w]), np.zeros((rows, packing.padded(columns)), np.float32)
         bias = rng.standard_normal(columns).astype(np.float32)
         for thread in range(2):
-            decode._product(x, rows, packed.places[0], bias, out, thread, 2)
+            worker = decode.Worker(rows, thread, 2)
+            decode._product(worker, x, packed.places[0], bias, out)
         exact = x.astype(float) @ w + bias
         terms = np.abs(x).astype(float) @ np.abs(w) + np.abs(bias)
         # A sum of depth + 1 terms, rounded at each: equation eq-gemm's bound on its absolute terms.

@@ -231,8 +231,20 @@ class Optimizer(Protocol):
     def clip(self, gradients: Weights) -> float:
         """Bound the gradients' global norm, in place; the norm before, finite if they all are."""
 
-    def update(self, weights: Weights, gradients: Weights, lr: float, number: int) -> None:
-        """Change the weights in place, in step `number` (from 1), at the learning rate lr."""
+    def squares(self, flat: np.ndarray, parts: int) -> list[float]:
+        """The sums of the squares of `parts` equal parts of `flat`."""
+
+    def limit(self, flat: np.ndarray, squares: list[float]) -> float:
+        """As `clip` for a part `flat` of the gradients; `squares` are those of all."""
+
+    def update(
+        self, weights: Weights, gradients: Weights, lr: float, number: int,
+        part: slice = slice(None),
+    ) -> None:  # fmt: skip
+        """Change the weights in place, in step `number` (from 1), at the learning rate lr.
+
+        `part` of the flat buffers alone, where other ranks change the rest.
+        """
 
 
 class Stepper(Protocol):

@@ -54,18 +54,18 @@ class WholeBatch:
         self.engine, self.weights, self.optimizer = engine, weights, optimizer
         self.gradients = weights.zeros_like()
 
-    def loss_and_gradients(self, tokens, targets, scale):
+    def shard_gradients(self, tokens, targets, scale):
         from nanoeuler.model.transformer import loss_and_gradients
 
         self.gradients.flat[...] = 0
         batch = tokens, targets, scale, self.gradients
-        return loss_and_gradients(self.engine, self.weights.config, self.weights, *batch)
+        return [loss_and_gradients(self.engine, self.weights.config, self.weights, *batch)]
 
     def step(self, tokens, targets, lr, number):
         from nanoeuler.model.transformer import head_weights, loss_scale
 
         scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
-        self.loss_and_gradients(tokens, targets, scale)
+        self.shard_gradients(tokens, targets, scale)
         self.optimizer.clip(self.gradients)
         self.optimizer.update(self.weights, self.gradients, lr, number)
 
@@ -92,14 +92,14 @@ def nanoeuler_training(name, threads, config, w, tokens, targets, scale):
     stepper, count = contender(name, w, AdamW(w), threads), iter(range(1, 10**9))
 
     def evaluate():
-        sums = stepper.loss_and_gradients(tokens, targets, scale)
+        sums = sum(stepper.shard_gradients(tokens, targets, scale))
         return sums @ scale, stepper.gradients
 
     def step():
         if name in (TRAINED, *PEERS):
             stepper.step(tokens, targets, lr=1e-3, number=next(count))
         else:
-            stepper.loss_and_gradients(tokens, targets, scale)
+            stepper.shard_gradients(tokens, targets, scale)
 
     return evaluate, step
 

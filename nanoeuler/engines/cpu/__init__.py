@@ -2,10 +2,10 @@
 
 
 # %% sec-cpu-fused
-"""A CPU at full speed: loops and norms, products, engine, stepper (a batch over the cores).
+"""A CPU at full speed: elementwise and norms (loops), gemm (products), engine, stepper, decode.
 
-Kernels are compiled with `options`, products are written in `llvm`, arrays live in `memory`;
-`primitives` are the engine's single operations, `ladder` holds plain products to compare with.
+Kernels are compiled with `options`, products are written in `llvm`, arrays live in `memory` and in
+`packing`; `ladder` holds plain products to compare with.
 
 May import: jit, measurements, model, engines.
 """

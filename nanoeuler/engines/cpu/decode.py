@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from nanoeuler.engines.cpu import llvm
@@ -64,10 +65,12 @@ def _make_tile(rows, small):
     size = 1 if small else 4
 
     @intrinsic
-    def tile(typing, x, x_row, w, depth, scales, out, out_row):
-        # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel; if small, times the scales
+    def tile(typing, x, w, depth, scales, out):
+        # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel; if small, times the scales.
+        # x and out: an address, and how far apart its rows are.
         def generate(context, build, signature, arguments):
-            x, x_row, w, depth, scales, out, out_row = arguments
+            w, depth, scales = arguments[1:4]
+            (x, x_row), (out, out_row) = (unpack_tuple(build, arguments[n]) for n in (0, 4))
             before, loop = build.block, build.append_basic_block("depth")
             done = build.append_basic_block("store")
             build.branch(loop)
@@ -93,7 +96,8 @@ def _make_tile(rows, small):
             _store(build, added, scales if small else None, out, out_row)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 7), generate
+        pair = types.UniTuple(types.intp, 2)
+        return types.void(pair, *[types.intp] * 3, pair), generate
 
     return tile
 
@@ -113,45 +117,55 @@ _small1, _small2, _small3, _small4 = (_make_tile(rows, True) for rows in (1, 2, 
 
 
 @njit(**_INSIDE)
-def _panel(x, x_row, n, w, depth, scales, out, out_row):
-    # out (n, PANEL) = x (n, depth) times the panel at w, four rows at a time
+def _panel(x, n, w, depth, scales, out):
+    # out (n, PANEL) = x (n, depth) times the panel at w, four rows at a time. x and out: an
+    # address, and how far apart its rows are.
     for i in range(0, n, 4):
-        a, c, left = x + i * x_row, out + i * out_row, n - i
+        a, c, left = (x[0] + i * x[1], x[1]), (out[0] + i * out[1], out[1]), n - i
         if scales == 0:
             if left >= 4:
-                _wide4(a, x_row, w, depth, scales, c, out_row)
+                _wide4(a, w, depth, scales, c)
             elif left == 3:
-                _wide3(a, x_row, w, depth, scales, c, out_row)
+                _wide3(a, w, depth, scales, c)
             elif left == 2:
-                _wide2(a, x_row, w, depth, scales, c, out_row)
+                _wide2(a, w, depth, scales, c)
             else:
-                _wide1(a, x_row, w, depth, scales, c, out_row)
+                _wide1(a, w, depth, scales, c)
         elif left >= 4:
-            _small4(a, x_row, w, depth, scales, c, out_row)
+            _small4(a, w, depth, scales, c)
         elif left == 3:
-            _small3(a, x_row, w, depth, scales, c, out_row)
+            _small3(a, w, depth, scales, c)
         elif left == 2:
-            _small2(a, x_row, w, depth, scales, c, out_row)
+            _small2(a, w, depth, scales, c)
         else:
-            _small1(a, x_row, w, depth, scales, c, out_row)
+            _small1(a, w, depth, scales, c)
+
+
+class Worker(NamedTuple):
+    """A thread's place in a pass."""
+
+    rows: int  # that are read
+    thread: int  # which it is, from 0
+    threads: int
 
 
 @njit(**PART)
-def _share(count, thread, threads):
+def _share(worker, count):
     # The part of `count` panels that is this thread's: first, and one after the last.
+    _, thread, threads = worker
     return count * thread // threads, count * (thread + 1) // threads
 
 
 @njit(**_INSIDE)
-def _product(x, n, place, bias, out, thread, threads):
+def _product(worker, x, place, bias, out):
     # out (n, panels * PANEL) = x (n, depth) times the matrix at `place` plus bias: this thread's
     address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
-    first, last = _share(panels, thread, threads)
+    first, last = _share(worker, panels)
     for p in range(first, last):
         w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
-        to = out.ctypes.data + 4 * PANEL * p
-        _panel(x.ctypes.data, x.strides[0], n, w, depth, here, to, out.strides[0])
-        for r in range(n):
+        rows, to = (x.ctypes.data, x.strides[0]), (out.ctypes.data + 4 * PANEL * p, out.strides[0])
+        _panel(rows, worker.rows, w, depth, here, to)
+        for r in range(worker.rows):
             for j in range(p * PANEL, min((p + 1) * PANEL, bias.size)):
                 out[r, j] += bias[j]
 
@@ -278,23 +292,23 @@ def _group(m, o, place, g, first, last, p):
             for d in range(D):
                 q[i, d] *= scale
         for j in range(t // PANEL + 1):
-            scores, panel = p.ctypes.data + 4 * PANEL * j, keys[j].ctypes.data
-            _panel(q.ctypes.data, 4 * D, group, panel, D, 0, scores, p.strides[0])
+            scores = p.ctypes.data + 4 * PANEL * j, p.strides[0]
+            _panel((q.ctypes.data, 4 * D), group, keys[j].ctypes.data, D, 0, scores)
         for i in range(group):
             _mean(p[i, : t + 1], values, o.y[r, (g * group + i) * D :][:D])
 
 
 @njit(**_INSIDE)
-def _attention(m, o, place, n, thread, threads):
-    # Attention of all n rows: a text's rows, which lie together, and a key/value head are one task.
+def _attention(m, o, worker, place):
+    # Attention of all rows: a text's rows, which lie together, and a key/value head are one task.
     first, task = 0, 0
-    while first < n:
+    while first < worker.rows:
         last = first + 1
-        while last < n and o.job[1, last] == o.job[1, first]:
+        while last < worker.rows and o.job[1, last] == o.job[1, first]:
             last += 1
         for g in range(m.G):
-            if task % threads == thread:
-                _group(m, o, place, g, first, last, o.p[thread])
+            if task % worker.threads == worker.thread:
+                _group(m, o, place, g, first, last, o.p[worker.thread])
             task += 1
         first = last
 
@@ -327,12 +341,12 @@ def _activate(m, u, bias, start, hidden):
 
 
 @njit(**_INSIDE)
-def _hidden(m, o, n, panels, bias, thread, threads):
+def _hidden(m, o, worker, panels, bias):
     # o.hidden (n, F) = the activation of this thread's panels of o.up
-    first, last = _share(panels, thread, threads)
+    first, last = _share(worker, panels)
     for p in range(first, last):
         start = p * (PANEL // 2 if m.gated else PANEL)
-        for r in range(n):
+        for r in range(worker.rows):
             _activate(m, o.up[r, p * PANEL : (p + 1) * PANEL], bias, start, o.hidden[r])
 
 
@@ -393,30 +407,30 @@ def _moved(m, x, weights, stages, k, r, u):
 
 
 @njit(**_INSIDE)
-def _sublayer(m, o, layer, half, stage, n, meeting, thread, threads):
+def _sublayer(m, o, worker, layer, half, stage, meeting):
     # k[stage] (n, C): what attention (half 0) or the MLP (half 1) says to the norm at this stage
-    block, x = layer // m.repeat, o.n[thread]
+    block, x, threads = layer // m.repeat, o.n[worker.thread], worker.threads
     start, place = m.starts[block], m.places[4 * block : 4 * block + 4]
     if half == 0:
         bias = _vector(m, start[3], (m.H + 2 * m.G) * m.D)
-        _product(x, n, place[0], bias, o.heads, thread, threads)
+        _product(worker, x, place[0], bias, o.heads)
         meeting = _meet(o, meeting, threads)
-        _attention(m, o, layer * len(m.b) + stage, n, thread, threads)
+        _attention(m, o, worker, layer * len(m.b) + stage)
         meeting = _meet(o, meeting, threads)
-        _product(o.y, n, place[1], _vector(m, start[5], m.C), o.k[stage], thread, threads)
+        _product(worker, o.y, place[1], _vector(m, start[5], m.C), o.k[stage])
     else:
         bias = _vector(m, start[9], 2 * m.F if m.gated else m.F)
-        _product(x, n, place[2], m.flat[:0], o.up, thread, threads)
-        _hidden(m, o, n, place[2, 1], bias, thread, threads)
+        _product(worker, x, place[2], m.flat[:0], o.up)
+        _hidden(m, o, worker, place[2, 1], bias)
         meeting = _meet(o, meeting, threads)
-        _product(o.hidden, n, place[3], _vector(m, start[11], m.C), o.k[stage], thread, threads)
+        _product(worker, o.hidden, place[3], _vector(m, start[11], m.C), o.k[stage])
     return _meet(o, meeting, threads)
 
 
 @njit(**KERNEL)
 def _pass(m, o, n, heads, thread, threads):
     # Read the n rows of o.job; o.logits of those of which they are wanted, of so many heads.
-    C, x, meeting = m.C, o.x[thread], 1
+    C, x, meeting, worker = m.C, o.x[thread], 1, Worker(n, thread, threads)
     for r in range(n):
         x[r] = _vector(m, m.ends[0] + o.job[0, r] * C, C)
         if m.ends[1] >= 0:
@@ -429,7 +443,7 @@ def _pass(m, o, n, heads, thread, threads):
                 for r in range(n):
                     _moved(m, x[r], m.a[stage], stage, o.k, r, o.u[thread, r])
                     _norm(m, o.u[thread, r], gain, bias, o.n[thread, r])
-                meeting = _sublayer(m, o, layer, half, stage, n, meeting, thread, threads)
+                meeting = _sublayer(m, o, worker, layer, half, stage, meeting)
             for r in range(n):
                 _moved(m, x[r], m.b, m.b.size, o.k, r, x[r])
     gain, bias, wanted = _vector(m, m.ends[2], C), _vector(m, m.ends[3], C), 0
@@ -439,7 +453,7 @@ def _pass(m, o, n, heads, thread, threads):
             wanted += 1
     for head in range(heads):
         out, place = o.logits[:, head], m.places[m.places.shape[0] - m.K + head]
-        _product(o.n[thread], wanted, place, m.flat[:0], out, thread, threads)
+        _product(Worker(wanted, thread, threads), o.n[thread], place, m.flat[:0], out)
     _meet(o, meeting, threads)
 
 
@@ -453,8 +467,8 @@ SUPPORTS = {
 }  # fmt: skip
 
 
-class CpuPasses:
-    """What passes work on, and one pass by all threads.
+class CpuReader:
+    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
 
     Weights in float32; `texts` is how many it reads at once. threads: None for one, or for many
     weights one per core. int8 keeps the matrices in a quarter of the memory, with an error.
@@ -463,7 +477,7 @@ class CpuPasses:
     def __init__(
         self, config: ModelConfig, weights: Weights, texts: int = 1, threads: int | None = None,
         int8: bool = False,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         assert weights.flat.dtype == np.float32, f"weights in {weights.flat.dtype}, not float32"
         require(config, SUPPORTS, "the compiled reader")
         self.config, self.texts = config, texts
@@ -484,10 +498,6 @@ class CpuPasses:
         _pass(*ask, 0, self.threads)
         for each in others:
             each.result()
-
-
-class CpuReader(CpuPasses):
-    """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks."""
 
     def read(
         self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1

@@ -2,36 +2,247 @@
 
 
 # %% sec-cpu-arena
-"""The engines of a CPU: fused loops, and those with matrix products of our own. On one thread.
+"""The engines of a CPU: fused loops, and one with matrix products of our own. On one thread.
 
-One engine per thread. Leaves out threads: stepper.py. Methods mean what the interface says of them.
+One engine per thread. Shapes are compared here, since the kernels do not look. Leaves out threads:
+stepper.py; and other types: gradient checks need float64, and the reference has it. Methods mean
+what the interface says of them.
 
-B batch, T positions, C channels, H query heads, G key/value heads, D head width.
+B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
+K predicted tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from nanoeuler.engines.cpu import elementwise, norms
 from nanoeuler.engines.cpu.gemm import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
-from nanoeuler.engines.cpu.memory import aligned
+from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.options import LOSS_ROWS
-from nanoeuler.engines.cpu.primitives import (
-    FusedPrimitives,
-    agree,
-    plus,
-    plus_backward,
-    rows_of,
-)
-from nanoeuler.engines.interface import Engine, Moves
+from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.primitives import Array
+from nanoeuler.model import backward, layers
+from nanoeuler.model.attention import attention
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
 
 
-class FusedMoves(FusedPrimitives, Moves):
-    """The stream's moves, each in one loop with the norm that follows."""
+def rows_of(x: Array) -> Array:
+    """x (..., C) float32 as rows (N, C): a view, or a copy where its rows are not evenly spaced."""
+    if x.dtype != np.float32:
+        raise TypeError(f"the CPU engine works in float32, got {x.dtype}")
+    return x.reshape(-1, x.shape[-1])
+
+
+def agree(*pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    """ValueError unless in each pair the first shape is what the second says."""
+    for shape, expected in pairs:
+        if shape != expected:
+            raise ValueError(f"expected the shape {expected}, got {shape}")
+
+
+def _ids(x):
+    return np.ascontiguousarray(x, np.int32).reshape(-1)
+
+
+def plus(y: Array, row: Array | None) -> Array:
+    """y (..., C), with a bias (C,) or rows of positions (T, C) added in place, if there are any."""
+    if row is not None:
+        norms.add_row(y.reshape(-1, row.size), row.reshape(-1))
+    return y
+
+
+def plus_backward(dy: Array, drow: Array | None) -> None:
+    """Add to drow the gradient of what `plus` added, if there is any, given dy (..., C)."""
+    if drow is not None:
+        norms.add_row_backward(dy.reshape(-1, drow.size), drow.reshape(-1))
+
+
+SUPPORTS = {
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
+    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+}  # fmt: skip
+
+
+class FusedEngine(Engine):
+    """The operations as fused loops in an arena; matrix products and attention are NumPy's."""
+
+    supports = SUPPORTS
+    attention = staticmethod(attention)
+
+    def __init__(self) -> None:
+        self.arena, self.tables = Arena(), {}  # RoPE's tables
+
+    def begin(self) -> None:
+        """Start a pass: every array that this engine returned before may be overwritten."""
+        self.arena.begin()
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Memory taken inside may be reused after."""
+        used = self.arena.used
+        yield
+        self.arena.used = used
+
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """As `layers.add`."""
+        agree((x.shape, y.shape))
+        out = self.arena.take(*x.shape)
+        elementwise.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
+        return out
+
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """As `reference.add_into`."""
+        agree((x.shape, y.shape))
+        assert x.flags.c_contiguous  # or reshape would write into a copy
+        elementwise.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
+
+    def scale(self, x: Array, h: float) -> Array:
+        """As `reference.scale`."""
+        return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
+
+    def embed(
+        self, tokens: Array, table: Array, positions: Array | None = None,
+        first: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `layers.embed`."""
+        x = self.arena.take(*tokens.shape, table.shape[1])
+        elementwise.embed(_ids(tokens), table, rows_of(x))
+        if positions is None or first is None:
+            return plus(x, positions)
+        return np.add(x, positions[layers.places(first)], out=x)
+
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
+        first: Array | None = None,
+    ) -> None:  # fmt: skip
+        """As `backward.embed_backward`."""
+        agree((dx.shape, tokens.shape + dtable.shape[1:]))
+        elementwise.embed_backward(rows_of(dx), _ids(tokens), dtable)
+        if dpositions is None or first is None:
+            plus_backward(dx, dpositions)
+        else:  # they are looked up, like the table
+            elementwise.embed_backward(rows_of(dx), _ids(layers.places(first)), dpositions)
+
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """As `backward.cross_entropy`; dlogits is written over logits."""
+        agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
+        sums = np.zeros(scale.shape)
+        scale = np.asarray(scale, np.float32)
+        elementwise.cross_entropy(rows_of(logits), _ids(targets), scale, sums)
+        return sums, logits
+
+    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+        """As `layers.rmsnorm`."""
+        agree((gain.shape, x.shape[-1:]))
+        y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
+        norms.rmsnorm(rows_of(x), gain, rows_of(y), rows_of(r))
+        return y, r
+
+    def rmsnorm_backward(self, dy: Array, x: Array, gain: Array, r: Array, dgain: Array) -> Array:
+        """As `backward.rmsnorm_backward`."""
+        return self._norm_backward(norms.rmsnorm_backward, dy, x, gain, r, dgain, None)
+
+    def layernorm(
+        self, x: Array, gain: Array, bias: Array | None = None
+    ) -> tuple[Array, Array]:
+        """As `layers.layernorm`."""
+        agree((gain.shape, x.shape[-1:]))
+        y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
+        norms.layernorm(rows_of(x), gain, rows_of(y), rows_of(stats))
+        return plus(y, bias), stats
+
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """As `backward.layernorm_backward`."""
+        plus_backward(dy, dbias)                                       # (5)
+        return self._norm_backward(norms.layernorm_backward, dy, x, gain, stats, dgain, None)
+
+    def _norm_backward(self, kernel, dy, x, gain, stats, dgain, dx):
+        C, out = x.shape[-1:], self.arena.take(*x.shape) if dx is None else dx
+        agree((dy.shape, x.shape), (gain.shape, C), (dgain.shape, C), (out.shape, x.shape))
+        agree((stats.shape, x.shape[:-1] + (1 if kernel is norms.rmsnorm_backward else 2,)))
+        assert out.flags.c_contiguous  # or reshape would write into a copy
+        kernel(rows_of(dy), rows_of(x), gain, rows_of(stats), rows_of(out), dx is not None, dgain)
+        return out
+
+    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+        """`layers.rope_tables` in float32, kept from the first call on."""
+        if (T, D) not in self.tables:
+            cos, sin = layers.rope_tables(T, D)
+            self.tables[T, D] = cos.astype(np.float32), sin.astype(np.float32)
+        return self.tables[T, D]
+
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """As `layers.rope`, in place; heads must be contiguous."""
+        return self._turn(heads, n, cos, sin, 1)
+
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """As `backward.rope_backward`, in place; dheads must be contiguous."""
+        return self._turn(dheads, n, cos, sin, -1)
+
+    def _turn(self, heads, n, cos, sin, sign):
+        angles = heads.shape[1], heads.shape[3] // 2
+        agree((cos.shape, angles), (sin.shape, angles))
+        if n > heads.shape[2]:
+            raise ValueError(f"expected at most {heads.shape[2]} heads to turn, got {n}")
+        assert heads.flags.c_contiguous  # the kernel is compiled for that
+        elementwise.rope(heads, n, cos, sin, sign)
+        return heads
+
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
+    ) -> Array:
+        """As `backward.attention_backward`, by it: p is zero wherever `first` hides a key."""
+        return np.ascontiguousarray(backward.attention_backward(dy, heads, n_kv, p))
+
+    def swiglu(self, gate_up: Array) -> Array:
+        """As `layers.swiglu`."""
+        h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+        elementwise.swiglu(rows_of(gate_up), rows_of(h))
+        return h
+
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """As `backward.swiglu_backward`."""
+        agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
+        dgate_up = self.arena.take(*gate_up.shape)
+        elementwise.swiglu_backward(rows_of(dh), rows_of(gate_up), rows_of(dgate_up))
+        return dgate_up
+
+    def gelu(self, u: Array) -> Array:
+        """As `layers.gelu`."""
+        h = self.arena.take(*u.shape)
+        elementwise.gelu(rows_of(u), rows_of(h))
+        return h
+
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """As `backward.gelu_backward`."""
+        agree((dh.shape, u.shape))
+        du = self.arena.take(*u.shape)
+        elementwise.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
+        return du
+
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """As `layers.linear`."""
+        y = self.arena.take(*x.shape[:-1], w.shape[1])
+        np.matmul(rows_of(x), w, out=rows_of(y))
+        return plus(y, bias)
+
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """As `backward.linear_backward`."""
+        dx = self.arena.take(*x.shape)
+        np.matmul(rows_of(dy), w.T, out=rows_of(dx))
+        with self.scratch():
+            product = self.arena.take(*w.shape)
+            np.matmul(rows_of(x).T, rows_of(dy), out=product)
+            dw += product
+        plus_backward(dy, dbias)
+        return dx
 
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
@@ -39,7 +250,7 @@ class FusedMoves(FusedPrimitives, Moves):
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """As `Engine.move_norm`: the last term is added where the sum is normed."""
         if not terms:
-            return super().move_norm(config, x, terms, gain, bias)
+            return Engine.move_norm(self, config, x, terms, gain, bias)
         *others, (weight, k) = terms
         for each, velocity in others:
             x = self.add(x, velocity, each)
@@ -48,9 +259,8 @@ class FusedMoves(FusedPrimitives, Moves):
         is_rms = config.norm == "rms"
         stats = self.arena.take(*x.shape[:-1], 1 if is_rms else 2)
         kernel = norms.move_rmsnorm if is_rms else norms.move_layernorm
-        eps = RMSNORM_EPS if is_rms else LAYERNORM_EPS
         arrays = rows_of(moved), rows_of(n), rows_of(stats)
-        kernel(rows_of(x), rows_of(k), np.float32(weight), gain, eps, *arrays)
+        kernel(rows_of(x), rows_of(k), np.float32(weight), gain, *arrays)
         return moved, plus(n, bias), stats
 
     def move_norm_backward(
@@ -63,18 +273,6 @@ class FusedMoves(FusedPrimitives, Moves):
         kernel = norms.rmsnorm_backward if is_rms else norms.layernorm_backward
         return self._norm_backward(kernel, dn, x, gain, stats, dgain, dx)
 
-
-SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-}  # fmt: skip
-
-
-class FusedEngine(FusedMoves, Engine):
-    """The engine over fused loops, with what it does better than operation by operation."""
-
-    supports = SUPPORTS
-
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
@@ -85,7 +283,9 @@ class FusedEngine(FusedMoves, Engine):
         for first in range(0, len(rows), LOSS_ROWS):
             part = slice(first, first + LOSS_ROWS)
             with self.scratch():
-                more, dpart = super().loss(rows[None, part], W, aims[None, part], scale, dW)
+                more, dpart = Engine.loss(
+                    self, rows[None, part], W, aims[None, part], scale, dW
+                )
                 sums += more
                 if dn is not None:
                     rows_of(dn)[part] = dpart[0]
@@ -93,10 +293,10 @@ class FusedEngine(FusedMoves, Engine):
 
 
 # %% sec-cpu-tile
-class LinearEngine(FusedEngine):
-    """The engine with our own matrix products in the linear layers."""
+class CpuEngine(FusedEngine):
+    """The engine with our own matrix products, in the linear layers and in attention."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.work = aligned(WORK)
 
@@ -118,16 +318,6 @@ class LinearEngine(FusedEngine):
         multiply(dy, w.T, rows_of(dx), False, self.work)                  # (2)
         plus_backward(dy, dbias)                                       # (3)
         return dx
-
-
-def _split(heads, n_kv):
-    # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
-    x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
-    return x[:, :H], x[:, H : H + n_kv], x[:, H + n_kv :]
-
-
-class CpuEngine(LinearEngine):
-    """The engine with our own matrix products, in the linear layers and in attention."""
 
     def attention(
         self, heads: Array, n_kv: int, first: Array | None = None
@@ -162,3 +352,9 @@ class CpuEngine(LinearEngine):
             multiply_heads(ds, k, dq, LOWER, self.work)                 # (5)
             multiply_heads(ds.swapaxes(2, 3), q, dk, UPPER, self.work)  # (6)
         return dheads
+
+
+def _split(heads, n_kv):
+    # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
+    x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv
+    return x[:, :H], x[:, H : H + n_kv], x[:, H + n_kv :]

@@ -17,6 +17,7 @@ from threading import Lock
 from typing import Any
 
 from numba import types
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from nanoeuler.engines.cpu import llvm
@@ -106,16 +107,22 @@ def _store_sums(build, vectors, sums, places, inside, columns, add):
 
 def _make_tile(vectors):
     @intrinsic
-    def tile(typing, a, a_row, a_depth, b, c, c_row, rows, columns, depth, add):
+    def tile(typing, a, b, c, sizes, add):
         # c[:rows, :columns] (+)= a[:rows, :depth] b[:depth], b a packed strip, `vectors` wide.
+        # a: address, and how far apart rows and columns are; c: address and rows; sizes: of these.
         def generate(context, build, signature, arguments):
-            a, a_row, a_depth, b, c, c_row, rows, columns, depth, add = arguments
+            b, add = arguments[1], arguments[4]
+            a, a_row, a_depth = unpack_tuple(build, arguments[0])
+            c, c_row = unpack_tuple(build, arguments[2])
+            rows, columns, depth = unpack_tuple(build, arguments[3])
             inside, offsets, places = _places(build, vectors, a_row, c, c_row, rows)
             sums = _over_depth(build, vectors, a, a_depth, offsets, b, depth)
             _store_sums(build, vectors, sums, places, inside, columns, add)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 9, types.boolean), generate
+        of = types.UniTuple
+        kinds = of(types.intp, 3), types.intp, of(types.intp, 2), of(types.intp, 3), types.boolean
+        return types.void(*kinds), generate
 
     return tile
 
@@ -195,10 +202,11 @@ UPPER = 3  # a is zero below the diagonal: transposed probabilities times gradie
 
 
 @njit(error_model="numpy")
-def _product(a, b, c, rows, columns, depth, shape, add, strip):
+def _product(a, b, c, sizes, shape, add, strip):
     # c (+)= a b, by pieces k of the depth, strips j of b, row tiles i of a. Each of a, b and c is
-    # its address and how far apart its rows, and its columns, are.
+    # its address and how far apart its rows, and its columns, are; sizes: rows, columns, depth.
     (a, a_row, a_depth), (b, b_depth, b_column), (c, c_row, _) = a, b, c
+    rows, columns, depth = sizes
     for k in range(0, depth, DEPTH):
         end, j = min(k + DEPTH, depth), 0
         while j < columns:
@@ -213,14 +221,15 @@ def _product(a, b, c, rows, columns, depth, shape, add, strip):
                     continue
                 if b_column == SIZE and n > width and i < end - k:
                     _ask(from_b + i * b_depth + SIZE * width, b_depth)
-                x, y = a + i * a_row + low * a_depth, strip + SIZE * (low - k) * width
-                to, height, more = c + i * c_row + SIZE * j, rows - i, add or low > begin
+                x = a + i * a_row + low * a_depth, a_row, a_depth
+                y = strip + SIZE * (low - k) * width
+                to, part = (c + i * c_row + SIZE * j, c_row), (rows - i, n, high - low)
                 if width == LANES:
-                    _tile1(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
+                    _tile1(x, y, to, part, add or low > begin)
                 elif width == 2 * LANES:
-                    _tile2(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
+                    _tile2(x, y, to, part, add or low > begin)
                 else:
-                    _tile3(x, a_row, a_depth, y, to, c_row, height, n, high - low, more)
+                    _tile3(x, y, to, part, add or low > begin)
             j += width
 
 
@@ -263,7 +272,7 @@ def multiply(a: Array, b: Array, c: Array, add: bool, work: Array) -> None:
     if not (c.strides[1] == SIZE and (b.strides[0] == SIZE or b.strides[1] == SIZE)):
         raise ValueError("expected a contiguous row of c, and a row or column of b")
     strip = work.ctypes.data
-    _product(_place(a), _place(b), _place(c), rows, columns, depth, FULL, add, strip)
+    _product(_place(a), _place(b), _place(c), (rows, columns, depth), FULL, add, strip)
 
 
 @partial(Kernel, "void(f4[:,:,:,:], f4[:,:,:,:], f4[:,:,:,:], i8, f4[::1])")
@@ -289,4 +298,4 @@ def multiply_heads(a: Array, b: Array, c: Array, shape: int, work: Array) -> Non
             ha, hb, hc = h * a.shape[1] // H, h * b.shape[1] // H, h * c.shape[1] // H
             add = h * c.shape[1] % H > 0  # not the first of its group
             x, y, z = _place(a[i, ha]), _place(b[i, hb]), _place(c[i, hc])
-            _product(x, y, z, rows, columns, depth, shape, add, work.ctypes.data)
+            _product(x, y, z, (rows, columns, depth), shape, add, work.ctypes.data)

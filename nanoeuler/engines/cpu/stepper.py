@@ -54,29 +54,53 @@ def gradients_held(count: int, threads: int) -> int:
     return most
 
 
-class Crew:
-    """Who works on a batch: threads, each with an engine, over the weights of one model.
+class CpuStepper(Stepper):
+    """Training steps of one model on this machine's cores: see `interface.Stepper`.
 
     `make_engine` makes an engine; `threads` is by default one per core, at most SHARDS. Each shard
-    goes through an engine's memory in `pieces` parts, if it has so many sequences. `gradients` is
-    where they are summed, `buffers` is memory for more of them, made when it is needed.
+    goes through an engine's memory in `pieces` parts, if it has so many sequences. `weights` are
+    changed in place by `optimizer`. `gradients` are those of the last step, clipped; `buffers` is
+    memory for more of them, made when it is needed.
     """
 
     def __init__(
-        self, make_engine: Callable[[], Engine], weights: Weights, threads: int | None = None,
-        pieces: int = 1,
-    ):  # fmt: skip
+        self, make_engine: Callable[[], Engine], weights: Weights, optimizer: Optimizer | None,
+        threads: int | None = None, pieces: int = 1,
+    ) -> None:  # fmt: skip
         self.weights, self.gradients = weights, weights.zeros_like()
-        self.threads, self.pieces = min(threads or cores(), SHARDS), pieces
+        self.optimizer, self.pieces = optimizer, pieces
+        self.threads = min(threads or cores(), SHARDS)
         self.engines = [make_engine() for _ in range(self.threads)]
         self.pool, self.buffers = ThreadPoolExecutor(self.threads), []
 
-    def _together(self, function, *columns):
+    def _map(self, function, *columns):
         # What the function returns for each row of arguments, on as many threads as there are. If
         # one raises, so does this, but not before all have ended: an engine serves one at a time.
         jobs = [self.pool.submit(function, *row) for row in zip(*columns)]  # noqa: B905 as map
         wait(jobs)
         return [job.result() for job in jobs]
+
+    def shard_sums(
+        self, tokens: np.ndarray, targets: np.ndarray, rows: list[range] | None = None,
+        first: np.ndarray | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
+        """The sums (K,) of each of the shards `rows`, None for all, by a forward pass alone."""
+        def run(engine, rows):
+            return sum(
+                loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x],
+                          None if first is None else first[x])
+                for x in slices(rows, self.pieces)
+            )  # fmt: skip
+
+        rows = shards_of(*tokens.shape) if rows is None else rows
+        rounds = [rows[i : i + self.threads] for i in range(0, len(rows), self.threads)]
+        return [x for each in rounds for x in self._map(run, self.engines, each)]
+
+    def sums(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As `Stepper.sums`: (K,) in nats, of tokens (B, T) and targets (B, T, K)."""
+        return sum(self.shard_sums(tokens, targets, first=first))
 
     def _add_up(self, pairs):
         # Add to the first of each pair its second, a slice at a time; returns the seconds.
@@ -85,61 +109,18 @@ class Crew:
             for total, part in pairs:
                 np.add(total[piece], part.flat[piece], out=total[piece])
 
-        self._together(add, range(0, self.gradients.flat.size, SLICE))
+        self._map(add, range(0, self.gradients.flat.size, SLICE))
         return [part for _, part in pairs]
 
-
-class ShardSums(Crew):
-    """Forward passes over the shards of a batch."""
-
-    def sums(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> np.ndarray:
-        """As `Stepper.sums`: (K,) in nats, of tokens (B, T) and targets (B, T, K)."""
-        return sum(self.shard_sums(tokens, targets, shards_of(*tokens.shape), first))
-
-    def shard_sums(
-        self, tokens: np.ndarray, targets: np.ndarray, rows: list[range],
-        first: np.ndarray | None = None,
-    ) -> list[np.ndarray]:  # fmt: skip
-        """The sums (K,) of each of the shards `rows`, by a forward pass alone."""
-        def run(engine, rows):
-            return sum(
-                loss_sums(engine, self.weights.config, self.weights, tokens[x], targets[x],
-                          None if first is None else first[x])
-                for x in slices(rows, self.pieces)
-            )  # fmt: skip
-
-        rounds = [rows[i : i + self.threads] for i in range(0, len(rows), self.threads)]
-        return [x for each in rounds for x in self._together(run, self.engines, each)]
-
-
-def _due(waiting, parts, after):
-    # Append each of the parts to the sums that wait, and after it yield the additions that follow:
-    # (the sum that goes on, the newest one, which is added to it and whose memory is then free).
-    for part, count in zip(parts, after, strict=True):
-        waiting.append(part)
-        for _ in range(count):
-            newest = waiting.pop()
-            yield waiting[-1].flat, newest
-
-
-class ShardGradients(ShardSums):
-    """And the way back: gradients of shards, and their sum in an order of its own."""
-
-    def loss_and_gradients(
-        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray,
-        first: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
-        """Write `gradients` anew; returns sums (K,). targets (B, T, K) int, scale (K,)."""
-        rows = shards_of(*tokens.shape)
-        return sum(self.shard_gradients(tokens, targets, scale, rows, first=first))
-
     def shard_gradients(
-        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray, rows: list[range],
-        halvings: int = HALVINGS, first: np.ndarray | None = None,
+        self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray,
+        rows: list[range] | None = None, halvings: int = HALVINGS, first: np.ndarray | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
-        """Make `gradients` the sum of those of the shards `rows`; returns the sums (K,) of each."""
+        """Make `gradients` the sum of those of the shards `rows`; returns the sums (K,) of each.
+
+        tokens (B, T), targets (B, T, K) int, scale (K,) of the loss; rows None: all shards.
+        """
+        rows = shards_of(*tokens.shape) if rows is None else rows
         sums, waiting, after = [], [], additions(len(rows), halvings)
         free = [self.gradients, *self.buffers]
 
@@ -157,24 +138,9 @@ class ShardGradients(ShardSums):
                 self.buffers.append(self.weights.zeros_like())
                 free.append(self.buffers[-1])
             parts = [free.pop(0) for _ in rows[now]]
-            sums += self._together(run, self.engines, rows[now], parts)
+            sums += self._map(run, self.engines, rows[now], parts)
             free += self._add_up([*_due(waiting, parts, after[now])])
         return sums
-
-
-class CpuStepper(ShardGradients, Stepper):
-    """Training steps of one model on this machine's cores: see `interface.Stepper`.
-
-    `weights` are changed in place by `optimizer`, the rest is as for `Crew`. `gradients` are those
-    of the last step, clipped.
-    """
-
-    def __init__(
-        self, make_engine: Callable[[], Engine], weights: Weights, optimizer: Optimizer | None,
-        threads: int | None = None, pieces: int = 1,
-    ):  # fmt: skip
-        super().__init__(make_engine, weights, threads, pieces)
-        self.optimizer = optimizer
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
@@ -182,7 +148,7 @@ class CpuStepper(ShardGradients, Stepper):
     ) -> list[Taken]:  # fmt: skip
         """As `Stepper.step`: scale, gradients, clipping and update; returns this very step."""
         scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
-        sums = self.loss_and_gradients(tokens, targets, scale, first)
+        sums = sum(self.shard_gradients(tokens, targets, scale, first=first))
         taken = Taken(number, sums, self.optimizer.clip(self.gradients))
         if taken.finite:
             self.optimizer.update(self.weights, self.gradients, lr, number)
@@ -197,3 +163,13 @@ class CpuStepper(ShardGradients, Stepper):
 
     def push(self) -> None:
         """As `Stepper.push`: nothing to do, the weights of the run are the stepper's own."""
+
+
+def _due(waiting, parts, after):
+    # Append each of the parts to the sums that wait, and after it yield the additions that follow:
+    # (the sum that goes on, the newest one, which is added to it and whose memory is then free).
+    for part, count in zip(parts, after, strict=True):
+        waiting.append(part)
+        for _ in range(count):
+            newest = waiting.pop()
+            yield waiting[-1].flat, newest

@@ -3,7 +3,7 @@
 
 # %% sec-ranks-group
 """Many processes that train one model: group (what they ask of each other), threads and mpi (who
-carries it), stepper, lead (who says what is done), launch (who starts them), watch (who ends them).
+carries it), scatter (of a batch), stepper, controller (who says what is done), launch, watchdog.
 
 May import: errors, measurements, model, engines, engines.cpu.
 """

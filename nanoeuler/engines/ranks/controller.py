@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.cpu.stepper import CpuStepper
-from nanoeuler.engines.interface import Stepper, Taken
+from nanoeuler.engines.interface import Optimizer, Stepper, Taken
 from nanoeuler.engines.ranks.group import Group
 from nanoeuler.engines.ranks.scatter import Dealt
-from nanoeuler.engines.ranks.stepper import PartedOptimizer, RankStepper
+from nanoeuler.engines.ranks.stepper import RankStepper
 from nanoeuler.engines.registry import GPU_ENGINES, LEAD, engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
@@ -32,7 +32,7 @@ ON_GPUS = "nanoeuler.engines.gpu.ranks.stepper"  # named only: a later chapter b
 
 
 def ranked(
-    group: Group, name: str, weights: Weights, optimizer: PartedOptimizer, threads: int | None,
+    group: Group, name: str, weights: Weights, optimizer: Optimizer, threads: int | None,
     pieces: int,
 ) -> Dealt:  # fmt: skip
     """This rank's stepper for the engine of that name. Every rank calls it, with its own arrays.
@@ -47,11 +47,19 @@ def ranked(
     return RankStepper(group, CpuStepper(engine_factory(name), weights, optimizer, threads, pieces))
 
 
-class Orders:
-    """How rank 0 has the followers do what it does."""
+class Led(Stepper):
+    """Rank 0's stepper: what it is asked to do, the followers do with it."""
 
-    group: Group
-    stepper: Dealt
+    def __init__(
+        self, group: Group, name: str, weights: Weights, optimizer: Optimizer,
+        threads: int | None, pieces: int,
+    ) -> None:  # fmt: skip
+        rules = copy.copy(optimizer)  # without the moments: these are scattered
+        rules.m = rules.v = None
+        self.group = group
+        order = "make", name, weights.config, rules, threads, pieces
+        with self._all_do([order] * group.size):
+            self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
 
     @contextmanager
     def _all_do(self, orders):
@@ -70,14 +78,6 @@ class Orders:
         with self._all_do([(name, *each) for each in arguments]):
             return getattr(self.stepper, name)(*arguments[0])
 
-    def _call(self, name, *arguments):
-        """Have all of them call it with the same arguments."""
-        return self._each(name, [arguments] * self.group.size)
-
-
-class Dealer(Orders):
-    """How rank 0 shares out a batch: to each rank goes its own part alone."""
-
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
@@ -93,32 +93,17 @@ class Dealer(Orders):
         parts = self.stepper.parts_to_judge(tokens, targets, first)
         return self._each("sums_part", [(part,) for part in parts])
 
-
-class Led(Dealer, Stepper):
-    """Rank 0's stepper: what it is asked to do, the followers do with it."""
-
-    def __init__(
-        self, group: Group, name: str, weights: Weights, optimizer: PartedOptimizer,
-        threads: int | None, pieces: int,
-    ) -> None:  # fmt: skip
-        rules = copy.copy(optimizer)  # without the moments: these are scattered
-        rules.m = rules.v = None
-        self.group = group
-        order = "make", name, weights.config, rules, threads, pieces
-        with self._all_do([order] * group.size):
-            self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
-
     def finish(self) -> list[Taken]:
         """As `Stepper.finish`."""
-        return self._call("finish")
+        return self._each("finish", [()] * self.group.size)
 
     def pull(self) -> None:
         """As `Stepper.pull`."""
-        self._call("pull")
+        self._each("pull", [()] * self.group.size)
 
     def push(self) -> None:
         """As `Stepper.push`."""
-        self._call("push")
+        self._each("push", [()] * self.group.size)
 
 
 def _made(group: Group, name: str, config: Any, rules: Any, threads: int | None, pieces: int):

@@ -8,8 +8,9 @@ Leaves out who carries the messages: `Alone` has nobody to talk to, `threads` ar
 process, `mpi` are processes. R ranks, N elements of a flat buffer.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -45,64 +46,69 @@ def added(parts: np.ndarray) -> np.ndarray:
     return parts[0]
 
 
-class Talk(Protocol):
-    """What ranks tell each other. `local` of them, this one among them, run on this machine."""
+class Group(ABC):
+    """One rank's view of all. Each method but `abort` is called by every rank, in the same order.
+
+    `local` of the ranks, this one among them, run on this machine. Buffers are flat, contiguous and
+    of N elements, a multiple of `size`; each is worked on in place.
+    """
 
     rank: int
     size: int
     local: int
     doomed: bool = False
 
+    @abstractmethod
     def share(self, value: Any) -> list[Any]:
         """The `value` of every rank, in the order of ranks: small things, copied."""
 
     def deal(self, values: Sequence[Any] | None = None) -> Any:
-        """values[r] of rank 0, on rank r. Who waits for it does not keep a core busy."""
+        """values[r] of rank 0, on rank r."""
+        return self.share(values)[0][self.rank]
 
     def broadcast(self, value: Any = None) -> Any:
-        """The value of rank 0, by `deal`."""
+        """The value of rank 0."""
         return self.deal(None if self.rank else [value] * self.size)
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         self.share(None)
 
+    @abstractmethod
     def abort(self, why: str) -> None:
         """End every rank at once, this one too; `why` is a line for the user."""
 
     def doom(self) -> None:
         """End every rank when this one ends: it failed where the others wait for it."""
-
-
-class Group(Talk, Protocol):
-    """One rank's view of all. Each method but `abort` is called by every rank, in the same order.
-
-    Buffers are flat, contiguous and of N elements, a multiple of `size`; each is worked on in
-    place.
-    """
+        self.doomed = True
 
     def reduce_scatter(self, flat: np.ndarray) -> None:
         """Make this rank's own part of `flat` the sum of all ranks', in the order of `added`.
 
         What the rest then holds is not said.
         """
+        mine = own(len(flat), self.rank, self.size)
+        flat[mine] = added(np.stack([x[mine] for x in self.share(flat)]))
 
     def all_gather(self, flat: np.ndarray) -> None:
         """Fill each part of `flat` with what the rank has there whose own it is."""
+        mine = own(len(flat), self.rank, self.size)
+        flat[...] = np.concatenate(self.share(flat[mine]))
 
     def gather(self, flat: np.ndarray) -> None:
         """The same on rank 0 alone; elsewhere `flat` stays as it is."""
+        every = self.share(flat[own(len(flat), self.rank, self.size)])
+        if self.rank == 0:
+            flat[...] = np.concatenate(every)
 
     def scatter(self, flat: np.ndarray) -> None:
         """Make this rank's own part of `flat` what rank 0 has there."""
+        mine = own(len(flat), self.rank, self.size)
+        flat[mine] = self.share(None if self.rank else flat)[0][mine]
 
     def spread(self, flat: np.ndarray) -> None:
         """Make `flat` what rank 0 has."""
-
-    def all_reduce(self, flat: np.ndarray) -> None:
-        """Make `flat` the sum of all ranks', in the order of `added`, with the same bits on all."""
-        self.reduce_scatter(flat)
-        self.all_gather(flat)
+        flat[...] = self.share(None if self.rank else flat)[0]
 
 
 class Alone(Group):
@@ -113,18 +119,6 @@ class Alone(Group):
     def share(self, value: Any) -> list[Any]:
         """As `Group.share`."""
         return [value]
-
-    def deal(self, values: Sequence[Any] | None = None) -> Any:
-        """As `Group.deal`."""
-        return values[0]
-
-    def _nothing(self, flat: np.ndarray) -> None:
-        """All of these leave the buffer of the only rank as it is."""
-
-    reduce_scatter = all_gather = gather = scatter = spread = _nothing
-
-    def doom(self) -> None:
-        """As `Group.doom`: there is nobody else."""
 
     def abort(self, why: str) -> None:
         """As `Group.abort`."""

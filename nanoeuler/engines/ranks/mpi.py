@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.engines.ranks.group import Group, Talk, added, check_size, own
+from nanoeuler.engines.ranks.group import Group, added, check_size, own
 
 # Elements that a rank takes in from each other at a time: 1 MiB, many times a message's latency.
 CHUNK = 1 << 18
@@ -24,8 +24,8 @@ HEARD = 1.0  # seconds that a launcher needs at most to pass on a line, before i
 FAILED = 2  # the exit status of a command that could not do what it was asked
 
 
-class Process(Talk):
-    """This process among those that its launcher has started."""
+class Mpi(Group):
+    """A rank that is a process, among those that its launcher has started."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -40,7 +40,7 @@ class Process(Talk):
         return self.comm.allgather(value)
 
     def deal(self, values: Sequence[Any] | None = None) -> Any:
-        """As `Group.deal`."""
+        """As `Group.deal`. A rank that waits for it does not keep a core busy."""
         if self.rank:
             while not self.comm.iprobe(0):
                 time.sleep(NAP)
@@ -56,7 +56,7 @@ class Process(Talk):
 
     def doom(self) -> None:
         """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
-        self.doomed = True
+        super().doom()
         atexit.register(self.end)
 
     def end(self) -> None:
@@ -64,10 +64,6 @@ class Process(Talk):
         sys.stderr.flush()
         time.sleep(HEARD)
         self.comm.Abort(FAILED)
-
-
-class Mpi(Process, Group):
-    """A rank that is a process."""
 
     def reduce_scatter(self, flat: np.ndarray) -> None:
         """As `Group.reduce_scatter`: all to all, in chunks, and added here."""

@@ -7,12 +7,12 @@
 B batch, T positions, K predicted tokens.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.interface import Taken
+from nanoeuler.engines.interface import Stepper, Taken
 from nanoeuler.engines.ranks.group import Group
 from nanoeuler.model.transformer import head_weights, loss_scale
 
@@ -38,7 +38,7 @@ def parts_of(
     ]
 
 
-class Dealt(ABC):
+class Dealt(Stepper):
     """A rank's stepper, which is dealt its part of a batch, or has the whole and takes its part."""
 
     group: Group

@@ -4,40 +4,21 @@
 # %% sec-ranks-step
 """A training step over ranks on processors: data parallelism, the optimizer's moments in parts.
 
-Leaves out graphics cards, and who calls the ranks together (`lead`). Each method is called by every
-rank, with the same arguments or with its own part of a batch; the results are those of one
+Leaves out graphics cards, and who calls the ranks together (`controller`). Each method is called by
+every rank, with the same arguments or with its own part of a batch; the results are those of one
 `CpuStepper`, to the last bit.
 
 B batch, T positions, K predicted tokens, R ranks.
 """
 
-from typing import Protocol
-
 import numpy as np
 
 from nanoeuler.engines.cpu.stepper import CpuStepper, shards_of
-from nanoeuler.engines.interface import Optimizer, Stepper, Taken
+from nanoeuler.engines.interface import Taken
 from nanoeuler.engines.ranks.group import MOST_RANKS, Group, check_size, own
 from nanoeuler.engines.ranks.scatter import Dealt, Part, parts_of
 from nanoeuler.engines.sharding import HALVINGS, halved
 from nanoeuler.errors import UserError
-from nanoeuler.model.weights import Weights
-
-
-class PartedOptimizer(Optimizer, Protocol):
-    """An optimizer that can do its work on a part of the flat buffers: `training.optim.AdamW`."""
-
-    def squares(self, flat: np.ndarray, parts: int) -> list[float]:
-        """The sums of the squares of `parts` equal parts of `flat`."""
-
-    def limit(self, flat: np.ndarray, squares: list[float]) -> float:
-        """As `clip` for a part `flat` of the gradients; `squares` are those of all."""
-
-    def update(
-        self, weights: Weights, gradients: Weights, lr: float, number: int,
-        part: slice = slice(None),
-    ) -> None:  # fmt: skip
-        """As `Optimizer.update`, of a part of the flat buffers."""
 
 
 def shares(shape: tuple[int, int], ranks: int) -> list[list[range]]:
@@ -45,18 +26,16 @@ def shares(shape: tuple[int, int], ranks: int) -> list[list[range]]:
     return halved(shards_of(*shape), ranks.bit_length() - 1)
 
 
-class RankState:
-    """What rank r of `group` has of a model: the weights, and the moments of its own part alone.
+class RankStepper(Dealt):
+    """The `Stepper` of a rank on processors: all weights, and the moments of its own part alone.
 
     `inner` takes its shards. `gradients` are those of the last step, clipped, in the own part.
     """
 
     def __init__(self, group: Group, inner: CpuStepper) -> None:
         check_size(group.size)
-        self.group, self.inner = group, inner
-        self.halvings = group.size.bit_length() - 1
+        self.group, self.inner, self.optimizer = group, inner, inner.optimizer
         self.weights, self.gradients = inner.weights, inner.gradients
-        self.optimizer: PartedOptimizer = inner.optimizer
         self.own = own(self.weights.flat.size, group.rank, group.size)
         self.push()
 
@@ -71,15 +50,14 @@ class RankState:
         self.group.scatter(self.optimizer.m.flat)
         self.group.scatter(self.optimizer.v.flat)
 
-
-class PartStepper(RankState):
-    """Steps in which each rank takes its part of the shards, and updates its own part of weights.
-    """
+    def finish(self) -> list[Taken]:
+        """As `Stepper.finish`: nothing, since a step returns what it has done."""
+        return []
 
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
         """As `Stepper.step`, where each rank has its part of the batch alone."""
         group, flat = self.group, self.gradients.flat
-        left = HALVINGS - self.halvings  # to be made in a rank's own part
+        left = HALVINGS - (group.size.bit_length() - 1)  # to be made in a rank's own part
         sums = self.inner.shard_gradients(part.tokens, part.targets, part.scale, self._rows(part),
                                           left, part.first)  # fmt: skip
         group.reduce_scatter(flat)
@@ -98,18 +76,10 @@ class PartStepper(RankState):
         told = self.group.share(self.inner.shard_sums(part.tokens, part.targets, rows, part.first))
         return sum(x for each in told for x in each)
 
-    def finish(self) -> list[Taken]:
-        """As `Stepper.finish`: nothing, since a step returns what it has done."""
-        return []
-
     def _rows(self, part):
         """This rank's shards as rows of its own part."""
         rows = shares(part.shape, self.group.size)[self.group.rank]
         return [range(x.start - rows[0].start, x.stop - rows[0].start) for x in rows]
-
-
-class RankStepper(PartStepper, Dealt, Stepper):
-    """The `Stepper` of a rank on processors."""
 
     def parts(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None

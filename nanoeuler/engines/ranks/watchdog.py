@@ -4,7 +4,7 @@
 # %% sec-ranks-watch
 """Ranks end with those that have started them, and a launcher that has lost its ranks is ended.
 
-Leaves out what ranks tell each other of their own failures (`lead`).
+Leaves out what ranks tell each other of their own failures (`controller`).
 """
 
 import os

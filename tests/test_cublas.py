@@ -92,8 +92,8 @@ class Binding:
 def gpu(monkeypatch):
     driver = Driver(room=1 << 26)
     made = Binding(driver)
-    monkeypatch.setattr(device.door, "driver", lambda: driver)
-    monkeypatch.setattr(cublas.door, "products", lambda: made)
+    monkeypatch.setattr(device.libraries, "driver", lambda: driver)
+    monkeypatch.setattr(cublas.libraries, "products", lambda: made)
     opened = device.Device()
     opened.binding = made
     return opened
@@ -208,7 +208,7 @@ def test_what_is_no_product_is_refused(words, made):
 def test_without_the_library_one_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="extra gpu-vendor"):
-        cublas.door.products()
+        cublas.libraries.products()
 
 
 def test_who_multiplies_is_as_one_wishes(monkeypatch):
@@ -252,7 +252,7 @@ def test_the_choice_is_what_was_measured():
     reason="nvmath is not installed (extra: gpu-vendor)",
 )
 def test_the_stand_in_takes_the_arguments_that_the_binding_takes():
-    binding = cublas.door.products()
+    binding = cublas.libraries.products()
     for name in "create destroy set_math_mode set_stream set_workspace gemm_ex".split():
         said = getattr(binding, name).__doc__.split("\n")[0]
         words = said[said.index("(") + 1 : said.index(")")].split(",")

@@ -996,7 +996,7 @@ def driver(monkeypatch):
         cuDeviceGetName=b"a card\0\0", cuDeviceGetAttribute=9, cuTensorMapEncodeTiled=encoded,
         cuMemAlloc=256,
     )  # fmt: skip
-    monkeypatch.setattr(device.door, "driver", lambda: made)
+    monkeypatch.setattr(device.libraries, "driver", lambda: made)
     return made
 
 

@@ -45,7 +45,7 @@ KERNELS = {
 def driver(monkeypatch):
     made = Driver()
     made.kernels = KERNELS
-    monkeypatch.setattr(device.door, "driver", lambda: made)
+    monkeypatch.setattr(device.libraries, "driver", lambda: made)
     return made
 
 

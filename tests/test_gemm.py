@@ -782,7 +782,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm.wgmma_epilogue.bend_pair", "acc[i + 1] *= high_slope", "acc[i + 1] *= low_slope", ALL,
         "c"),
     "a slope without its square": (
-        "gemm.wgmma_epilogue.gelu_and_slope", "(one - t * t)", "(one - t)", ALL, "c"),
+        "tile.curves.gelu_and_slope_fast", "(one - t * t)", "(one - t)", ALL, "c"),
     "the wrong half of U": (
         "gemm.wgmma_kernel.make_fetch_tile", "column + half * 128 + j * 64", "column + j * 64", ALL,
         "c"),
@@ -859,7 +859,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm.wgmma_epilogue.make_send_met", "store_tile(map_d, x, y, 0, 0, bay)",
         "store_tile(map_d, x, y, 0, 0, bay + BOX)", UNGATED, "second"),
     "a slope without its curve": (
-        "gemm.wgmma_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED,
+        "tile.curves.swiglu_and_slopes_fast", "sigma + silu *", "sigma + gate *", UNGATED,
         "second"),
     "an up by its neighbour's gate": (
         "gemm.wgmma_epilogue.gate_pair", "acc[i + 1], high_bf16(gates)",

@@ -10,7 +10,6 @@ c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registe
 
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm.mma_epilogue import gelu, gelu_tangent
 from nanoeuler.engines.gpu.gemm.wgmma_form import BOX, STRIPS, TILE_M, Form, advance, make_release
 from nanoeuler.engines.gpu.gemm.wgmma_rope import position, take_angles, turn
 from nanoeuler.engines.gpu.lang.hopper import (
@@ -25,61 +24,36 @@ from nanoeuler.engines.gpu.lang.hopper import (
     tma_add,
     tma_store,
 )
-from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32
 from nanoeuler.engines.gpu.lang.ptx import (
     barrier,
     high_bf16,
     ldmatrix4,
-    load_if_below,
     low_bf16,
     pack_bf16,
     store_shared_float2,
-    tanh_approx,
 )
+from nanoeuler.engines.gpu.tile.accumulator import make_bias
+from nanoeuler.engines.gpu.tile.curves import (
+    gelu_and_slope_fast,
+    gelu_fast,
+    silu_fast,
+    swiglu_and_slopes_fast,
+)
+from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_row, squares_at
 
 
-def gelu_and_slope(x):
-    """GELU(x) and its slope, equation eq-gelu-slope; |x| is below 1e19, so that x x is finite."""
-    t, square = gelu_tangent(x)
-    half, one = float32(0.5) * x, float32(1)
-    steep = float32(0.7978845608) + float32(0.1070322244) * square
-    return half + half * t, float32(0.5) * (one + t) + half * (one - t * t) * steep
-
-
-def silu(x):
-    """x sigmoid(x) of a float32."""
-    half = float32(0.5) * x
-    return half + half * tanh_approx(half)
-
-
-def make_bias(form: Form) -> Any:
-    """bias(acc, address, column, n, lane): acc += bias, of the columns from `column` on."""
-    columns, halves = form.columns, 2 if form.pingpong else 1
-
-    def bias(acc, address, column, n, lane):
-        first = int32(column + (lane & 3) * 2)
-        for j in range(columns // 8):
-            at = int32(first + j * 8)
-            pair = load_if_below(address + int64(at) * 2, at, n)
-            low, high = low_bf16(pair), high_bf16(pair)
-            for half in range(halves):
-                i = half * 64 + 4 * j
-                acc[i] += low
-                acc[i + 1] += high
-                acc[i + 2] += low
-                acc[i + 3] += high
-
-    return bias
+def make_add_bias(form: Form) -> Any:
+    """add_bias(acc, address, column, n, lane): acc += bias, of the columns from `column` on."""
+    return make_bias(form.columns, 2 if form.pingpong else 1)
 
 
 def put_bf16(acc, i, box, t):
-    """32 registers from `i` on to a box of 64 x 64 bf16; chunk q of row r stands at q ^ (r & 7)."""
-    lane = int32(t & 31)
-    r = int32((t >> 5) * 16 + (lane & 15))
+    """32 registers from `i` on to a box of 64 x 64 bf16."""
     for j in range(4):
-        chunk, k = int32(((2 * j + (lane >> 4)) ^ (r & 7)) * 16), i + j * 8
+        k = i + j * 8
         stmatrix4(
-            int32(box + r * 128 + chunk),
+            int32(box + squares_at(t, j)),
             pack_bf16(acc[k], acc[k + 1]), pack_bf16(acc[k + 2], acc[k + 3]),
             pack_bf16(acc[k + 4], acc[k + 5]), pack_bf16(acc[k + 6], acc[k + 7]),
         )  # fmt: skip
@@ -87,22 +61,19 @@ def put_bf16(acc, i, box, t):
 
 def put_pairs(pairs, i, box, t):
     """The same of 16 registers that hold pairs of bf16."""
-    lane = int32(t & 31)
-    r = int32((t >> 5) * 16 + (lane & 15))
     for j in range(4):
-        k, place = i + 4 * j, int32(box + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+        k, place = i + 4 * j, int32(box + squares_at(t, j))
         stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
 
 
 def put_float32(acc, i, box, t):
     """16 registers from `i` on to a box of 64 x 32 float32, swizzled in the same way."""
-    r, pair = int32((t >> 5) * 16 + ((t & 31) >> 2)), int32(t & 3)
-    at = int32(box + r * 128 + (pair & 1) * 8)
+    row, pair = int32((t >> 5) * 16 + lane_row(int32(t & 31))), int32(t & 3)
     for j in range(4):
-        chunk = int32(((2 * j + (pair >> 1)) ^ (r & 7)) * 16)
-        a = i + 4 * j
-        store_shared_float2(at + chunk, acc[a], acc[a + 1])
-        store_shared_float2(at + chunk + 1024, acc[a + 2], acc[a + 3])
+        chunk, k = int32(2 * j + (pair >> 1)), i + 4 * j
+        at = int32(box + chunk_at(row, chunk, PANEL) + (pair & 1) * 8)
+        store_shared_float2(at, acc[k], acc[k + 1])
+        store_shared_float2(at + 1024, acc[k + 2], acc[k + 3])
 
 
 def free(c, t):
@@ -173,7 +144,7 @@ def make_curve(form: Form) -> Any:
             if second:
                 pair = pack_bf16(low, high)
                 low, high = low_bf16(pair), high_bf16(pair)
-            acc[i + j], acc[i + j + 1] = gelu(low), gelu(high)
+            acc[i + j], acc[i + j + 1] = gelu_fast(low), gelu_fast(high)
 
     return curve
 
@@ -187,8 +158,8 @@ def add_pair(acc, i, pair):
 
 def bend_pair(acc, i, pair):
     """acc[i : i + 2] *= GELU' of a pair of bf16; returns GELU of the pair."""
-    low, low_slope = gelu_and_slope(low_bf16(pair))
-    high, high_slope = gelu_and_slope(high_bf16(pair))
+    low, low_slope = gelu_and_slope_fast(low_bf16(pair))
+    high, high_slope = gelu_and_slope_fast(high_bf16(pair))
     acc[i] *= low_slope
     acc[i + 1] *= high_slope
     return pack_bf16(low, high)
@@ -196,12 +167,9 @@ def bend_pair(acc, i, pair):
 
 def read_strip(u, q, at, t):
     """Registers 16 q to 16 q + 15 of u: a box of 64 x 64, pairs as `put_bf16` would pack them."""
-    lane = int32(t & 31)
-    r = int32((t >> 5) * 16 + (lane & 15))
     for j in range(4):
         i = q * 16 + j * 4
-        place = int32(at + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
-        u[i], u[i + 1], u[i + 2], u[i + 3] = ldmatrix4(place)
+        u[i], u[i + 1], u[i + 2], u[i + 3] = ldmatrix4(int32(at + squares_at(t, j)))
 
 
 def make_read_tile(form: Form) -> Any:
@@ -261,7 +229,7 @@ def make_swiglu(form: Form) -> Any:
                 if second:
                     pair = pack_bf16(gate, up)
                     gate, up = low_bf16(pair), high_bf16(pair)
-                acc[i] = silu(gate) * up
+                acc[i] = silu_fast(gate) * up
 
     return swiglu
 
@@ -298,18 +266,10 @@ def make_turns_of_heads(form: Form) -> Any:
 
 
 # %% sec-gemm-bays
-def gate_and_slopes(s, gate, up):
-    """s times the slopes of h by gate and by up, and h, equation eq-gemm-swiglu-slopes."""
-    half = float32(0.5) * gate
-    t = tanh_approx(half)
-    curve, sigma = half + half * t, float32(0.5) + float32(0.5) * t
-    return s * up * (sigma + curve * (float32(1) - sigma)), s * curve, curve * up
-
-
 def gate_pair(acc, i, gates, ups):
     """acc[i : i + 2] meet a pair of gates and one of ups; pairs of slopes of both, and of h."""
-    a, b, c = gate_and_slopes(acc[i], low_bf16(gates), low_bf16(ups))
-    d, e, f = gate_and_slopes(acc[i + 1], high_bf16(gates), high_bf16(ups))
+    a, b, c = swiglu_and_slopes_fast(acc[i], low_bf16(gates), low_bf16(ups))
+    d, e, f = swiglu_and_slopes_fast(acc[i + 1], high_bf16(gates), high_bf16(ups))
     return pack_bf16(a, d), pack_bf16(b, e), pack_bf16(c, f)
 
 
@@ -325,10 +285,8 @@ def make_bend(form: Form) -> Any:
         gates, ups = cuda.local.array(16, int32), cuda.local.array(16, int32)
         read_strip(gates, 0, bay, t)
         read_strip(ups, 0, bay + BOX, t)
-        lane = int32(t & 31)
-        r = int32((t >> 5) * 16 + (lane & 15))
         for j in range(4):
-            k, at = i + 8 * j, int32(r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+            k, at = i + 8 * j, squares_at(t, j)
             a, e, u = gate_pair(acc, k, gates[4 * j], ups[4 * j])
             b, f, v = gate_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
             c, g, w = gate_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])

@@ -16,7 +16,7 @@ from typing import Any
 
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
 from nanoeuler.engines.gpu.gemm.wgmma_epilogue import (
-    make_bias,
+    make_add_bias,
     make_curve,
     make_leave,
     make_meet,
@@ -294,7 +294,7 @@ def make_out_met(form: Form) -> Any:
 
 def make_finish(form: Form) -> Any:
     """finish(...): a tile's registers to C, or as a piece to memory; returns the ring's state."""
-    bias, read_tile, swiglu = make_bias(form), make_read_tile(form), make_swiglu(form)
+    bias, read_tile, swiglu = make_add_bias(form), make_read_tile(form), make_swiglu(form)
     tile, out_strip, cluster, of_c = make_tile(form), make_out_strip(form), form.cluster, form.of_c
     biased, met, gated = form.way.aux == "bias", form.ringed, form.epilogue == "swiglu"
     brought, out_met = form.beside > 0, make_out_met(form)

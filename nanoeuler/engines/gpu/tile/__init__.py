@@ -2,7 +2,7 @@
 
 
 # %% sec-tile
-"""What tiles of all tensor-core kernels have in common, written once; functions that a kernel calls.
+"""What tiles of all tensor-core kernels have in common: functions that a kernel calls.
 
 layout: where an element stands in shared memory, and which lane holds it. curves: activation
 functions and their slopes. accumulator: what is done with sums before they leave the registers.

@@ -770,19 +770,19 @@ GATED_TURNS = GATED | dict(pingpong=True)
 NARROW = dict(layout="NN", narrow=True, cluster=2)
 FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault or what is wrong)
     "no fence before GELU leaves": (
-        "gemm.wgmma_epilogue.make_send", "        proxy_fence()\n", "", ALL, "proxy"),
+        "gemm.wgmma_epilogue.make_strip", "        proxy_fence()\n", "", ALL, "proxy"),
     "GELU into a box that is being read": (
-        "gemm.wgmma_epilogue.make_strip", "        free(c, t)", "        pass", ALL,
+        "gemm.wgmma_epilogue.make_strip", "        free(me)", "        pass", ALL,
         "race unwritten"),
     "a stage given back while warps read it": (
-        "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all",
+        "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + me.c, 128)  # all",
         "            #",
         MET, "race"),
     "the slope of the other column": (
         "gemm.wgmma_epilogue.bend_pair", "acc[i + 1] *= high_slope", "acc[i + 1] *= low_slope", ALL,
         "c"),
     "a slope without its square": (
-        "gemm.wgmma_epilogue.gelu_and_slope", "(one - t * t)", "(one - t)", ALL, "c"),
+        "tile.curves.gelu_and_slope_fast", "(one - t * t)", "(one - t)", ALL, "c"),
     "the wrong half of U": (
         "gemm.wgmma_kernel.make_fetch_tile", "column + half * 128 + j * 64", "column + j * 64", ALL,
         "c"),
@@ -791,12 +791,12 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
     "a row dropped from the sums": (
         "gemm.wgmma_column_sums.strip_columns", "acc[at] + acc[at + 2]", "acc[at]", ALL, "sums"),
     "rows of ping-pong dropped": (
-        "gemm.wgmma_kernel.make_out_strip", "line + q // across * 4", "line",
+        "gemm.wgmma_epilogue.make_sum_columns", "tile.line + down // 16", "tile.line",
         dict(layout="NN", sums="store", pingpong=True), "sums"),
     "the halves exchanged": (
         "gemm.wgmma_column_sums.halve", "if lane & bit", "if not lane & bit", ALL, "sums"),
     "a warp's line over another's": (
-        "gemm.wgmma_kernel.make_finish", " + (t >> 5))", ")", ALL, "sums"),
+        "gemm.wgmma_kernel.make_corner", " + (me.t >> 5))", ")", ALL, "sums"),
     "columns beside the last": (
         "gemm.wgmma_column_sums.strip_columns", "if at < n:", "if at < n + 8:", ALL, "bounds sums"),
     "lines dropped": (
@@ -809,41 +809,41 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm.wgmma_epilogue.make_curve", "            if second:", "            if 0:", None,
         "bits"),
     "a gate by its neighbour's up": (
-        "gemm.wgmma_epilogue.make_swiglu", "acc[i], acc[i + away]", "acc[i], acc[i + away - 1]",
+        "gemm.wgmma_epilogue.make_gate", "acc[i], acc[i + away]", "acc[i], acc[i + away - 1]",
         GATED,
         "c"),
     "the upper gates twice": (
-        "gemm.wgmma_epilogue.make_swiglu", "half * half_on + j", "j", GATED_TURNS, "c"),
+        "gemm.wgmma_epilogue.make_gate", "half * on + j", "j", GATED_TURNS, "c"),
     "the lower gates beside the upper ones": (
-        "gemm.wgmma_epilogue.make_swiglu", "(0, 64) if form.pingpong", "(64, 0) if form.pingpong",
+        "gemm.wgmma_epilogue.strips", "q % across * wide, q // across * 64", "q * wide, 0",
         GATED_TURNS, "second bounds"),
     "the lower values over the upper ones": (
-        "gemm.wgmma_epilogue.make_tile", "row + below", "row", GATED_TURNS, "c race"),
+        "gemm.wgmma_epilogue.make_store", "tile.row + down", "tile.row", GATED_TURNS, "c race"),
     "gates and ups through one box": (
-        "gemm.wgmma_epilogue.make_swiglu", "boxes + BOX, map_s", "boxes, map_s", GATED, "race"),
+        "gemm.wgmma_epilogue.make_store_gates", "int32(me.boxes + BOX)", "me.boxes", GATED, "race"),
     "gates fetched twice": (
-        "gemm.wgmma_kernel.make_fetch_b", "column + part * n)", "column)", GATED, "c second"),
+        "gemm.wgmma_kernel.make_fetch_b", "column + part * of.n)", "column)", GATED, "c second"),
     "halves of a k-block that are one": (
         "gemm.wgmma_kernel.make_fetch_b", "k + rank * part_of_k", "k", NARROW, "c"),
     "halves of a k-block over each other": (
         "gemm.wgmma_kernel.make_fetch_b", "j * BOX + rank * (BOX // 2)", "j * BOX", NARROW,
         "c race unwritten"),
     "a strip too few": (
-        "gemm.wgmma_kernel.make_finish", "out_strip(acc, u, 2,", "out_strip(acc, u, 1,", NARROW,
+        "gemm.wgmma_epilogue.strips", "Strip(q * apart,", "Strip(min(q, 1) * apart,", NARROW,
         "c unwritten race"),
     "a third strip in the first one's box": (
-        "gemm.wgmma_kernel.make_out_strip", "q % in_turn * BOX", "(q & 1) * BOX", NARROW, "race"),
+        "gemm.wgmma_epilogue.of_strip", "q % form.boxes[1]", "q % 2", NARROW, "race"),
     "no fence before a bay leaves": (
         "gemm.wgmma_epilogue.make_met_strip", "        proxy_fence()\n", "", UNGATED, "proxy"),
     "a strip met before it has come": (
         "gemm.wgmma_epilogue.make_met_strip",
-        "        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)\n",
+        "        mbarrier_wait(full + (me.c * STRIPS + q) * 8, tile.lap)\n",
         "", UNGATED, "race unwritten"),
     "a strip of the tile before": (
-        "gemm.wgmma_epilogue.make_met_strip", "q) * 8, lap)", "q) * 8, lap ^ 1)", UNGATED,
+        "gemm.wgmma_epilogue.make_met_strip", "q) * 8, tile.lap)", "q) * 8, tile.lap ^ 1)", UNGATED,
         "race unwritten deadlock"),
     "the box of C while it is being read": (
-        "gemm.wgmma_epilogue.make_met_strip", "        free(c, t)\n", "", UNGATED, "race"),
+        "gemm.wgmma_epilogue.make_met_strip", "        free(me)\n", "", UNGATED, "race"),
     "a bay given back a strip early": (
         "gemm.wgmma_epilogue.make_met_strip", "mbarrier_arrive(empty - 16)",
         "mbarrier_arrive(empty - 8)", UNGATED, "race deadlock"),
@@ -851,15 +851,15 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm.wgmma_epilogue.make_leave", "            bulk_wait_read_all()\n", "", UNGATED,
         "race"),
     "a bay given back while warps read it": (
-        "gemm.wgmma_epilogue.make_met_strip", "        barrier(1 + c, 128)\n", "",
+        "gemm.wgmma_epilogue.make_met_strip", "        barrier(1 + me.c, 128)\n", "",
         dict(layout="NN", epilogue="residual", pingpong=True), "race unwritten proxy"),
     "a bay filled before it is empty": (
         "gemm.wgmma_kernel.make_bring", "mbarrier_wait(empty, phase ^ 1)", "pass", UNGATED, "race"),
     "slopes of up for those of gate": (
-        "gemm.wgmma_epilogue.make_send_met", "store_tile(map_d, x, y, 0, 0, bay)",
-        "store_tile(map_d, x, y, 0, 0, bay + BOX)", UNGATED, "second"),
+        "gemm.wgmma_epilogue.make_send_met", "store_tile(of.second, x, y, 0, 0, bay)",
+        "store_tile(of.second, x, y, 0, 0, bay + BOX)", UNGATED, "second"),
     "a slope without its curve": (
-        "gemm.wgmma_epilogue.gate_and_slopes", "sigma + curve *", "sigma + gate *", UNGATED,
+        "tile.curves.swiglu_and_slopes_fast", "sigma + silu *", "sigma + gate *", UNGATED,
         "second"),
     "an up by its neighbour's gate": (
         "gemm.wgmma_epilogue.gate_pair", "acc[i + 1], high_bf16(gates)",
@@ -868,7 +868,8 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
     "the upper strips twice": (
         "gemm.wgmma_kernel.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),
     "a consumer's sums in the other's lines": (
-        "gemm.wgmma_kernel.make_out_met", "line + q // 2 * 4", "line", ALL | dict(pingpong=True),
+        "gemm.wgmma_epilogue.make_sum_columns", "tile.line + down", "tile.line + 0 * down",
+        ALL | dict(pingpong=True),
         "sums"),
 }  # fmt: skip
 

@@ -205,14 +205,16 @@ FAULTS = {
     "the same fragments twice": (
         "make_multiply", "load(a0, b0, at, slot, 2)", "load(a0, b0, at, slot, 1)",
         "gemm.mma_kernel"),
-    "no swizzle on the way in": ("make_begin", "((chunk ^ (row & 7)) << 4)", "(chunk << 4)", TILE),
+    "no swizzle on the way in": (
+        "make_copies", "chunk_at(row, chunk, width)", "row * 2 * width + (chunk << 4)", TILE),
     "another swizzle on the way out": (
-        "make_load", "(DEPTH * 2) + ((chunk ^ (row & 7)) << 4)",
-        "(DEPTH * 2) + ((chunk ^ (row & 6)) << 4)", TILE),
-    "no edge along k": ("make_fetch", "int32(min(max(rest * 2, 0), 16))", "int32(16)", TILE),
+        "make_load", "chunk_at(row, chunk, DEPTH)",
+        "row * (DEPTH * 2) + ((chunk ^ (row & 6)) << 4)", TILE),
+    "no edge along k": (
+        "make_copies", "int32(min(max(source.rest * 2, 0), 16))", "int32(16)", TILE),
     "an edge along k that is one late": (
-        "make_fetch", "rest * 2, 0", "rest * 2 + 2, 0", TILE),
-    "no edge below": ("make_fetch", "size if j * step < below else int32(0)", "size", TILE),
+        "make_copies", "rest * 2, 0", "rest * 2 + 2, 0", TILE),
+    "no edge below": ("make_copies", "size if j * step < source.below else int32(0)", "size", TILE),
 }  # fmt: skip
 
 
@@ -231,9 +233,11 @@ def test_a_fault_is_found(name):
 def test_an_unswizzled_ring_is_found_by_its_rounds():
     """Without the swizzle on either way all is right, and eight times as slow."""
     pair = {
-        "make_begin": wrong("make_begin", "((chunk ^ (row & 7)) << 4)", "(chunk << 4)", TILE),
-        "make_load": wrong("make_load", "+ ((chunk ^ (row & 7)) << 4)", "+ (chunk << 4)", TILE),
-    }
+        "make_copies": wrong(
+            "make_copies", "chunk_at(row, chunk, width)", "row * 2 * width + (chunk << 4)", TILE),
+        "make_load": wrong(
+            "make_load", "chunk_at(row, chunk, DEPTH)", "row * (DEPTH * 2) + (chunk << 4)", TILE),
+    }  # fmt: skip
     case = Case(MmaForm(**PAIR), 64, 128, DEPTH)
     with mock.patch.multiple(mma_kernel_module, **pair):
         kernel = mma_kernel.__wrapped__(case.form)
@@ -305,8 +309,7 @@ def test_every_card_since_8_0_gets_a_form_that_fits():
 
 
 @pytest.mark.parametrize(
-    "capability, kernel", [((9, 0), "gemm_wgmma"), ((8, 0), "gemm.mma_kernel"), ((12, 0),
-    "gemm_mma")]
+    "capability, kernel", [((9, 0), "gemm_wgmma"), ((8, 0), "gemm_mma"), ((12, 0), "gemm_mma")]
 )
 def test_a_product_is_for_the_card_that_is_there(capability, kernel):
     a, b = np.zeros((2, 16384, 768), np.uint16)

@@ -22,7 +22,7 @@ from nanoeuler.engines.gpu.decode import decoder as decoder_module
 from nanoeuler.engines.gpu.decode.decoder import CudaReader, Decoding, ForwardPass, rows_for
 from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
-from nanoeuler.engines.gpu.rows.activations import LOG2_E
+from nanoeuler.engines.gpu.tile.curves import LOG2_E
 from nanoeuler.errors import UserError
 from nanoeuler.model import layers
 from nanoeuler.model.weights import initialise

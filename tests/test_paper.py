@@ -951,9 +951,9 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm.wgmma_kernel.make_multiply", "                wgmma_wait_previous()\n", "", "race"),
     "no wait for the product": (
         "gemm.wgmma_kernel.make_consume", "            wait(acc)\n", "", "flight"),
-    "no proxy fence": ("gemm.wgmma_epilogue.make_send", "        proxy_fence()\n", "", "proxy"),
+    "no proxy fence": ("gemm.wgmma_epilogue.make_strip", "        proxy_fence()\n", "", "proxy"),
     "no barrier before the copy": (
-        "gemm.wgmma_epilogue.make_send", "        proxy_fence()\n        barrier(1 + c, 128)\n",
+        "gemm.wgmma_epilogue.make_strip", "        proxy_fence()\n        barrier(1 + me.c, 128)\n",
         "        proxy_fence()\n", "proxy race unwritten"),
     "a box used too early": (
         "gemm.wgmma_epilogue.free", "        bulk_wait_read()", "        pass", "race"),
@@ -967,7 +967,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm.wgmma_kernel.gemm_kernel", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
-        "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + c, 128)  # all warps have",
+        "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + me.c, 128)  # all ",
         "            #", "race"),
     "no fence of the mbarriers": (
         "gemm.wgmma_form.prepare", "    mbarrier_init_fence()\n", "", "misuse"),
@@ -977,7 +977,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
 @pytest.mark.parametrize("flaw", FLAWS_7C)
 def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
     place, old, new, kinds = FLAWS_7C[flaw]
-    module, _, function = place.rpartition(".")
+    module, function = place.rsplit(".", 1)
     wrong = getattr(load(Mutant(f"engines.gpu.{module}", function, flaw, old, new)), function)
     for other in wgmma_form, wgmma_epilogue, wgmma_kernel:
         if hasattr(other, function):

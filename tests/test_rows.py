@@ -760,12 +760,12 @@ FAULTS = [
     ("rows.column_sums", "slab_sums", "row += slabs", "row += rows", long),
     ("rows.column_sums", "slab_sums", "row += AHEAD * slabs", "row += (AHEAD + 1) * slabs", long),
     ("rows.column_sums", "slab_sums", "if column < columns", "if column <= columns", long),
-    ("rows.activations", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
+    ("tile.curves", "swiglu_slopes", "(float32(1) - sigma)", "sigma", swiglu),
     ("rows.activations", "gated_rows", "store(up, i", "store(gate, i", swiglu),
     ("rows.activations", "gated_backward", "put(left, out)", "put(right, out)", swiglu),
     ("rows.activations", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
     ("rows.activations", "gated_backward", "while row < rows", "while row < 0", swiglu),
-    ("rows.activations", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
+    ("tile.curves", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
     ("rows.activations", "curved_rows", "value[at] += shift[k]", "pass", gelu),
     ("rows.activations", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
     ("rows.rope", "turn", "sign * sin[k]", "sin[k]", turned),
@@ -793,7 +793,8 @@ def test_all_faults_have_their_place():
     ids=lambda part: getattr(part, "__name__", str(part)[:30]),
 )  # fmt: skip
 def test_planted_faults_are_found(module, function, old, new, check):
-    name = module if module != "lang.vectors" else "rows.residual_norm"
+    users = {"lang.vectors": "rows.residual_norm", "tile.curves": "rows.activations"}
+    name = users.get(module, module)
     wrong = with_fault(name, Mutant(f"engines.gpu.{module}", function, "", old, new))
     with pytest.raises((AssertionError, Fault)):
         check(wrong)

@@ -95,17 +95,19 @@ def test_angles_are_read_once_for_each_row_of_a_tile(D):
 
 ANGLES = "gemm.wgmma_epilogue.make_turns_of_heads"
 FLAWS = {  # what: (function, text in it, what it becomes)
-    "the position of the row above at a tile's border": (ANGLES, "* TILE_M +", "* TILE_M - 1 +"),
-    "positions of the other consumer": (ANGLES, "half * 64 +", "(1 - half) * 64 +"),
+    "the position of the row above at a tile's border": (
+        ANGLES, "row + (t >> 5) * 16", "row - 1 + (t >> 5) * 16"),
+    "positions of the other consumer": (
+        "gemm.wgmma_kernel.make_corner", "TILE_M + me.c * own", "TILE_M + (1 - me.c) * own"),
     "angles of the upper rows for the lower ones, in ping-pong": (
-        ANGLES, "take(angles, by, x, 1, t)", "pass"),
-    "the upper rows turned twice, in ping-pong": (ANGLES, "acc, 64, angles", "acc, 0, angles"),
+        ANGLES, "look_up(tile.angles, tile.of.by, int32(tile.row + 64), tile.me.t)", "pass"),
+    "the upper rows turned twice, in ping-pong": (ANGLES, "turn_half(acc, 64", "turn_half(acc, 0"),
     "positions of the cluster's other block": (
-        ANGLES, "(cuda.blockIdx.x & (cluster - 1))", "(cuda.blockIdx.x & 0)"),
-    "eight rows below is nine": (ANGLES, "row + 8", "row + 9"),
-    "values are turned too": (ANGLES, "< by.columns", "< by.columns + D"),
-    "the last key is not turned": (ANGLES, "< by.columns", "< by.columns - D"),
-    "what is turned is counted from the tile": (ANGLES, "y * columns + i * D", "i * D"),
+        "gemm.wgmma_kernel.make_rank", "& (cluster - 1)", "& 0"),
+    "eight rows below is nine": (ANGLES, "above + 8", "above + 9"),
+    "values are turned too": (ANGLES, "< tile.of.by.columns", "< tile.of.by.columns + D"),
+    "the last key is not turned": (ANGLES, "< tile.of.by.columns", "< tile.of.by.columns - D"),
+    "what is turned is counted from the tile": (ANGLES, "tile.column + i * D", "i * D"),
     "heads overlap": (ANGLES, "i * (D // 2)", "i * (D // 4)"),
     "turned back": (ANGLES, "float32(1)", "float32(-1)"),
     "a sign": ("gemm.wgmma_rope.turn", "left * cos - right", "left * cos + right"),

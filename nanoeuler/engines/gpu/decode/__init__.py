@@ -5,5 +5,5 @@
 """One token at a time: gemv (a matrix times few vectors), attention (one query over the cache),
 sampling (embed a token, take the likeliest), decoder (the pass, and the reader of a text).
 
-May import: errors, model, engines.gpu.lang, engines.gpu.rows, engines.gpu.step.
+May import: errors, model, engines.gpu.lang, engines.gpu.rows, engines.gpu.step, engines.gpu.tile.
 """

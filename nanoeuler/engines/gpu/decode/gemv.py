@@ -20,7 +20,7 @@ import numpy as np
 from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64, ptx
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
-from nanoeuler.engines.gpu.rows.activations import gelu_share, sigmoid
+from nanoeuler.engines.gpu.tile.curves import gelu_share, sigmoid
 
 # isort: split
 

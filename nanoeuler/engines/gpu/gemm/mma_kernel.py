@@ -14,15 +14,9 @@ Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 
 from functools import cache
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm.mma_epilogue import make_finish
+from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
 from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, DEPTH, FRAGMENTS, SIDE, SUMS, MmaForm
-from nanoeuler.engines.gpu.gemm.mma_tile import (
-    PARTS,
-    make_begin,
-    make_fetch,
-    make_forward,
-    make_load,
-)
+from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.lang.ptx import (
@@ -36,9 +30,9 @@ from nanoeuler.engines.gpu.lang.ptx import (
     store_float2_if,
     zeros,
 )
+from nanoeuler.engines.gpu.tile.accumulator import in_order
 
 SUM_THREADS = 128  # of a block that sums pieces: 512 columns of a row
-wait_all = copy_wait(0)  # for all of the thread's copies
 
 
 def make_corner(form: MmaForm) -> Any:
@@ -62,38 +56,29 @@ def make_corner(form: MmaForm) -> Any:
 def make_sources(form: MmaForm) -> tuple[Any, Any, Any]:
     """begin, fetch, forward: what copies k-blocks of A and B into the ring.
 
-    begin(base, a, b, row, column, m, n, k, of_a, of_b, first, t) -> sources, and places in stage 0;
+    begin(a, b, row, column, first, base, t) -> the sources of A and B, from k-block `first` on;
     fetch(part, ahead, sources): a part of the copies into the stage at byte `ahead`;
-    forward(sources) -> the same for the next k-block. of_a, of_b: elements from row to row.
+    forward(sources) -> the same for the next k-block.
     """
-    rows, columns = form.rows, form.columns
-    dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
-    begin_a, place_a = make_begin(form, dense_a, rows)
-    begin_b, place_b = make_begin(form, dense_b, columns)
-    fetch_a, fetch_b = make_fetch(form, dense_a, rows), make_fetch(form, dense_b, columns)
-    forward_a, forward_b = make_forward(dense_a), make_forward(dense_b)
-    middle = rows * DEPTH * 2
+    middle = form.rows * DEPTH * 2
+    begin_a, fetch_a, forward_a = make_copies(form, form.layout[0] == "N", form.rows)
+    begin_b, fetch_b, forward_b = make_copies(form, form.layout[1] == "T", form.columns)
 
-    def begin(base, a, b, row, column, m, n, k, of_a, of_b, first, t):
-        source_a = begin_a(a, of_a, row, m, first, k, t)
-        source_b = begin_b(b, of_b, column, n, first, k, t)
-        places = int32(base + place_a(t)), int32(base + middle + place_b(t))
-        return source_a, source_b, places, of_a, of_b
+    def begin(a, b, row, column, first, base, t):
+        return begin_a(a, row, first, base, t), begin_b(b, column, first, base + middle, t)
 
     def fetch(part, ahead, sources):
-        source_a, source_b, places, of_a, of_b = sources
-        fetch_a(part, places[0] + ahead, source_a, of_a)
-        fetch_b(part, places[1] + ahead, source_b, of_b)
+        fetch_a(part, ahead, sources[0])
+        fetch_b(part, ahead, sources[1])
 
     def forward(sources):
-        source_a, source_b, places, of_a, of_b = sources
-        return forward_a(source_a, of_a), forward_b(source_b, of_b), places, of_a, of_b
+        return forward_a(sources[0]), forward_b(sources[1])
 
     return begin, fetch, forward
 
 
 def make_fragments(form: MmaForm) -> tuple[Any, Any]:
-    """find(base, warp, lane) -> where a lane reads in stage 0; load(fragments, at, slot, step)."""
+    """find(base, warp, lane) -> where a lane reads in stage 0; load(a, b, at, slot, step)."""
     middle, upright = form.rows * DEPTH * 2, form.rows // SIDE
     find_a, load_a = make_load(form.layout[0] == "N", form.rows, True)
     find_b, load_b = make_load(form.layout[1] == "T", form.columns, False)
@@ -158,9 +143,9 @@ def mma_kernel(form: MmaForm) -> Kernel:
 
     With pieces, blockIdx.y has a range of the k-blocks each, and C is `pieces` of float32 (m, n).
     """
-    corner, multiply, finish = make_corner(form), make_multiply(form), make_finish(form)
-    begin = make_sources(form)[0]
-    upright, clear = form.rows // SIDE, zeros(SUMS)
+    corner, multiply, finish = make_corner(form), make_multiply(form), in_order(epilogue(form))
+    begin, upright, clear = make_sources(form)[0], form.rows // SIDE, zeros(SUMS)
+    dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
     def gemm_mma(a, b, c, aux, m, n, k, of_a, of_b, of_c, of_aux):
         shared = cuda.shared.array(0, int8)
@@ -175,19 +160,20 @@ def mma_kernel(form: MmaForm) -> Kernel:
         acc = cuda.local.array(SUMS, float32)
         clear(acc)
         end = int32(min(k, last * DEPTH))
-        sources = begin(base, a, b, row, column, m, n, end, of_a, of_b, first, t)
+        left = Matrix(a, of_a, m, end) if dense_a else Matrix(a, of_a, end, m)
+        right = Matrix(b, of_b, n, end) if dense_b else Matrix(b, of_b, end, n)
+        sources = begin(left, right, row, column, first, base, t)
         multiply(acc, base, sources, int32(last - first), warp, lane)
         wait_all()
         cuda.syncthreads()  # the ring is free: warps' boxes stand there
         row = int32(row + warp % upright * SIDE)
         column = int32(column + warp // upright * SIDE)
-        to = c + int64(piece) * m * of_c * 4
-        finish(acc, base + warp * BOX, to, aux, row, column, m, n, of_c, of_aux, lane)
+        to = Matrix(c + int64(piece) * m * of_c * 4, of_c, m, n)
+        box = int32(base + warp * BOX)
+        finish(acc, Tile(to, Matrix(aux, of_aux, m, n), row, column, box, lane))
 
-    args = "l l l l r r r r r r r"
-    return Kernel(
-        gemm_mma, args, form.threads, form.shared, resident=form.resident, target=(8, 0)
-    )
+    args, more = "l l l l r r r r r r r", {"resident": form.resident, "target": (8, 0)}
+    return Kernel(gemm_mma, args, form.threads, form.shared, **more)
 
 
 # %% sec-mma-host

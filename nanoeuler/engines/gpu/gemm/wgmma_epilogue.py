@@ -2,17 +2,30 @@
 
 
 # %% sec-gemm-out
-"""What becomes of a tile's sums on their way to C: curves, bias, a tile of another array; strips.
+"""What becomes of a tile's sums on their way to C: operations on registers, and strips.
 
-c is the consumer, 0 or 1; t a thread's number in its warpgroup; acc its registers, of which 4 j to
-4 j + 3 hold two columns of C in two rows, 8 apart (chapter 11d has the table).
+acc are the registers of a consumer's thread: one accumulator of 64 rows, in ping-pong two below
+each other (`tile.layout`; chapter 11d has the table). An operation is a function of acc and of a
+`Tile`; `epilogue` lists those of a form.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.gemm.mma_epilogue import gelu, gelu_tangent
-from nanoeuler.engines.gpu.gemm.wgmma_form import BOX, STRIPS, TILE_M, Form, advance, make_release
-from nanoeuler.engines.gpu.gemm.wgmma_rope import position, take_angles, turn
+from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
+from nanoeuler.engines.gpu.gemm.wgmma_form import (
+    BOX,
+    STRIPS,
+    Form,
+    advance,
+    bays_bars,
+    make_release,
+)
+from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, position, take_angles, turn
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.lang.hopper import (
     bulk_commit,
     bulk_wait_read,
@@ -25,61 +38,83 @@ from nanoeuler.engines.gpu.lang.hopper import (
     tma_add,
     tma_store,
 )
-from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32
 from nanoeuler.engines.gpu.lang.ptx import (
     barrier,
     high_bf16,
     ldmatrix4,
-    load_if_below,
     low_bf16,
     pack_bf16,
     store_shared_float2,
-    tanh_approx,
 )
+from nanoeuler.engines.gpu.tile.accumulator import make_bias
+from nanoeuler.engines.gpu.tile.curves import (
+    gelu_and_slope_fast,
+    gelu_fast,
+    silu_fast,
+    swiglu_and_slopes_fast,
+)
+from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_row, squares_at
 
 
-def gelu_and_slope(x):
-    """GELU(x) and its slope, equation eq-gelu-slope; |x| is below 1e19, so that x x is finite."""
-    t, square = gelu_tangent(x)
-    half, one = float32(0.5) * x, float32(1)
-    steep = float32(0.7978845608) + float32(0.1070322244) * square
-    return half + half * t, float32(0.5) * (one + t) + half * (one - t * t) * steep
+class Arguments(NamedTuple):
+    """What a kernel is given: the addresses of maps of A, B, C and of the second array; aux, the
+    address of a bias, or of a map; those of the work list and of the space behind its header; the
+    columns of C; and by what heads are turned."""
+
+    a: int
+    b: int
+    c: int
+    second: int
+    aux: int
+    work: int
+    space: int
+    n: int
+    by: Turning
 
 
-def silu(x):
-    """x sigmoid(x) of a float32."""
-    half = float32(0.5) * x
-    return half + half * tanh_approx(half)
+class Consumer(NamedTuple):
+    """A thread of a consumer: where its block's ring, its mbarriers and the consumer's boxes begin
+    in shared memory; the consumer, 0 or 1; and the thread's number in it."""
+
+    base: int
+    bars: int
+    boxes: int
+    c: int
+    t: int
 
 
-def make_bias(form: Form) -> Any:
-    """bias(acc, address, column, n, lane): acc += bias, of the columns from `column` on."""
-    columns, halves = form.columns, 2 if form.pingpong else 1
+class Tile(NamedTuple):
+    """A consumer's tile: its first row and column of C; the line of sums that its warp leaves; the
+    parity of its bays; angles of its rows; and 64 registers for a tile of another array, in pairs.
+    """
 
-    def bias(acc, address, column, n, lane):
-        first = int32(column + (lane & 3) * 2)
-        for j in range(columns // 8):
-            at = int32(first + j * 8)
-            pair = load_if_below(address + int64(at) * 2, at, n)
-            low, high = low_bf16(pair), high_bf16(pair)
-            for half in range(halves):
-                i = half * 64 + 4 * j
-                acc[i] += low
-                acc[i + 1] += high
-                acc[i + 2] += low
-                acc[i + 3] += high
+    of: Arguments
+    me: Consumer
+    row: int
+    column: int
+    line: int
+    lap: int
+    angles: Any
+    u: Any
 
-    return bias
+
+def make_add_bias(form: Form) -> Callable:
+    """add_bias(acc, tile): acc += bias."""
+    bias = make_bias(form.columns, 2 if form.pingpong else 1)
+
+    def add_bias(acc, tile):
+        bias(acc, tile.of.aux, tile.column, tile.of.n, int32(tile.me.t & 31))
+
+    return add_bias
 
 
 def put_bf16(acc, i, box, t):
-    """32 registers from `i` on to a box of 64 x 64 bf16; chunk q of row r stands at q ^ (r & 7)."""
-    lane = int32(t & 31)
-    r = int32((t >> 5) * 16 + (lane & 15))
+    """32 registers from `i` on to a box of 64 x 64 bf16."""
     for j in range(4):
-        chunk, k = int32(((2 * j + (lane >> 4)) ^ (r & 7)) * 16), i + j * 8
+        k = i + j * 8
         stmatrix4(
-            int32(box + r * 128 + chunk),
+            int32(box + squares_at(t, j)),
             pack_bf16(acc[k], acc[k + 1]), pack_bf16(acc[k + 2], acc[k + 3]),
             pack_bf16(acc[k + 4], acc[k + 5]), pack_bf16(acc[k + 6], acc[k + 7]),
         )  # fmt: skip
@@ -87,93 +122,112 @@ def put_bf16(acc, i, box, t):
 
 def put_pairs(pairs, i, box, t):
     """The same of 16 registers that hold pairs of bf16."""
-    lane = int32(t & 31)
-    r = int32((t >> 5) * 16 + (lane & 15))
     for j in range(4):
-        k, place = i + 4 * j, int32(box + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+        k, place = i + 4 * j, int32(box + squares_at(t, j))
         stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
 
 
 def put_float32(acc, i, box, t):
     """16 registers from `i` on to a box of 64 x 32 float32, swizzled in the same way."""
-    r, pair = int32((t >> 5) * 16 + ((t & 31) >> 2)), int32(t & 3)
-    at = int32(box + r * 128 + (pair & 1) * 8)
+    row, pair = int32((t >> 5) * 16 + lane_row(int32(t & 31))), int32(t & 3)
     for j in range(4):
-        chunk = int32(((2 * j + (pair >> 1)) ^ (r & 7)) * 16)
-        a = i + 4 * j
-        store_shared_float2(at + chunk, acc[a], acc[a + 1])
-        store_shared_float2(at + chunk + 1024, acc[a + 2], acc[a + 3])
+        chunk, k = int32(2 * j + (pair >> 1)), i + 4 * j
+        at = int32(box + chunk_at(row, chunk, PANEL) + (pair & 1) * 8)
+        store_shared_float2(at, acc[k], acc[k + 1])
+        store_shared_float2(at + 1024, acc[k + 2], acc[k + 3])
 
 
-def free(c, t):
+class Corner(NamedTuple):
+    """Where a box of an array begins: the array's map, a column and a row."""
+
+    map: int
+    column: int
+    row: int
+
+
+def free(me):
     """The consumer's threads go on when the older of its two boxes can be written."""
-    if t == 0:
+    if me.t == 0:
         bulk_wait_read()  # what stood in this box has left
-    barrier(1 + c, 128)
+    barrier(1 + me.c, 128)
 
 
-def make_send(add: bool) -> Any:
-    """send(map_c, column, row, box, c, t): the box, which all have written, to C or added to it."""
+def make_strip(put: Callable, add: bool = False) -> Callable:
+    """strip(registers, i, box, to, me): a strip, from register i on, by way of a box to its
+    `Corner`, stored there or added to what is there."""
 
-    def send(map_c, column, row, box, c, t):
+    def send(box, to, me):
         proxy_fence()
-        barrier(1 + c, 128)
-        if t == 0:
+        barrier(1 + me.c, 128)  # all have written the box
+        if me.t == 0:
             if add:
-                tma_add(map_c, column, row, box)
+                tma_add(to.map, to.column, to.row, box)
             else:
-                tma_store(map_c, column, row, box)
+                tma_store(to.map, to.column, to.row, box)
             bulk_commit()
 
-    return send
-
-
-def make_strip(put: Any, add: bool = False) -> Any:
-    """strip(registers, i, box, map_c, column, row, c, t): a strip, from register i on, to C."""
-    send = make_send(add)
-
-    def strip(registers, i, box, map_c, column, row, c, t):
-        free(c, t)
-        put(registers, i, box, t)
-        send(map_c, column, row, box, c, t)
+    def strip(registers, i, box, to, me):
+        free(me)
+        put(registers, i, box, me.t)
+        send(box, to, me)
 
     return strip
 
 
-def make_wide_strip(form: Form) -> Any:
-    """The same of a form's sums as they are, in its own dtype, stored in C or added to it."""
+def make_strip_of_c(form: Form) -> Callable:
+    """The same of sums as they are, in C's dtype, stored in C or added to it."""
     return make_strip(put_float32 if form.out == "float32" else put_bf16, form.epilogue == "add")
 
 
-def make_tile(form: Form) -> Any:
-    """tile(acc, boxes, map_c, column, row, c, t): a consumer's registers to C as they are."""
-    registers, wide = form.strip, form.strip * 2  # of a strip; its columns
-    count, strip = form.of_c // wide, make_wide_strip(form)
-    below = 64 if form.pingpong else 0  # of gated values: two strips, one below the other
+class Strip(NamedTuple):
+    """A part of a tile that goes out at once, 64 rows of 128 bytes of C: its first register, and
+    its columns and rows from the tile's corner."""
 
-    def tile(acc, boxes, map_c, column, row, c, t):
-        if below:
-            strip(acc, 0, boxes, map_c, column, row, c, t)
-            strip(acc, 64, boxes + BOX, map_c, column, row + below, c, t)
+    i: int
+    right: int
+    down: int
+
+
+def strips(form: Form) -> list[Strip]:
+    """All strips of a consumer's tile, from left to right, then those below; of SwiGLU, of gates.
+    """
+    wide = 128 // (4 if form.out == "float32" else 2)
+    across = form.of_c // wide
+    every = range(across * (2 if form.pingpong else 1))
+    apart = 64 if form.epilogue == "swiglu" and form.pingpong else form.strip  # ups between gates
+    return [Strip(q * apart, q % across * wide, q // across * 64) for q in every]
+
+
+def make_store(form: Form, strip: Strip, box: int, second: bool = False) -> Callable:
+    """store(acc, tile): a strip of the sums by way of a box to C, or to the second array; there,
+    where sums met a tile from the ring, it is what that tile became."""
+    i, right, down = strip
+    pairs = second and form.ringed
+    put = make_strip(put_pairs if pairs else put_bf16) if second else make_strip_of_c(form)
+
+    def store(acc, tile):
+        to = tile.of.second if second else tile.of.c
+        to = Corner(to, int32(tile.column + right), int32(tile.row + down))
+        at = int32(tile.me.boxes + box * BOX)
+        if pairs:
+            put(tile.u, i // 2, at, to, tile.me)
         else:
-            for q in range(count):
-                x = column + q * wide
-                strip(acc, q * registers, boxes + (q & 1) * BOX, map_c, x, row, c, t)
+            put(acc, i, at, to, tile.me)
 
-    return tile
+    return store
 
 
-def make_curve(form: Form) -> Any:
-    """curve(acc, i): 32 registers from i on become their GELU, of bf16 where that is stored."""
-    second = form.second
+def make_curve(form: Form, strip: Strip) -> Callable:
+    """curve(acc, tile): a strip becomes its GELU, of bf16 where that is stored."""
+    second, first = form.second, strip.i
 
-    def curve(acc, i):
-        for j in range(0, 32, 2):
-            low, high = acc[i + j], acc[i + j + 1]
+    def curve(acc, tile):
+        for j in range(first, first + 32, 2):
+            low, high = acc[j], acc[j + 1]
             if second:
                 pair = pack_bf16(low, high)
                 low, high = low_bf16(pair), high_bf16(pair)
-            acc[i + j], acc[i + j + 1] = gelu(low), gelu(high)
+            acc[j], acc[j + 1] = gelu_fast(low), gelu_fast(high)
 
     return curve
 
@@ -187,8 +241,8 @@ def add_pair(acc, i, pair):
 
 def bend_pair(acc, i, pair):
     """acc[i : i + 2] *= GELU' of a pair of bf16; returns GELU of the pair."""
-    low, low_slope = gelu_and_slope(low_bf16(pair))
-    high, high_slope = gelu_and_slope(high_bf16(pair))
+    low, low_slope = gelu_and_slope_fast(low_bf16(pair))
+    high, high_slope = gelu_and_slope_fast(high_bf16(pair))
     acc[i] *= low_slope
     acc[i + 1] *= high_slope
     return pack_bf16(low, high)
@@ -196,139 +250,132 @@ def bend_pair(acc, i, pair):
 
 def read_strip(u, q, at, t):
     """Registers 16 q to 16 q + 15 of u: a box of 64 x 64, pairs as `put_bf16` would pack them."""
-    lane = int32(t & 31)
-    r = int32((t >> 5) * 16 + (lane & 15))
     for j in range(4):
         i = q * 16 + j * 4
-        place = int32(at + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
-        u[i], u[i + 1], u[i + 2], u[i + 3] = ldmatrix4(place)
+        u[i], u[i + 1], u[i + 2], u[i + 3] = ldmatrix4(int32(at + squares_at(t, j)))
 
 
-def make_read_tile(form: Form) -> Any:
-    """read_tile(u, base, bars, stage, phase, c, t): the tile that waits in the ring, 128 x 128 a
-    stage in boxes of 64 columns, into 64 registers. Returns the ring's state after it."""
+def make_read_tile(form: Form) -> Callable:
+    """read_tile(tile, stage, phase): the tile that waits in the ring, 128 x 128 a stage in boxes of
+    64 columns, into tile.u. Returns the ring's state after it; without such a tile, as it was."""
     stages, stage_bytes, release = form.stages, form.stage, make_release(form)
 
-    def read_tile(u, base, bars, stage, phase, c, t):
+    def read_tile(tile, stage, phase):
+        me = tile.me
         for half in range(2):
-            mbarrier_wait(bars + 8 * stage, phase)
-            at = int32(base + stage * stage_bytes + c * BOX)
+            mbarrier_wait(me.bars + 8 * stage, phase)
+            at = int32(me.base + stage * stage_bytes + me.c * BOX)
             for q in range(2):
-                read_strip(u, half * 2 + q, int32(at + q * 2 * BOX), t)
-            barrier(1 + c, 128)  # all warps have read it, not only the one that says so
-            release(bars + 8 * (stages + stage), t)
+                read_strip(tile.u, half * 2 + q, int32(at + q * 2 * BOX), me.t)
+            barrier(1 + me.c, 128)  # all warps have read it, not only the one that says so
+            release(me.bars + 8 * (stages + stage), me.t)
             stage, phase = advance(stage, phase, stages)
         return stage, phase
 
-    return read_tile
+    def nothing(tile, stage, phase):
+        return stage, phase
+
+    return read_tile if form.ringed else nothing
 
 
-def make_meet(form: Form) -> Any:
-    """meet(acc, u, q): strip q of the sums and that of a tile in pairs, which become their GELU in
-    a backward one."""
-    meet_pair = add_pair if form.epilogue == "residual" else bend_pair
+def make_meet(form: Form, strip: Strip) -> Callable:
+    """meet(acc, tile): a strip of the sums and that of tile.u, which in a backward one becomes
+    GELU."""
+    meet_pair, half = add_pair if form.epilogue == "residual" else bend_pair, strip.i // 2
 
-    def meet(acc, u, q):
+    def meet(acc, tile):
         for i in range(16):
-            u[q * 16 + i] = meet_pair(acc, q * 32 + 2 * i, u[q * 16 + i])
+            tile.u[half + i] = meet_pair(acc, 2 * (half + i), tile.u[half + i])
 
     return meet
 
 
-def make_swiglu(form: Form) -> Any:
-    """swiglu(acc, boxes, map_s, column, row, n, c, t): gates become silu(gate) up.
+def make_store_gates(form: Form) -> Callable:
+    """store_gates(acc, tile): gates and ups, rounded, to the second array (m, 2 n).
 
-    Of each half of a consumer's sums, 64 x 64 gates: beside each other from registers 0 and 32 on,
-    in ping-pong below each other from 0 and 64 on; their ups are `away`. map_s: (m, 2 n), where
-    both go before, rounded, where the form says so; n is then a multiple of 64, so that a strip of
-    gates ends where they end.
+    n is a multiple of 64, so that a strip of gates ends where they end.
     """
-    second, strip = form.second, make_strip(put_bf16)
-    half_on, away = (64, 32) if form.pingpong else (32, 64)
-    right, down = (0, 64) if form.pingpong else (64, 0)
+    away, strip, (first, other) = 32 if form.pingpong else 64, make_strip(put_bf16), strips(form)
 
-    def swiglu(acc, boxes, map_s, column, row, n, c, t):
-        if second:
-            for half in range(2):
-                x, y, i = int32(column + half * right), int32(row + half * down), half * half_on
-                if x < n:  # for both boxes, so that they stay in turn
-                    strip(acc, i, boxes, map_s, x, y, c, t)
-                    strip(acc, i + away, boxes + BOX, map_s, x + n, y, c, t)
+    def half(acc, tile, i, right, down):
+        x, y, n = int32(tile.column + right), int32(tile.row + down), tile.of.n
+        if x < n:  # for both boxes, so that they stay in turn
+            me, to = tile.me, tile.of.second
+            strip(acc, i, me.boxes, Corner(to, x, y), me)
+            strip(acc, i + away, int32(me.boxes + BOX), Corner(to, int32(x + n), y), me)
+
+    def store_gates(acc, tile):
+        half(acc, tile, first.i, first.right, first.down)
+        half(acc, tile, other.i, other.right, other.down)
+
+    return store_gates
+
+
+def make_gate(form: Form) -> Callable:
+    """gate_all(acc, tile): gates become silu(gate) up, of bf16 where they are stored."""
+    away, second, on = 32 if form.pingpong else 64, form.second, strips(form)[1].i
+
+    def gate_all(acc, tile):
         for half in range(2):
             for j in range(32):
-                i = half * half_on + j
+                i = half * on + j
                 gate, up = acc[i], acc[i + away]
                 if second:
                     pair = pack_bf16(gate, up)
                     gate, up = low_bf16(pair), high_bf16(pair)
-                acc[i] = silu(gate) * up
+                acc[i] = silu_fast(gate) * up
 
-    return swiglu
+    return gate_all
 
 
 # %% sec-gemm-turn
-def make_turns_of_heads(form: Form) -> Any:
-    """look_up(angles, by, x, c, t) before a tile is multiplied, turn_heads(acc, angles, by, x, y,
-    t) of its sums: the heads in its columns that are turned."""
-    D, columns, cluster, pingpong = form.way.turn, form.columns, form.cluster, form.pingpong
+def make_turns_of_heads(form: Form) -> tuple[Callable, Callable]:
+    """look_up(angles, by, row, t) before a tile is multiplied, whose first row is `row`;
+    turn_heads(acc, tile): the heads in its columns that are turned."""
+    D, columns, pingpong = form.way.turn, form.columns, form.pingpong
 
-    def take(angles, by, x, half, t):
-        block, lane = int32(x * cluster + (cuda.blockIdx.x & (cluster - 1))), int32(t & 31)
-        row = int32(block * TILE_M + half * 64 + (t >> 5) * 16 + (lane >> 2))
-        above, below = position(row, by.T), position(int32(row + 8), by.T)
-        take_angles(angles, by.cos, by.sin, above, below, D, lane)
+    def look_up(angles, by, row, t):
+        if D > 0:
+            lane = int32(t & 31)
+            above = int32(row + (t >> 5) * 16 + lane_row(lane))
+            above, below = position(above, by.T), position(int32(above + 8), by.T)
+            take_angles(angles, by.cos, by.sin, above, below, D, lane)
 
-    def turn_half(acc, first, angles, by, y):
+    def turn_half(acc, first, tile):
         for i in range(columns // D):
-            if y * columns + i * D < by.columns:
-                turn(acc, first + i * (D // 2), angles, float32(1), D)
+            if tile.column + i * D < tile.of.by.columns:
+                turn(acc, first + i * (D // 2), tile.angles, float32(1), D)
 
-    def look_up(angles, by, x, c, t):
-        if D > 0:
-            take(angles, by, x, 0 if pingpong else c, t)
-
-    def turn_heads(acc, angles, by, x, y, t):
-        if D > 0:
-            turn_half(acc, 0, angles, by, y)
-            if pingpong:  # the lower 64 rows, while the other consumer multiplies
-                take(angles, by, x, 1, t)
-                turn_half(acc, 64, angles, by, y)
+    def turn_heads(acc, tile):
+        turn_half(acc, 0, tile)
+        if pingpong:  # the lower 64 rows, while the other consumer multiplies
+            look_up(tile.angles, tile.of.by, int32(tile.row + 64), tile.me.t)
+            turn_half(acc, 64, tile)
 
     return look_up, turn_heads
 
 
 # %% sec-gemm-bays
-def gate_and_slopes(s, gate, up):
-    """s times the slopes of h by gate and by up, and h, equation eq-gemm-swiglu-slopes."""
-    half = float32(0.5) * gate
-    t = tanh_approx(half)
-    curve, sigma = half + half * t, float32(0.5) + float32(0.5) * t
-    return s * up * (sigma + curve * (float32(1) - sigma)), s * curve, curve * up
-
-
 def gate_pair(acc, i, gates, ups):
     """acc[i : i + 2] meet a pair of gates and one of ups; pairs of slopes of both, and of h."""
-    a, b, c = gate_and_slopes(acc[i], low_bf16(gates), low_bf16(ups))
-    d, e, f = gate_and_slopes(acc[i + 1], high_bf16(gates), high_bf16(ups))
+    a, b, c = swiglu_and_slopes_fast(acc[i], low_bf16(gates), low_bf16(ups))
+    d, e, f = swiglu_and_slopes_fast(acc[i + 1], high_bf16(gates), high_bf16(ups))
     return pack_bf16(a, d), pack_bf16(b, e), pack_bf16(c, f)
 
 
-def make_bend(form: Form) -> Any:
+def make_bend(form: Form) -> Callable:
     """bend(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
 
     What is stored beside C stands in the bay then.
     """
-    meet_pair = add_pair if form.epilogue == "residual" else bend_pair
-    two, second = form.beside == 2, form.second
+    meet_pair, second = add_pair if form.epilogue == "residual" else bend_pair, form.second
 
     def bend_two(acc, i, bay, box, t):
         gates, ups = cuda.local.array(16, int32), cuda.local.array(16, int32)
         read_strip(gates, 0, bay, t)
         read_strip(ups, 0, bay + BOX, t)
-        lane = int32(t & 31)
-        r = int32((t >> 5) * 16 + (lane & 15))
         for j in range(4):
-            k, at = i + 8 * j, int32(r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16)
+            k, at = i + 8 * j, squares_at(t, j)
             a, e, u = gate_pair(acc, k, gates[4 * j], ups[4 * j])
             b, f, v = gate_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
             c, g, w = gate_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
@@ -346,57 +393,99 @@ def make_bend(form: Form) -> Any:
             put_pairs(u, 0, bay, t)
         put_bf16(acc, i, box, t)
 
-    return bend_two if two else bend_one
+    return bend_two if form.beside == 2 else bend_one
 
 
-def make_send_met(form: Form) -> Any:
-    """send_met(map_c, map_d, x, y, box, bay): C's strip from its box, and what a bay holds."""
+def make_send_met(form: Form) -> Callable:
+    """send_met(of, x, y, box, bay): C's strip from its box, and what a bay holds."""
     two, second = form.beside == 2, form.second
 
-    def send_met(map_c, map_d, x, y, box, bay):
-        tma_store(map_c, x, y, box)
+    def send_met(of, x, y, box, bay):
+        tma_store(of.c, x, y, box)
         if two:
-            store_tile(map_d, x, y, 0, 0, bay)
-            store_tile(map_d, x, y, 1, 0, bay + BOX)
+            store_tile(of.second, x, y, 0, 0, bay)
+            store_tile(of.second, x, y, 1, 0, bay + BOX)
         elif second:
-            tma_store(map_d, x, y, bay)
+            tma_store(of.second, x, y, bay)
         bulk_commit()
 
     return send_met
 
 
-def make_met_strip(form: Form) -> Any:
-    """met_strip(acc, q, full, lap, bays, boxes, map_c, map_d, column, row, c, t): strip q goes to
-    C, and what it met to the second array. full: the first mbarrier of bays; lap: a parity."""
+def make_met_strip(form: Form, q: int) -> Callable:
+    """met_strip(acc, tile): strip q meets what is in its bay and goes to C, and what it met to the
+    second array."""
     beside, second, bend, send = form.beside, form.second, make_bend(form), make_send_met(form)
+    bays, bars, (i, right, down) = form.bays, bays_bars(form), strips(form)[q]
 
-    def met_strip(acc, q, full, lap, bays, boxes, map_c, map_d, column, row, c, t):
-        bay, box = int32(bays + q * beside * BOX), int32(boxes + (q & 1) * BOX)
-        empty = int32(full + (2 * STRIPS + q) * 8)
-        mbarrier_wait(full + (c * STRIPS + q) * 8, lap)
-        free(c, t)
-        if second and q > 1 and t == 0:
+    def met_strip(acc, tile):
+        me, hidden = tile.me, int32(tile.lap >> 1)  # lap is 0 or 1, but no compiler knows
+        full, box = int32(me.bars + hidden + bars), int32(me.boxes + (q & 1) * BOX)
+        bay, empty = int32(me.base + hidden + bays + q * beside * BOX), full + (2 * STRIPS + q) * 8
+        mbarrier_wait(full + (me.c * STRIPS + q) * 8, tile.lap)
+        free(me)
+        if second and q > 1 and me.t == 0:
             mbarrier_arrive(empty - 16)  # strip q - 2 has left with its box
-        bend(acc, q * 32, bay, box, t)
+        bend(acc, i, bay, box, me.t)
         proxy_fence()
-        barrier(1 + c, 128)
-        if t == 0:
-            x, y = int32(column + q % 2 * 64), int32(row + q // 2 * 64)
-            send(map_c, map_d, x, y, box, bay)
+        barrier(1 + me.c, 128)
+        if me.t == 0:
+            send(tile.of, int32(tile.column + right), int32(tile.row + down), box, bay)
             if not second:
                 mbarrier_arrive(empty)
 
     return met_strip
 
 
-def make_leave(form: Form) -> Any:
-    """leave(full, t): a tile's last two strips have left their bays."""
-    second = form.second
+def make_leave(form: Form) -> Callable:
+    """leave(acc, tile): a tile's last two strips have left their bays."""
+    bars = bays_bars(form)
 
-    def leave(full, t):
-        if second and t == 0:
+    def leave(acc, tile):
+        full = int32(tile.me.bars + int32(tile.lap >> 1) + bars)
+        if tile.me.t == 0:
             bulk_wait_read_all()
             mbarrier_arrive(full + (3 * STRIPS - 2) * 8)
             mbarrier_arrive(full + (3 * STRIPS - 1) * 8)
 
     return leave
+
+
+# %% sec-gemm-epilogue
+def make_sum_columns(strip: Strip) -> Callable:
+    """sum_columns(acc, tile): sums over a warp's 16 rows of a strip, to the warp's line."""
+    i, right, down = strip
+
+    def sum_columns(acc, tile):
+        of, lane = tile.of, int32(tile.me.t & 31)
+        column, line = int32(tile.column + right), int32(tile.line + down // 16)
+        strip_columns(acc, i, of.space, column, line, of.n, lane)
+
+    return sum_columns
+
+
+def of_strip(form: Form, q: int, strip: Strip) -> list[Callable]:
+    """What is done with one strip of a tile."""
+    sums = [make_sum_columns(strip)] if form.sums != "no" else []
+    if form.beside:
+        return [make_met_strip(form, q), *sums]
+    made = [make_meet(form, strip)] if form.ringed else []
+    both = form.second and form.epilogue != "swiglu"
+    if both:
+        made.append(make_store(form, strip, 0, second=True))
+    if "and gelu" in form.epilogue:
+        made.append(make_curve(form, strip))
+    return [*made, *sums, make_store(form, strip, 1 if both else q % form.boxes[1])]
+
+
+def epilogue(form: Form) -> list[Callable]:
+    """What is done with a tile's sums until they are in C: operations on acc and a `Tile`."""
+    made = [make_turns_of_heads(form)[1]] if form.way.turn else []
+    if form.way.aux == "bias":
+        made.append(make_add_bias(form))
+    if form.epilogue == "swiglu":
+        made += [make_store_gates(form)] if form.second else []
+        made.append(make_gate(form))
+    for q, strip in enumerate(strips(form)):
+        made += of_strip(form, q, strip)
+    return [*made, make_leave(form)] if form.beside and form.second else made

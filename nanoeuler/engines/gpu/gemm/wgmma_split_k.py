@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm.wgmma_epilogue import make_wide_strip
+from nanoeuler.engines.gpu.gemm.wgmma_epilogue import Corner, make_strip_of_c
 from nanoeuler.engines.gpu.gemm.wgmma_form import BOX, PIECE, REGISTERS, TILE_M, Form
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.ptx import load_float4_if_below, load_int4, store_float4
@@ -47,24 +47,25 @@ def make_gather(form: Form) -> Any:
 
 
 def make_sums(form: Form) -> Any:
-    """sums(...): a warpgroup walks its list of strips, sums the pieces of each, puts it in C."""
+    """sums(of, head, me): a warpgroup walks its list of strips, sums the pieces of each, puts it in
+    C. head: the row of the work list that says where its list is."""
     cluster, columns, registers = form.cluster, form.columns, form.strip
-    gather, strip = make_gather(form), make_wide_strip(form)
+    gather, strip = make_gather(form), make_strip_of_c(form)
 
-    def sums(work, head, pieces, boxes, map_c, c, t):
+    def sums(of, head, me):
         total = cuda.local.array(registers, float32)
-        item, end, _, _ = load_int4(work + int64(head) * 16)
+        item, end, _, _ = load_int4(of.work + int64(head) * 16)
         side = int32(0)
         while item < end:
-            x, y, where, slots = load_int4(work + int64(item) * 16)
+            x, y, where, slots = load_int4(of.work + int64(item) * 16)
             rank, half, q = int32(where >> 8), int32((where >> 4) & 1), int32(where & 15)
             block = int32((slots & 0xFFFF) * cluster + rank)
-            inside = int32(half * (PIECE // 2) + q * (registers * 512) + t * 16)
-            at = pieces + int64(block) * PIECE + int64(inside)
+            inside = int32(half * (PIECE // 2) + q * (registers * 512) + me.t * 16)
+            at = of.space + int64(block) * PIECE + int64(inside)
             gather(total, at, int64(cluster * PIECE), int32(slots >> 16))
             row = int32((x * cluster + rank) * TILE_M + half * 64)
             column = int32(y * columns + q * registers * 2)
-            strip(total, 0, boxes + side * BOX, map_c, column, row, c, t)
+            strip(total, 0, int32(me.boxes + side * BOX), Corner(of.c, column, row), me)
             side = int32(side ^ 1)
             item = int32(item + 1)
 

@@ -70,8 +70,8 @@ def number_of(driver: Any, handle: Any, name: str) -> int:
     return check(driver.cuDeviceGetAttribute(attribute, handle))
 
 
-class Card:
-    """One GPU, and when what it holds is given back.
+class Device:
+    """One GPU: its memory, kernels loaded into it, and launches that it runs, alone or as a graph.
 
     capability: of its architecture, as (9, 0); multiprocessors: how many it has.
     """
@@ -88,6 +88,7 @@ class Card:
         self.multiprocessors = number_of(driver, self.handle, "MULTIPROCESSOR_COUNT")
         self.capturing = False
         self.later: list[tuple[Callable, Any]] = []
+        self.functions: dict[Kernel, Any] = {}
 
     def memory_used(self) -> int:
         """The bytes that are taken of the GPU's memory, by whomever."""
@@ -105,10 +106,6 @@ class Card:
         else:
             free(handle)
 
-
-class Memory(Card):
-    """A GPU and what it stores."""
-
     def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
         """Memory for an array in C order, as it is; freed when array and parts are forgotten.
 
@@ -120,10 +117,9 @@ class Memory(Card):
             address = int(check(self.driver.cuMemAlloc(max(1, size))))
         except MemoryError:
             free, whole = check(self.driver.cuMemGetInfo())
-            raise MemoryError(
-                f"an array {shape} of {kind} takes {size / 1e9:.2f} GB, and {self.name} has "
-                f"{free / 1e9:.2f} of its {whole / 1e9:.2f} GB free"
-            ) from None
+            there = f"{self.name} has {free / 1e9:.2f} of its {whole / 1e9:.2f} GB free"
+            wanted = f"an array {shape} of {kind} takes {size / 1e9:.2f} GB"
+            raise MemoryError(f"{wanted}, and {there}") from None
         made = DeviceArray(address, shape, kind, dense(shape, kind.itemsize))
         self.keep(made, self.driver.cuMemFree, address)
         return made
@@ -135,10 +131,6 @@ class Memory(Card):
         """A part of an array that begins `offset` bytes into it; the same memory, kept alive."""
         made = part_of(array, offset, shape, dtype, strides)
         return DeviceArray(array.address + offset, *made, owner=array)
-
-
-class Exchange(Memory):
-    """How the host reads and writes what a GPU stores."""
 
     def array(self, values: np.ndarray) -> DeviceArray:
         """A copy on the GPU of a NumPy array, in C order."""
@@ -168,10 +160,6 @@ class Exchange(Memory):
     def synchronize(self) -> None:
         """Wait for everything that was begun."""
         check(self.driver.cuCtxSynchronize())
-
-
-class Post(Exchange):
-    """Copies that the host does not wait for, on a stream of the device's own."""
 
     @cached_property
     def stream(self) -> int:
@@ -209,10 +197,68 @@ class Post(Exchange):
         self.keep(wait, self.driver.cuEventDestroy, event)
         return wait
 
+    def load(self, kernel: Kernel, code: Code | None = None) -> Any:
+        """The kernel's handle; compiled here, or before (`compile.build_all`) and handed in."""
+        if kernel in self.functions:
+            return self.functions[kernel]
+        target, driver = machine(kernel, self.capability), self.driver
+        code = code or assemble(to_ptx(kernel), target)
+        if code.image and code.target != target:  # machine code of another machine
+            code = assemble(code.text, target)
+        module = check(driver.cuModuleLoadData(code.image or code.text.encode() + b"\0"))
+        function = check(driver.cuModuleGetFunction(module, entry(code.text).encode()))
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        check(driver.cuFuncSetAttribute(function, limit, kernel.shared))
+        return self.functions.setdefault(kernel, function)
 
-def encode(memory: Exchange, view: Map) -> DeviceArray:
+    def load_all(self, kernels: Iterable[Kernel]) -> None:
+        """Load kernels, those that are not loaded yet compiled side by side."""
+        missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
+        codes = build_copies(missing, self.capability)
+        for kernel, code in zip(missing, codes, strict=True):
+            self.load(kernel, code)
+
+    def prepare(self, launch: Launch) -> Callable[..., None]:
+        """A function of a stream's handle that puts the launch on that stream, again and again."""
+        kernel, function = launch.kernel, self.load(launch.kernel)
+        encoded = [encode(self, arg) if isinstance(arg, Map) else arg for arg in launch.args]
+        pairs = [pair for operand, arg in zip(kernel.parameters, encoded, strict=True)
+                 for pair in parameters(operand, arg)]  # fmt: skip
+        values, types = zip(*pairs, strict=True)
+        config = configuration(self.driver, launch)
+
+        def start(stream: int = 0, _alive: Any = (launch, encoded)) -> None:
+            config.hStream = stream
+            check(self.driver.cuLaunchKernelEx(config, function, (values, types), 0))
+
+        return start
+
+    def run(self, launch: Launch, stream: int = 0) -> None:
+        """Put a launch on a stream; it runs when its turn comes."""
+        self.prepare(launch)(stream)
+
+    def capture(self, starts: Iterable[Callable]) -> "Graph":
+        """A graph of what these functions of a stream launch; none runs, and nothing may wait."""
+        starts, driver = list(starts), self.driver
+        # Libraries load their kernels when these are first used; that is no part of the graph.
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check(driver.cuStreamBeginCapture(self.stream, mode))
+        self.capturing = True
+        try:
+            for start in starts:
+                start(self.stream)
+        finally:  # a capture that was begun is ended, whatever happened in it
+            outcome = driver.cuStreamEndCapture(self.stream)
+            self.capturing = False
+            while self.later:
+                free, handle = self.later.pop()
+                free(handle)
+        return Graph(self, check(outcome), starts)
+
+
+def encode(device: Device, view: Map) -> DeviceArray:
     """A tensor map in the GPU's memory (cuTensorMapEncodeTiled: innermost axes first)."""
-    driver, array = memory.driver, view.array
+    driver, array = device.driver, view.array
     require_aligned(array.address)
     kinds = driver.CUtensorMapDataType
     kind = {
@@ -234,7 +280,7 @@ def encode(memory: Exchange, view: Map) -> DeviceArray:
         )
     )  # fmt: skip
     words = ctypes.string_at(int(encoded.getPtr()), MAP_BYTES)
-    return memory.array(np.frombuffer(words, np.uint8))
+    return device.array(np.frombuffer(words, np.uint8))
 
 
 def attributes(driver: Any, kernel: Kernel) -> list[Any]:
@@ -279,76 +325,6 @@ def parameters(operand: Operand, arg: Any) -> list[tuple[Any, Any]]:
     size, item = math.prod(arg.shape), arg.dtype.itemsize
     words = 0, 0, size, item, arg.address, *arg.shape, *arg.strides
     return [(word, ctypes.c_int64) for word in words]
-
-
-class Starter(Post):
-    """A GPU that runs launches."""
-
-    def __init__(self, number: int = 0):
-        super().__init__(number)
-        self.functions: dict[Kernel, Any] = {}
-
-    def load(self, kernel: Kernel, code: Code | None = None) -> Any:
-        """The kernel's handle; compiled here, or before (`compile.build_all`) and handed in."""
-        if kernel in self.functions:
-            return self.functions[kernel]
-        target, driver = machine(kernel, self.capability), self.driver
-        code = code or assemble(to_ptx(kernel), target)
-        if code.image and code.target != target:  # machine code of another machine
-            code = assemble(code.text, target)
-        module = check(driver.cuModuleLoadData(code.image or code.text.encode() + b"\0"))
-        function = check(driver.cuModuleGetFunction(module, entry(code.text).encode()))
-        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        check(driver.cuFuncSetAttribute(function, limit, kernel.shared))
-        return self.functions.setdefault(kernel, function)
-
-    def load_all(self, kernels: Iterable[Kernel]) -> None:
-        """Load kernels, those that are not loaded yet compiled side by side."""
-        missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
-        codes = build_copies(missing, self.capability)
-        for kernel, code in zip(missing, codes, strict=True):
-            self.load(kernel, code)
-
-
-class Device(Starter):
-    """One GPU that runs launches, one by one or as a graph."""
-
-    def prepare(self, launch: Launch) -> Callable[..., None]:
-        """A function of a stream's handle that puts the launch on that stream, again and again."""
-        kernel, function = launch.kernel, self.load(launch.kernel)
-        encoded = [encode(self, arg) if isinstance(arg, Map) else arg for arg in launch.args]
-        pairs = [pair for operand, arg in zip(kernel.parameters, encoded, strict=True)
-                 for pair in parameters(operand, arg)]  # fmt: skip
-        values, types = zip(*pairs, strict=True)
-        config = configuration(self.driver, launch)
-
-        def start(stream: int = 0, _alive: Any = (launch, encoded)) -> None:
-            config.hStream = stream
-            check(self.driver.cuLaunchKernelEx(config, function, (values, types), 0))
-
-        return start
-
-    def run(self, launch: Launch, stream: int = 0) -> None:
-        """Put a launch on a stream; it runs when its turn comes."""
-        self.prepare(launch)(stream)
-
-    def capture(self, starts: Iterable[Callable]) -> "Graph":
-        """A graph of what these functions of a stream launch; none runs, and nothing may wait."""
-        starts, driver = list(starts), self.driver
-        # Libraries load their kernels when these are first used; that is no part of the graph.
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        check(driver.cuStreamBeginCapture(self.stream, mode))
-        self.capturing = True
-        try:
-            for start in starts:
-                start(self.stream)
-        finally:  # a capture that was begun is ended, whatever happened in it
-            outcome = driver.cuStreamEndCapture(self.stream)
-            self.capturing = False
-            while self.later:
-                free, handle = self.later.pop()
-                free(handle)
-        return Graph(self, check(outcome), starts)
 
 
 class Graph:

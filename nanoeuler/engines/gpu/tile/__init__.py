@@ -1,0 +1,11 @@
+# Made from book/11c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tile
+"""What tiles of all tensor-core kernels have in common: functions that a kernel calls.
+
+layout: where an element stands in shared memory, and which lane holds it. curves: activation
+functions and their slopes. accumulator: what is done with sums before they leave the registers.
+
+May import: model, engines.gpu.lang.
+"""

@@ -1,0 +1,80 @@
+# Made from book/11c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-tile
+"""Activation functions of float32 in registers, and their slopes: of GELU the tanh form, SwiGLU.
+
+First those that are good to float32, but for a few of its last bits; then those with the special
+function unit's tanh, good to 11 bits, for what is rounded to bf16: their names end in _fast.
+"""
+
+from nanoeuler.engines.gpu.lang.instruction import float32
+from nanoeuler.engines.gpu.lang.ptx import exp2, reciprocal, tanh_approx
+from nanoeuler.model.layers import GELU_CUBIC as CUBIC
+from nanoeuler.model.layers import GELU_SCALE as SCALE
+
+LOG2_E = 1.4426950408889634  # e^x is 2^(x log2 e)
+
+
+def sigmoid(x):
+    """1 / (1 + e^-x). Of large -x the power is infinite and the quotient 0."""
+    return reciprocal(float32(1) + exp2(x * float32(-LOG2_E)))
+
+
+def swiglu(gate, up):
+    """The gated value, and what its slopes share: h, sigmoid(gate)."""
+    sigma = sigmoid(gate)
+    return gate * sigma * up, sigma
+
+
+def swiglu_slopes(dh, gate, up, sigma):
+    """dgate and dup. Equation eq-backprop-swiglu."""
+    dgate = dh * up * sigma * (float32(1) + gate * (float32(1) - sigma))
+    return dgate, dh * gate * sigma
+
+
+def gelu_share(u):
+    """The share of u that GELU lets through, (1 + tanh z) / 2 = sigmoid(2 z)."""
+    return sigmoid(float32(2 * SCALE) * u * (float32(1) + float32(CUBIC) * u * u))
+
+
+def gelu_slope(u):
+    """dh / du. Equation eq-backprop-gelu; 1 - tanh^2 z is 4 s (1 - s) for the share s."""
+    share = gelu_share(u)
+    dz = float32(SCALE) * (float32(1) + float32(3 * CUBIC) * u * u)
+    return share + float32(2) * u * share * (float32(1) - share) * dz
+
+
+def gelu_tangent(x):
+    """t of GELU(x) = x/2 (1 + t), tanh form; and x squared."""
+    square = x * x
+    return tanh_approx(x * (float32(SCALE) + float32(SCALE * CUBIC) * square)), square
+
+
+def gelu_fast(x):
+    """GELU: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    t, _ = gelu_tangent(x)
+    half = float32(0.5) * x
+    return half + half * t
+
+
+def gelu_and_slope_fast(x):
+    """GELU(x) and its slope, equation eq-gelu-slope; |x| is below 1e19, so that x x is finite."""
+    t, square = gelu_tangent(x)
+    half, one = float32(0.5) * x, float32(1)
+    steep = float32(SCALE) + float32(3 * SCALE * CUBIC) * square
+    return half + half * t, float32(0.5) * (one + t) + half * (one - t * t) * steep
+
+
+def silu_fast(x):
+    """x sigmoid(x)."""
+    half = float32(0.5) * x
+    return half + half * tanh_approx(half)
+
+
+def swiglu_and_slopes_fast(dh, gate, up):
+    """dgate, dup and h, equation eq-gemm-swiglu-slopes."""
+    half = float32(0.5) * gate
+    t = tanh_approx(half)
+    silu, sigma = half + half * t, float32(0.5) + float32(0.5) * t
+    return dh * up * (sigma + silu * (float32(1) - sigma)), dh * silu, silu * up

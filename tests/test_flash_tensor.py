@@ -21,9 +21,9 @@ from tiers import thinned
 from nanoeuler.emulator import Fault, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.attention import wgmma_backward, wgmma_forward, wgmma_launch, wgmma_parts
-from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, last_of, options
+from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, last_of
 from nanoeuler.engines.gpu.attention.layout import padded
-from nanoeuler.engines.gpu.attention.wgmma_forward import NARROW, reciprocal_of
+from nanoeuler.engines.gpu.attention.wgmma_forward import narrow_kernel, reciprocal_of
 from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches, forward_launch
 from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
 from nanoeuler.errors import UserError
@@ -207,7 +207,7 @@ def test_no_later_query_changes_a_bit_of_an_earlier_one(monkeypatch):
     what, old = "rows move with their warp", "(above - m[0]) * scale <= float32(LEAP)"
     new = "above < float32(-1e30)"
     wrong = load(Mutant("engines.gpu.attention.wgmma_forward", "raise_lazily", what, old, new))
-    monkeypatch.setattr(wgmma_launch, "NARROW", wrong.NARROW)
+    monkeypatch.setattr(wgmma_launch, "narrow_kernel", wrong.narrow_kernel)
     assert not rows_apart()
 
 
@@ -323,7 +323,7 @@ BACKWARD = [
 @pytest.mark.parametrize("what, function, old, new", thinned(FORWARD))
 def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
     wrong = load(Mutant("engines.gpu.attention.wgmma_forward", function, what, old, new))
-    monkeypatch.setattr(wgmma_launch, "NARROW", wrong.NARROW)
+    monkeypatch.setattr(wgmma_launch, "narrow_kernel", wrong.narrow_kernel)
     # In one chain: three tiles of queries, the one in the middle alone.
     a = rising(STEEPLY if function == "raise_lazily" else SLOWLY)
     try:
@@ -437,11 +437,11 @@ def test_all_mistakes_have_their_place():
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
     if module == "attention.wgmma_parts":
-        wgmma_backward.dq_kernel.cache_clear()
-        wgmma_backward.dkdv_kernel.cache_clear()
+        for made in (narrow_kernel, wgmma_backward.dq_kernel, wgmma_backward.dkdv_kernel):
+            made.cache_clear()
         for user in (wgmma_forward, wgmma_backward):
             monkeypatch.setattr(user, function, getattr(wrong, function))
-    for name in ("NARROW_DOCUMENTS", "dq_kernel", "dkdv_kernel"):
+    for name in ("narrow_kernel", "dq_kernel", "dkdv_kernel"):
         if hasattr(wrong, name):
             monkeypatch.setattr(wgmma_launch, name, getattr(wrong, name))
     a = in_texts(inputs(1, 2, 1, 400, 64), [[128, 150, 122]])
@@ -463,20 +463,20 @@ def test_the_two_lines_of_texts():
         with pytest.raises(UserError, match=words):
             last_of(np.array([wrong], np.int32))
     lines = Documents(first, last_of(first))
-    assert expect_documents(None, 2, 5) == () and expect_documents(lines, 2, 5) == tuple(lines)
+    assert expect_documents(None, 2, 5) == (0, 0) and expect_documents(lines, 2, 5) == tuple(lines)
     for wrong in (lines._replace(last=first[:1]), lines._replace(first=first.astype(np.int64))):
         with pytest.raises(UserError, match="documents' .* is dense int32"):
             expect_documents(wrong, 2, 5)
 
 
-def test_a_kernel_without_documents_is_asked_for_in_one_way():
-    assert options(None, ()) == () and options(True, None) == (True,)
-    assert options(None, lambda: 0) == (False, True)
+def test_a_kernel_without_documents_gets_no_line():
     a = inputs(1, 1, 1, 70, 64)
-    plain, packed = forward(a), forward(in_texts(a, [[70]]))
-    assert plain.kernel is NARROW and packed.kernel is not NARROW
-    assert backward(a)[0].kernel is wgmma_backward.dq_kernel(64, 1)
-    assert packed.args[:-1] == plain.args or len(packed.args) == len(plain.args) + 1
+    b = in_texts(a, [[70]])
+    for plain, packed in zip((forward(a), *backward(a)), (forward(b), *backward(b)), strict=True):
+        assert plain.kernel is not packed.kernel and plain.args[-1] == 0
+        assert any(packed.args[-1] is line for line in b["documents"])
+    assert forward(a).kernel is narrow_kernel(False)
+    assert backward(a)[0].kernel is wgmma_backward.dq_kernel(wgmma_backward.Form(64, 1))
 
 
 def test_without_documents_none_of_their_code_runs(monkeypatch):
@@ -575,7 +575,7 @@ def test_forward_grids_cover(shape, grid, links):
     if links is None:
         assert grid[0] * grid[2] == B * H and grid[1] == -(-T // 128)
     else:
-        assert launch.args[8:10] == links and launch.kernel is NARROW
+        assert launch.args[8:10] == links and launch.kernel is narrow_kernel(False)
 
 
 @pytest.mark.parametrize("n, most", [(1, 5000), (3, 9999), (12, 5000), (264, 9000), (65535, 65537)])

@@ -18,13 +18,8 @@ from bench.card import Contest, ghost
 from nanoeuler.engines.gpu.attention import wgmma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents, last_of
 from nanoeuler.engines.gpu.attention.layout import padded
-from nanoeuler.engines.gpu.attention.wgmma_backward import dkdv_kernel, dq_kernel
-from nanoeuler.engines.gpu.attention.wgmma_forward import (
-    NARROW,
-    NARROW_DOCUMENTS,
-    WIDE,
-    WIDE_DOCUMENTS,
-)
+from nanoeuler.engines.gpu.attention.wgmma_backward import Form, dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention.wgmma_forward import narrow_kernel, wide_kernel
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 
 SETS = 150 << 20  # bytes of operands that are rotated: three times the L2 cache
@@ -89,36 +84,16 @@ ODD_TEXTS = [in_texts(ODD[3]), in_texts(ODD[3], 300), in_texts(ODD[2]), in_texts
 
 def kernels():
     """Name -> maker of each kernel."""
-    made = {"forward 64": narrow, "forward 128": wide}
-    made |= {"documents: forward 64": narrow_in_texts, "documents: forward 128": wide_in_texts}
-    for name, more in (("", ()), ("documents: ", (False, True))):
+    made = {}
+    for name, limited in ("", False), ("documents: ", True):
+        made[f"{name}forward 64"] = partial(narrow_kernel, limited)
+        made[f"{name}forward 128"] = partial(wide_kernel, limited)
         for D, most in ((64, 2), (128, 3)):
-            for groups in (1, most):
-                made[f"{name}dq {D}, {groups} warpgroups"] = partial(dq_kernel, D, groups, *more)
-            for groups in (1, 2):
-                maker = partial(dkdv_kernel, D, groups, *more)
-                made[f"{name}dkdv {D}, {groups} warpgroups"] = maker
+            for kernel, make, at_most in ("dq", dq_kernel, most), ("dkdv", dkdv_kernel, 2):
+                for groups in (1, at_most):
+                    form = Form(D, groups, limited=limited)
+                    made[f"{name}{kernel} {D}, {groups} warpgroups"] = partial(make, form)
     return made
-
-
-def narrow():
-    """The forward kernel of head width 64."""
-    return NARROW
-
-
-def wide():
-    """The forward kernel of head width 128."""
-    return WIDE
-
-
-def narrow_in_texts():
-    """That of width 64, with documents."""
-    return NARROW_DOCUMENTS
-
-
-def wide_in_texts():
-    """That of width 128, with documents."""
-    return WIDE_DOCUMENTS
 
 
 def documents_of(arrays):

@@ -47,7 +47,8 @@ def kernels():
     ):  # fmt: skip
         for D, form in forms.items():
             made[f"{name} {D}"] = partial(make, form)
-            made[f"documents: {name} {D}"] = partial(make, form, True)
+            limited = form._replace(limited=True)
+            made[f"documents: {name} {D}"] = partial(make, limited)
     return made
 
 

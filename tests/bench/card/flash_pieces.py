@@ -39,7 +39,8 @@ def kernels():
     ):  # fmt: skip
         for (D, pieces), form in forms.items():
             made[f"{name} {D}, {pieces} pieces"] = partial(make, form)
-            made[f"documents: {name} {D}, {pieces} pieces"] = partial(make, form, True)
+            limited = form._replace(limited=True)
+            made[f"documents: {name} {D}, {pieces} pieces"] = partial(make, limited)
     return made
 
 

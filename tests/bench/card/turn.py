@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 from bench.card import Contest, flash, gemm, ghost
 
+from nanoeuler.engines.gpu.attention import wgmma_backward as attention
 from nanoeuler.engines.gpu.attention import wgmma_launch
-from nanoeuler.engines.gpu.attention.wgmma_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
@@ -77,10 +77,12 @@ def kernels():
     forms |= {choose(case.layout, *case.shape) for case in TIMED}
     made = {gemm.label(form): partial(gemm_kernel, form) for form in sorted(forms, key=gemm.label)}
     for D, most in ((64, 2), (128, 3)):
-        for groups in (1, most):
-            made[f"dq {D}, {groups} warpgroups, turned"] = partial(dq_kernel, D, groups, True)
-        for groups in (1, 2):
-            made[f"dkdv {D}, {groups} warpgroups, turned"] = partial(dkdv_kernel, D, groups, True)
+        for name, make, at_most in (
+            ("dq", attention.dq_kernel, most), ("dkdv", attention.dkdv_kernel, 2)
+        ):  # fmt: skip
+            for groups in (1, at_most):
+                form = attention.Form(D, groups, turned=True)
+                made[f"{name} {D}, {groups} warpgroups, turned"] = partial(make, form)
     needed = "forward", "dq 64, 2", "dkdv 64, 2"  # of attention's own, for checks and "apart"
     made |= {name: make for name, make in flash.kernels().items() if name.startswith(needed)}
     return made | {f"RoPE {c.n} of {c.N}": partial(rope_kernel, "bf16", c.n, c.N, c.D)

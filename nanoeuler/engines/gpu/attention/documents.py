@@ -37,23 +37,13 @@ def last_of(first: np.ndarray) -> np.ndarray:
     return np.array(last, np.int32)
 
 
-def expect_documents(documents: Documents | None, B: int, T: int) -> tuple[Any, ...]:
-    """Its two arrays, or nothing; UserError for others than int32 (B, T) in C order."""
+def expect_documents(documents: Documents | None, B: int, T: int) -> tuple[Any, Any]:
+    """Its two arrays, or two zeros that no kernel reads; UserError for others than int32 (B, T) in
+    C order.
+    """
     for name, array in zip(Documents._fields, documents or (), strict=False):
         dense = array.strides[-1] == 4 and (B == 1 or array.strides[0] == 4 * T)
         if (tuple(array.shape), str(array.dtype), dense) != ((B, T), "int32", True):
             came = f"{array.dtype} {tuple(array.shape)}, strides {tuple(array.strides)}"
             raise UserError(f"documents' {name} is dense int32 {(B, T)}, not {came}")
-    return tuple(documents or ())
-
-
-def options(*given: Any) -> tuple[bool, ...]:
-    """Options of a kernel as its maker takes them: those at the end that are off are left out.
-
-    A maker keeps what it has made by its arguments: with these, a kernel without options is asked
-    for in one way, and so made and compiled once.
-    """
-    said = [bool(one) for one in given]
-    while said and not said[-1]:
-        said.pop()
-    return tuple(said)
+    return tuple(documents or (0, 0))

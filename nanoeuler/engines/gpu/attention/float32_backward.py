@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import ALL, PAD, Limit, clear, quad_sum, round_up
+from nanoeuler.engines.gpu.attention.layout import PAD, Limit, clear, quad_sum, round_up
 from nanoeuler.engines.gpu.attention.mma_backward import (
     DKDV_ARGUMENTS,
     DQ_ARGUMENTS,
@@ -219,24 +219,14 @@ def dq_block(form: Form) -> Callable:
 
 
 @functools.cache
-def dq_kernel(form: Form, documents: bool = False) -> Kernel:
+def dq_kernel(form: Form) -> Kernel:
     """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
 
-    documents: the first keys seen come last.
+    first: an int32 for each query, read if the form is `limited`.
     """
-    block, threads = dq_block(form), 32 * form.warps
+    block, threads, limited = dq_block(form), 32 * form.warps, form.limited
 
     def flash_pieces_dq(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
-        block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
-
-    def flash_pieces_dq_documents(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
         lse, delta, T, heads, sharing, scale, root, first,
@@ -244,13 +234,11 @@ def dq_kernel(form: Form, documents: bool = False) -> Kernel:
         of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
         of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
         x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
-        limit = Limit(True, first, T)
+        limit = Limit(limited, first, T)
         block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, limit)
 
     shared = 2 * (form.own + form.size) * form.pieces
     rest = {"resident": form.resident, "target": EVERY_CARD}
-    if documents:
-        return Kernel(flash_pieces_dq_documents, DQ_ARGUMENTS + " l", threads, shared, **rest)
     return Kernel(flash_pieces_dq, DQ_ARGUMENTS, threads, shared, **rest)
 
 
@@ -405,24 +393,14 @@ def dkdv_block(form: Form) -> Callable:
 
 
 @functools.cache
-def dkdv_kernel(form: Form, documents: bool = False) -> Kernel:
+def dkdv_kernel(form: Form) -> Kernel:
     """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first.
 
-    documents: the last queries that see come last.
+    last: an int32 for each key, read if the form is `limited`.
     """
-    block, threads = dkdv_block(form), 32 * form.warps
+    block, threads, limited = dkdv_block(form), 32 * form.warps, form.limited
 
     def flash_pieces_dkdv(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
-        x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
-        block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
-
-    def flash_pieces_dkdv_documents(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
         lse, delta, T, heads, sharing, scale, root, last,
@@ -430,11 +408,9 @@ def dkdv_kernel(form: Form, documents: bool = False) -> Kernel:
         of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
         of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
         x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
-        limit = Limit(True, last, T)
+        limit = Limit(limited, last, T)
         block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, limit)
 
     shared = 2 * (form.own + form.size) * form.pieces + 8 * form.step
     rest = {"resident": form.resident, "target": EVERY_CARD}
-    if documents:
-        return Kernel(flash_pieces_dkdv_documents, DKDV_ARGUMENTS + " l", threads, shared, **rest)
     return Kernel(flash_pieces_dkdv, DKDV_ARGUMENTS, threads, shared, **rest)

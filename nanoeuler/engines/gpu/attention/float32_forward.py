@@ -21,7 +21,7 @@ from nanoeuler.engines.gpu.attention.float32_parts import (
     put_sums,
     rows_product,
 )
-from nanoeuler.engines.gpu.attention.layout import ALL, PAD, PAST_END, Limit, round_up
+from nanoeuler.engines.gpu.attention.layout import PAD, PAST_END, Limit, round_up
 from nanoeuler.engines.gpu.attention.mma_forward import (
     Half,
     correct,
@@ -117,7 +117,8 @@ def loop_of(form: Form) -> Callable:
     return loop
 
 
-ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps; lse; see below
+# Four arrays with their steps, lse; T, heads, sharing; scale; the first keys seen.
+ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f", "l"])
 
 
 def forward_block(form: Form) -> Callable:
@@ -166,32 +167,22 @@ def forward_block(form: Form) -> Callable:
 
 
 @functools.cache
-def forward_kernel(form: Form, documents: bool = False) -> Kernel:
+def forward_kernel(form: Form) -> Kernel:
     """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
 
-    documents: the first keys seen come last.
+    first: an int32 for each query, read if the form is `limited`.
     """
-    block, threads = forward_block(form), 32 * form.warps
+    block, threads, limited = forward_block(form), 32 * form.warps, form.limited
 
     def flash_pieces(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
-    ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, ALL)
-
-    def flash_pieces_documents(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
     ):  # fmt: skip
         of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
         of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        limit = Limit(True, first, T)
+        limit = Limit(limited, first, T)
         block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, limit)
 
     shared = (form.own + 2 * form.size) * form.pieces
     rest = {"resident": form.resident, "target": EVERY_CARD}
-    if documents:
-        return Kernel(flash_pieces_documents, ARGUMENTS + " l", threads, shared, **rest)
     return Kernel(flash_pieces, ARGUMENTS, threads, shared, **rest)

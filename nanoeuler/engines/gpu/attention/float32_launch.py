@@ -10,17 +10,19 @@ Arrays as in flash_layout.py, but float32; D = 32, 64 or 128. pieces: 2, each pr
 
 from typing import Any
 
-from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, options
+from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents
 from nanoeuler.engines.gpu.attention.float32_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.attention.float32_forward import forward_kernel
 from nanoeuler.engines.gpu.attention.float32_parts import Form
-from nanoeuler.engines.gpu.attention.layout import at_a_time, expect_lines, scales, shared_shape
-from nanoeuler.engines.gpu.attention.mma_launch import (
+from nanoeuler.engines.gpu.attention.layout import (
     BACKWARD_SHARE,
     FORWARD_SHARE,
-    WIDTHS,
-    with_steps,
+    expect_lines,
+    grid_of,
+    scales,
+    shared_shape,
 )
+from nanoeuler.engines.gpu.attention.mma_launch import WIDTHS, with_steps
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
 
@@ -60,11 +62,11 @@ def forward_launch(
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS, "float32")
     expect_lines(B, H, T, lse=lse)
     form = form_of(FORWARD, D, pieces)
-    together = at_a_time(B * H, 8 * T * D, FORWARD_SHARE)
     arrays = with_steps(4, q=q, k=k, v=v, o=o)
-    grid = together, cover(T, 16 * form.warps), B * H // together
-    kernel, first = forward_kernel(form, *options(documents)), expect_documents(documents, B, T)[:1]
-    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0], *first))
+    grid = grid_of(B * H, cover(T, 16 * form.warps), 8 * T * D, FORWARD_SHARE)
+    kernel = forward_kernel(form._replace(limited=documents is not None))
+    first = expect_documents(documents, B, T)[0]
+    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0], first))
 
 
 def backward_launches(
@@ -78,15 +80,13 @@ def backward_launches(
     queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS, "float32")
     expect_lines(B, H, T, lse=lse, delta=delta)
-    of_dq, of_dkdv = form_of(DQ, D, pieces), form_of(DKDV, D, pieces)
+    limited = documents is not None
+    forms = form_of(DQ, D, pieces), form_of(DKDV, D, pieces)
+    of_dq, of_dkdv = (form._replace(limited=limited) for form in forms)
     rest, lines = (lse, delta, T, H, H // G, *scales(D)), expect_documents(documents, B, T)
-    together = at_a_time(B * H, 8 * T * D, BACKWARD_SHARE)
-    grid = together, cover(T, 16 * of_dq.warps), B * H // together
+    grid = grid_of(B * H, cover(T, 16 * of_dq.warps), 8 * T * D, BACKWARD_SHARE)
     arrays = with_steps(4, q=q, k=k, v=v, o=o, do=do, dq=dq)
-    kernel = dq_kernel(of_dq, *options(documents))
-    first = Launch(kernel, grid, (*arrays, *rest, *lines[:1]))
-    together = at_a_time(B * G, 8 * T * D * (H // G), BACKWARD_SHARE)
-    grid = together, cover(T, 16 * of_dkdv.warps), B * G // together
+    first = Launch(dq_kernel(of_dq), grid, (*arrays, *rest, lines[0]))
+    grid = grid_of(B * G, cover(T, 16 * of_dkdv.warps), 8 * T * D * (H // G), BACKWARD_SHARE)
     arrays = with_steps(4, q=q, k=k, v=v, do=do, dk=dk, dv=dv)
-    kernel = dkdv_kernel(of_dkdv, *options(documents))
-    return first, Launch(kernel, grid, (*arrays, *rest, *lines[1:]))
+    return first, Launch(dkdv_kernel(of_dkdv), grid, (*arrays, *rest, lines[1]))

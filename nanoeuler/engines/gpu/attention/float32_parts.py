@@ -43,7 +43,7 @@ HELD = 4  # times eight float32 that a thread loads of a tile before it cuts any
 class Form(NamedTuple):
     """A form of a kernel: head width; pieces, 2 or 3; warps of a block, with 16 rows each; rows of
     a step; columns that a step's sums are made for at a time; blocks of a multiprocessor that
-    registers must suffice for.
+    registers must suffice for; whether more than the diagonal limits what is seen.
     """
 
     D: int
@@ -52,6 +52,7 @@ class Form(NamedTuple):
     step: int
     columns: int
     resident: int
+    limited: bool = False
 
     @property
     def own(self) -> int:

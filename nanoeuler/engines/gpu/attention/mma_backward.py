@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
-    ALL,
     PAD,
     Limit,
     clear,
@@ -80,7 +79,8 @@ from nanoeuler.engines.gpu.lang.ptx import (
 
 class BackForm(NamedTuple):
     """A form of a backward kernel: head width; warps of a block, with 16 rows each; rows of a step;
-    stages in shared memory; blocks of a multiprocessor that registers must suffice for.
+    stages in shared memory; blocks of a multiprocessor that registers must suffice for; whether
+    more than the diagonal limits what is seen.
     """
 
     D: int
@@ -88,6 +88,7 @@ class BackForm(NamedTuple):
     step: int
     stages: int
     resident: int
+    limited: bool = False
 
 
 class Fragments(NamedTuple):
@@ -251,8 +252,8 @@ def dq_loop(form: BackForm) -> Callable:
     return loop
 
 
-# Six arrays with their steps, lse and delta; T, heads, sharing; scale, root.
-DQ_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2)
+# Six arrays with their steps, lse and delta; T, heads, sharing; scale, root; a line of limits.
+DQ_ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2 + ["l"])
 
 
 def dq_block(form: BackForm) -> Callable:
@@ -299,24 +300,15 @@ def dq_block(form: BackForm) -> Callable:
 
 
 @functools.cache
-def dq_kernel(form: BackForm, documents: bool = False) -> Kernel:
+def dq_kernel(form: BackForm) -> Kernel:
     """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
 
-    documents: the first keys seen come last.
+    first: an int32 for each query, read if the form is `limited`.
     """
-    block, shared = dq_block(form), (32 * form.warps + 2 * form.stages * form.step) * form.D * 2
+    block, limited, rows = dq_block(form), form.limited, 32 * form.warps
+    shared = (rows + 2 * form.stages * form.step) * form.D * 2
 
     def flash_mma_dq(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
-        block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
-
-    def flash_mma_dq_documents(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, do, do_batch, do_head, do_row, dq, dq_batch, dq_head, dq_row,
         lse, delta, T, heads, sharing, scale, root, first,
@@ -324,12 +316,10 @@ def dq_kernel(form: BackForm, documents: bool = False) -> Kernel:
         of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
         of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
         x, y = Strided(do, do_batch, do_head, do_row), Strided(dq, dq_batch, dq_head, dq_row)
-        limit = Limit(True, first, T)
+        limit = Limit(limited, first, T)
         block(of_q, of_k, of_v, of_o, x, y, lse, delta, T, heads, sharing, scale, root, limit)
 
     threads, rest = 32 * form.warps, {"resident": form.resident, "target": EVERY_CARD}
-    if documents:
-        return Kernel(flash_mma_dq_documents, DQ_ARGUMENTS + " l", threads, shared, **rest)
     return Kernel(flash_mma_dq, DQ_ARGUMENTS, threads, shared, **rest)
 
 
@@ -554,24 +544,15 @@ def dkdv_block(form: BackForm) -> Callable:
 
 
 @functools.cache
-def dkdv_kernel(form: BackForm, documents: bool = False) -> Kernel:
+def dkdv_kernel(form: BackForm) -> Kernel:
     """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first.
 
-    documents: the last queries that see come last.
+    last: an int32 for each key, read if the form is `limited`.
     """
     block, D, queries, stages = dkdv_block(form), form.D, form.step, form.stages
+    limited = form.limited
 
     def flash_mma_dkdv(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
-        lse, delta, T, heads, sharing, scale, root,
-    ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
-        x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
-        block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, ALL)
-
-    def flash_mma_dkdv_documents(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         do, do_batch, do_head, do_row, dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row,
         lse, delta, T, heads, sharing, scale, root, last,
@@ -579,11 +560,9 @@ def dkdv_kernel(form: BackForm, documents: bool = False) -> Kernel:
         of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
         of_v, of_do = Strided(v, v_batch, v_head, v_row), Strided(do, do_batch, do_head, do_row)
         x, y = Strided(dk, dk_batch, dk_head, dk_row), Strided(dv, dv_batch, dv_head, dv_row)
-        limit = Limit(True, last, T)
+        limit = Limit(limited, last, T)
         block(of_q, of_k, of_v, of_do, x, y, lse, delta, T, heads, sharing, scale, root, limit)
 
     shared = (32 * form.warps + 2 * stages * queries) * D * 2 + stages * 8 * queries
     threads, rest = 32 * form.warps, {"resident": form.resident, "target": EVERY_CARD}
-    if documents:
-        return Kernel(flash_mma_dkdv_documents, DKDV_ARGUMENTS + " l", threads, shared, **rest)
     return Kernel(flash_mma_dkdv, DKDV_ARGUMENTS, threads, shared, **rest)

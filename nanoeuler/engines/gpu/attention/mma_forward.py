@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
-    ALL,
     LOWEST,
     PAD,
     PAST_END,
@@ -148,13 +147,15 @@ def exponentials(half: Half, k: int, scale: float) -> None:
 class Form(NamedTuple):
     """A form of the forward kernel: head width; stages of keys and values in shared memory; blocks
     of a multiprocessor that registers must suffice for; whether sums wait in shared memory from
-    step to step, because registers do not suffice.
+    step to step, because registers do not suffice; whether more than the diagonal limits what is
+    seen.
     """
 
     D: int
     stages: int
     resident: int
     park: bool = False
+    limited: bool = False
 
 
 class Registers(NamedTuple):
@@ -363,7 +364,8 @@ def new_half(half: Half, D: int) -> None:
     half.m[0] = half.m[1] = float32(LOWEST)
 
 
-ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f"])  # arrays with their steps; lse; see below
+# Four arrays with their steps, lse; T, heads, sharing; scale; the first keys seen.
+ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f", "l"])
 
 
 def shared_bytes(form: Form) -> int:
@@ -415,31 +417,21 @@ def forward_block(form: Form) -> Callable:
 
 
 @functools.cache
-def forward_kernel(form: Form, documents: bool = False) -> Kernel:
+def forward_kernel(form: Form) -> Kernel:
     """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
 
-    documents: the first keys seen come last.
+    first: an int32 for each query, read if the form is `limited`.
     """
-    block, shared = forward_block(form), shared_bytes(form)
+    block, shared, limited = forward_block(form), shared_bytes(form), form.limited
 
     def flash_mma(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale,
-    ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, ALL)
-
-    def flash_mma_documents(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
     ):  # fmt: skip
         of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
         of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        limit = Limit(True, first, T)
+        limit = Limit(limited, first, T)
         block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, limit)
 
     rest = {"resident": form.resident, "target": EVERY_CARD}
-    if documents:
-        return Kernel(flash_mma_documents, ARGUMENTS + " l", THREADS, shared, **rest)
     return Kernel(flash_mma, ARGUMENTS, THREADS, shared, **rest)

@@ -10,8 +10,15 @@ and which family of kernels a card gets (attention.py).
 
 from typing import Any
 
-from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, options
-from nanoeuler.engines.gpu.attention.layout import at_a_time, expect_lines, scales, shared_shape
+from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents
+from nanoeuler.engines.gpu.attention.layout import (
+    BACKWARD_SHARE,
+    FORWARD_SHARE,
+    expect_lines,
+    grid_of,
+    scales,
+    shared_shape,
+)
 from nanoeuler.engines.gpu.attention.mma_backward import BackForm, dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.attention.mma_forward import QUERIES, Form, forward_kernel
 from nanoeuler.engines.gpu.attention.mma_parts import EVERY_CARD as EVERY_CARD
@@ -19,8 +26,6 @@ from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
 
 WIDTHS = 32, 64, 128  # of heads: a row is 64, 128 or 256 bytes, which `turn` knows to swap
-# Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache.
-FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
 DQ = {
     32: BackForm(32, 4, 64, 2, 3), 64: BackForm(64, 4, 64, 2, 3), 128: BackForm(128, 4, 64, 2, 2)
 }  # fmt: skip
@@ -57,12 +62,11 @@ def forward_launch(
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
-    together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
     arrays = with_steps(2, q=q, k=k, v=v, o=o)
-    grid = together, cover(T, QUERIES), B * H // together
-    kernel = forward_kernel(form or FORMS[D], *options(documents))
-    first = expect_documents(documents, B, T)[:1]
-    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0], *first))
+    grid = grid_of(B * H, cover(T, QUERIES), 4 * T * D, FORWARD_SHARE)
+    kernel = forward_kernel((form or FORMS[D])._replace(limited=documents is not None))
+    first = expect_documents(documents, B, T)[0]
+    return Launch(kernel, grid, (*arrays, lse, T, H, H // G, scales(D)[0], first))
 
 
 def backward_launches(
@@ -76,15 +80,12 @@ def backward_launches(
     queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
     B, H, G, T, D = shared_shape(queries, keys, WIDTHS)
     expect_lines(B, H, T, lse=lse, delta=delta)
-    of_dq, of_dkdv = forms or (DQ[D], DKDV[D])
+    limited = documents is not None
+    of_dq, of_dkdv = (form._replace(limited=limited) for form in forms or (DQ[D], DKDV[D]))
     rest, lines = (lse, delta, T, H, H // G, *scales(D)), expect_documents(documents, B, T)
-    together = at_a_time(B * H, 4 * T * D, BACKWARD_SHARE)
-    grid = together, cover(T, 16 * of_dq.warps), B * H // together
+    grid = grid_of(B * H, cover(T, 16 * of_dq.warps), 4 * T * D, BACKWARD_SHARE)
     arrays = with_steps(2, q=q, k=k, v=v, o=o, do=do, dq=dq)
-    kernel = dq_kernel(of_dq, *options(documents))
-    first = Launch(kernel, grid, (*arrays, *rest, *lines[:1]))
-    together = at_a_time(B * G, 4 * T * D * (H // G), BACKWARD_SHARE)
-    grid = together, cover(T, 16 * of_dkdv.warps), B * G // together
+    first = Launch(dq_kernel(of_dq), grid, (*arrays, *rest, lines[0]))
+    grid = grid_of(B * G, cover(T, 16 * of_dkdv.warps), 4 * T * D * (H // G), BACKWARD_SHARE)
     arrays = with_steps(2, q=q, k=k, v=v, do=do, dk=dk, dv=dv)
-    kernel = dkdv_kernel(of_dkdv, *options(documents))
-    return first, Launch(kernel, grid, (*arrays, *rest, *lines[1:]))
+    return first, Launch(dkdv_kernel(of_dkdv), grid, (*arrays, *rest, lines[1]))

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
-    ALL,
     PAD,
     Limit,
     clear,
@@ -91,6 +90,17 @@ from nanoeuler.engines.gpu.lang.ptx import (
 )
 
 KEYS = 64  # of a step of dq
+
+
+class Form(NamedTuple):
+    """A form of a backward kernel: head width; warpgroups of a block; whether gradients are turned
+    back; whether more than the diagonal limits what is seen.
+    """
+
+    D: int
+    groups: int
+    turned: bool = False
+    limited: bool = False
 
 
 class QueryParts(NamedTuple):
@@ -297,7 +307,7 @@ def make_turn_back(D: int, turned: bool) -> Callable:
 
 
 class QueryArguments(NamedTuple):
-    """Arguments of `dq_kernel`: maps, memory, numbers, tables of angles."""
+    """Arguments of `dq_kernel`: maps, memory, numbers, tables of angles, first keys."""
 
     map_q: int
     map_k: int
@@ -314,17 +324,19 @@ class QueryArguments(NamedTuple):
     root: float
     cos: int
     sin: int
+    limit: Limit
 
 
-def dq_body(D: int, groups: int, turned: bool) -> Callable:
+def dq_body(form: Form) -> Callable:
     """What a block of `dq_kernel` does."""
+    D, groups = form.D, form.groups
     stages, rows, warps = 4 if D == 64 else 3, 64 * groups, 4 * groups
     half, tile_half, quarter = D // 2, KEYS // 2, KEYS // 4
-    turn_back, loop = make_turn_back(D, turned), over_keys(D, warps, stages)
+    turn_back, loop = make_turn_back(D, form.turned), over_keys(D, warps, stages)
 
-    def block_of_queries(x: QueryArguments, limit: Limit) -> None:
+    def block_of_queries(x: QueryArguments) -> None:
         prefetch_maps(x.map_q, x.map_k, x.map_v, x.map_do)
-        at, block = place(), query_block(x.T, x.heads, x.sharing, rows, KEYS, limit)
+        at, block = place(), query_block(x.T, x.heads, x.sharing, rows, KEYS, x.limit)
         of_q, of_do = (
             Heads(x.map_q, block.batch, block.head), Heads(x.map_do, block.batch, block.head)
         )  # fmt: skip
@@ -341,7 +353,7 @@ def dq_body(D: int, groups: int, turned: bool) -> Callable:
         do_tile = int32(shared.do + at.group * 64 * D * 2)
         take_deltas(parts, x.outputs, x.lse, x.delta, block, row, x.T, D, at)
         pad_deltas(x.delta, block, rows, x.T, at)
-        limits = limits_of(limit, block.batch, row, int32(row + 63))
+        limits = limits_of(x.limit, block.batch, row, int32(row + 63))
         skip = skip_keys(shared, block, of_k, of_v, row, x.T, warps, stages, D)
         mbarrier_wait(shared.full, int32(0))
         loop(
@@ -354,36 +366,24 @@ def dq_body(D: int, groups: int, turned: bool) -> Callable:
 
 
 @functools.cache
-def dq_kernel(D: int, groups: int, turned: bool = False, documents: bool = False) -> Kernel:
-    """dq and delta; turned: dq is turned back; documents: the first keys seen come last."""
-    body, stages, resident = dq_body(D, groups, turned), *((4, 2) if D == 64 else (3, 1))
+def dq_kernel(form: Form) -> Kernel:
+    """dq and delta. first: an int32 for each query, read if the form is `limited`."""
+    body, limited, threads = dq_body(form), form.limited, 128 * form.groups
 
     def dq(
-        map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
-        T, heads, sharing, scale, root, cos, sin,
-    ):  # fmt: skip
-        outputs = Outputs(o, do, batch_step, head_step, row_step)
-        x = QueryArguments(
-            map_q, map_k, map_v, map_do, map_dq, outputs, lse, delta, T, heads, sharing, scale,
-            root, cos, sin,
-        )  # fmt: skip
-        body(x, ALL)
-
-    def dq_documents(
         map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
         T, heads, sharing, scale, root, cos, sin, first,
     ):  # fmt: skip
         outputs = Outputs(o, do, batch_step, head_step, row_step)
         x = QueryArguments(
             map_q, map_k, map_v, map_do, map_dq, outputs, lse, delta, T, heads, sharing, scale,
-            root, cos, sin,
+            root, cos, sin, Limit(limited, first, T),
         )  # fmt: skip
-        body(x, Limit(True, first, T))
+        body(x)
 
-    shared, args = query_bytes(D, 64 * groups, stages), "l l l l l l l l l l l l r r r f f l l"
-    threads = 128 * groups
-    if documents:
-        return Kernel(dq_documents, args + " l", threads, shared, resident=resident)
+    stages, resident = (4, 2) if form.D == 64 else (3, 1)
+    shared = query_bytes(form.D, 64 * form.groups, stages)
+    args = "l l l l l l l l l l l l r r r f f l l l"
     return Kernel(dq, args, threads, shared, resident=resident)
 
 
@@ -659,7 +659,7 @@ def step_queries(D: int) -> int:
 
 
 class KeyArguments(NamedTuple):
-    """Arguments of `dkdv_kernel`: maps, memory, numbers, tables of angles."""
+    """Arguments of `dkdv_kernel`: maps, memory, numbers, tables of angles, last queries."""
 
     map_q: int
     map_k: int
@@ -676,6 +676,7 @@ class KeyArguments(NamedTuple):
     root: float
     cos: int
     sin: int
+    limit: Limit
 
 
 def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: Limit) -> int:
@@ -686,20 +687,20 @@ def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: Limi
     return end
 
 
-def dkdv_body(D: int, groups: int, turned: bool) -> Callable:
+def dkdv_body(form: Form) -> Callable:
     """What a block of `dkdv_kernel` does."""
-    queries, stages = step_queries(D), STAGES
+    D, groups, queries, stages = form.D, form.groups, step_queries(form.D), STAGES
     rows, warps, half, tile_half = 64 * groups, 4 * groups, D // 2, queries // 2
     packed = queries // 8 if D == 64 else queries // 4
-    loop, turn_back = over_queries(D, warps, queries, stages), make_turn_back(D, turned)
+    loop, turn_back = over_queries(D, warps, queries, stages), make_turn_back(D, form.turned)
 
-    def block_of_keys(x: KeyArguments, limit: Limit) -> None:
+    def block_of_keys(x: KeyArguments) -> None:
         prefetch_maps(x.map_q, x.map_k, x.map_v, x.map_do)
         at, number, key = place(), block_head(), int32(cuda.blockIdx.y * rows)
         kv_heads = divide(x.heads, x.sharing)
         batch = divide(number, kv_heads)
         kv = int32(number - batch * kv_heads)
-        first, end = int32(key // queries), last_tile(x.T, queries, rows, key, batch, limit)
+        first, end = int32(key // queries), last_tile(x.T, queries, rows, key, batch, x.limit)
         steps, head = int32((end - first) * x.sharing), int32(kv * x.sharing)
         start, line = int32(batch * x.heads), round_up(x.T, PAD)
         source = Queries(x.map_q, x.map_do, x.lse, x.delta, batch, start, line, first, end)
@@ -715,7 +716,7 @@ def dkdv_body(D: int, groups: int, turned: bool) -> Callable:
         clear(parts.dv, half)
         row, size = int32(key + at.group * 64), 64 * D * 2
         k, v = int32(shared.k + at.group * size), int32(shared.v + at.group * size)
-        limits = limits_of(limit, batch, row, row)
+        limits = limits_of(x.limit, batch, row, row)
         mbarrier_wait(shared.full, int32(0))
         loop(parts, k, v, shared, source, head, steps, row, limits, x.scale, at)
         turn_back(parts.dk, x.cos, x.sin, row, x.T, at)
@@ -726,32 +727,19 @@ def dkdv_body(D: int, groups: int, turned: bool) -> Callable:
 
 
 @functools.cache
-def dkdv_kernel(D: int, groups: int, turned: bool = False, documents: bool = False) -> Kernel:
-    """dk and dv; turned: dk is turned back; documents: the last queries that see come last."""
-    body = dkdv_body(D, groups, turned)
+def dkdv_kernel(form: Form) -> Kernel:
+    """dk and dv. last: an int32 for each key, read if the form is `limited`."""
+    body, limited, threads = dkdv_body(form), form.limited, 128 * form.groups
 
     def dkdv(
-        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
-        cos, sin,
-    ):  # fmt: skip
-        x = KeyArguments(
-            map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale,
-            root, cos, sin,
-        )  # fmt: skip
-        body(x, ALL)
-
-    def dkdv_documents(
         map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
         cos, sin, last,
     ):  # fmt: skip
         x = KeyArguments(
             map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale,
-            root, cos, sin,
+            root, cos, sin, Limit(limited, last, T),
         )  # fmt: skip
-        body(x, Limit(True, last, T))
+        body(x)
 
-    queries, args = step_queries(D), "l l l l l l l l r r r f f l l"
-    shared, threads = key_bytes(D, 64 * groups, queries, STAGES), 128 * groups
-    if documents:
-        return Kernel(dkdv_documents, args + " l", threads, shared)
-    return Kernel(dkdv, args, threads, shared)
+    shared = key_bytes(form.D, 64 * form.groups, step_queries(form.D), STAGES)
+    return Kernel(dkdv, "l l l l l l l l r r r f f l l l", threads, shared)

@@ -10,10 +10,10 @@ and documents.
 T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
-    ALL,
     LOWEST,
     PAD,
     PAST_END,
@@ -618,32 +618,21 @@ def narrow(
     outputs_read(at)
 
 
-def narrow_forward(
-    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
-    per_sharing,
-):  # fmt: skip
-    """o and lse for D = 64."""
-    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, ALL)
-    narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
+@functools.cache
+def narrow_kernel(limited: bool) -> Kernel:
+    """o and lse for D = 64. limited: whether more than the diagonal limits what is seen."""
 
+    def narrow_forward(
+        map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link,
+        per_head, per_sharing, first,
+    ):  # fmt: skip
+        limit = Limit(limited, first, T)
+        links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
+        narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
 
-def narrow_documents(
-    map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link, per_head,
-    per_sharing, first,
-):  # fmt: skip
-    """The same within documents."""
-    limit = Limit(True, first, T)
-    links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
-    narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
-
-
-# Maps of q, k, v, o; lse; T, then the members of Links about the scale.
-NARROW = Kernel(
-    narrow_forward, "l l l l l r r r r r f l l l", 256, NARROW_BYTES, resident=RESIDENT
-)
-NARROW_DOCUMENTS = Kernel(  # as NARROW, and the first keys
-    narrow_documents, "l l l l l r r r r r f l l l l", 256, NARROW_BYTES, resident=RESIDENT
-)
+    # Maps of q, k, v, o; lse; T, then the members of Links about the scale; the first keys seen.
+    args = "l l l l l r r r r r f l l l l"
+    return Kernel(narrow_forward, args, 256, NARROW_BYTES, resident=RESIDENT)
 
 
 # %% sec-flash-tensor-wide
@@ -802,18 +791,14 @@ def wide(
         outputs_read(at)
 
 
-def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale):
-    """o and lse for D = 128."""
-    wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, ALL)
+@functools.cache
+def wide_kernel(limited: bool) -> Kernel:
+    """The same for D = 128."""
 
+    def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
+        limit = Limit(limited, first, T)
+        wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, limit)
 
-def wide_documents(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
-    """The same within documents."""
-    wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, Limit(True, first, T))
-
-
-# The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
-# Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale.
-WIDE = Kernel(wide_forward, "l l l l l r r r f", 384, WIDE_BYTES)
-# The same, and the first keys.
-WIDE_DOCUMENTS = Kernel(wide_documents, "l l l l l r r r f l", 384, WIDE_BYTES)
+    # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
+    # Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale; the first keys seen.
+    return Kernel(wide_forward, "l l l l l r r r f l", 384, WIDE_BYTES)

@@ -10,18 +10,28 @@ which family of kernels a card gets (attention.py).
 
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, options
-from nanoeuler.engines.gpu.attention.layout import at_a_time, expect_lines, scales, shared_shape
-from nanoeuler.engines.gpu.attention.wgmma_backward import dkdv_kernel, dq_kernel, step_queries
+from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents
+from nanoeuler.engines.gpu.attention.layout import (
+    BACKWARD_SHARE,
+    FORWARD_SHARE,
+    expect_lines,
+    grid_of,
+    scales,
+    shared_shape,
+)
+from nanoeuler.engines.gpu.attention.wgmma_backward import (
+    Form,
+    dkdv_kernel,
+    dq_kernel,
+    step_queries,
+)
 from nanoeuler.engines.gpu.attention.wgmma_forward import (
     KEYS,
-    NARROW,
-    NARROW_DOCUMENTS,
     QUERIES,
     RESIDENT,
-    WIDE,
-    WIDE_DOCUMENTS,
+    narrow_kernel,
     reciprocal_of,
+    wide_kernel,
 )
 from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
 from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, expect_turning
@@ -30,9 +40,6 @@ from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
 from nanoeuler.errors import UserError
 
 WIDTHS = 64, 128  # head widths: whole panels of the widest swizzle, and accumulators that fit
-# Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache,
-# which has 50 MiB. Measured: 2 to 6 % at T = 4096 (the table of attempts).
-FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
 
 
 def _box(array: Any, rows: int) -> Map:
@@ -53,24 +60,22 @@ def forward_launch(
 ) -> Launch:  # fmt: skip
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
-    lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of NARROW
-    the card runs at once. documents: within which each position sees others.
+    lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of width
+    64 the card runs at once. documents: within which each position sees others.
     """
     B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     expect_lines(B, H, T, lse=lse)
     _countable(B * H, T)
-    first = expect_documents(documents, B, T)[:1]
+    first, limited = expect_documents(documents, B, T)[0], documents is not None
     maps = _box(q, 64), _box(k, KEYS), _box(v, KEYS), _box(o, 64)
     tiles, scale = cover(T, QUERIES), scales(D)[0]
     if D == 128:
-        together = at_a_time(B * H, 4 * T * D, FORWARD_SHARE)
-        grid = together, tiles, B * H // together
-        kernel = WIDE_DOCUMENTS if documents else WIDE
-        return Launch(kernel, grid, (*maps, lse, T, H, H // G, scale, *first))
+        grid = grid_of(B * H, tiles, 4 * T * D, FORWARD_SHARE)
+        return Launch(wide_kernel(limited), grid, (*maps, lse, T, H, H // G, scale, first))
     deal = deal_tiles(B * H, tiles, places)
     by = (reciprocal_of(n, deal.links) for n in (deal.of_head, H, H // G))
-    args = *maps, lse, T, H, tiles, *deal[1:], scale, *by, *first
-    return Launch(NARROW_DOCUMENTS if documents else NARROW, (deal.blocks,), args)
+    args = *maps, lse, T, H, tiles, *deal[1:], scale, *by, first
+    return Launch(narrow_kernel(limited), (deal.blocks,), args)
 
 
 class Deal(NamedTuple):
@@ -112,41 +117,15 @@ def backward_launches(
     expect_turning(turn, T, (H + G) * D, D if turn else 0)
     if turn and turn[2:] != (T, (H + G) * D):
         raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
-    lines = expect_documents(documents, B, T)
-    rest = H // G, multiprocessors, turn
-    return (
-        _dq_launch((q, k, v, do, dq), o, lse, delta, *rest, lines[:1]),
-        _dkdv_launch((q, k, v, do, dk, dv), lse, delta, *rest, lines[1:]),
-    )
-
-
-def _dq_launch(
-    arrays: tuple, o: Any, lse: Any, delta: Any, sharing: int, multiprocessors: int,
-    turn: Turning | None, first: tuple,
-) -> Launch:  # fmt: skip
-    do = arrays[3]
-    B, H, T, D = do.shape
+    rest = T, H, H // G, *scales(D), *(turn[:2] if turn else (0, 0))
+    form, lines = Form(D, 1, bool(turn), bool(documents)), expect_documents(documents, B, T)
     groups = warpgroups(2 if D == 64 else 3, T, B * H, multiprocessors)
-    together = at_a_time(B * H, 4 * T * D, BACKWARD_SHARE)
-    grid = together, cover(T, 64 * groups), B * H // together
-    maps = [_box(array, 64) for array in arrays]
-    pointers = o, do, *o.strides[:3], lse, delta
-    kernel = dq_kernel(D, groups, *options(turn, first))
-    rest = *scales(D), *(turn[:2] if turn else (0, 0)), *first
-    return Launch(kernel, grid, (*maps, *pointers, T, H, sharing, *rest))
-
-
-def _dkdv_launch(
-    arrays: tuple, lse: Any, delta: Any, sharing: int, multiprocessors: int,
-    turn: Turning | None, last: tuple,
-) -> Launch:  # fmt: skip
-    B, H, T, D = arrays[0].shape
-    heads = B * H // sharing
-    groups = warpgroups(2, T, heads, multiprocessors)
-    kernel, queries = dkdv_kernel(D, groups, *options(turn, last)), step_queries(D)
-    rest = *scales(D), *(turn[:2] if turn else (0, 0)), *last
-    together = at_a_time(heads, 4 * T * D * sharing, BACKWARD_SHARE)
-    grid = together, cover(T, 64 * groups), heads // together
-    rows = queries, 64, 64, queries, 64, 64
-    maps = [_box(array, n) for array, n in zip(arrays, rows, strict=True)]
-    return Launch(kernel, grid, (*maps, lse, delta, T, H, sharing, *rest))
+    maps = [_box(array, 64) for array in (q, k, v, do, dq)]
+    grid = grid_of(B * H, cover(T, 64 * groups), 4 * T * D, BACKWARD_SHARE)
+    args = *maps, o, do, *o.strides[:3], lse, delta, *rest, lines[0]
+    first = Launch(dq_kernel(form._replace(groups=groups)), grid, args)
+    groups, queries = warpgroups(2, T, B * G, multiprocessors), step_queries(D)
+    maps = [_box(q, queries), _box(k, 64), _box(v, 64), _box(do, queries), _box(dk, 64)]
+    grid = grid_of(B * G, cover(T, 64 * groups), 4 * T * D * (H // G), BACKWARD_SHARE)
+    args = *maps, _box(dv, 64), lse, delta, *rest, lines[1]
+    return first, Launch(dkdv_kernel(form._replace(groups=groups)), grid, args)

@@ -528,6 +528,7 @@ class CpuReader:
         return logits.reshape(-1, rows, heads, V)
 
 
+# %% sec-token-pass
 def _matrices(config, weights):
     """What goes into panels, in the order of `Model.places`."""
     found = []

@@ -354,6 +354,7 @@ class CpuEngine(FusedEngine):
         return dheads
 
 
+# %% sec-cpu-tile
 def _split(heads, n_kv):
     # Views q (B, H, T, D), k and v (B, G, T, D) of packed heads (B, T, H + 2G, D).
     x, H = heads.swapaxes(1, 2), heads.shape[2] - 2 * n_kv

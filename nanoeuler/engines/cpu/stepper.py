@@ -165,6 +165,7 @@ class CpuStepper(Stepper):
         """As `Stepper.push`: nothing to do, the weights of the run are the stepper's own."""
 
 
+# %% sec-cpu-shards
 def _due(waiting, parts, after):
     # Append each of the parts to the sums that wait, and after it yield the additions that follow:
     # (the sum that goes on, the newest one, which is added to it and whose memory is then free).

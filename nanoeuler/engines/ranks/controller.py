@@ -106,6 +106,7 @@ class Led(Stepper):
         self._each("push", [()] * self.group.size)
 
 
+# %% sec-ranks-lead
 def _made(group: Group, name: str, config: Any, rules: Any, threads: int | None, pieces: int):
     """A follower's stepper, with memory of its own."""
     weights = Weights(config)

@@ -111,6 +111,7 @@ class Group(ABC):
         flat[...] = self.share(None if self.rank else flat)[0]
 
 
+# %% sec-ranks-group
 class Alone(Group):
     """The group of a single rank."""
 

@@ -97,6 +97,7 @@ class RankStepper(Dealt):
         return parts_of(rows, tokens, targets, first)
 
 
+# %% sec-ranks-step
 def _check_shards(shape, ranks):
     """UserError unless a batch of tokens (B, T) has a shard for each rank."""
     count = len(shards_of(*shape))

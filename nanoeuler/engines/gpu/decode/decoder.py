@@ -34,9 +34,9 @@ from nanoeuler.engines.gpu.decode.gemv import (
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES
-from nanoeuler.engines.gpu.rows.activations import LOG2_E
 from nanoeuler.engines.gpu.step.precision import DTYPES, PRECISIONS
 from nanoeuler.engines.gpu.step.stepper import gpu
+from nanoeuler.engines.gpu.tile.curves import LOG2_E
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, require
 from nanoeuler.model.layers import rope_tables

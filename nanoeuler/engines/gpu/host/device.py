@@ -256,6 +256,7 @@ class Device:
         return Graph(self, check(outcome), starts)
 
 
+# %% sec-gemm-device
 def encode(device: Device, view: Map) -> DeviceArray:
     """A tensor map in the GPU's memory (cuTensorMapEncodeTiled: innermost axes first)."""
     driver, array = device.driver, view.array

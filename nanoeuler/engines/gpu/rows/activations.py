@@ -16,7 +16,6 @@ from typing import Any
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.lang.ptx import exp2, reciprocal
 from nanoeuler.engines.gpu.lang.vectors import (
     SIZES,
     expect,
@@ -35,40 +34,9 @@ from nanoeuler.engines.gpu.rows.column_sums import (
     make_zero,
     sum_launch,
 )
-from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE
+from nanoeuler.engines.gpu.tile.curves import gelu_share, gelu_slope, swiglu, swiglu_slopes
 
-LOG2_E = 1.4426950408889634  # e^x is 2^(x log2 e)
 AHEAD = 2  # rows that a thread loads before it uses one, on the way back
-CUBIC, SCALE = GELU_CUBIC, GELU_SCALE
-
-
-def sigmoid(x):
-    """1 / (1 + e^-x) of a float32. Of large -x the power is infinite and the quotient 0."""
-    return reciprocal(float32(1) + exp2(x * float32(-LOG2_E)))
-
-
-def swiglu(gate, up):
-    """The gated value, and what its slopes share: h, sigmoid(gate)."""
-    sigma = sigmoid(gate)
-    return gate * sigma * up, sigma
-
-
-def swiglu_slopes(dh, gate, up, sigma):
-    """dgate and dup. Equation eq-backprop-swiglu."""
-    dgate = dh * up * sigma * (float32(1) + gate * (float32(1) - sigma))  # (1)
-    return dgate, dh * gate * sigma                                     # (2)
-
-
-def gelu_share(u):
-    """The share of u that GELU lets through, (1 + tanh z) / 2 = sigmoid(2 z)."""
-    return sigmoid(float32(2 * SCALE) * u * (float32(1) + float32(CUBIC) * u * u))
-
-
-def gelu_slope(u):
-    """dh / du. Equation eq-backprop-gelu; 1 - tanh^2 z is 4 s (1 - s) for the share s."""
-    share = gelu_share(u)                                               # (1)
-    dz = float32(SCALE) * (float32(1) + float32(3 * CUBIC) * u * u)
-    return share + float32(2) * u * share * (float32(1) - share) * dz   # (2)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The server: seats, desk, what a request may say, the protocol by its own client, the page."""
+"""The server: slots, worker, what a request may say, the protocol by its own client, the page."""
 
 import base64
 import contextlib
@@ -34,10 +34,10 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
 from nanoeuler.serve import web
 from nanoeuler.serve.attention import LOOKED, look
-from nanoeuler.serve.batching import PIECE, Table
-from nanoeuler.serve.queue import Desk, Full, Order
+from nanoeuler.serve.batching import PREFILL_CHUNK, Scheduler
+from nanoeuler.serve.queue import Full, Job, Worker
 from nanoeuler.serve.request import CANNOT, Refusal, fitting, read_request, turns_of
-from nanoeuler.serve.responses import Answer
+from nanoeuler.serve.responses import Response
 from nanoeuler.serve.streaming import End, write
 from nanoeuler.tokenizer.chat_template import ASSISTANT, END, USER, conversation, prompt
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -53,22 +53,22 @@ EQUAL = initialise(CONFIG, seed=1)
 EQUAL["norm"][...] = 0  # equal logits: by top-p 0.95 the last ids, which end a text, never come
 
 
-# ---- seats and desk
+# ---- slots and worker
 
 
 def fitted_in(reader, jobs, sit):
-    """Write `jobs`, {name: (loop, prompt, knobs)}, at a table; `sit` seats in each round."""
-    table, found, waiting = Table(reader), {name: [] for name in jobs}, [*jobs.items()]
+    """Write `jobs`, {name: (loop, prompt, knobs)}, by a scheduler; `sit()` start in each step."""
+    scheduler, found, waiting = Scheduler(reader), {name: [] for name in jobs}, [*jobs.items()]
 
-    def writer(name, loop, ids, knobs, seat):
-        for token in loop(Decoder(CONFIG, WEIGHTS, seat), ids, 20, **knobs):
+    def writer(name, loop, ids, knobs, slot):
+        for token in loop(Decoder(CONFIG, WEIGHTS, slot), ids, 20, **knobs):
             found[name].append(token)
 
-    while waiting or table.writers:
-        for _ in range(min(sit(), len(table.free), len(waiting))):
+    while waiting or scheduler.running:
+        for _ in range(min(sit(), len(scheduler.free), len(waiting))):
             name, job = waiting.pop(0)
-            table.sit(partial(writer, name, *job))
-        table.round()
+            scheduler.start(partial(writer, name, *job))
+        scheduler.step()
     return found
 
 
@@ -128,38 +128,38 @@ def test_nobody_waits_for_a_whole_prompt():
     reader = Watched(CONFIG, WEIGHTS, texts=2)
     jobs = {0: (generate, [1], {}), 1: (generate, [2] * 200, {})}
     fitted_in(reader, jobs, lambda: 1)
-    assert max(max(each) for each in reader.passes) == PIECE
+    assert max(max(each) for each in reader.passes) == PREFILL_CHUNK
     reading = [each for each in reader.passes if each[1] > 1]
     assert [each[1] for each in reading] == [64, 64, 64, 8]
     assert all(each[0] == 1 for each in reading)  # the other one wrote on meanwhile
     assert not any(sum(each) == 0 for each in reader.passes)
 
 
-def test_a_seat_is_free_when_its_asker_leaves():
-    table, begun, ended = Table(EngineReader(CONFIG, WEIGHTS, texts=2)), [], []
+def test_a_slot_is_free_when_its_client_leaves():
+    scheduler, begun, ended = Scheduler(EngineReader(CONFIG, WEIGHTS, texts=2)), [], []
 
-    def forever(name, seat):
+    def forever(name, slot):
         try:
-            for token in generate(Decoder(CONFIG, WEIGHTS, seat), [1], 10**9):
+            for token in generate(Decoder(CONFIG, WEIGHTS, slot), [1], 10**9):
                 begun.append((name, token))
         finally:
             ended.append(name)
 
-    first, second = (table.sit(partial(forever, name)) for name in "ab")
-    table.round()
-    assert table.free == []
-    table.rise(first)
-    assert ended == ["a"] and table.free == [first]
+    first, second = (scheduler.start(partial(forever, name)) for name in "ab")
+    scheduler.step()
+    assert scheduler.free == []
+    scheduler.cancel(first)
+    assert ended == ["a"] and scheduler.free == [first]
     for _ in range(3):
-        table.round()
+        scheduler.step()
     assert [name for name, _ in begun] == ["a", "b", "b", "b", "b"]
-    table.rise(second)
-    table.round()  # of nobody
-    assert table.free == [first, second]
+    scheduler.cancel(second)
+    scheduler.step()  # of nobody
+    assert scheduler.free == [first, second]
 
 
-def orders(desk, *writes):
-    """Hand in orders; the lists of what they yield, and events that tell of the end."""
+def submitted(worker, *writes):
+    """Submit jobs; the lists of what they yield, and events that tell of the end."""
     found = []
     for each in writes:
         said, over = [], threading.Event()
@@ -169,18 +169,18 @@ def orders(desk, *writes):
             if thing is None or isinstance(thing, Exception):
                 over.set()
 
-        order = Order(each, put)
-        desk.hand_in(order)
-        found.append(SimpleNamespace(said=said, over=over, order=order))
+        job = Job(each, put)
+        worker.submit(job)
+        found.append(SimpleNamespace(said=said, over=over, job=job))
     return found
 
 
-def endless(seat):
-    return generate(Decoder(CONFIG, WEIGHTS, seat), [1], 10**9)
+def endless(slot):
+    return generate(Decoder(CONFIG, WEIGHTS, slot), [1], 10**9)
 
 
-def some(n, seat):
-    return generate(Decoder(CONFIG, WEIGHTS, seat), [1], n)
+def some(n, slot):
+    return generate(Decoder(CONFIG, WEIGHTS, slot), [1], n)
 
 
 def until(true, seconds=20):
@@ -190,61 +190,61 @@ def until(true, seconds=20):
         time.sleep(0.01)
 
 
-def test_a_desk_refuses_what_it_has_no_room_for_and_takes_the_next_when_somebody_leaves():
-    desk = Desk(lambda: EngineReader(CONFIG, WEIGHTS, texts=2), waiting=1)
-    one, two, three = orders(desk, endless, endless, partial(some, 5))
+def test_a_worker_refuses_what_it_has_no_room_for_and_takes_the_next_when_somebody_leaves():
+    worker = Worker(lambda: EngineReader(CONFIG, WEIGHTS, texts=2), max_waiting=1)
+    one, two, three = submitted(worker, endless, endless, partial(some, 5))
     with pytest.raises(Full, match="2 texts are being written and 1 wait"):
-        orders(desk, endless)
+        submitted(worker, endless)
     until(lambda: one.said and two.said)
     assert three.said == []
-    one.order.leave()
+    one.job.cancel()
     assert three.over.wait(20) and len(three.said) == 6 and three.said[-1] is None
-    until(lambda: len(desk.seated) == 1)
-    desk.close()
+    until(lambda: len(worker.running) == 1)
+    worker.close()
     assert two.over.wait(20) and isinstance(two.said[-1], Full)
     with pytest.raises(Full):
-        orders(desk, endless)
-    desk.thread.join(20)
-    assert not desk.thread.is_alive()
+        submitted(worker, endless)
+    worker.thread.join(20)
+    assert not worker.thread.is_alive()
 
 
-def test_an_order_that_is_left_while_it_waits_is_never_begun():
-    desk = Desk(lambda: EngineReader(CONFIG, WEIGHTS, texts=1), waiting=5)
+def test_a_job_that_is_cancelled_while_it_waits_is_never_begun():
+    worker = Worker(lambda: EngineReader(CONFIG, WEIGHTS, texts=1), max_waiting=5)
     begun = []
-    one, two, three = orders(desk, endless, begun.append, partial(some, 2))
+    one, two, three = submitted(worker, endless, begun.append, partial(some, 2))
     until(lambda: one.said)
-    two.order.leave()
-    one.order.leave()
+    two.job.cancel()
+    one.job.cancel()
     assert three.over.wait(20) and two.said == begun == []
-    desk.close()
+    worker.close()
 
 
 def test_what_is_wrong_with_one_text_is_told_to_its_asker_alone():
     reader = Watched(CONFIG, WEIGHTS, texts=3)
-    desk = Desk(lambda: reader, waiting=1)
+    worker = Worker(lambda: reader, max_waiting=1)
 
-    def wrong(seat):
+    def wrong(slot):
         yield "before"
         raise ValueError("a mistake")
 
-    good, bad = orders(desk, partial(some, 30), wrong)
+    good, bad = submitted(worker, partial(some, 30), wrong)
     assert good.over.wait(20) and bad.over.wait(20)
     assert len(good.said) == 31 and bad.said[0] == "before" and isinstance(bad.said[1], ValueError)
     reader.fails = True
-    (failed,) = orders(desk, partial(some, 3))
+    (failed,) = submitted(worker, partial(some, 3))
     assert failed.over.wait(20) and isinstance(failed.said[-1], UserError)
     reader.fails = False
-    (good,) = orders(desk, partial(some, 3))  # the desk goes on
+    (good,) = submitted(worker, partial(some, 3))  # the worker goes on
     assert good.over.wait(20) and len(good.said) == 4
-    desk.close()
+    worker.close()
 
 
-def test_a_desk_without_a_reader_says_why():
+def test_a_worker_without_a_reader_says_why():
     def none():
         raise UserError("no GPU here")
 
     with pytest.raises(UserError, match="no GPU here"):
-        Desk(none, 1)
+        Worker(none, 1)
 
 
 # ---- what a request may say
@@ -418,7 +418,7 @@ def test_guesses_are_told_and_the_text_is_that_of_guessing():
                      temperature=0)  # fmt: skip
     assert [t.id for t in tokens] == [*alone]
     assert sum(t.guessed for t in tokens) == sum(end.count.kept) and end.count.tokens == len(tokens)
-    own = Answer(asked, TOKENIZER, "mine").whole(pieces, end)["nanoeuler"]
+    own = Response(asked, TOKENIZER, "mine").whole(pieces, end)["nanoeuler"]
     assert own["guesses"]["kept"] == end.count.kept and own["ids"] == [t.id for t in tokens]
 
 
@@ -460,11 +460,11 @@ class Kept(logging.Handler):
 @contextlib.contextmanager
 def serving(pause=0.0, seats=3, waiting=4, hosts=("127.0.0.1", "localhost"), origins=(),
             config=CONFIG, weights=WEIGHTS, tokens=300):  # fmt: skip
-    """A server in this process: its port, desk, reader and log, which must be empty at the end."""
+    """A server in this process: its port, worker, reader and log, which must end up empty."""
     reader = Watched(config, weights, texts=seats, pause=pause)
-    desk, door = Desk(lambda: reader, waiting), web.listener("127.0.0.1", 0)
-    service = web.Service("mine", config, TOKENIZER, weights, desk, tokens)
-    server = web.server(web.application(service, hosts, origins), desk)
+    worker, door = Worker(lambda: reader, waiting), web.listener("127.0.0.1", 0)
+    service = web.Service("mine", config, TOKENIZER, weights, worker, tokens)
+    server = web.server(web.application(service, hosts, origins), worker)
     log = []
     for name in ("uvicorn", "asyncio"):  # after uvicorn has arranged its own
         logging.getLogger(name).handlers[:] = [Kept(log)]
@@ -472,11 +472,11 @@ def serving(pause=0.0, seats=3, waiting=4, hosts=("127.0.0.1", "localhost"), ori
     thread.start()
     until(lambda: server.started)
     try:
-        yield SimpleNamespace(port=door.getsockname()[1], desk=desk, reader=reader, log=log,
+        yield SimpleNamespace(port=door.getsockname()[1], worker=worker, reader=reader, log=log,
                               connections=server.server_state.connections)  # fmt: skip
         assert log == []
     finally:
-        desk.close()
+        worker.close()
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
@@ -717,7 +717,7 @@ def test_who_has_left_is_written_to_no_longer(how, monkeypatch):
             else:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 link.close()
-        until(lambda: not server.desk.seated)
+        until(lambda: not server.worker.running)
 
 
 @served
@@ -730,8 +730,8 @@ def test_a_stream_that_nobody_reads_is_given_up(monkeypatch):
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.connect(("127.0.0.1", server.port))
         link.sendall(HEAD + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        until(lambda: server.desk.seated)
-        until(lambda: not server.desk.seated and not server.connections, seconds=60)
+        until(lambda: server.worker.running)
+        until(lambda: not server.worker.running and not server.connections, seconds=60)
         link.close()
 
 
@@ -753,7 +753,7 @@ def test_connections_that_say_nothing_keep_nobody_out(alone, said):
     for _ in range(3):
         idle += [connect(alone, said) for _ in range(100)]
         assert ask(alone, "/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
-    most = 2 * (alone.desk.seats + alone.desk.waiting) + 64
+    most = 2 * (alone.worker.slots + alone.worker.max_waiting) + 64
     assert len(idle) > most
     until(lambda: len(alone.connections) <= most)
     for link in idle:
@@ -767,7 +767,7 @@ def test_whoever_is_answered_keeps_the_place_when_others_come():
         body = {"prompt": "a", "max_tokens": 100, "seed": 1, "top_p": 0.5}
         alone = ask(server, "/v1/completions", body)
         text = one.submit(ask, server, "/v1/completions", body)
-        until(lambda: server.desk.seated)
+        until(lambda: server.worker.running)
         idle = [connect(server, WHOLE[:20]) for _ in range(300)]
         assert text.result()[1]["choices"] == alone[1]["choices"]
         for link in idle:
@@ -978,7 +978,7 @@ def test_a_hundred_at_once_are_answered_or_refused(stream):
         mine = client(server)
         found = [*many.map(one, range(100))]
         answered = [i for i, text in enumerate(found) if text is not None]
-        assert len(answered) >= server.desk.seats + server.desk.waiting
+        assert len(answered) >= server.worker.slots + server.worker.max_waiting
         assert all(found[i] == alone(i) for i in answered)
         until(lambda: ask(server, "/health")[1]["writing"] == 0)
     with serving(seats=8, waiting=100) as server, ThreadPoolExecutor(100) as many:
@@ -994,9 +994,9 @@ def test_whoever_leaves_frees_a_seat(stream):
         link = socket.create_connection(("127.0.0.1", server.port))
         link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
                      b"application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        until(lambda: len(server.desk.seated) == 1 and len(server.reader.passes) > 3)
+        until(lambda: len(server.worker.running) == 1 and len(server.reader.passes) > 3)
         link.close()
-        until(lambda: not server.desk.seated)
+        until(lambda: not server.worker.running)
         assert ask(server, "/v1/completions", {"prompt": "b", "max_tokens": 2})[0] == 200
 
 
@@ -1195,7 +1195,7 @@ def test_the_page_stops_an_answer_and_keeps_what_there_is(page):
             else:
                 page.run("document.getElementById('stop').click()")
             page.until(STILL)
-            until(lambda: not server.desk.seated)  # the server has stopped, too
+            until(lambda: not server.worker.running)  # the server has stopped, too
         assert page.run("state.messages.length") == 4 and page.errors == []
         assert page.run(count(".wrong")) == 0
 

@@ -47,20 +47,20 @@ def serve(
     from nanoeuler import api
     from nanoeuler.inference.backends import make_reader
     from nanoeuler.model.config import count_parameters
-    from nanoeuler.serve.queue import Desk
+    from nanoeuler.serve.queue import Worker
     from nanoeuler.serve.web import Service, application, listener, run
 
     model, door = api.load(base), listener(host, port)
     make = partial(make_reader, model.config, model.weights, engine, seats)
-    desk = Desk(make, waiting)
+    worker = Worker(make, waiting)
     name, at = base.resolve().name, door.getsockname()[1]
-    service = Service(name, model.config, model.tokenizer, model.weights, desk, tokens)
+    service = Service(name, model.config, model.tokenizer, model.weights, worker, tokens)
     mine = host in LOOPBACK
     app = application(service, (*LOOPBACK, "[::1]") if mine else None, allow_origin or ())
     _warn(name, count_parameters(model.config), host, at)
     shown = f"[{host}]" if ":" in host else host
     tell(f"http://{shown}:{at}/ is the page; programs take http://{shown}:{at}/v1 (Ctrl-C ends it)")
     try:
-        run(app, door, desk)
+        run(app, door, worker)
     except KeyboardInterrupt:  # uvicorn's way to say that it was one
         pass

@@ -2,10 +2,10 @@
 
 
 # %% sec-serve-seats
-"""Many texts in one pass: each is written by a loop of its own, on a seat at one table.
+"""Continuous batching: many texts in one pass, each written by a loop of its own, in a slot.
 
-A seat is a `Reader` of one text. Where a loop reads, it is put aside until a pass has read for all.
-Leaves out threads, and who asks: desk.py.
+A slot is a `Reader` of one text. Where a loop reads, it is put aside until a pass has read for all.
+Leaves out threads, and the queue of jobs: queue.py.
 
 rows and heads as `Reader.read` has them.
 """
@@ -20,11 +20,11 @@ from nanoeuler.inference.decoder import Reader
 from nanoeuler.model.config import ModelConfig
 
 # Tokens of a prompt in a round: four times what the processor's reader takes in one go. The others
-# at the table wait for no more.
-PIECE = 64
+# in the batch wait for no more.
+PREFILL_CHUNK = 64
 
 
-class Ask(NamedTuple):
+class Read(NamedTuple):
     """What one text wants read: the arguments of `Reader.read`, for one piece."""
 
     piece: Sequence[int]
@@ -33,8 +33,8 @@ class Ask(NamedTuple):
     heads: int
 
 
-class Seat:
-    """The `Reader` of one text among several: `read` hands over to the table, and waits."""
+class Slot:
+    """The `Reader` of one text among several: `read` hands over to the scheduler, and waits."""
 
     texts = 1
 
@@ -46,80 +46,76 @@ class Seat:
     ) -> np.ndarray:
         """As `Reader.read`, of one piece."""
         (piece,), (start,) = pieces, starts
-        return getcurrent().parent.switch(Ask(piece, start, rows, heads))
+        return getcurrent().parent.switch(Read(piece, start, rows, heads))
 
 
-def first_part(ask: Ask) -> tuple[Ask, Ask | None]:
-    """What of an ask is read in a round, and what is left for later ones, if anything."""
-    if len(ask.piece) <= max(PIECE, ask.rows):
-        return ask, None
-    later = ask._replace(piece=ask.piece[PIECE:], start=ask.start + PIECE)
-    return Ask(ask.piece[:PIECE], ask.start, 1, 1), later
+def prefill_chunk(wanted: Read) -> tuple[Read, Read | None]:
+    """What is read of it in a step, and what is left for later ones, if anything."""
+    if len(wanted.piece) <= max(PREFILL_CHUNK, wanted.rows):
+        return wanted, None
+    later = wanted._replace(piece=wanted.piece[PREFILL_CHUNK:], start=wanted.start + PREFILL_CHUNK)
+    return Read(wanted.piece[:PREFILL_CHUNK], wanted.start, 1, 1), later
 
 
-class Places:
-    """The places of a reader of several texts, and who sits there. `asks` is what each waits for.
+class Scheduler:
+    """The slots of a reader of several texts, and what the text in each waits for: `pending`.
 
     A writer is a function of a `Reader` that raises nothing.
     """
 
     def __init__(self, reader: Reader):
         self.reader = reader
-        self.writers: dict[int, greenlet] = {}
-        self.asks: dict[int, Ask] = {}
+        self.running: dict[int, greenlet] = {}
+        self.pending: dict[int, Read] = {}
 
     @property
     def free(self) -> list[int]:
-        """The places where nobody sits."""
-        return [place for place in range(self.reader.texts) if place not in self.writers]
+        """The slots without a text."""
+        return [slot for slot in range(self.reader.texts) if slot not in self.running]
 
-    def sit(self, write: Callable[[Reader], object]) -> int:
-        """Begin `write(reader)` on a free place, up to its first reading; the place."""
-        place = self.free[0]
-        self.writers[place] = greenlet(write)
-        self._go_on(place, self.writers[place].switch, Seat(self.reader.config))
-        return place
+    def start(self, write: Callable[[Reader], object]) -> int:
+        """Begin `write(reader)` in a free slot, up to its first reading; the slot."""
+        slot = self.free[0]
+        self.running[slot] = greenlet(write)
+        self._resume(slot, self.running[slot].switch, Slot(self.reader.config))
+        return slot
 
-    def rise(self, place: int) -> None:
-        """End the writing at a place, where it waits."""
-        self._go_on(place, self.writers[place].throw)
+    def cancel(self, slot: int) -> None:
+        """End the writing in a slot, where it waits."""
+        self._resume(slot, self.running[slot].throw)
 
-    def _go_on(self, place, resume, *given):
-        """Take a writer up, until it asks for more or has ended."""
-        self.asks.pop(place, None)
-        ask = resume(*given)
-        if self.writers[place].dead:
-            del self.writers[place]
+    def _resume(self, slot, resume, *given):
+        """Take a writer up, until it reads again or has ended."""
+        self.pending.pop(slot, None)
+        wanted = resume(*given)
+        if self.running[slot].dead:
+            del self.running[slot]
         else:
-            self.asks[place] = ask
+            self.pending[slot] = wanted
 
-
-class Table(Places):
-    """Who sits is read for, round by round."""
-
-    def round(self) -> None:
-        """Read what the writers wait for, at most PIECE tokens of each, and take them up again."""
-        parts = {place: first_part(ask) for place, ask in self.asks.items()}
+    def step(self) -> None:
+        """Read what writers wait for, at most PREFILL_CHUNK tokens of each; take them up again."""
+        parts = {slot: prefill_chunk(wanted) for slot, wanted in self.pending.items()}
         passes: dict[tuple[int, int], list[int]] = {}
-        for place, (now, _) in parts.items():
-            passes.setdefault((now.rows, now.heads), []).append(place)
-        for places in passes.values():
+        for slot, (now, _) in parts.items():
+            passes.setdefault((now.rows, now.heads), []).append(slot)
+        for slots in passes.values():
             try:
-                logits, error = self._read({place: parts[place][0] for place in places}), None
+                logits, error = self._read({slot: parts[slot][0] for slot in slots}), None
             except Exception as problem:  # each of them hears of it, where it waits
                 logits, error = np.empty(0), problem
-            for place in places:
-                writer, later = self.writers[place], parts[place][1]
+            for slot in slots:
+                writer, later = self.running[slot], parts[slot][1]
                 if error:
-                    self._go_on(place, writer.throw, error)
+                    self._resume(slot, writer.throw, error)
                 elif later:
-                    self.asks[place] = later
+                    self.pending[slot] = later
                 else:
-                    self._go_on(place, writer.switch, logits[place : place + 1])
+                    self._resume(slot, writer.switch, logits[slot : slot + 1])
 
-    def _read(self, asks):
-        """One pass for asks of one shape: logits (texts, rows, heads, V), by place."""
+    def _read(self, reads):
+        """One pass for reads of one shape: logits (texts, rows, heads, V), by slot."""
         pieces, starts = [[]] * self.reader.texts, [0] * self.reader.texts
-        for place, ask in asks.items():
-            pieces[place], starts[place] = ask.piece, ask.start
-        return self.reader.read(pieces, starts, ask.rows, ask.heads)
+        for slot, wanted in reads.items():
+            pieces[slot], starts[slot] = wanted.piece, wanted.start
+        return self.reader.read(pieces, starts, wanted.rows, wanted.heads)

@@ -2,9 +2,9 @@
 
 
 # %% sec-serve-desk
-"""Where orders for texts are handed in, and the thread that writes them, several at once.
+"""Jobs, which are texts to be written, and the thread that works them off, several at once.
 
-Leaves out what an order says, and the network.
+Leaves out what a request says, and the network.
 """
 
 import threading
@@ -15,14 +15,14 @@ from typing import Any
 
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Reader
-from nanoeuler.serve.batching import Table
+from nanoeuler.serve.batching import Scheduler
 
 
 class Full(UserError):
-    """There is no room for another order now."""
+    """There is no room for another job now."""
 
 
-class Order:
+class Job:
     """A text to be written: each thing that `write(reader)` yields is handed to `put`.
 
     Last, `put` gets None, or the exception that ended the writing.
@@ -31,14 +31,14 @@ class Order:
     def __init__(
         self, write: Callable[[Reader], Iterator[Any]], put: Callable[[Any], object]
     ):
-        self.write, self.put, self.left = write, put, False
+        self.write, self.put, self.cancelled = write, put, False
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Say that nobody waits for it any more."""
-        self.left = True
+        self.cancelled = True
 
     def run(self, reader: Reader) -> None:
-        """The whole of it, as a writer at a `Table`."""
+        """The whole of it, as a writer at a `Scheduler`."""
         last = None
         try:
             for each in self.write(reader):
@@ -48,24 +48,33 @@ class Order:
         self.put(last)
 
 
-class Orders:
-    """Orders that are `seated` or wait: at most `waiting` beside those for whom there are seats."""
+class Worker:
+    """A thread with a `Scheduler` of the reader that `make` makes, and jobs that run or wait.
 
-    seats = 0
+    At most `max_waiting` wait beside those for which there are `slots`. UserError where no reader
+    can be made.
+    """
 
-    def __init__(self, waiting: int):
-        self.waiting, self.orders, self.seated = waiting, deque[Order](), dict[int, Order]()
+    slots = 0
+
+    def __init__(self, make: Callable[[], Reader], max_waiting: int):
+        self.max_waiting, self.waiting, self.running = max_waiting, deque[Job](), dict[int, Job]()
         self.change, self.closed = threading.Condition(), False
+        ready: Future[int] = Future()
+        self.thread = threading.Thread(target=self._work, args=(make, ready), daemon=True)
+        self.thread.start()
+        self.slots = ready.result()
 
-    def hand_in(self, order: Order) -> None:
-        """Have an order written; `Full` if there is no room for it."""
+    def submit(self, job: Job) -> None:
+        """Have a text written; `Full` if there is no room for it."""
         with self.change:
-            if self.closed or len(self.orders) + len(self.seated) >= self.seats + self.waiting:
+            there, most = len(self.waiting) + len(self.running), self.slots + self.max_waiting
+            if self.closed or there >= most:
                 raise Full(
-                    f"{self.seats} texts are being written and {self.waiting} wait, which is as "
-                    "many as this server takes: ask again in a moment"
+                    f"{self.slots} texts are being written and {self.max_waiting} wait, which is "
+                    "as many as this server takes: ask again in a moment"
                 )
-            self.orders.append(order)
+            self.waiting.append(job)
             self.change.notify()
 
     def close(self) -> None:
@@ -74,44 +83,30 @@ class Orders:
             self.closed = True
             self.change.notify()
 
-    def _wait(self, table):
-        """Seat whom there is room for, and wait if nobody sits; False when the desk is closed."""
+    def _admit(self, scheduler):
+        """Start what there is room for, and wait if nothing runs; False when it is closed."""
         with self.change:
-            self.seated = {place: self.seated[place] for place in table.writers}
-            while not (self.closed or self.orders or self.seated):
+            self.running = {slot: self.running[slot] for slot in scheduler.running}
+            while not (self.closed or self.waiting or self.running):
                 self.change.wait()
-            while self.orders and table.free and not self.closed:
-                order = self.orders.popleft()
-                if not order.left:
-                    self.seated[table.sit(order.run)] = order
+            while self.waiting and scheduler.free and not self.closed:
+                job = self.waiting.popleft()
+                if not job.cancelled:
+                    self.running[scheduler.start(job.run)] = job
             return not self.closed
 
-
-class Desk(Orders):
-    """A thread at a `Table` of the reader that `make` makes, and the orders for it.
-
-    UserError where no reader can be made.
-    """
-
-    def __init__(self, make: Callable[[], Reader], waiting: int):
-        super().__init__(waiting)
-        ready: Future[int] = Future()
-        self.thread = threading.Thread(target=self._work, args=(make, ready), daemon=True)
-        self.thread.start()
-        self.seats = ready.result()
-
     def _work(self, make, ready):
-        """Seat orders and read, until the desk is closed."""
+        """Start jobs and read for them, until the worker is closed."""
         try:
-            table = Table(make())
+            scheduler = Scheduler(make())
         except BaseException as error:
             ready.set_exception(error)
             return
-        ready.set_result(table.reader.texts)
-        while self._wait(table):
-            for place, order in [*self.seated.items()]:
-                if order.left and place in table.writers:
-                    table.rise(place)
-            table.round()
-        for order in (*self.seated.values(), *self.orders):
-            order.put(Full("the server is being closed"))
+        ready.set_result(scheduler.reader.texts)
+        while self._admit(scheduler):
+            for slot, job in [*self.running.items()]:
+                if job.cancelled and slot in scheduler.running:
+                    scheduler.cancel(slot)
+            scheduler.step()
+        for job in (*self.running.values(), *self.waiting):
+            job.put(Full("the server is being closed"))

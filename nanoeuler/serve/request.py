@@ -52,7 +52,7 @@ def blaming(field: str) -> Iterator[None]:
         raise Refusal(str(error), 400, field) from None
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request, checked."""
 
     ids: list[int]         # of the prompt
@@ -177,7 +177,7 @@ KNOBS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
 
 def read_request(
     body: bytes, chat: bool, config: ModelConfig, tokenizer: Tokenizer, name: str, most: int
-) -> Asked:
+) -> Request:
     """A request for a text, from the body of a POST, for the model called `name`.
 
     `most` tokens are written at most. `Refusal` or UserError for what cannot be answered.
@@ -200,7 +200,7 @@ def read_request(
     if guesses and top is not None:
         raise Refusal("with guesses no logprobs are told: leave one of them out", 400, "guesses")
     usage = bool(said.get("stream_options", {}).get("include_usage"))
-    return Asked(ids, wanted, knobs, stop, guesses, top, said.get("stream", False), usage, chat,
+    return Request(ids, wanted, knobs, stop, guesses, top, said.get("stream", False), usage, chat,
                  left_out)  # fmt: skip
 
 

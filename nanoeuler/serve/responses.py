@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nanoeuler.serve.request import Asked
+from nanoeuler.serve.request import Request
 from nanoeuler.serve.streaming import End, Piece, Token
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
@@ -53,49 +53,45 @@ def log_of(tokenizer: Tokenizer, tokens: Sequence[Token], chat: bool) -> Json:
     }
 
 
-class Form:
-    """What is said of every answer, to what was `asked` of the model called `name`."""
+class Response:
+    """The forms of one answer, to a `request` to the model called `name`."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str):
-        self.asked, self.tokenizer, self.name = asked, tokenizer, name
+    def __init__(self, request: Request, tokenizer: Tokenizer, name: str):
+        self.request, self.tokenizer, self.name = request, tokenizer, name
         self.ids: list[int] = []
-        self.id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.id = f"{'chatcmpl' if request.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.made = int(time.time())
 
     def _form(self, choices: list[Json], chunk: bool) -> Json:
         kind = "text_completion"
-        if self.asked.chat:
+        if self.request.chat:
             kind = "chat.completion.chunk" if chunk else "chat.completion"
         return {"id": self.id, "object": kind, "created": self.made, "model": self.name,
                 "choices": choices}  # fmt: skip
 
     def _usage(self, end: End) -> Json:
-        n, m = len(self.asked.ids), end.tokens
+        n, m = len(self.request.ids), end.tokens
         return {"prompt_tokens": n, "completion_tokens": m, "total_tokens": n + m}
 
     def _own(self, end: End) -> Json:
-        own: Json = {"seed": self.asked.knobs["seed"], "prompt_ids": self.asked.ids,
-                     "ids": self.ids, "turns_left_out": self.asked.left_out}  # fmt: skip
+        own: Json = {"seed": self.request.knobs["seed"], "prompt_ids": self.request.ids,
+                     "ids": self.ids, "turns_left_out": self.request.left_out}  # fmt: skip
         if end.count:
             own["guesses"] = {"passes": end.count.passes, "tokens": end.count.tokens,
                               "made": end.count.made, "kept": end.count.kept}  # fmt: skip
         return own
 
     def _log(self, tokens: list[Token]) -> Json | None:
-        if self.asked.top is None:
+        if self.request.top is None:
             return None
-        return log_of(self.tokenizer, tokens, self.asked.chat)
-
-
-class Answer(Form):
-    """The forms of one answer."""
+        return log_of(self.tokenizer, tokens, self.request.chat)
 
     def chunk(self, piece: Piece) -> Json:
         """A piece of a stream."""
         self.ids += [token.id for token in piece.tokens]
         choice = {"index": 0, "finish_reason": None, "logprobs": self._log(piece.tokens)}
-        said = {"delta": {"content": piece.text}} if self.asked.chat else {"text": piece.text}
-        own = {"guessed": [token.guessed for token in piece.tokens]} if self.asked.guesses else {}
+        said = {"delta": {"content": piece.text}} if self.request.chat else {"text": piece.text}
+        own = {"guessed": [token.guessed for token in piece.tokens]} if self.request.guesses else {}
         return self._form([choice | said], True) | ({"nanoeuler": own} if own else {})
 
     def begin(self) -> Json:
@@ -105,10 +101,10 @@ class Answer(Form):
 
     def last(self, end: End) -> list[Json]:
         """What a stream ends with: why, and how many tokens there were if that was asked for."""
-        said = {"delta": {}} if self.asked.chat else {"text": ""}
+        said = {"delta": {}} if self.request.chat else {"text": ""}
         choice = {"index": 0, "finish_reason": end.reason, "logprobs": None}
         chunks = [self._form([choice | said], True) | {"nanoeuler": self._own(end)}]
-        if self.asked.usage:
+        if self.request.usage:
             chunks.append(self._form([], True) | {"usage": self._usage(end)})
         return chunks
 
@@ -119,6 +115,6 @@ class Answer(Form):
         self.ids = [token.id for token in tokens]
         said: Json = {"message": {"role": "assistant", "content": text}}
         choice = {"index": 0, "finish_reason": end.reason, "logprobs": self._log(tokens)}
-        choice |= said if self.asked.chat else {"text": text}
+        choice |= said if self.request.chat else {"text": text}
         own = {"usage": self._usage(end), "nanoeuler": self._own(end)}
         return self._form([choice], False) | own

@@ -16,7 +16,7 @@ from nanoeuler.inference.decoder import Decoder, Reader, draws, text_pieces
 from nanoeuler.inference.sampling import log_probabilities
 from nanoeuler.inference.speculative import Count, generate_ahead, new_count
 from nanoeuler.model.weights import Weights
-from nanoeuler.serve.request import Asked
+from nanoeuler.serve.request import Request
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 
@@ -44,43 +44,45 @@ class End(NamedTuple):
     count: Count | None
 
 
-def noted(asked: Asked, decoder: Decoder, ends: list[int], count: Count | None) -> Iterator[Token]:
+def noted(
+    request: Request, decoder: Decoder, ends: list[int], count: Count | None
+) -> Iterator[Token]:
     """The tokens of an answer, each with what was asked to be told of it."""
-    how = decoder, asked.ids, asked.tokens, ends
+    how = decoder, request.ids, request.tokens, ends
     if count:
         kept = 0
-        for token in generate_ahead(*how, count, asked.guesses, **asked.knobs):
+        for token in generate_ahead(*how, count, request.guesses, **request.knobs):
             yield Token(token, guessed=sum(count.kept) > kept)
             kept = sum(count.kept)
         return
-    for drawn in draws(*how, **asked.knobs):
-        if asked.top is None:
+    for drawn in draws(*how, **request.knobs):
+        if request.top is None:
             yield Token(drawn.token)
             continue
         p = log_probabilities(drawn.logits)
-        first = np.argsort(-p, kind="stable")[: asked.top].tolist()
+        first = np.argsort(-p, kind="stable")[: request.top].tolist()
         yield Token(drawn.token, float(p[drawn.token]), [(i, float(p[i])) for i in first])
 
 
 def write(
-    asked: Asked, tokenizer: Tokenizer, weights: Weights, reader: Reader
+    request: Request, tokenizer: Tokenizer, weights: Weights, reader: Reader
 ) -> Iterator[Piece | End]:
     """The text that was asked for, in pieces, and its `End`. All special tokens end it."""
     decoder, ends = Decoder(reader.config, weights, reader), [*tokenizer.special.values()]
-    count = new_count(reader.config.n_predict - 1) if asked.guesses else None
+    count = new_count(reader.config.n_predict - 1) if request.guesses else None
     notes: list[Token] = []
     number, over = 0, False
 
     def ids():
         nonlocal number, over
-        for token in noted(asked, decoder, ends, count):
+        for token in noted(request, decoder, ends, count):
             number += 1
             notes.append(token)
             yield token.id
         over = True
 
-    for text in text_pieces(tokenizer, ids(), asked.stop):
+    for text in text_pieces(tokenizer, ids(), request.stop):
         if text:
             yield Piece(text, notes[:])
             notes.clear()
-    yield End("length" if over and number == asked.tokens else "stop", number, count)
+    yield End("length" if over and number == request.tokens else "stop", number, count)

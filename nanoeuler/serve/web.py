@@ -24,9 +24,9 @@ from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.weights import Weights
 from nanoeuler.paths import shipped
 from nanoeuler.serve.attention import look
-from nanoeuler.serve.queue import Desk, Full, Order
-from nanoeuler.serve.request import Asked, Refusal, read_request
-from nanoeuler.serve.responses import DONE, Answer, error, event
+from nanoeuler.serve.queue import Full, Job, Worker
+from nanoeuler.serve.request import Refusal, Request, read_request
+from nanoeuler.serve.responses import DONE, Response, error, event
 from nanoeuler.serve.streaming import End, Piece, write
 from nanoeuler.tokenizer.chat_template import USER
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -50,13 +50,13 @@ KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/java
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: a model by its name, the desk that writes, and how long texts may be."""
+    """What is served: a model by its name, the worker that writes, and how long texts may be."""
 
     name: str
     config: ModelConfig
     tokenizer: Tokenizer
     weights: Weights
-    desk: Desk
+    worker: Worker
     tokens: int
 
     def about(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Service:
                 "nanoeuler": own}  # fmt: skip
 
 
-async def events(service: Service, asked: Asked) -> AsyncIterator[Piece | End]:
+async def events(service: Service, wanted: Request) -> AsyncIterator[Piece | End]:
     """What is written for a request, as it is written. `Full`, or what was wrong, is raised."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
@@ -77,8 +77,8 @@ async def events(service: Service, asked: Asked) -> AsyncIterator[Piece | End]:
         if not loop.is_closed():
             loop.call_soon_threadsafe(queue.put_nowait, thing)
 
-    order = Order(partial(write, asked, service.tokenizer, service.weights), put)
-    service.desk.hand_in(order)
+    job = Job(partial(write, wanted, service.tokenizer, service.weights), put)
+    service.worker.submit(job)
     try:
         while (each := await queue.get()) is not None:
             if isinstance(each, Exception):
@@ -87,7 +87,7 @@ async def events(service: Service, asked: Asked) -> AsyncIterator[Piece | End]:
             if not queue.empty():  # others have their turn, and it may be heard that nobody listens
                 await asyncio.sleep(0)
     finally:
-        order.leave()
+        job.cancel()
 
 
 def problem(raised: Exception) -> tuple[int, dict[str, Any]]:
@@ -100,10 +100,10 @@ def problem(raised: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error(f"a mistake of the server's: {type(raised).__name__}", "server_error")
 
 
-async def lines(answer: Answer, first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+async def lines(answer: Response, first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[bytes]:
     """The lines of a stream, of which the first event has come already."""
     try:
-        if answer.asked.chat:
+        if answer.request.chat:
             yield event(answer.begin())
         each = first
         while True:
@@ -120,11 +120,12 @@ async def lines(answer: Answer, first: Any, rest: AsyncIterator[Any]) -> AsyncIt
         await rest.aclose()
 
 
-class Bodies:
-    """What a request brings. `http` is Starlette's module of responses."""
+class Handlers:
+    """The functions behind all paths. `http` is Starlette's module of responses."""
 
     def __init__(self, service: Service):
         self.service, self.http = service, import_module("starlette.responses")
+        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many there are
         self.gone = import_module("starlette.requests").ClientDisconnect
 
     async def body(self, request: Any) -> bytes:
@@ -139,25 +140,17 @@ class Bodies:
                 if len(found) > BODY:
                     raise Refusal(f"expected a body of at most {BODY} bytes: shorten it", 413)
         except self.gone:
-            raise Refusal("the asker has left", 499) from None
+            raise Refusal("the client has left", 499) from None
         return bytes(found)
-
-
-class Model(Bodies):
-    """The paths on which the model works."""
-
-    def __init__(self, service: Service):
-        super().__init__(service)
-        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many there are
 
     async def text(self, chat: bool, request: Any) -> Any:
         """A completion, or the next turn of a chat."""
         s = self.service
-        asked = read_request(
+        wanted = read_request(
             await self.body(request), chat, s.config, s.tokenizer, s.name, s.tokens
         )
-        answer, found = Answer(asked, s.tokenizer, s.name), events(s, asked)
-        if not asked.stream:
+        answer, found = Response(wanted, s.tokenizer, s.name), events(s, wanted)
+        if not wanted.stream:
             *pieces, end = await unless_gone(request, _all(found))
             return self.http.JSONResponse(answer.whole(pieces, end))
         kept = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # by whoever is between
@@ -166,7 +159,7 @@ class Model(Bodies):
             lines(answer, first, found), media_type="text/event-stream", headers=kept
         )
 
-    async def look(self, request: Any) -> Any:
+    async def attention(self, request: Any) -> Any:
         """Attention maps of a layer, one request after another: each is a pass in NumPy."""
         body, s = await self.body(request), self.service
         if self.looks >= LOOKS:
@@ -179,10 +172,6 @@ class Model(Bodies):
             self.looks -= 1
         return self.http.JSONResponse(found)
 
-
-class Paths(Model):
-    """The functions behind all paths."""
-
     async def models(self, request: Any) -> Any:
         """The list of models, or the one that is named."""
         name, about = request.path_params.get("name"), self.service.about()
@@ -194,9 +183,11 @@ class Paths(Model):
 
     async def health(self, request: Any) -> Any:
         """How busy the server is."""
-        desk = self.service.desk
-        busy = {"writing": len(desk.seated), "waiting": len(desk.orders), "seats": desk.seats}
-        return self.http.JSONResponse({"status": "ok"} | busy)
+        worker = self.service.worker
+        return self.http.JSONResponse({
+            "status": "ok", "writing": len(worker.running), "waiting": len(worker.waiting),
+            "seats": worker.slots,
+        })  # fmt: skip
 
     async def file(self, name: str, request: Any) -> Any:
         """A file of the page."""
@@ -218,7 +209,7 @@ async def _all(found):
 
 
 async def unless_gone(request: Any, doing: Awaitable[Any]) -> Any:
-    """What `doing` gives; but if the asker leaves before, it is cancelled, and so are we."""
+    """What `doing` gives; but if the client leaves before, it is cancelled, and so are we."""
 
     async def leaves():
         while (await request.receive())["type"] != "http.disconnect":
@@ -228,7 +219,7 @@ async def unless_gone(request: Any, doing: Awaitable[Any]) -> Any:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            raise Refusal("the asker has left", 499)
+            raise Refusal("the client has left", 499)
         return tasks[0].result()
     finally:
         for task in tasks:
@@ -290,19 +281,19 @@ def application(
         raise UserError(f"a server needs starlette and uvicorn, but {missing[0]} is absent: {CURE}")
     routing, cors = import_module("starlette.routing"), import_module("starlette.middleware.cors")
     errors, apps = (import_module(f"starlette.{name}") for name in ("exceptions", "applications"))
-    paths = Paths(service)
+    handlers = Handlers(service)
     routes = [
-        ("/v1/chat/completions", partial(paths.text, True), "POST"),
-        ("/v1/completions", partial(paths.text, False), "POST"),
-        ("/v1/models", paths.models, "GET"), ("/v1/models/{name:path}", paths.models, "GET"),
-        ("/attention", paths.look, "POST"), ("/health", paths.health, "GET"),
-        ("/", partial(paths.file, "page.html"), "GET"),
-        *((f"/{name}", partial(paths.file, name), "GET") for name in ("page.css", "page.js")),
+        ("/v1/chat/completions", partial(handlers.text, True), "POST"),
+        ("/v1/completions", partial(handlers.text, False), "POST"),
+        ("/v1/models", handlers.models, "GET"), ("/v1/models/{name:path}", handlers.models, "GET"),
+        ("/attention", handlers.attention, "POST"), ("/health", handlers.health, "GET"),
+        ("/", partial(handlers.file, "page.html"), "GET"),
+        *((f"/{name}", partial(handlers.file, name), "GET") for name in ("page.css", "page.js")),
     ]  # fmt: skip
     app = apps.Starlette(
         routes=[routing.Route(path, do, methods=[method]) for path, do, method in routes],
         exception_handlers={
-            kind: paths.wrong for kind in (errors.HTTPException, UserError, Exception)
+            kind: handlers.wrong for kind in (errors.HTTPException, UserError, Exception)
         },
     )
     app.router.redirect_slashes = False  # a path has one name
@@ -312,14 +303,12 @@ def application(
     return Guard(app, hosts, origins)
 
 
-class Patience(asyncio.Protocol):
-    """A connection that waits SECONDS for its client, or until others need its place.
-
-    Mixed into uvicorn's: `cycle` is the newest request and its answer, `conn` the state of h11.
-    """
+class Connection(asyncio.Protocol):
+    """A connection of uvicorn's that waits SECONDS for its client, or until it needs the place."""
 
     most: int  # connections at a time
-    stage: Any = None  # what the client is to do, and after which request; None: it is our turn
+    # What the client is to do, and after which request (uvicorn's `cycle`); None: it is our turn.
+    stage: Any = None
     timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -330,13 +319,31 @@ class Patience(asyncio.Protocol):
         if len(self.connections) > self.most:
             self.loop.call_later(GRACE, self._make_room)
 
-    def _make_room(self) -> None:
-        """Drop those who have kept us waiting longest, until there are as many as there may be."""
-        waiting = [each for each in self.connections if each.timer]
-        waiting.sort(key=lambda each: each.timer.when())
-        for each in waiting[: max(0, len(self.connections) - self.most)]:
-            self.connections.discard(each)
-            each.transport.abort()
+    def connection_lost(self, error: Exception | None) -> None:
+        """The end."""
+        super().connection_lost(error)
+        if self.timer:
+            self.timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Something has come."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """An answer is written; the next request may have come already."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """The network takes no more at present."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """The network takes more."""
+        super().resume_writing()
+        self._watch()
 
     def _watch(self) -> None:
         """Begin to wait for the client if something new is its to do, and stop if nothing is."""
@@ -353,15 +360,13 @@ class Patience(asyncio.Protocol):
             self.stage = stage
             self.timer = self.loop.call_later(SECONDS, self._give_up) if stage else None
 
-
-class Polite(Patience):
-    """A connection that says why it hangs up."""
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The end."""
-        super().connection_lost(error)
-        if self.timer:
-            self.timer.cancel()
+    def _make_room(self) -> None:
+        """Drop those who have kept us waiting longest, until there are as many as there may be."""
+        waiting = [each for each in self.connections if each.timer]
+        waiting.sort(key=lambda each: each.timer.when())
+        for each in waiting[: max(0, len(self.connections) - self.most)]:
+            self.connections.discard(each)
+            each.transport.abort()
 
     def eof_received(self) -> None:
         """The client has left: whoever works at an answer must hear that nobody waits for it."""
@@ -385,36 +390,11 @@ class Polite(Patience):
         h11 = import_module("h11")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             said = json.dumps(error(message))
-            self.transport.write(
-                f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                f"Content-Length: {len(said)}\r\n\r\n{said}".encode()
-            )
+            head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            head += f"Content-Length: {len(said)}\r\n\r\n"
+            self.transport.write(f"{head}{said}".encode())
         self.eof_received()
         self.transport.close()
-
-
-class Watched(Polite):
-    """A connection that watches whose turn it is after each thing that happens."""
-
-    def data_received(self, data: bytes) -> None:
-        """Something has come."""
-        super().data_received(data)
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        """An answer is written; the next request may have come already."""
-        super().on_response_complete()
-        self._watch()
-
-    def pause_writing(self) -> None:
-        """The network takes no more at present."""
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        """The network takes more."""
-        super().resume_writing()
-        self._watch()
 
 
 def listener(host: str, port: int) -> socket.socket:
@@ -427,24 +407,24 @@ def listener(host: str, port: int) -> socket.socket:
         raise UserError(f"cannot listen at {host} port {port} ({why}): choose another") from None
 
 
-def server(app: Guard, desk: Desk) -> Any:
+def server(app: Guard, worker: Worker) -> Any:
     """uvicorn's server of an application. It says of our own mistakes alone what they were."""
     uvicorn, h11 = import_module("uvicorn"), import_module("uvicorn.protocols.http.h11_impl")
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            desk.close()
+            worker.close()
             super().handle_exit(sig, frame)
 
     # Connections: all texts twice, since who is told "full" comes as well, and some for the page.
-    most = 2 * (desk.seats + desk.waiting) + 64
+    most = 2 * (worker.slots + worker.max_waiting) + 64
     return Server(uvicorn.Config(
-        app, http=type("Connection", (Watched, h11.H11Protocol), {"most": most}), ws="none",
+        app, http=type("Connection", (Connection, h11.H11Protocol), {"most": most}), ws="none",
         loop="asyncio", log_level="error", access_log=False, lifespan="off", server_header=False,
         proxy_headers=False, timeout_keep_alive=SECONDS, timeout_graceful_shutdown=5,
     ))  # fmt: skip
 
 
-def run(app: Guard, door: socket.socket, desk: Desk) -> None:
+def run(app: Guard, door: socket.socket, worker: Worker) -> None:
     """Serve until a signal says to stop."""
-    server(app, desk).run(sockets=[door])
+    server(app, worker).run(sockets=[door])

@@ -29,8 +29,8 @@ from nanoeuler.engines.cpu.decode import CpuReader  # noqa: E402
 from nanoeuler.inference.decoder import Decoder, generate  # noqa: E402
 from nanoeuler.model.weights import initialise  # noqa: E402
 from nanoeuler.serve import web  # noqa: E402
-from nanoeuler.serve.batching import Table  # noqa: E402
-from nanoeuler.serve.queue import Desk  # noqa: E402
+from nanoeuler.serve.batching import Scheduler  # noqa: E402
+from nanoeuler.serve.queue import Worker  # noqa: E402
 from nanoeuler.tokenizer.tokenizer import Tokenizer  # noqa: E402
 
 SEATS = 1, 2, 4, 8, 16
@@ -41,17 +41,17 @@ KNOBS = {"greedy": {"temperature": 0}, "drawn": {}}
 
 
 def table_seconds(reader, weights, n, knobs):
-    """A core's seconds in which every seat of a table writes a text of n tokens."""
-    table, start = Table(reader), time.thread_time()
+    """A core's seconds in which every slot of a scheduler writes a text of n tokens."""
+    scheduler, start = Scheduler(reader), time.thread_time()
 
-    def write(seed, seat):
-        for _ in generate(Decoder(reader.config, weights, seat), PROMPT, n, seed=seed, **knobs):
+    def write(seed, slot):
+        for _ in generate(Decoder(reader.config, weights, slot), PROMPT, n, seed=seed, **knobs):
             pass
 
     for seed in range(reader.texts):
-        table.sit(partial(write, seed))
-    while table.writers:
-        table.round()
+        scheduler.start(partial(write, seed))
+    while scheduler.running:
+        scheduler.step()
     return time.thread_time() - start
 
 
@@ -80,9 +80,9 @@ def http_rows(askers=8, texts=64):
     config = type(config)(**{**vars(config), "vocab_size": tokenizer.vocab_size})
     weights = initialise(config, seed=0)
     weights["norm"][...] = 0  # equal logits: the last ids, which end a text, are beyond top-p
-    desk = Desk(lambda: CpuReader(config, weights, askers, 1), texts)
+    worker = Worker(lambda: CpuReader(config, weights, askers, 1), texts)
     door = web.listener("127.0.0.1", 0)
-    service = web.Service("small", config, tokenizer, weights, desk, 1000)
+    service = web.Service("small", config, tokenizer, weights, worker, 1000)
     app, uvicorn = web.application(service, None), import_module("uvicorn")
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
@@ -93,7 +93,7 @@ def http_rows(askers=8, texts=64):
     start, many = time.process_time(), ThreadPoolExecutor(askers)
     tokens = sum(many.map(partial(ask, door.getsockname()[1]), range(texts)))
     rate = round(tokens / (time.process_time() - start), 1)
-    desk.close()
+    worker.close()
     server.should_exit = True
     thread.join()
     yield measurements.row("server and askers, small, bytes", f"{askers} askers", "cpu, 1 thread",

@@ -203,6 +203,7 @@ class Handlers:
         return self.http.JSONResponse(said, status, headers=retry)
 
 
+# %% sec-serve-web
 async def _all(found):
     """All of an answer, as a list."""
     return [each async for each in found]
@@ -397,6 +398,7 @@ class Connection(asyncio.Protocol):
         self.transport.close()
 
 
+# %% sec-serve-web
 def listener(host: str, port: int) -> socket.socket:
     """A door at this address that nobody goes through yet; port 0: any that is free."""
     try:

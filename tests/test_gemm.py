@@ -299,19 +299,20 @@ def test_one_kernel_serves_many_products():
 
 def test_what_was_measured_is_chosen_and_what_is_like_it():
     for (layout, epilogue, out, second), of in wgmma_launch.MEASURED.items():
-        for size, (pingpong, cluster, pieces, *narrow) in of.items():
-            form = choose(layout, *size, epilogue, out, second)
+        for (pingpong, cluster, pieces, *narrow), timed in of.items():
             wanted = Form(layout, pingpong, cluster, epilogue, out, pieces, second)
-            assert form == replace(wanted, narrow=narrow == [True])
-    assert choose("NT", 32768, 2048, 1024).pingpong  # 16384 x 2304 x 768 and 3072 are near
-    assert choose("TN", 768, 768, 8192, "add", "float32").cluster == 1
-    far = choose("NT", 1 << 17, 2304, 768)
+            for size in timed:
+                form = choose(layout, size, epilogue, out, second)
+                assert form == replace(wanted, narrow=narrow == [True])
+    assert choose("NT", (32768, 2048, 1024)).pingpong  # 16384 x 2304 x 768 and 3072 are near
+    assert choose("TN", (768, 768, 8192), "add", "float32").cluster == 1
+    far = choose("NT", (1 << 17, 2304, 768))
     assert far == Form("NT", True, 2)  # by the rule
-    gated = choose("NN", 32768, 2048, 768, "swiglu backward", second=True)
+    gated = choose("NN", (32768, 2048, 768), "swiglu backward", second=True)
     assert gated == Form("NN", True, 2, "swiglu backward", second=True)  # by the rule
-    few = choose("NN", 8, 8, 8, "swiglu backward", second=True)
+    few = choose("NN", (8, 8, 8), "swiglu backward", second=True)
     assert few == Form("NN", True, 1, "swiglu backward", second=True)
-    bent = choose("NT", 16384, 3072, 768, "gelu backward", second=True, sums="store")
+    bent = choose("NT", (16384, 3072, 768), "gelu backward", second=True, sums="store")
     assert bent == Form("NT", True, 2, "gelu backward", second=True, sums="store")
 
 
@@ -324,19 +325,19 @@ def test_there_is_a_form_for_every_product(layout, epilogue, second, sums, size)
     for out in way.outs:
         summed = sums if way.sums and out == "bf16" else "no"
         two = (second or way.aux == "tiles") and way.second
-        form = choose(layout, *size, epilogue, out, two, summed)
+        form = choose(layout, size, epilogue, out, two, summed)
         assert (form.epilogue, form.out, form.sums) == (epilogue, out, summed)
 
 
 def test_the_choice_splits_where_whole_tiles_leave_the_machine_idle():
-    assert choose("TN", 768, 768, 16384, "add", "float32").pieces == "together"
-    assert choose("NT", 8192, 8192, 8192).pieces == "no"  # 15.5 rounds of tiles are almost 16
-    curved = choose("NT", 16384, 3072, 768, "bias and gelu")
+    assert choose("TN", (768, 768, 16384), "add", "float32").pieces == "together"
+    assert choose("NT", (8192, 8192, 8192)).pieces == "no"  # 15.5 rounds of tiles are almost 16
+    curved = choose("NT", (16384, 3072, 768), "bias and gelu")
     assert curved.cluster == 1 and not curved.pingpong
-    assert choose("NN", 16384, 3072, 768, "gelu backward", second=True, sums="add").cluster == 2
-    assert not choose("NT", 16384, 768, 3072).pingpong  # deep: its bytes cost more than they hide
-    assert choose("NT", 16384, 768, 768).pieces == "no"
-    form = choose("TN", 768, 768, 16384, "add", "float32")
+    assert choose("NN", (16384, 3072, 768), "gelu backward", second=True, sums="add").cluster == 2
+    assert not choose("NT", (16384, 768, 3072)).pingpong  # deep: its bytes cost more than they hide
+    assert choose("NT", (16384, 768, 768)).pieces == "no"
+    form = choose("TN", (768, 768, 16384), "add", "float32")
     busy = 18 * 256 / (132 * plan(form, 768, 768, 16384).load)
     assert busy > 0.94  # of the blocks' time, 18 tiles of 256 k-blocks for 132 blocks
 
@@ -779,8 +780,8 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "            #",
         MET, "race"),
     "the slope of the other column": (
-        "gemm.wgmma_epilogue.bend_pair", "acc[i + 1] *= high_slope", "acc[i + 1] *= low_slope", ALL,
-        "c"),
+        "gemm.wgmma_epilogue.gelu_backward_pair", "acc[i + 1] *= high_slope",
+        "acc[i + 1] *= low_slope", ALL, "c"),
     "a slope without its square": (
         "tile.curves.gelu_and_slope_fast", "(one - t * t)", "(one - t)", ALL, "c"),
     "the wrong half of U": (
@@ -862,7 +863,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "tile.curves.swiglu_and_slopes_fast", "sigma + silu *", "sigma + gate *", UNGATED,
         "second"),
     "an up by its neighbour's gate": (
-        "gemm.wgmma_epilogue.gate_pair", "acc[i + 1], high_bf16(gates)",
+        "gemm.wgmma_epilogue.swiglu_backward_pair", "acc[i + 1], high_bf16(gates)",
         "acc[i + 1], low_bf16(gates)",
         UNGATED, "c"),
     "the upper strips twice": (
@@ -1152,5 +1153,5 @@ def test_the_products_of_a_step_are_added_up():
     others = sum(len(chunks) for preset, *_, chunks in card.STEPS if "gpt2" not in preset)
     left = len([*card.steps(rest)])
     assert left == others, "a step has no sum while one of its products has no time"
-    best = "('NT', 'store', 'bf16', False): (2048, 50304, 768): (True, 1, 'no'),  # 1.0000 ms"
+    best = "('NT', 'store', 'bf16', False): (True, 1, 'no'): (2048, 50304, 768),  # 1.0000 ms"
     assert best in card.fastest(rows)

@@ -175,8 +175,8 @@ def test_angles_come_with_forms_that_turn_and_only_with_them():
 
 
 def test_a_form_that_turns_is_chosen_by_its_own_measurements_and_the_rule():
-    assert choose("NN", 16384, 1280, 768, "rope 64") == form(64, cluster=2)
-    assert choose("NT", 16384, 2304, 768, "rope 128") == form(128, "NT", 2, True)
+    assert choose("NN", (16384, 1280, 768), "rope 64") == form(64, cluster=2)
+    assert choose("NT", (16384, 2304, 768), "rope 128") == form(128, "NT", 2, True)
 
 
 def test_the_product_for_the_card_that_is_there_turns_them():

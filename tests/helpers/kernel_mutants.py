@@ -339,7 +339,7 @@ CHECKS = {
 } | {
     f"gemm.wgmma_{part}": check_products
     for part in ("form", "column_sums", "epilogue", "split_k", "kernel")
-}
+} | {f"tile.{part}": check_products for part in ("layout", "curves", "accumulator")}
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ class Product:
         """The form that the package chooses."""
         form = self.forms[0]
         more = {"second": form.second, "sums": form.sums}
-        return choose(form.layout, *self.shape, form.epilogue, form.out, **more)
+        return choose(form.layout, self.shape, form.epilogue, form.out, **more)
 
 
 def bf16(layout, pingpong=False, cluster=1, epilogue="store", **more):
@@ -333,7 +333,7 @@ def apart(bench, of):
     """A function that puts a product, then the kernel of rows, on torch's stream; C is dh too."""
     a, b, dh = (bench.view(x) for x in (of.a, of.b, of.c))
     u, du = (bench.view(rows_of_halves(x)) for x in (of.aux, of.second))
-    form = choose("NT", *of.c.shape, of.a.shape[1])
+    form = choose("NT", (*of.c.shape, of.a.shape[1]))
     launches = product(form, a, b, dh, place=bench.device.array)
     again = bench.view(of.c.clone())
     return bench.call([*launches, *swiglu_backward_launches(dh, u, du, h=again)])
@@ -518,7 +518,7 @@ def fastest(rows: list[dict]) -> Iterator[str]:
             way = form.pingpong, form.cluster, form.pieces, *[True] * form.narrow
             best[key] = min(best.get(key, (row["value"], way)), (row["value"], way))
     for (kind, shape), (ms, way) in sorted(best.items()):
-        yield f"{kind}: {shape}: {way},  # {ms:.4f} ms"
+        yield f"{kind}: {way}: {shape},  # {ms:.4f} ms"
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def forms():
             stretches = stretches_for(m, n, k, count)
             deep = stretch_of(k, stretches) * len(pairs)
             for way in ("store", "add")[: 1 if stretches == 1 else 2]:
-                form = choose(layout, m, n, deep, way, "float32")
+                form = choose(layout, (m, n, deep), way, "float32")
                 parts = "" if form.pieces == "no" else ", pieces"
                 name = f"wgmma {layout} {way}, cluster {form.cluster}{parts}"
                 made[name] = partial(gemm_kernel, form)

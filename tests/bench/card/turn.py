@@ -54,7 +54,7 @@ class Case:
         if self.blocks:
             cluster, pingpong = self.blocks
             return Form(self.layout, pingpong, cluster, f"rope {self.D}")
-        return choose(self.layout, *self.shape, f"rope {self.D}")
+        return choose(self.layout, self.shape, f"rope {self.D}")
 
 
 TIMED = [Case(64, 512, 768, 20, 16, 64), Case(16, 512, 768, 20, 16, 64)]  # euler-116m's
@@ -74,7 +74,7 @@ CHECKED = [
 def kernels():
     """Name -> maker of each kernel; those of the ways apart too."""
     forms = {case.form for case in CHECKED}
-    forms |= {choose(case.layout, *case.shape) for case in TIMED}
+    forms |= {choose(case.layout, case.shape) for case in TIMED}
     made = {gemm.label(form): partial(gemm_kernel, form) for form in sorted(forms, key=gemm.label)}
     for D, most in ((64, 2), (128, 3)):
         for name, make, at_most in (
@@ -97,7 +97,7 @@ def launches(case, a, b, c, cos, sin, place):
 
 def apart(case, a, b, c, cos, sin, place):
     """A product, and RoPE's own kernel."""
-    made = product(choose(case.layout, *case.shape), a, b, c, place=place)
+    made = product(choose(case.layout, case.shape), a, b, c, place=place)
     return [*made, rope_launch(c, cos, sin, case.n, case.T)]
 
 

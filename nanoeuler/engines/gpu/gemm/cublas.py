@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm.mma_form import sizes_of
 from nanoeuler.engines.gpu.host import libraries
 from nanoeuler.errors import UserError
 
@@ -42,11 +43,7 @@ def check_product(layout: str, compute: str, args: tuple[Any, Any, Any]) -> None
     """UserError unless A and B of these shapes and dtypes can be multiplied to give C."""
     if layout not in ("NT", "NN", "TN") or compute not in COMPUTE:
         raise UserError(f"no product {layout} in {compute}")
-    a, b, c = args
-    m, k = a.shape if layout[0] == "N" else a.shape[::-1]
-    of_b, n = b.shape if layout[1] == "N" else b.shape[::-1]
-    if of_b != k or tuple(c.shape) != (m, n) or not min(m, n, k):
-        raise UserError(f"{layout}: {a.shape} by {b.shape} does not give {c.shape}")
+    sizes_of(layout, *args)
     kind = COMPUTE[compute][1]
     kinds = [str(array.dtype) for array in args]
     if kinds[:2] != [kind, kind] or kinds[2] not in {kind, "float32"}:

@@ -12,7 +12,7 @@ where rows run along it, and what rounds differently than the kernels that there
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from nanoeuler.engines.gpu.gemm.choice import product_on
 from nanoeuler.engines.gpu.gemm.mma_form import pitch, require
@@ -176,22 +176,35 @@ def depth_of(layout: str, a: Any, b: Any, c: Any, pieces: int, epilogue: str) ->
     return k
 
 
+class Splitting(TypedDict, total=False):
+    """How a float32 product is split: into how many pieces (3 if nothing is said); the epilogue,
+    store or add; into how many stretches k is taken, the last one shorter, all but the first added
+    to C; blocks and place as in `choice.Ends`; and what multiplies bf16, `product_on` or another
+    with its arguments."""
+
+    pieces: int
+    epilogue: str
+    stretches: int | None
+    blocks: int
+    place: Callable
+    product: Callable[..., list[Launch]]
+
+
 def pieces_product(
-    capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, split_a: Any, split_b: Any, *,
-    pieces: int = 3, epilogue: str = "store", stretches: int | None = None,
-    blocks: int = MULTIPROCESSORS, place: Any = lambda array: array,
-    product: Callable[..., list[Launch]] = product_on,
+    capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, split_a: Any, split_b: Any,
+    **how: Unpack[Splitting],
 ) -> list[Launch]:  # fmt: skip
     """The launches, in order, of C = op(A) op(B), or C += with "add", of float32 matrices.
 
     a, b (2-d) as the layout stores them and as `split_launch` takes them; c (m, n), rows a multiple
     of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. A matrix that is cut
-    along its rows may have columns behind those that C wants, up to a multiple of 8. stretches: k
-    is taken in so many, the last one shorter, all but the first added to C. The rest: `product_on`
-    or another `product` of bf16 with its arguments.
+    along its rows may have columns behind those that C wants, up to a multiple of 8.
     """
+    pieces, epilogue = how.pop("pieces", 3), how.pop("epilogue", "store")
+    product, stretches = how.pop("product", product_on), how.pop("stretches", None)
     k = depth_of(layout, a, b, c, pieces, epilogue)
     (of_a, of_b), (m, n) = AXES[layout], c.shape
+    blocks = how.get("blocks", MULTIPROCESSORS)
     length = stretch_of(k, stretches or stretches_for(m, n, k, pieces, blocks))
     left, right = zip(*PAIRS[pieces], strict=True)
 
@@ -208,8 +221,7 @@ def pieces_product(
             cut_a = cut_a[:, :m]
         if of_b == 0 and n % WIDTH:
             cut_b = cut_b[:, :n]
-        how = {"epilogue": way, "blocks": blocks, "place": place}
-        return product(capability, layout, cut_a, cut_b, c, **how)
+        return product(capability, layout, cut_a, cut_b, c, epilogue=way, **how)
 
     made = []
     for at in range(0, k, length):

@@ -11,6 +11,7 @@ C (m, n) = op(A) op(B), where the layout names how A and B are stored:
     TN   dW = dY^T X           A (k, m)   B (k, n)
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,16 +97,22 @@ def require(name: str, array: Any, shape: tuple[int, ...] | None, kind: str) -> 
         pitch(array)
 
 
-def extents(form: Any, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, int, int]:
-    """m, n and k of a product C (m, n) of 2-d arrays; UserError where something does not fit.
+def sizes_of(layout: str, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, int, int]:
+    """m, n and k of a product C (m, n) of 2-d arrays; UserError where their shapes do not fit.
 
-    form: has layout and out. parts: B has so many times the columns of C.
+    parts: B has so many times the columns of C.
     """
-    m, k = a.shape if form.layout[0] == "N" else a.shape[::-1]
-    of_b = b.shape if form.layout[1] == "N" else b.shape[::-1]
+    m, k = a.shape if layout[0] == "N" else a.shape[::-1]
+    of_b = b.shape if layout[1] == "N" else b.shape[::-1]
     n = of_b[1] // parts
     if tuple(of_b) != (k, n * parts) or tuple(c.shape) != (m, n) or not min(m, n, k):
-        raise UserError(f"{form.layout}: {a.shape} by {b.shape} does not give {c.shape}")
+        raise UserError(f"{layout}: {a.shape} by {b.shape} does not give {c.shape}")
+    return m, n, k
+
+
+def extents(form: Any, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, int, int]:
+    """The same, and UserError where dtypes or rows do not fit; form: has layout and out."""
+    m, n, k = sizes_of(form.layout, a, b, c, parts)
     kinds = [str(array.dtype) for array in (a, b, c)]
     wanted = ["uint16", "uint16", "float32" if form.out == "float32" else "uint16"]
     if kinds != wanted:
@@ -113,6 +120,14 @@ def extents(form: Any, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, int
     for array in (a, b, c):
         pitch(array)
     return m, n, k
+
+
+def require_space(space: Any, need: int, sizes: tuple[int, ...]) -> None:
+    """UserError unless `space`, an array or None, has the bytes that a product needs."""
+    room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
+    if room < need:
+        m, n, k = sizes
+        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
 
 
 def fit(form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:

@@ -4,11 +4,10 @@
 # %% sec-mma-host
 """Products by mma.sync, as launches: how many pieces, how much space, which tile for which card."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, MmaForm, fit, pitch
+from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, MmaForm, fit, pitch, require_space
 from nanoeuler.engines.gpu.gemm.mma_kernel import SUM_THREADS, mma_kernel, sum_kernel
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED, limit
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
@@ -59,10 +58,7 @@ def mma_product(
     extra = 0 if aux is None else aux
     if pieces == 1:
         return [Launch(mma_kernel(form), grid, (a, b, c, extra, *sizes, pitch(c), of_aux))]
-    room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
-    need = space_for(form, m, n, k, blocks)
-    if room < need:
-        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
+    require_space(space, space_for(form, m, n, k, blocks), (m, n, k))
     wide = cover(n, 4) * 4
     parts = mma_kernel(replace(form, epilogue="store"))
     sums = sum_kernel(form.epilogue == "add")

@@ -232,20 +232,24 @@ def make_curve(form: Form, strip: Strip) -> Callable:
     return curve
 
 
-def add_pair(acc, i, pair):
+def residual_pair(acc, i, pair):
     """acc[i : i + 2] += a pair of bf16, which is returned."""
     acc[i] += low_bf16(pair)
     acc[i + 1] += high_bf16(pair)
     return pair
 
 
-def bend_pair(acc, i, pair):
+def gelu_backward_pair(acc, i, pair):
     """acc[i : i + 2] *= GELU' of a pair of bf16; returns GELU of the pair."""
     low, low_slope = gelu_and_slope_fast(low_bf16(pair))
     high, high_slope = gelu_and_slope_fast(high_bf16(pair))
     acc[i] *= low_slope
     acc[i + 1] *= high_slope
     return pack_bf16(low, high)
+
+
+# What becomes of a pair of sums and of the pair that they meet, by the epilogue.
+PAIRS = {"residual": residual_pair, "gelu backward": gelu_backward_pair}
 
 
 def read_strip(u, q, at, t):
@@ -281,7 +285,7 @@ def make_read_tile(form: Form) -> Callable:
 def make_meet(form: Form, strip: Strip) -> Callable:
     """meet(acc, tile): a strip of the sums and that of tile.u, which in a backward one becomes
     GELU."""
-    meet_pair, half = add_pair if form.epilogue == "residual" else bend_pair, strip.i // 2
+    meet_pair, half = PAIRS[form.epilogue], strip.i // 2
 
     def meet(acc, tile):
         for i in range(16):
@@ -356,35 +360,35 @@ def make_turns_of_heads(form: Form) -> tuple[Callable, Callable]:
 
 
 # %% sec-gemm-bays
-def gate_pair(acc, i, gates, ups):
+def swiglu_backward_pair(acc, i, gates, ups):
     """acc[i : i + 2] meet a pair of gates and one of ups; pairs of slopes of both, and of h."""
     a, b, c = swiglu_and_slopes_fast(acc[i], low_bf16(gates), low_bf16(ups))
     d, e, f = swiglu_and_slopes_fast(acc[i + 1], high_bf16(gates), high_bf16(ups))
     return pack_bf16(a, d), pack_bf16(b, e), pack_bf16(c, f)
 
 
-def make_bend(form: Form) -> Callable:
-    """bend(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
+def make_meet_bay(form: Form) -> Callable:
+    """meet_bay(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
 
     What is stored beside C stands in the bay then.
     """
-    meet_pair, second = add_pair if form.epilogue == "residual" else bend_pair, form.second
+    meet_pair, second = PAIRS.get(form.epilogue), form.second
 
-    def bend_two(acc, i, bay, box, t):
+    def meet_two(acc, i, bay, box, t):
         gates, ups = cuda.local.array(16, int32), cuda.local.array(16, int32)
         read_strip(gates, 0, bay, t)
         read_strip(ups, 0, bay + BOX, t)
         for j in range(4):
             k, at = i + 8 * j, squares_at(t, j)
-            a, e, u = gate_pair(acc, k, gates[4 * j], ups[4 * j])
-            b, f, v = gate_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
-            c, g, w = gate_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
-            d, h, x = gate_pair(acc, k + 6, gates[4 * j + 3], ups[4 * j + 3])
+            a, e, u = swiglu_backward_pair(acc, k, gates[4 * j], ups[4 * j])
+            b, f, v = swiglu_backward_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
+            c, g, w = swiglu_backward_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
+            d, h, x = swiglu_backward_pair(acc, k + 6, gates[4 * j + 3], ups[4 * j + 3])
             stmatrix4(bay + at, a, b, c, d)
             stmatrix4(bay + BOX + at, e, f, g, h)
             stmatrix4(box + at, u, v, w, x)
 
-    def bend_one(acc, i, bay, box, t):
+    def meet_one(acc, i, bay, box, t):
         u = cuda.local.array(16, int32)
         read_strip(u, 0, bay, t)
         for j in range(16):
@@ -393,7 +397,7 @@ def make_bend(form: Form) -> Callable:
             put_pairs(u, 0, bay, t)
         put_bf16(acc, i, box, t)
 
-    return bend_two if form.beside == 2 else bend_one
+    return meet_two if form.beside == 2 else meet_one
 
 
 def make_send_met(form: Form) -> Callable:
@@ -415,7 +419,7 @@ def make_send_met(form: Form) -> Callable:
 def make_met_strip(form: Form, q: int) -> Callable:
     """met_strip(acc, tile): strip q meets what is in its bay and goes to C, and what it met to the
     second array."""
-    beside, second, bend, send = form.beside, form.second, make_bend(form), make_send_met(form)
+    beside, second, meet, send = form.beside, form.second, make_meet_bay(form), make_send_met(form)
     bays, bars, (i, right, down) = form.bays, bays_bars(form), strips(form)[q]
 
     def met_strip(acc, tile):
@@ -426,7 +430,7 @@ def make_met_strip(form: Form, q: int) -> Callable:
         free(me)
         if second and q > 1 and me.t == 0:
             mbarrier_arrive(empty - 16)  # strip q - 2 has left with its box
-        bend(acc, i, bay, box, me.t)
+        meet(acc, i, bay, box, me.t)
         proxy_fence()
         barrier(1 + me.c, 128)
         if me.t == 0:

@@ -45,7 +45,7 @@ FEW, MANY = 40, 232
 
 @dataclass(frozen=True)
 class Way:
-    """What a way out allows.
+    """What an epilogue allows.
 
     aux: what it reads beside A and B: nothing, a "bias" (n,), a "tile" of another (m, n), or
     "tiles" of two. outs:

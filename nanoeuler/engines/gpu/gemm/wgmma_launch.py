@@ -9,14 +9,14 @@ operands give equal bits, always.
 Compute capability 9.0 (H100, H200). Left out: batches, and adding to a bf16 C.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from nanoeuler.engines.gpu.gemm.mma_form import extents, require
+from nanoeuler.engines.gpu.gemm.mma_form import extents, require, require_space
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_form import (
     EPILOGUES,
@@ -122,35 +122,48 @@ def space_bytes(
     return 0
 
 
+class Given(TypedDict, total=False):
+    """What a product may be given besides A, B, C and aux.
+
+    second, sums, turn: as `Operands` has them. place: puts a NumPy array where the target can read
+    it. space: `space_bytes` or more, whose first word is zero at first; products that follow each
+    other share it, and zeros are placed if none comes. blocks: that run at once. cut:
+    `wgmma_schedule.split`.
+    """
+
+    second: Any
+    sums: Any
+    turn: Turning | None
+    place: Callable[[np.ndarray], Any]
+    space: Any
+    blocks: int
+    cut: str
+
+
 def product(
-    form: Form, a: Any, b: Any, c: Any, aux: Any = None, *, second: Any = None, sums: Any = None,
-    turn: Turning | None = None, place: Any = lambda array: array, space: Any = None,
-    blocks: int = MULTIPROCESSORS, cut: str = "best",
-) -> list[Launch]:  # fmt: skip
+    form: Form, a: Any, b: Any, c: Any, aux: Any = None, **given: Unpack[Given]
+) -> list[Launch]:
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
-    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too.
-    place: puts a NumPy array where the target can read it; the work list of equal sizes is one
-    array, which comes again. space: `space_bytes` or more, whose first word is zero at first;
-    products that follow each other share it. If none comes, zeros are placed.
+    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. The work
+    list of equal sizes is one array, which comes again.
     """
-    of = Operands(a, b, c, aux, second, sums, turn)
+    place, space = given.pop("place", lambda array: array), given.pop("space", None)
+    limits = given.pop("blocks", MULTIPROCESSORS), given.pop("cut", "best")
+    of = Operands(a, b, c, aux, **given)
     m, n, k = sizes(form, of)
-    who, need = plan(form, m, n, k, blocks, cut), space_bytes(form, m, n, k, blocks, cut)
+    who, need = plan(form, m, n, k, *limits), space_bytes(form, m, n, k, *limits)
     work = place(who.words)
     if need and space is None:
         space = place(np.zeros(need, np.uint8))
-    room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
-    if room < need:
-        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
-    views, space = maps(form, of), space if need else 0
-    grid = len(who.items) * form.cluster
-    launches = [Launch(gemm_kernel(form), (grid,), (*views, work, space, n, *(turn or Turning())))]
+    require_space(space, need, (m, n, k))
+    views, space, grid = maps(form, of), space if need else 0, len(who.items) * form.cluster
+    args = *views, work, space, n, *(of.turn or Turning())
+    launches = [Launch(gemm_kernel(form), (grid,), args)]
     if form.pieces == "after" and who.slots:
         launches.append(Launch(sum_kernel(form), (grid,), (views[2], work, space, grid)))
     if form.sums != "no":
-        lines = cover(m, TILE_M) * LINES
-        args = space, lines, n, sums
+        args = space, cover(m, TILE_M) * LINES, n, of.sums
         launches.append(Launch(columns_kernel(form.sums == "add"), (cover(n, WIDE),), args))
     return launches
 
@@ -159,83 +172,52 @@ def product(
 # Ping-pong, cluster and pieces of the forms that were fastest most often.
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
 NARROW = (False, 1, "no", True)  # the same of those with a narrow tile
-# The fastest form of products that were timed alone at full load, as `tests/bench/card/gemm.py`
-# prints it: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster, pieces)}, and
-# a fourth, True, where the tile is narrow. Three narrow ones of 8192 rows were ahead by 2 to 4 %
-# alone and behind by 5 to 7 % in turn with others, as in a step: they are not here.
-MEASURED: dict[tuple, dict[tuple[int, int, int], tuple]] = {
+# The products that were timed alone at full load by the fastest form of each, as
+# `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype, second) -> {(ping-pong,
+# cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is narrow. Three narrow ones of
+# 8192 rows were ahead by 2 to 4 % alone and behind by 5 to 7 % in turn with others, as in a step:
+# they are not here.
+MEASURED: dict[tuple, dict[tuple, list[tuple[int, int, int]]]] = {
     ("NT", "store", "bf16", False): {
-        (8192, 8192, 8192): COOPERATIVE,
-        (2048, 768, 16384): PINGPONG,
-        (4096, 768, 16384): NARROW,
-        (4096, 50304, 768): COOPERATIVE,
-        (8192, 768, 768): PINGPONG,
-        (8192, 768, 1280): PINGPONG,
-        (8192, 768, 4096): PINGPONG,
-        (8192, 768, 16384): CUT,
-        (8192, 2048, 768): PINGPONG,
-        (16384, 768, 768): PINGPONG,
-        (16384, 768, 3072): COOPERATIVE,
-        (16384, 2304, 768): PINGPONG,
-        (16384, 3072, 768): PINGPONG,
-        (16384, 50304, 768): PINGPONG,
-        (32768, 768, 768): PINGPONG,
-        (32768, 768, 1280): COOPERATIVE,
-        (32768, 768, 4096): COOPERATIVE,
-        (32768, 2048, 768): PINGPONG,
+        COOPERATIVE: [(8192, 8192, 8192), (4096, 50304, 768), (16384, 768, 3072),
+            (32768, 768, 1280), (32768, 768, 4096)],
+        PINGPONG: [(2048, 768, 16384), (8192, 768, 768), (8192, 768, 1280), (8192, 768, 4096),
+            (8192, 2048, 768), (16384, 768, 768), (16384, 2304, 768), (16384, 3072, 768),
+            (16384, 50304, 768), (32768, 768, 768), (32768, 2048, 768)],
+        NARROW: [(4096, 768, 16384)],
+        CUT: [(8192, 768, 16384)],
     },
     ("NN", "store", "bf16", False): {
-        (2048, 768, 50304): CUT,
-        (4096, 768, 50304): CUT,
-        (4096, 16384, 768): COOPERATIVE,
-        (8192, 768, 768): PINGPONG,
-        (8192, 768, 2048): PINGPONG,
-        (8192, 1280, 768): PINGPONG,
-        (8192, 16384, 768): PINGPONG,
-        (16384, 768, 768): COOPERATIVE,
-        (16384, 768, 2304): COOPERATIVE,
-        (16384, 768, 3072): COOPERATIVE,
-        (16384, 3072, 768): COOPERATIVE,
-        (16384, 768, 50304): COOPERATIVE,
-        (32768, 768, 768): PINGPONG,
-        (32768, 768, 2048): COOPERATIVE,
-        (32768, 1280, 768): PINGPONG,
+        CUT: [(2048, 768, 50304), (4096, 768, 50304)],
+        COOPERATIVE: [(4096, 16384, 768), (16384, 768, 768), (16384, 768, 2304), (16384, 768, 3072),
+            (16384, 3072, 768), (16384, 768, 50304), (32768, 768, 2048)],
+        PINGPONG: [(8192, 768, 768), (8192, 768, 2048), (8192, 1280, 768), (8192, 16384, 768),
+            (32768, 768, 768), (32768, 1280, 768)],
     },
     ("NN", "bias", "bf16", False): {
-        (16384, 768, 768): COOPERATIVE,
-        (16384, 768, 3072): COOPERATIVE,
-        (16384, 2304, 768): PINGPONG,
+        COOPERATIVE: [(16384, 768, 768), (16384, 768, 3072)],
+        PINGPONG: [(16384, 2304, 768)],
     },
     ("TN", "store", "float32", False): {
-        (768, 768, 8192): (False, 1, "together"),
-        (768, 768, 16384): CUT,
-        (768, 3072, 16384): CUT,
-        (768, 4096, 8192): NARROW,
-        (768, 4096, 32768): CUT,
-        (768, 16384, 4096): COOPERATIVE,
-        (2048, 768, 8192): CUT,
-        (2304, 768, 16384): CUT,
-        (3072, 768, 16384): CUT,
-        (50304, 768, 4096): COOPERATIVE,
-        (50304, 768, 16384): COOPERATIVE,
+        (False, 1, "together"): [(768, 768, 8192)],
+        CUT: [(768, 768, 16384), (768, 3072, 16384), (768, 4096, 32768), (2048, 768, 8192),
+            (2304, 768, 16384), (3072, 768, 16384)],
+        NARROW: [(768, 4096, 8192)],
+        COOPERATIVE: [(768, 16384, 4096), (50304, 768, 4096), (50304, 768, 16384)],
     },
-    ("NT", "bias and gelu", "bf16", False): {(16384, 3072, 768): (False, 1, "no")},
-    ("NT", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
-    ("NN", "gelu backward", "bf16", True): {(16384, 3072, 768): COOPERATIVE},
-    ("NT", "gelu backward", "bf16", True): {(16384, 3072, 768): PINGPONG},
+    ("NT", "bias and gelu", "bf16", False): {(False, 1, "no"): [(16384, 3072, 768)]},
+    ("NT", "bias and gelu", "bf16", True): {PINGPONG: [(16384, 3072, 768)]},
+    ("NN", "gelu backward", "bf16", True): {COOPERATIVE: [(16384, 3072, 768)]},
+    ("NT", "gelu backward", "bf16", True): {PINGPONG: [(16384, 3072, 768)]},
     ("NT", "swiglu backward", "bf16", True): {
-        (8192, 2048, 768): (True, 1, "no"),
-        (32768, 2048, 768): (True, 1, "no"),
+        (True, 1, "no"): [(8192, 2048, 768), (32768, 2048, 768)],
     },
-    ("NT", "swiglu", "bf16", False): {(16384, 2048, 768): COOPERATIVE},
-    ("NT", "swiglu", "bf16", True): {(16384, 2048, 768): COOPERATIVE},
-    ("NN", "bias and gelu", "bf16", True): {(16384, 3072, 768): PINGPONG},
-    ("NN", "swiglu", "bf16", True): {(16384, 2048, 768): (False, 1, "no")},
-    ("NN", "rope 64", "bf16", False): {
-        (8192, 1280, 768): COOPERATIVE,
-        (32768, 1280, 768): COOPERATIVE,
-    },
-}
+    ("NT", "swiglu", "bf16", False): {COOPERATIVE: [(16384, 2048, 768)]},
+    ("NT", "swiglu", "bf16", True): {COOPERATIVE: [(16384, 2048, 768)]},
+    ("NN", "bias and gelu", "bf16", True): {PINGPONG: [(16384, 3072, 768)]},
+    ("NN", "swiglu", "bf16", True): {(False, 1, "no"): [(16384, 2048, 768)]},
+    ("NN", "rope 64", "bf16", False): {COOPERATIVE: [(8192, 1280, 768), (32768, 1280, 768)]},
+}  # fmt: skip
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
 # For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
 # (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
@@ -251,8 +233,8 @@ def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
     def factor(other: tuple[int, int, int]) -> float:
         return max(max(a / b, b / a) for a, b in zip(sizes, other, strict=True))
 
-    known = MEASURED.get(kind, {})
-    nearest = min(known, key=factor, default=None)
+    known = {size: way for way, of in MEASURED.get(kind, {}).items() for size in of}
+    nearest = min(sorted(known), key=factor, default=None)
     return known[nearest] if nearest and factor(nearest) <= NEAR else None
 
 
@@ -268,15 +250,15 @@ def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[b
 
 
 def choose(
-    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16",
+    layout: str, sizes: tuple[int, int, int], epilogue: str = "store", out: str = "bf16",
     second: bool = False, sums: str = "no",
 ) -> Form:  # fmt: skip
-    """The form that was fastest for such a product, or for those without, one by their sizes."""
+    """The form that was fastest for a product like this one of m, n, k, or one by these sizes."""
     way = EPILOGUES[epilogue]
     name = "store" if epilogue == "add" else epilogue
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
-    found = like((layout, name, out, second), (m, n, k))
-    found = found or rule(layout, m, n, k, plain, way.cut and sums == "no")
+    found = like((layout, name, out, second), sizes)
+    found = found or rule(layout, *sizes, plain, way.cut and sums == "no")
     pingpong, cluster, pieces, narrow = (*found, False)[:4]
     pieces = pieces if way.cut and sums == "no" else "no"
     pingpong = pingpong if way.pingpong is None else way.pingpong

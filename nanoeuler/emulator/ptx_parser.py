@@ -29,7 +29,8 @@ class Operation:
 
     results: how many operands, the first ones, it answers, or a function of the groups that says
     so; vectors: operands in braces come as (array of registers, first, count); many: a function for
-    an instruction that is nothing but many of these, on arrays.
+    an instruction that is nothing but many of these, on arrays; lanes: whether `act` takes arrays
+    with a value of each thread as well.
     """
 
     pattern: re.Pattern
@@ -37,6 +38,7 @@ class Operation:
     results: int | Callable[..., int]
     vectors: bool
     many: Callable | None = None
+    lanes: bool = False
 
 
 OPERATIONS: dict[str, Operation] = {}  # by pattern
@@ -44,13 +46,13 @@ OPERATIONS: dict[str, Operation] = {}  # by pattern
 
 def op(
     pattern: str, results: int | Callable[..., int] = 0, vectors: bool = False,
-    many: Callable | None = None,
+    many: Callable | None = None, lanes: bool = False,
 ) -> Callable:  # fmt: skip
     """Register a function for the mnemonics that match `pattern` from end to end."""
 
     def register(act: Callable) -> Callable:
         if getattr(act, "__module__", "") != "__main__":  # a chapter's cells are copies
-            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors, many)
+            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors, many, lanes)
         return act
 
     return register

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-cuda
-"""What a kernel finds under the name `cuda`, on paper."""
+"""What a kernel finds under the name `cuda`."""
 
 import linecache
 import operator

@@ -252,6 +252,7 @@ def same_type(a: Any, b: Any) -> tuple:
     return a, b
 
 
+# Of all threads at once.
 INTEGER = ptx_math.INTEGER | {"min": np.minimum, "max": np.maximum}
 BY_PATTERN = {
     r"(add|sub|mul)(?:\.rn)?\.f32": lambda name, a, b: ptx_math.FLOAT[name](floats(a), floats(b)),
@@ -609,6 +610,7 @@ def result(letter: str, value: Any) -> Any:
 
 # What an operand of a kernel becomes, by the letter of its type.
 CASTS = {"r": int32, "l": int64, "f": float32}
+# Special registers, of a team.
 SPECIAL = ptx_parser.SPECIAL | {"%laneid": lambda: (current().numbers % WARP).view(Lanes)}
 
 

@@ -70,7 +70,7 @@ def operation(mnemonic: str) -> tuple[Operation, tuple]:
         match = candidate.pattern.fullmatch(mnemonic)
         if match:
             return candidate, match.groups()
-    raise UserError(f"the paper has no instruction {mnemonic!r}: see the modules of {HERE}")
+    raise UserError(f"the emulator has no instruction {mnemonic!r}: see the modules of {HERE}")
 
 
 LABEL = re.compile(r"\s*(\w+)\s*:(?!:)")  # PTX ISA, "Statements"
@@ -164,7 +164,7 @@ class Translation:
             return f"({self.word(address)} + {offset})"
         if word[0] == "%":
             if word not in SPECIAL:
-                raise UserError(f"the paper has no special register {word}")
+                raise UserError(f"the emulator has no special register {word}")
             return f"special[{word!r}]()"
         return "_" if word == "_" else f"r_{word}"
 

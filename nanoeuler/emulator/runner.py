@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-run
-"""A launch, run on paper: blocks made and played, faults found, a Report of what was done."""
+"""A launch, run: blocks made and played, faults found, a Report of what was done."""
 
 import functools
 import importlib
@@ -72,7 +72,7 @@ def run(
     past: Mapping[int, int] = MappingProxyType({}),
     abreast: bool = True,
 ) -> Report:
-    """Run a launch on paper; its arrays are NumPy arrays and hold the results afterwards.
+    """Run a launch in the emulator; its arrays are NumPy arrays and hold the results afterwards.
 
     seed: an order of blocks, warps and copies; without one, they go in order and copies are late.
     fresh: arrays of the launch that count as not written, so that reading them is a Fault; or, by

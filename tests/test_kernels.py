@@ -272,7 +272,7 @@ def test_blocks_cover_and_no_more():
             assert (ladder.blocks(n, size) - 1) * size < n <= ladder.blocks(n, size) * size
 
 
-# ---- Mutants: in which function, what is wrong, the text, what it becomes, the emulator.s word for it
+# ---- Mutants: in which function, what is wrong, the text, what it becomes, the fault
 # ("" where only the result is wrong). A comment stands for the barrier before it.
 
 

@@ -1,4 +1,4 @@
-"""The ladder of chapter 11 on paper: counts as predicted, float64, edges, magnitudes, mutants.
+"""The ladder of chapter 11, emulated: counts as predicted, float64, edges, magnitudes, mutants.
 
 Every bound is derived: u = 2^-24 is the relative error of one float32 rounding, and an error may be
 at most u times the number of roundings on the way to a result, times the size of what was rounded.
@@ -29,7 +29,7 @@ def unwritten(*shape):
 
 
 def play(launches, out, seed=None):
-    """Run launches on paper; `out` must be written before it is read."""
+    """Run launches in the emulator; `out` must be written before it is read."""
     for launch in launches if isinstance(launches, tuple) else (launches,):
         report = run(launch, seed, fresh=[a for a in launch.args if a is out])
     return report
@@ -272,7 +272,7 @@ def test_blocks_cover_and_no_more():
             assert (ladder.blocks(n, size) - 1) * size < n <= ladder.blocks(n, size) * size
 
 
-# ---- Mutants: in which function, what is wrong, the text, what it becomes, what paper says of it
+# ---- Mutants: in which function, what is wrong, the text, what it becomes, the fault
 # ("" where only the result is wrong). A comment stands for the barrier before it.
 
 

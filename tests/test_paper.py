@@ -1,4 +1,4 @@
-"""A GPU on paper: each family of instructions against NumPy, and planted faults, all found."""
+"""A GPU emulator: each family of instructions against NumPy, and planted faults, all found."""
 
 import math
 
@@ -460,7 +460,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text, args, ret, says", WRONG)
-def test_what_the_paper_does_not_know_is_refused(text, args, ret, says):
+def test_what_the_emulator_does_not_know_is_refused(text, args, ret, says):
     instruction = ptx(text, args, ret)
 
     def kernel(x):
@@ -904,7 +904,7 @@ def test_named_barriers():
 # ---- The tensor-core product of chapter 11c.
 
 
-def multiply_on_paper(m, n, k, seed=None, blocks=1, kernel=None, **form):
+def multiply_emulated(m, n, k, seed=None, blocks=1, kernel=None, **form):
     """The relative error of a product against float64; `kernel` stands in for the package's."""
     form = Form(**form)
     a = to_bf16(random(*((k, m) if form.layout[0] == "T" else (m, k))))
@@ -935,7 +935,7 @@ LONG = 600  # ten k-blocks: rings of four and of six stages wrap
     {"m": 200, "layout": "NT", "epilogue": "residual", "seed": 2},
 ])  # fmt: skip
 def test_the_product_of_chapter_7c(form):
-    error = multiply_on_paper(n=256, k=LONG, **form)
+    error = multiply_emulated(n=256, k=LONG, **form)
     assert error < (1e-6 if form.get("out") else BF16)
 
 
@@ -986,7 +986,7 @@ def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
     monkeypatch.setattr(wgmma_launch, "gemm_kernel", wgmma_kernel.gemm_kernel.__wrapped__)
     with pytest.raises(Fault) as caught:
         form = {"epilogue": "residual"} if function == "make_read_tile" else {}
-        multiply_on_paper(256, 256, LONG, kernel=wgmma_kernel.gemm_kernel.__wrapped__, **form)
+        multiply_emulated(256, 256, LONG, kernel=wgmma_kernel.gemm_kernel.__wrapped__, **form)
     assert caught.value.kind in kinds.split(), caught.value
 
 

@@ -1,6 +1,6 @@
-"""Every PTX instruction on paper against NumPy (helpers/twins.py); the GPU's half is make test-gpu.
+"""Every PTX instruction, emulated, against NumPy (helpers/twins.py); the GPU runs in make test-gpu.
 
-Bounds are the manual's for the hardware; the paper computes exactly and rounds once.
+Bounds are the manual's for the hardware; the emulator computes exactly and rounds once.
 """
 
 import inspect
@@ -29,7 +29,7 @@ MADE = {
 
 @pytest.mark.parametrize("seed", [None, 0])
 @pytest.mark.parametrize("name", TWINS)
-def test_the_paper_does_what_numpy_says(name, seed):
+def test_the_emulator_does_what_numpy_says(name, seed):
     twin = TWINS[name]
     arrays = twin.inputs(np.random.default_rng(1))
     before = {what: array.copy() for what, array in arrays.items()}

@@ -6,6 +6,7 @@
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class Barriers:
 
     def __init__(self, block: Block):
         self.waiting: list[Thread] = []  # at syncthreads
+        self.arrived = 0  # CUDA threads that those are
         self.site: object = None  # where the first of them stands
         self.named: dict[int, Named] = {}
 
@@ -46,11 +48,14 @@ class Named:
 
 def sync_threads() -> None:
     """Wait until all threads of the block are here, at the same call."""
+    wait_for_block(sys._getframe(1))
+
+
+def wait_for_block(frame: FrameType) -> None:
+    """The current thread, or a team of threads, waits at a call in `frame` for all of its block."""
     thread = current()
-    block = thread.block
+    block, site = thread.block, (frame.f_code, frame.f_lasti)
     barriers = block.of(Barriers)
-    frame = sys._getframe(1)
-    site = frame.f_code, frame.f_lasti
     waiting = barriers.waiting
     if not waiting:
         barriers.site = site
@@ -58,37 +63,47 @@ def sync_threads() -> None:
         other = line(waiting[0].gr_frame)
         fault("divergence", f"a barrier, while {len(waiting)} threads wait at another: {other}")
     waiting.append(thread)
-    if len(waiting) < len(block.threads):
+    barriers.arrived += thread.size
+    if barriers.arrived < len(block.threads):
         thread.pause(
             "syncthreads", lambda: f"{len(waiting)} of {len(block.threads)} threads have come"
         )
         return
     join(block)
+    block.machine.memory.settle()
     block.machine.counts["barriers"] += 1
-    barriers.waiting = []
+    barriers.waiting, barriers.arrived = [], 0
     block.machine.queue.extend(waiting[:-1])
+
+
+def check_named(block: Block, number: int, count: int) -> None:
+    """Fault unless a block has a barrier of this number, for so many threads."""
+    if not 0 <= number < NAMED or count % WARP or not 0 < count <= len(block.threads):
+        fault("misuse", f"barrier {number} of {NAMED}, for {count} of {len(block.threads)} threads")
+
+
+def come(warp: Meeting, number: int, count: int, wait: bool) -> Named:
+    """A warp comes to a named barrier, and perhaps waits there; the last one opens it."""
+    named = warp.block.of(Barriers).named
+    barrier = named.setdefault(number, Named(count, clock(warp.block).new()))
+    if barrier.count != count:
+        fault("misuse", f"barrier {number} for {count} threads, and for {barrier.count}")
+    barrier.arrivals += warp.size
+    barrier.warps += [warp] if wait else []
+    release(warp, barrier.knowledge)
+    if barrier.arrivals >= count:
+        del named[number]
+        barrier.let_go(warp.block)
+    return barrier
 
 
 def named_barrier(number: int, count: int, wait: bool) -> None:
     """bar.sync (wait) and bar.arrive: a warp comes; `count` threads open the barrier."""
     thread = current()
-    block, warp, named = thread.block, thread.warp, thread.block.of(Barriers).named
-    if not 0 <= number < NAMED or count % WARP or not 0 < count <= len(block.threads):
-        fault("misuse", f"barrier {number} of {NAMED}, for {count} of {len(block.threads)} threads")
-
-    def come(values: list) -> list:
-        barrier = named.setdefault(number, Named(count, clock(block).new()))
-        if barrier.count != count:
-            fault("misuse", f"barrier {number} for {count} threads, and for {barrier.count}")
-        barrier.arrivals += len(values)
-        barrier.warps += [warp] if wait else []
-        release(warp, barrier.knowledge)
-        if barrier.arrivals >= count:
-            del named[number]
-            barrier.let_go(block)
-        return [barrier] * len(values)
-
-    barrier = warp.meet(thread, f"barrier {number}", None, come)
+    warp = thread.warp
+    check_named(thread.block, number, count)
+    together = lambda values: [come(warp, number, count, wait)] * len(values)  # noqa: E731
+    barrier = warp.meet(thread, f"barrier {number}", None, together)
     if wait and not barrier.open:
         barrier.waiting.append(thread)
         thread.pause(

@@ -4,8 +4,8 @@
 # %% sec-paper-traffic
 """What memory moves for a warp: sectors of global memory, wavefronts of shared memory's banks.
 
-The lanes of a warp execute a load together, but on paper they run one after another. So accesses
-are put together by order: a warp's n-th load is made of its lanes' n-th loads since they last met.
+The lanes of a warp execute a load together, but here they run one after another. So accesses are
+put together by order: a warp's n-th load is made of its lanes' n-th loads since they last met.
 Where lanes took different ways this is a guess.
 """
 

@@ -2,9 +2,10 @@
 
 
 # %% sec-paper-cuda
-"""What a kernel finds under the name `cuda`, on paper."""
+"""What a kernel finds under the name `cuda`."""
 
 import linecache
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -118,20 +119,30 @@ def new_array(block: Block, shape: int | tuple, dtype: np.dtype, name: re.Match 
     return array
 
 
-def shuffle(mask: int, key: str, value: Any, source: Callable[[int], int]) -> Any:
-    """Each lane gives a value and gets that of lane `source(lane)`, its own where there is none."""
+# The lane that a lane reads from, of its own number and an operand; by PTX's mode of a shuffle.
+SOURCE = {
+    "idx": lambda own, lane: lane, "bfly": operator.xor, "up": operator.sub, "down": operator.add,
+}  # fmt: skip
 
-    def together(values):
-        by_lane = dict(values)
-        return [by_lane.get(source(lane), own) for lane, own in values]
+
+def shuffle(mask: int, mode: str, value: Any, by: int) -> Any:
+    """Each lane gives a value and gets that of another, its own where there is none."""
+
+    def together(values: list) -> list:
+        by_lane = {own: value for own, value, _ in values}
+        return [by_lane.get(SOURCE[mode](own, by), value) for own, value, by in values]
+
+    return meet(mask, f"shfl.{mode}", (current().lane, value, by), together)
+
+
+def vote(mask: int, key: str, value: Any, count: Callable) -> Any:
+    """Each lane gives a value; all get `count(lanes, whether each one's is true)`, of arrays."""
+
+    def together(values: list) -> list:
+        lanes, given = zip(*values, strict=True)
+        return [count(np.array(lanes), np.array(given, bool)).item()] * len(values)
 
     return meet(mask, key, (current().lane, value), together)
-
-
-def vote(mask: int, key: str, value: Any, count: Callable[[dict], Any]) -> Any:
-    """Each lane gives a value and gets `count(values by lane)`."""
-    answer = lambda values: [count(dict(values))] * len(values)  # noqa: E731
-    return meet(mask, key, (current().lane, value), answer)
 
 
 class Atomic:
@@ -169,6 +180,7 @@ class Cuda:
     atomic = Atomic()
     syncthreads = staticmethod(sync_threads)
     syncwarp = staticmethod(sync_warp)
+    _shuffle, _vote = staticmethod(shuffle), staticmethod(vote)
     warpsize = WARP
     threadIdx = property(lambda self: current().threadIdx)
     blockIdx = property(lambda self: current().block.blockIdx)
@@ -189,28 +201,29 @@ class Cuda:
 
     def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
         """The value of one lane."""
-        return shuffle(mask, "shfl_sync", value, lambda own: lane)
+        return self._shuffle(mask, "idx", value, lane)
 
     def shfl_xor_sync(self, mask: int, value: Any, bits: int) -> Any:
         """The value of the lane whose number differs in `bits`."""
-        return shuffle(mask, "shfl_xor_sync", value, lambda own: own ^ bits)
+        return self._shuffle(mask, "bfly", value, bits)
 
     def shfl_up_sync(self, mask: int, value: Any, delta: int) -> Any:
         """The value of the lane `delta` below."""
-        return shuffle(mask, "shfl_up_sync", value, lambda own: own - delta)
+        return self._shuffle(mask, "up", value, delta)
 
     def shfl_down_sync(self, mask: int, value: Any, delta: int) -> Any:
         """The value of the lane `delta` above."""
-        return shuffle(mask, "shfl_down_sync", value, lambda own: own + delta)
+        return self._shuffle(mask, "down", value, delta)
 
     def ballot_sync(self, mask: int, value: Any) -> int:
         """A bit for each lane whose value is true."""
-        return vote(mask, "ballot_sync", value, lambda v: sum(1 << i for i, x in v.items() if x))
+        bits = lambda lanes, yes: (yes.astype(np.int64) << lanes).sum(axis=-1)  # noqa: E731
+        return self._vote(mask, "ballot_sync", value, bits)
 
     def any_sync(self, mask: int, value: Any) -> bool:
         """Whether any lane's value is true."""
-        return vote(mask, "any_sync", value, lambda v: any(v.values()))
+        return self._vote(mask, "any_sync", value, lambda lanes, yes: yes.any(axis=-1))
 
     def all_sync(self, mask: int, value: Any) -> bool:
         """Whether all lanes' values are true."""
-        return vote(mask, "all_sync", value, lambda v: all(v.values()))
+        return self._vote(mask, "all_sync", value, lambda lanes, yes: yes.all(axis=-1))

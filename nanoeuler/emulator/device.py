@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-device
-"""A device on paper: arrays that are reached by asking for them, launches, and graphs of launches.
+"""An emulated device: arrays that are reached by asking for them, launches, graphs of launches.
 
 Its methods are those of `engines.gpu.host.device.Device`. Left out: streams, all of which are one,
 and time.
@@ -114,13 +114,13 @@ class Transit:
 
 
 class Device:
-    """A GPU on paper. seed: the order of blocks, warps and copies, as in `run`.
+    """An emulated GPU. seed: the order of blocks, warps and copies, as in `run`.
 
     capability, multiprocessors: of the card that it stands for. captured: the launches that a
     capture has written down so far; None where there is none.
     """
 
-    name = "paper"
+    name = "emulator"
 
     def __init__(
         self, seed: int | None = None, capability: tuple[int, int] = (9, 0),

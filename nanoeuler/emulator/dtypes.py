@@ -16,7 +16,10 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16 as to_bf16
 
 
 class Integer:
-    """An integer type. Called, it converts as the machine does: towards zero, then by wrapping."""
+    """An integer type. Called, it converts as the machine does: towards zero, then by wrapping.
+
+    It takes a number, or an array with a value of each thread, which becomes int64.
+    """
 
     def __init__(self, name: str, bits: int, signed: bool = True):
         self.name, self.bits, self.dtype = name, bits, np.dtype(name)
@@ -24,8 +27,11 @@ class Integer:
         self.mask = (1 << bits) - 1
         self.high = self.low + self.mask
 
-    def __call__(self, value: Any) -> int:
-        value = int(value)
+    def __call__(self, value: Any) -> Any:
+        if type(value) is not int:
+            if isinstance(value, np.ndarray):
+                return value.astype(self.dtype, copy=False).astype(np.int64, copy=False)
+            value = int(value)
         if self.low <= value <= self.high:
             return value
         return ((value - self.low) & self.mask) + self.low

@@ -22,13 +22,12 @@ import numpy as np
 
 from nanoeuler.emulator import dtypes
 from nanoeuler.emulator.arrays import Array, Log, Side
-from nanoeuler.emulator.barriers import Barriers
+from nanoeuler.emulator.barriers import wait_for_block
+from nanoeuler.emulator.cuda import SOURCE, array_at
 from nanoeuler.emulator.cuda import Cuda as OneByOne
-from nanoeuler.emulator.cuda import array_at
 from nanoeuler.emulator.machine import GROUP, WARP, Block, Owner, Place, Thread, close
 from nanoeuler.emulator.machine import getcurrent as current
 from nanoeuler.emulator.masks import rewritten
-from nanoeuler.emulator.vector_clocks import join
 
 
 class Apart(Exception):
@@ -437,19 +436,8 @@ class Exact(Lanes):
     """float64, as `math` gives it."""
 
 
-class Integer(dtypes.Integer):
-    """A conversion, of one value or of all threads' values."""
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return value.astype(self.dtype).astype(np.int64)
-        return super().__call__(value)
-
-
 # By the names of `engines.gpu.lang.instruction`.
-TYPES = {
-    name: Integer(name, bits) for name, bits in (("int8", 8), ("int32", 32), ("int64", 64))
-} | {"float32": float32}
+TYPES = vars(dtypes) | {"float32": float32}
 
 
 def of_all(name: str) -> Callable:
@@ -639,7 +627,7 @@ class Whole(Side):
     def __init__(self, rows: list[tuple], threads: int):
         self.count = threads
         self.elements = np.concatenate([row[0] for row in rows]) if rows else np.zeros(0, np.int64)
-        self.threads, _ = order(len(rows), threads)
+        self.threads = np.tile(np.arange(threads), len(rows))
         self.at = np.repeat(np.array([row[3] for row in rows], np.int64), threads)
 
     def table(self, start: int, size: int) -> np.ndarray:
@@ -648,12 +636,6 @@ class Whole(Side):
         if self.count % WARP:
             rows = np.pad(rows, ((0, 0), (0, -self.count % WARP)), constant_values=-1)
         return rows.reshape(-1, WARP)
-
-
-@functools.lru_cache(256)
-def order(rows: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """The thread and the instruction of each entry of a Whole."""
-    return np.tile(np.arange(threads), rows), np.repeat(np.arange(rows), threads)
 
 
 def side(rows: list[tuple], threads: int) -> Side:
@@ -733,35 +715,28 @@ def from_warps(table: np.ndarray) -> Any:
     return spread(table.reshape(-1))
 
 
-def shuffle(mask: int, value: Any, source: Callable[[np.ndarray], np.ndarray]) -> Any:
-    """Each lane gets the value of lane `source(lane)`, its own where there is none."""
+def shuffle(mask: int, mode: str, value: Any, by: Any) -> Any:
+    """As `cuda.shuffle`, of each active warp."""
     table = by_warps(value, mask)
     if not isinstance(value, Lanes):
         return value
     own = np.arange(WARP)
-    lanes = source(own)
+    lanes = SOURCE[mode](own, operator.index(by))
     return from_warps(table[:, np.where((lanes >= 0) & (lanes < WARP), lanes, own)])
+
+
+def vote(mask: int, key: str, value: Any, count: Callable) -> Any:
+    """As `cuda.vote`, of each active warp."""
+    return from_warps(count(np.arange(WARP), by_warps(value, mask).astype(bool)))
 
 
 def sync_threads() -> None:
     """Wait until all threads of the block are here, at the same call."""
     team = current()
-    barriers = team.block.of(Barriers)
-    frame = sys._getframe(1)
-    site = frame.f_code, frame.f_lasti
-    if team.mask is not None or (barriers.waiting and site != barriers.site):
+    if team.mask is not None:
         raise Apart
-    barriers.site = site
     team.met()
-    barriers.waiting.append(team)
-    if sum(other.size for other in barriers.waiting) < len(team.block.threads):
-        team.pause("syncthreads", str)
-        return
-    join(team.block)
-    team.block.machine.memory.settle()
-    team.block.machine.counts["barriers"] += 1
-    waiting, barriers.waiting = barriers.waiting, []
-    team.block.machine.queue.extend(waiting[:-1])
+    wait_for_block(sys._getframe(1))
 
 
 class Cuda(OneByOne):
@@ -773,35 +748,7 @@ class Cuda(OneByOne):
     shared = SimpleNamespace(array=shared_array)
     atomic = None
     syncthreads = staticmethod(sync_threads)
-
-    def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:
-        """The value of one lane."""
-        return shuffle(mask, value, lambda own: 0 * own + operator.index(lane))
-
-    def shfl_xor_sync(self, mask: int, value: Any, bits: int) -> Any:
-        """The value of the lane whose number differs in `bits`."""
-        return shuffle(mask, value, lambda own: own ^ operator.index(bits))
-
-    def shfl_up_sync(self, mask: int, value: Any, delta: int) -> Any:
-        """The value of the lane `delta` below."""
-        return shuffle(mask, value, lambda own: own - operator.index(delta))
-
-    def shfl_down_sync(self, mask: int, value: Any, delta: int) -> Any:
-        """The value of the lane `delta` above."""
-        return shuffle(mask, value, lambda own: own + operator.index(delta))
-
-    def ballot_sync(self, mask: int, value: Any) -> Any:
-        """A bit for each lane whose value is true."""
-        bits = 1 << np.arange(WARP, dtype=np.int64)
-        return from_warps(np.where(by_warps(value, mask).astype(bool), bits, 0).sum(axis=1))
-
-    def any_sync(self, mask: int, value: Any) -> Any:
-        """Whether any lane's value is true."""
-        return from_warps(by_warps(value, mask).astype(bool).any(axis=1))
-
-    def all_sync(self, mask: int, value: Any) -> Any:
-        """Whether all lanes' values are true."""
-        return from_warps(by_warps(value, mask).astype(bool).all(axis=1))
+    _shuffle, _vote = staticmethod(shuffle), staticmethod(vote)
 
     @staticmethod
     def selp(condition: Any, yes: Any, no: Any) -> Any:

@@ -205,7 +205,7 @@ class Machine:
         self.effects: collections.deque[Callable[[], None]] = collections.deque()
         self.spinners: list[Thread] = []  # in a loop until somebody changes memory
         self.counts: collections.Counter = collections.Counter()
-        self.tick = 0  # turns taken so far: the only clock on paper
+        self.tick = 0  # turns taken so far: the only clock here
         self.meetings = 0  # of warps abreast, so far
         self.spans: list[Span] = []
         self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture

@@ -102,6 +102,12 @@ class Rewriting(ast.NodeTransformer):
     visit_FunctionDef = visit_ClassDef = visit_Match = visit_Delete = refuse
     visit_ListComp = visit_GeneratorExp = visit_SetComp = visit_DictComp = refuse
 
+    def leave(self, node: ast.Break | ast.Continue) -> list[ast.stmt]:
+        """Out of a round, only where all leave together."""
+        return [*parse(f"{self.loops[-1]}.leave()"), node]
+
+    visit_Break = visit_Continue = leave
+
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         """`a if b else c`."""
         self.generic_visit(node)
@@ -188,14 +194,6 @@ class Rewriting(ast.NodeTransformer):
         body = self.loop(at, node.body)
         head = ast.Assign([ast.Name(at, ast.Store())], called("_For", over))
         return [head, ast.For(node.target, ast.Name(at, ast.Load()), body, [])]
-
-    def visit_Break(self, node: ast.Break) -> list[ast.stmt]:
-        """Only where all leave together."""
-        return [*parse(f"{self.loops[-1]}.leave()"), node]
-
-    def visit_Continue(self, node: ast.Continue) -> list[ast.stmt]:
-        """The same."""
-        return [*parse(f"{self.loops[-1]}.leave()"), node]
 
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
         """It is the last in its branch: the value is returned at the end."""

@@ -89,10 +89,6 @@ class Shared:
             state = np.select([c > 0 for c in conditions], (4, 1, 3, 2), 0)
             self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
 
-    def _warp(self):
-        self.block.settle()
-        return current().warp
-
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
         """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
         late = self.written[words] > known[self.writer[words]]
@@ -114,30 +110,18 @@ class Shared:
         if late:
             fault("race", f"{action} shared byte {4 * late[0]}, not ordered after {late[1]}")
 
-    def read(self, words: np.ndarray) -> np.ndarray:
-        """The uint32 values of `words`, for a plain read by the current thread's warp."""
-        warp = self._warp()
-        self.check(words, "reads", USED | WRITTEN, ARRIVING)
-        self.order(words, warp.known, "reads", writes=False)
-        self.seen[warp.actor, words] = warp.known[warp.actor]
-        return self.words[words]
+    def _actors(
+        self, words: np.ndarray, rows: np.ndarray | None, who: tuple, writes: bool
+    ) -> tuple:
+        """Who accesses, in which epoch, once all is in order: the current thread's warp, or many.
 
-    def write(self, words: np.ndarray, values: np.ndarray) -> None:
-        """A plain write by the current thread's warp; unseen by copies until a proxy fence."""
-        warp = self._warp()
-        self.check(words, "writes", USED, ARRIVING)
-        self.order(words, warp.known, "writes", writes=True)
-        self.writer[words], self.written[words] = warp.actor, warp.known[warp.actor]
-        self.words[words] = values
-        self.flags[words] |= WRITTEN | UNFENCED
-        self.note()
-
-    def _epochs(self, words: np.ndarray, rows: np.ndarray, who: tuple, writes: bool) -> tuple:
-        """The actors of accesses and their epochs, (n, 1, ...), once all is in order.
-
-        words (n, ...): what each thread has; rows (n,): its warp's in the clock. who: threads
-        (n,) and the last meetings of their warps, where they are not at one place for certain.
+        Of many, words (n, ...): what each thread has; rows (n,): its warp's in the clock. who: the
+        threads and the last meetings of their warps, where they are not at one place for certain.
         """
+        if rows is None:
+            warp = current().warp
+            self.order(words, warp.known, "writes" if writes else "reads", writes)
+            return warp.actor, warp.known[warp.actor]
         rows = rows.reshape(-1, *[1] * (words.ndim - 1))
         known, actors = self.clock.known, self.clock.own[rows]
         late = (self.written[words] > known[rows, self.writer[words]]).any()
@@ -161,36 +145,39 @@ class Shared:
             fault("race", "accesses that nothing orders")
         return actors, known[rows, actors]
 
-    def read_by(self, words: np.ndarray, rows: np.ndarray, who: tuple = ()) -> np.ndarray:
-        """The uint32 values of `words`."""
+    def read(
+        self, words: np.ndarray, rows: np.ndarray | None = None, who: tuple = ()
+    ) -> np.ndarray:
+        """The uint32 values of `words`, for a plain read; rows, who: as of `_actors`."""
         self.block.settle()
         self.check(words, "reads", USED | WRITTEN, ARRIVING)
-        actors, epochs = self._epochs(words, rows, who, writes=False)
+        actors, epochs = self._actors(words, rows, who, writes=False)
         self.seen[actors, words] = epochs
         return self.words[words]
 
-    def write_by(
-        self, words: np.ndarray, values: np.ndarray, rows: np.ndarray, who: tuple = ()
+    def write(
+        self, words: np.ndarray, values: np.ndarray, rows: np.ndarray | None = None, who: tuple = ()
     ) -> None:
-        """A plain write."""
+        """A plain write; unseen by copies until a proxy fence."""
         self.block.settle()
         self.check(words, "writes", USED, ARRIVING)
-        self.writer[words], self.written[words] = self._epochs(words, rows, who, writes=True)
+        self.writer[words], self.written[words] = self._actors(words, rows, who, writes=True)
         self.words[words] = values
         self.flags[words] |= WRITTEN | UNFENCED
+        self.note()
 
     def expect_by(self, words: np.ndarray, rows: np.ndarray, who: tuple) -> None:
         """Copies of threads (cp.async) begin."""
         self.block.settle()
         self.check(words, "writes", USED, ARRIVING)
-        self.writer[words], self.written[words] = self._epochs(words, rows, who, writes=True)
+        self.writer[words], self.written[words] = self._actors(words, rows, who, writes=True)
         self.flags[words] |= ARRIVING
 
     def lend(
         self, words: np.ndarray, who: str, known: np.ndarray, actors: list, epoch: int
     ) -> None:
         """An asynchronous read begins, with what `known` knows; `give_back` ends it."""
-        self._warp()
+        self.block.settle()
         self.check(words, f"{who} reads", USED | WRITTEN, ARRIVING | UNFENCED)
         self.order(words, known, f"{who} reads", writes=False)
         for actor in actors:
@@ -207,7 +194,7 @@ class Shared:
         self, words: np.ndarray, who: str, known: np.ndarray, actor: int, epoch: int
     ) -> None:
         """An asynchronous write begins; `land` ends it."""
-        self._warp()
+        self.block.settle()
         self.check(words, f"{who} writes", USED, ARRIVING)
         self.order(words, known, f"{who} writes", writes=True)
         self.writer[words], self.written[words] = actor, epoch

@@ -42,7 +42,7 @@ def size_of(tile_map: Map) -> int:
     """The bytes of a box, each of its rows filled up to 128."""
     rows = math.prod(tile_map.box[:-1])
     if tile_map.box[-1] * tile_map.array.dtype.itemsize != 128:
-        fault("misuse", f"a box of {tile_map.box}: rows of 128 bytes are what the paper knows")
+        fault("misuse", f"a box of {tile_map.box}: rows of 128 bytes are what the emulator knows")
     return rows * 128
 
 

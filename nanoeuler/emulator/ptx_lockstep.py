@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.emulator import dtypes, ptx_copy, ptx_math, ptx_memory, ptx_mma, ptx_sync
+from nanoeuler.emulator import dtypes, ptx_copy, ptx_math, ptx_memory, ptx_mma, ptx_parser, ptx_sync
 from nanoeuler.emulator.lockstep import (
     UNDEFINED,
     Apart,
-    Integer,
     Lanes,
     Registers,
     active,
@@ -37,18 +36,14 @@ from nanoeuler.engines.gpu.lang.instruction import Instruction
 # isort: split
 
 
-from nanoeuler.emulator.barriers import Barriers, Named
-from nanoeuler.emulator.counters import wavefronts
-from nanoeuler.emulator.dtypes import from_bf16
-from nanoeuler.emulator.fragments import accumulator
+from nanoeuler.emulator.barriers import check_named, come
+from nanoeuler.emulator.dtypes import from_bf16, int32, int64
 from nanoeuler.emulator.machine import MOST_THREADS, WARP
 from nanoeuler.emulator.machine import getcurrent as current
 from nanoeuler.emulator.memory import CLUSTER_BIT, UNFENCED, Shared
 from nanoeuler.emulator.ptx_parser import Operation, Statement, Translation
-from nanoeuler.emulator.vector_clocks import clock, release
 
 WIDE: dict[Callable, Callable] = {}  # a family's function -> the one for a team
-int32, int64 = Integer("int32", 32), Integer("int64", 64)
 
 
 def wide(*ones: Callable) -> Callable:
@@ -249,11 +244,6 @@ def shifted(bits: int, act: Callable) -> Callable:
     return of
 
 
-def logic(name: str, a: Any, b: Any) -> Lanes:
-    """Bit by bit."""
-    return signed(ptx_math.LOGIC[name](bits_of(a), bits_of(b)))
-
-
 def same_type(a: Any, b: Any) -> tuple:
     """Two registers that are compared."""
     a, b = np.asarray(a), np.asarray(b)
@@ -262,45 +252,21 @@ def same_type(a: Any, b: Any) -> tuple:
     return a, b
 
 
-def smaller_or_larger(name: str, a: Any, b: Any) -> Lanes:
-    """Of integers."""
-    return {"min": np.minimum, "max": np.maximum}[name](a, b).view(Lanes)
-
-
-def integer(name: str, a: Any, b: Any) -> Any:
-    """add, sub, min, max of int32."""
-    if name in ("min", "max"):
-        return smaller_or_larger(name, a, b)
-    return int32(ptx_math.INTEGER[name](a, b))
-
-
+# Of all threads at once.
+INTEGER = ptx_math.INTEGER | {"min": np.minimum, "max": np.maximum}
 BY_PATTERN = {
     r"(add|sub|mul)(?:\.rn)?\.f32": lambda name, a, b: ptx_math.FLOAT[name](floats(a), floats(b)),
-    r"(add|sub|min|max)\.s32": integer,
-    r"(add|sub)\.[su]64": lambda name, a, b: ptx_math.INTEGER[name](a, b),
-    r"(add|sub)\.u32": integer,
-    r"mul\.lo\.[su]32": lambda a, b: int32(a * b),
-    r"mul\.wide\.s32": lambda a, b: a * b,
+    r"(add|sub|min|max)\.s32": lambda name, a, b: int32(INTEGER[name](a, b)),
     r"div\.u32": lambda a, b: signed(bits_of(a) // nonzero(bits_of(b))),
     r"rem\.u32": lambda a, b: signed(bits_of(a) % nonzero(bits_of(b))),
-    r"(and|or|xor)\.b32": logic,
-    r"(and|or|xor)\.b64": lambda name, a, b: ptx_math.LOGIC[name](a, b),
     r"shl\.b32": shifted(32, np.left_shift),
     r"shr\.u32": shifted(32, np.right_shift),
     r"shl\.b64": shifted(64, np.left_shift),
     r"shr\.u64": shifted(64, np.right_shift),
     r"setp\.(eq|ne|lt|le|gt|ge)\.(?:s32|s64|f32)":
         lambda name, a, b: ptx_math.ORDER[name](*same_type(a, b)),
-    r"setp\.(eq|ne)\.b32": lambda name, a, b: ptx_math.ORDER[name](bits_of(a), bits_of(b)),
-    r"setp\.(lt|le|gt|ge)\.u32": lambda name, a, b: ptx_math.ORDER[name](bits_of(a), bits_of(b)),
     r"selp\.(?:b32|f32|s32)": lambda a, b, p: merge(np.asarray(p), a, b),
-    r"mov\.b32": lambda a: a,
-    r"mov\.(?:u|s)32": int32,
-    r"mov\.(?:b|u|s)64": int64,
     r"mov\.f32": float32,
-    r"cvta\.to\.(?:shared|global)\.u64|cvta\.global\.u64": int64,
-    r"cvt\.u32\.u64|cvt\.[us]32\.[us]32": int32,
-    r"cvt\.u16\.u32": lambda a: a & 0xFFFF,
     r"cvt\.rn\.f32\.s32": lambda a: a.astype(np.float32),
 }  # fmt: skip
 
@@ -334,14 +300,13 @@ class Access:
         if (self.at % size).any():
             raise Apart
         self.size = size
-        team = self.team
-        self.threads = team.numbers if team.mask is None else team.numbers[team.mask]
-        self.ids = self.threads + MOST_THREADS * team.block.number  # of all blocks
+        self.mine = slice(None) if self.team.mask is None else self.team.mask
+        self.threads = self.team.numbers[self.mine]
+        self.ids = self.threads + MOST_THREADS * self.team.block.number  # of all blocks
 
     def who(self) -> tuple:
         """The threads, and the last meetings of their warps."""
-        team = self.team
-        return self.threads, team.stamps if team.mask is None else team.stamps[team.mask]
+        return self.threads, self.team.stamps[self.mine]
 
     def note(self, what: str) -> None:
         """Count it."""
@@ -352,8 +317,7 @@ class Access:
 
     def rows(self) -> np.ndarray:
         """The row of each one's warp in the clock."""
-        team = self.team
-        return team.rows if team.mask is None else team.rows[team.mask]
+        return self.team.rows[self.mine]
 
     def answer(self, table: np.ndarray, kind: str) -> Any:
         """(threads, registers) uint32 as values of registers."""
@@ -369,7 +333,7 @@ class Access:
 
 
 # %% sec-ptx-abreast
-def table_of(given: tuple, one: bool) -> np.ndarray:
+def table_of(given: tuple) -> np.ndarray:
     """(threads, registers) uint32 of values to be stored."""
     team = current()
     columns = [bits_of(v) for v in given]
@@ -377,8 +341,6 @@ def table_of(given: tuple, one: bool) -> np.ndarray:
     table = np.empty((team.count, len(columns)), np.uint32)
     for n, column in enumerate(columns):
         table[:, n] = column
-    if one:
-        raise Apart  # many store at one place
     return table
 
 
@@ -397,13 +359,13 @@ def load(vector: str | None, kind: str, address: Any) -> Any:
 def store(vector: str | None, kind: str, address: Any, *given: Any) -> None:
     """Registers to global memory."""
     ptx_memory.whole(vector, given)
-    put(address, table_of(given, False).view(np.uint8))
+    put(address, table_of(given).view(np.uint8))
 
 
 @wide(ptx_memory.store_half)
 def store_half(address: Any, value: Any) -> None:
     """Two bytes to global memory."""
-    put(address, table_of((value,), False).view(np.uint8)[:, :2])
+    put(address, table_of((value,)).view(np.uint8)[:, :2])
 
 
 def put(address: Any, data: np.ndarray) -> None:
@@ -431,7 +393,7 @@ def read_shared(access: Access, memory: Shared, words: np.ndarray) -> np.ndarray
     """The values of words, of each thread or of one place for all."""
     if access.one:
         words = np.broadcast_to(words, (len(access.threads), words.shape[1]))
-    return memory.read_by(words, access.rows(), access.who())
+    return memory.read(words, access.rows(), access.who())
 
 
 @wide(ptx_memory.load_shared)
@@ -448,10 +410,12 @@ def store_shared(vector: str | None, kind: str, address: Any, *given: Any) -> No
     """Registers to shared memory."""
     ptx_memory.whole(vector, given)
     access = Access(address, 4 * ptx_memory.count(vector))
-    table = table_of(given, access.one and access.team.count > 1)
+    if access.one and access.team.count > 1:
+        raise Apart  # many store at one place
+    table = table_of(given)
     memory, words = place_in(access)
     access.note("shared stores")
-    memory.write_by(words, table, access.rows(), access.who())
+    memory.write(words, table, access.rows(), access.who())
     access.team.stores.append((memory, words, access.team.active()))
 
 
@@ -517,34 +481,13 @@ def exchange(mode: str, value: Any, lane: Any, limits: int, mask: int) -> Any:
     """Each lane gets the value of another."""
     if limits != (0 if mode == "up" else 31):
         raise Apart
-    lane = lane.same() if isinstance(lane, Lanes) else lane
-    source = {
-        "bfly": lambda own: own ^ lane, "idx": lambda own: 0 * own + lane,
-        "up": lambda own: own - lane, "down": lambda own: own + lane,
-    }  # fmt: skip
-    return shuffle(mask, value, source[mode])
+    return shuffle(mask, mode, value, lane)
 
 
 def rows_of(addresses: Any, count: int) -> tuple[Shared, np.ndarray, np.ndarray]:
-    """Of a warp's 8 x 8 matrices: memory, words (warps, matrix, row, 4), and each warp's row."""
+    """Of warps' 8 x 8 matrices: memory, words (warps, matrix, row, 4), and each warp's row."""
     team, table = current(), by_warps(addresses)[:, : 8 * count]
-    rank = table >> CLUSTER_BIT
-    start = table & (1 << CLUSTER_BIT) - 1
-    if (rank != rank[0, 0]).any() or (start % 16).any():
-        raise Apart
-    words = (start[:, :, None] // 4 + np.arange(4)).reshape(len(table), count, 8, 4)
-    memory = team.block.cluster[rank[0, 0]].of(Shared)
-    return memory, words, team.rows.reshape(-1, WARP)[team.warps(), 0]
-
-
-def note_rows(what: str, words: np.ndarray) -> None:
-    """Count the rounds of shared memory for rows of 16 bytes."""
-    counts = current().block.machine.counts
-    start = 4 * words[..., 0].reshape(len(words), -1)
-    for row in start:  # as of one warp: its pattern is remembered
-        table = np.pad(row, (0, -len(row) % WARP), constant_values=-1)[None]
-        counts[f"shared {what} wavefronts"] += wavefronts(table, 16)
-    counts[f"shared {what}"] += len(words)
+    return *ptx_mma.rows(table), team.rows.reshape(-1, WARP)[team.warps(), 0]
 
 
 @wide(ptx_mma.ldmatrix)
@@ -552,9 +495,8 @@ def ldmatrix(count: str, trans: str | None, address: Any) -> Any:
     """Warps' 8 x 8 matrices from shared memory."""
     n = int(count)
     memory, words, rows = rows_of(address, n)
-    note_rows("loads", words)
-    data = memory.read_by(words, rows).view(np.uint16).reshape(-1, n, 8, 8)
-    data = np.ascontiguousarray(data.swapaxes(2, 3) if trans else data)
+    ptx_mma.note("loads", words)
+    data = ptx_mma.turned(memory.read(words, rows), trans)
     pairs = data.view(np.int32).reshape(-1, n, WARP).astype(np.int64)
     got = [from_warps(pairs[:, i]) for i in range(n)]
     return got if n > 1 else got[0]
@@ -565,42 +507,12 @@ def stmatrix(count: str, trans: str | None, address: Any, *pairs: Any) -> None:
     """The other way round."""
     n, team = int(count), current()
     memory, words, rows = rows_of(address, n)
-    note_rows("stores", words)
+    ptx_mma.note("stores", words)
     data = np.stack([bits_of(by_warps(pair)) for pair in pairs], axis=1)
-    data = np.ascontiguousarray(data).view(np.uint16).reshape(-1, n, 8, 8)
-    data = np.ascontiguousarray(data.swapaxes(2, 3) if trans else data)
-    memory.write_by(words, data.view(np.uint32).reshape(-1, n, 8, 4), rows)
+    memory.write(words, ptx_mma.turned(data.reshape(-1, n, 8, 4), trans), rows)
     each_row = words.reshape(len(words), -1, 4)  # row 8 m + r is lane (8 m + r) % 32's to fence
     who = (team.warps()[:, None] * WARP + np.arange(8 * n) % WARP).reshape(-1)
     team.stores.append((memory, each_row.reshape(-1, 4), who))
-
-
-def lefts(pairs: np.ndarray) -> np.ndarray:
-    """A (warps, 16, 16 float32) from registers [warp, lane, 4]."""
-    a = np.empty((len(pairs), 16, 16), np.uint16)
-    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16)
-    a[:, ptx_mma.OPERAND[0][:32], ptx_mma.OPERAND[1][:32]] = halves.reshape(-1, 32, 4, 2)
-    return from_bf16(a)
-
-
-def rights(pairs: np.ndarray) -> np.ndarray:
-    """B (warps, 16, 8 float32) from registers [warp, lane, 2]."""
-    b = np.empty((len(pairs), 8, 16), np.uint16)
-    lane, i, h = np.ogrid[:32, :2, :2]
-    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16)
-    b[:, lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves.reshape(-1, 32, 2, 2)
-    return from_bf16(b).swapaxes(1, 2)
-
-
-ROW, COLUMN = (part[:32] for part in accumulator(8))  # of a warp's registers
-
-
-def sums(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B + C as registers [warp, lane, 4], C given so."""
-    total = np.empty((len(c), 16, 8), np.float32)
-    total[:, ROW, COLUMN] = c
-    current().block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16 * len(c)
-    return ptx_mma.summed(total, a, b)[:, ROW, COLUMN]
 
 
 @wide(ptx_mma.mma)
@@ -609,7 +521,7 @@ def mma(*registers: Any) -> tuple:
     table = [by_warps(value) for value in registers]
     a, b = (np.stack(part, axis=2) for part in (table[:4], table[4:6]))
     c = np.stack([part.astype(np.float32) for part in table[6:]], axis=2)
-    d = sums(c, lefts(a), rights(b))
+    d = ptx_mma.sums(c, ptx_mma.lefts(a), ptx_mma.rights(b))
     return tuple(from_warps(d[:, :, i]) for i in range(4))
 
 
@@ -622,13 +534,7 @@ def mma_many(plan: list, *arrays: Registers) -> None:
         registers.table().reshape(len(registers), -1, WARP)[:, warps].transpose(1, 2, 0)
         for registers in arrays
     ]
-    left: dict = {}
-    right: dict = {}
-    for (d, to), of_a, of_b, (c, at) in plan:
-        for made, make, (n, i), count in (left, lefts, of_a, 4), (right, rights, of_b, 2):
-            if (n, i) not in made:
-                made[n, i] = make(held[n][:, :, i : i + count])
-        held[d][:, :, to : to + 4] = sums(held[c][:, :, at : at + 4], left[of_a], right[of_b])
+    ptx_mma.multiply_all(plan, held)
     for n in {d for (d, _), *_ in plan}:
         table = np.ascontiguousarray(held[n].transpose(2, 0, 1)).reshape(len(arrays[n]), -1)
         if team.mask is None:
@@ -653,26 +559,13 @@ def named_barrier(number: Any, count: Any, wait: bool) -> None:
     """bar.sync (wait) and bar.arrive, of each active warp."""
     team = current()
     number, count = int(number), int(count)
-    if not 0 <= number < 16 or count % WARP or not 0 < count <= len(team.block.threads):
-        raise Apart
-    block, named, mine = team.block, team.block.of(Barriers).named, []
+    check_named(team.block, number, count)
     warps = team.warps()
     team.met()
-    block.machine.memory.settle()
-    for n in warps:
-        warp = team.seats[n * WARP].warp
-        barrier = named.setdefault(number, Named(count, clock(block).new()))
-        if barrier.count != count or barrier in mine and barrier.open:
-            raise Apart
-        barrier.arrivals += WARP
-        barrier.warps += [warp] if wait else []
-        release(warp, barrier.knowledge)
-        mine.append(barrier)
-        if barrier.arrivals >= count:
-            del named[number]
-            barrier.let_go(block)
-    last = mine[-1]
-    if any(barrier is not last for barrier in mine):
+    team.block.machine.memory.settle()
+    rounds = [come(team.seats[n * WARP].warp, number, count, wait) for n in warps]
+    last = rounds[-1]
+    if any(other is not last for other in rounds):
         raise Apart
     if wait and not last.open:
         last.waiting.append(team)
@@ -719,10 +612,7 @@ def result(letter: str, value: Any) -> Any:
 # What an operand of a kernel becomes, by the letter of its type.
 CASTS = {"r": int32, "l": int64, "f": float32}
 # Special registers, of a team.
-SPECIAL = {
-    "%laneid": lambda: (current().numbers % WARP).view(Lanes),
-    "%cluster_ctarank": lambda: current().block.rank,
-}
+SPECIAL = ptx_parser.SPECIAL | {"%laneid": lambda: (current().numbers % WARP).view(Lanes)}
 
 
 class Wide(Translation):
@@ -779,8 +669,8 @@ def serving(found: Operation, groups: tuple) -> Callable:
     if found.act in WIDE:
         made = functools.partial(WIDE[found.act], *groups) if groups else WIDE[found.act]
         return arithmetic(act, made) if found.act.__module__ == ptx_math.__name__ else made
-    if found.pattern.pattern in BY_PATTERN:
-        made = BY_PATTERN[found.pattern.pattern]
+    made = found.act if found.lanes else BY_PATTERN.get(found.pattern.pattern)
+    if made:
         return arithmetic(act, functools.partial(made, *groups) if groups else made)
     return functools.partial(HOW.get(found.act, each), act)
 

@@ -8,11 +8,13 @@ PTX ISA, "Integer Arithmetic", "Floating-Point", "Logic and Shift", "Data Moveme
 Approximate functions are computed exactly here; the manual gives the hardware's error.
 """
 
+import functools
 import math
+from typing import Any
 
 import numpy as np
 
-from nanoeuler.emulator.dtypes import Register, bits, float32, from_bf16, int32, int64, uint32
+from nanoeuler.emulator.dtypes import bits, float32, from_bf16, int32, int64, uint32
 from nanoeuler.emulator.ptx_parser import op
 
 F32 = np.float32  # short, for the lines below
@@ -70,36 +72,39 @@ ORDER = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
 }  # fmt: skip
+values = functools.partial(op, results=1, lanes=True)  # for functions that take arrays as well
 op(r"(add|sub|mul)(?:\.rn)?\.f32", 1)(lambda name, a, b: F32(FLOAT[name](F32(a), F32(b))))
 op(r"(add|sub|min|max)\.s32", 1)(lambda name, a, b: int32(INTEGER[name](a, b)))
-op(r"(add|sub)\.[su]64", 1)(lambda name, a, b: int64(INTEGER[name](a, b)))
-op(r"(add|sub)\.u32", 1)(lambda name, a, b: int32(INTEGER[name](a, b)))
-op(r"mul\.lo\.[su]32", 1)(lambda a, b: int32(a * b))
-op(r"mul\.wide\.s32", 1)(lambda a, b: int64(a * b))
+values(r"(add|sub)\.[su]64")(lambda name, a, b: int64(INTEGER[name](a, b)))
+values(r"(add|sub)\.u32")(lambda name, a, b: int32(INTEGER[name](a, b)))
+values(r"mul\.lo\.[su]32")(lambda a, b: int32(a * b))
+values(r"mul\.wide\.s32")(lambda a, b: int64(a * b))
 op(r"div\.u32", 1)(lambda a, b: int32(uint32(a) // uint32(b)))
 op(r"rem\.u32", 1)(lambda a, b: int32(uint32(a) % uint32(b)))
-op(r"(and|or|xor)\.b32", 1)(lambda name, a, b: int32(LOGIC[name](word(a), word(b))))
-op(r"(and|or|xor)\.b64", 1)(lambda name, a, b: int64(LOGIC[name](a, b)))
+values(r"(and|or|xor)\.b32")(lambda name, a, b: int32(LOGIC[name](word(a), word(b))))
+values(r"(and|or|xor)\.b64")(lambda name, a, b: int64(LOGIC[name](a, b)))
 op(r"shl\.b32", 1)(lambda a, n: int32(word(a) << min(n, 32)))
 op(r"shr\.u32", 1)(lambda a, n: int32(uint32(word(a)) >> min(n, 32)))
 op(r"shl\.b64", 1)(lambda a, n: int64(a << min(n, 64)))
 op(r"shr\.u64", 1)(lambda a, n: int64((a & (1 << 64) - 1) >> min(n, 64)))
 op(r"setp\.(eq|ne|lt|le|gt|ge)\.(?:s32|s64|f32)", 1)(lambda name, a, b: ORDER[name](a, b))
-op(r"setp\.(eq|ne)\.b32", 1)(lambda name, a, b: ORDER[name](word(a), word(b)))
-op(r"setp\.(lt|le|gt|ge)\.u32", 1)(lambda name, a, b: ORDER[name](uint32(a), uint32(b)))
+values(r"setp\.(eq|ne)\.b32")(lambda name, a, b: ORDER[name](word(a), word(b)))
+values(r"setp\.(lt|le|gt|ge)\.u32")(lambda name, a, b: ORDER[name](uint32(a), uint32(b)))
 op(r"selp\.(?:b32|f32|s32)", 1)(lambda a, b, p: a if p else b)
-op(r"mov\.b32", 1)(lambda a: a)  # serves floats and integers: the register's reader decides
-op(r"mov\.(?:u|s)32", 1)(int32)
-op(r"mov\.(?:b|u|s)64", 1)(int64)
+values(r"mov\.b32")(lambda a: a)  # serves floats and integers: the register's reader decides
+values(r"mov\.(?:u|s)32")(int32)
+values(r"mov\.(?:b|u|s)64")(int64)
 op(r"mov\.f32", 1)(float32)
-op(r"cvta\.to\.(?:shared|global)\.u64|cvta\.global\.u64", 1)(int64)
-op(r"cvt\.u32\.u64|cvt\.[us]32\.[us]32", 1)(int32)
-op(r"cvt\.u16\.u32", 1)(lambda a: a & 0xFFFF)
+values(r"cvta\.to\.(?:shared|global)\.u64|cvta\.global\.u64")(int64)
+values(r"cvt\.u32\.u64|cvt\.[us]32\.[us]32")(int32)
+values(r"cvt\.u16\.u32")(lambda a: a & 0xFFFF)
 op(r"cvt\.rn\.f32\.s32", 1)(lambda a: F32(a))
 
 
-def word(value: Register) -> int:
-    """A register of 32 bits that may hold a float32, as an int32."""
+def word(value: Any) -> Any:
+    """A register of 32 bits that may hold a float32, as an int32; or those of all threads."""
+    if isinstance(value, np.ndarray) and value.dtype == F32:
+        return value.view(np.int32).astype(np.int64)
     return bits(value) if isinstance(value, np.floating) else int32(value)
 
 

@@ -7,14 +7,12 @@
 PTX ISA, "Data Movement and Conversion Instructions", "atom".
 """
 
-import functools
-import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nanoeuler.emulator.barriers import meet
+from nanoeuler.emulator import cuda
 from nanoeuler.emulator.counters import by_warp, sectors, wavefronts
 from nanoeuler.emulator.dtypes import Register, bits, int32, uint32
 from nanoeuler.emulator.machine import HERE, Block, fault
@@ -230,19 +228,4 @@ def shuffle(mode: str, value: Register, lane: int, limits: int, mask: int) -> Re
     """Each lane gets the value of another; of a lane that is none, its own."""
     if limits != (0 if mode == "up" else 31):
         fault("misuse", f"shuffles with limits {limits:#x}: only whole warps are known here")
-    return meet(uint32(mask), f"shfl.{mode}", (current().lane, value, lane), EXCHANGE[mode])
-
-
-def exchange(source: Callable[[int, int], int], values: list[tuple]) -> list[Register]:
-    """What each of the lanes that meet gets: that of lane `source(own lane, number)`."""
-    by_lane = {own: value for own, value, _ in values}
-    return [by_lane.get(source(own, n), value) for own, value, n in values]
-
-
-# By the mode of a shuffle.
-EXCHANGE = {
-    "bfly": functools.partial(exchange, operator.xor),
-    "idx": functools.partial(exchange, lambda own, n: n),
-    "up": functools.partial(exchange, operator.sub),
-    "down": functools.partial(exchange, operator.add),
-}
+    return cuda.shuffle(uint32(mask), mode, value, lane)

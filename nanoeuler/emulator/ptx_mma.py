@@ -26,22 +26,33 @@ ACCUMULATOR = {n: fragments.accumulator(n) for n in range(8, 257, 8)}
 OPERAND = fragments.operand()  # of A, in registers
 
 
-def rows(addresses: list[int]) -> tuple[Shared, np.ndarray]:
-    """The words of the rows of 8 x 8 matrices: [matrix, row, 4]. Lane 8 m + r has row r of m."""
-    memory, _ = shared(addresses[0])
-    start = np.array(addresses) & (1 << CLUSTER_BIT) - 1
-    if (start % 16).any():
-        fault("misuse", "a matrix row at an address that is no multiple of 16")
-    return memory, (start[:, None] // 4 + np.arange(4)).reshape(-1, 8, 4)
+def rows(addresses: np.ndarray) -> tuple[Shared, np.ndarray]:
+    """The words of the rows of 8 x 8 matrices: (warps, matrix, row, 4).
+
+    addresses (warps, 8 count): of a warp, number 8 m + r is that of row r of matrix m.
+    """
+    rank, start = addresses >> CLUSTER_BIT, addresses & (1 << CLUSTER_BIT) - 1
+    if (rank != rank[0, 0]).any() or (start % 16).any():
+        fault("misuse", "matrix rows in two blocks, or at addresses that are no multiples of 16")
+    words = (start[:, :, None] // 4 + np.arange(4)).reshape(len(start), -1, 8, 4)
+    return shared(int(addresses[0, 0]))[0], words
 
 
-def note(what: str, addresses: list[int], thread: Thread) -> None:
-    """Count the rounds of shared memory for a warp's rows of 16 bytes: eight rows go at once."""
-    counts = thread.block.machine.counts
-    start = np.array(addresses) & (1 << CLUSTER_BIT) - 1
-    table = np.pad(start, (0, -len(start) % WARP), constant_values=-1)[None]
-    counts[f"shared {what} wavefronts"] += wavefronts(table, 16)
-    counts[f"shared {what}"] += 1
+def note(what: str, words: np.ndarray) -> None:
+    """Count the rounds of shared memory for warps' rows of 16 bytes: eight rows go at once."""
+    counts = current().block.machine.counts
+    for row in 4 * words[..., 0].reshape(len(words), -1):  # a warp's pattern is remembered
+        table = np.pad(row, (0, -len(row) % WARP), constant_values=-1)[None]
+        counts[f"shared {what} wavefronts"] += wavefronts(table, 16)
+    counts[f"shared {what}"] += len(words)
+
+
+def turned(words: np.ndarray, trans: str | None) -> np.ndarray:
+    """Rows of matrices (..., 8, 4) uint32, two numbers to a word; turned over where `trans` is."""
+    if not trans:
+        return words
+    halves = np.ascontiguousarray(words).view(np.uint16)
+    return np.ascontiguousarray(halves.swapaxes(-2, -1)).view(np.uint32)
 
 
 # The mnemonics after ld and st: how many matrices, and whether they are turned over.
@@ -54,12 +65,9 @@ def ldmatrix(count: str, trans: str | None, address: int) -> int | list[int]:
     thread, count = current(), int(count)
 
     def together(addresses):
-        addresses = addresses[: 8 * count]
-        memory, words = rows(addresses)
-        note("loads", addresses, thread)
-        data = memory.read(words).view(np.uint16).reshape(count, 8, 8)
-        data = data.transpose(0, 2, 1) if trans else data
-        pairs = np.ascontiguousarray(data).view(np.int32).reshape(count, 32).T.tolist()
+        memory, words = rows(np.array(addresses[: 8 * count])[None])
+        note("loads", words)
+        pairs = turned(memory.read(words), trans).view(np.int32).reshape(count, WARP).T.tolist()
         return pairs if count > 1 else [pair for (pair,) in pairs]
 
     return thread.warp.meet(thread, "ldmatrix", address, together)
@@ -71,34 +79,31 @@ def stmatrix(count: str, trans: str | None, address: int, *pairs: int) -> None:
     thread, count = current(), int(count)
 
     def together(values):
-        addresses = [value[0] for value in values][: 8 * count]
-        memory, words = rows(addresses)
-        note("stores", addresses, thread)
+        memory, words = rows(np.array([value[0] for value in values[: 8 * count]])[None])
+        note("stores", words)
         data = np.array([value[1:] for value in values], np.int64).astype(np.uint32)
-        data = np.ascontiguousarray(data.T).view(np.uint16).reshape(count, 8, 8)
-        data = np.ascontiguousarray(data.transpose(0, 2, 1) if trans else data)
-        memory.write(words, data.view(np.uint32).reshape(count, 8, 4))
+        memory.write(words, turned(data.T.reshape(1, count, 8, 4), trans))
         each = words.reshape(-1, 4)
         return [(memory, each[lane::32]) for lane in range(len(values))]
 
     thread.unfenced.append(thread.warp.meet(thread, "stmatrix", (address, *pairs), together))
 
 
-def left_of(pairs: np.ndarray) -> np.ndarray:
-    """A (16 x 16 float32) from a warp's registers [lane, 4]."""
-    a = np.empty((16, 16), np.uint16)
-    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16).reshape(32, 4, 2)
-    a[OPERAND[0][:32], OPERAND[1][:32]] = halves
+def lefts(pairs: np.ndarray) -> np.ndarray:
+    """A of warps (n, 16, 16) float32 from their registers [warp, lane, 4]."""
+    a = np.empty((len(pairs), 16, 16), np.uint16)
+    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16)
+    a[:, OPERAND[0][:32], OPERAND[1][:32]] = halves.reshape(-1, 32, 4, 2)
     return from_bf16(a)
 
 
-def right_of(pairs: np.ndarray) -> np.ndarray:
-    """B (16 x 8 float32) from a warp's registers [lane, 2]."""
-    b = np.empty((8, 16), np.uint16)
+def rights(pairs: np.ndarray) -> np.ndarray:
+    """B of warps (n, 16, 8) float32 from their registers [warp, lane, 2]."""
+    b = np.empty((len(pairs), 8, 16), np.uint16)
     lane, i, h = np.ogrid[:32, :2, :2]
-    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16).reshape(32, 2, 2)
-    b[lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves
-    return from_bf16(b).T
+    halves = np.ascontiguousarray(pairs).astype(np.uint32).view(np.uint16)
+    b[:, lane // 4 + 0 * (i + h), lane % 4 * 2 + i * 8 + h] = halves.reshape(-1, 32, 2, 2)
+    return from_bf16(b).swapaxes(1, 2)
 
 
 def summed(total: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -110,34 +115,40 @@ def summed(total: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarra
     return (total + a.astype(np.float64) @ b).astype(np.float32)
 
 
-def added(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B + C as a warp's registers [lane, 4], C given so."""
-    row, column = (part[:32] for part in ACCUMULATOR[8])
-    total = np.empty((16, 8), np.float32)
-    total[row, column] = c
-    current().block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16
-    return summed(total, a, b)[row, column]
+ROW, COLUMN = (part[:32] for part in ACCUMULATOR[8])  # of a warp's sums, by lane and register
 
 
-def mma_many(plan: list, *arrays: Local) -> None:
-    """Many mma in a row, on arrays of registers: the same as one by one, and sooner done.
+def sums(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A B + C as warps' registers [warp, lane, 4], C given so."""
+    total = np.empty((len(c), 16, 8), np.float32)
+    total[:, ROW, COLUMN] = c
+    current().block.machine.counts["tensor FLOPs"] += 2 * 16 * 8 * 16 * len(c)
+    return summed(total, a, b)[:, ROW, COLUMN]
+
+
+def multiply_all(plan: list, held: list[np.ndarray]) -> None:
+    """Many mma in a row, on arrays of registers [warp, lane, register], in place.
 
     plan: of each, D, A, B and C as (which of the arrays, the first of its registers there).
     """
+    left: dict = {}
+    right: dict = {}
+    for (d, to), of_a, of_b, (c, at) in plan:
+        for made, make, (n, i), count in (left, lefts, of_a, 4), (right, rights, of_b, 2):
+            if (n, i) not in made:
+                made[n, i] = make(held[n][:, :, i : i + count])
+        held[d][:, :, to : to + 4] = sums(held[c][:, :, at : at + 4], left[of_a], right[of_b])
+
+
+def mma_many(plan: list, *arrays: Local) -> None:
+    """Many mma in a row: the same as one by one, and sooner done."""
     thread = current()
 
-    def together(values):
-        held = [np.array([lane[n].base for lane in values]) for n in range(len(arrays))]
-        left, right = {}, {}
-        for (d, to), of_a, of_b, (c, at) in plan:
-            for made, make, (n, i), count in (
-                (left, left_of, of_a, 4), (right, right_of, of_b, 2),
-            ):  # fmt: skip
-                if (n, i) not in made:
-                    made[n, i] = make(held[n][:, i : i + count])
-            held[d][:, to : to + 4] = added(held[c][:, at : at + 4], left[of_a], right[of_b])
+    def together(values: list) -> list:
+        held = [np.array([lane[n].base for lane in values])[None] for n in range(len(arrays))]
+        multiply_all(plan, held)
         for n in {d for (d, _), *_ in plan}:
-            for lane, registers in zip(values, held[n], strict=True):
+            for lane, registers in zip(values, held[n][0], strict=True):
                 lane[n].base[...] = registers
         return [None] * len(values)
 
@@ -150,9 +161,9 @@ def mma(*registers: Register) -> np.ndarray:
     thread = current()
 
     def together(values):
-        pairs = np.array([value[:6] for value in values], np.int64)
-        c = np.array([value[6:] for value in values], np.float32)
-        return added(c, left_of(pairs[:, :4]), right_of(pairs[:, 4:]))
+        pairs = np.array([value[:6] for value in values], np.int64)[None]
+        c = np.array([value[6:] for value in values], np.float32)[None]
+        return sums(c, lefts(pairs[:, :, :4]), rights(pairs[:, :, 4:]))[0]
 
     return thread.warp.meet(thread, "mma.sync", registers, together)
 

@@ -29,7 +29,8 @@ class Operation:
 
     results: how many operands, the first ones, it answers, or a function of the groups that says
     so; vectors: operands in braces come as (array of registers, first, count); many: a function for
-    an instruction that is nothing but many of these, on arrays.
+    an instruction that is nothing but many of these, on arrays; lanes: whether `act` takes arrays
+    with a value of each thread as well.
     """
 
     pattern: re.Pattern
@@ -37,6 +38,7 @@ class Operation:
     results: int | Callable[..., int]
     vectors: bool
     many: Callable | None = None
+    lanes: bool = False
 
 
 OPERATIONS: dict[str, Operation] = {}  # by pattern
@@ -44,13 +46,13 @@ OPERATIONS: dict[str, Operation] = {}  # by pattern
 
 def op(
     pattern: str, results: int | Callable[..., int] = 0, vectors: bool = False,
-    many: Callable | None = None,
+    many: Callable | None = None, lanes: bool = False,
 ) -> Callable:  # fmt: skip
     """Register a function for the mnemonics that match `pattern` from end to end."""
 
     def register(act: Callable) -> Callable:
         if getattr(act, "__module__", "") != "__main__":  # a chapter's cells are copies
-            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors, many)
+            OPERATIONS[pattern] = Operation(re.compile(pattern), act, results, vectors, many, lanes)
         return act
 
     return register
@@ -68,7 +70,7 @@ def operation(mnemonic: str) -> tuple[Operation, tuple]:
         match = candidate.pattern.fullmatch(mnemonic)
         if match:
             return candidate, match.groups()
-    raise UserError(f"the paper has no instruction {mnemonic!r}: see the modules of {HERE}")
+    raise UserError(f"the emulator has no instruction {mnemonic!r}: see the modules of {HERE}")
 
 
 LABEL = re.compile(r"\s*(\w+)\s*:(?!:)")  # PTX ISA, "Statements"
@@ -162,7 +164,7 @@ class Translation:
             return f"({self.word(address)} + {offset})"
         if word[0] == "%":
             if word not in SPECIAL:
-                raise UserError(f"the paper has no special register {word}")
+                raise UserError(f"the emulator has no special register {word}")
             return f"special[{word!r}]()"
         return "_" if word == "_" else f"r_{word}"
 

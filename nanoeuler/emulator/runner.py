@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-run
-"""A launch, run on paper: blocks made and played, faults found, a Report of what was done."""
+"""A launch, run: blocks made and played, faults found, a Report of what was done."""
 
 import functools
 import importlib
@@ -64,19 +64,6 @@ class Report:
         return self.counts.get(name, 0)
 
 
-CUDA = Cuda()  # for threads one by one: it looks up who is running
-
-
-def on_paper(value: Any) -> Any:
-    """What a kernel's global or closed-over value is on paper."""
-    if isinstance(value, Name):
-        return CUDA if value is instruction.cuda else getattr(dtypes, value.name)
-    if isinstance(value, Instruction):
-        translate = importlib.import_module(f"{HERE}.ptx_parser").translate
-        return translate(value)
-    return value
-
-
 def run(
     launch: Launch,
     seed: int | None = None,
@@ -85,7 +72,7 @@ def run(
     past: Mapping[int, int] = MappingProxyType({}),
     abreast: bool = True,
 ) -> Report:
-    """Run a launch on paper; its arrays are NumPy arrays and hold the results afterwards.
+    """Run a launch in the emulator; its arrays are NumPy arrays and hold the results afterwards.
 
     seed: an order of blocks, warps and copies; without one, they go in order and copies are late.
     fresh: arrays of the launch that count as not written, so that reading them is a Fault; or, by
@@ -159,6 +146,10 @@ class Run:
     """One run of a launch, thread by thread: its machine, memory and arguments."""
 
     size = 1  # threads of a team
+    # What stands behind the names of a kernel: for `cuda`, which looks up who is running, for the
+    # types, and the module that translates instructions.
+    cuda: Any = Cuda()
+    types, ptx = vars(dtypes), "ptx_parser"
 
     def __init__(
         self, launch: Launch, seed: int | None, fresh: dict, watch: tuple | None, past: Mapping
@@ -184,7 +175,15 @@ class Run:
             for operand, value in zip(kernel.parameters, launch.args, strict=True)
         ]
         self.threads = places(machine.blockDim)
-        self.function = rebind(kernel.function, on_paper)
+        self.function = rebind(kernel.function, self.meaning)
+
+    def meaning(self, value: Any) -> Any:
+        """What a kernel's global or closed-over value is here."""
+        if isinstance(value, Name):
+            return self.cuda if value is instruction.cuda else self.types[value.name]
+        if isinstance(value, Instruction):
+            return importlib.import_module(f"{HERE}.{self.ptx}").translate(value)
+        return value
 
     def _args(self, block: Block) -> list:
         """The kernel's arguments in one block."""
@@ -239,12 +238,19 @@ class Together(Run):
     """One run of a launch, its threads in teams of `size`; told: whether it has instructions that
     put accesses in an order."""
 
+    cuda: Any = teams.Cuda()
+    types, ptx = teams.TYPES, "ptx_lockstep"
+
     def __init__(
         self, launch: Launch, seed: int | None, fresh: dict, past: Mapping, size: int, told: bool
     ):
         super().__init__(launch, seed, fresh, None, past)
         self.size, self.told = size, told
-        self.function = teams.abreast(rebind(launch.kernel.function, in_teams, teams.abreast))
+        self.function = teams.abreast(rebind(launch.kernel.function, self.meaning, teams.abreast))
+
+    def meaning(self, value: Any) -> Any:
+        """As of Run; `math` too takes the values of all threads."""
+        return teams.MATH if value is math else super().meaning(value)
 
     def _play(self, blocks: list[Block]) -> None:
         made = []
@@ -263,15 +269,3 @@ class Together(Run):
         with np.errstate(all="ignore"):
             self.function(*args)
             current().close()
-
-
-ABREAST = teams.Cuda()  # for teams: it looks up who is running, too
-
-
-def in_teams(value: Any) -> Any:
-    """What a kernel's global or closed-over value is for a team."""
-    if isinstance(value, Name):
-        return ABREAST if value is instruction.cuda else teams.TYPES[value.name]
-    if isinstance(value, Instruction):
-        return importlib.import_module(f"{HERE}.ptx_lockstep").translate(value)
-    return teams.MATH if value is math else value

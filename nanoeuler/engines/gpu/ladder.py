@@ -4,9 +4,9 @@
 # %% sec-gpu-coalescing
 """The ladder: kernels on float32 arrays, from a copy to a product of matrices, rung by rung.
 
-Each rung has a kernel (`copy_kernel()`), a launch (`copy(x, y)`), which a GPU and the paper run
-alike, and a prediction (`copy_counts(n)`) of what the paper will count, by the paper's names, for
-sizes that are multiples of its tiles. Left out: tensor cores, which are in the room `gemm`.
+Each rung has a kernel (`copy_kernel()`), a launch (`copy(x, y)`), which a GPU and the emulator run
+alike, and a prediction (`copy_counts(n)`) of what the emulator will count, by its names, for sizes
+that are multiples of its tiles. Left out: tensor cores, which are in the room `gemm`.
 
 Arrays are float32 in C order, on the GPU or NumPy's. M, N rows and columns of a product, K the axis
 that is summed over.
@@ -22,7 +22,7 @@ from nanoeuler.engines.gpu.lang.instruction import cuda, float32, ptx
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.errors import UserError
 
-Counts = dict[str, int]  # what the paper counts, by its names
+Counts = dict[str, int]  # what the emulator counts, by its names
 
 CARD = 8, 0  # compute capability of the oldest GPU that these kernels are compiled for
 THREADS = 256  # of a block: eight warps

@@ -5,7 +5,7 @@
 """What a kernel is written in beyond Python: PTX instructions, `cuda`, types of fixed width.
 
 A kernel is a plain function. Its `Instruction`s and `Name`s mean nothing by themselves: a target,
-the compiler or the paper, gives the same code other objects for them (`rebind`). No CUDA here.
+the compiler or the emulator, gives the same code other objects for them (`rebind`). No CUDA here.
 """
 
 import re
@@ -71,7 +71,7 @@ class Instruction:
     pure: bool
 
     def __call__(self, *args: Any) -> Any:
-        raise UserError(f"{self.text.split(';')[0]!r} runs in a kernel, on a GPU or on paper")
+        raise UserError(f"{self.text.split(';')[0]!r} runs in a kernel only, on a GPU or emulated")
 
     def fill(self, names: Sequence[str | Sequence[str]]) -> str:
         """The text with its operands spelled `names`: a word for a value, a list for an array."""
@@ -104,12 +104,12 @@ def ptx(text: str, args: str = "", ret: str = "", pure: bool = False) -> Instruc
 
 @dataclass(frozen=True)
 class Name:
-    """Something that each target has of its own: the compiler numba's, the paper ours."""
+    """Something that each target has of its own: the compiler numba's, the emulator ours."""
 
     name: str
 
     def __call__(self, *args: Any) -> Any:
-        raise UserError(f"{self.name} means something in a kernel, on a GPU or on paper")
+        raise UserError(f"{self.name} means something in a kernel only, on a GPU or emulated")
 
 
 # threadIdx, blockIdx, gridDim, shared, local, syncthreads: as in numba.

@@ -89,8 +89,8 @@ def _waves(count: int, many: int) -> list[list[slice]]:
     return [slices[i : i + many] for i in range(0, len(slices), many)]
 
 
-class Cores:
-    """What a run's steps work on, and likelihoods: `weights` are changed, `reference` never.
+class PreferenceStepper:
+    """The steps of a run on the cores, and likelihoods; `reference` stays as it is.
 
     threads: at most so many, None: as many as there are cores, and never more than that.
     `make_engine` makes an engine for each thread that finds something to do.
@@ -123,10 +123,6 @@ class Cores:
 
         waves = self.waves(len(tokens))
         return np.concatenate([p for rows in waves for p in self.pool.map(run, self.engines, rows)])
-
-
-class PreferenceStepper(Cores):
-    """The steps of a run on the cores."""
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int

@@ -547,6 +547,9 @@ def test_methods_that_have_no_class_or_would_be_changed_are_refused():
     text = ["@method(Counter)", "def said(self):", "    return \"\"\"two", "lines\"\"\""]
     with pytest.raises(UserError, match="a text of several lines"):
         made_of(("sec-a", 10, CLASS), ("sec-a", 50, text))
+    parts = ["@method(Counter)", "def said(self):", "    return ('one, '", "            f'{self}')"]
+    lines = [line for line, _ in made_of(("sec-a", 10, CLASS), ("sec-a", 50, parts))]
+    assert "        return ('one, '" in lines  # quotes of its own on each line: nothing changes
 
 
 def test_the_mark_works_at_once_in_a_notebook():

@@ -352,7 +352,7 @@ def test_windows_at_a_time_do_not_change_the_numbers(base, monkeypatch):
 def test_judging_is_validation_to_the_last_bit(base, engine):
     """The sums of training's stepper, of the same windows; on any number of threads."""
     text = STORY.read_text(encoding="utf-8")[:6000]
-    held_out = model.judged_by(base, text)
+    held_out = base.held_out(text)
     stepper = make_stepper(engine, base.weights, AdamW(base.weights), threads=2)
     judged = base.evaluate(text, engine=engine, threads=1)
     assert judged.bits_per_byte == held_out.bits_per_byte(stepper.sums)
@@ -384,7 +384,7 @@ def test_a_gpu_judges_by_the_program_of_validation(monkeypatch, name, bound):
     assert not {"m", "v"} & made[0].memories.keys()
     trained = on_paper(name, tiny.weights, AdamW(tiny.weights))
     assert {"m", "v"} <= trained.memories.keys()
-    held_out = model.judged_by(tiny, text)
+    held_out = tiny.held_out(text)
     assert judged.bits_per_byte == held_out.bits_per_byte(trained.sums)
 
 

@@ -81,21 +81,21 @@ class Talking(Knobs, total=False):
     int8: bool   # matrices in a quarter of the memory, with an error
 
 
-class Session:
-    """What a conversation with a model keeps: its `memory`, who reads, and how it is drawn.
+class Chat:
+    """A conversation with a model: `reply` is the next answer, `memory` what was said.
 
-    `knobs` go to `generate`: top_k, top_p ... The same questions get the same answers for the same
-    seed. UserError for a wrong knob, seed or engine, and as `Memory` has it.
+    `knobs` go to `generate`: temperature, top_k, top_p ... The same questions get the same answers
+    for the same seed. UserError for a wrong knob, seed or engine, and as `Memory` has it.
     """
 
     def __init__(
         self, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, seed: int = 0,
-        temperature: float = TEMPERATURE, system: str = "", engine: str = "auto",
-        int8: bool = False, **knobs: Any,
+        system: str = "", engine: str = "auto", int8: bool = False, **knobs: Any,
     ):  # fmt: skip
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self.asked, self.knobs = 0, dict[str, Any]()
-        self.change(temperature=temperature, **knobs)  # tells of a wrong one now, not at a question
+        self.change(temperature=TEMPERATURE)
+        self.change(**knobs)  # tells of a wrong one now, not at a question
         self.memory = Memory(tokenizer, config.context)
         self.memory.tell(system)
         self.decoder = Decoder(config, weights, make_reader(config, weights, engine, int8=int8))
@@ -119,10 +119,6 @@ class Session:
         if ids[same:]:
             self.decoder.read(ids[same:])
 
-
-class Chat(Session):
-    """A conversation with a model: `reply` is the next answer, `memory` what was said."""
-
     def reply(self, question: str) -> Iterator[str]:
         """Yield the answer piece by piece. UserError as `Memory.sees` has it.
 
@@ -145,6 +141,7 @@ class Chat(Session):
                 self.memory.turns.append(Turn(question, said, [*ids, *answer, end]))
 
 
+# %% sec-chat-loop
 def _noting(ids, noted):
     """Yield `ids`, appending each to the list `noted`."""
     for token in ids:

@@ -23,8 +23,10 @@ from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.inference.backends import make_reader
 from nanoeuler.inference.chat import Chat, Talking
-from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, draws, generate, text_pieces
-from nanoeuler.inference.evaluate import Evaluation, Report, evaluate, windows_at_once
+from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, generate, text_pieces
+from nanoeuler.inference.decoder import draws as draw_tokens
+from nanoeuler.inference.evaluate import Evaluation, Report, windows_at_once
+from nanoeuler.inference.evaluate import evaluate as evaluate_weights
 from nanoeuler.inference.sampling import Knobs
 from nanoeuler.inference.speculative import generate_ahead
 from nanoeuler.model.config import ModelConfig
@@ -54,8 +56,18 @@ class Writing(Knobs, total=False):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Configuration, tokenizer and weights. UserError for those that do not belong together."""
+class Model:
+    """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
+
+    UserError for parts that do not belong together.
+
+    >>> model.config.n_layers
+    2
+    >>> model.tokenizer.vocab_size == model.config.vocab_size
+    True
+    >>> model.weights["embedding"].shape
+    (300, 48)
+    """
 
     config: ModelConfig
     tokenizer: Tokenizer
@@ -78,48 +90,6 @@ class Parts:
                     f"{theirs}: use the weights that belong to the configuration"
                 )
 
-
-def scores(parts: Parts, ids: np.ndarray) -> np.ndarray:
-    """The scores (T, V) of the token after each of `ids` (T,), by head 0."""
-    if not 0 < len(ids) <= parts.config.context:
-        raise UserError(
-            f"expected a text of 1 to {parts.config.context} tokens, got {len(ids)}: "
-            "give another piece of it"
-        )
-    engine = engine_factory("reference")()
-    logits, _ = forward(engine, parts.config, parts.weights, ids[None])
-    return logits[0, :, 0]
-
-
-def ids_to_judge(text: str | bytes | Path, tokenizer: Tokenizer) -> Tokens | np.ndarray:
-    """The ids of a text, a file or the held-out side of a prepared folder; see `evaluate`."""
-    if isinstance(text, Path) and text.is_dir():
-        prepared = Prepared(text)
-        if prepared.tokenizer.hash != tokenizer.hash:
-            raise UserError(
-                f"{text} was prepared with another tokenizer than the model's: prepare the "
-                "text again, with the tokenizer of the model, or name the text itself"
-            )
-        return prepared.held_out
-    if isinstance(text, str) and os.path.isfile(text):
-        raise UserError(
-            f"expected a text, but {text!r} names a file: give Path({text!r}) to judge "
-            "what is in it"
-        )
-    return tokenizer.encode(read_text(text) if isinstance(text, Path) else text)
-
-
-def judged_by(parts: Parts, text: str | bytes | Path) -> HeldOut:
-    """The windows of a text by which `evaluate` judges a model."""
-    config, tokens = parts.config, ids_to_judge(text, parts.tokenizer)
-    batch_size = windows_at_once(-(-len(tokens) // config.context) or 1, config.context)
-    shape = batch_size, config.context, config.n_predict
-    return HeldOut.from_tokens(tokens, parts.tokenizer, *shape)
-
-
-class Reads(Parts):
-    """What a model thinks of a text that is there."""
-
     def logits(self, text: str | bytes) -> np.ndarray:
         """The scores (T, V) float32 of the token that follows each of the T tokens of `text`.
 
@@ -134,7 +104,20 @@ class Reads(Parts):
         >>> text == model.generate("The river", tokens=1, temperature=0)
         True
         """
-        return scores(self, self.tokenizer.encode(text))
+        ids, most = self.tokenizer.encode(text), self.config.context
+        if not 0 < len(ids) <= most:
+            raise UserError(
+                f"expected a text of 1 to {most} tokens, got {len(ids)}: give another piece of it"
+            )
+        scores, _ = forward(engine_factory("reference")(), self.config, self.weights, ids[None])
+        return scores[0, :, 0]
+
+    def held_out(self, text: str | bytes | Path) -> HeldOut:
+        """The windows of a text by which `evaluate` judges the model."""
+        config, tokens = self.config, ids_to_judge(text, self.tokenizer)
+        batch_size = windows_at_once(-(-len(tokens) // config.context) or 1, config.context)
+        shape = batch_size, config.context, config.n_predict
+        return HeldOut.from_tokens(tokens, self.tokenizer, *shape)
 
     def evaluate(
         self, text: str | bytes | Path, *, engine: str = "auto", threads: int | None = None,
@@ -150,7 +133,7 @@ class Reads(Parts):
         >>> model.evaluate("The river begins under a stone.").perplexity >= 1
         True
         """
-        return evaluate(self.weights, judged_by(self, text), engine, threads, report)
+        return evaluate_weights(self.weights, self.held_out(text), engine, threads, report)
 
     def bits_per_byte(self, text: str | bytes | Path, *, engine: str = "auto") -> float:
         """The first number of `evaluate`: what the text would take, were it coded by the model.
@@ -161,28 +144,23 @@ class Reads(Parts):
         """
         return self.evaluate(text, engine=engine).bits_per_byte
 
-
-def begin(parts: Parts, text: str | bytes, stop_tokens: Sequence[int | str] = (),
-          engine: str = "auto", int8: bool = False, **knobs: Unpack[Knobs]
-          ) -> tuple[Decoder, list[int], list[int], Knobs]:  # fmt: skip
-    """A decoder, the ids of `text`, the ids that end it, and the knobs."""
-    special, ends = parts.tokenizer.special, []
-    for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
-        found = special.get(token) if isinstance(token, str) else token
-        if found is None or not 0 <= found < parts.config.vocab_size:
-            names = ", ".join(special) or "it has none"
-            raise UserError(
-                f"expected a token to stop at, got {token!r:.60}: give an id below "
-                f"{parts.config.vocab_size}, or the name of a special one ({names})"
-            )
-        ends.append(found)
-    reader = make_reader(parts.config, parts.weights, engine, int8=int8)
-    decoder = Decoder(parts.config, parts.weights, reader)
-    return decoder, parts.tokenizer.encode(text).tolist(), ends, knobs
-
-
-class Writes(Reads):
-    """How a model continues a text."""
+    def _begin(self, text: str | bytes, stop_tokens: Sequence[int | str] = (),
+               engine: str = "auto", int8: bool = False, **knobs: Unpack[Knobs]
+               ) -> tuple[Decoder, list[int], list[int], Knobs]:  # fmt: skip
+        """A decoder, the ids of `text`, the ids that end it, and the knobs."""
+        special, ends = self.tokenizer.special, []
+        for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
+            found = special.get(token) if isinstance(token, str) else token
+            if found is None or not 0 <= found < self.config.vocab_size:
+                names = ", ".join(special) or "it has none"
+                raise UserError(
+                    f"expected a token to stop at, got {token!r:.60}: give an id below "
+                    f"{self.config.vocab_size}, or the name of a special one ({names})"
+                )
+            ends.append(found)
+        reader = make_reader(self.config, self.weights, engine, int8=int8)
+        decoder = Decoder(self.config, self.weights, reader)
+        return decoder, self.tokenizer.encode(text).tolist(), ends, knobs
 
     def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
                stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
@@ -195,7 +173,7 @@ class Writes(Reads):
         True
         """
         check_stop(stop)
-        decoder, prompt, ends, knobs = begin(self, text, **how)
+        decoder, prompt, ends, knobs = self._begin(text, **how)
         if guesses:
             ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **knobs)
         else:
@@ -209,23 +187,8 @@ class Writes(Reads):
         >>> for drawn in model.draws("The river", tokens=3, seed=3):
         ...     assert drawn.log_probability <= 0
         """
-        decoder, prompt, ends, knobs = begin(self, text, **how)
-        return draws(decoder, prompt, tokens, ends, **knobs)
-
-
-@dataclass(frozen=True)
-class Model(Writes):
-    """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
-
-    UserError for parts that do not belong together.
-
-    >>> model.config.n_layers
-    2
-    >>> model.tokenizer.vocab_size == model.config.vocab_size
-    True
-    >>> model.weights["embedding"].shape
-    (300, 48)
-    """
+        decoder, prompt, ends, knobs = self._begin(text, **how)
+        return draw_tokens(decoder, prompt, tokens, ends, **knobs)
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
                  stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
@@ -251,3 +214,22 @@ class Model(Writes):
         >>> answer = "".join(talk.reply("Where does the river begin?"))
         """
         return Chat(self.config, self.tokenizer, self.weights, **how)
+
+
+# %% sec-face-model
+def ids_to_judge(text: str | bytes | Path, tokenizer: Tokenizer) -> Tokens | np.ndarray:
+    """The ids of a text, a file or the held-out side of a prepared folder; see `evaluate`."""
+    if isinstance(text, Path) and text.is_dir():
+        prepared = Prepared(text)
+        if prepared.tokenizer.hash != tokenizer.hash:
+            raise UserError(
+                f"{text} was prepared with another tokenizer than the model's: prepare the "
+                "text again, with the tokenizer of the model, or name the text itself"
+            )
+        return prepared.held_out
+    if isinstance(text, str) and os.path.isfile(text):
+        raise UserError(
+            f"expected a text, but {text!r} names a file: give Path({text!r}) to judge "
+            "what is in it"
+        )
+    return tokenizer.encode(read_text(text) if isinstance(text, Path) else text)

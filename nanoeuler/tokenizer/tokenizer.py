@@ -75,10 +75,11 @@ def _names_in_bytes(names: list[str], ordinary: list[bytes]) -> list[bytes]:
     return tokens
 
 
-class Vocabulary:
-    """What each id stands for. merges int32 (M, 2): merge m makes id 256 + m of two smaller ids.
+class Tokenizer:
+    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
 
-    `tokens` lists the bytes of each id, `special` maps special tokens to the last ids.
+    merges int32 (M, 2): merge m makes id 256 + m of two smaller ids. `tokens` lists the bytes of
+    each id, `special` maps special tokens to the last ids.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Vocabulary:
         self.tokens += _names_in_bytes(names, self.tokens)
         if self.vocab_size > MAX_VOCAB:
             raise UserError(f"expected at most {MAX_VOCAB} ids, got {self.vocab_size}")
+        self._table = merge_table(self.merges)
 
     @property
     def vocab_size(self) -> int:
@@ -100,7 +102,7 @@ class Vocabulary:
 
     @cached_property
     def json(self) -> str:
-        """The text of this vocabulary's file."""
+        """The text of its file, tokenizer.json."""
         return tokenizer_json(self.merges.tolist(), self.special)
 
     @cached_property
@@ -113,29 +115,6 @@ class Vocabulary:
         with replacing(path) as temporary:
             temporary.write_bytes(self.json.encode())
 
-
-def _row_of_ids(ids: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
-    """`ids` as an array, if they are a row of ids below `vocab_size`."""
-    try:
-        ids = np.asarray(ids)
-    except ValueError:  # rows of different lengths
-        raise UserError("expected a row of integer ids, got rows of several lengths") from None
-    if ids.size == 0:
-        return np.empty(0, np.int64)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise UserError(f"expected a row of integer ids, got {ids.dtype} of shape {ids.shape}")
-    for i in (int(ids.min()), int(ids.max())):
-        if not 0 <= i < vocab_size:
-            raise UserError(
-                f"id {i} is not in this vocabulary of {vocab_size}: "
-                "the ids come from another tokenizer"
-            )
-    return ids
-
-
-class Decoder(Vocabulary):
-    """A vocabulary that turns ids into text."""
-
     def decode(self, ids: np.ndarray | Sequence[int]) -> bytes:
         """The bytes of `ids`, a row of integers; special tokens as they are written."""
         return b"".join([self.tokens[i] for i in _row_of_ids(ids, self.vocab_size).tolist()])
@@ -147,34 +126,6 @@ class Decoder(Vocabulary):
     def stream(self) -> "Stream":
         """A decoder for ids that come one at a time: `Stream`."""
         return Stream(self)
-
-
-class Stream:
-    """Text from ids that come one at a time, never half a character. From `Decoder.stream`."""
-
-    def __init__(self, tokenizer: Decoder):
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, i: int) -> str:
-        """The characters that id `i` completes, possibly none."""
-        return self._decoder.decode(self._tokenizer.decode([i]))
-
-    def flush(self) -> str:
-        """What is held back, as U+FFFD; the stream starts afresh."""
-        return self._decoder.decode(b"", final=True)
-
-
-class Encoder(Vocabulary):
-    """A vocabulary that turns text into ids."""
-
-    def __init__(
-        self,
-        merges: np.ndarray | Sequence[Sequence[int]],
-        special_tokens: Iterable[str] = SPECIAL_TOKENS,
-    ):
-        super().__init__(merges, special_tokens)
-        self._table = merge_table(self.merges)
 
     def encode(self, text: Text) -> np.ndarray:
         """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
@@ -197,31 +148,6 @@ class Encoder(Vocabulary):
         """
         for piece in whole_words(chunks):
             yield encode_words(piece, self._table)
-
-
-def _checked_size(vocab_size: int, least: int) -> int:
-    """How many merges a vocabulary of `vocab_size` has, if `least` ids are bytes and marks."""
-    if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
-        raise UserError(
-            f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
-            f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
-        )
-    return vocab_size - least
-
-
-def _enough(merges: np.ndarray, wanted: int, least: int) -> np.ndarray:
-    """`merges`, if there are as many as were wanted."""
-    if len(merges) < wanted:
-        raise UserError(
-            f"expected text with {wanted} pairs to merge, but this one has "
-            f"{len(merges)}: use more text, or a vocabulary size of at most "
-            f"{least + len(merges)}"
-        )
-    return merges
-
-
-class Tokenizer(Encoder, Decoder):
-    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`."""
 
     @classmethod
     def train(
@@ -252,3 +178,60 @@ class Tokenizer(Encoder, Decoder):
         if is_gpt2(text):
             return cls(merges_from_ranks(text), GPT2_SPECIAL_TOKENS)
         return cls(*parse_tokenizer_json(text, path))
+
+
+# %% sec-tokenizer-class
+def _row_of_ids(ids: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
+    """`ids` as an array, if they are a row of ids below `vocab_size`."""
+    try:
+        ids = np.asarray(ids)
+    except ValueError:  # rows of different lengths
+        raise UserError("expected a row of integer ids, got rows of several lengths") from None
+    if ids.size == 0:
+        return np.empty(0, np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UserError(f"expected a row of integer ids, got {ids.dtype} of shape {ids.shape}")
+    for i in (int(ids.min()), int(ids.max())):
+        if not 0 <= i < vocab_size:
+            raise UserError(
+                f"id {i} is not in this vocabulary of {vocab_size}: "
+                "the ids come from another tokenizer"
+            )
+    return ids
+
+
+class Stream:
+    """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, i: int) -> str:
+        """The characters that id `i` completes, possibly none."""
+        return self._decoder.decode(self._tokenizer.decode([i]))
+
+    def flush(self) -> str:
+        """What is held back, as U+FFFD; the stream starts afresh."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _checked_size(vocab_size: int, least: int) -> int:
+    """How many merges a vocabulary of `vocab_size` has, if `least` ids are bytes and marks."""
+    if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
+        raise UserError(
+            f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
+            f"tokens) to {MAX_VOCAB}, got {vocab_size!r}"
+        )
+    return vocab_size - least
+
+
+def _enough(merges: np.ndarray, wanted: int, least: int) -> np.ndarray:
+    """`merges`, if there are as many as were wanted."""
+    if len(merges) < wanted:
+        raise UserError(
+            f"expected text with {wanted} pairs to merge, but this one has "
+            f"{len(merges)}: use more text, or a vocabulary size of at most "
+            f"{least + len(merges)}"
+        )
+    return merges

@@ -63,17 +63,19 @@ def chosen(out: str | Path) -> Path:
     return best if lines and "best" in lines[-1] and saves(best) else Path(out)
 
 
-class Kept:
+class Best:
     """The model of a run that needed the fewest `bits` per byte: of `step`, None before there is.
 
-    `weights` hold it until it is `written`.
+    `weights` hold it until it is `written`; by `noise` those after it are worse. All bits per byte
+    are of quick validations, which judge the same windows.
     """
 
-    def __init__(self, out: str | Path, run: Run) -> None:
-        self.out, self.run = Path(out) / BEST, run
+    def __init__(self, out: str | Path, run: Run, noise: float, windows: int) -> None:
+        self.out, self.run, self.noise, self.windows = Path(out) / BEST, run, noise, windows
         self.weights, self.written = Weights(run.config), True
         self.step: int | None = None
         self.bits = math.inf
+        self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
 
     def take(self, stepper: Stepper, bits: float) -> None:
         """The model of the run at its step is the best so far."""
@@ -90,22 +92,54 @@ class Kept:
         if saves(out):
             _, state, _ = read_save(out, [MODEL], "delete that folder to go on without it")
             self.step, self.bits = state["step"], state.get("bits_per_byte", math.inf)
+        for line in read_metrics(out.parent):  # of the steps since the best
+            if "bits_per_byte" in line and line["step"] >= (self.step or 0):
+                self._count(line["step"], line.get("quick_bits_per_byte", line["bits_per_byte"]))
+
+    def save(self) -> None:
+        """Write what was taken since the last save. It comes before the save of the run."""
+        if self.written:
+            return
+        out, run = self.out, self.run
+        state = {"step": self.step, "bits_per_byte": self.bits, "run": identity(run.facts),
+                 "tokenizer": run.tokenizer.hash, "program": run.program}  # fmt: skip
+        with writing(out.parent, f"the best model, of step {self.step}, could not be written"):
+            if not saves(out):
+                write_record(out, run)
+            write_folder(out / save_name(self.step), {MODEL: dict(self.weights)}, state)
+        self.written = True
+
+    def hear(self, stepper: Stepper, bits: float) -> str:
+        """Judge the run at its step; returns a warning, once for each rise, or nothing to say."""
+        if bits < self.bits:
+            self.take(stepper, bits)
+        self._count(self.run.step, bits)
+        if self.above != PATIENCE:
+            return ""
+        often = passes(self.run.settings, self.run.step, self.windows)
+        return (f"the model begins to learn its text by heart, after {often:,.3g} passes over it: "
+                f"held-out bits per byte rose from {self.bits:.3f} at step {self.step:,} to "
+                f"{bits:.3f}; the best model is kept; what helps: {CURE}")  # fmt: skip
+
+    def _count(self, step, bits):
+        self.last = step, bits
+        self.above = self.above + 1 if self.is_better else 0
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is better than the newest that was judged, by more than `noise`."""
+        return self.last[1] > self.bits * (1 + self.noise)
+
+    def __str__(self) -> str:
+        """Which model is the best, in words; nothing if it is no better than the last."""
+        if not self.is_better:
+            return ""
+        step, bits = self.last
+        return (f"the best model is that of step {self.step:,}, in {self.out}: {self.bits:.3f} "
+                f"bits per byte, where step {step:,} needs {bits:.3f} for the same held-out text")
 
 
-def save_best(kept: Kept) -> None:
-    """Write what was taken since the last save. It comes before the save of the run."""
-    if kept.written:
-        return
-    out, run = kept.out, kept.run
-    state = {"step": kept.step, "bits_per_byte": kept.bits, "run": identity(run.facts),
-             "tokenizer": run.tokenizer.hash, "program": run.program}  # fmt: skip
-    with writing(out.parent, f"the best model, of step {kept.step}, could not be written"):
-        if not saves(out):
-            write_record(out, run)
-        write_folder(out / save_name(kept.step), {MODEL: dict(kept.weights)}, state)
-    kept.written = True
-
-
+# %% sec-train-best
 def tidy_best(out: str | Path) -> None:
     """Remove what no save of the run in `out` needs: each needs the newest that is not newer."""
     best = Path(out) / BEST
@@ -116,57 +150,3 @@ def tidy_best(out: str | Path) -> None:
         for step, folder in saves(best):
             if step not in needed:
                 discard(folder)
-
-
-def rising(kept: Kept, bits: float, often: float) -> str:
-    """A warning: the run, after so many passes over its data, now needs `bits` for a byte."""
-    return (f"the model begins to learn its text by heart, after {often:,.3g} passes over it: "
-            f"held-out bits per byte rose from {kept.bits:.3f} at step {kept.step:,} to "
-            f"{bits:.3f}; the best model is kept; what helps: {CURE}")  # fmt: skip
-
-
-def better(kept: Kept, step: int, bits: float) -> str:
-    """At the end of a run whose last step is worse: which model is the best, in words."""
-    return (f"the best model is that of step {kept.step:,}, in {kept.out}: {kept.bits:.3f} "
-            f"bits per byte, where step {step:,} needs {bits:.3f} for the same held-out text")
-
-
-class Best(Kept):
-    """The best model of a run and, by `noise`, whether those after it are worse.
-
-    All bits per byte are of quick validations, which judge the same windows.
-    """
-
-    def __init__(self, out: str | Path, run: Run, noise: float, windows: int) -> None:
-        super().__init__(out, run)
-        self.noise, self.windows = noise, windows
-        self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
-
-    def hear(self, stepper: Stepper, bits: float) -> str:
-        """Judge the run at its step; returns a warning, once for each rise, or nothing to say."""
-        if bits < self.bits:
-            self.take(stepper, bits)
-        self._count(self.run.step, bits)
-        if self.above != PATIENCE:
-            return ""
-        return rising(self, bits, passes(self.run.settings, self.run.step, self.windows))
-
-    def _count(self, step, bits):
-        self.last = step, bits
-        self.above = self.above + 1 if self.is_better else 0
-
-    def settle(self) -> None:
-        """As `Kept.settle`, and hear again what the metrics say of the steps since the best."""
-        super().settle()
-        for line in read_metrics(self.out.parent):
-            if "bits_per_byte" in line and line["step"] >= (self.step or 0):
-                self._count(line["step"], line.get("quick_bits_per_byte", line["bits_per_byte"]))
-
-    @property
-    def is_better(self) -> bool:
-        """Whether it is better than the newest that was judged, by more than `noise`."""
-        return self.last[1] > self.bits * (1 + self.noise)
-
-    def __str__(self) -> str:
-        """Which model is the best, in words; nothing if it is no better than the last."""
-        return better(self, *self.last) if self.is_better else ""

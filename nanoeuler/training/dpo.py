@@ -89,8 +89,8 @@ def _waves(count: int, many: int) -> list[list[slice]]:
     return [slices[i : i + many] for i in range(0, len(slices), many)]
 
 
-class Cores:
-    """What a run's steps work on, and likelihoods: `weights` are changed, `reference` never.
+class PreferenceStepper:
+    """The steps of a run on the cores, and likelihoods; `reference` stays as it is.
 
     threads: at most so many, None: as many as there are cores, and never more than that.
     `make_engine` makes an engine for each thread that finds something to do.
@@ -124,10 +124,6 @@ class Cores:
         waves = self.waves(len(tokens))
         return np.concatenate([p for rows in waves for p in self.pool.map(run, self.engines, rows)])
 
-
-class PreferenceStepper(Cores):
-    """The steps of a run on the cores."""
-
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int
     ) -> tuple[Judged, float]:
@@ -160,6 +156,7 @@ class PreferenceStepper(Cores):
         return judged, norm
 
 
+# %% sec-prefer-run
 QUICK = 256  # comparisons in a judgement along the way: 3 % is the deviation of such a share
 
 

@@ -29,7 +29,7 @@ from nanoeuler.engines.registry import engine_name, make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.training.anomaly import first_bad_tensor
-from nanoeuler.training.best import Best, noise, save_best, say_passes, tidy_best
+from nanoeuler.training.best import Best, noise, say_passes, tidy_best
 from nanoeuler.training.checkpoint import KEEP, save, settle
 from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
@@ -253,7 +253,7 @@ def _take_steps(
             if due:
                 with saving.timed():
                     stepper.pull()
-                    save_best(best)
+                    best.save()
                     save(out, run, keep, batches.windows)
                     tidy_best(out)
             if told or due or judged:

@@ -69,8 +69,8 @@ def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]
     return rows, left_out
 
 
-class Packed:
-    """Conversations in rows, of which each holds several whole ones, each by itself.
+class Conversations:
+    """Batches for `loop.fit`, of rows that each hold several whole conversations.
 
     `tokens`, `counted` and `first` (rows, T + K), int32, bool and int32: what is read, whether it
     is judged, and where in the row its conversation begins. `left_out` are the numbers of those
@@ -96,10 +96,6 @@ class Packed:
                 at, end = slice(end, end + len(ids)), end + len(ids)
                 self.tokens[i, at], self.counted[i, at], self.first[i, at] = ids, counted, at.start
             self.first[i, end:] = end
-
-
-class Conversations(Packed):
-    """The rows as batches for `loop.fit`."""
 
     @property
     def windows(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
 from nanoeuler.engines.gpu.rows import activations, column_sums
 from nanoeuler.engines.gpu.rows.column_sums import sum_lines, sum_table_launch
@@ -450,13 +450,13 @@ class Heads(Positions):
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
-        ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
-        ends += split(dheads, n_kv)
+        given = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
+        ends = Backward(*given, *split(dheads, n_kv))
         documents = first and first.documents
         if self.narrow:
-            launches = choice.backward_launches(*ends, self.capability, turn, documents)
+            launches = choice.backward_launches(ends, self.capability, turn, documents)
         else:
-            launches = float32_launch.backward_launches(*ends, self.precision.pieces, documents)
+            launches = float32_launch.backward_launches(ends, self.precision.pieces, documents)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
         self.write("attention backward", launches, flops)
         return dheads

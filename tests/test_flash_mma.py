@@ -3,6 +3,7 @@
 Bounds are those of test_flash_tensor.py, which say where they come from.
 """
 
+import inspect
 import math
 
 import numpy as np
@@ -18,14 +19,17 @@ from nanoeuler.engines.gpu.attention import (
     mma_forward,
     mma_launch,
     mma_parts,
+    operands,
     wgmma_launch,
 )
+from nanoeuler.engines.gpu.attention.layout import Backward
+from nanoeuler.engines.gpu.attention.operands import Form
 from nanoeuler.errors import UserError
 
 GRADIENTS = "dq", "dk", "dv"
 
 
-PARKED = mma_forward.Form(32, 2, 2, park=True)  # as of width 128, in a quarter of the time
+PARKED = {32: Form(32, 4, 64, 2, 2, park=True)}  # as of width 128, in a quarter of the time
 
 
 def forward(a, plan=mma_launch, **more):
@@ -35,7 +39,7 @@ def forward(a, plan=mma_launch, **more):
 
 def backward(a, plan=mma_launch):
     order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    return plan.backward_launches(*(a[name] for name in order), documents=a.get("documents"))
+    return plan.backward_launches(Backward(*(a[name] for name in order)), a.get("documents"))
 
 
 def play(a, seed=None, plans=(mma_launch, mma_launch)):
@@ -98,7 +102,7 @@ def test_forward_and_backward(shape, seed, scale):
 
 def test_a_longer_forward_whose_sums_are_parked():
     """The ring of two stages wraps twice, and all rows of a lane are there in its last block."""
-    check_forward(1, 1, 1, 208, 32, form=PARKED)
+    check_forward(1, 1, 1, 208, 32, forms=PARKED)
 
 
 @pytest.mark.parametrize("plans", [(mma_launch, wgmma_launch), (wgmma_launch, mma_launch)])
@@ -149,6 +153,22 @@ def test_what_is_moved_is_what_was_predicted(D):
     assert report["barriers"] == 2
 
 
+KERNELS = "forward_kernel", "dq_kernel", "dkdv_kernel"
+USERS = mma_parts, operands, mma_forward, mma_backward  # of functions of other modules
+
+
+def use(wrong, monkeypatch):
+    """Let kernels be made of what a module has that was made with a mistake in it."""
+    right = wrong.__name__.replace("mutant_", "nanoeuler.")
+    for user in USERS:
+        for name, value in list(vars(user).items()):
+            if inspect.isfunction(value) and value.__module__ == right:
+                monkeypatch.setattr(user, name, getattr(wrong, name))
+    for name in KERNELS:
+        made = getattr(wrong, name, getattr(mma_launch, name).__wrapped__)
+        monkeypatch.setattr(mma_launch, name, made)
+
+
 # ---- Several texts in a row
 
 
@@ -187,15 +207,7 @@ def test_texts_and_the_order_of_blocks():
     ],
 )  # fmt: skip
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
-    wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
-    kernels = "forward_kernel", "dq_kernel", "dkdv_kernel"
-    users = [mma_forward, mma_backward] if module == "attention.mma_parts" else []
-    for user in users:
-        if hasattr(user, function):
-            monkeypatch.setattr(user, function, getattr(wrong, function))
-    for name in kernels:
-        made = getattr(wrong, name, getattr(mma_launch, name).__wrapped__)
-        monkeypatch.setattr(mma_launch, name, made)
+    use(load(Mutant(f"engines.gpu.{module}", function, "texts", old, new)), monkeypatch)
     a = in_texts(inputs(1, 1, 1, 260, 32), [[100, 120, 40]])
     try:
         play(a)
@@ -218,31 +230,37 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
 
 # ---- Planted faults
 
-PARTS, FORWARD, BACKWARD = (
-    f"engines.gpu.attention.mma_{name}" for name in ("parts", "forward", "backward")
+SOFTMAX, PARTS, FORWARD, BACKWARD = (
+    f"engines.gpu.attention.{name}"
+    for name in ("softmax", "mma_parts", "mma_forward", "mma_backward")
 )
 MISTAKES = [
-    ("a wait is missing", FORWARD, "loop", "here()  # this", "pass  # this"),
-    ("a barrier is missing", FORWARD, "loop", "cuda.syncthreads()  # every", "pass  # every"),
-    ("a stage is filled too early", FORWARD, "loop", "int32(i + stages - 1)", "int32(i + stages)"),
-    ("o not corrected", FORWARD, "correct", "o[i] *= alpha[0]", "pass"),
-    ("total not corrected", FORWARD, "raise_maximum", "half.total[1] *= alpha[1]", "pass"),
+    ("a wait is missing", FORWARD, "make_halves_loop", "here()  # this", "pass  # this"),
+    ("a barrier is missing", FORWARD, "make_halves_loop", "cuda.syncthreads()  # every",
+     "pass  # every"),
+    ("a stage is filled too early", FORWARD, "make_halves_loop", "int32(i + stages - 1)",
+     "int32(i + stages)"),
+    ("o not corrected", SOFTMAX, "correct", "o[i] *= alpha[0]", "pass"),
+    ("total not corrected", SOFTMAX, "follow", "total[1] *= alpha[1]", "pass"),
     ("the first half has no mask", FORWARD, "whole", "if masked:", "if False:"),
-    ("a key head for each head", FORWARD, "block", "divide(head, sharing)", "int32(head)"),
-    ("lse without the maximum", FORWARD, "save_lines", "half.m[j] + log2", "log2"),
+    ("a key head for each head", PARTS, "query_block", "divide(head, sizes.sharing)", "head"),
+    ("lse without the maximum", SOFTMAX, "save_lse", "rows.m[h] * scale + log2", "log2"),
     ("the diagonal is forbidden", PARTS, "forbid_later", "keys, distance", "keys, distance - 1"),
     ("chunks swapped in one place", PARTS, "right", "lane >> 3 & 1", "lane >> 4 & 1"),
-    ("rows past the end are copied", PARTS, "copy_rows", "else int32(0)", "else int32(16)"),
+    ("rows past the end are copied", PARTS, "copy", "else int32(0)", "else int32(16)"),
     ("rows past the end are written", PARTS, "put_rows", "first + here < T", "True"),
     ("lanes do not wait for lanes", PARTS, "put_rows", "cuda.syncwarp()", "pass"),
-    ("delta left out", BACKWARD, "query_step", "s[n] * (dp[n] - delta[h])", "s[n] * dp[n]"),
-    ("delta not padded", BACKWARD, "pad_deltas", "after >= T", "after < 0"),
-    ("dq not scaled", BACKWARD, "block_of_queries", "dq, root, root", "dq, scale, scale"),
+    ("delta left out", SOFTMAX, "row_gradients", "p[i + 2] * (dp[i + 2] - delta[1])",
+     "p[i + 2] * dp[i + 2]"),
+    ("delta not padded", SOFTMAX, "pad_line", "after >= T", "after < 0"),
+    ("dq not scaled", BACKWARD, "block_of_queries", "dq, sizes.root, sizes.root,",
+     "dq, sizes.scale, sizes.scale,"),
     ("a query before its key", BACKWARD, "forbid_earlier", "s, queries, distance",
      "s, queries, distance + 8"),
-    ("the same head again", BACKWARD, "fill_queries", "head * group.do_head", "0 * group.do_head"),
-    ("lse of the first head", BACKWARD, "fill_queries", "head * group.line", "0 * group.line"),
-    ("dk not scaled", BACKWARD, "block_of_keys", "parts.dk, root, root", "parts.dk, scale, scale"),
+    ("the same head again", BACKWARD, "fill", "head * group.do_head", "0 * group.do_head"),
+    ("lse of the first head", BACKWARD, "fill", "head * group.line", "0 * group.line"),
+    ("dk not scaled", BACKWARD, "block_of_keys", "parts.dk, sizes.root, sizes.root",
+     "parts.dk, sizes.scale, sizes.scale"),
 ]  # fmt: skip
 
 
@@ -272,13 +290,8 @@ def test_all_mistakes_have_their_place():
 @pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     wrong = load(Mutant(module, function, what, old, new))
-    users = [mma_forward, mma_backward] if module == PARTS else [mma_launch]
-    names = [function] if module == PARTS else ["forward_kernel", "dq_kernel", "dkdv_kernel"]
-    for user in users:
-        for name in names:
-            if hasattr(user, name) and hasattr(wrong, name):
-                monkeypatch.setattr(user, name, getattr(wrong, name))
-    if module == BACKWARD:
+    use(wrong, monkeypatch)
+    if module == BACKWARD or "delta" in what:
         a = {name: array.copy() for name, array in before.items()}
         assert fails(backward(a), a, GRADIENTS)
         return
@@ -292,7 +305,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
 
 def test_an_unswapped_tile_asks_banks_twice(monkeypatch):
     """Results are right without the swap, and only the counts tell."""
-    monkeypatch.setattr("nanoeuler.engines.gpu.attention.mma_parts.turn", lambda row, D: 0)
+    monkeypatch.setattr("nanoeuler.engines.gpu.attention.mma_parts.swizzle", lambda row, D: 0)
     a = inputs(1, 1, 1, 128, 32)
     report = run(forward(a))
     assert report["shared loads wavefronts"] > 4 * report["shared loads"]
@@ -314,7 +327,7 @@ def test_the_card_and_the_width_choose_the_family(capability, D, plan):
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     launch = choice.forward_launch(*(a[n] for n in ("q", "k", "v", "o", "lse")), capability)
     assert launch.kernel is forward(a, plan).kernel
-    launches = choice.backward_launches(*(a[name] for name in names), capability)
+    launches = choice.backward_launches(Backward(*(a[name] for name in names)), capability)
     assert [x.kernel for x in launches] == [x.kernel for x in backward(a, plan)]
 
 

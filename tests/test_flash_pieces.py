@@ -17,8 +17,13 @@ from test_flash_tensor import NAMES, hidden, in_texts
 from tiers import thinned
 
 from nanoeuler.emulator import Fault, run
-from nanoeuler.engines.gpu.attention import float32_backward, float32_forward, float32_launch
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention import (
+    float32_launch,
+    mma_backward,
+    mma_forward,
+    mma_launch,
+)
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.errors import UserError
 
 GRADIENTS = "dq", "dk", "dv"
@@ -46,7 +51,7 @@ def forward(a, pieces):
 
 def backward(a, pieces):
     arrays = (a[name] for name in ARGUMENTS)
-    return float32_launch.backward_launches(*arrays, pieces, a.get("documents"))
+    return float32_launch.backward_launches(Backward(*arrays), pieces, a.get("documents"))
 
 
 def play(a, pieces, seed=None):
@@ -220,31 +225,26 @@ def test_texts(shape, lengths, pieces, seed):
 
 # ---- Planted faults
 
-PARTS, FORWARD, BACKWARD = (
-    f"engines.gpu.attention.float32_{name}" for name in ("parts", "forward", "backward")
+# What is bf16's too has its mistakes planted in test_flash_mma.py; these are of the operands, and
+# of what no operands of bf16 go through.
+OPERANDS, FORWARD = (
+    f"engines.gpu.attention.{name}" for name in ("float32_operands", "mma_forward")
 )
-LATE = "cuda.syncthreads()  # all pieces"
-SOON = "cuda.syncthreads()  # all have left"
 MISTAKES = [
-    ("tiles not waited for", FORWARD, "loop", LATE, "pass  # all"),
-    ("tiles filled too early", FORWARD, "loop", SOON, "pass  # all"),
+    ("tiles not waited for", OPERANDS, "commit", "cuda.syncthreads()", "pass"),
     ("no mask", FORWARD, "step", "if ahead < keys:", "if False:"),
-    ("o not corrected", FORWARD, "step", "correct(half, D)", "pass"),
-    ("a key head for each head", FORWARD, "block", "divide(head, sharing)", "int32(head)"),
-    ("a sum leaves one out", FORWARD, "exponentials", "total[1] += s[i + 2] + s[i + 3]",
-     "total[1] += s[i + 2]"),
-    ("rows past the end are written", PARTS, "put_sums", "if t + 8 < T", "if t < T"),
-    ("rows past the end are read", PARTS, "fetch", "if row < limit", "if row < limit + 1"),
-    ("lse not padded", PARTS, "pad_line", "after >= T", "after < 0"),
-    ("a wrong remainder", PARTS, "cut_eight", "i + 1] -= high_bf16", "i + 1] -= low_bf16"),
-    ("dq: tiles not waited for", BACKWARD, "dq_loop", LATE, "pass  # all"),
-    ("dkdv: tiles filled too early", BACKWARD, "dkdv_loop", SOON, "pass  # all"),
-    ("delta left out", BACKWARD, "query_step", "(dp[i + 1] - delta[0])", "dp[i + 1]"),
-    ("dq not scaled", BACKWARD, "block_of_queries", "0, root, root", "0, scale, scale"),
-    ("a query before its key", BACKWARD, "key_step", "if ahead > -16:", "if False:"),
-    ("the same head again", BACKWARD, "fill", "head * group.do_head", "0 * group.do_head"),
-    ("lse of the first head", BACKWARD, "fill", "head * group.line", "0 * group.line"),
-    ("delta of another query", BACKWARD, "key_gradients", "line + 32 * n", "line"),
+    ("o not corrected", FORWARD, "step", "correct(half.rows, D)", "pass"),
+    ("a key head for each head", FORWARD, "single_block", "at.batch, at.kv), head_of",
+     "at.batch, at.head), head_of"),
+    ("tiles filled too early", FORWARD, "make_key_loop", "cuda.syncthreads()  # every",
+     "pass  # every"),
+    ("lse not padded", FORWARD, "single_block", "after = int32(at.first + rows)",
+     "after = int32(T)"),
+    ("rows past the end are written", OPERANDS, "save", "if t + 8 < T", "if t < T"),
+    ("rows past the end are read", OPERANDS, "fetch", "if row < limit", "if row < limit + 1"),
+    ("a wrong remainder", OPERANDS, "split_eight", "i + 1] -= high_bf16", "i + 1] -= low_bf16"),
+    ("delta of other columns", OPERANDS, "quarter_dot", "y + 16 * i", "y"),
+    ("lines: a value missing", OPERANDS, "load_line", "a, b, c, d)", "a, b, c, c)"),
 ]  # fmt: skip
 # Pairs that are left out, or made of other pieces.
 PAIRS = [
@@ -256,39 +256,37 @@ PAIRS = [
     ("of_three", 3, "by.a2, by.b)\n        multiply(acc, by.a1, by.b)", "by.a2, by.b)"),
     ("of_two", 2, "multiply(acc, by.a0, by.b)", "pass"),
     ("of_two", 2, "multiply(acc, by.a1, by.b)", "pass"),
-    ("cut_scores", 3, "by.a2[i] = pack_bf16(x - low_bf16(second)", "by.a2[i] = pack_bf16(x - x"),
+    ("split_scores", 3, "by.a2[i] = pack_bf16(x - low_bf16(second)", "by.a2[i] = pack_bf16(x - x"),
 ]
 
 
 KERNELS = "forward_kernel", "dq_kernel", "dkdv_kernel"
-USED = "cutter", "fetcher", "rows_product", "columns_product", "put_sums", "pad_line"
+
+
+def with_operands(forms, split):
+    """Forms with other operands, which `split` makes, of as many columns."""
+    return {
+        pieces: {
+            D: form._replace(operands=split(pieces, form.operands.fragments.keywords["columns"]))
+            for D, form in of.items()
+        }
+        for pieces, of in forms.items()
+    }
 
 
 def put_wrong(mutant, monkeypatch):
-    """Let all users have what a wrong module makes: kernels, or what they are made of."""
-    wrong = load(mutant)
-    users, names = [float32_launch], KERNELS
-    if mutant.module == PARTS:
-        users, names = [float32_forward, float32_backward], USED
-    for user in users:
-        for name in names:
-            if hasattr(user, name) and hasattr(wrong, name):
-                monkeypatch.setattr(user, name, getattr(wrong, name))
-    forget()
+    """Let the launches have what a wrong module makes: kernels, or what they multiply."""
+    use(load(mutant), monkeypatch)
 
 
-def forget():
-    """Kernels that were made of other parts."""
-    float32_forward.forward_kernel.cache_clear()
-    float32_backward.dq_kernel.cache_clear()
-    float32_backward.dkdv_kernel.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """Kernels that were made of wrong parts are forgotten."""
-    yield
-    forget()
+def use(wrong, monkeypatch):
+    """Let the launches have what a module makes that has the mistake."""
+    if hasattr(wrong, "split"):
+        for name in ("FORWARD", "DQ", "DKDV"):
+            forms = with_operands(getattr(float32_launch, name), wrong.split)
+            monkeypatch.setattr(float32_launch, name, forms)
+    if hasattr(wrong, "make_key_loop"):
+        monkeypatch.setattr(mma_launch, "forward_kernel", wrong.forward_kernel)
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +315,7 @@ def test_all_mistakes_have_their_place():
 @pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     put_wrong(Mutant(module, function, what, old, new), monkeypatch)
-    if module == BACKWARD:
+    if "delta" in what or "lines" in what:
         a = {name: array.copy() for name, array in before.items()}
         assert fails(backward(a, 2), a, GRADIENTS)
     else:
@@ -327,7 +325,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
 
 @pytest.mark.parametrize("function, pieces, old, new", PAIRS)
 def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
-    put_wrong(Mutant(PARTS, function, "a pair is missing", old, new), monkeypatch)
+    put_wrong(Mutant(OPERANDS, function, "a pair is missing", old, new), monkeypatch)
     assert not pairs_seen(pieces) < 1
 
 
@@ -336,10 +334,14 @@ def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
 
 def test_every_card_has_the_shared_memory():
     """99 KiB of a block: CUDA C++ Programming Guide, compute capability 8.6 and 8.9."""
-    plan, of = float32_launch, float32_backward
-    kernels = [float32_forward.forward_kernel(form) for form in plan.FORWARD.values()]
-    kernels += [of.dq_kernel(form) for form in plan.DQ.values()]
-    kernels += [of.dkdv_kernel(form) for form in plan.DKDV.values()]
+    makers = mma_forward.forward_kernel, mma_backward.dq_kernel, mma_backward.dkdv_kernel
+    forms = float32_launch.FORWARD, float32_launch.DQ, float32_launch.DKDV
+    kernels = [
+        make(form)
+        for make, of in zip(makers, forms, strict=True)
+        for pieces in PIECES
+        for form in of[pieces].values()
+    ]
     assert max(kernel.shared for kernel in kernels) <= 99 * 1024
     assert {kernel.target for kernel in kernels} == {(8, 0)}
 

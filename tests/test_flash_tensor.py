@@ -22,7 +22,7 @@ from nanoeuler.emulator import Fault, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.attention import wgmma_backward, wgmma_forward, wgmma_launch, wgmma_parts
 from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, last_of
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.attention.wgmma_forward import narrow_kernel, reciprocal_of
 from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches, forward_launch
 from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
@@ -71,7 +71,7 @@ def forward(a, **more):
 def backward(a, **more):
     order = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     arrays = (a[name] for name in order)
-    return backward_launches(*arrays, documents=a.get("documents"), **more)
+    return backward_launches(Backward(*arrays), documents=a.get("documents"), **more)
 
 
 def fold(x, G):

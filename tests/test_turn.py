@@ -16,6 +16,7 @@ from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.emulator.machine import Fault
 from nanoeuler.emulator.runner import run
 from nanoeuler.engines.gpu.attention import choice, wgmma_launch
+from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.gemm.choice import product_on
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
@@ -284,4 +285,4 @@ def test_attention_refuses_angles_that_are_not_its_own():
         backward(a, turn=turn._replace(cos=turn.cos[:, :16]))
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     with pytest.raises(UserError, match="on Hopper alone, at widths of 64 and 128"):
-        choice.backward_launches(*(a[name] for name in names), (8, 0), turn)
+        choice.backward_launches(Backward(*(a[name] for name in names)), (8, 0), turn)

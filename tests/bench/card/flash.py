@@ -17,7 +17,7 @@ from bench.card import Contest, ghost
 
 from nanoeuler.engines.gpu.attention import wgmma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents, last_of
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.attention.wgmma_backward import Form, dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.attention.wgmma_forward import narrow_kernel, wide_kernel
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
@@ -107,7 +107,9 @@ def launches(arrays, crowd):
     texts = {"documents": documents_of(arrays)}
     into = (arrays[n] for n in ("q", "k", "v", "o", "lse"))
     forward = wgmma_launch.forward_launch(*into, **texts)
-    backward = wgmma_launch.backward_launches(*(arrays[n] for n in names), CROWDS[crowd], **texts)
+    backward = wgmma_launch.backward_launches(
+        Backward(*(arrays[n] for n in names)), multiprocessors=CROWDS[crowd], **texts
+    )
     return forward, *backward
 
 

@@ -23,6 +23,7 @@ from bench.card.flash import (
 )
 
 from nanoeuler.engines.gpu.attention import mma_launch as plan
+from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.attention.mma_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.attention.mma_forward import forward_kernel
 
@@ -57,7 +58,7 @@ def launches(views):
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     of, texts = ("q", "k", "v", "o", "lse"), {"documents": documents_of(views)}
     forward = plan.forward_launch(*(views[name] for name in of), **texts)
-    return forward, *plan.backward_launches(*(views[name] for name in names), **texts)
+    return forward, *plan.backward_launches(Backward(*(views[name] for name in names)), **texts)
 
 
 def plans():

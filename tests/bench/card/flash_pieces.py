@@ -6,6 +6,7 @@ compared with PyTorch's float32, two with its TF32.
 """
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 from attention_bounds import PIECES
@@ -13,9 +14,9 @@ from bench.card import Contest, flash_scalar, ghost
 from bench.card.flash_scalar import case_of
 
 from nanoeuler.engines.gpu.attention import float32_launch as plan
-from nanoeuler.engines.gpu.attention.float32_backward import dkdv_kernel, dq_kernel
-from nanoeuler.engines.gpu.attention.float32_forward import forward_kernel
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
+from nanoeuler.engines.gpu.attention.mma_backward import dkdv_kernel, dq_kernel
+from nanoeuler.engines.gpu.attention.mma_forward import forward_kernel
 
 # What any method rounds, relative: two pieces leave out 2^-16; three make a float32, of which a
 # tensor core cuts off what a processor would round, twice as much.
@@ -37,7 +38,8 @@ def kernels():
         ("forward", forward_kernel, plan.FORWARD), ("dq", dq_kernel, plan.DQ),
         ("dkdv", dkdv_kernel, plan.DKDV),
     ):  # fmt: skip
-        for (D, pieces), form in forms.items():
+        for pieces, D in product(forms, (32, 64, 128)):
+            form = forms[pieces][D]
             made[f"{name} {D}, {pieces} pieces"] = partial(make, form)
             limited = form._replace(limited=True)
             made[f"documents: {name} {D}, {pieces} pieces"] = partial(make, limited)
@@ -57,7 +59,7 @@ def launches(a, pieces):
     """The three launches: forward, dq, dkdv. a: name -> each of `shapes`."""
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     forward = plan.forward_launch(*(a[name] for name in ("q", "k", "v", "o", "lse")), pieces)
-    return forward, *plan.backward_launches(*(a[name] for name in names), pieces)
+    return forward, *plan.backward_launches(Backward(*(a[name] for name in names)), pieces)
 
 
 def plans():

@@ -16,6 +16,7 @@ from bench.card import Contest, flash, gemm, ghost
 
 from nanoeuler.engines.gpu.attention import wgmma_backward as attention
 from nanoeuler.engines.gpu.attention import wgmma_launch
+from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
@@ -133,8 +134,8 @@ def backward(case, arrays, cos, sin, crowd="planned"):
     """Attention's backward, which turns back. arrays: name -> each of `flash.shapes`."""
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
     by = Turning(cos, sin, case.T, (case.H + case.G) * case.D)
-    of = (arrays[name] for name in names)
-    return list(wgmma_launch.backward_launches(*of, flash.CROWDS[crowd], by))
+    of = Backward(*(arrays[name] for name in names))
+    return list(wgmma_launch.backward_launches(of, None, by, flash.CROWDS[crowd]))
 
 
 def tables(bench, D):

@@ -4,7 +4,7 @@
 # %% sec-flash-choice
 """Causal attention on whatever tensor cores a card has: the choice between two families.
 
-Arrays as in flash_layout.py. Left out: cards before 8.0, which have float32 kernels (flash.py).
+Arrays as in layout.py. Left out: cards before 8.0, which have float32 kernels (reference.py).
 """
 
 from types import ModuleType
@@ -12,6 +12,7 @@ from typing import Any
 
 from nanoeuler.engines.gpu.attention import mma_launch, wgmma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
+from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.gemm.choice import HOPPER
 from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.lang.kernel import Launch
@@ -34,17 +35,16 @@ def forward_launch(
     q: Any, k: Any, v: Any, o: Any, lse: Any, capability: tuple, documents: Documents | None = None
 ) -> Launch:
     """o and lse of q, k, v: see `forward_launch` of either family."""
-    return family(capability, q.shape[-1]).forward_launch(q, k, v, o, lse, documents=documents)
+    return family(capability, q.shape[-1]).forward_launch(q, k, v, o, lse, documents)
 
 
 def backward_launches(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    capability: tuple, turn: Turning | None = None, documents: Documents | None = None,
-) -> tuple[Launch, Launch]:  # fmt: skip
+    a: Backward, capability: tuple, turn: Turning | None = None, documents: Documents | None = None
+) -> tuple[Launch, Launch]:
     """delta, dq, dk, dv, to be run in this order: see `backward_launches` of either family."""
-    plan, arrays = family(capability, q.shape[-1]), (do, q, k, v, o, lse, delta, dq, dk, dv)
+    plan = family(capability, a.q.shape[-1])
     if turn is None:
-        return plan.backward_launches(*arrays, documents=documents)
+        return plan.backward_launches(a, documents)
     if plan is not wgmma_launch:
         raise UserError("attention turns gradients back on Hopper alone, at widths of 64 and 128")
-    return wgmma_launch.backward_launches(*arrays, turn=turn, documents=documents)
+    return wgmma_launch.backward_launches(a, documents, turn)

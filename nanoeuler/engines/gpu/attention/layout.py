@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.lang.instruction import float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import cover
-from nanoeuler.engines.gpu.lang.ptx import high_bf16, load_int, load_int4, low_bf16, shuffle_xor
+from nanoeuler.engines.gpu.lang.ptx import (
+    high_bf16,
+    larger,
+    load_int,
+    load_int4,
+    low_bf16,
+    shuffle_xor,
+)
 from nanoeuler.errors import UserError
 
 PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
@@ -34,6 +41,16 @@ def round_up(n: int, size: int) -> int:
     return int32((n + size - 1) & -size)
 
 
+def lane_row(lane: int) -> int:
+    """The first of a lane's two rows of 16 of an accumulator; the other is 8 below."""
+    return int32(lane >> 2)
+
+
+def lane_column(lane: int) -> int:
+    """The first of a lane's columns of an accumulator: this one and the next, then every 8."""
+    return int32((lane & 3) * 2)
+
+
 def clear(values: Any, n: int) -> None:
     """Zero the first n of some float registers."""
     for i in range(n):
@@ -44,6 +61,12 @@ def quad_sum(x: float) -> float:
     """The sum of x over the four lanes that share a row of an accumulator."""
     x += shuffle_xor(x, int32(1))
     return x + shuffle_xor(x, int32(2))
+
+
+def quad_maxima(x: float, y: float) -> tuple[float, float]:
+    """The largest x, and the largest y, of the four lanes that share a row of an accumulator."""
+    x, y = larger(x, shuffle_xor(x, int32(1))), larger(y, shuffle_xor(y, int32(1)))
+    return larger(x, shuffle_xor(x, int32(2))), larger(y, shuffle_xor(y, int32(2)))
 
 
 def pair_dot(x: int, y: int, total: float) -> float:
@@ -77,6 +100,13 @@ def grid_of(heads: int, tiles: int, size: int, share: int) -> tuple[int, int, in
     fit = [n for n in range(1, heads + 1) if heads % n == 0 and n * size <= share]
     together = max(fit, default=1)
     return together, tiles, heads // together
+
+
+class Head(NamedTuple):
+    """One head of an array in memory: the address of its row 0, and bytes from row to row."""
+
+    start: int
+    step: int
 
 
 class Limit(NamedTuple):
@@ -162,3 +192,30 @@ def expect_lines(B: int, H: int, T: int, **lines: Any) -> None:
         expect(name, array, (B, H, padded(T)), "float32")
         if tuple(array.strides) != (4 * H * padded(T), 4 * padded(T), 4):
             raise UserError(f"attention's {name} is in C order, not of strides {array.strides}")
+
+
+class Backward(NamedTuple):
+    """What the backward pass reads (do, q, k, v, o, lse), works with (delta) and writes."""
+
+    do: Any
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    delta: Any
+    dq: Any
+    dk: Any
+    dv: Any
+
+
+def backward_shape(
+    a: Backward, widths: tuple[int, ...], dtype: str = "uint16"
+) -> tuple[int, int, int, int, int]:
+    """B, H, G, T, D that all arrays agree on; UserError where they don't."""
+    queries = {"q": a.q, "o": a.o, "do": a.do, "dq": a.dq}
+    B, H, G, T, D = shared_shape(
+        queries, {"k": a.k, "v": a.v, "dk": a.dk, "dv": a.dv}, widths, dtype
+    )
+    expect_lines(B, H, T, lse=a.lse, delta=a.delta)
+    return B, H, G, T, D

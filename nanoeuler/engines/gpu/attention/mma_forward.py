@@ -4,10 +4,10 @@
 # %% sec-flash-mma-forward
 """Causal attention, forward, on the tensor cores of every card since 8.0: mma.sync, any T.
 
-bf16, head width D = 32, 64 or 128. Left out: launching (flash_mma_plan.py), other masks.
+Head width D = 32, 64 or 128. Left out: launching (mma_launch.py), other masks.
 
-A block has four warps and 128 queries: rows 16 w to 16 w + 15 of each half are warp w's, so that
-all warps have the same work on the diagonal. Keys come 64 at a step, the latest first.
+A block has four warps. Of bf16 it has 128 queries: rows 16 w to 16 w + 15 of each half are warp
+w's, so that all warps have the same work on the diagonal. Of other operands it has the first half.
 T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
 """
 
@@ -19,61 +19,63 @@ from nanoeuler.engines.gpu.attention.layout import (
     LOWEST,
     PAD,
     PAST_END,
+    Head,
     Limit,
-    clear,
-    quad_sum,
+    quad_maxima,
     round_up,
 )
-
-# isort: split
-
-
 from nanoeuler.engines.gpu.attention.mma_parts import (
     EVERY_CARD,
-    Head,
     Limits,
+    Sizes,
     Strided,
     beside,
-    copy_pair,
-    copy_rows,
     forbid_later,
     forbid_others,
     head_of,
     left,
     load_left,
     load_rows,
+    make_copy,
     own_column,
     own_lane,
     own_row,
     own_thread,
-    put_rows,
+    own_warp,
+    query_block,
     right,
     share,
     shared_base,
-    stage_rows,
     steps_from,
 )
 
 # isort: split
 
 
+from nanoeuler.engines.gpu.attention.operands import Form
+from nanoeuler.engines.gpu.attention.softmax import (
+    Rows,
+    Span,
+    correct,
+    exponentials,
+    follow,
+    lane_maxima,
+    pack,
+    pad_line,
+    save_lse,
+    start_rows,
+)
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.lang.ptx import (
     again,
     copy_commit,
     copy_wait,
-    divide,
-    exp2,
     larger,
     ldmatrix_across,
     load_shared_float2,
-    log2,
     mma_tile,
-    pack_bf16,
     reciprocal,
-    shuffle_xor,
-    store_float,
     store_shared_float2,
     zeros,
 )
@@ -87,75 +89,49 @@ KEYS = 64          # of a step
 
 class Half(NamedTuple):
     """A thread's part of two queries of one half of a block, 8 rows apart: scores of a step, then
-    probabilities; an operand; output so far; for each row its running maximum, scaled, its sum of
-    exponentials over this lane's keys, and the factor of the last correction.
+    probabilities; an operand; the softmax, its maxima scaled.
     """
 
     s: Any
     a: Any
-    o: Any
-    m: Any
-    total: Any
-    alpha: Any
+    rows: Rows
 
 
-def raise_maximum(half: Half, scale: float, keys: int = KEYS) -> None:
-    """m becomes the largest score so far, `total` follows, alpha is what o still has to follow.
+def make_half(keys: int, D: int) -> Callable:
+    """new_half(): registers of a half that has seen nothing."""
+    part, wide = keys // 2, D // 2
 
-    Two chains of comparisons for each row, then the three other lanes that share it.
-    """
-    lowest, s, m, alpha = float32(LOWEST), half.s, half.m, half.alpha
-    a0, a1, b0, b1 = lowest, lowest, lowest, lowest
-    for i in range(0, keys // 2, 8):
-        a0 = larger(a0, larger(s[i], s[i + 1]))
-        a1 = larger(a1, larger(s[i + 2], s[i + 3]))
-        b0 = larger(b0, larger(s[i + 4], s[i + 5]))
-        b1 = larger(b1, larger(s[i + 6], s[i + 7]))
-    a0, a1 = larger(a0, b0), larger(a1, b1)
-    a0, a1 = larger(a0, shuffle_xor(a0, int32(1))), larger(a1, shuffle_xor(a1, int32(1)))
-    a0, a1 = larger(a0, shuffle_xor(a0, int32(2))), larger(a1, shuffle_xor(a1, int32(2)))
-    a0, a1 = larger(m[0], a0 * scale), larger(m[1], a1 * scale)
-    alpha[0], alpha[1] = exp2(m[0] - a0), exp2(m[1] - a1)
-    m[0], m[1] = a0, a1
-    half.total[0] *= alpha[0]
-    half.total[1] *= alpha[1]
+    def new_half() -> Half:
+        rows = Rows(
+            cuda.local.array(wide, float32), cuda.local.array(2, float32),
+            cuda.local.array(2, float32), cuda.local.array(2, float32),
+        )  # fmt: skip
+        start_rows(rows, D)
+        return Half(cuda.local.array(part, float32), cuda.local.array(4, int32), rows)
+
+    return new_half
 
 
-def correct(half: Half, D: int) -> None:
-    """o under the old maximum becomes o under the new one."""
-    o, alpha = half.o, half.alpha
-    for i in range(0, D // 2, 4):
-        o[i] *= alpha[0]
-        o[i + 1] *= alpha[0]
-        o[i + 2] *= alpha[1]
-        o[i + 3] *= alpha[1]
+def raise_maximum(half: Half, scale: float, keys: int) -> None:
+    """m becomes the largest score so far; o has to follow by alpha."""
+    lowest, m = float32(LOWEST), half.rows.m
+    above, below = lane_maxima(half.s, keys, lowest, lowest)
+    above, below = quad_maxima(above, below)
+    above, below = larger(m[0], above * scale), larger(m[1], below * scale)
+    follow(half.rows, above, below, float32(1))
 
 
-def exponentials(half: Half, k: int, scale: float) -> None:
-    """Scores of keys 16 k to 16 k + 15 become exp2(s scale - m), summed, and packed into a."""
-    s, a, total = half.s, half.a, half.total
-    above, below = half.m[0], half.m[1]
-    for j in range(2):
-        i = 8 * k + 4 * j
-        s[i], s[i + 1] = exp2(s[i] * scale - above), exp2(s[i + 1] * scale - above)
-        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - below), exp2(s[i + 3] * scale - below)
-        total[0] += s[i] + s[i + 1]
-        total[1] += s[i + 2] + s[i + 3]
-        a[2 * j], a[2 * j + 1] = pack_bf16(s[i], s[i + 1]), pack_bf16(s[i + 2], s[i + 3])
+def weigh(half: Half, of: Span, scale: float) -> None:
+    """Scores of some keys become exponentials, and are summed."""
+    m, total = half.rows.m, half.rows.total
+    sums = exponentials(half.s, of, (m[0], m[1]), (total[0], total[1]), scale)
+    total[0], total[1] = sums
 
 
-class Form(NamedTuple):
-    """A form of the forward kernel: head width; stages of keys and values in shared memory; blocks
-    of a multiprocessor that registers must suffice for; whether sums wait in shared memory from
-    step to step, because registers do not suffice; whether more than the diagonal limits what is
-    seen.
-    """
-
-    D: int
-    stages: int
-    resident: int
-    park: bool = False
-    limited: bool = False
+def weigh_operand(half: Half, k: int, scale: float) -> None:
+    """The same of keys 16 k to 16 k + 15, and packed."""
+    weigh(half, Span(16 * k, 16), scale)
+    pack(half.s, Span(16 * k, 16), half.a)
 
 
 class Registers(NamedTuple):
@@ -195,18 +171,18 @@ def scores(form: Form) -> Callable:
 
 def park(x: Registers, lot: int) -> None:
     """Leave both halves' sums, and maxima of one, in this thread's places of a lot."""
-    to = int32(lot + 8 * own_thread())
-    store_shared_float2(to, x.low.total[0], x.low.total[1])
-    store_shared_float2(int32(to + 8 * THREADS), x.high.total[0], x.high.total[1])
-    store_shared_float2(int32(to + 16 * THREADS), x.low.m[0], x.low.m[1])
+    to, low, high = int32(lot + 8 * own_thread()), x.low.rows, x.high.rows
+    store_shared_float2(to, low.total[0], low.total[1])
+    store_shared_float2(int32(to + 8 * THREADS), high.total[0], high.total[1])
+    store_shared_float2(int32(to + 16 * THREADS), low.m[0], low.m[1])
 
 
 def unpark(x: Registers, lot: int) -> None:
     """They are needed again."""
-    here = int32(lot + 8 * own_thread())
-    x.low.total[0], x.low.total[1] = load_shared_float2(here)
-    x.high.total[0], x.high.total[1] = load_shared_float2(int32(here + 8 * THREADS))
-    x.low.m[0], x.low.m[1] = load_shared_float2(int32(here + 16 * THREADS))
+    here, low, high = int32(lot + 8 * own_thread()), x.low.rows, x.high.rows
+    low.total[0], low.total[1] = load_shared_float2(here)
+    high.total[0], high.total[1] = load_shared_float2(int32(here + 8 * THREADS))
+    low.m[0], low.m[1] = load_shared_float2(int32(here + 16 * THREADS))
 
 
 def own_distance() -> int:
@@ -214,9 +190,9 @@ def own_distance() -> int:
     return int32((own_thread() >> 5) * 16 + own_row() - own_column())
 
 
-class Work(NamedTuple):
-    """What a block works on: keys and values of T rows, `end` tiles of them up to the diagonal; its
-    first query, and what limits it.
+class Keys(NamedTuple):
+    """What a block goes through: keys and values of T rows, `end` tiles of them up to the diagonal;
+    its first query, and what limits it.
     """
 
     k: Head
@@ -227,77 +203,84 @@ class Work(NamedTuple):
     limits: Limits
 
 
+class Tiles(NamedTuple):
+    """Where things of a step are in shared memory: queries, keys with values behind them, and what
+    is parked.
+    """
+
+    queries: int
+    keys: int
+    lot: int
+
+
 def steps_of(form: Form) -> tuple[Callable, Callable]:
-    """A step of the forward kernel on one tile of keys and values, which are there."""
-    D = form.D
+    """A step of both halves on one tile of keys and values, which are there; and the first step."""
+    D, parked = form.D, form.park
     both, second = scores(form)
     multiply, load = mma_tile(16, D), ldmatrix_across(D // 16)
 
     def whole(
-        x: Registers, queries: int, k_tile: int, lot: int, masked: bool, work: Work, key: int,
-        scale: float,
-    ) -> None:  # fmt: skip
+        x: Registers, at: Tiles, masked: bool, work: Keys, key: int, scale: float
+    ) -> None:
         """o += p v for both halves. masked: whether the first half is on the diagonal."""
-        q_tile = int32(queries + (own_thread() >> 5) * 32 * D + left(D))
-        both(x, q_tile, int32(k_tile + right(D)))
+        q_tile = int32(at.queries + (own_thread() >> 5) * 32 * D + left(D))
+        both(x, q_tile, int32(at.keys + right(D)))
         if masked:
             forbid_later(x.low.s, KEYS, own_distance())
         if work.limits.limit.on:
             row = int32(work.first + (own_thread() >> 5) * 16)
             forbid_others(x.low.s, KEYS, key, row, work.limits)
             forbid_others(x.high.s, KEYS, key, int32(row + HALF), work.limits)
-        if form.park:
-            unpark(x, lot)
-        raise_maximum(x.low, scale)
-        correct(x.low, D)
-        raise_maximum(x.high, scale)
-        correct(x.high, D)
-        v_tile = int32(k_tile + KEYS * D * 2 + left(D))
+        if parked:
+            unpark(x, at.lot)
+        raise_maximum(x.low, scale, KEYS)
+        correct(x.low.rows, D)
+        raise_maximum(x.high, scale, KEYS)
+        correct(x.high.rows, D)
+        v_tile = int32(at.keys + KEYS * D * 2 + left(D))
         for k in range(KEYS // 16):
-            exponentials(x.low, k, scale)
-            exponentials(x.high, k, scale)
+            weigh_operand(x.low, k, scale)
+            weigh_operand(x.high, k, scale)
             load(x.b, int32(v_tile + k * 32 * D))
-            multiply(x.low.o, x.low.a, x.b)
-            multiply(x.high.o, x.high.a, x.b)
-        if form.park:
-            park(x, lot)
+            multiply(x.low.rows.o, x.low.a, x.b)
+            multiply(x.high.rows.o, x.high.a, x.b)
+        if parked:
+            park(x, at.lot)
 
-    def diagonal(
-        x: Registers, queries: int, k_tile: int, work: Work, key: int, scale: float
-    ) -> None:
+    def diagonal(x: Registers, at: Tiles, work: Keys, key: int, scale: float) -> None:
         """o += p v for the second half, whose first step it is, on the diagonal."""
-        q_tile = int32(queries + (own_thread() >> 5) * 32 * D + left(D))
-        second(x, q_tile, int32(k_tile + right(D)))
+        q_tile = int32(at.queries + (own_thread() >> 5) * 32 * D + left(D))
+        second(x, q_tile, int32(at.keys + right(D)))
         forbid_later(x.high.s, KEYS, own_distance())
         if work.limits.limit.on:
             row = int32(work.first + HALF + (own_thread() >> 5) * 16)
             forbid_others(x.high.s, KEYS, key, row, work.limits)
-        raise_maximum(x.high, scale)
-        v_tile = int32(k_tile + KEYS * D * 2 + left(D))
+        raise_maximum(x.high, scale, KEYS)
+        v_tile = int32(at.keys + KEYS * D * 2 + left(D))
         for k in range(KEYS // 16):
-            exponentials(x.high, k, scale)
+            weigh_operand(x.high, k, scale)
             load(x.b, int32(v_tile + k * 32 * D))
-            multiply(x.high.o, x.high.a, x.b)
+            multiply(x.high.rows.o, x.high.a, x.b)
 
     return whole, diagonal
 
 
-def loop_of(form: Form) -> Callable:
+def make_halves_loop(form: Form) -> Callable:
     """All steps of a block."""
-    D, stages = form.D, form.stages
-    size = 2 * KEYS * D * 2
+    D, stages, size, parked = form.D, form.stages, 2 * form.size, form.park
     whole, diagonal = steps_of(form)
-    here = copy_wait(stages - 2)
+    here, copy = copy_wait(stages - 2), make_copy(D, KEYS, THREADS)
 
-    def fill(tiles: int, work: Work, step: int, steps: int, whole: bool) -> None:
+    def fill(tiles: int, work: Keys, step: int, steps: int, there: bool) -> None:
         """Start copying a step's keys and values to its stage, if there is such a step: a group."""
         if step < steps:
-            row = int32((work.end - 1 - step) * KEYS)
+            row, of = int32((work.end - 1 - step) * KEYS), share(D)
             to = int32(tiles + step % stages * size)
-            copy_pair(to, work.k, work.v, row, KEYS, work.T, D, THREADS, whole)
+            copy(to, work.k, row, work.T, of, there)
+            copy(int32(to + size // 2), work.v, row, work.T, of, there)
         copy_commit()
 
-    def loop(x: Registers, queries: int, work: Work, steps: int, scale: float) -> None:
+    def loop(x: Registers, queries: int, work: Keys, steps: int, scale: float) -> None:
         """From the diagonal down. queries: their tile; the stages follow it.
 
         The first group of copies is not committed yet.
@@ -309,129 +292,194 @@ def loop_of(form: Form) -> Callable:
         here()
         cuda.syncthreads()
         fill(tiles, work, int32(stages - 1), steps, False)
-        diagonal(x, queries, tiles, work, int32((work.end - 1) * KEYS), scale)
-        if form.park:
+        diagonal(x, Tiles(queries, tiles, lot), work, int32((work.end - 1) * KEYS), scale)
+        if parked:
             park(x, lot)
         for i in range(1, steps):
             here()  # this thread's copies of this step
             cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
             fill(tiles, work, int32(i + stages - 1), steps, True)
-            tile, key = int32(tiles + i % stages * size), int32((work.end - 1 - i) * KEYS)
-            whole(x, queries, tile, lot, i == 1, work, key, scale)
+            at = Tiles(queries, int32(tiles + i % stages * size), lot)
+            whole(x, at, i == 1, work, int32((work.end - 1 - i) * KEYS), scale)
 
     return loop
 
 
-def save_lines(half: Half, line: int, row: int, T: int) -> None:
-    """`total` over all lanes, and lse = m + log2(total) of 16 rows, `row` on.
+def make_save_half(form: Form) -> Callable:
+    """save_half(half, line, to, tile, row, T): lse and o of 16 rows."""
+    save = form.operands.save(form)
 
-    line: the address of the head's. Rows past T get what hides them.
+    def save_half(half: Half, line: int, to: Head, tile: int, row: int, T: int) -> None:
+        """Rows `row` on, o divided by `total`. line: the head's lse; tile: rows of this warp's."""
+        rows = half.rows
+        save_lse(rows, line, int32(row + own_row()), own_lane(), T, float32(1))
+        save(rows.o, reciprocal(rows.total[0]), reciprocal(rows.total[1]), tile, to, row, T)
+
+    return save_half
+
+
+def halves_block(form: Form) -> Callable:
+    """What a block of `forward_kernel` does, if a warp has two halves."""
+    D, loop, save_half = form.D, make_halves_loop(form), make_save_half(form)
+    copy, most = make_copy(D, QUERIES, THREADS), max(D, KEYS) // 4
+    new_half = make_half(KEYS, D)
+
+    def block(arrays: tuple, lse: int, sizes: Sizes) -> None:
+        q, k, v, o = arrays
+        T, at = sizes.T, query_block(sizes, QUERIES)
+        tile, first, last = shared_base(), at.first, int32(at.first + HALF)
+        # 2. Start the copies: queries here, keys and values in the loop.
+        copy(tile, head_of(q, at.batch, at.head), first, T, share(D), False)
+        of_k, of_v = head_of(k, at.batch, at.kv), head_of(v, at.batch, at.kv)
+        # 3. All steps.
+        x = Registers(new_half(), new_half(), cuda.local.array(most, int32))
+        end, limits = int32(last // KEYS + 1), Limits(sizes.limit, at.batch)
+        steps = steps_from(end, first, limits, KEYS)
+        loop(x, tile, Keys(of_k, of_v, T, end, first, limits), steps, sizes.scale)
+        # 4. Out.
+        line, to = lse + 4 * (int64(at.number) * round_up(T, PAD)), head_of(o, at.batch, at.head)
+        warp = int32(own_thread() >> 5)
+        own, row = int32(tile + warp * 32 * D), int32(first + 16 * warp)
+        save_half(x.low, line, to, own, row, T)
+        save_half(x.high, line, to, int32(own + HALF * 2 * D), int32(row + HALF), T)
+
+    return block
+
+
+class Where(NamedTuple):
+    """Where a step's tile lies beside a warp: how far its first column is before the warp's first
+    row, which is `row`; and what limits that and the next 15.
     """
-    for j in range(2):
-        half.total[j] = quad_sum(half.total[j])
-        if own_lane() & 3 == 0:
-            t = int32(row + own_row() + 8 * j)
-            value = float32(PAST_END)
-            if t < T:
-                value = half.m[j] + log2(half.total[j])
-            store_float(line + 4 * int64(t), value)
+
+    ahead: int
+    row: int
+    limits: Limits
 
 
-def save_output(half: Half, out: Head, tile: int, row: int, T: int, D: int) -> None:
-    """o divided by `total`, through 16 rows of queries that are this warp's, to memory."""
-    stage_rows(half.o, reciprocal(half.total[0]), reciprocal(half.total[1]), tile, D)
-    put_rows(tile, out, row, T, D)
+def make_key_loop(form: Form, step: Callable) -> Callable:
+    """All steps of a block of queries, 16 to a warp; step(parts, own, tile, where, scale) is one.
+    """
+    D, keys, stages, size = form.D, form.step, form.stages, 2 * form.size
+    _, load_pair = form.operands.loads(form, keys)
+    here, commit = form.operands.wait(stages), form.operands.commit
+
+    def fill(tiles: int, work: Keys, step: int, steps: int) -> None:
+        """Load a step's keys and values to its stage, if there is such a step: a group."""
+        if step < steps:
+            row = int32((work.end - 1 - step) * keys)
+            load_pair(int32(tiles + step % stages * size), work.k, work.v, row, work.T)
+        commit()
+
+    def loop(parts: Any, queries: int, tiles: int, work: Keys, scale: float) -> None:
+        """From the diagonal down. queries: the tile of the block's own; tiles: the stages. The
+        first group of copies is not committed yet.
+        """
+        row = int32(work.first + own_warp() * 16)
+        own = int32(queries + own_warp() * 32 * D + left(D))
+        steps = steps_from(work.end, work.first, work.limits, keys)
+        for i in range(stages - 1):
+            fill(tiles, work, int32(i), steps)
+        for i in range(steps):
+            here()  # this thread's copies of this step
+            cuda.syncthreads()  # everybody's; and all have left the stage that is filled next
+            fill(tiles, work, int32(i + stages - 1), steps)
+            ahead = int32(row - (work.end - 1 - i) * keys)
+            if ahead > -16:  # or else all its keys come after all queries of this warp
+                where = Where(ahead, row, work.limits)
+                step(parts, own, int32(tiles + i % stages * size), where, scale)
+
+    return loop
 
 
-def save(
-    x: Registers, lse: int, o: Strided, of: tuple, tile: int, first: int, T: int, D: int
-) -> None:
-    """lse and o of a block's queries, `first` on. of: the head, its sequence, its number there."""
-    number, batch, head = of
-    warp = int32(own_thread() >> 5)
-    own, row = int32(tile + warp * 32 * D), int32(first + 16 * warp)
-    line, to = lse + 4 * (int64(number) * round_up(T, PAD)), head_of(o, batch, head)
-    save_lines(x.low, line, row, T)
-    save_lines(x.high, line, int32(row + HALF), T)
-    save_output(x.low, to, own, row, T, D)
-    save_output(x.high, to, int32(own + HALF * 2 * D), int32(row + HALF), T, D)
+class Single(NamedTuple):
+    """A thread's registers, if a warp has 16 queries: its half, and operands."""
+
+    half: Half
+    by: Any
 
 
-def new_half(half: Half, D: int) -> None:
-    """Nothing has been seen."""
-    clear(half.o, D // 2)
-    clear(half.total, 2)
-    half.m[0] = half.m[1] = float32(LOWEST)
+def over_keys(form: Form) -> Callable:
+    """A step of one half: one tile of keys and values."""
+    D, keys, size = form.D, form.step, form.size
+    rows_times, chunk = form.operands.rows_product(form), form.operands.chunk(form)
+    add_columns = form.operands.columns_product(form)
+
+    def step(x: Single, q: int, tile: int, where: Where, scale: float) -> None:
+        """o += p v. q: address of A; tile: of keys, values follow."""
+        half, ahead = x.half, where.ahead
+        rows_times(half.s, x.by, q, int32(tile + right(D)))
+        if ahead < keys:
+            forbid_later(half.s, keys, int32(ahead + own_row() - own_column()))
+        forbid_others(half.s, keys, int32(where.row - ahead), where.row, where.limits)
+        raise_maximum(half, scale, keys)
+        correct(half.rows, D)
+        v = int32(tile + size + left(D))
+        for n in range(keys // chunk):
+            weigh(half, Span(n * chunk, chunk), scale)
+            add_columns(half.rows.o, x.by, half.s, v, n)
+
+    return step
+
+
+def single_block(form: Form) -> Callable:
+    """What a block of `forward_kernel` does, if a warp has 16 queries."""
+    D, rows, keys, own, threads = form.D, 16 * form.warps, form.step, form.own, 32 * form.warps
+    load, _ = form.operands.loads(form, rows)
+    fragments, loop = form.operands.fragments(form), make_key_loop(form, over_keys(form))
+    save_half, new_half = make_save_half(form), make_half(form.step, D)
+
+    def block(arrays: tuple, lse: int, sizes: Sizes) -> None:
+        q, k, v, o = arrays
+        T, at, tile = sizes.T, query_block(sizes, rows), shared_base()
+        # 2. Queries.
+        load(tile, head_of(q, at.batch, at.head), at.first, T)
+        # 3. All steps.
+        x = Single(new_half(), fragments())
+        of_k, of_v = head_of(k, at.batch, at.kv), head_of(v, at.batch, at.kv)
+        end = int32((min(T, int32(at.first + rows)) + keys - 1) // keys)
+        work = Keys(of_k, of_v, T, end, at.first, Limits(sizes.limit, at.batch))
+        loop(x, tile, int32(tile + own), work, sizes.scale)
+        # 4. Out.
+        row, line = int32(at.first + own_warp() * 16), 4 * (int64(at.number) * round_up(T, PAD))
+        to, mine = head_of(o, at.batch, at.head), int32(tile + own_warp() * 32 * D)
+        save_half(x.half, lse + line, to, mine, row, T)
+        after = int32(at.first + rows)
+        pad_line(lse + line, after, T, float32(PAST_END), own_thread(), threads)
+
+    return block
 
 
 # Four arrays with their steps, lse; T, heads, sharing; scale; the first keys seen.
 ARGUMENTS = " ".join(["l"] * 17 + ["r"] * 3 + ["f", "l"])
 
 
-def shared_bytes(form: Form) -> int:
-    """Queries, then stages of keys and of values, then room to park."""
-    return (QUERIES + 2 * form.stages * KEYS) * form.D * 2 + 24 * THREADS * form.park
-
-
-def forward_block(form: Form) -> Callable:
-    """What a block of `forward_kernel` does."""
-    D, loop = form.D, loop_of(form)
-    wide, part, most = D // 2, KEYS // 2, max(D, KEYS) // 4
-
-    def block(
-        q: Strided, k: Strided, v: Strided, o: Strided, lse: int, T: int, heads: int,
-        sharing: int, scale: float, limit: Limit,
-    ) -> None:  # fmt: skip
-        number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
-        batch = divide(number, heads)
-        head = int32(number - batch * heads)
-        first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * QUERIES)
-        kv, last = divide(head, sharing), int32(first + HALF)
-        # 2. Start the copies: queries here, keys and values in the loop.
-        of_q, tile = head_of(q, batch, head), shared_base()
-        copy_rows(tile, of_q, first, QUERIES, T, D, THREADS, False, share(D))
-        of_k, of_v = head_of(k, batch, kv), head_of(v, batch, kv)
-        # 3. All steps.
-        x = Registers(
-            Half(
-                cuda.local.array(part, float32), cuda.local.array(4, int32),
-                cuda.local.array(wide, float32), cuda.local.array(2, float32),
-                cuda.local.array(2, float32), cuda.local.array(2, float32),
-            ),
-            Half(
-                cuda.local.array(part, float32), cuda.local.array(4, int32),
-                cuda.local.array(wide, float32), cuda.local.array(2, float32),
-                cuda.local.array(2, float32), cuda.local.array(2, float32),
-            ),
-            cuda.local.array(most, int32),
-        )  # fmt: skip
-        new_half(x.low, D)
-        new_half(x.high, D)
-        end = int32(last // KEYS + 1)
-        work = Work(of_k, of_v, T, end, first, Limits(limit, batch))
-        loop(x, tile, work, steps_from(end, first, work.limits, KEYS), scale)
-        # 4. Out.
-        save(x, lse, o, (number, batch, head), tile, first, T, D)
-
-    return block
+def queries_of(form: Form) -> int:
+    """Queries of a block, forward."""
+    return 16 * form.warps * form.operands.halves
 
 
 @functools.cache
 def forward_kernel(form: Form) -> Kernel:
     """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
 
-    first: an int32 for each query, read if the form is `limited`.
+    first: an int32 for each query, read if the form is `limited`. (A kernel's own arguments can
+    only be numbers, each by itself; what they are together is said in its first lines.)
     """
-    block, shared, limited = forward_block(form), shared_bytes(form), form.limited
+    block = halves_block(form) if form.operands.halves == 2 else single_block(form)
+    threads, limited = 32 * form.warps, form.limited
 
     def flash_mma(
         q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
         o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
     ):  # fmt: skip
-        of_q, of_k = Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row)
-        of_v, of_o = Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row)
-        limit = Limit(limited, first, T)
-        block(of_q, of_k, of_v, of_o, lse, T, heads, sharing, scale, limit)
+        arrays = (
+            Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row),
+            Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row),
+        )  # fmt: skip
+        block(arrays, lse, Sizes(T, heads, sharing, scale, scale, Limit(limited, first, T)))
 
-    rest = {"resident": form.resident, "target": EVERY_CARD}
-    return Kernel(flash_mma, ARGUMENTS, THREADS, shared, **rest)
+    shared = form.own * form.operands.halves + 2 * form.stages * form.size
+    shared += 24 * threads * form.park  # what waits there
+    return Kernel(
+        flash_mma, ARGUMENTS, threads, shared, resident=form.resident, target=EVERY_CARD
+    )

@@ -4,19 +4,29 @@
 # %% sec-flash-mma-parts
 """What the kernels of attention by mma.sync share: tiles in shared memory, copies, fragments.
 
-A tile is rows x D in bf16, D = 32, 64 or 128, its 16-byte chunks swapped within a row (`turn`).
+A tile is rows x D in bf16, D = 32, 64 or 128, its 16-byte chunks swapped within a row (`swizzle`).
 Addresses in shared memory, rows and counts are int32, addresses in global memory int64. Left out:
-the kernels themselves, in flash_mma.py and flash_mma_backward.py.
+the kernels themselves, in mma_forward.py and mma_backward.py.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import Limit, forbid_left, forbid_right, limit_of
+from nanoeuler.engines.gpu.attention.layout import (
+    Head,
+    Limit,
+    forbid_left,
+    forbid_right,
+    lane_column,
+    lane_row,
+    limit_of,
+)
 from nanoeuler.engines.gpu.lang.instruction import cuda, int8, int32, int64
 from nanoeuler.engines.gpu.lang.ptx import (
     again,
     copy_async,
     copy_async_part,
+    divide,
     ldmatrix4,
     load_shared_int4,
     pack_bf16,
@@ -50,19 +60,12 @@ def own_warp() -> int:
 
 def own_row() -> int:
     """The first of a lane's two rows of 16; the other is 8 below."""
-    return int32(own_lane() >> 2)
+    return lane_row(own_lane())
 
 
 def own_column() -> int:
     """The first of a lane's columns: this one and the next, then every 8."""
-    return int32((own_lane() & 3) * 2)
-
-
-class Head(NamedTuple):
-    """One head of an array in memory: the address of its row 0, and bytes from row to row."""
-
-    start: int
-    step: int
+    return lane_column(own_lane())
 
 
 class Strided(NamedTuple):
@@ -81,14 +84,48 @@ def head_of(array: Strided, batch: int, head: int) -> Head:
     return Head(int64(array.start + batch * array.batch + head * array.head), array.row)
 
 
-def turn(row: int, D: int) -> int:
+class Sizes(NamedTuple):
+    """Numbers of a launch: positions, query heads, how many share a key head; log2(e) / sqrt(D) and
+    1 / sqrt(D); what limits rows besides the diagonal.
+    """
+
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+    root: float
+    limit: Limit
+
+
+class QueryBlock(NamedTuple):
+    """Queries that a block owns, from row `first` of a head on. head and kv, its key head, count
+    within the sequence `batch`, `number` through the whole batch.
+    """
+
+    number: int
+    batch: int
+    head: int
+    kv: int
+    first: int
+
+
+def query_block(sizes: Sizes, rows: int) -> QueryBlock:
+    """This block's queries: the last tile first, because it has the most keys to see."""
+    number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
+    batch = divide(number, sizes.heads)
+    head = int32(number - batch * sizes.heads)
+    first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
+    return QueryBlock(number, batch, head, divide(head, sizes.sharing), first)
+
+
+def swizzle(row: int, D: int) -> int:
     """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
     return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
 
 
 def chunk_at(row: int, chunk: int, D: int) -> int:
     """The byte of a tile where a row's chunk of 8 columns lies."""
-    return int32(row * (2 * D) + ((chunk ^ turn(row, D)) << 4))
+    return int32(row * (2 * D) + ((chunk ^ swizzle(row, D)) << 4))
 
 
 def shared_base() -> int:
@@ -114,34 +151,26 @@ def share(D: int) -> Share:
     return Share(row, chunk, chunk_at(row, chunk, D))
 
 
-def copy_rows(
-    tile: int, head: Head, first: int, rows: int, limit: int, D: int, threads: int, whole: bool,
-    of: Share,
-) -> None:  # fmt: skip
-    """Start copying `rows` rows of a head, from `first` on, to a tile; zeros from row `limit` on.
-
-    All threads of the block call it. whole: all rows are there, which spares the comparison.
-    """
+def make_copy(D: int, rows: int, threads: int) -> Callable:
+    """copy(tile, head, first, limit, of, whole): start copying `rows` rows of a head to a tile."""
     apart = threads // (D // 8)
-    source = int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
-    for i in range(rows // apart):
-        to = int32(tile + of.to + i * apart * 2 * D)
-        if whole:
-            copy_async(to, source)
-        else:
-            size = int32(16) if first + of.row + i * apart < limit else int32(0)
-            copy_async_part(to, source, size)
-        source += apart * head.step
 
+    def copy(tile: int, head: Head, first: int, limit: int, of: Share, whole: bool) -> None:
+        """Rows `first` on; zeros from row `limit` on. All threads of the block call it.
 
-def copy_pair(
-    tile: int, x: Head, y: Head, first: int, rows: int, limit: int, D: int, threads: int,
-    whole: bool,
-) -> None:  # fmt: skip
-    """Start copying the same rows of two heads to two tiles, the second behind the first."""
-    of = share(D)
-    copy_rows(tile, x, first, rows, limit, D, threads, whole, of)
-    copy_rows(int32(tile + rows * D * 2), y, first, rows, limit, D, threads, whole, of)
+        whole: all rows are there, which spares the comparison.
+        """
+        source = int64(head.start + int64(first + of.row) * head.step + 16 * of.chunk)
+        for i in range(rows // apart):
+            to = int32(tile + of.to + i * apart * 2 * D)
+            if whole:
+                copy_async(to, source)
+            else:
+                size = int32(16) if first + of.row + i * apart < limit else int32(0)
+                copy_async_part(to, source, size)
+            source += apart * head.step
+
+    return copy
 
 
 def left(D: int) -> int:

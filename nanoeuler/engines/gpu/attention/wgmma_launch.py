@@ -4,8 +4,8 @@
 # %% sec-flash-tensor-plan
 """Launches of causal attention on tensor cores: what fits, which kernel, which grid.
 
-Arrays as in flash_layout.py, D = 64 or 128. Left out: running the launches (device.py, paper), and
-which family of kernels a card gets (attention.py).
+Arrays as in layout.py, D = 64 or 128. Left out: running the launches (device.py, the emulator), and
+which family of kernels a card gets (choice.py).
 """
 
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ from nanoeuler.engines.gpu.attention.documents import Documents, expect_document
 from nanoeuler.engines.gpu.attention.layout import (
     BACKWARD_SHARE,
     FORWARD_SHARE,
+    Backward,
+    backward_shape,
     expect_lines,
     grid_of,
     scales,
@@ -55,8 +57,8 @@ def _countable(heads: int, T: int) -> None:
 
 
 def forward_launch(
-    q: Any, k: Any, v: Any, o: Any, lse: Any, places: int = RESIDENT * MULTIPROCESSORS,
-    documents: Documents | None = None,
+    q: Any, k: Any, v: Any, o: Any, lse: Any, documents: Documents | None = None,
+    places: int = RESIDENT * MULTIPROCESSORS,
 ) -> Launch:  # fmt: skip
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
@@ -99,18 +101,16 @@ def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:
 
 
 def backward_launches(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any,
-    multiprocessors: int = MULTIPROCESSORS, turn: Turning | None = None,
-    documents: Documents | None = None,
+    a: Backward, documents: Documents | None = None, turn: Turning | None = None,
+    multiprocessors: int = MULTIPROCESSORS,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
     delta is working memory. Every dq, dk, dv and delta is written. do and o are laid out alike.
     turn: by what q and k were turned; then dq and dk are the gradients of what they were before.
     """
-    queries, keys = {"q": q, "o": o, "do": do, "dq": dq}, {"k": k, "v": v, "dk": dk, "dv": dv}
-    B, H, G, T, D = shared_shape(queries, keys, WIDTHS)
-    expect_lines(B, H, T, lse=lse, delta=delta)
+    B, H, G, T, D = backward_shape(a, WIDTHS)
+    do, q, k, v, o, lse, delta, dq, dk, dv = a
     _countable(B * H, T)
     if o.strides != do.strides:
         raise UserError(f"attention's o and do lie alike, not {o.strides} and {do.strides}")
@@ -118,7 +118,8 @@ def backward_launches(
     if turn and turn[2:] != (T, (H + G) * D):
         raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
     rest = T, H, H // G, *scales(D), *(turn[:2] if turn else (0, 0))
-    form, lines = Form(D, 1, bool(turn), bool(documents)), expect_documents(documents, B, T)
+    form = Form(D, 1, turn is not None, documents is not None)
+    lines = expect_documents(documents, B, T)
     groups = warpgroups(2 if D == 64 else 3, T, B * H, multiprocessors)
     maps = [_box(array, 64) for array in (q, k, v, do, dq)]
     grid = grid_of(B * H, cover(T, 64 * groups), 4 * T * D, BACKWARD_SHARE)

@@ -22,7 +22,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
 from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
@@ -403,13 +403,13 @@ class CudaEngine(Engine):
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
-        ends = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
-        ends += split(dheads, n_kv)
+        given = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
+        ends = Backward(*given, *split(dheads, n_kv))
         documents = first and first.documents
         if self.bf16:
-            launches = choice.backward_launches(*ends, self.capability, rope, documents)
+            launches = choice.backward_launches(ends, self.capability, rope, documents)
         else:
-            launches = float32_launch.backward_launches(*ends, self.precision.pieces, documents)
+            launches = float32_launch.backward_launches(ends, self.precision.pieces, documents)
         flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
         self.record("attention backward", launches, flops)
         return dheads

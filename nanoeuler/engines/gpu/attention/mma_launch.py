@@ -33,7 +33,7 @@ FORMS = {
     32: Form(32, 4, 64, 2, 2), 64: Form(64, 4, 64, 2, 2), 128: Form(128, 4, 64, 2, 2, park=True)
 }  # fmt: skip
 DQ = {32: Form(32, 4, 64, 2, 3), 64: Form(64, 4, 64, 2, 3), 128: Form(128, 4, 64, 2, 2)}
-# dkdv: as dq, by the same measurements.
+# dkdv takes the same steps and resident blocks as dq.
 DKDV = {32: Form(32, 4, 64, 2, 3), 64: Form(64, 4, 64, 2, 3), 128: Form(128, 4, 64, 2, 2)}
 Forms = dict[int, Form]  # by head width
 KINDS = {2: "uint16", 4: "float32"}  # dtypes of arrays, by the size of an element

@@ -5,7 +5,7 @@ import numpy as np
 from nanoeuler.emulator import fragments
 
 CHAPTER = "11c-machine-code"
-NAMES = dict(np=np, layouts=fragments)
+NAMES = dict(np=np, tables=fragments)
 
 TURNED = "16 * ((chunk + row) % 8)"
 # (exercise, what is wrong, text of the solution, what it becomes)

@@ -22,6 +22,7 @@ from nanoeuler.engines.gpu.attention import (
     operands,
     wgmma_launch,
 )
+from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.attention.operands import Form
 from nanoeuler.errors import UserError
@@ -159,7 +160,7 @@ USERS = mma_parts, operands, mma_forward, mma_backward  # of functions of other 
 
 def use(wrong, monkeypatch):
     """Let kernels be made of what a module has that was made with a mistake in it."""
-    right = wrong.__name__.replace("mutant_", "nanoeuler.")
+    right = "nanoeuler.engines.gpu.attention." + wrong.__name__.rpartition(".")[2]
     for user in USERS:
         for name, value in list(vars(user).items()):
             if inspect.isfunction(value) and value.__module__ == right:
@@ -184,6 +185,13 @@ def use(wrong, monkeypatch):
 def test_texts(shape, lengths, seed):
     a = in_texts(inputs(*shape), lengths)
     play(a, seed)
+    assert off(a) < 1
+
+
+@pytest.mark.parametrize("W", [1, 50])
+def test_a_window_is_a_row_of_limits_too(W):
+    a = inputs(1, 2, 1, 150, 32) | {"documents": Documents.window(150, W)}
+    play(a)
     assert off(a) < 1
 
 

@@ -5,11 +5,13 @@ import re
 import numpy as np
 
 from nanoeuler.emulator import run
-from nanoeuler.engines.gpu.attention.layout import padded
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches
 
 CHAPTER = "12b-flash-on-tensor-cores"
-NAMES = dict(np=np, re=re, padded=padded, backward_launches=backward_launches, run=run)
+NAMES = dict(
+    np=np, re=re, padded=padded, Backward=Backward, backward_launches=backward_launches, run=run
+)  # fmt: skip
 
 LINE = r're.sub(r"\n *dq_before\(dq\).*", "", source)'
 NUMBERS = "384, 2"

@@ -22,6 +22,7 @@ from nanoeuler.engines.gpu.attention import (
     operands,
     wgmma_launch,
 )
+from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.attention.operands import Form
 from nanoeuler.errors import UserError
@@ -159,11 +160,15 @@ USERS = mma_parts, operands, mma_forward, mma_backward  # of functions of other 
 
 def use(wrong, monkeypatch):
     """Let kernels be made of what a module has that was made with a mistake in it."""
-    right = wrong.__name__.replace("mutant_", "nanoeuler.")
+    right = "nanoeuler.engines.gpu.attention." + wrong.__name__.rpartition(".")[2]
     for user in USERS:
         for name, value in list(vars(user).items()):
             if inspect.isfunction(value) and value.__module__ == right:
                 monkeypatch.setattr(user, name, getattr(wrong, name))
+    if hasattr(wrong, "BF16"):
+        for forms in mma_launch.FORMS, mma_launch.DQ, mma_launch.DKDV:
+            for D, form in list(forms.items()):
+                monkeypatch.setitem(forms, D, form._replace(operands=wrong.BF16))
     for name in KERNELS:
         made = getattr(wrong, name, getattr(mma_launch, name).__wrapped__)
         monkeypatch.setattr(mma_launch, name, made)
@@ -184,6 +189,13 @@ def use(wrong, monkeypatch):
 def test_texts(shape, lengths, seed):
     a = in_texts(inputs(*shape), lengths)
     play(a, seed)
+    assert off(a) < 1
+
+
+@pytest.mark.parametrize("W", [1, 50])
+def test_a_window_is_a_row_of_limits_too(W):
+    a = inputs(1, 2, 1, 150, 32) | {"documents": Documents.window(150, W)}
+    play(a)
     assert off(a) < 1
 
 
@@ -230,9 +242,9 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
 
 # ---- Planted faults
 
-SOFTMAX, PARTS, FORWARD, BACKWARD = (
+SOFTMAX, PARTS, OPERANDS, FORWARD, BACKWARD = (
     f"engines.gpu.attention.{name}"
-    for name in ("softmax", "mma_parts", "mma_forward", "mma_backward")
+    for name in ("softmax", "mma_parts", "operands", "mma_forward", "mma_backward")
 )
 MISTAKES = [
     ("a wait is missing", FORWARD, "make_halves_loop", "here()  # this", "pass  # this"),
@@ -250,6 +262,8 @@ MISTAKES = [
     ("rows past the end are copied", PARTS, "copy", "else int32(0)", "else int32(16)"),
     ("rows past the end are written", PARTS, "put_rows", "first + here < T", "True"),
     ("lanes do not wait for lanes", PARTS, "put_rows", "cuda.syncwarp()", "pass"),
+    ("an operand again", OPERANDS, "make_columns_product", "tile + n * 32 * D", "tile"),
+    ("values in the place of keys", OPERANDS, "make_loads", "tile + second", "tile"),
     ("delta left out", SOFTMAX, "row_gradients", "p[i + 2] * (dp[i + 2] - delta[1])",
      "p[i + 2] * dp[i + 2]"),
     ("delta not padded", SOFTMAX, "pad_line", "after >= T", "after < 0"),
@@ -291,7 +305,7 @@ def test_all_mistakes_have_their_place():
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     wrong = load(Mutant(module, function, what, old, new))
     use(wrong, monkeypatch)
-    if module == BACKWARD or "delta" in what:
+    if module in (BACKWARD, OPERANDS) or "delta" in what:
         a = {name: array.copy() for name, array in before.items()}
         assert fails(backward(a), a, GRADIENTS)
         return

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu.attention import (
     mma_forward,
     mma_launch,
 )
+from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.errors import UserError
 
@@ -221,6 +222,12 @@ def test_texts(shape, lengths, pieces, seed):
     a = in_texts(inputs(*shape), lengths)
     play(a, pieces, seed)
     assert worst(a, pieces) < 1
+
+
+def test_a_window_is_a_row_of_limits_too():
+    a = inputs(1, 1, 1, 100, 32) | {"documents": Documents.window(100, 30)}
+    play(a, 2)
+    assert worst(a, 2) < 1
 
 
 # ---- Planted faults

@@ -289,9 +289,9 @@ def test_the_order_of_blocks_and_warps_changes_no_bit():
 
 
 FORWARD = [
-    ("o not corrected", "correct", "o[i] *= alpha[0]", "pass"),
-    ("total not corrected", "follow", "total[0] *= alpha[0]", "pass"),
-    ("one lane's maximum", "quad_maximum", "larger(x, shuffle_xor(x, int32(2)))", "x"),
+    ("o not corrected", "raise_lazily", "correct(rows, 64)", "pass"),
+    ("a sum forgotten", "weigh", "rows.total[0] += above", "rows.total[0] = above"),
+    ("one lane's maximum", "raise_lazily", "above, below = quad_maxima(above, below)", "pass"),
     ("the vote the wrong way", "raise_lazily", "scale > float32(LEAP)", "scale < float32(LEAP)"),
     ("rows the wrong way", "raise_lazily", "above - m[0]) * scale <=", "above - m[0]) * scale >="),
     ("no mask for the first warpgroup", "diagonal", "forbid_later(s, HALF, key, row, at)", "pass"),
@@ -303,19 +303,20 @@ FORWARD = [
     ("no short tiles", "link_of", "links.of_head < links.tiles", "links.of_head > links.tiles"),
     ("a stage filled too early", "refill", "stand.left == WARPS - 1", "stand.left >= WARPS - 2"),
     ("no wait for values", "earlier", "mbarrier_wait(full_of(v,", "max(full_of(v,"),
-    ("the queries' other phase", "diagonal", "int32(item >> 1 & 1)", "int32(item & 1)"),
+    ("the queries' other phase", "diagonal", "int32(item.number >> 1 & 1)",
+     "int32(item.number & 1)"),
     ("output overwritten", "fetch_next", "        bulk_wait_read_all()", "        pass"),
-    ("output not handed over", "save_output", "hand_over(at)", "pass"),
+    ("output not handed over", "save", "hand_over(at)", "pass"),
     ("gone too early", "outputs_read", "bulk_wait_read_all()", "pass"),
     ("no barrier after barriers", "narrow_start", "cuda.syncthreads()  #", "pass  #"),
 ]
 BACKWARD = [
-    ("delta left out", "query_gradients", "dp[j] - delta[1]", "dp[j]"),
+    ("delta left out", "over_keys", "row_gradients(s, dp, Span(0, KEYS), parts.delta)", "pass"),
     ("lse of the first head", "fill_queries", "source.number + at.head", "source.number"),
     ("the same head again", "next_of", "int32(now.head + 1)", "now.head"),
-    ("dk not scaled", "block_of_keys", "parts.dk, x.root,", "parts.dk, x.scale,"),
+    ("dk not scaled", "block_of_keys", "parts.dk, sizes.root,", "parts.dk, sizes.scale,"),
     ("operands overwritten", "multiply", "dk_before(parts.dk)  #", "pass  #"),
-    ("lse of the first row", "take_deltas", "load_float(lse + 4 * (line + t))", "load_float(lse)"),
+    ("lse of the first head, dq", "outputs_of", "int64(block.number)", "int64(0)"),
 ]
 
 
@@ -396,9 +397,10 @@ def test_texts_both_ways(shape, lengths, crowd):
 
 
 def test_a_window_is_a_row_of_limits_too():
-    a = inputs(1, 1, 1, 300, 64)
-    first = np.maximum(np.arange(300, dtype=np.int32) - 99, 0)[None]
-    a["documents"] = Documents(first, last_of(first))
+    a = inputs(1, 1, 1, 300, 64) | {"documents": Documents.window(300, 100)}
+    t = np.arange(300)
+    behind = t[:, None] - t
+    assert np.array_equal(hidden(a)[0, 0], (behind < 0) | (behind >= 100))
     for launch in (forward(a), *backward(a, **CROWD)):
         run(launch)
     hold(a)
@@ -452,6 +454,15 @@ def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     except Fault:
         return
     assert not worst(a, ["o", "dq", "dk", "dv"]) < 1
+
+
+@pytest.mark.parametrize("T, W", [(1, 1), (5, 1), (5, 3), (5, 9)])
+def test_the_two_lines_of_a_window(T, W):
+    first, last = Documents.window(T, W, 2)
+    assert expect_documents(Documents(first, last), 2, T) and np.array_equal(last, last_of(first))
+    assert first[1].tolist() == [max(0, t - W + 1) for t in range(T)]
+    with pytest.raises(UserError, match="at least the query's own key, not 0"):
+        Documents.window(T, 0)
 
 
 def test_the_two_lines_of_texts():

@@ -9,8 +9,9 @@ from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches
 
 CHAPTER = "12b-flash-on-tensor-cores"
-NAMES = dict(np=np, re=re, padded=padded, backward_launches=backward_launches, run=run,
-             Backward=Backward)
+NAMES = dict(
+    np=np, re=re, padded=padded, Backward=Backward, backward_launches=backward_launches, run=run
+)  # fmt: skip
 
 LINE = r're.sub(r"\n *dq_before\(dq\).*", "", source)'
 NUMBERS = "384, 2"

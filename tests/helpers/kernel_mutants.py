@@ -10,14 +10,13 @@ import argparse
 import ast
 import copy
 import importlib
-import inspect
 import random
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +24,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+import pytest
 from mutants import execute
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -232,68 +232,27 @@ def check_rows_embedding(module):
     test_rows.in_turns(module)
 
 
-def check_attention_mma_forward(module):
-    import test_flash_mma
+def attention_mma(module):
+    import test_flash_mma as family
 
-    with mock.patch.object(test_flash_mma.flash_mma_plan, "forward_kernel", module.forward_kernel):
-        test_flash_mma.check_forward(2, 2, 1, 5, 32)
-        test_flash_mma.check_forward(1, 1, 1, 208, 32, form=test_flash_mma.PARKED)
-
-
-def check_attention_mma_backward(module):
-    import test_flash_mma
-
-    plan, kernels = test_flash_mma.flash_mma_plan, ("dq_kernel", "dkdv_kernel")
-    with mock.patch.multiple(plan, **{name: getattr(module, name) for name in kernels}):
-        test_flash_mma.check_both(2, 2, 1, 5, 32)
-        test_flash_mma.check_both(1, 1, 1, 70, 32)
+    with pytest.MonkeyPatch.context() as patch:
+        family.use(module, patch)
+        family.check_both(2, 2, 1, 5, 32)
+        family.check_both(1, 1, 1, 70, 32)
+        family.check_forward(1, 1, 1, 208, 32, forms=family.PARKED)
 
 
-def check_attention_mma_parts(module):
-    import test_flash_mma
-
-    users = test_flash_mma.flash_mma, test_flash_mma.flash_mma_backward
-    with ExitStack() as stack:
-        for user in users:
-            parts = vars(user).keys() & vars(module).keys()
-            wrong = {name: getattr(module, name) for name in parts}
-            own = {name: made for name, made in wrong.items() if inspect.isfunction(made)}
-            stack.enter_context(mock.patch.dict(vars(user), own))
-        plan, names = test_flash_mma.flash_mma_plan, ("forward_kernel", "dq_kernel", "dkdv_kernel")
-        for name in names:
-            stack.enter_context(mock.patch.object(plan, name, getattr(plan, name).__wrapped__))
-        test_flash_mma.check_both(2, 2, 1, 5, 32)
-        test_flash_mma.check_forward(1, 1, 1, 70, 64)
+check_attention_softmax = check_attention_operands = attention_mma
+check_attention_mma_parts = check_attention_mma_forward = check_attention_mma_backward = (
+    attention_mma
+)
 
 
-def check_attention_float32_forward(module):
+def check_attention_float32_operands(module):
     import test_flash_pieces as family
 
-    with mock.patch.object(family.flash_pieces_plan, "forward_kernel", module.forward_kernel):
-        family.check_forward((1, 4, 2, 1, 32), 3)
-        family.check_forward((1, 1, 1, 66, 32), 2)
-
-
-def check_attention_float32_backward(module):
-    import test_flash_pieces as family
-
-    plan, kernels = family.flash_pieces_plan, ("dq_kernel", "dkdv_kernel")
-    with mock.patch.multiple(plan, **{name: getattr(module, name) for name in kernels}):
-        family.check_both((1, 2, 1, 5, 32), 3)
-        family.check_both((1, 2, 1, 40, 32), 2)
-
-
-def check_attention_float32_parts(module):
-    import test_flash_pieces as family
-
-    wrong = {name: made for name, made in vars(module).items() if inspect.isfunction(made)}
-    with ExitStack() as stack:
-        for user in (family.flash_pieces, family.flash_pieces_backward):
-            own = {name: made for name, made in wrong.items() if hasattr(user, name)}
-            stack.enter_context(mock.patch.dict(vars(user), own))
-        plan = family.flash_pieces_plan
-        for name in family.KERNELS:
-            stack.enter_context(mock.patch.object(plan, name, getattr(plan, name).__wrapped__))
+    with pytest.MonkeyPatch.context() as patch:
+        family.use(module, patch)
         for pieces in 2, 3:
             assert family.pairs_seen(pieces) < 1
             family.check_both((1, 2, 1, 24, 32), pieces)

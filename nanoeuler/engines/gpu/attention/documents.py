@@ -23,6 +23,15 @@ class Documents(NamedTuple):
     first: Any
     last: Any
 
+    @staticmethod
+    def window(T: int, W: int, B: int = 1) -> "Documents":
+        """A sliding window: each of T queries sees W keys, its own and those before it."""
+        if W < 1:
+            raise UserError(f"a window has at least the query's own key, not {W} keys")
+        t = np.arange(T, dtype=np.int32)
+        first, last = np.maximum(t - (W - 1), 0), np.minimum(t + (W - 1), T - 1)
+        return Documents(np.tile(first, (B, 1)), np.tile(last, (B, 1)))
+
 
 def last_of(first: np.ndarray) -> np.ndarray:
     """The last query that sees each key, int32 (B, T), from the first key that each query sees."""

@@ -22,6 +22,7 @@ from nanoeuler.engines.gpu.attention.mma_parts import (
     share,
 )
 from nanoeuler.engines.gpu.attention.operands import Form, Operands
+from nanoeuler.engines.gpu.attention.softmax import Span
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.ptx import (
     again,
@@ -268,17 +269,18 @@ def split_scores(parts: int) -> tuple[Callable, Callable]:
     return cut, cut_first
 
 
-def make_columns_product(form: Form, columns: int) -> Callable:
+def make_columns_product(form: Form, made: Callable, columns: int) -> Callable:
     """16 x step numbers in registers by a step's tile of `step` rows, some columns at a time."""
     D, depth, parts = form.D, form.step // 16, form.operands.parts
-    twice = parts == 3
+    twice, all_of_it = parts == 3, Span(0, form.step)
     multiply, zero = mma_tile(16, columns), zeros(columns // 2)
     across = ldmatrix_across(columns // 16)
     small = small_products(parts, multiply, across, form.size // parts)
     cut, cut_first = split_scores(parts)
 
-    def add_columns(acc: Any, by: Fragments, s: Any, tile: int, n: int) -> None:
-        """acc += S B; n is 0. tile: with `left` added."""
+    def add_columns(acc: Any, by: Fragments, s: Any, tile: int, x: tuple) -> None:
+        """acc += S B. tile: with `left` added. A step's sums are made from zero."""
+        made(x, all_of_it)
         for c in range(D // columns):
             zero(by.part)
             here = beside(tile, c * (columns // 16))
@@ -298,11 +300,6 @@ def make_columns_product(form: Form, columns: int) -> Callable:
     return add_columns
 
 
-def whole_step(form: Form) -> int:
-    """All of it: a step's sums are made from zero."""
-    return form.step
-
-
 @functools.cache
 def split(parts: int, columns: int) -> Operands:
     """float32 as sums of two (to 2^-15) or three bf16 (as exact as float32).
@@ -311,6 +308,6 @@ def split(parts: int, columns: int) -> Operands:
     """
     return Operands(
         4, parts, 1, functools.partial(make_fragments, columns=columns), make_loads,
-        make_rows_product, functools.partial(make_columns_product, columns=columns), whole_step,
-        make_save, make_wait, commit, load_line, quarter_dot,
+        make_rows_product, functools.partial(make_columns_product, columns=columns), make_save,
+        make_wait, commit, load_line, quarter_dot,
     )  # fmt: skip

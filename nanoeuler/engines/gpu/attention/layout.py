@@ -122,6 +122,19 @@ class Limit(NamedTuple):
     T: int
 
 
+class Sizes(NamedTuple):
+    """Numbers of a launch: positions, query heads, how many share a key head; log2(e) / sqrt(D) and
+    1 / sqrt(D); what limits rows besides the diagonal.
+    """
+
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+    root: float
+    limit: Limit
+
+
 def limit_of(limit: Limit, batch: int, row: int) -> int:
     """The limit of a row; rows past the end have the last one's."""
     return load_int(limit.line + 4 * (int64(batch) * limit.T + min(row, int32(limit.T - 1))))

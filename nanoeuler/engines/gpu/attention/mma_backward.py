@@ -19,16 +19,20 @@ from nanoeuler.engines.gpu.attention.layout import (
     PAD,
     Head,
     Limit,
+    Sizes,
     clear,
     forbid_left,
     limit_of,
     round_up,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.attention.mma_forward import Keys, Where, make_key_loop
 from nanoeuler.engines.gpu.attention.mma_parts import (
     EVERY_CARD,
     Limits,
-    Sizes,
     Strided,
     forbid_foreign,
     forbid_later,
@@ -80,8 +84,12 @@ class QueryParts(NamedTuple):
 def over_keys(form: Form) -> Callable:
     """A step of `dq_kernel`: one tile of keys."""
     D, keys, size, own = form.D, form.step, form.size, form.own
-    rows_times, chunk = form.operands.rows_product(form), form.operands.chunk(form)
-    add_columns = form.operands.columns_product(form)
+    rows_times = form.operands.rows_product(form)
+
+    def gradients(x: tuple, of: Span) -> None:
+        row_gradients(x[0], x[1], of, x[2])
+
+    add_columns = form.operands.columns_product(form, gradients)
 
     def query_step(parts: QueryParts, q: int, k: int, where: Where, scale: float) -> None:
         """dq += ds k. q: address of A, do follows; k: of the tile of keys, values follow."""
@@ -93,9 +101,7 @@ def over_keys(form: Form) -> Callable:
         row_probabilities(s, keys, parts.lse, scale)
         rows_times(dp, parts.by, int32(q + own), int32(k + size + right(D)))
         k = int32(k + left(D))
-        for n in range(keys // chunk):  # the scale comes at the end
-            row_gradients(s, dp, Span(n * chunk, chunk), parts.delta)
-            add_columns(parts.dq, parts.by, s, k, n)
+        add_columns(parts.dq, parts.by, s, k, (s, dp, parts.delta))  # the scale comes at the end
 
     return query_step
 
@@ -195,8 +201,16 @@ def forbid_earlier(s: Any, queries: int, distance: int) -> None:
 def over_queries(form: Form) -> Callable:
     """A step of `dkdv_kernel`: one tile of queries."""
     D, queries, size, own = form.D, form.step, form.size, form.own
-    rows_times, chunk = form.operands.rows_product(form), form.operands.chunk(form)
-    add_columns = form.operands.columns_product(form)
+    rows_times = form.operands.rows_product(form)
+
+    def probabilities(x: tuple, of: Span) -> None:
+        column_probabilities(x[0], of, x[1], x[2])
+
+    def gradients(x: tuple, of: Span) -> None:
+        column_gradients(x[0], x[1], of, x[2])
+
+    add_to_dv = form.operands.columns_product(form, probabilities)
+    add_to_dk = form.operands.columns_product(form, gradients)
 
     def key_step(
         parts: KeyParts, k: int, q: int, line: int, where: Where, scale: float
@@ -210,13 +224,10 @@ def over_queries(form: Form) -> Callable:
         if ahead > -16:
             forbid_earlier(s, queries, int32(ahead + own_row() - own_column()))
         forbid_foreign(s, queries, int32(where.row - ahead), where.row, where.limits)
-        for n in range(queries // chunk):
-            column_probabilities(s, Span(n * chunk, chunk), line, scale)
-            add_columns(parts.dv, by, s, int32(turned + size), n)
+        add_to_dv(parts.dv, by, s, int32(turned + size), (s, line, scale))
         rows_times(dp, by, int32(k + own), int32(q + size + right(D)))
-        for n in range(queries // chunk):  # the scale comes at the end
-            column_gradients(s, dp, Span(n * chunk, chunk), int32(line + 4 * queries))
-            add_columns(parts.dk, by, s, turned, n)
+        delta = int32(line + 4 * queries)
+        add_to_dk(parts.dk, by, s, turned, (s, dp, delta))  # the scale comes at the end
 
     return key_step
 
@@ -324,8 +335,7 @@ def dkdv_block(form: Form) -> Callable:
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
         head, limits = int32(kv * sizes.sharing), Limits(sizes.limit, batch)
         # 2. Keys and values.
-        base = shared_base()
-        load_pair(base, head_of(k, batch, kv), head_of(v, batch, kv), first, T)
+        load_pair(shared_base(), head_of(k, batch, kv), head_of(v, batch, kv), first, T)
         # 3. All tiles of queries from the diagonal on, of all heads of the group.
         line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
         of_line = (int64(batch) * sizes.heads + head) * line
@@ -340,9 +350,12 @@ def dkdv_block(form: Form) -> Callable:
         )  # fmt: skip
         clear(parts.dk, wide)
         clear(parts.dv, wide)
-        loop(parts, base, group, first, int32(group.tiles * sizes.sharing), T, sizes.scale)
+        steps = int32(group.tiles * sizes.sharing)
+        # The address is asked for anew: kept, it pushes out sums of width 128.
+        loop(parts, shared_base(), group, first, steps, T, sizes.scale)
         # 4. Out, through this warp's own rows of keys and of values.
-        row, mine = int32(first + own_warp() * 16), int32(base + own_warp() * 32 * D)
+        warp = own_warp()
+        row, mine = int32(first + warp * 16), int32(shared_base() + warp * 32 * D)
         save(parts.dk, sizes.root, sizes.root, mine, head_of(dk, batch, kv), row, T)
         one, mine = float32(1), int32(mine + own)
         save(parts.dv, one, one, mine, head_of(dv, batch, kv), row, T)

@@ -21,13 +21,17 @@ from nanoeuler.engines.gpu.attention.layout import (
     PAST_END,
     Head,
     Limit,
+    Sizes,
     quad_maxima,
     round_up,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.attention.mma_parts import (
     EVERY_CARD,
     Limits,
-    Sizes,
     Strided,
     beside,
     forbid_later,
@@ -401,8 +405,12 @@ class Single(NamedTuple):
 def over_keys(form: Form) -> Callable:
     """A step of one half: one tile of keys and values."""
     D, keys, size = form.D, form.step, form.size
-    rows_times, chunk = form.operands.rows_product(form), form.operands.chunk(form)
-    add_columns = form.operands.columns_product(form)
+    rows_times = form.operands.rows_product(form)
+
+    def weighed(x: tuple, of: Span) -> None:
+        weigh(x[0], of, x[1])
+
+    add_columns = form.operands.columns_product(form, weighed)
 
     def step(x: Single, q: int, tile: int, where: Where, scale: float) -> None:
         """o += p v. q: address of A; tile: of keys, values follow."""
@@ -413,10 +421,7 @@ def over_keys(form: Form) -> Callable:
         forbid_others(half.s, keys, int32(where.row - ahead), where.row, where.limits)
         raise_maximum(half, scale, keys)
         correct(half.rows, D)
-        v = int32(tile + size + left(D))
-        for n in range(keys // chunk):
-            weigh(half, Span(n * chunk, chunk), scale)
-            add_columns(half.rows.o, x.by, half.s, v, n)
+        add_columns(half.rows.o, x.by, half.s, int32(tile + size + left(D)), (half, scale))
 
     return step
 

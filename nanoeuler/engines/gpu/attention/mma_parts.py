@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.attention.layout import (
     Head,
     Limit,
+    Sizes,
     forbid_left,
     forbid_right,
     lane_column,
@@ -82,19 +83,6 @@ class Strided(NamedTuple):
 def head_of(array: Strided, batch: int, head: int) -> Head:
     """The head `head` of sequence `batch`."""
     return Head(int64(array.start + batch * array.batch + head * array.head), array.row)
-
-
-class Sizes(NamedTuple):
-    """Numbers of a launch: positions, query heads, how many share a key head; log2(e) / sqrt(D) and
-    1 / sqrt(D); what limits rows besides the diagonal.
-    """
-
-    T: int
-    heads: int
-    sharing: int
-    scale: float
-    root: float
-    limit: Limit
 
 
 class QueryBlock(NamedTuple):

@@ -40,8 +40,8 @@ class Operands(NamedTuple):
     fragments: fragments(), the registers that operands pass through
     loads: of a form and rows, load(tile, x, first, limit), and load_pair(tile, x, y, first, limit)
     rows_product: rows_times(acc, by, left_tile, right_tile), acc = A B^T
-    columns_product: add_columns(acc, by, s, tile, n), acc += S B over the n-th `chunk` of S
-    chunk: how many columns of S these are
+    columns_product: of a form and made(x, span), which makes columns of S of whatever x is;
+        add_columns(acc, by, s, tile, x), acc += S B
     save: save(acc, above, below, tile, head, first, T), a warp's 16 rows to memory
 
     wait, of a number of stages, and commit: a step's tiles are there; a step's loads are all asked
@@ -55,7 +55,6 @@ class Operands(NamedTuple):
     loads: Callable
     rows_product: Callable
     columns_product: Callable
-    chunk: Callable
     save: Callable
     wait: Callable
     commit: Callable
@@ -113,23 +112,20 @@ def make_rows_product(form: "Form") -> Callable:
     return rows_times
 
 
-def make_columns_product(form: "Form") -> Callable:
+def make_columns_product(form: "Form", made: Callable) -> Callable:
     """16 x step numbers in registers by a step's tile of `step` rows."""
-    D = form.D
+    D, depth = form.D, form.step // 16
     multiply, across = mma_tile(16, D), ldmatrix_across(D // 16)
 
-    def add_columns(acc: Any, by: Fragments, s: Any, tile: int, n: int) -> None:
-        """acc += S B, over columns 16 n of S on. tile: with `left` added."""
-        pack(s, Span(16 * n, 16), by.a)
-        across(by.b, int32(tile + n * 32 * D))
-        multiply(acc, by.a, by.b)
+    def add_columns(acc: Any, by: Fragments, s: Any, tile: int, x: tuple) -> None:
+        """acc += S B. tile: with `left` added. Numbers are made when they are multiplied."""
+        for n in range(depth):
+            made(x, Span(16 * n, 16))
+            pack(s, Span(16 * n, 16), by.a)
+            across(by.b, int32(tile + n * 32 * D))
+            multiply(acc, by.a, by.b)
 
     return add_columns
-
-
-def chunk_of(form: "Form") -> int:
-    """The depth of an `mma`, so that numbers need not be there before they are multiplied."""
-    return 16
 
 
 def make_save(form: "Form") -> Callable:
@@ -152,8 +148,8 @@ def make_wait(stages: int) -> Callable:
 
 
 BF16 = Operands(
-    2, 1, 2, make_fragments, make_loads, make_rows_product, make_columns_product, chunk_of,
-    make_save, make_wait, copy_commit, copy_async, quarter_dot,
+    2, 1, 2, make_fragments, make_loads, make_rows_product, make_columns_product, make_save,
+    make_wait, copy_commit, copy_async, quarter_dot,
 )  # fmt: skip
 
 

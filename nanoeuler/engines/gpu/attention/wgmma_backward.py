@@ -7,8 +7,8 @@
 Two kernels, `dq_kernel` first, because it leaves delta for `dkdv_kernel`. Nothing is added in
 global memory, so that the same inputs give the same bits.
 
-Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal and
-documents.
+Left out: launching (wgmma_launch.py), widths other than 64 and 128, masks other than causal,
+documents and windows.
 
 T positions, D head width. s scores, p probabilities, o output; dx the gradient of x.
 """
@@ -19,12 +19,24 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
     PAD,
+    Head,
     Limit,
+    Sizes,
     clear,
     limit_of,
-    quad_sum,
     quarter_dot,
     round_up,
+)
+from nanoeuler.engines.gpu.attention.softmax import (
+    Outputs,
+    Span,
+    column_gradients,
+    column_probabilities,
+    make_take_deltas,
+    pack,
+    pad_line,
+    row_gradients,
+    row_probabilities,
 )
 
 # isort: split
@@ -32,7 +44,8 @@ from nanoeuler.engines.gpu.attention.layout import (
 
 from nanoeuler.engines.gpu.attention.wgmma_parts import (
     Heads,
-    Limits,
+    Own,
+    Pair,
     Place,
     QueryBlock,
     Ring,
@@ -81,13 +94,6 @@ from nanoeuler.engines.gpu.lang.hopper import (
 )
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    exp2,
-    load_float,
-    load_shared_float2,
-    pack_bf16,
-    store_float,
-)
 
 KEYS = 64  # of a step of dq
 
@@ -116,81 +122,28 @@ class QueryParts(NamedTuple):
     delta: Any
 
 
-class Outputs(NamedTuple):
-    """o and do in memory, [batch, heads, T, D] laid out alike: addresses, steps in bytes."""
-
-    o: int
-    do: int
-    batch_step: int
-    head_step: int
-    row_step: int
-
-
-def take_deltas(
-    parts: QueryParts, y: Outputs, lse: int, delta: int, block: QueryBlock, row: int, T: int,
-    D: int, at: Place,
-) -> None:  # fmt: skip
-    """delta = do . o of this thread's queries, kept and saved; lse. Equation eq-flash-delta."""
-    line = int64(block.number) * round_up(T, PAD)
-    head = block.batch * y.batch_step + block.head * y.head_step
-    for h in range(2):
-        t = int32(row + own_row(at) + 8 * h)
-        dot = float32(0)
-        parts.lse[h] = float32(0)
-        if t < T:
-            here = head + t * y.row_step + (at.lane & 3) * (D // 2)  # four lanes share a row
-            dot = quarter_dot(y.o + here, y.do + here, D)
-            parts.lse[h] = load_float(lse + 4 * (line + t))
-        parts.delta[h] = quad_sum(dot)
-        if at.lane & 3 == 0 and t < round_up(T, PAD):
-            store_float(delta + 4 * (line + t), parts.delta[h])
-
-
-def pad_deltas(delta: int, block: QueryBlock, rows: int, T: int, at: Place) -> None:
-    """The last block also zeroes what follows its rows: `dkdv_kernel` reads up to a multiple."""
-    t = int32(block.first + rows + at.thread)
-    if block.first + rows >= T and t < round_up(T, PAD):
-        store_float(delta + 4 * (int64(block.number) * round_up(T, PAD) + t), float32(0))
-
-
-def fill_pair(ring: Ring, stage: int, x: Heads, y: Heads, row: int, rows: int, D: int) -> None:
+def fill_pair(ring: Ring, stage: int, of: Pair, row: int, rows: int, D: int) -> None:
     """One thread: start filling a stage with two tiles, rows x D from `row` on."""
     full, tile = full_of(ring, stage), tile_of(ring, stage)
     mbarrier_expect(full, ring.size)
-    fetch(x, row, tile, rows, D, full)
-    fetch(y, row, int32(tile + rows * D * 2), rows, D, full)
-
-
-def query_probabilities(s: Any, keys: int, lse: Any, scale: float) -> None:
-    """Scores become probabilities, rows being queries."""
-    for i in range(0, keys // 2, 4):
-        s[i] = exp2(s[i] * scale - lse[0])
-        s[i + 1] = exp2(s[i + 1] * scale - lse[0])
-        s[i + 2] = exp2(s[i + 2] * scale - lse[1])
-        s[i + 3] = exp2(s[i + 3] * scale - lse[1])
-
-
-def query_gradients(p: Any, dp: Any, keys: int, delta: Any, ds: Any) -> None:
-    """ds = p (dp - delta), packed; the scale comes at the end. Equation eq-flash-backward (3)."""
-    for i in range(keys // 8):
-        j = 4 * i
-        ds[2 * i] = pack_bf16(p[j] * (dp[j] - delta[0]), p[j + 1] * (dp[j + 1] - delta[0]))
-        j += 2
-        ds[2 * i + 1] = pack_bf16(p[j] * (dp[j] - delta[1]), p[j + 1] * (dp[j + 1] - delta[1]))
+    fetch(of.x, row, tile, rows, D, full)
+    fetch(of.y, row, int32(tile + rows * D * 2), rows, D, full)
 
 
 def over_keys(D: int, warps: int, stages: int) -> Callable:
     """The loop of `dq_kernel`, in a block of `warps` warps."""
+    apart = 16 * warps * D * 2  # bytes from queries to their do
     rows_times, rows_done = product_of_rows(KEYS, D), product_done(KEYS)
     first_done = product_done(KEYS, 1)  # the scores are there, dp need not be
     add, dq_before, dq_done = add_product(D, KEYS), product_done(D, 1), product_done(D)
 
     def loop(
-        parts: QueryParts, q: int, do: int, ring: Ring, k_of: Heads, v_of: Heads,
-        block: QueryBlock, skip: int, row: int, limits: Limits, scale: float, at: Place,
+        parts: QueryParts, own: Own, ring: Ring, source: Pair, block: QueryBlock, skip: int,
+        scale: float,
     ) -> None:  # fmt: skip
-        """dq += ds k, over key tiles from the diagonal down. q, do: this warpgroup's tiles."""
+        """dq += ds k, over key tiles from the diagonal down, but for the first `skip`."""
         s, dp, ds, dq = parts.s, parts.dp, parts.ds, parts.dq
+        at, row, q, do = own.at, own.row, own.tile, int32(own.tile + apart)
         before, stage, phase = int32(0), skip, int32(0)
         for step in range(skip, block.steps):
             tile, key = tile_of(ring, stage), key_row(block, step, KEYS)
@@ -204,13 +157,14 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
             first_done(s)
             if key + KEYS - 1 > row:
                 forbid_later(s, KEYS, key, row, at)
-            forbid_others(s, KEYS, key, limits, at)
-            query_probabilities(s, KEYS, parts.lse, scale)
+            forbid_others(s, KEYS, key, own.limits, at)
+            row_probabilities(s, KEYS, parts.lse, scale)
             if left == warps - 1 and step - 1 + stages < block.steps:
                 row_k = key_row(block, step - 1 + stages, KEYS)
-                fill_pair(ring, before, k_of, v_of, row_k, KEYS, D)
+                fill_pair(ring, before, source, row_k, KEYS, D)
             rows_done(dp)
-            query_gradients(s, dp, KEYS, parts.delta, ds)
+            row_gradients(s, dp, Span(0, KEYS), parts.delta)  # the scale comes at the end
+            pack(s, Span(0, KEYS), ds)
             add(dq, ds, by_columns(tile, KEYS))
             before = stage
             stage, phase = advance(stage, phase, stages)
@@ -242,43 +196,42 @@ def query_bytes(D: int, rows: int, stages: int) -> int:
     return 2 * rows * D * 2 + stages * 2 * KEYS * D * 2 + 8 + 16 * stages + 1024
 
 
-def fetch_rows(x: Heads, y: Heads, first: int, to: int, groups: int, D: int, full: int) -> None:
-    """One thread: start fetching x, then y, from row `first` on, 64 rows for each warpgroup."""
+def fetch_rows(of: Pair, first: int, to: int, groups: int, D: int, full: int) -> None:
+    """One thread: start fetching both arrays, from row `first` on, 64 rows for each warpgroup."""
     size = 64 * D * 2
     mbarrier_expect(full, int32(2 * groups * size))
     for group in range(groups):
         row = int32(first + 64 * group)
-        fetch(x, row, int32(to + group * size), 64, D, full)
-        fetch(y, row, int32(to + (groups + group) * size), 64, D, full)
+        fetch(of.x, row, int32(to + group * size), 64, D, full)
+        fetch(of.y, row, int32(to + (groups + group) * size), 64, D, full)
 
 
-def query_start(
-    shared: QueryShared, block: QueryBlock, q: Heads, do: Heads, k: Heads, v: Heads, groups: int,
-    stages: int, D: int, at: Place,
-) -> None:  # fmt: skip
-    """Barriers; queries and the first stages on their way."""
-    if at.thread == 0:
-        mbarrier_init(shared.full, int32(1))
-        start_ring(shared.ring, stages)
-        mbarrier_init_fence()
-        fetch_rows(q, do, block.first, shared.q, groups, D, shared.full)
-        for i in range(min(int32(stages), block.steps)):
-            fill_pair(shared.ring, int32(i), k, v, key_row(block, i, KEYS), KEYS, D)
-    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
+def make_query_start(D: int, groups: int, stages: int) -> tuple[Callable, Callable]:
+    """start(shared, block, queries, keys, at), and skip_keys(ring, block, keys, row, T)."""
+    warps = 4 * groups
 
+    def start(shared: QueryShared, block: QueryBlock, queries: Pair, keys: Pair, at: Place) -> None:
+        """Barriers; queries and the first stages on their way."""
+        if at.thread == 0:
+            mbarrier_init(shared.full, int32(1))
+            start_ring(shared.ring, stages)
+            mbarrier_init_fence()
+            fetch_rows(queries, block.first, shared.q, groups, D, shared.full)
+            for i in range(min(int32(stages), block.steps)):
+                fill_pair(shared.ring, int32(i), keys, key_row(block, i, KEYS), KEYS, D)
+        cuda.syncthreads()  # nobody waits at a barrier that is not there yet
 
-def skip_keys(
-    shared: QueryShared, block: QueryBlock, k: Heads, v: Heads, row: int, T: int, warps: int,
-    stages: int, D: int,
-) -> int:  # fmt: skip
-    """Leave the tiles that come after all of this warpgroup's queries; return how many."""
-    own_steps = int32((min(T, int32(row + 64)) + KEYS - 1) // KEYS)
-    skip = int32(block.end - own_steps)
-    for step in range(skip):  # fewer than there are stages
-        if leave(shared.ring, int32(step), warps) == warps - 1 and step + stages < block.steps:
-            row_k = key_row(block, step + stages, KEYS)
-            fill_pair(shared.ring, int32(step), k, v, row_k, KEYS, D)
-    return skip
+    def skip_keys(ring: Ring, block: QueryBlock, keys: Pair, row: int, T: int) -> int:
+        """Leave the tiles that come after all of this warpgroup's queries; return how many."""
+        own_steps = int32((min(T, int32(row + 64)) + KEYS - 1) // KEYS)
+        skip = int32(block.end - own_steps)
+        for step in range(skip):  # fewer than there are stages
+            if leave(ring, int32(step), warps) == warps - 1 and step + stages < block.steps:
+                row_k = key_row(block, step + stages, KEYS)
+                fill_pair(ring, int32(step), keys, row_k, KEYS, D)
+        return skip
+
+    return start, skip_keys
 
 
 def save_rows(acc: Any, factor: float, to: Heads, row: int, tile: int, D: int, at: Place) -> None:
@@ -306,43 +259,55 @@ def make_turn_back(D: int, turned: bool) -> Callable:
     return turn_back
 
 
-class QueryArguments(NamedTuple):
-    """Arguments of `dq_kernel`: maps, memory, numbers, tables of angles, first keys."""
+class OutputArrays(NamedTuple):
+    """o and do in memory, [batch, heads, T, D] laid out alike: addresses, steps in bytes."""
 
-    map_q: int
-    map_k: int
-    map_v: int
-    map_do: int
-    map_dq: int
-    outputs: Outputs
+    o: int
+    do: int
+    batch_step: int
+    head_step: int
+    row_step: int
+
+
+class Arguments(NamedTuple):
+    """Arguments of both kernels: maps; lse and delta; the launch's numbers; tables of angles."""
+
+    q: int
+    k: int
+    v: int
+    do: int
     lse: int
     delta: int
-    T: int
-    heads: int
-    sharing: int
-    scale: float
-    root: float
+    sizes: Sizes
     cos: int
     sin: int
-    limit: Limit
+
+
+def outputs_of(x: Arguments, y: OutputArrays, block: QueryBlock) -> Outputs:
+    """o and do of a block's head, and its lines."""
+    head = block.batch * y.batch_step + block.head * y.head_step
+    line = 4 * (int64(block.number) * round_up(x.sizes.T, PAD))
+    o, do = Head(y.o + head, y.row_step), Head(y.do + head, y.row_step)
+    return Outputs(o, do, x.lse + line, x.delta + line)
 
 
 def dq_body(form: Form) -> Callable:
     """What a block of `dq_kernel` does."""
-    D, groups = form.D, form.groups
-    stages, rows, warps = 4 if D == 64 else 3, 64 * groups, 4 * groups
+    D, groups, stages = form.D, form.groups, 4 if form.D == 64 else 3
+    rows, warps, threads = 64 * groups, 4 * groups, 128 * groups
     half, tile_half, quarter = D // 2, KEYS // 2, KEYS // 4
     turn_back, loop = make_turn_back(D, form.turned), over_keys(D, warps, stages)
+    start, skip_keys = make_query_start(D, groups, stages)
+    take_deltas = make_take_deltas(D, 2, quarter_dot)
 
-    def block_of_queries(x: QueryArguments) -> None:
-        prefetch_maps(x.map_q, x.map_k, x.map_v, x.map_do)
-        at, block = place(), query_block(x.T, x.heads, x.sharing, rows, KEYS, x.limit)
-        of_q, of_do = (
-            Heads(x.map_q, block.batch, block.head), Heads(x.map_do, block.batch, block.head)
-        )  # fmt: skip
-        of_k, of_v = Heads(x.map_k, block.batch, block.kv), Heads(x.map_v, block.batch, block.kv)
+    def block_of_queries(x: Arguments, map_dq: int, arrays: OutputArrays) -> None:
+        prefetch_maps(x.q, x.k, x.v, x.do)
+        T, at, block = x.sizes.T, place(), query_block(x.sizes, rows, KEYS)
+        batch, head, kv = block.batch, block.head, block.kv
+        queries = Pair(Heads(x.q, batch, head), Heads(x.do, batch, head))
+        keys = Pair(Heads(x.k, batch, kv), Heads(x.v, batch, kv))
         shared = query_shared(D, rows, stages)
-        query_start(shared, block, of_q, of_do, of_k, of_v, groups, stages, D, at)
+        start(shared, block, queries, keys, at)
         parts = QueryParts(
             cuda.local.array(tile_half, float32), cuda.local.array(tile_half, float32),
             cuda.local.array(quarter, int32), cuda.local.array(half, float32),
@@ -350,17 +315,15 @@ def dq_body(form: Form) -> Callable:
         )  # fmt: skip
         clear(parts.dq, half)
         row, tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 64 * D * 2)
-        do_tile = int32(shared.do + at.group * 64 * D * 2)
-        take_deltas(parts, x.outputs, x.lse, x.delta, block, row, x.T, D, at)
-        pad_deltas(x.delta, block, rows, x.T, at)
-        limits = limits_of(x.limit, block.batch, row, int32(row + 63))
-        skip = skip_keys(shared, block, of_k, of_v, row, x.T, warps, stages, D)
+        y = outputs_of(x, arrays, block)
+        take_deltas(parts.lse, parts.delta, y, int32(row + own_row(at)), at.lane, T)
+        pad_line(y.delta, int32(block.first + rows), T, float32(0), at.thread, threads)
+        own = Own(at, tile, row, limits_of(x.sizes.limit, batch, row, int32(row + 63)))
+        skip = skip_keys(shared.ring, block, keys, row, T)
         mbarrier_wait(shared.full, int32(0))
-        loop(
-            parts, tile, do_tile, shared.ring, of_k, of_v, block, skip, row, limits, x.scale, at
-        )
-        turn_back(parts.dq, x.cos, x.sin, row, x.T, at)
-        save_rows(parts.dq, x.root, Heads(x.map_dq, block.batch, block.head), row, tile, D, at)
+        loop(parts, own, shared.ring, keys, block, skip, x.sizes.scale)
+        turn_back(parts.dq, x.cos, x.sin, row, T, at)
+        save_rows(parts.dq, x.sizes.root, Heads(map_dq, batch, head), row, tile, D, at)
 
     return block_of_queries
 
@@ -374,12 +337,9 @@ def dq_kernel(form: Form) -> Kernel:
         map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
         T, heads, sharing, scale, root, cos, sin, first,
     ):  # fmt: skip
-        outputs = Outputs(o, do, batch_step, head_step, row_step)
-        x = QueryArguments(
-            map_q, map_k, map_v, map_do, map_dq, outputs, lse, delta, T, heads, sharing, scale,
-            root, cos, sin, Limit(limited, first, T),
-        )  # fmt: skip
-        body(x)
+        sizes = Sizes(T, heads, sharing, scale, root, Limit(limited, first, T))
+        x = Arguments(map_q, map_k, map_v, map_do, lse, delta, sizes, cos, sin)
+        body(x, map_dq, OutputArrays(o, do, batch_step, head_step, row_step))
 
     stages, resident = (4, 2) if form.D == 64 else (3, 1)
     shared = query_bytes(form.D, 64 * form.groups, stages)
@@ -401,46 +361,28 @@ class KeyParts(NamedTuple):
     dv: Any
 
 
-def key_probabilities(s: Any, first: int, last: int, p: Any, line: int, scale: float) -> None:
-    """Queries first .. last - 1: scores become probabilities, also packed into p.
-
-    Columns are queries here; `line`: address of lse of this thread's first one.
-    """
-    for n in range(first // 8, last // 8):
-        i, j = 4 * n, 2 * (n - first // 8)
-        x, y = load_shared_float2(int32(line + 32 * n))
-        s[i], s[i + 1] = exp2(s[i] * scale - x), exp2(s[i + 1] * scale - y)
-        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - x), exp2(s[i + 3] * scale - y)
-        p[j], p[j + 1] = pack_bf16(s[i], s[i + 1]), pack_bf16(s[i + 2], s[i + 3])
-
-
-def key_gradients(p: Any, dp: Any, first: int, last: int, ds: Any, line: int) -> None:
-    """Queries first .. last - 1: ds = p (dp - delta), packed. `line`: address of delta."""
-    for n in range(first // 8, last // 8):
-        i, j = 4 * n, 2 * (n - first // 8)
-        x, y = load_shared_float2(int32(line + 32 * n))
-        ds[j] = pack_bf16(p[i] * (dp[i] - x), p[i + 1] * (dp[i + 1] - y))
-        ds[j + 1] = pack_bf16(p[i + 2] * (dp[i + 2] - x), p[i + 3] * (dp[i + 3] - y))
-
-
 def in_halves(D: int, queries: int) -> tuple[Callable, Callable]:
     """dv += p^T do and dk += ds^T q, a half of the queries beside the other half's product."""
     half, skip = queries // 2, queries // 2 * 128  # bytes of half a panel
-    add = add_product(D, half)
+    first, second, add = Span(0, half), Span(half, half), add_product(D, half)
     dp_done, dv_done = product_done(queries, 1), product_done(D, 1)
 
     def to_values(parts: KeyParts, do: int, lse: int, scale: float) -> None:
-        key_probabilities(parts.s, 0, half, parts.low, lse, scale)
+        column_probabilities(parts.s, first, lse, scale)
+        pack(parts.s, first, parts.low)
         add(parts.dv, parts.low, by_columns(do, queries))
-        key_probabilities(parts.s, half, queries, parts.high, lse, scale)
+        column_probabilities(parts.s, second, lse, scale)
+        pack(parts.s, second, parts.high)
         add(parts.dv, parts.high, by_columns(int32(do + skip), queries))
 
     def to_keys(parts: KeyParts, q: int, delta: int) -> None:
         dp_done(parts.dp)  # and the first half of dv, so that `low` is free
-        key_gradients(parts.s, parts.dp, 0, half, parts.low, delta)
+        column_gradients(parts.s, parts.dp, first, delta)
+        pack(parts.s, first, parts.low)
         add(parts.dk, parts.low, by_columns(q, queries))
         dv_done(parts.dv)  # the second half
-        key_gradients(parts.s, parts.dp, half, queries, parts.high, delta)
+        column_gradients(parts.s, parts.dp, second, delta)
+        pack(parts.s, second, parts.high)
         add(parts.dk, parts.high, by_columns(int32(q + skip), queries))
 
     return to_values, to_keys
@@ -448,15 +390,17 @@ def in_halves(D: int, queries: int) -> tuple[Callable, Callable]:
 
 def at_once(D: int, queries: int) -> tuple[Callable, Callable]:
     """The same in one product each, which takes fewer registers."""
-    add, dp_done = add_product(D, queries), product_done(queries)
+    whole, add, dp_done = Span(0, queries), add_product(D, queries), product_done(queries)
 
     def to_values(parts: KeyParts, do: int, lse: int, scale: float) -> None:
-        key_probabilities(parts.s, 0, queries, parts.low, lse, scale)
+        column_probabilities(parts.s, whole, lse, scale)
+        pack(parts.s, whole, parts.low)
         add(parts.dv, parts.low, by_columns(do, queries))
 
     def to_keys(parts: KeyParts, q: int, delta: int) -> None:
         dp_done(parts.dp)  # and dv, so that `low` is free
-        key_gradients(parts.s, parts.dp, 0, queries, parts.low, delta)
+        column_gradients(parts.s, parts.dp, whole, delta)
+        pack(parts.s, whole, parts.low)
         add(parts.dk, parts.low, by_columns(q, queries))
 
     return to_values, to_keys
@@ -537,21 +481,33 @@ def key_bytes(D: int, rows: int, queries: int, stages: int) -> int:
     return 2 * rows * D * 2 + stages * stage + 8 + 1024
 
 
+class Step(NamedTuple):
+    """A step of `dkdv_kernel`: its stage, and which tile of queries is there; the stage before, or
+    -1, and the tile that it gets, if there is one more.
+    """
+
+    stage: int
+    tile: int
+    before: int
+    later: Cursor
+    refill: bool
+
+
 def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
     """A step of the loop of `dkdv_kernel`, with the queries of a tile from its `first` on."""
+    apart = 16 * warps * D * 2  # bytes from keys to values
     count, skip = queries - first, first * 128
     to_values, to_keys = in_halves(D, queries) if count == 128 else at_once(D, count)
     rows_times, s_done = product_of_rows(count, D), product_done(count, 1)
     dk_before = product_done(D, 1)
 
     def multiply(
-        parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, stage: int,
-        tile: int, before: int, later: Cursor, refill: bool, key: int, limits: Limits,
-        scale: float, at: Place,
-    ) -> None:  # fmt: skip
+        parts: KeyParts, own: Own, shared: KeyShared, source: Queries, of: Step, scale: float
+    ) -> None:
         """dv += p^T do, dk += ds^T q; then stage `before` is left, and gets tile `later`."""
-        q, row = int32(tile_of(shared.ring, stage) + skip), int32(tile * queries + first)
-        do = int32(q + queries * D * 2)
+        at, key, stage, before = own.at, own.row, of.stage, of.before
+        q, row = int32(tile_of(shared.ring, stage) + skip), int32(of.tile * queries + first)
+        k, v, do = own.tile, int32(own.tile + apart), int32(q + queries * D * 2)
         line = int32(shared.lines + stage * 8 * queries + 4 * (first + own_column(at)))
         rows_times(parts.s, by_rows(k), by_rows(q))
         dk_before(parts.dk)  # the step before has read its operands
@@ -562,10 +518,10 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
         s_done(parts.s)
         if row < key + 63:
             forbid_earlier(parts.s, count, row, key, at)
-        forbid_foreign(parts.s, count, row, limits, at)
+        forbid_foreign(parts.s, count, row, own.limits, at)
         to_values(parts, do, line, scale)
-        if left == warps - 1 and refill:
-            fill_queries(shared.ring, shared.lines, before, source, later, queries, D)
+        if left == warps - 1 and of.refill:
+            fill_queries(shared.ring, shared.lines, before, source, of.later, queries, D)
         to_keys(parts, q, int32(line + 4 * queries))
 
     return multiply
@@ -576,14 +532,12 @@ def over_nothing(D: int, warps: int, queries: int) -> Callable:
     all_done = product_done(D)
 
     def skip(
-        parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, stage: int,
-        tile: int, before: int, later: Cursor, refill: bool, key: int, limits: Limits,
-        scale: float, at: Place,
-    ) -> None:  # fmt: skip
+        parts: KeyParts, own: Own, shared: KeyShared, source: Queries, of: Step, scale: float
+    ) -> None:
         """Stage `before` is left, and gets tile `later`."""
         all_done(parts.dk)
-        if before >= 0 and leave(shared.ring, before, warps) == warps - 1 and refill:
-            fill_queries(shared.ring, shared.lines, before, source, later, queries, D)
+        if of.before >= 0 and leave(shared.ring, of.before, warps) == warps - 1 and of.refill:
+            fill_queries(shared.ring, shared.lines, of.before, source, of.later, queries, D)
 
     return skip
 
@@ -594,25 +548,19 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
     early = over_tile(D, warps, queries, 64) if queries > 64 else over_nothing(D, warps, queries)
 
     def loop(
-        parts: KeyParts, k: int, v: int, shared: KeyShared, source: Queries, head: int,
-        steps: int, key: int, limits: Limits, scale: float, at: Place,
+        parts: KeyParts, own: Own, shared: KeyShared, source: Queries, head: int, steps: int,
+        scale: float,
     ) -> None:  # fmt: skip
-        """dv += p^T do, dk += ds^T q. k, v: this warpgroup's tiles; head: the group's first."""
+        """dv += p^T do, dk += ds^T q. head: the group's first."""
         now, later = Cursor(head, source.first), ahead(source, head, stages)
         step, before, stage, phase = int32(0), int32(-1), int32(0), int32(0)
         while True:  # at least once, and the compiler must know it
             mbarrier_wait(full_of(shared.ring, stage), phase)
-            more, t = step - 1 + stages < steps, now.tile
-            if key - t * queries >= 64:  # its first 64 queries come before all keys
-                early(
-                    parts, k, v, shared, source, stage, t, before, later, more, key, limits,
-                    scale, at,
-                )  # fmt: skip
+            of = Step(stage, now.tile, before, later, step - 1 + stages < steps)
+            if own.row - now.tile * queries >= 64:  # its first 64 queries come before all keys
+                early(parts, own, shared, source, of, scale)
             else:
-                whole(
-                    parts, k, v, shared, source, stage, t, before, later, more, key, limits,
-                    scale, at,
-                )  # fmt: skip
+                whole(parts, own, shared, source, of, scale)
             if step > 0:
                 later = next_of(source, later)
             now = next_of(source, now)
@@ -633,21 +581,25 @@ def ahead(source: Queries, head: int, steps: int) -> Cursor:
     return Cursor(int32(head + heads), int32(source.first + steps - heads * tiles))
 
 
-def key_start(
-    shared: KeyShared, source: Queries, k: Heads, v: Heads, key: int, head: int, steps: int,
-    groups: int, queries: int, stages: int, D: int, at: Place,
-) -> None:  # fmt: skip
-    """Barriers; keys, values and the first stages on their way."""
-    if at.thread == 0:
-        mbarrier_init(shared.full, int32(1))
-        start_ring(shared.ring, stages)
-        mbarrier_init_fence()
-        fetch_rows(k, v, key, shared.k, groups, D, shared.full)
-        now = Cursor(head, source.first)
-        for i in range(min(int32(stages), steps)):
-            fill_queries(shared.ring, shared.lines, int32(i), source, now, queries, D)
-            now = next_of(source, now)
-    cuda.syncthreads()  # nobody waits at a barrier that is not there yet
+def make_key_start(D: int, groups: int, queries: int, stages: int) -> Callable:
+    """start(shared, source, keys, key, head, steps, at)."""
+
+    def start(
+        shared: KeyShared, source: Queries, keys: Pair, key: int, head: int, steps: int, at: Place
+    ) -> None:
+        """Barriers; keys, values and the first stages on their way."""
+        if at.thread == 0:
+            mbarrier_init(shared.full, int32(1))
+            start_ring(shared.ring, stages)
+            mbarrier_init_fence()
+            fetch_rows(keys, key, shared.k, groups, D, shared.full)
+            now = Cursor(head, source.first)
+            for i in range(min(int32(stages), steps)):
+                fill_queries(shared.ring, shared.lines, int32(i), source, now, queries, D)
+                now = next_of(source, now)
+        cuda.syncthreads()  # nobody waits at a barrier that is not there yet
+
+    return start
 
 
 STAGES = 3  # of queries and what belongs to them, in `dkdv_kernel`
@@ -656,27 +608,6 @@ STAGES = 3  # of queries and what belongs to them, in `dkdv_kernel`
 def step_queries(D: int) -> int:
     """How many queries a step of `dkdv_kernel` has."""
     return 128 if D == 64 else 64
-
-
-class KeyArguments(NamedTuple):
-    """Arguments of `dkdv_kernel`: maps, memory, numbers, tables of angles, last queries."""
-
-    map_q: int
-    map_k: int
-    map_v: int
-    map_do: int
-    map_dk: int
-    map_dv: int
-    lse: int
-    delta: int
-    T: int
-    heads: int
-    sharing: int
-    scale: float
-    root: float
-    cos: int
-    sin: int
-    limit: Limit
 
 
 def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: Limit) -> int:
@@ -693,20 +624,22 @@ def dkdv_body(form: Form) -> Callable:
     rows, warps, half, tile_half = 64 * groups, 4 * groups, D // 2, queries // 2
     packed = queries // 8 if D == 64 else queries // 4
     loop, turn_back = over_queries(D, warps, queries, stages), make_turn_back(D, form.turned)
+    begin = make_key_start(D, groups, queries, stages)
 
-    def block_of_keys(x: KeyArguments) -> None:
-        prefetch_maps(x.map_q, x.map_k, x.map_v, x.map_do)
-        at, number, key = place(), block_head(), int32(cuda.blockIdx.y * rows)
-        kv_heads = divide(x.heads, x.sharing)
+    def block_of_keys(x: Arguments, map_dk: int, map_dv: int) -> None:
+        prefetch_maps(x.q, x.k, x.v, x.do)
+        sizes, at, number, key = x.sizes, place(), block_head(), int32(cuda.blockIdx.y * rows)
+        kv_heads = divide(sizes.heads, sizes.sharing)
         batch = divide(number, kv_heads)
         kv = int32(number - batch * kv_heads)
-        first, end = int32(key // queries), last_tile(x.T, queries, rows, key, batch, x.limit)
-        steps, head = int32((end - first) * x.sharing), int32(kv * x.sharing)
-        start, line = int32(batch * x.heads), round_up(x.T, PAD)
-        source = Queries(x.map_q, x.map_do, x.lse, x.delta, batch, start, line, first, end)
+        end = last_tile(sizes.T, queries, rows, key, batch, sizes.limit)
+        first, head = int32(key // queries), int32(kv * sizes.sharing)
+        steps = int32((end - first) * sizes.sharing)
+        start, line = int32(batch * sizes.heads), round_up(sizes.T, PAD)
+        source = Queries(x.q, x.do, x.lse, x.delta, batch, start, line, first, end)
         shared = key_shared(D, rows, queries, stages)
-        k_of, v_of = Heads(x.map_k, batch, kv), Heads(x.map_v, batch, kv)
-        key_start(shared, source, k_of, v_of, key, head, steps, groups, queries, stages, D, at)
+        keys = Pair(Heads(x.k, batch, kv), Heads(x.v, batch, kv))
+        begin(shared, source, keys, key, head, steps, at)
         parts = KeyParts(
             cuda.local.array(tile_half, float32), cuda.local.array(tile_half, float32),
             cuda.local.array(packed, int32), cuda.local.array(packed, int32),
@@ -716,12 +649,12 @@ def dkdv_body(form: Form) -> Callable:
         clear(parts.dv, half)
         row, size = int32(key + at.group * 64), 64 * D * 2
         k, v = int32(shared.k + at.group * size), int32(shared.v + at.group * size)
-        limits = limits_of(x.limit, batch, row, row)
+        own = Own(at, k, row, limits_of(sizes.limit, batch, row, row))
         mbarrier_wait(shared.full, int32(0))
-        loop(parts, k, v, shared, source, head, steps, row, limits, x.scale, at)
-        turn_back(parts.dk, x.cos, x.sin, row, x.T, at)
-        save_rows(parts.dk, x.root, Heads(x.map_dk, batch, kv), row, k, D, at)
-        save_rows(parts.dv, float32(1), Heads(x.map_dv, batch, kv), row, v, D, at)
+        loop(parts, own, shared, source, head, steps, sizes.scale)
+        turn_back(parts.dk, x.cos, x.sin, row, sizes.T, at)
+        save_rows(parts.dk, sizes.root, Heads(map_dk, batch, kv), row, k, D, at)
+        save_rows(parts.dv, float32(1), Heads(map_dv, batch, kv), row, v, D, at)
 
     return block_of_keys
 
@@ -735,11 +668,9 @@ def dkdv_kernel(form: Form) -> Kernel:
         map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
         cos, sin, last,
     ):  # fmt: skip
-        x = KeyArguments(
-            map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale,
-            root, cos, sin, Limit(limited, last, T),
-        )  # fmt: skip
-        body(x)
+        sizes = Sizes(T, heads, sharing, scale, root, Limit(limited, last, T))
+        x = Arguments(map_q, map_k, map_v, map_do, lse, delta, sizes, cos, sin)
+        body(x, map_dk, map_dv)
 
     shared = key_bytes(form.D, 64 * form.groups, step_queries(form.D), STAGES)
     return Kernel(dkdv, "l l l l l l l l r r r f f l l l", threads, shared)

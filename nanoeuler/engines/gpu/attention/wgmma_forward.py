@@ -4,8 +4,8 @@
 # %% sec-flash-tensor-forward
 """Causal attention, forward, on Hopper's tensor cores: bf16, head width 64 or 128, any T.
 
-Left out: launching (flash_plan.py), widths other than 64 and 128, masks other than causal
-and documents.
+Left out: launching (wgmma_launch.py), widths other than 64 and 128, masks other than causal,
+documents and windows.
 
 T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
 """
@@ -14,14 +14,24 @@ import functools
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
-    LOWEST,
     PAD,
-    PAST_END,
     Limit,
-    clear,
+    Sizes,
     limit_of,
-    quad_sum,
+    quad_maxima,
     round_up,
+)
+from nanoeuler.engines.gpu.attention.softmax import (
+    Rows,
+    Span,
+    correct,
+    exponentials,
+    follow,
+    lane_maxima,
+    pack,
+    raise_maxima,
+    save_lse,
+    start_rows,
 )
 
 # isort: split
@@ -31,6 +41,7 @@ from nanoeuler.engines.gpu.attention.wgmma_parts import (
     BOX,
     Heads,
     Limits,
+    Own,
     Place,
     QueryBlock,
     Ring,
@@ -77,13 +88,8 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.lang.ptx import (
     barrier,
     barrier_arrive,
-    exp2,
     larger,
-    log2,
-    pack_bf16,
     reciprocal,
-    shuffle_xor,
-    store_float,
     store_shared_int,
 )
 from nanoeuler.errors import UserError
@@ -93,113 +99,50 @@ KEYS = 128     # of a step
 HALF = KEYS // 2
 
 
-class Rows(NamedTuple):
-    """A thread's part of two queries: output so far; for each row its running maximum, its
-    sum of exponentials over this lane's keys, and the factor of the last correction.
-    """
-
-    o: Any
-    m: Any
-    total: Any
-    alpha: Any
+def weigh(s: Any, of: Span, rows: Rows, scale: float) -> None:
+    """The scores of some keys become exponentials, and are summed."""
+    maxima = rows.m[0] * scale, rows.m[1] * scale
+    above, below = exponentials(s, of, maxima, (float32(0), float32(0)), scale)
+    rows.total[0] += above
+    rows.total[1] += below
 
 
-def start_rows(rows: Rows, D: int) -> None:
-    """Nothing has been seen."""
-    clear(rows.o, D // 2)
-    clear(rows.total, 2)
-    for h in range(2):
-        rows.m[h] = float32(LOWEST)
+class Output(NamedTuple):
+    """Where a head's results go: lse of all heads, its number among them; o; how wide it is."""
+
+    lse: int
+    number: int
+    heads: Heads
+    D: int
 
 
-def lane_maxima(s: Any, keys: int, m: Any) -> tuple[float, float]:
-    """The largest of m and of what this lane has of its two rows, each by two chains."""
-    a0, a1, b0, b1 = m[0], m[1], m[0], m[1]
-    for i in range(0, keys // 2, 8):
-        a0 = larger(a0, larger(s[i], s[i + 1]))
-        a1 = larger(a1, larger(s[i + 2], s[i + 3]))
-        b0 = larger(b0, larger(s[i + 4], s[i + 5]))
-        b1 = larger(b1, larger(s[i + 6], s[i + 7]))
-    return larger(a0, b0), larger(a1, b1)
-
-
-def quad_maximum(x: float) -> float:
-    """The largest x of the four lanes that share a row of an accumulator."""
-    x = larger(x, shuffle_xor(x, int32(1)))
-    return larger(x, shuffle_xor(x, int32(2)))
-
-
-def follow(rows: Rows, above: float, below: float, scale: float) -> None:
-    """m of the two rows becomes this, `total` follows, alpha is what o still has to follow."""
-    m, total, alpha = rows.m, rows.total, rows.alpha
-    alpha[0], alpha[1] = exp2((m[0] - above) * scale), exp2((m[1] - below) * scale)
-    m[0], m[1] = above, below
-    total[0] *= alpha[0]
-    total[1] *= alpha[1]
-
-
-def raise_maxima(s: Any, keys: int, rows: Rows, scale: float) -> None:
-    """m becomes the largest score so far; o has to follow by alpha."""
-    above, below = lane_maxima(s, keys, rows.m)
-    follow(rows, quad_maximum(above), quad_maximum(below), scale)
-
-
-def exponentials(s: Any, first: int, last: int, rows: Rows, scale: float) -> None:
-    """The scores of keys first .. last - 1 become exp2((s - m) scale), summed into `total`."""
-    z0, z1 = rows.m[0] * scale, rows.m[1] * scale
-    sum0, sum1 = float32(0), float32(0)
-    for i in range(first // 2, last // 2, 4):
-        s[i], s[i + 1] = exp2(s[i] * scale - z0), exp2(s[i + 1] * scale - z0)
-        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - z1), exp2(s[i + 3] * scale - z1)
-        sum0 += s[i] + s[i + 1]
-        sum1 += s[i + 2] + s[i + 3]
-    rows.total[0] += sum0
-    rows.total[1] += sum1
-
-
-def pack_keys(s: Any, first: int, last: int, p: Any) -> None:
-    """Keys first .. last - 1 of an accumulator in pairs: p, the left operand of a product."""
-    for i in range((last - first) // 4):
-        p[i] = pack_bf16(s[first // 2 + 2 * i], s[first // 2 + 2 * i + 1])
-
-
-def correct(rows: Rows, D: int) -> None:
-    """o under the old maximum becomes o under the new one."""
-    o, alpha = rows.o, rows.alpha
-    for i in range(0, D // 2, 4):
-        o[i] *= alpha[0]
-        o[i + 1] *= alpha[0]
-        o[i + 2] *= alpha[1]
-        o[i + 3] *= alpha[1]
-
-
-def save_lse(lse: int, number: int, T: int, row: int, rows: Rows, scale: float, at: Place) -> None:
-    """`total` over all lanes, and lse = m scale + log2(total) of this warpgroup's 64 rows."""
-    for h in range(2):
-        rows.total[h] = quad_sum(rows.total[h])
-        if at.lane & 3 == 0:
-            t = int32(row + own_row(at) + 8 * h)
-            value = float32(PAST_END)
-            if t < T:
-                value = rows.m[h] * scale + log2(rows.total[h])
-            store_float(lse + 4 * (int64(number) * round_up(T, PAD) + t), value)
-
-
-def save_output(rows: Rows, to: Heads, row: int, tile: int, D: int, at: Place) -> None:
-    """o divided by `total`, through this warpgroup's tile of queries on its way to memory."""
+def save(rows: Rows, of: Output, own: Own, T: int, scale: float) -> None:
+    """lse and output of this warpgroup's rows, through their tile, on its way to memory."""
+    at, D = own.at, of.D
+    line = of.lse + 4 * (int64(of.number) * round_up(T, PAD))
+    save_lse(rows, line, int32(own.row + own_row(at)), at.lane, T, scale)
     above, below = reciprocal(rows.total[0]), reciprocal(rows.total[1])
     warpgroup_sync(at)  # every warp has read the queries that are overwritten now
-    stage_out(rows.o, above, below, tile, D, at)
+    stage_out(rows.o, above, below, own.tile, D, at)
     hand_over(at)
     if at.thread & 127 == 0:
-        put(to, row, tile, D)
+        put(of.heads, own.row, own.tile, D)
         bulk_commit()
 
 
 def outputs_read(at: Place) -> None:
-    """Before its end: the copies of `save_output` have read this block's shared memory."""
+    """Before its end: the copies of `save` have read this block's shared memory."""
     if at.thread & 127 == 0:
         bulk_wait_read_all()
+
+
+class Maps(NamedTuple):
+    """Where tiles come from and go to: maps of [batch, heads, T, D]."""
+
+    q: int
+    k: int
+    v: int
+    o: int
 
 
 class Shared(NamedTuple):
@@ -230,15 +173,15 @@ add_half, narrow_done = add_product(64, HALF), product_done(64)
 
 def weigh_first(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
     """The first half of the keys: exponentials, and o += p v on its way."""
-    exponentials(s, 0, HALF, rows, scale)
-    pack_keys(s, 0, HALF, p)
+    weigh(s, Span(0, HALF), rows, scale)
+    pack(s, Span(0, HALF), p)
     add_half(rows.o, p, by_columns(v, KEYS))
 
 
 def weigh_second(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
     """The second half: its exponentials beside the first half's product; then o is there."""
-    exponentials(s, HALF, KEYS, rows, scale)
-    pack_keys(s, HALF, KEYS, p)
+    weigh(s, Span(HALF, HALF), rows, scale)
+    pack(s, Span(HALF, HALF), p)
     add_half(rows.o, p, by_columns(int32(v + HALF * 128), KEYS))
     narrow_done(rows.o)
 
@@ -255,9 +198,9 @@ def raise_lazily(s: Any, rows: Rows, scale: float) -> None:
     A warp does so together, or not at all; a row that has no such score is multiplied by 1.
     """
     m = rows.m
-    above, below = lane_maxima(s, KEYS, m)
+    above, below = lane_maxima(s, KEYS, m[0], m[1])
     if cuda.any_sync(-1, larger(above - m[0], below - m[1]) * scale > float32(LEAP)):
-        above, below = quad_maximum(above), quad_maximum(below)
+        above, below = quad_maxima(above, below)
         if (above - m[0]) * scale <= float32(LEAP):
             above = m[0]
         if (below - m[1]) * scale <= float32(LEAP):
@@ -422,13 +365,11 @@ def query_full(shared: Shared, item: int, at: Place) -> int:
 
 
 class Chain(NamedTuple):
-    """What does not change: shared memory, the cut, maps of q, k and v, a thread's place."""
+    """What does not change: shared memory, the cut, maps, a thread's place."""
 
     shared: Shared
     links: Links
-    q: int
-    k: int
-    v: int
+    maps: Maps
     at: Place
 
 
@@ -436,7 +377,7 @@ def fetch_item(chain: Chain, item: int, link: Link, first: int) -> None:
     """One thread of a warpgroup: start filling its tile of queries."""
     full, row = query_full(chain.shared, item, chain.at), int32(first + 64 * chain.at.group)
     mbarrier_expect(full, int32(BOX))
-    heads, to = Heads(chain.q, link.batch, link.head), query_tile(chain.shared, item, chain.at)
+    heads, to = Heads(chain.maps.q, link.batch, link.head), query_tile(chain.shared, item, chain.at)
     fetch(heads, row, to, 64, 64, full)
 
 
@@ -457,8 +398,8 @@ def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
 def fill_both(chain: Chain, stage: int, now: Cursor) -> None:
     """One thread: keys and values of the cursor's tile into a stage."""
     key = cursor_key(now, chain.links)
-    fill(chain.shared.k, stage, Heads(chain.k, now.batch, now.kv), key, 64)
-    fill(chain.shared.v, stage, Heads(chain.v, now.batch, now.kv), key, 64)
+    fill(chain.shared.k, stage, Heads(chain.maps.k, now.batch, now.kv), key, 64)
+    fill(chain.shared.v, stage, Heads(chain.maps.v, now.batch, now.kv), key, 64)
 
 
 class Stand(NamedTuple):
@@ -503,6 +444,17 @@ def go_on(chain: Chain, stand: Stand) -> Stand:
     return Stand(stage, phase, stand.stage, left, next_of(stand.later, chain.links))
 
 
+class Item(NamedTuple):
+    """The queries that a warpgroup works on: the number of their tile in the block's chain, its
+    link and place in it (0 the long tile, 1 the short one), and the rows.
+    """
+
+    number: int
+    link: Link
+    part: int
+    own: Own
+
+
 class Scores(NamedTuple):
     """Registers of a thread for one tile: scores, and both halves packed as operands."""
 
@@ -521,22 +473,22 @@ def narrow_registers() -> tuple[Scores, Rows]:
 
 
 def diagonal(
-    tile: Scores, rows: Rows, chain: Chain, stand: Stand, link: Link, part: int, item: int,
-    row: int, limits: Limits, scale: float,
-) -> None:  # fmt: skip
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, item: Item, scale: float
+) -> None:
     """The tile on the diagonal, the only one with its mask; the next queries are fetched beside it.
 
     The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
     """
-    s, at, q = tile.s, chain.at, by_rows(query_tile(chain.shared, item, chain.at))
+    s, at, q = tile.s, chain.at, by_rows(query_tile(chain.shared, item.number, chain.at))
     k, v = tile_of(chain.shared.k, stand.stage), tile_of(chain.shared.v, stand.stage)
+    row, limits = item.own.row, item.own.limits
     key = int32(row - at.group * 64)
-    mbarrier_wait(query_full(chain.shared, item, at), int32(item >> 1 & 1))
+    mbarrier_wait(query_full(chain.shared, item.number, at), int32(item.number >> 1 & 1))
     mbarrier_wait(full_of(chain.shared.k, stand.stage), stand.phase)
     if at.group == 0:
         half_scores(s, q, by_rows(k))
         refill(chain, stand)
-        fetch_next(chain, item, link, part)
+        fetch_next(chain, item.number, item.link, item.part)
         half_scores_done(s)
         forbid_later(s, HALF, key, row, at)
         forbid_others(s, HALF, key, limits, at)
@@ -547,7 +499,7 @@ def diagonal(
     else:
         scores(s, q, by_rows(k))
         refill(chain, stand)
-        fetch_next(chain, item, link, part)
+        fetch_next(chain, item.number, item.link, item.part)
         scores_done(s)
         forbid_later(s, KEYS, key, row, at)
         forbid_others(s, KEYS, key, limits, at)
@@ -558,16 +510,15 @@ def diagonal(
 
 
 def earlier(
-    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, limits: Limits, q: int,
-    scale: float,
-) -> Stand:  # fmt: skip
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, own: Own, scale: float
+) -> Stand:
     """The tiles before the diagonal, where every query sees every key of its document, the latest
     first. steps: with that on the diagonal.
     """
-    k, v = chain.shared.k, chain.shared.v
+    k, v, limits = chain.shared.k, chain.shared.v, own.limits
     for i in range(1, steps):
         mbarrier_wait(full_of(k, stand.stage), stand.phase)
-        scores(tile.s, by_rows(q), by_rows(tile_of(k, stand.stage)))
+        scores(tile.s, by_rows(own.tile), by_rows(tile_of(k, stand.stage)))
         refill(chain, stand)
         scores_done(tile.s)
         forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
@@ -586,14 +537,12 @@ def limits_of_tile(link: Link, part: int, links: Links, at: Place) -> Limits:
     return limits_of(links.limit, link.batch, row, int32(row + 63))
 
 
-def narrow(
-    map_q: int, map_k: int, map_v: int, map_o: int, lse: int, T: int, links: Links, scale: float
-) -> None:
+def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
     """o and lse for D = 64."""
-    prefetch_maps(map_q, map_k, map_v, map_o)
+    prefetch_maps(maps.q, maps.k, maps.v, maps.o)
     at = place()
-    chain = Chain(narrow_memory(), links, map_q, map_k, map_v, at)
-    link, item = link_of(int32(cuda.blockIdx.x), links), int32(0)
+    chain = Chain(narrow_memory(), links, maps, at)
+    link, number = link_of(int32(cuda.blockIdx.x), links), int32(0)
     stand = narrow_start(chain, link)
     tile, rows = narrow_registers()
     while link.n < links.count:
@@ -603,17 +552,17 @@ def narrow(
             limits = limits_of_tile(link, part, links, at)
             if links.limit.on:
                 row = limits.row
-            q = query_tile(chain.shared, item, at)
+            own = Own(at, query_tile(chain.shared, number, at), row, limits)
             start_rows(rows, 64)
             # 2. The tile on the diagonal.
-            diagonal(tile, rows, chain, stand, link, part, item, row, limits, scale)
+            diagonal(tile, rows, chain, stand, Item(number, link, part, own), scale)
             stand = go_on(chain, stand)
             # 3. The tiles before it.
-            stand = earlier(tile, rows, chain, stand, steps, limits, q, scale)
+            stand = earlier(tile, rows, chain, stand, steps, own, scale)
             # 4. Out, while the next tile's queries come.
-            save_lse(lse, link.number, T, row, rows, scale, at)
-            save_output(rows, Heads(map_o, link.batch, link.head), row, q, 64, at)
-            item = int32(item + 1)
+            heads = Heads(maps.o, link.batch, link.head)
+            save(rows, Output(lse, link.number, heads, 64), own, T, scale)
+            number = int32(number + 1)
         link = link_of(int32(link.n + cuda.gridDim.x), links)
     outputs_read(at)
 
@@ -628,7 +577,7 @@ def narrow_kernel(limited: bool) -> Kernel:
     ):  # fmt: skip
         limit = Limit(limited, first, T)
         links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
-        narrow(map_q, map_k, map_v, map_o, lse, T, links, scale)
+        narrow(Maps(map_q, map_k, map_v, map_o), lse, T, links, scale)
 
     # Maps of q, k, v, o; lse; T, then the members of Links about the scale; the first keys seen.
     args = "l l l l l r r r r r f l l l l"
@@ -670,8 +619,10 @@ def fetch_queries(heads: Heads, first: int, shared: Shared) -> None:
         fetch(heads, int32(first + 64 * group), tile, 64, 128, shared.q_full)
 
 
-def produce(shared: Shared, block: QueryBlock, q: Heads, k: Heads, v: Heads) -> None:
+def produce(shared: Shared, block: QueryBlock, maps: Maps) -> None:
     """One thread of the producer: every tile, as soon as all 8 warps have left its stage."""
+    q = Heads(maps.q, block.batch, block.head)
+    k, v = Heads(maps.k, block.batch, block.kv), Heads(maps.v, block.batch, block.kv)
     fetch_queries(q, block.first, shared)
     stage, phase = int32(0), int32(0)
     for step in range(block.steps):
@@ -690,34 +641,33 @@ def hand_back(ring: Ring, stage: int, at: Place) -> None:
 
 
 def take_turns(
-    tile: Scores, rows: Rows, q: int, shared: Shared, block: QueryBlock, limits: Limits,
-    scale: float, at: Place,
-) -> None:  # fmt: skip
+    tile: Scores, rows: Rows, shared: Shared, block: QueryBlock, own: Own, scale: float
+) -> None:
     """All tiles after the first one's scores, and its own last product.
 
     In every step one warpgroup issues the next tile's scores and this tile's product, passes the
     turn on, and computes exponentials while the other one issues.
     """
-    s, p, k, v = tile.s, tile.p, shared.k, shared.v
+    s, p, k, v, at = tile.s, tile.p, shared.k, shared.v, own.at
     stage, phase = int32(0), int32(0)
     for step in range(1, block.steps):
         v_stage, v_phase = stage, phase
         stage, phase = advance(stage, phase, WIDE_STAGES)
         mbarrier_wait(full_of(k, stage), phase)
         barrier(int32(FIRST_TURN + at.group), int32(256))
-        wide_scores(s, by_rows(q), by_rows(tile_of(k, stage)))
+        wide_scores(s, by_rows(own.tile), by_rows(tile_of(k, stage)))
         mbarrier_wait(full_of(v, v_stage), v_phase)
         wide_add(rows.o, p, by_columns(tile_of(v, v_stage), KEYS))
         barrier_arrive(int32(FIRST_TURN + 1 - at.group), int32(256))
         scores_first(s)
         hand_back(k, stage, at)
-        forbid_others(s, KEYS, key_row(block, step, KEYS), limits, at)
+        forbid_others(s, KEYS, key_row(block, step, KEYS), own.limits, at)
         raise_maxima(s, KEYS, rows, scale)
-        exponentials(s, 0, KEYS, rows, scale)
+        weigh(s, Span(0, KEYS), rows, scale)
         wide_done(rows.o)  # only now may o be corrected, and p be written
         hand_back(v, v_stage, at)
         correct(rows, 128)
-        pack_keys(s, 0, KEYS, p)
+        pack(s, Span(0, KEYS), p)
     mbarrier_wait(full_of(v, stage), phase)
     wide_add(rows.o, p, by_columns(tile_of(v, stage), KEYS))
     wide_done(rows.o)
@@ -745,49 +695,44 @@ def wide_registers() -> tuple[Scores, Rows]:
 
 
 def first_tile(
-    tile: Scores, rows: Rows, q: int, shared: Shared, row: int, key: int, limits: Limits,
-    scale: float, at: Place,
-) -> None:  # fmt: skip
+    tile: Scores, rows: Rows, shared: Shared, block: QueryBlock, own: Own, scale: float
+) -> None:
     """Probabilities of the tile on the diagonal."""
+    at, key = own.at, key_row(block, 0, KEYS)
     mbarrier_wait(shared.q_full, int32(0))
     if at.group == 1:
         barrier_arrive(int32(FIRST_TURN), int32(256))  # the first turn is warpgroup 0's
     mbarrier_wait(shared.k.full, int32(0))
-    wide_scores(tile.s, by_rows(q), by_rows(shared.k.tiles))
+    wide_scores(tile.s, by_rows(own.tile), by_rows(shared.k.tiles))
     wide_scores_done(tile.s)
     hand_back(shared.k, 0, at)
-    forbid_later(tile.s, KEYS, key, row, at)
-    forbid_others(tile.s, KEYS, key, limits, at)
+    forbid_later(tile.s, KEYS, key, own.row, at)
+    forbid_others(tile.s, KEYS, key, own.limits, at)
     raise_maxima(tile.s, KEYS, rows, scale)
-    exponentials(tile.s, 0, KEYS, rows, scale)
-    pack_keys(tile.s, 0, KEYS, tile.p)
+    weigh(tile.s, Span(0, KEYS), rows, scale)
+    pack(tile.s, Span(0, KEYS), tile.p)
 
 
-def wide(
-    map_q: int, map_k: int, map_v: int, map_o: int, lse: int, T: int, heads: int, sharing: int,
-    scale: float, limit: Limit,
-) -> None:  # fmt: skip
+def wide(maps: Maps, lse: int, sizes: Sizes) -> None:
     """o and lse for D = 128."""
-    prefetch_maps(map_q, map_k, map_v, map_o)
-    at, block = place(), query_block(T, heads, sharing, QUERIES, KEYS, limit)
-    q, o = Heads(map_q, block.batch, block.head), Heads(map_o, block.batch, block.head)
-    k, v = Heads(map_k, block.batch, block.kv), Heads(map_v, block.batch, block.kv)
+    prefetch_maps(maps.q, maps.k, maps.v, maps.o)
+    at, block = place(), query_block(sizes, QUERIES, KEYS)
     shared = wide_memory()
     wide_start(shared, at)
     if at.group == PRODUCER:
         fewer_registers()
         if at.thread == PRODUCER * 128:
-            produce(shared, block, q, k, v)
+            produce(shared, block, maps)
     else:
         more_registers()
         row, q_tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 2 * BOX)
-        limits = limits_of(limit, block.batch, row, int32(row + 63))
+        own = Own(at, q_tile, row, limits_of(sizes.limit, block.batch, row, int32(row + 63)))
         tile, rows = wide_registers()
         start_rows(rows, 128)
-        first_tile(tile, rows, q_tile, shared, row, key_row(block, 0, KEYS), limits, scale, at)
-        take_turns(tile, rows, q_tile, shared, block, limits, scale, at)
-        save_lse(lse, block.number, T, row, rows, scale, at)
-        save_output(rows, o, row, q_tile, 128, at)
+        first_tile(tile, rows, shared, block, own, sizes.scale)
+        take_turns(tile, rows, shared, block, own, sizes.scale)
+        heads = Heads(maps.o, block.batch, block.head)
+        save(rows, Output(lse, block.number, heads, 128), own, sizes.T, sizes.scale)
         outputs_read(at)
 
 
@@ -796,8 +741,8 @@ def wide_kernel(limited: bool) -> Kernel:
     """The same for D = 128."""
 
     def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
-        limit = Limit(limited, first, T)
-        wide(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, limit)
+        sizes = Sizes(T, heads, sharing, scale, scale, Limit(limited, first, T))
+        wide(Maps(map_q, map_k, map_v, map_o), lse, sizes)
 
     # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
     # Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale; the first keys seen.

@@ -12,11 +12,18 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention.layout import (
     Limit,
+    Sizes,
     forbid_left,
     forbid_right,
+    lane_column,
+    lane_row,
     limit_of,
     round_up,
 )
+
+# isort: split
+
+
 from nanoeuler.engines.gpu.lang.hopper import (
     bulk_commit,
     bulk_wait_read_all,
@@ -61,12 +68,12 @@ def place() -> Place:
 
 def own_row(at: Place) -> int:
     """The first of a thread's two rows in an accumulator of 64 rows; the other is 8 below."""
-    return int32(at.warp * 16 + (at.lane >> 2))
+    return int32(at.warp * 16 + lane_row(at.lane))
 
 
 def own_column(at: Place) -> int:
     """The first of a thread's columns in an accumulator: this one and the next, then every 8."""
-    return int32((at.lane & 3) * 2)
+    return lane_column(at.lane)
 
 
 def shared_base() -> int:
@@ -185,6 +192,13 @@ def divide(x: int, n: int) -> int:
     return q
 
 
+class Pair(NamedTuple):
+    """Two arrays of which the same rows are fetched together: q and do, or k and v."""
+
+    x: Heads
+    y: Heads
+
+
 class QueryBlock(NamedTuple):
     """Queries that a block owns: from row `first` of a head on. Of the `end` tiles of keys up to
     the diagonal it takes `steps`, the latest first: all, or those that documents leave.
@@ -206,19 +220,17 @@ def block_head() -> int:
     return int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
 
 
-def query_block(
-    T: int, heads: int, sharing: int, rows: int, keys: int, limit: Limit
-) -> QueryBlock:
+def query_block(sizes: Sizes, rows: int, keys: int) -> QueryBlock:
     """This block's queries: the last tile first, because it has the most keys to see."""
     number = block_head()
-    batch = divide(number, heads)
-    head = int32(number - batch * heads)
+    batch = divide(number, sizes.heads)
+    head = int32(number - batch * sizes.heads)
     first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
-    end = int32((min(T, int32(first + rows)) + keys - 1) // keys)
+    end = int32((min(sizes.T, int32(first + rows)) + keys - 1) // keys)
     steps = end
-    if limit.on:
-        steps = int32(end - limit_of(limit, batch, first) // keys)
-    return QueryBlock(first, end, steps, number, batch, head, divide(head, sharing))
+    if sizes.limit.on:
+        steps = int32(end - limit_of(sizes.limit, batch, first) // keys)
+    return QueryBlock(first, end, steps, number, batch, head, divide(head, sizes.sharing))
 
 
 def key_row(block: QueryBlock, step: int, keys: int) -> int:
@@ -256,6 +268,17 @@ def limits_of(limit: Limit, batch: int, row: int, strictest: int) -> Limits:
     if limit.on:
         return Limits(limit, batch, row, limit_of(limit, batch, strictest))
     return Limits(limit, int32(0), int32(0), int32(0))
+
+
+class Own(NamedTuple):
+    """64 rows that a warpgroup owns: its thread's place, the address of their tile, the first of
+    them, and what limits them.
+    """
+
+    at: Place
+    tile: int
+    row: int
+    limits: Limits
 
 
 def own_limits(limits: Limits, first: int, at: Place) -> tuple[int, int]:

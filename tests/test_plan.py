@@ -449,7 +449,7 @@ OWNED = ("t4", "rtx-3060", "rtx-3090", "rtx-4060-ti", "rtx-4070", "rtx-4090", "r
 
 
 def test_the_table_has_the_cards_that_people_own_and_says_what_is_known_of_each():
-    assert {*CARDS} == {*OWNED} and {*SHARED} == {card.capability for card in CARDS.values()}
+    assert {*CARDS} == {*OWNED} and {*SHARED} >= {card.capability for card in CARDS.values()}
     rows = {line.split()[0]: line for line in table().splitlines()[1:]}
     assert {*rows} == {*CARDS}
     assert {key for key in CARDS if rows[key].endswith("not supported")} == {"t4"}

@@ -9,10 +9,11 @@ Left out: other vendors, cards for laptops, and several cards in one machine.
 
 from typing import NamedTuple
 
-# The most shared memory (bytes) of a block that asks for it, by compute capability: CUDA C++
-# Programming Guide, table "Technical Specifications per Compute Capability".
-SHARED = {(7, 5): 64 << 10, (8, 0): 163 << 10, (8, 6): 99 << 10, (8, 9): 99 << 10,
-          (9, 0): 227 << 10, (12, 0): 99 << 10}  # fmt: skip
+from nanoeuler.engines.gpu.lang import card as limits
+
+# The most shared memory (bytes) of a block that asks for it. For Turing, which the kernels don't
+# run on, too: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+SHARED = limits.SHARED | {(7, 5): 64 << 10}
 OLDEST = 8, 0  # the first with products of bf16: PTX ISA, mma.sync, "Target ISA Notes"
 # FLOPs a cycle of a multiprocessor of a GeForce, bf16 summed in float32: worked out in the text.
 GEFORCE = 512

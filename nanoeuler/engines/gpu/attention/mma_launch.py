@@ -29,12 +29,12 @@ from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
 
 WIDTHS = 32, 64, 128  # of heads: a row is 64, 128 or 256 bytes, which `swizzle` knows to swap
+# The fastest of what was tried: chapter 12a's table of attempts.
 FORMS = {
     32: Form(32, 4, 64, 2, 2), 64: Form(64, 4, 64, 2, 2), 128: Form(128, 4, 64, 2, 2, park=True)
 }  # fmt: skip
-DQ = {32: Form(32, 4, 64, 2, 3), 64: Form(64, 4, 64, 2, 3), 128: Form(128, 4, 64, 2, 2)}
-# dkdv takes the same steps and resident blocks as dq.
-DKDV = {32: Form(32, 4, 64, 2, 3), 64: Form(64, 4, 64, 2, 3), 128: Form(128, 4, 64, 2, 2)}
+DQ = {32: Form(32, 4, 64, 2, 3), 64: Form(64, 4, 64, 2, 3), 128: Form(128, 4, 64, 2, 2)}  # ditto
+DKDV = DQ  # the same steps and resident blocks serve both
 Forms = dict[int, Form]  # by head width
 KINDS = {2: "uint16", 4: "float32"}  # dtypes of arrays, by the size of an element
 

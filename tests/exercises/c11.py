@@ -10,7 +10,7 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.files import project_root
 
 CHAPTER = "11-a-gpu-on-paper"
-NAMES = dict(np=np, paper=emulator, ladder=ladder, cuda=cuda, float32=float32, Kernel=Kernel,
+NAMES = dict(np=np, emulator=emulator, ladder=ladder, cuda=cuda, float32=float32, Kernel=Kernel,
              Launch=Launch)  # fmt: skip
 # The judge of a launch, as the chapter defines it before its first exercise.
 _TEXT = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from nanoeuler.files import project_root
 
 CHAPTER = "11b-ptx-on-paper"
 NAMES = dict(
-    np=np, ptx=ptx, numbers=dtypes, statements=statements, translate=translate,
+    np=np, ptx=ptx, dtypes=dtypes, statements=statements, translate=translate,
     UserError=UserError,
 )  # fmt: skip
 # Texts to run, as the chapter defines them before its first exercise.
@@ -55,13 +55,13 @@ ANSWERS = [
      "return next(n for n, p in enumerate(body) if isinstance(p, str)), registers"),
     ("step", "behind what follows the label", "return body.index(part.operands[0]), registers",
      "return body.index(part.operands[0]) + 2, registers"),
-    ("step", "sums do not wrap, nor products", "numbers.int32(a * b)", "a * b"),
-    ("step", "products without a sign", "numbers.int32(a * b)", "numbers.uint32(a * b)"),
-    ("step", "a shift that keeps the sign", "numbers.int32(numbers.uint32(a) >> b)", "a >> b"),
-    ("step", "a shift to the left", "numbers.uint32(a) >> b", "numbers.uint32(a) << b"),
-    ("step", "the u32 is not read", "numbers.uint32(a) < numbers.uint32(b)", "a < b"),
+    ("step", "sums do not wrap, nor products", "dtypes.int32(a * b)", "a * b"),
+    ("step", "products without a sign", "dtypes.int32(a * b)", "dtypes.uint32(a * b)"),
+    ("step", "a shift that keeps the sign", "dtypes.int32(dtypes.uint32(a) >> b)", "a >> b"),
+    ("step", "a shift to the left", "dtypes.uint32(a) >> b", "dtypes.uint32(a) << b"),
+    ("step", "the u32 is not read", "dtypes.uint32(a) < dtypes.uint32(b)", "a < b"),
     ("step", "s32 without a sign", "lambda a, b: a < b",
-     "lambda a, b: numbers.uint32(a) < numbers.uint32(b)"),
+     "lambda a, b: dtypes.uint32(a) < dtypes.uint32(b)"),
     ("step", "the select is exchanged", "a if p else b", "b if p else a"),
     ("step", "the difference is exchanged", "a - b", "b - a"),
     ("step", "the result stands last", "into, *given = part.operands",

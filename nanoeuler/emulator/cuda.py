@@ -9,7 +9,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,11 +88,7 @@ def local_array(shape: int | tuple, dtype: Any) -> Local:
 
 def shared_array(shape: int | tuple, dtype: Any) -> Array:
     """The block's array that stands at this place in the kernel; shape 0: the dynamic memory."""
-    return array_at(sys._getframe(1), current().block, shape, dtype)
-
-
-def array_at(frame: FrameType, block: Block, shape: int | tuple, dtype: Any) -> Array:
-    """A block's array that is made where `frame` stands."""
+    frame, block = sys._getframe(1), current().block
     arrays = block.parts.setdefault("shared arrays", {})
     site = frame.f_code, frame.f_lasti
     if site not in arrays:

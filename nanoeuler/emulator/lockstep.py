@@ -23,7 +23,7 @@ import numpy as np
 from nanoeuler.emulator import dtypes
 from nanoeuler.emulator.arrays import Array, Log, Side
 from nanoeuler.emulator.barriers import wait_for_block
-from nanoeuler.emulator.cuda import SOURCE, array_at
+from nanoeuler.emulator.cuda import SOURCE
 from nanoeuler.emulator.cuda import Cuda as OneByOne
 from nanoeuler.emulator.machine import GROUP, WARP, Block, Owner, Place, Thread, close
 from nanoeuler.emulator.machine import getcurrent as current
@@ -683,11 +683,6 @@ class RowLog(Log):
         self.time = 0
 
 
-def shared_array(shape: int | tuple, dtype: Any) -> Array:
-    """The block's array that stands at this place in the kernel; shape 0: the dynamic memory."""
-    return array_at(sys._getframe(1), current().block, shape, dtype)
-
-
 def local_array(shape: int | tuple, dtype: Any) -> Registers:
     """Registers, filled with what is not to be read."""
     return Registers(shape if isinstance(shape, tuple) else (shape,), dtypes.dtype(dtype))
@@ -745,7 +740,6 @@ class Cuda(OneByOne):
     threadIdx = property(lambda self: current().shared)
     laneid = property(lambda self: view(current().numbers % WARP))
     local = SimpleNamespace(array=local_array)
-    shared = SimpleNamespace(array=shared_array)
     atomic = None
     syncthreads = staticmethod(sync_threads)
     _shuffle, _vote = staticmethod(shuffle), staticmethod(vote)

@@ -108,7 +108,7 @@ def once(act: Callable, *args: Any) -> Any:
         raise Apart
     if plain_of(act) in MEETINGS:
         team.met()
-    return act(*[arg.same().item() if isinstance(arg, Lanes) else arg for arg in args])
+    return once_for_any(act, *args)
 
 
 def once_for_any(act: Callable, *args: Any) -> Any:
@@ -543,18 +543,6 @@ def mma_many(plan: list, *arrays: Registers) -> None:
             arrays[n].fill(0, np.array([spread(row) for row in table]))
 
 
-@wide(ptx_sync.bar_sync)
-def bar_sync(number: Any, count: Any) -> None:
-    """Wait at a named barrier."""
-    named_barrier(number, count, wait=True)
-
-
-@wide(ptx_sync.bar_arrive)
-def bar_arrive(number: Any, count: Any) -> None:
-    """Come to a named barrier and go on."""
-    named_barrier(number, count, wait=False)
-
-
 def named_barrier(number: Any, count: Any, wait: bool) -> None:
     """bar.sync (wait) and bar.arrive, of each active warp."""
     team = current()
@@ -570,6 +558,10 @@ def named_barrier(number: Any, count: Any, wait: bool) -> None:
     if wait and not last.open:
         last.waiting.append(team)
         team.pause("named", str)
+
+
+wide(ptx_sync.bar_sync)(functools.partial(named_barrier, wait=True))
+wide(ptx_sync.bar_arrive)(functools.partial(named_barrier, wait=False))
 
 
 def when(test: Any, act: Callable, old: Any) -> Any:

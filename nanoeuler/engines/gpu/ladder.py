@@ -694,31 +694,6 @@ HELD = 4 * FETCH  # numbers of a that a thread holds, and of b
 BOTH = 2 * HELD
 
 
-def _fetch(held, a_from, b_from, k, a_limit, b_limit, N):
-    """Ask for a thread's part of the piece from k on: zeros where a limit is reached."""
-    a_k, b_k = cuda.threadIdx.x % 2 * 4, cuda.threadIdx.x // 32
-    for j in range(FETCH):
-        n, at = 4 * j, k + 8 * j
-        held[n], held[n + 1], held[n + 2], held[n + 3] = load4(
-            a_from + 4 * at, at + a_k, a_limit
-        )
-        n += HELD
-        held[n], held[n + 1], held[n + 2], held[n + 3] = load4(
-            b_from + 4 * at * N, at + b_k, b_limit
-        )
-
-
-def _put(held, a_tile, b_to, stage):
-    """Put it into the tiles of a stage: a's turned, so that a column of a is a row."""
-    a_row, a_k = cuda.threadIdx.x // 2, cuda.threadIdx.x % 2 * 4
-    for j in range(FETCH):
-        for i in range(4):
-            a_tile[stage, 8 * j + a_k + i, a_row] = held[4 * j + i]
-        n = HELD + 4 * j
-        to = b_to + STAGE * stage + 32 * SIDE * j
-        store_shared4(to, held[n], held[n + 1], held[n + 2], held[n + 3])
-
-
 def _multiply(sums, left, right, a_at, b_at):
     """Add the products of 8 numbers of a column of a and 8 of a row of b."""
     left[0], left[1], left[2], left[3] = load_shared4(a_at)
@@ -744,11 +719,46 @@ def _write(sums, c, row, column, M, N):
             )  # fmt: skip
 
 
-def _accumulate(sums, a_tile, b_tile, a_from, b_from, a_limit, b_limit, N, K):
-    """Add up all pieces of a thread's sums: one is multiplied while the next is on its way."""
-    thread, held = cuda.threadIdx.x, cuda.local.array(BOTH, float32)
+def _put(held, a_tile, b_to, stage):
+    """Put it into the tiles of a stage: a's turned, so that a column of a is a row."""
+    a_row, a_k = cuda.threadIdx.x // 2, cuda.threadIdx.x % 2 * 4
+    for j in range(FETCH):
+        for i in range(4):
+            a_tile[stage, 8 * j + a_k + i, a_row] = held[4 * j + i]
+        n = HELD + 4 * j
+        to = b_to + STAGE * stage + 32 * SIDE * j
+        store_shared4(to, held[n], held[n + 1], held[n + 2], held[n + 3])
+
+
+def _fetch(held, a_from, b_from, k, a_limit, b_limit, N):
+    """Ask for a thread's part of the piece from k on: zeros where a limit is reached."""
+    a_k, b_k = cuda.threadIdx.x % 2 * 4, cuda.threadIdx.x // 32
+    for j in range(FETCH):
+        n, at = 4 * j, k + 8 * j
+        held[n], held[n + 1], held[n + 2], held[n + 3] = load4(
+            a_from + 4 * at, at + a_k, a_limit
+        )
+        n += HELD
+        held[n], held[n + 1], held[n + 2], held[n + 3] = load4(
+            b_from + 4 * at * N, at + b_k, b_limit
+        )
+
+
+def _matmul_registers(a, b, c, M, N, K):
+    a_tile = cuda.shared.array((2, DEPTH, PITCH), float32)
+    b_tile = cuda.shared.array((2, DEPTH, SIDE), float32)
+    sums, held = cuda.local.array(64, float32), cuda.local.array(BOTH, float32)
     left, right = cuda.local.array(8, float32), cuda.local.array(8, float32)
+    for i in range(64):
+        sums[i] = float32(0)
+    thread = cuda.threadIdx.x
+    row, column = cuda.blockIdx.y * SIDE, cuda.blockIdx.x * SIDE
+    # What this thread fetches of each piece: four of a row of a, four of a row of b.
+    a_row, b_k, b_column = row + thread // 2, thread // 32, column + thread % 32 * 4
+    a_from, b_from = a + 4 * (a_row * K + thread % 2 * 4), b + 4 * (b_k * N + b_column)
+    a_limit, b_limit = K if a_row < M else 0, K if b_column < N else 0
     b_to = shared_address(b_tile) + 4 * (thread // 32 * SIDE + thread % 32 * 4)
+    # What it sums: rows 4 (thread // 16) .. + 3 and 64 more, columns 4 (thread % 16) likewise.
     a_at = shared_address(a_tile) + 4 * (thread // 16 * 4)
     b_at = shared_address(b_tile) + 4 * (thread % 16 * 4)
     _fetch(held, a_from, b_from, 0, a_limit, b_limit, N)
@@ -763,22 +773,6 @@ def _accumulate(sums, a_tile, b_tile, a_from, b_from, a_limit, b_limit, N, K):
         stage = 1 - stage
         if start < K:
             _put(held, a_tile, b_to, stage)
-
-
-def _matmul_registers(a, b, c, M, N, K):
-    a_tile = cuda.shared.array((2, DEPTH, PITCH), float32)
-    b_tile = cuda.shared.array((2, DEPTH, SIDE), float32)
-    sums = cuda.local.array(64, float32)
-    for i in range(64):
-        sums[i] = float32(0)
-    thread = cuda.threadIdx.x
-    row, column = cuda.blockIdx.y * SIDE, cuda.blockIdx.x * SIDE
-    # What this thread fetches of each piece: four of a row of a, four of a row of b.
-    a_row, b_k, b_column = row + thread // 2, thread // 32, column + thread % 32 * 4
-    a_from, b_from = a + 4 * (a_row * K + thread % 2 * 4), b + 4 * (b_k * N + b_column)
-    a_limit, b_limit = K if a_row < M else 0, K if b_column < N else 0
-    _accumulate(sums, a_tile, b_tile, a_from, b_from, a_limit, b_limit, N, K)
-    # What it sums: rows 4 (thread // 16) .. + 3 and 64 more, columns 4 (thread % 16) likewise.
     _write(sums, c, row + thread // 16 * 4, column + thread % 16 * 4, M, N)
 
 

@@ -10,14 +10,14 @@ Leaves out how a step is taken and what a run leaves on the disk: the room `trai
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from nanoeuler.data import docstrings
-from nanoeuler.data.conversations import Pair, Talk, read_pairs
+from nanoeuler.data.conversations import Conversation, Pair, read_pairs
 from nanoeuler.data.dataset import Prepared
-from nanoeuler.engines.registry import GPU_ENGINES, engine_name
+from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
-from nanoeuler.inference.model import Model, check_kind
+from nanoeuler.inference.model import Model
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
@@ -27,9 +27,9 @@ from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
-from nanoeuler.training.checkpoint import KEEP, load_model
+from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.folder import saves
-from nanoeuler.training.loop import check_counts
+from nanoeuler.training.loop import Execution, Options
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.sft import FINETUNING
 from nanoeuler.training.train import PRESET
@@ -77,7 +77,7 @@ def text_of(data: Path | str) -> Path:
     )
 
 
-def pairs_of(data: Path | str) -> list[Pair | Talk]:
+def pairs_of(data: Path | str) -> list[Pair | Conversation]:
     """The question-answer pairs that `data` names: docs, a file of pairs, or a prepared folder."""
     path = path_of("pairs", data)
     if data == "docs":
@@ -93,23 +93,23 @@ def pairs_of(data: Path | str) -> list[Pair | Talk]:
     return read_pairs(path)
 
 
-def _fits(config: ModelConfig, settings: Settings, threads: int | None, engine: str) -> None:
+def _fits(config: ModelConfig, settings: Settings, how: Execution) -> None:
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
-    if (name := engine_name(engine)) in GPU_ENGINES:
+    if how.engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
 
         need(gpu_memory.HOST_BYTES * count_parameters(config),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip
-        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, name)
+        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, how.engine)
         return
     need(sum(cpu_memory(config, 1, threads=1).values()),
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",
          "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
-    size = sum(cpu_memory(config, settings.batch_size, settings.accumulate, threads).values())
-    need(size, f"a step of {settings.batch_size} x {config.context} tokens",
+    sizes = cpu_memory(config, settings.batch_size, settings.accumulate, how.threads)
+    need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
          "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
 
 
@@ -120,25 +120,10 @@ def _model(run: Run) -> Model:
     return Model(run.config, run.tokenizer, run.weights)
 
 
-def _check(**arguments: Any) -> None:
-    """UserError for arguments that `train` and `finetune` cannot work with."""
-    for name, kind in (("config", ModelConfig), ("settings", Settings), ("tokenizer", Tokenizer)):
-        if arguments.get(name) is not None:
-            check_kind(name, arguments[name], kind)
-    for name in ("sample", "on_pace"):
-        if arguments[name] is not None and not callable(arguments[name]):
-            raise UserError(
-                f"expected {name} to be a function, got {arguments[name]!r:.60}: leave it out, or "
-                "give one"
-            )
-    check_counts(arguments["save_every"], arguments["keep"], arguments["threads"])
-    engine_name(arguments["engine"])
-
-
-def _shows(sample: Sample | None) -> Callable[..., str] | None:
-    """`sample`, a function of a `Model`, as `loop.fit` has it: of the parts of a model."""
-    if sample is None:
-        return None
+def _shows(how: Options) -> Options:
+    """`how`, its `sample` a function of a model's parts, as `loop.fit` has it, not of a `Model`."""
+    if (sample := how.get("sample")) is None:
+        return how
 
     def show(*parts: Any) -> str:
         text = sample(Model(*parts))
@@ -149,21 +134,19 @@ def _shows(sample: Sample | None) -> Callable[..., str] | None:
             )
         return text
 
-    return show
+    return {**how, "sample": show}
 
 
 def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfig | None = None,
           settings: Settings | None = None, tokenizer: Tokenizer | None = None,
-          resume: bool = False, engine: str = "auto", threads: int | None = None,
-          save_every: int | None = None, keep: int = KEEP, sample: Sample | None = None,
-          on_pace: Callable[..., None] | None = None) -> Model:  # fmt: skip
+          resume: bool = False, **how: Unpack[Options]) -> Model:  # fmt: skip
     """Train a model on a text into the folder `out`, which holds the run afterwards.
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
     or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
-    Settings() and one learned from the text or, with `resume`, the run's. threads None: one for
-    each core. A save every `save_every` steps, None: by the clock; `keep` of them stay.
-    `sample(model)` gives a text to be shown along the way; `on_pace` as `loop.fit` has it.
+    Settings() and one learned from the text or, with `resume`, the run's. `how`: engine, threads
+    (None: one for each core), save_every (steps, None: by the clock), keep (saves that stay),
+    on_step and on_pace as `loop.fit` has them; `sample(model)` gives a text to be shown on the way.
     UserError for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a
     signal ended the run, once it is saved.
 
@@ -174,13 +157,13 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     >>> bool((again.weights["output"] == model.weights["output"]).all())
     True
     """
-    out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
-                                                   save_every=save_every, on_pace=on_pace)
-    _check(config=config, settings=settings, tokenizer=tokenizer, sample=sample, **how)
+    out = path_of("out", out)
+    training.check_kinds(config=config, settings=settings, tokenizer=tokenizer)
+    execution = Execution(**how)
     if not resume:
         config = PRESETS[PRESET] if config is None else config
         settings = Settings() if settings is None else settings
-        _fits(config, settings, threads, engine)
+        _fits(config, settings, execution)
     text = None if resume and data is None else text_of("docs" if data is None else data)
     if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
         raise UserError(
@@ -188,19 +171,16 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
             "text again with it (nanoeuler data prepare --tokenizer)"
         )
     return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,
-                                 resume=resume, sample=_shows(sample), **how))  # fmt: skip
+                                 resume=resume, **_shows(how)))  # fmt: skip
 
 
-def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Talk] | Path | str, *,
-             out: Path | str,
-             settings: Settings | None = None, resume: bool = False, engine: str = "auto",
-             threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
-             sample: Sample | None = None,
-             on_pace: Callable[..., None] | None = None) -> Model:  # fmt: skip
+def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversation] | Path | str, *,
+             out: Path | str, settings: Settings | None = None, resume: bool = False,
+             **how: Unpack[Options]) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
-    model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Talk`, "docs",
-    a file of them (`data.talks.read_pairs`), or the folder of a prepared source of pairs.
+    model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Conversation`,
+    "docs", a file of them (`data.conversations.read_pairs`), or the folder of a prepared source.
     settings None: FINETUNING or, with `resume`, the run's; a learning rate that they leave open is
     that of FINETUNING. With `resume` the run in `out` goes on with its own weights: `model` may be
     None, and one that is not must have the run's architecture and tokenizer. The rest is as
@@ -212,17 +192,15 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Talk] | Pa
     >>> chatty = ne.finetune(model, pairs, out=folder / "chatty", settings=settings)
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
-    out, how = path_of("out", out), dict[str, Any](engine=engine, threads=threads, keep=keep,
-                                                   save_every=save_every, on_pace=on_pace)
-    _check(settings=settings, sample=sample, **how)
+    out, execution = path_of("out", out), Execution(**how)
+    training.check_kinds(settings=settings)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and saves(out)
     if isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
-        _fits(base[0], FINETUNING if settings is None else settings, threads, engine)
-    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume,
-                               sample=_shows(sample), **how))  # fmt: skip
+        _fits(base[0], FINETUNING if settings is None else settings, execution)
+    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume, **_shows(how)))
 
 
 def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import nanoeuler
 from nanoeuler.data.batches import STEP_TOKENS
-from nanoeuler.data.conversations import Talk, read_pairs
+from nanoeuler.data.conversations import Conversation, read_pairs
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
@@ -137,7 +137,7 @@ def rows_and_texts(pairs, context, n_predict):
 
 @pytest.mark.parametrize("n_predict", [1, 4])
 def test_packed_rows_teach_what_their_conversations_teach_alone(n_predict):
-    pairs = [*PAIRS[:9], ("", "a"), ("b", "c"), Talk([("d", "e"), ("f", "g")], "h")]
+    pairs = [*PAIRS[:9], ("", "a"), ("b", "c"), Conversation([("d", "e"), ("f", "g")], "h")]
     w, (tokens, targets, first), alone = rows_and_texts(pairs, 64, n_predict)
     assert len(tokens) < len(pairs) / 2
     one, other, scale, sums = w.zeros_like(), w.zeros_like(), np.ones(n_predict), 0
@@ -175,14 +175,15 @@ def test_prompt_and_filling_have_a_gradient_of_exactly_zero():
 
 
 def test_a_longer_conversation_says_its_system_once():
-    talk = Talk([("a", "b"), ("c", "d")], "be short")
+    talk = Conversation([("a", "b"), ("c", "d")], "be short")
     ids, counted = spell(TOKENIZER, talk)
     assert [i for i in ids if i in MARKS.values()] == 2 * [*MARKS.values()]
     assert TOKENIZER.decode_text(ids[: ids.index(MARKS[USER])]) == "be short"
     judged = [i for i, counts in zip(ids, counted, strict=True) if counts]
     assert judged == [*TOKENIZER.encode("b"), MARKS[END], *TOKENIZER.encode("d"), MARKS[END]]
     assert checked_pairs([talk, PAIRS[0]]) == [talk, PAIRS[0]]
-    for wrong in (Talk([], None), Talk([("a", 1)], None), Talk([("a", "b")], 5)):
+    wrongs = ([], None), ([("a", 1)], None), ([("a", "b")], 5)
+    for wrong in (Conversation(*each) for each in wrongs):
         with pytest.raises(UserError, match="expected pair 1 to be"):
             checked_pairs([wrong])
 
@@ -398,7 +399,7 @@ def test_the_three_forms_and_a_list(tmp_path, capsys):
         ("a", "b"): {"messages": turns[:2]},
         "talk": {"messages": [said("system", "s"), *turns]},
     }
-    expected = [*[*records][:-1], Talk([("a", "b"), ("c", "d")], "s")]
+    expected = [*[*records][:-1], Conversation([("a", "b"), ("c", "d")], "s")]
     path = tmp_path / "some.json"
     for text in ("\n".join(map(json.dumps, records.values())), "\ufeff \n" + json.dumps(
         [*records.values()], indent=1

@@ -347,7 +347,7 @@ def test_part_of_the_comparisons_is_judged_in_whole_couples():
 
 def run(out, **how):
     how = {"settings": SETTINGS, "threads": 1, "save_every": 2, **how}
-    return prefer(how.pop("base", model()), *halves(PAIRS), out, **how)
+    return prefer(how.pop("base", model()), halves(PAIRS), out, **how)
 
 
 def test_a_run_learns_and_leaves_its_lines_and_its_save(tmp_path):
@@ -430,7 +430,7 @@ def test_settings_left_open_are_those_of_preferring(tmp_path):
 def base(tmp_path, monkeypatch):
     """A folder to stand in, with a model in base and some comparisons."""
     monkeypatch.chdir(tmp_path)
-    prefer(model(), *halves(PAIRS), "base", settings=replace(SETTINGS, steps=1), threads=1)
+    prefer(model(), halves(PAIRS), "base", settings=replace(SETTINGS, steps=1), threads=1)
     lines = [json.dumps(each._asdict()) for each in couples(PAIRS)]
     (tmp_path / "good.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "one.jsonl").write_text(lines[0] + "\n")

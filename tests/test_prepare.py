@@ -172,6 +172,26 @@ def test_a_text_is_split_as_split_does(tmp_path, text, chunk):
     assert [TOKENIZER.decode(side.window([0], len(side))[0]) for side in sides] == [*split(text)]
 
 
+def test_a_text_is_read_once_to_learn_and_once_to_encode(tmp_path, monkeypatch):
+    read, many = reading._read, []
+
+    def counted(path):
+        for chunk in read(path):
+            many.append(len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(reading, "_read", counted)
+    river = project_root() / "data" / "river.txt"
+    known, size = reading.examined(river), river.stat().st_size
+    prepare_text(river, tmp_path / "learned", vocab_size=300, known=known)
+    assert sum(many) == 3 * size  # to examine, to learn, to encode
+    tokenizer = Tokenizer.load(tmp_path / "learned" / "tokenizer.json")
+    prepare_text(river, tmp_path / "given", vocab_size=0, tokenizer=tokenizer, known=known)
+    assert sum(many) == 4 * size
+    learned, other = (tmp_path / name / "train-00000.safetensors" for name in ("learned", "given"))
+    assert learned.read_bytes() == other.read_bytes()
+
+
 def test_a_text_gets_the_tokens_of_its_parts_and_a_tokenizer_of_the_first(tmp_path):
     text = Path(__file__).read_bytes()
     prepare_text(Path(__file__), tmp_path, vocab_size=400)

@@ -72,9 +72,8 @@ def prefer(
     from nanoeuler.training.train import settings_for
 
     folder = flags.folder_out(out)
-    learned, held_out = _comparisons(data)
     run = preferring.prefer(
-        base, learned, held_out, folder, resume=resume, engine=engine,
+        base, _comparisons(data), folder, resume=resume, engine=engine,
         settings=settings_for(folder, resume, preferring.PREFERRING, **settings), **how,
     )  # fmt: skip
     if run.step < run.settings.steps:

@@ -20,16 +20,16 @@ from nanoeuler.errors import UserError
 Pair = tuple[str, str]  # a question and its answer
 
 
-class Talk(NamedTuple):
+class Conversation(NamedTuple):
     """A conversation of several turns, or one with a system message."""
 
     turns: list[Pair]
     system: str | None = None
 
 
-def turns_of(talk: Pair | Talk) -> list[Pair]:
+def turns_of(talk: Pair | Conversation) -> list[Pair]:
     """The turns of a conversation; a pair is one."""
-    return talk.turns if isinstance(talk, Talk) else [talk]
+    return talk.turns if isinstance(talk, Conversation) else [talk]
 
 
 # %% sec-chat-files
@@ -46,11 +46,11 @@ def numbers(places: list[int]) -> str:
     return ", ".join(map(str, places[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _talk(record: Any) -> Pair | Talk:
+def _talk(record: Any) -> Pair | Conversation:
     """The conversation that a record holds; an exception, of many kinds, where it holds none."""
     match record:
         case {"question": question, "answer": answer}:
-            talk: Pair | Talk = question, answer
+            talk: Pair | Conversation = question, answer
         case {"instruction": task, "output": answer}:
             detail = record.get("input") or ""
             talk = f"{task}\n{detail}" if detail else task, answer
@@ -61,11 +61,12 @@ def _talk(record: Any) -> Pair | Talk:
             turns = list(zip(texts[::2], texts[1::2], strict=True))
             if roles[-len(texts) :] != ["user", "assistant"] * len(turns):
                 raise ValueError("expected user and assistant in turns")
-            talk = Talk(turns, system) if system or len(turns) > 1 else turns[0]
+            talk = Conversation(turns, system) if system or len(turns) > 1 else turns[0]
         case _:
             raise ValueError("expected a form that is known")
     said = [text for turn in turns_of(talk) for text in turn]
-    "".join([*said, isinstance(talk, Talk) and talk.system or ""]).encode()  # no half characters
+    system = talk.system if isinstance(talk, Conversation) else None
+    "".join([*said, system or ""]).encode()  # no half characters
     return talk
 
 
@@ -83,13 +84,13 @@ def _records(text: str) -> Iterator[tuple[int, str, Any]]:
                 yield number, line, None
 
 
-def _teaches(talk: Pair | Talk) -> bool:
+def _teaches(talk: Pair | Conversation) -> bool:
     """Whether no question and no answer is empty, or Alpaca's mark for none."""
     said = [text.strip() for turn in turns_of(talk) for text in turn]
     return all(said) and not any(text.startswith(NO_OUTPUT) for text in said[1::2])
 
 
-def read_pairs(path: Path) -> list[Pair | Talk]:
+def read_pairs(path: Path) -> list[Pair | Conversation]:
     """The conversations in a file: JSON lines, or a list in JSON, in any of the three forms.
 
     Those with an empty question or answer are left out, and stderr says which. UserError about

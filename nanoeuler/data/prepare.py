@@ -23,7 +23,16 @@ from nanoeuler import __version__
 from nanoeuler.data.dataset import read_record
 from nanoeuler.data.quote import quoted
 from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter
-from nanoeuler.data.text import begins, chunks, digest, examined, held_out_bytes, say_line_ends
+from nanoeuler.data.text import (
+    Examined,
+    begins,
+    chunks,
+    digest,
+    examined,
+    held_out_bytes,
+    parted,
+    say_line_ends,
+)
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.tokenizer.pretokenizer import whole_words
@@ -204,15 +213,20 @@ def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: i
 
 
 def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
-                 tokenizer: Tokenizer | None = None) -> None:  # fmt: skip
+                 tokenizer: Tokenizer | None = None,
+                 known: Examined | None = None) -> None:  # fmt: skip
     """Prepare one text file, as two documents: what `text.split` trains on and what it holds out.
 
-    As `prepare`; the digest is the one that `text.digest` gives for the text.
+    As `prepare`; the digest is the one that `text.digest` gives for the text. `known`: what
+    `examined` has found, if it has been asked. The text is read once to learn, once to encode.
     """
     path = Path(path)
-    identity, size, line_ends = examined(path)
+    identity, size, line_ends = known or examined(path)
     cut = size - held_out_bytes(size)
-    cut += begins(b"".join(chunks(path, cut, cut + 4)))  # a character has four bytes at most
+    with open(path, "rb") as file:
+        file.seek(cut)
+        there = file.read(4)  # a character has four bytes at most
+    cut += begins(b"".join(chunks(path, cut, cut + 4)) if line_ends else there)
     if not 0 < cut < size:
         raise UserError(f"expected a text with two parts, but {path} has {size} bytes: use more")
     if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
@@ -224,6 +238,7 @@ def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
             tokenizer = Tokenizer.train(whole_words(chunks(path, 0, cut)), vocab_size)
         _begin(out, tokenizer)
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
-        for writer, first, last in zip(writers, (0, cut), (cut, size), strict=True):
-            writer.document(last - first, tokenizer.encode_stream(chunks(path, first, last)))
+        sides = zip(writers, (cut, size - cut), parted(chunks(path), cut), strict=True)
+        for writer, length, parts in sides:
+            writer.document(length, tokenizer.encode_stream(parts))
         _commit(out, tokenizer, writers, path.name, digest=identity)

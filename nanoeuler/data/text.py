@@ -73,6 +73,27 @@ def chunks(path: str | Path, start: int = 0, stop: float = math.inf) -> Iterator
             return
 
 
+def parted(parts: Iterator[bytes], cut: int) -> tuple[Iterator[bytes], Iterator[bytes]]:
+    """A text's `parts` before byte `cut`, and those from there on, to be read one after the other.
+    """
+    rest = []
+
+    def before() -> Iterator[bytes]:
+        left = cut
+        for part in parts:
+            yield part[:left]
+            if len(part) >= left:
+                rest.append(part[left:])
+                return
+            left -= len(part)
+
+    def after() -> Iterator[bytes]:
+        yield from rest
+        yield from parts
+
+    return before(), after()
+
+
 def _checked(path):
     """Yield the bytes of a text file in chunks; UserError for what is no readable UTF-8."""
     decoder, before = codecs.getincrementaldecoder("utf-8")(), 0

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
@@ -28,11 +28,11 @@ from nanoeuler.engines.sharding import cut
 from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
-from nanoeuler.training.checkpoint import KEEP, load_model, save, settle
+from nanoeuler.training.checkpoint import load_model, save, settle
 from nanoeuler.training.folder import add_metrics
-from nanoeuler.training.loop import Saving, Signals, check_counts
+from nanoeuler.training.loop import Execution, Options, Saving, Signals
 from nanoeuler.training.optim import learning_rate, rate_for
-from nanoeuler.training.record import read_request
+from nanoeuler.training.record import Request, read_request
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.sft import Base
 from nanoeuler.training.throughput import validates
@@ -230,12 +230,12 @@ def _line(
 
 def _take_steps(
     out: str | Path, run: Run, stepper: PreferenceStepper, learned: Comparisons, judge: Judge,
-    saving: Saving, keep: int, on_step: OnStep | None,
+    saving: Saving, how: Execution,
 ) -> None:  # fmt: skip
     """Take the steps that `run` has before it, or those up to a signal; the last is saved."""
     steps = run.settings.steps
     if not run.step:
-        _first_look(run, judge, on_step)
+        _first_look(run, judge, how.on_step)
     with Signals() as signals:
         for number in range(run.step + 1, steps + 1):
             line = _line(run, stepper, learned, number)
@@ -244,11 +244,11 @@ def _take_steps(
                 _say(number, steps, found)
                 line |= _held_out(found)
             add_metrics(out, line)
-            if on_step:
-                on_step(line)
+            if how.on_step:
+                how.on_step(line)
             if signals.caught or number == steps or saving.due(number):
                 with saving.timed():
-                    save(out, run, keep, learned.windows)
+                    save(out, run, how.keep, learned.windows)
             if signals.caught:
                 print(f"{signals.caught}: step {number} of {steps} is saved in {out}; go on with "
                       "--resume", file=sys.stderr)  # fmt: skip
@@ -261,11 +261,8 @@ LEARNING_RATE = 3e-4
 PREFERRING = Settings(steps=250, weight_decay=0.0)
 
 
-def _check(
-    save_every: int | None, keep: int, threads: int | None, beta: float, anchor: float
-) -> None:
+def _check(beta: float, anchor: float) -> None:
     """UserError for numbers that no run can have."""
-    check_counts(save_every, keep, threads)
     for name, value, least in (("beta", beta, "above 0"), ("anchor", anchor, "of at least 0")):
         good = type(value) in (int, float) and 0 <= value < math.inf
         if not good or (name == "beta" and value == 0):
@@ -293,22 +290,22 @@ def halves(pairs: Sequence[Pair]) -> tuple[list[Preference], list[Preference]]:
 
 
 def prefer(
-    base: Base, learned: Sequence[Preference], held_out: Sequence[Preference], out: Path | str, *,
+    base: Base, compared: tuple[Sequence[Preference], Sequence[Preference]], out: Path | str, *,
     settings: Settings | None = None, beta: float = BETA, anchor: float = ANCHOR,
-    resume: bool = False, engine: str = "cpu", threads: int | None = None,
-    save_every: int | None = None, keep: int = KEEP, on_step: OnStep | None = None,
+    resume: bool = False, **how: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Move the model `base` towards the better answers, into the directory `out`.
 
-    base stays as it is, and is the reference: a run directory, or a model's parts. `held_out`
-    comparisons judge. settings None: PREFERRING; a learning rate left open is LEARNING_RATE by
-    `optim.rate_for`. With `resume` the run in `out` goes on, with the same base, comparisons, beta
-    and anchor. engine: one of those for a CPU. save_every: as `loop.fit` has it. `on_step(line)`
-    gets each step's metrics, before the first those of step 0. UserError for what is wrong, and as
-    `train.open_run` raises it.
+    base stays as it is, and is the reference: a run directory, or a model's parts. `compared`:
+    comparisons to learn from, and others that judge. settings None: PREFERRING; a learning rate
+    left open is LEARNING_RATE by `optim.rate_for`. With `resume` the run in `out` goes on, with the
+    same base, comparisons, beta and anchor. `how` is as `loop.Execution` has it, without a sample
+    and a pace; engine: one of those for a CPU, of which cpu is the default. `on_step(line)` gets
+    step 0, too. UserError for what is wrong, and as `train.open_run` raises it.
     """
-    _check(save_every, keep, threads, beta, anchor)
-    make_engine = engine_factory(engine)
+    _check(beta, anchor)
+    make_engine = engine_factory(how.setdefault("engine", "cpu"))
+    execution, (learned, held_out) = Execution(**how), compared
     model = load_model(base) if isinstance(base, Path | str) else base
     config, tokenizer, reference = model
     facts = [beta, anchor, digest(reference.flat.tobytes()), learned, held_out]
@@ -323,13 +320,12 @@ def prefer(
         return run
 
     data = digest(json.dumps(facts).encode())
-    with open_run(out, begin, data=data, settings=settings, config=config, tokenizer=tokenizer,
-                  resume=resume) as run:  # fmt: skip
+    with open_run(out, begin, Request(config, settings, tokenizer, data, None), resume) as run:
         batches, judged = _compared(run, learned, held_out)
         stepper = PreferenceStepper(make_engine, run.weights, reference, run.optimizer, beta,
-                                    anchor, threads)  # fmt: skip
-        saving = Saving(save_every)
+                                    anchor, execution.threads)  # fmt: skip
+        saving = Saving(execution.save_every)
         with saving.timed():
-            settle(out, run, keep, batches.windows)
-        _take_steps(out, run, stepper, batches, Judge(stepper, judged), saving, keep, on_step)
+            settle(out, run, execution.keep, batches.windows)
+        _take_steps(out, run, stepper, batches, Judge(stepper, judged), saving, execution)
     return run

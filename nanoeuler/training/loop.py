@@ -17,7 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from nanoeuler.training.display import Display, plot
 from nanoeuler.training.folder import add_metrics, saves
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import LARGEST, Run, making_room, program
-from nanoeuler.training.throughput import Pace, Watch, validates
+from nanoeuler.training.throughput import Watch, validates
 
 # Where nobody says after how many steps a run is saved. Seconds of training: what a death may cost.
 FIRST_SECONDS = 12.0  # before its first save
@@ -141,129 +143,176 @@ Sample = Callable[..., str]  # sample(config, tokenizer, weights): a text by the
 OnPace = Callable[[Run, float | None], None]  # on_pace(run, seconds_per_step): see `fit`
 
 
-def _samples(step: int, steps: int) -> bool:
-    """Whether a text is shown after this step of a run: after each quarter but the last."""
-    return step in (steps // 4, steps // 2, 3 * steps // 4)
+class Options(TypedDict, total=False):
+    """How a run is carried out, as keyword arguments: the fields of `Execution`."""
+
+    engine: str
+    threads: int | None
+    save_every: int | None
+    keep: int
+    sample: Sample | None
+    on_step: Callable[[dict], None] | None
+    on_pace: OnPace | None
 
 
-def _judge(
-    run: Run, stepper: Stepper, held_out: HeldOut, best: Best, sample: Sample | None
-) -> dict:
-    """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
-    step, steps, more = run.step, run.settings.steps, {}
-    if validates(step, steps):
-        more["bits_per_byte"] = bits = held_out.bits_per_byte(stepper.sums, quick=True)
-        if not math.isfinite(bits):
-            batch = next(held_out.batches(range(min(held_out.batch_size, len(held_out.inputs)))))
-            raise _diverged(run, stepper, batch, step,
-                            f"a finite loss of the held-out text, got {bits:.3g}")  # fmt: skip
-        if warning := best.hear(stepper, bits):
-            more["warning"] = warning
-        if step == steps:
-            more["quick_bits_per_byte"] = bits
-            more |= {"best": best.step} if best.is_better else {}
-            more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums)
-    if sample and _samples(step, steps):
-        stepper.pull()
-        more["sample"] = sample(run.config, run.tokenizer, run.weights)
-    return more
+@dataclass
+class Execution:
+    """How a run is carried out, which reaches its last bits at most. UserError for bad values."""
+
+    engine: str = "auto"
+    threads: int | None = None     # of a CPU; None: one for each core
+    save_every: int | None = None  # steps between saves; None: by the clock (`Saving`)
+    keep: int = KEEP               # saves that stay
+    sample: Sample | None = None   # its text is shown at the end, and after each quarter
+    on_step: Callable[[dict], None] | None = None  # gets each step's metrics
+    on_pace: OnPace | None = None
+
+    def __post_init__(self) -> None:
+        self.engine = engine_name(self.engine)
+        for name in ("save_every", "keep", "threads"):
+            value = getattr(self, name)
+            if (type(value) is not int or value < 1) and (value is not None or name == "keep"):
+                raise UserError(f"expected {name} to be a whole number above 0, got "
+                                f"{quoted(repr(value))}")  # fmt: skip
+        for name in ("sample", "on_step", "on_pace"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise UserError(f"expected {name} to be a function, got {quoted(repr(value))}")
 
 
-def _announce(run: Run, display: Display, windows: int) -> None:
-    """Show how many steps the run has and, if any are left, how often they read its data."""
-    display.reach(run.settings.steps)
-    if run.step < run.settings.steps:
-        display.say(say_passes(run.settings, windows))
+class _Fit:
+    """A run, and all that `fit` takes its steps with."""
 
+    def __init__(
+        self, out: str | Path, run: Run, batches: Batches, held_out: HeldOut, how: Execution
+    ) -> None:
+        self.out, self.run, self.batches, self.held_out, self.how = out, run, batches, held_out, how
+        with making_room(run.config):
+            self.stepper = make_stepper(how.engine, run.weights, run.optimizer,
+                                        threads=how.threads, pieces=run.settings.accumulate)
+            self.best = Best(out, run, noise(held_out), batches.windows)
+        self.saving, self.display, self.watch = Saving(how.save_every), Display(run.step), Watch()
+        # Whether somebody waits to hear of the run's pace.
+        self.unpaced = how.on_pace is not None or run.settings.steps is None
 
-def _settle_length(run: Run, pace: Pace, display: Display, windows: int) -> None:
-    """Give a run that was given minutes its number of steps, and say so."""
-    steps = max(run.step, pace.steps(run.settings.minutes))
-    run.settings = dataclasses.replace(run.settings, steps=steps)
-    display.say(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
-                f"{1e3 * pace.step:.3g} ms a step; --steps chooses another number")  # fmt: skip
-    _announce(run, display, windows)
+    def samples(self, step: int, steps: int) -> bool:
+        """Whether a text is shown after this step of a run: after each quarter but the last."""
+        return bool(self.how.sample) and step in (steps // 4, steps // 2, 3 * steps // 4)
 
+    def sample(self) -> str:
+        """A text by the model."""
+        return self.how.sample(self.run.config, self.run.tokenizer, self.run.weights)
 
-class _Timing:
-    """The pace of a run: told once, after its first steps; see `Watch`.
+    def judge(self) -> dict:
+        """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
+        run, stepper, held_out, more = self.run, self.stepper, self.held_out, {}
+        step, steps = run.step, run.settings.steps
+        if validates(step, steps):
+            more["bits_per_byte"] = bits = held_out.bits_per_byte(stepper.sums, quick=True)
+            if not math.isfinite(bits):
+                few = range(min(held_out.batch_size, len(held_out.inputs)))
+                raise _diverged(run, stepper, next(held_out.batches(few)), step,
+                                f"a finite loss of the held-out text, got {bits:.3g}")  # fmt: skip
+            if warning := self.best.hear(stepper, bits):
+                more["warning"] = warning
+            if step == steps:
+                more["quick_bits_per_byte"] = bits
+                more |= {"best": self.best.step} if self.best.is_better else {}
+                more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums)
+        if self.samples(step, steps):
+            stepper.pull()
+            more["sample"] = self.sample()
+        return more
 
-    `on_pace` as `fit` has it. Where there is none, and the number of steps is known, no one asks.
-    """
+    def announce(self) -> None:
+        """Tell of a run with steps left, not yet of its pace, and how often it reads its data."""
+        run = self.run
+        if run.settings.steps is None:
+            return
+        self.display.reach(run.settings.steps)
+        if run.step < run.settings.steps:
+            self.display.say(say_passes(run.settings, self.batches.windows))
+            if self.how.on_pace:
+                self.how.on_pace(run, None)
 
-    def __init__(self, run: Run, on_pace: OnPace | None) -> None:
-        self.run, self.on_pace, self.watch = run, on_pace, Watch()
-        self.asked = on_pace is not None or run.settings.steps is None
-
-    def begin(self) -> None:
-        """Tell of the run, its pace still unknown, if it has steps before it."""
-        if self.on_pace and (self.run.settings.steps or 0) > self.run.step:
-            self.on_pace(self.run, None)
-
-    def due(self, known: int, stopped: bool) -> bool:
-        """Whether the pace is to be told, now that so many steps more are known."""
+    def paced(self, known: int, stopped: bool) -> bool:
+        """Whether the pace is to be told, now that so many steps more are known; see `Watch`."""
         settings = self.run.settings
-        if not self.asked:
+        if not self.unpaced:
             return False
         self.watch.lap(known)
         return self.watch.tells(stopped, settings.minutes if settings.steps is None else None)
 
-    def tell(self, stepper: Stepper, held_out: HeldOut, display: Display, windows: int) -> None:
-        """Tell it; the stepper has finished."""
-        run, pace = self.run, self.watch.pace(stepper, held_out)
-        self.asked = False
+    def tell_pace(self) -> None:
+        """Tell it, once; a run that was given minutes gets its steps. The stepper has finished."""
+        run, pace, self.unpaced = self.run, self.watch.pace(self.stepper, self.held_out), False
         if run.settings.steps is None:
-            _settle_length(run, pace, display, windows)
-            self.begin()
-        if self.on_pace and (left := run.settings.steps - run.step):
-            self.on_pace(run, pace.seconds(run.step, run.settings.steps) / left)
+            steps = max(run.step, pace.steps(run.settings.minutes))
+            run.settings = dataclasses.replace(run.settings, steps=steps)
+            self.display.say(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
+                             f"{1e3 * pace.step:.3g} ms a step; --steps chooses another number")
+            self.announce()
+        if self.how.on_pace and (left := run.settings.steps - run.step):
+            self.how.on_pace(run, pace.seconds(run.step, run.settings.steps) / left)
+
+    def write(self, lines: list[dict]) -> None:
+        """Write these lines of metrics, show them, and tell of them."""
+        for line in lines:
+            add_metrics(self.out, line)
+            self.display.show(self.run, line)
+            if self.how.on_step:
+                self.how.on_step(line)
+
+    def checkpoint(self) -> None:
+        """Save the run at its step, and its best model."""
+        with self.saving.timed():
+            self.stepper.pull()
+            self.best.save()
+            save(self.out, self.run, self.how.keep, self.batches.windows)
+            tidy_best(self.out)
+
+    def take_steps(self) -> str | None:
+        """Take the steps that the run has before it; return the signal that ended them, or None."""
+        run, number, stop = self.run, self.run.step, None
+        walk = _Steps(run, self.stepper, self.batches)
+        with Signals() as signals, self.display.progress:
+            while (steps := run.settings.steps) is None or (number < steps and not stop):
+                number += 1
+                lines, stop = walk.begin(number), signals.caught
+                if told := self.paced(len(lines), stop is not None):
+                    lines += walk.finish()
+                    self.tell_pace()
+                due = judged = False
+                if steps := run.settings.steps:
+                    due = stop or number == steps or self.saving.due(number)
+                    due = due or (told and not saves(self.out))
+                    judged = validates(number, steps) or self.samples(number, steps)
+                if due or judged:
+                    lines += walk.finish()
+                    lines[-1] |= self.judge()
+                self.write(lines)
+                if due:
+                    self.checkpoint()
+                if told or due or judged:
+                    self.watch.skip()
+        return stop
+
+    def close(self, stop: str | None) -> None:
+        """Say which model is the best, and how to go on or what the model writes now."""
+        run = self.run
+        if words := str(self.best):
+            self.display.say(words)
+        if run.step < run.settings.steps:
+            self.display.say(f"{stop}: step {run.step} of {run.settings.steps} is saved in "
+                             f"{self.out}; go on with --resume")  # fmt: skip
+        elif self.how.sample:
+            self.display.say(self.sample())
 
 
-def _write(out, run: Run, lines: list[dict], display: Display, on_step) -> None:
-    """Write these lines of metrics, show them, and tell of them."""
-    for line in lines:
-        add_metrics(out, line)
-        display.show(run, line)
-        if on_step:
-            on_step(line)
-
-
-def _take_steps(
-    out, run: Run, stepper: Stepper, batches: Batches, held_out: HeldOut, *, best: Best,
-    display: Display, timing: _Timing, saving: Saving, keep: int, sample: Sample | None,
-    on_step: Callable[[dict], None] | None,
-) -> str | None:  # fmt: skip
-    """Take the steps that `run` has before it; return the signal that ended them, or None."""
-    walk, number, stop = _Steps(run, stepper, batches), run.step, None
-    with Signals() as signals, display.progress:
-        while (steps := run.settings.steps) is None or (number < steps and not stop):
-            number += 1
-            lines, stop = walk.begin(number), signals.caught
-            if told := timing.due(len(lines), stop is not None):
-                lines += walk.finish()
-                timing.tell(stepper, held_out, display, batches.windows)
-            due = judged = False
-            if steps := run.settings.steps:
-                due = stop or number == steps or saving.due(number) or (told and not saves(out))
-                judged = validates(number, steps) or (sample and _samples(number, steps))
-            if due or judged:
-                lines += walk.finish()
-                lines[-1] |= _judge(run, stepper, held_out, best, sample)
-            _write(out, run, lines, display, on_step)
-            if due:
-                with saving.timed():
-                    stepper.pull()
-                    best.save()
-                    save(out, run, keep, batches.windows)
-                    tidy_best(out)
-            if told or due or judged:
-                timing.watch.skip()
-    return stop
-
-
+# %% sec-train-best
 def _note_program(out, run: Run, engine: str) -> None:
     """Note in `run` what takes it on; if other things took it so far, say so on stderr."""
-    before, now = run.program, {**program(), "engine": engine_name(engine)}
+    before, now = run.program, {**program(), "engine": engine}
     changes = [f"{at} {before.get(at)}, now {now.get(at)}" for at in now | before
                if before.get(at) != now.get(at)]  # fmt: skip
     if run.step and changes:
@@ -271,18 +320,6 @@ def _note_program(out, run: Run, engine: str) -> None:
               "its last bits may differ from those of a run that was never interrupted",
               file=sys.stderr)  # fmt: skip
     run.program = now
-
-
-def check_counts(save_every: int | None, keep: int, threads: int | None) -> None:
-    """UserError for what would fail in the middle of a run."""
-    checked = {"save_every": save_every, "keep": keep, "threads": threads}
-    for name, value in checked.items():
-        if value is None and name != "keep":
-            continue
-        if type(value) is not int or value < 1:
-            raise UserError(
-                f"expected {name} to be a whole number above 0, got {quoted(repr(value))}"
-            )
 
 
 def _check_place(out, run: Run) -> None:
@@ -316,51 +353,26 @@ def _enough_memory(out, run: Run) -> Iterator[None]:
         ) from None
 
 
-def _close(out, run: Run, best: Best, display: Display, stop: str | None, sample) -> None:
-    """Say which model is the best, and how to go on or what the model writes now."""
-    if words := str(best):
-        display.say(words)
-    if run.step < run.settings.steps:
-        display.say(f"{stop}: step {run.step} of {run.settings.steps} is saved in {out}; "
-                    "go on with --resume")  # fmt: skip
-    elif sample:
-        display.say(sample(run.config, run.tokenizer, run.weights))
-
-
 def fit(
-    out: str | Path, run: Run, batches: Batches, held_out: HeldOut, *, engine: str = "auto",
-    threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
-    sample: Sample | None = None, on_step: Callable[[dict], None] | None = None,
-    on_pace: OnPace | None = None,
-) -> Run:  # fmt: skip
+    out: str | Path, run: Run, batches: Batches, held_out: HeldOut, **how: Unpack[Options]
+) -> Run:
     """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
 
-    `batches` and `held_out` are used as `data.batches` and `data.validation` have them. save_every:
-    steps between saves, None: by the clock (`Saving`). `sample(config, tokenizer, weights)` gives
-    a text: shown at the end, and its beginning after each quarter. `on_step(line)` gets each step's
-    metrics. `on_pace(run, seconds_per_step)` is called with None before the first step, and with
-    the seconds, a share of the validations in them, after some ten, if any are left. UserError: a
-    loss that is not finite, a full disk, too little memory.
+    `batches` and `held_out` are used as `data.batches` and `data.validation` have them, and `how`
+    as `Execution` has it. `on_pace(run, seconds_per_step)` is called with None before the first
+    step, and with the seconds, a share of the validations in them, after some ten, if any are left.
+    UserError: a loss that is not finite, a full disk, too little memory.
     """
-    check_counts(save_every, keep, threads)
+    chosen = Execution(**how)
     _check_place(out, run)
     with _enough_memory(out, run):
-        with making_room(run.config):
-            stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads,
-                                   pieces=run.settings.accumulate)  # fmt: skip
-            best = Best(out, run, noise(held_out), batches.windows)
-        _note_program(out, run, engine)
-        saving, display, timing = Saving(save_every), Display(run.step), _Timing(run, on_pace)
-        with saving.timed():
-            settle(out, run, keep, batches.windows)
-            best.settle()
-        if run.settings.steps:
-            _announce(run, display, batches.windows)
-        timing.begin()
-        stop = _take_steps(
-            out, run, stepper, batches, held_out, best=best, display=display, keep=keep,
-            timing=timing, saving=saving, sample=sample, on_step=on_step,
-        )  # fmt: skip
+        fitting = _Fit(out, run, batches, held_out, chosen)
+        _note_program(out, run, chosen.engine)
+        with fitting.saving.timed():
+            settle(out, run, chosen.keep, batches.windows)
+            fitting.best.settle()
+        fitting.announce()
+        stop = fitting.take_steps()
     plot(out, held_out)
-    _close(out, run, best, display, stop, sample)
+    fitting.close(stop)
     return run

@@ -13,11 +13,11 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
-from nanoeuler.data.conversations import Pair, Talk, numbers, turns_of
+from nanoeuler.data.conversations import Conversation, Pair, numbers, turns_of
 from nanoeuler.data.text import TRAIN_SHARE, digest
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.errors import UserError
@@ -28,18 +28,18 @@ from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.folder import saves
-from nanoeuler.training.loop import fit
+from nanoeuler.training.loop import Options, fit
 from nanoeuler.training.optim import rate_for
-from nanoeuler.training.record import read_record, read_request
+from nanoeuler.training.record import Request, read_record, read_request
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.train import open_run
 
 Spelled = tuple[list[int], list[bool]]  # ids, and for each whether the loss counts it
 
 
-def spell(tokenizer: Tokenizer, talk: Pair | Talk) -> Spelled:
+def spell(tokenizer: Tokenizer, talk: Pair | Conversation) -> Spelled:
     """The ids of a conversation in the template, and for each whether the loss counts it."""
-    ids, counted, system = [], [], talk.system if isinstance(talk, Talk) else None
+    ids, counted, system = [], [], talk.system if isinstance(talk, Conversation) else None
     for question, answer in turns_of(talk):
         more, which = conversation(tokenizer, question, answer, system)
         ids, counted, system = ids + more, counted + which, None  # it is said once
@@ -77,7 +77,7 @@ class Conversations:
     that are longer than the context. UserError if no other is left.
     """
 
-    def __init__(self, tokenizer: Tokenizer, talks: Iterable[Pair | Talk], batch_size: int,
+    def __init__(self, tokenizer: Tokenizer, talks: Iterable[Pair | Conversation], batch_size: int,
                  context: int, n_predict: int, seed: int = 0):  # fmt: skip
         self.batch_size, self.context, self.seed = batch_size, context, seed
         self.ahead = 1 + np.arange(n_predict)
@@ -120,7 +120,7 @@ class Conversations:
 
 # %% sec-chat-sft
 def held_out_answers(
-    tokenizer: Tokenizer, pairs: Iterable[Pair | Talk], batch_size: int, context: int,
+    tokenizer: Tokenizer, pairs: Iterable[Pair | Conversation], batch_size: int, context: int,
     n_predict: int,
 ) -> HeldOut:  # fmt: skip
     """What a fine-tuned model is judged by: the bytes of the answers of `pairs`, in their rows."""
@@ -145,8 +145,8 @@ Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, o
 
 
 def finetune(
-    base: Base | None, pairs: Iterable[Pair | Talk], out: Path | str, *,
-    settings: Settings | None = None, resume: bool = False, **how: Any,
+    base: Base | None, pairs: Iterable[Pair | Conversation], out: Path | str, *,
+    settings: Settings | None = None, resume: bool = False, **how: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 
@@ -173,8 +173,8 @@ def finetune(
         run.weights.flat[...] = weights.flat
         return run
 
-    with open_run(out, begin, data=data, settings=settings, config=config, tokenizer=tokenizer,
-                  resume=resume) as run:  # fmt: skip
+    asked = Request(config, settings, tokenizer, data, None)
+    with open_run(out, begin, asked, resume) as run:
         shape = run.settings.batch_size, run.config.context, run.config.n_predict
         batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
         held_out = held_out_answers(run.tokenizer, pairs[cut:], *shape)
@@ -190,17 +190,17 @@ def _is_pair(x):
     return isinstance(x, tuple | list) and [*map(type, x)] == [str, str]
 
 
-def checked_pairs(pairs: Iterable[Pair | Talk]) -> list[Pair | Talk]:
-    """`pairs` as a list of tuples and `Talk`; UserError about the first that is neither."""
+def checked_pairs(pairs: Iterable[Pair | Conversation]) -> list[Pair | Conversation]:
+    """`pairs` as a list of tuples and `Conversation`; UserError about the first that is neither."""
     if not isinstance(pairs, Iterable):
         raise UserError(
             f"expected question-answer pairs, got {pairs!r:.60}: give a list of (question, answer)"
         )
     every = []
     for number, pair in enumerate(pairs, start=1):
-        if isinstance(pair, Talk) and pair.turns and all(map(_is_pair, pair.turns)):
+        if isinstance(pair, Conversation) and pair.turns and all(map(_is_pair, pair.turns)):
             good = isinstance(pair.system, str | None)
-            every.append(Talk([(q, a) for q, a in pair.turns], pair.system))
+            every.append(Conversation([(q, a) for q, a in pair.turns], pair.system))
         else:
             good = _is_pair(pair)
             every.append(tuple(pair) if good else pair)

@@ -13,18 +13,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Unpack
 
 from nanoeuler.data.batches import Batches
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.quote import quoted
-from nanoeuler.data.text import digest_of
+from nanoeuler.data.text import Examined, examined
 from nanoeuler.data.validation import HeldOut
-from nanoeuler.engines.registry import engine_name
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import KEEP, load
+from nanoeuler.training.checkpoint import load
 from nanoeuler.training.folder import (
     LOCK,
     REQUEST,
@@ -35,7 +35,7 @@ from nanoeuler.training.folder import (
     remove,
     saves,
 )
-from nanoeuler.training.loop import Sample, check_counts, fit
+from nanoeuler.training.loop import Execution, Options, fit
 from nanoeuler.training.record import Request, read_origin, read_request, write_request
 from nanoeuler.training.run import Run, Settings, check_batch
 
@@ -98,17 +98,15 @@ def _found_or_begun(out, begin: Callable[[], Run], asked: Request, resume: bool)
 
 @contextmanager
 def open_run(
-    out: str | Path, begin: Callable[[], Run], *, data: str, settings: Settings | None = None,
-    config: ModelConfig | None = None, tokenizer: Tokenizer | None = None,
-    text: Path | None = None, resume: bool = False,
-) -> Iterator[Run]:  # fmt: skip
+    out: str | Path, begin: Callable[[], Run], asked: Request, resume: bool = False
+) -> Iterator[Run]:
     """Hold the directory `out`, and yield the run to take further there; a context.
 
-    A new run is `begin()`, in a directory that is new or empty, where request.json then holds all
-    the rest (`read_request`); what fails before its first save leaves the directory as it was. With
-    `resume` it is the run that is there, which must have begun with the data of this digest and
-    with all else that is not None; or, where a run died before its first save, `begin()` with its
-    request. UserError for another directory.
+    A new run is `begin()`, in a directory that is new or empty, where request.json then holds what
+    is `asked` (`read_request`); what fails before its first save leaves the directory as it was.
+    With `resume` it is the run that is there, which must have begun with all that is asked and not
+    None; or, where a run died before its first save, `begin()` with its request. UserError for
+    another directory.
     """
     out = Path(out)
     if saves(out) and not resume:
@@ -123,7 +121,6 @@ def open_run(
     new = not out.exists()
     with alone(out):
         try:
-            asked = Request(config, settings, tokenizer, data, text)
             yield _found_or_begun(out, begin, asked, resume)
         except BaseException:
             if not saves(out):
@@ -139,12 +136,10 @@ KINDS = {
     "data": ((str, os.PathLike), "a path"), "out": ((str, os.PathLike), "a path"),
     "config": (ModelConfig, "a ModelConfig"), "settings": (Settings, "a Settings"),
     "tokenizer": (Tokenizer, "a Tokenizer"), "resume": (bool, "True or False"),
-    "sample": (Callable, "a function"), "on_step": (Callable, "a function"),
-    "on_pace": (Callable, "a function"),
 }  # fmt: skip
 
 
-def _check_kinds(**arguments):
+def check_kinds(**arguments: object) -> None:
     """UserError unless each argument is of the kind that KINDS says, or None."""
     for name, value in arguments.items():
         kind, words = KINDS[name]
@@ -170,13 +165,14 @@ def own_text(out: Path) -> Path:
     )
 
 
-def _first(asked: Request, folder: Path, prepare: bool) -> Run:
-    """A run before its first step; `prepare`: its text becomes the prepared folder first."""
+def _first(asked: Request, folder: Path, known: Examined | None) -> Run:
+    """A run before its first step; its text, if `known`, becomes the prepared folder first."""
     model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
     check_batch(model, chosen)  # before a long preparation, and not after
-    if prepare:
+    if known:
         remove(folder)  # left by a run that died before its first save
-        prepare_text(asked.text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer)
+        prepare_text(asked.text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer,
+                     known=known)  # fmt: skip
     ids = asked.tokenizer or Tokenizer.load(folder / "tokenizer.json")
     model = dataclasses.replace(model, vocab_size=ids.vocab_size)
     return Run.begin(model, chosen, ids, asked.data)
@@ -196,40 +192,36 @@ def _sides(prepared: Prepared, run: Run, out: Path) -> tuple[Batches, HeldOut]:
 
 def train(
     data: str | Path | None, out: str | Path, *, config: ModelConfig | None = None,
-    settings: Settings | None = None, tokenizer: Tokenizer | None = None, engine: str = "auto",
-    threads: int | None = None, save_every: int | None = None, keep: int = KEEP,
-    resume: bool = False, sample: Sample | None = None,
-    on_step: Callable[[dict], None] | None = None,
-    on_pace: Callable[[Run, float | None], None] | None = None,
+    settings: Settings | None = None, tokenizer: Tokenizer | None = None, resume: bool = False,
+    **how: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
     None is, with `resume`, what the run in `out` began with, or what was asked of it if it died
     before its first save; else config is PRESETS[PRESET], whose vocab_size becomes the tokenizer's,
     settings are `Settings()`, and the tokenizer is the prepared folder's or learned from the text.
-    `fit` tells of the rest. UserError: a bad file or argument, a directory that holds anything
+    `fit` tells of `how`. UserError: a bad file or argument, a directory that holds anything
     else, and what `fit` raises.
     """
-    _check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
-                 resume=resume, sample=sample, on_step=on_step, on_pace=on_pace)  # fmt: skip
+    check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
+                resume=resume)  # fmt: skip
+    Execution(**how)  # tells of what is wrong before anything is done
     if out is None or data is None and not resume:
         raise UserError("expected a text to train on and a directory to train in, got None")
-    check_counts(save_every, keep, threads)
-    engine, out = engine_name(engine), Path(out)
+    out = Path(out)
     text = own_text(out) if data is None else Path(data)
     prepared = Prepared(text) if text.is_dir() else None
     folder = text if prepared else out / "data"
-    digest = prepared.digest if prepared else digest_of(text)
+    known = None if prepared else examined(text)
+    digest = prepared.digest if prepared else known.digest
     if not resume:
         config, settings = config or PRESETS[PRESET], settings or Settings()
 
-    def begin() -> Run:
-        new = Request(config, settings, tokenizer, digest, text)
-        asked = read_request(out) if resume else new
-        return _first(asked._replace(data=digest, text=text), folder, prepare=not prepared)
+    new = Request(config, settings, tokenizer, digest, text)
 
-    with open_run(out, begin, data=digest, settings=settings, config=config, tokenizer=tokenizer,
-                  text=text, resume=resume) as run:  # fmt: skip
-        batches, held_out = _sides(prepared or Prepared(folder), run, out)
-        return fit(out, run, batches, held_out, engine=engine, threads=threads, keep=keep,
-                   save_every=save_every, sample=sample, on_step=on_step, on_pace=on_pace)
+    def begin() -> Run:
+        asked = read_request(out) if resume else new
+        return _first(asked._replace(data=digest, text=text), folder, known)
+
+    with open_run(out, begin, new, resume) as run:
+        return fit(out, run, *_sides(prepared or Prepared(folder), run, out), **how)

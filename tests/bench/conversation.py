@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler import measurements
 from nanoeuler.data import docstrings
-from nanoeuler.data.conversations import Talk
+from nanoeuler.data.conversations import Conversation
 from nanoeuler.data.text import TRAIN_SHARE
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.files import project_root, replacing
@@ -40,7 +40,7 @@ def talks(pairs, seed=0):
     rng, found, at = np.random.default_rng(seed), [], 0
     while at < len(pairs):
         turns = int(rng.integers(1, MOST + 1))
-        found.append(Talk(pairs[at : at + turns]))
+        found.append(Conversation(pairs[at : at + turns]))
         at += turns
     return found
 
@@ -49,14 +49,14 @@ def fitting(tokenizer, found, context):
     """The conversations, those that are too long cut into their turns."""
     for talk in found:
         short = len(spell(tokenizer, talk)[0]) <= context
-        yield from [talk] if short else [Talk([turn]) for turn in talk.turns]
+        yield from [talk] if short else [Conversation([turn]) for turn in talk.turns]
 
 
 def bits_per_byte(config, tokenizer, weights, last, before):
     """Bits per byte of the answers of the pairs `last`, each after its turns in `before`."""
     engine, bits, size = ReferenceEngine(), 0.0, 0
     for pair, turns in zip(last, before, strict=True):
-        history = spell(tokenizer, Talk(turns))[0] if turns else []
+        history = spell(tokenizer, Conversation(turns))[0] if turns else []
         ids, counted = conversation(tokenizer, *pair)
         first = len(history) + counted.index(True)
         ids = np.array(history + ids)

@@ -94,7 +94,7 @@ class Measure:
         """A run at `beta` and `anchor`: its curves, and its end."""
         lines = []
         with tempfile.TemporaryDirectory() as place:
-            run = prefer(self.chat, self.learned, self.held_out, Path(place) / "run", beta=beta,
+            run = prefer(self.chat, (self.learned, self.held_out), Path(place) / "run", beta=beta,
                          anchor=anchor, settings=replace(PREFERRING, steps=steps),
                          on_step=lines.append)  # fmt: skip
         judged = [line for line in lines if "held_out_loss" in line]

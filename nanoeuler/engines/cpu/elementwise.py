@@ -13,7 +13,7 @@ N rows (positions of all sequences), C channels, D head width, F MLP width, H he
 import numpy as np
 
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE

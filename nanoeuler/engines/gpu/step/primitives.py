@@ -36,7 +36,6 @@ from nanoeuler.engines.gpu.rows.residual_norm_backward import (
 from nanoeuler.engines.gpu.rows.rope import rope_launch
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.program import Array, Recording
-from nanoeuler.engines.primitives import Primitives
 from nanoeuler.model.layers import rope_tables
 
 DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
@@ -512,7 +511,7 @@ class GatesBackward(Gates):
         return self.gate_backward(False, dh, u)[0]
 
 
-class CudaPrimitives(GatesBackward, Primitives):
+class CudaPrimitives(GatesBackward):
     """All single operations."""
 
     sums: Array | None = None  # where the next loss leaves its sums, float32 (K,)

@@ -565,14 +565,14 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
     w, tokens, targets, _ = batch(GPT)
     targets = targets.copy()
     targets[0, 1:] = targets[-1, 3:] = IGNORE  # each part counts another number of targets
-    first, dealt, deal = np.zeros_like(tokens), [], Threads.deal
+    first, dealt, deal = np.zeros_like(tokens), [], Threads.scatter_objects
 
     def counted(self, values=None):
         if values and values[0][0] in ("step_part", "sums_part"):
             dealt.extend((rank, value[1]) for rank, value in enumerate(values))
         return deal(self, values)
 
-    monkeypatch.setattr(Threads, "deal", counted)
+    monkeypatch.setattr(Threads, "scatter_objects", counted)
     monkeypatch.setattr(stepper, "link_of", lambda group: PaperLink(devices(), group))
 
     def whole(group):
@@ -585,7 +585,7 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
             return controller.follow(group)
         weights = Weights(GPT, flat=w.flat.copy())
         with controller.leading(group):
-            this = controller.Led(group, "cuda", weights, AdamW(weights), None, 1)
+            this = controller.Controller(group, "cuda", weights, AdamW(weights), None, 1)
             (taken,) = this.step(tokens, targets, LR, 1, first) + this.finish()
             return taken.sums.tobytes(), taken.norm, this.sums(tokens, targets, first).tobytes()
 
@@ -609,7 +609,7 @@ def test_rank_0_leads_ranks_with_gpus(monkeypatch):
             return controller.follow(group)
         weights = Weights(GPT, flat=w.flat.copy())
         with controller.leading(group):
-            this = controller.Led(group, "cuda", weights, AdamW(weights), None, 1)
+            this = controller.Controller(group, "cuda", weights, AdamW(weights), None, 1)
             with pytest.raises(UserError, match="3 sequences cannot be shared by 2 ranks"):
                 this.step(tokens[:3], targets[:3], LR, 1)  # and the others know nothing of it
             taken = this.step(tokens, targets, LR, 1) + this.finish()

@@ -130,7 +130,7 @@ def test_what_is_dealt_is_each_ranks_own_copy():
     dealt = [np.full(3, rank) for rank in range(4)]
 
     def function(group):
-        mine = group.deal(dealt if group.rank == 0 else None)
+        mine = group.scatter_objects(dealt if group.rank == 0 else None)
         known = mine.tolist()
         group.barrier()
         mine += 10
@@ -161,7 +161,7 @@ def test_a_process_waits_until_all_have_what_it_deals():
 
     group = Mpi.__new__(Mpi)
     group.comm, group.rank, group.size = Comm(), 0, 4
-    assert group.deal(["a", "b", "c", "d"]) == "a"
+    assert group.scatter_objects(["a", "b", "c", "d"]) == "a"
     assert notes[:3] == [("sent", 1, "b"), ("sent", 2, "c"), ("sent", 3, "d")]  # all, then waits
     assert sorted(notes[3:]) == [("waited", rank) for rank in (1, 2, 3)]
 
@@ -323,7 +323,7 @@ def test_followers_do_what_rank_0_is_asked(monkeypatch):
 def test_a_rank_is_dealt_its_own_sequences_alone(size, monkeypatch):
     """What rank 0 sends in a step and in a judgement is R - 1 parts of the batch, and a little."""
     w, tokens, targets, _ = problem(RAGGED, 168, 37)  # 24 shards of 7
-    first, sent, deal = np.zeros_like(tokens), [], Threads.deal
+    first, sent, deal = np.zeros_like(tokens), [], Threads.scatter_objects
     part = (tokens.nbytes + targets.nbytes + first.nbytes) / size
 
     def counted(self, values=None):
@@ -331,7 +331,7 @@ def test_a_rank_is_dealt_its_own_sequences_alone(size, monkeypatch):
             sent.append([len(pickle.dumps(value)) for value in values[1:]])
         return deal(self, values)
 
-    monkeypatch.setattr(Threads, "deal", counted)
+    monkeypatch.setattr(Threads, "scatter_objects", counted)
 
     def function(group):
         if group.rank:

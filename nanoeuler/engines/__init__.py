@@ -2,7 +2,7 @@
 
 
 # %% sec-backprop-engine
-"""Who does the work: primitives and interface (what an engine is), reference (in NumPy), others.
+"""Who does the work: interface (what an engine is), reference (in NumPy), registry, sharding.
 
 `cpu` is for processors, `gpu` for graphics cards. Engines know nothing of training or of text.
 

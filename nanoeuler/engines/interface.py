@@ -4,26 +4,29 @@
 # %% sec-backprop-sublayers
 """What the package asks of those who do the work: an engine, a cache, a stepper, an optimizer.
 
-The interface has three levels. `Primitives` are single operations, which an engine must have.
-`Sublayers` and `Engine` add what the model calls, with bodies made of primitives, which an engine
-may override. `Stepper` stands above the model: it is what training calls. Left out: all arithmetic.
+An `Engine` must have the single operations, which are abstract. What else the model calls has
+bodies made of them, which an engine may override. `Stepper` stands above the model: it is what
+training calls. Left out: all arithmetic.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
-K predicted tokens, F MLP width.
+K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nanoeuler.engines.primitives import Array, Primitives
 from nanoeuler.model.config import ModelConfig, Supports
 from nanoeuler.model.weights import Block, Weights
 
+Array = np.ndarray  # or the engine's own kind, where it works in other memory
+
 
 class SavedAttention(NamedTuple):
-    """What `Sublayers.attend` keeps for its backward."""
+    """What `Engine.attend` keeps for its backward."""
 
     n: Array                # (B, T, C) the input of wqkv
     heads: Array            # (B, T, H+2G, D) queries and keys after RoPE, and values
@@ -33,7 +36,7 @@ class SavedAttention(NamedTuple):
 
 
 class SavedMlp(NamedTuple):
-    """What `Sublayers.mlp` keeps for its backward."""
+    """What `Engine.mlp` keeps for its backward."""
 
     n: Array                # (B, T, C) the input of w_up
     u: Array                # (B, T, 2F) gate and up, or (B, T, F) for GELU
@@ -50,8 +53,20 @@ class Cache(Protocol):
         """
 
 
-class AttentionHalf(Primitives, Protocol):
-    """Attention's half of a block: from the normalised stream n to what is added to the stream."""
+class Engine(ABC):
+    """All that the model asks for. To make one: inherit, define the operations and `supports`.
+
+    Operations compute what the NumPy functions of these names in `nanoeuler.model` do. Gradients of
+    parameters are added to the buffers that are passed. Of what else is passed, only a first
+    argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and `cross_entropy`
+    may write over it. `first` (B, T) int32 says where in its row the text of each position begins,
+    0 <= first[b, t] <= t; None: each row is one text.
+
+    b and db are a `Block` and its gradients. What the forward of a half saves is its engine's own
+    affair; `again()` returns n anew, for an engine that did not keep it.
+    """
+
+    supports: Supports  # the switches that this engine has code for; the others are refused
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
@@ -59,7 +74,7 @@ class AttentionHalf(Primitives, Protocol):
     ) -> tuple[Array, Any]:  # fmt: skip
         """Attention's addition (B, T, C) for n (B, T, C) at the positions from start on; saved.
 
-        first (B, T): as for `Primitives.attention`; not together with a cache.
+        first (B, T): as for `Engine.attention`; not together with a cache.
         """
         B, T, _ = n.shape
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
@@ -87,10 +102,6 @@ class AttentionHalf(Primitives, Protocol):
         dheads = dheads.reshape(B, T, -1)
         return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
 
-
-class MlpHalf(Primitives, Protocol):
-    """The MLP's half of a block: from the normalised stream n to what is added to the stream."""
-
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""
         u = self.linear(n, b.w_up, b.w_up_bias)
@@ -106,19 +117,117 @@ class MlpHalf(Primitives, Protocol):
         du = getattr(self, f"{config.mlp}_backward")(dh, saved.u)
         return self.linear_backward(du, saved.n, b.w_up, db.w_up, db.w_up_bias)
 
+    # %% sec-backprop-list
+    @abstractmethod
+    def begin(self) -> None:
+        """Say that a pass starts: all memory that was handed out before may be used again."""
 
-class Sublayers(AttentionHalf, MlpHalf, Protocol):
-    """The halves of a block. b and db are a `Block` and its gradients.
+    @abstractmethod
+    def scratch(self) -> AbstractContextManager:
+        """A context: the memory that is handed out inside may be used again after it."""
 
-    What a forward saves is its engine's own affair; `again()` returns n anew, for an engine that
-    did not keep it.
-    """
+    @abstractmethod
+    def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
+        """x + h y in a new array, all of one shape."""
 
+    @abstractmethod
+    def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
+        """x += h y, both of one shape."""
 
-# %% sec-backprop-levels
-class Entrance(Primitives, Protocol):
-    """From tokens to the stream."""
+    @abstractmethod
+    def scale(self, x: Array, h: float) -> Array:
+        """h x in a new array."""
 
+    @abstractmethod
+    def embed(
+        self, tokens: Array, table: Array, positions: Array | None = None,
+        first: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """tokens (B, T), table (V, C), positions (T, C), first (B, T) -> (B, T, C)."""
+
+    @abstractmethod
+    def embed_backward(
+        self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
+        first: Array | None = None,
+    ) -> None:  # fmt: skip
+        """dx (B, T, C); adds to dtable (V, C) and dpositions (T, C)."""
+
+    @abstractmethod
+    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,) of -log p; dlogits."""
+
+    @abstractmethod
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """x (..., I), w (I, O), bias (O,) -> (..., O). w may be a transposed view."""
+
+    @abstractmethod
+    def linear_backward(
+        self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
+    ) -> Array:
+        """dy (..., O) -> dx (..., I); adds to dw (I, O) and dbias (O,)."""
+
+    @abstractmethod
+    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+        """x (..., C), gain (C,) -> y (..., C), stats (..., 1)."""
+
+    @abstractmethod
+    def rmsnorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
+    ) -> Array:
+        """dy (..., C) -> dx (..., C); adds to dgain (C,)."""
+
+    @abstractmethod
+    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
+        """x (..., C), gain and bias (C,) -> y (..., C), stats (..., 2)."""
+
+    @abstractmethod
+    def layernorm_backward(
+        self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
+        dbias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """dy (..., C) -> dx (..., C); adds to dgain and dbias (C,)."""
+
+    @abstractmethod
+    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+        """cos, sin (T, D/2) of the positions 0 .. T - 1."""
+
+    @abstractmethod
+    def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """heads (B, T, N, D), the first n turned by cos, sin (T, D/2)."""
+
+    @abstractmethod
+    def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
+        """dheads (B, T, N, D), the first n turned back."""
+
+    @abstractmethod
+    def attention(
+        self, heads: Array, n_kv: int, first: Array | None = None
+    ) -> tuple[Array, Any]:
+        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward wants of it."""
+
+    @abstractmethod
+    def attention_backward(
+        self, dy: Array, heads: Array, n_kv: int, p: Any, first: Array | None = None
+    ) -> Array:
+        """dy (B, T, H*D) -> dheads (B, T, H+2G, D)."""
+
+    @abstractmethod
+    def swiglu(self, gate_up: Array) -> Array:
+        """gate_up (..., 2F) -> (..., F)."""
+
+    @abstractmethod
+    def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
+        """dh (..., F) -> dgate_up (..., 2F)."""
+
+    @abstractmethod
+    def gelu(self, u: Array) -> Array:
+        """u of any shape -> the same shape."""
+
+    @abstractmethod
+    def gelu_backward(self, dh: Array, u: Array) -> Array:
+        """dh of any shape -> du."""
+
+    # %% sec-backprop-levels
     def enter(
         self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
         first: Array | None = None,
@@ -136,10 +245,6 @@ class Entrance(Primitives, Protocol):
         learned = config.position == "learned"
         dpositions = dw["positions"][: tokens.shape[1]] if learned else None
         self.embed_backward(dx, tokens, dw["embedding"], dpositions, first)
-
-
-class Moves(Primitives, Protocol):
-    """The stream's moves, each with the norm that reads where it arrives."""
 
     def move_norm(
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
@@ -172,12 +277,6 @@ class Moves(Primitives, Protocol):
         self.add_into(dx, du)
         return dx
 
-
-class Engine(Sublayers, Entrance, Moves, Protocol):
-    """All that the model asks for. To make one: inherit, define the primitives and `supports`."""
-
-    supports: Supports  # the switches that this engine has code for; the others are refused
-
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
@@ -191,12 +290,17 @@ class Engine(Sublayers, Entrance, Moves, Protocol):
             return sums, None
         return sums, self.linear_backward(dlogits.reshape(*n.shape[:-1], -1), n, W, dW)
 
-    def ready(self, i: int) -> None:
+    def ready(self, i: int) -> None:  # noqa: B027 few engines listen
         """Hear that the gradients from block i to the end of the flat buffer are complete.
 
         i is n_blocks, then n_blocks - 1, down to 0: `dw.flat[dw.block_starts[i] :]` is final in
         this pass. What stands before block 0 follows with the end of the backward pass.
         """
+
+
+# %% sec-backprop-list
+# The names of all operations, in the order of their definition.
+OPERATIONS = [x for x, f in vars(Engine).items() if getattr(f, "__isabstractmethod__", False)]
 
 
 # %% sec-backprop-stepper
@@ -247,16 +351,17 @@ class Optimizer(Protocol):
         """
 
 
-class Stepper(Protocol):
+class Stepper(ABC):
     """Weights, gradients and the optimizer's moments, and the step that changes them."""
 
+    @abstractmethod
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
         """Begin training step `number` on tokens (B, T), targets (B, T, K) at learning rate lr.
 
-        first (B, T) int32, for rows of several texts: see `Primitives`.
+        first (B, T) int32, for rows of several texts: see `Engine`.
         Returns the steps that have become known meanwhile, oldest first: on a processor this very
         one, on a device that works ahead of us the one before. A step whose loss or gradient is
         not finite changes nothing.
@@ -264,14 +369,16 @@ class Stepper(Protocol):
 
     def finish(self) -> list[Taken]:
         """Wait for all steps that were begun; return those that `step` has not returned yet."""
+        return []
 
+    @abstractmethod
     def sums(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
         """The sums (K,) of -log p in nats over the counted targets, by a forward pass alone."""
 
-    def pull(self) -> None:
+    def pull(self) -> None:  # noqa: B027 nothing to do where they are the run's own
         """Bring the weights and moments of the run up to date with the stepper's own."""
 
-    def push(self) -> None:
+    def push(self) -> None:  # noqa: B027 as for pull
         """Bring the stepper's own weights and moments up to date with those of the run."""

@@ -52,7 +52,7 @@ PASSES = {"AdamW": 30 / 18, "cross-entropy": 2.3, "rope": 1.6, "rope backward": 
 def seconds(step: Step, speeds: Speeds, pieces: int = 1) -> float:
     """What a launch takes: its products or its bytes, whichever is longer.
 
-    pieces: of float32, in what is multiplied (`primitives.Precision`).
+    pieces: of float32, in what is multiplied (`precision.Precision`).
     """
     name, theirs = step.name.split(".")[-1], getattr(step.launch, "compute", "")
     if name.startswith("attention"):

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from nanoeuler.engines.primitives import OPERATIONS
+from nanoeuler.engines.interface import OPERATIONS
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights

@@ -140,7 +140,7 @@ def contestant(name, preset, batch, threads, folder):
 def operations():
     """Print [engine, name, milliseconds] of each operation of a batch of 16 on one thread."""
     from nanoeuler.engines.cpu.engine import CpuEngine
-    from nanoeuler.engines.primitives import OPERATIONS
+    from nanoeuler.engines.interface import OPERATIONS
     from nanoeuler.engines.reference import ReferenceEngine
     from nanoeuler.model.transformer import loss_and_gradients
 

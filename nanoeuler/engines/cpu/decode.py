@@ -30,7 +30,7 @@ from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.cpu.packing import PANEL, VECTORS, Panels, interleaved, padded
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.measurements import cores
 from nanoeuler.model.config import ModelConfig, require

@@ -5,7 +5,7 @@
 """The operations of the model that are neither products nor norms, as float32 loops over memory.
 
 Every kernel runs on one thread without the GIL and writes into arrays that its caller gives; NaN
-and infinity go through as IEEE 754 says. Leaves out shapes and memory: primitives.py.
+and infinity go through as IEEE 754 says. Leaves out shapes and memory: engine.py.
 
 N rows (positions of all sequences), C channels, D head width, F MLP width, H heads, V vocabulary.
 """
@@ -13,7 +13,7 @@ N rows (positions of all sequences), C channels, D head width, F MLP width, H he
 import numpy as np
 
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE

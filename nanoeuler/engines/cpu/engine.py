@@ -21,8 +21,7 @@ from nanoeuler.engines.cpu import elementwise, norms
 from nanoeuler.engines.cpu.gemm import BELOW, LOWER, UPPER, WORK, multiply, multiply_heads
 from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.options import LOSS_ROWS
-from nanoeuler.engines.interface import Engine
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array, Engine
 from nanoeuler.model import backward, layers
 from nanoeuler.model.attention import attention
 from nanoeuler.model.config import ModelConfig

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from nanoeuler.engines.cpu import llvm
 from nanoeuler.engines.cpu.llvm import LANES, REGISTERS
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 
 # A tile is ROWS x VECTORS registers of sums: 3/4 of all; a strip of b and one of a need the rest.

@@ -13,7 +13,7 @@ M rows and N columns of the result, P depth: the length of its sums.
 import numpy as np
 
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 
 

@@ -12,7 +12,7 @@ N rows (positions of all sequences), C channels.
 import numpy as np
 
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
-from nanoeuler.engines.primitives import Array
+from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
 

@@ -154,16 +154,6 @@ class CpuStepper(Stepper):
             self.optimizer.update(self.weights, self.gradients, lr, number)
         return [taken]
 
-    def finish(self) -> list[Taken]:
-        """As `Stepper.finish`: nothing, since `step` returns what it has done."""
-        return []
-
-    def pull(self) -> None:
-        """As `Stepper.pull`: nothing to do, the weights of the run are the stepper's own."""
-
-    def push(self) -> None:
-        """As `Stepper.push`: nothing to do, the weights of the run are the stepper's own."""
-
 
 # %% sec-cpu-shards
 def _due(waiting, parts, after):

@@ -31,7 +31,7 @@ from nanoeuler.model.weights import Weights
 ON_GPUS = "nanoeuler.engines.gpu.ranks.stepper"  # named only: a later chapter builds it
 
 
-def ranked(
+def make_rank_stepper(
     group: Group, name: str, weights: Weights, optimizer: Optimizer, threads: int | None,
     pieces: int,
 ) -> Dealt:  # fmt: skip
@@ -47,7 +47,7 @@ def ranked(
     return RankStepper(group, CpuStepper(engine_factory(name), weights, optimizer, threads, pieces))
 
 
-class Led(Stepper):
+class Controller(Stepper):
     """Rank 0's stepper: what it is asked to do, the followers do with it."""
 
     def __init__(
@@ -59,12 +59,12 @@ class Led(Stepper):
         self.group = group
         order = "make", name, weights.config, rules, threads, pieces
         with self._all_do([order] * group.size):
-            self.stepper = ranked(group, name, weights, optimizer, threads, pieces)
+            self.stepper = make_rank_stepper(group, name, weights, optimizer, threads, pieces)
 
     @contextmanager
     def _all_do(self, orders):
         """Give each rank its order of this list, and do the first one inside."""
-        self.group.deal(orders)
+        self.group.scatter_objects(orders)
         try:
             yield
         except UserError:  # found by every rank alike, before one waits for another
@@ -111,14 +111,14 @@ def _made(group: Group, name: str, config: Any, rules: Any, threads: int | None,
     """A follower's stepper, with memory of its own."""
     weights = Weights(config)
     rules.m, rules.v = weights.zeros_like(), weights.zeros_like()
-    return ranked(group, name, weights, rules, threads, pieces)
+    return make_rank_stepper(group, name, weights, rules, threads, pieces)
 
 
 def follow(group: Group) -> None:
     """Do as rank 0 does, until it has nothing more to do. What fails here ends all ranks."""
     stepper = None
     while True:
-        name, *arguments = group.deal()
+        name, *arguments = group.scatter_objects()
         if name == "end":
             return
         try:
@@ -139,7 +139,7 @@ def follow(group: Group) -> None:
 @contextmanager
 def leading(group: Group) -> Iterator[None]:
     """Inside it the steppers that are made are those of all ranks: rank 0's part of a run."""
-    before = LEAD.set(partial(Led, group)) if group.size > 1 else None
+    before = LEAD.set(partial(Controller, group)) if group.size > 1 else None
     try:
         yield
     finally:

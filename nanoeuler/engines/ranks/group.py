@@ -62,13 +62,13 @@ class Group(ABC):
     def share(self, value: Any) -> list[Any]:
         """The `value` of every rank, in the order of ranks: small things, copied."""
 
-    def deal(self, values: Sequence[Any] | None = None) -> Any:
+    def scatter_objects(self, values: Sequence[Any] | None = None) -> Any:
         """values[r] of rank 0, on rank r."""
         return self.share(values)[0][self.rank]
 
     def broadcast(self, value: Any = None) -> Any:
         """The value of rank 0."""
-        return self.deal(None if self.rank else [value] * self.size)
+        return self.scatter_objects(None if self.rank else [value] * self.size)
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""

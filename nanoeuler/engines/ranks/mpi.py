@@ -39,8 +39,8 @@ class Mpi(Group):
         """As `Group.share`."""
         return self.comm.allgather(value)
 
-    def deal(self, values: Sequence[Any] | None = None) -> Any:
-        """As `Group.deal`. A rank that waits for it does not keep a core busy."""
+    def scatter_objects(self, values: Sequence[Any] | None = None) -> Any:
+        """As `Group.scatter_objects`. A rank that waits for it does not keep a core busy."""
         if self.rank:
             while not self.comm.iprobe(0):
                 time.sleep(NAP)

@@ -50,10 +50,6 @@ class RankStepper(Dealt):
         self.group.scatter(self.optimizer.m.flat)
         self.group.scatter(self.optimizer.v.flat)
 
-    def finish(self) -> list[Taken]:
-        """As `Stepper.finish`: nothing, since a step returns what it has done."""
-        return []
-
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
         """As `Stepper.step`, where each rank has its part of the batch alone."""
         group, flat = self.group, self.gradients.flat

@@ -122,7 +122,7 @@ class RankEngine(CudaEngine):
     def attention_backward(
         self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, rope: Any = None
     ) -> Array:
-        """As `Primitives.attention_backward`."""
+        """As `Engine.attention_backward`."""
         self.before_attention()
         return super().attention_backward(dy, heads, n_kv, p, first, rope)
 

@@ -249,7 +249,7 @@ class CudaEngine(Engine):
         return out
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
-        """As `Primitives.linear`."""
+        """As `Engine.linear`."""
         y, end = self.take(*x.shape[:-1], w.shape[1]), STORE
         if bias is not None and self.bf16:
             end = Epilogue("bias", self.copy_of(bias))
@@ -268,7 +268,7 @@ class CudaEngine(Engine):
     def linear_backward(
         self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
     ) -> Array:
-        """As `Primitives.linear_backward`."""
+        """As `Engine.linear_backward`."""
         dy = self.operand(dy, dbias, self.name_of(w))
         self.weight_gradient(dw, x, dy, self.name_of(w))
         return self.linear_dx(dy, w)
@@ -277,7 +277,7 @@ class CudaEngine(Engine):
         self, tokens: Array, table: Array, positions: Array | None = None,
         first: PackedRows | None = None,
     ) -> Array:  # fmt: skip
-        """As `Primitives.embed`."""
+        """As `Engine.embed`."""
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
         places = first and first.places
         launch = embed_launch(
@@ -291,7 +291,7 @@ class CudaEngine(Engine):
         self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
         first: PackedRows | None = None,
     ) -> None:  # fmt: skip
-        """As `Primitives.embed_backward`."""
+        """As `Engine.embed_backward`."""
         if first is None or dpositions is None:
             self.scatter(dx, self.plan, dtable, T=tokens.shape[1], dpositions=dpositions)
         else:
@@ -308,13 +308,13 @@ class CudaEngine(Engine):
         self.record("embed backward", launches)
 
     def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
-        """As `Primitives.add`."""
+        """As `Engine.add`."""
         out = self.take(*x.shape, kind=kind_of(x))
         self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(out)))
         return out
 
     def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
-        """As `Primitives.add_into`."""
+        """As `Engine.add_into`."""
         self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(x)))
 
     def norm(
@@ -328,11 +328,11 @@ class CudaEngine(Engine):
         return n, stats
 
     def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
-        """As `Primitives.rmsnorm`."""
+        """As `Engine.rmsnorm`."""
         return self.norm("rms", x, gain)
 
     def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
-        """As `Primitives.layernorm`."""
+        """As `Engine.layernorm`."""
         return self.norm("layer", x, gain, bias)
 
     def norm_backward(
@@ -351,25 +351,25 @@ class CudaEngine(Engine):
     def rmsnorm_backward(
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
     ) -> Array:
-        """As `Primitives.rmsnorm_backward`."""
+        """As `Engine.rmsnorm_backward`."""
         return self.norm_backward("rms", (dy, x, stats, gain), dgain)
 
     def layernorm_backward(
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `Primitives.layernorm_backward`."""
+        """As `Engine.layernorm_backward`."""
         return self.norm_backward("layer", (dy, x, stats, gain), dgain, dbias)
 
     def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
-        """As `Primitives.rope_tables`."""
+        """As `Engine.rope_tables`."""
         cos, sin = (
             self.recording.constant(table.astype(np.float32)) for table in rope_tables(T, D)
         )
         return cos, sin
 
     def rope(self, heads: Array, n: int, cos: Array, sin: Array, back: bool = False) -> Array:
-        """As `Primitives.rope`, in place."""
+        """As `Engine.rope`, in place."""
         B, T, N, D = heads.shape
         rows = heads.reshape(B * T, N * D)
         launch = rope_launch(rows, cos, sin, n, T, back=back)
@@ -377,13 +377,13 @@ class CudaEngine(Engine):
         return heads
 
     def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
-        """As `Primitives.rope_backward`, in place."""
+        """As `Engine.rope_backward`, in place."""
         return self.rope(dheads, n, cos, sin, back=True)
 
     def attention(
         self, heads: Array, n_kv: int, first: PackedRows | None = None
     ) -> tuple[Array, Any]:
-        """As `Primitives.attention`; the backward wants y and lse."""
+        """As `Engine.attention`; the backward wants y and lse."""
         (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
         y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
         ends = *split(heads, n_kv), y.reshape(B, T, H, D).swapaxes(1, 2), lse
@@ -399,7 +399,7 @@ class CudaEngine(Engine):
         self, dy: Array, heads: Array, n_kv: int, p: Any, first: PackedRows | None = None,
         rope: Any = None,
     ) -> Array:  # fmt: skip
-        """As `Primitives.attention_backward`; rope: what heads ended in, undone in dheads."""
+        """As `Engine.attention_backward`; rope: what heads ended in, undone in dheads."""
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
@@ -415,14 +415,14 @@ class CudaEngine(Engine):
         return dheads
 
     def swiglu(self, gate_up: Array) -> Array:
-        """As `Primitives.swiglu`."""
+        """As `Engine.swiglu`."""
         h = self.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
         launch = activations.swiglu_launch(rows_of(gate_up), rows_of(h), self.multiprocessors)
         self.record("swiglu", launch)
         return h
 
     def gelu(self, u: Array) -> Array:
-        """As `Primitives.gelu`."""
+        """As `Engine.gelu`."""
         h = self.take(*u.shape)
         count = self.multiprocessors
         launch = activations.gelu_launch(rows_of(u), rows_of(h), multiprocessors=count)
@@ -449,11 +449,11 @@ class CudaEngine(Engine):
         return du, h
 
     def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
-        """As `Primitives.swiglu_backward`."""
+        """As `Engine.swiglu_backward`."""
         return self.activation_backward(True, dh, gate_up)[0]
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
-        """As `Primitives.gelu_backward`."""
+        """As `Engine.gelu_backward`."""
         return self.activation_backward(False, dh, u)[0]
 
     def loss_rows(
@@ -475,7 +475,7 @@ class CudaEngine(Engine):
         return sums
 
     def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
-        """As `Primitives.cross_entropy`, in place."""
+        """As `Engine.cross_entropy`, in place."""
         K, V = logits.shape[-2:]
         aims = rows_of(targets)
         losses = self.take(*aims.shape, kind="float32")
@@ -528,7 +528,7 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
         first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
-        """As `Sublayers.attend`; the product that makes heads ends in RoPE, if it can."""
+        """As `Engine.attend`; the product that makes heads ends in RoPE, if it can."""
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
         rope = self.fused_rope(config, T, start)
         if rope is None or b.wqkv_bias is not None or cache is not None:
@@ -546,7 +546,7 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
-        """As `Sublayers.attend_backward`."""
+        """As `Engine.attend_backward`."""
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
         rope = self.fused_rope(config, T)
@@ -559,7 +559,7 @@ class CudaEngine(Engine):
         return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
-        """As `Sublayers.mlp`."""
+        """As `Engine.mlp`."""
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
             u, h = self.linear_gelu(n, b.w_up, b.w_up_bias)
@@ -609,7 +609,7 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
-        """As `Sublayers.mlp_backward`."""
+        """As `Engine.mlp_backward`."""
         dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
         if config.mlp == "gelu" and self.multiply.fused:
             du, h = self.linear_gelu_backward(dout, b.w_down, u, db.w_up_bias)

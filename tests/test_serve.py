@@ -616,7 +616,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def connect(server, *said):
-    link = socket.create_connection(("127.0.0.1", server.port), timeout=120)  # busy machines are slow
+    link = socket.create_connection(("127.0.0.1", server.port), timeout=120)  # if busy
     for each in said:
         link.sendall(each)
     return link

@@ -363,7 +363,7 @@ class Connection(asyncio.Protocol):
             self.timer = self.loop.call_later(SECONDS, self._give_up) if stage else None
 
     def _heard(self) -> bool:
-        """Whether all that its client has sent is read: in a crowd, or on a busy machine, it isn't."""
+        """Whether all that its client has sent is read: in a crowd it isn't always."""
         with selectors.DefaultSelector() as arrivals:
             arrivals.register(self.transport.get_extra_info("socket"), selectors.EVENT_READ)
             return not arrivals.select(0)

@@ -17,7 +17,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import loop
 from nanoeuler.training.best import BEST, Best, chosen, noise, say_passes
 from nanoeuler.training.checkpoint import load, load_model
-from nanoeuler.training.folder import alone, read_metrics, saves
+from nanoeuler.training.folder import locked, read_metrics, saves
 from nanoeuler.training.run import Run, Settings
 
 STEPS = 12  # each of which is judged
@@ -27,7 +27,7 @@ FALLS, TURNS = [5.0 - 0.1 * i for i in range(12)], [5.0, 4.5, 4.0, 4.2, 3.9, 4.1
 class Script:
     """A held-out text of which a model needs what is written, by the step of `run`."""
 
-    bytes_per_token, landmarks = 2.0, {}
+    bytes_per_token, baselines = 2.0, {}
     inputs = targets = np.zeros((128, 32), int)  # 4096 tokens that count
     batch_size = 8
 
@@ -64,7 +64,7 @@ def fit(out, bits, **how):
 
     how = dict(save_every=4, engine="reference", threads=1) | how
     batches = Batches(TOKENS, 8, CONFIG.context, CONFIG.n_predict, 5)
-    with alone(out), mock.patch.object(loop, "plot"):
+    with locked(out), mock.patch.object(loop, "plot"):
         loop.fit(out, run, batches, Script(run, bits), on_step=on_step, **how)
     return seen
 
@@ -100,7 +100,7 @@ def test_the_best_model_is_kept_and_read_like_any_other(bits, best, tmp_path):
 
 def test_to_keep_the_best_changes_no_bit_of_the_run(tmp_path):
     weights = [fit(tmp_path / str(i), bits)[STEPS] for i, bits in enumerate((FALLS, TURNS))]
-    with mock.patch.object(Best, "hear", lambda *_: ""):
+    with mock.patch.object(Best, "observe", lambda *_: ""):
         weights.append(fit(tmp_path / "none", FALLS)[STEPS])
     assert not (tmp_path / "none" / BEST).exists()
     assert all(np.array_equal(each, weights[0]) for each in weights)

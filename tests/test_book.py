@@ -116,7 +116,7 @@ def test_export_writes_only_what_changed(small_book):
 def test_export_drops_machine_code_of_what_changed_and_of_its_users(small_book):
     users = {"two": "from nanoeuler.one import double", "three": "import nanoeuler.two",
              "other": "import math", "on": "import math"}  # fmt: skip
-    more = [cell(f"#| export nanoeuler/{name}.py", *line.split("\n")) for name, line in users.items()]
+    more = [cell(f"#| export nanoeuler/{name}.py", line) for name, line in users.items()]
     chapter = small_book / "book" / "00-a.md"
     chapter.write_text(FIRST + "".join(more))
     build.export(small_book)

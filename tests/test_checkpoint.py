@@ -26,9 +26,8 @@ from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import checkpoint as saving
 from nanoeuler.training import loop
-from nanoeuler.training import record as record_of_runs
-from nanoeuler.training.checkpoint import load, load_model, save, settle, tidy
-from nanoeuler.training.folder import LOCK, add_metrics, alone, read_metrics, saves
+from nanoeuler.training.checkpoint import load, load_model, rewind, save, tidy
+from nanoeuler.training.folder import LOCK, add_metrics, locked, read_metrics, saves
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.run import Run, Settings, identity
 
@@ -155,18 +154,18 @@ def test_what_is_not_ours_is_not_removed(saved, tmp_path):
 
 
 def test_one_program_at_a_time(tmp_path):
-    with alone(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         with pytest.raises(UserError, match="another program trains there now"):
-            with alone(tmp_path / "run"):
+            with locked(tmp_path / "run"):
                 pass
-        with alone(tmp_path / "other"):
+        with locked(tmp_path / "other"):
             pass
-    with alone(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         pass
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="File exists.*remove the cause"):
-        with alone(tmp_path / "file"):
+        with locked(tmp_path / "file"):
             pass
 
 
@@ -229,7 +228,7 @@ def test_a_death_at_any_write_leaves_one_whole_save(name, saved, tmp_path):
         assert files(out) == before  # reading changes nothing
         steps.append(back.step)
         assert same(back, run_at(back.step)) and np.array_equal(weights.flat, back.weights.flat)
-        settle(out, back, keep=1)
+        rewind(out, back, keep=1)
         assert [path.name for path in out.iterdir() if "step" in path.name] == [
             f"step-{back.step:08d}"
         ]
@@ -248,7 +247,7 @@ def test_a_death_in_the_first_save_leaves_no_run_or_a_whole_one(name, tmp_path):
         out, died = tmp_path / f"{call}", True
         with dying_before(os, name, call):
             try:
-                settle(out, run_at(0))
+                rewind(out, run_at(0))
                 died = False
             except Died:
                 pass
@@ -256,7 +255,7 @@ def test_a_death_in_the_first_save_leaves_no_run_or_a_whole_one(name, tmp_path):
         if not there[-1]:
             with pytest.raises(UserError, match="but found (none|no config.json)"):
                 load(out)
-        settle(out, run_at(0))  # begun again, or gone on with
+        rewind(out, run_at(0))  # begun again, or gone on with
         assert same(load(out), run_at(0))
         assert files(out) == sorted(
             ["config.json", "tokenizer.json", "metrics.jsonl"]
@@ -461,8 +460,7 @@ def test_another_user_without_rights_is_told_so(saved, tmp_path):
 @pytest.mark.parametrize("name", ["_checked", "_read_state", "_check_tensors"])
 @pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, ValueError])
 def test_a_mistake_of_ours_is_no_damage(saved, name, error):
-    owner = saving if hasattr(saving, name) else record_of_runs
-    with mock.patch.object(owner, name, side_effect=error("a mistake")), pytest.raises(error):
+    with mock.patch.object(saving, name, side_effect=error("a mistake")), pytest.raises(error):
         load(saved)
 
 
@@ -509,7 +507,7 @@ def test_a_run_of_the_format_before_goes_on(tmp_path, capsys):
 
 def test_config_json_says_its_format(saved):
     record = json.loads((saved / "config.json").read_text())
-    assert record["format"] == record_of_runs.FORMAT == 2 and record["training"]["minutes"] == 5.0
+    assert record["format"] == saving.FORMAT == 2 and record["training"]["minutes"] == 5.0
 
 
 @given(data=st.data(), name=st.sampled_from(FILES))
@@ -738,7 +736,7 @@ def test_metrics_lose_their_torn_end_and_the_steps_that_come_again(saved, tmp_pa
     with open(out / "metrics.jsonl", "a") as file:
         file.write('{"step": 7, "lo')
     assert [line["step"] for line in read_metrics(out)] == [1, 2, 3, 4, 5, 6]
-    settle(out, load(out))
+    rewind(out, load(out))
     assert [line["step"] for line in read_metrics(out)] == [1, 2, 3, 4]
     assert (out / "metrics.jsonl").read_text().endswith("}\n")
 

@@ -26,8 +26,8 @@ from nanoeuler.training.checkpoint import load, load_model
 from nanoeuler.training.dpo import (
     PREFERRING,
     QUICK,
-    Judge,
-    Judged,
+    DpoEvaluator,
+    DpoMetrics,
     PreferenceStepper,
     halves,
     prefer,
@@ -259,10 +259,10 @@ def test_the_loss_by_hand_and_far_out():
 
 def test_accuracy_is_one_half_where_nothing_has_moved():
     log_p = np.array([-3.0, -5.0, -9.0, -8.0])
-    numbers = Judged(log_p, log_p, 0.1).numbers()
+    numbers = DpoMetrics(log_p, log_p, 0.1).numbers()
     assert numbers["accuracy"] == 0.5 and numbers["prefers"] == 0.5
     assert numbers["loss"] == pytest.approx(np.log(2))
-    moved = Judged(log_p + [1, 0, -2, -3], log_p, 0.1).numbers()
+    moved = DpoMetrics(log_p + [1, 0, -2, -3], log_p, 0.1).numbers()
     assert moved["accuracy"] == 1 and moved["chosen"] == -0.5 and moved["rejected"] == -1.5
 
 
@@ -338,7 +338,7 @@ def test_a_step_that_is_not_finite_changes_nothing():
 
 def test_part_of_the_comparisons_is_judged_in_whole_couples():
     pairs = [(f"What is {i}?", f"The number {i}.") for i in range(2 * QUICK)]
-    each = Judge(stepper(1), Comparisons(TOKENIZER, couples(pairs), 4, 64, 2))
+    each = DpoEvaluator(stepper(1), Comparisons(TOKENIZER, couples(pairs), 4, 64, 2))
     some = each.chosen(quick=True)
     assert len(some) == QUICK
     assert (some[0::2] % 2 == 0).all() and (some[1::2] == some[0::2] + 1).all()

@@ -32,7 +32,7 @@ from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.weights import Weights, flat_size, initialise
 from nanoeuler.planning import ranks as planned
 from nanoeuler.training.checkpoint import load
-from nanoeuler.training.folder import alone, read_metrics, saves
+from nanoeuler.training.folder import locked, read_metrics, saves
 from nanoeuler.training.optim import PARTS, AdamW
 
 HELPER = Path(__file__).parent / "helpers" / "failing_rank.py"
@@ -296,8 +296,8 @@ def test_the_comparison_sees_a_norm_of_the_own_part(monkeypatch):
 def test_followers_do_what_rank_0_is_asked(monkeypatch):
     """And errors that all find alike are rank 0's to tell."""
     w, tokens, targets, _ = problem(RAGGED, 33, 37)
-    alone = Weights(RAGGED, flat=w.flat.copy())
-    (expected,) = make_stepper("cpu", alone, AdamW(alone)).step(tokens, targets, 0.01, 1)
+    locked = Weights(RAGGED, flat=w.flat.copy())
+    (expected,) = make_stepper("cpu", locked, AdamW(locked)).step(tokens, targets, 0.01, 1)
 
     def function(group):
         if group.rank:
@@ -316,7 +316,7 @@ def test_followers_do_what_rank_0_is_asked(monkeypatch):
         assert type(make_stepper("cpu", weights, AdamW(weights))) is CpuStepper
         return weights.flat.tobytes()
 
-    assert together(4, function)[0] == alone.flat.tobytes()
+    assert together(4, function)[0] == locked.flat.tobytes()
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -344,9 +344,9 @@ def test_a_rank_is_dealt_its_own_sequences_alone(size, monkeypatch):
             stepper.sums(tokens, targets, first)
         return weights.flat.tobytes()
 
-    alone = Weights(RAGGED, flat=w.flat.copy())
-    make_stepper("cpu", alone, AdamW(alone)).step(tokens, targets, 0.01, 1, first)
-    assert together(size, function)[0] == alone.flat.tobytes()
+    locked = Weights(RAGGED, flat=w.flat.copy())
+    make_stepper("cpu", locked, AdamW(locked)).step(tokens, targets, 0.01, 1, first)
+    assert together(size, function)[0] == locked.flat.tobytes()
     assert len(sent) == 3  # the step, the judgement, the end
     for each in sent[:2]:
         assert all(part <= x < part + 1200 for x in each), (part, each)
@@ -456,9 +456,9 @@ def test_what_cards_would_send_and_hold(name):
     tables = 4 * (flat_size(config) - sum(elements for _, elements, _ in parts[:-1]))
     assert sum(elements for _, elements, _ in parts) == count_parameters(config) <= n
     assert [parts[0][0], parts[-1][0]] == ["head", "embedding"]
-    alone = planned.estimate(config, 16, 1)
-    assert (alone.exposed_s, alone.sent_bytes, alone.efficiency) == (0, 0, 1)
-    assert alone.state_bytes == 18 * n
+    locked = planned.estimate(config, 16, 1)
+    assert (locked.exposed_s, locked.sent_bytes, locked.efficiency) == (0, 0, 1)
+    assert locked.state_bytes == 18 * n
     for ranks in (2, 8, 64):
         found = planned.estimate(config, 16, ranks)
         assert np.isclose(found.sent_bytes, (ranks - 1) / ranks * (4 * n + 2 * n + tables))
@@ -637,7 +637,7 @@ def test_ranks_end_with_those_above_them(who, text, tmp_path):
     if who != "launcher":  # which takes its ranks with it at once
         assert load(out).step == read_metrics(out)[-1]["step"] > 0
     assert not any(map(os.path.exists, shared))
-    with alone(out):
+    with locked(out):
         pass
 
 

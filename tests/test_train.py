@@ -45,10 +45,9 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import anomaly, display, loop, run, throughput
 from nanoeuler.training import train as training
 from nanoeuler.training.anomaly import first_bad_tensor
-from nanoeuler.training.checkpoint import load
-from nanoeuler.training.folder import LOCK, REQUEST, alone, read_metrics, saves
+from nanoeuler.training.checkpoint import load, read_origin
+from nanoeuler.training.folder import LOCK, REQUEST, locked, read_metrics, saves
 from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
-from nanoeuler.training.record import read_origin
 from nanoeuler.training.run import Settings
 from nanoeuler.training.train import settings_for, train
 
@@ -362,9 +361,9 @@ def test_another_engine_is_told(tmp_path, capsys):
 def test_a_directory_is_trained_in_by_one_program_at_a_time(straight, tmp_path):
     out = shutil.copytree(straight, tmp_path / "run")
     before = contents(out)
-    with alone(out), pytest.raises(UserError, match="another program trains there now"):
+    with locked(out), pytest.raises(UserError, match="another program trains there now"):
         resume(out)
-    with alone(tmp_path / "new"), pytest.raises(UserError, match="another program trains there"):
+    with locked(tmp_path / "new"), pytest.raises(UserError, match="another program trains there"):
         go(tmp_path / "new")
     late = load(out)  # read before the lock was taken; then another went on
     late.step = 8
@@ -587,16 +586,16 @@ def test_samples_are_made_by_the_caller_on_the_way_and_at_the_end(straight, tmp_
 def test_the_pace_is_told_once_after_ten_steps(tmp_path):
     seen = []
 
-    def on_pace(run, seconds_per_step):
+    def on_estimate(run, seconds_per_step):
         assert (seconds_per_step is None) == (run.step == 0)
         assert seconds_per_step is None or 0 < seconds_per_step < 60
         seen.append((run.step, [at for at, _ in saves(tmp_path)]))
 
-    go(tmp_path, on_pace=on_pace)
-    resume(tmp_path, on_pace=on_pace)  # no step is left
+    go(tmp_path, on_estimate=on_estimate)
+    resume(tmp_path, on_estimate=on_estimate)  # no step is left
     assert seen == [(0, [0]), (1 + throughput.MOST, [0, 4, 8][-2:])]
     with pytest.raises(UserError):
-        go(tmp_path, on_pace=on_pace)
+        go(tmp_path, on_estimate=on_estimate)
     assert len(seen) == 2
 
 
@@ -615,7 +614,7 @@ def test_a_run_takes_the_steps_that_were_asked_for_and_no_others(how, tmp_path, 
 
     monkeypatch.setattr(CpuStepper, "step", counted)
     monkeypatch.setattr(loop, "make_stepper", making)
-    ended = go(tmp_path, on_pace=lambda *_: None, save_every=None, **how)
+    ended = go(tmp_path, on_estimate=lambda *_: None, save_every=None, **how)
     assert taken == [*range(1, ended.settings.steps + 1)] and len(made) == 1
     assert ended.settings.steps == (how["steps"] or ended.step)
 
@@ -715,7 +714,7 @@ class Judge:
     """A held-out text that notes how it was asked."""
 
     def __init__(self):
-        self.quick, self.bytes_per_token, self.landmarks = [], 2.0, {"unigram": 3.0}
+        self.quick, self.bytes_per_token, self.baselines = [], 2.0, {"unigram": 3.0}
         self.inputs = self.targets = np.zeros((8, 32), int)
 
     def bits_per_byte(self, loss, quick=False):
@@ -742,7 +741,7 @@ def fresh(steps):
 
 def test_only_the_last_validation_is_of_all_the_text(tmp_path):
     judge = Judge()
-    with alone(tmp_path):
+    with locked(tmp_path):
         loop.fit(tmp_path, fresh(41), Answers(), judge, engine="reference")
     steps = [line["step"] for line in read_metrics(tmp_path) if "bits_per_byte" in line]
     assert steps == [*range(3, 41, 3), 41]  # at most twenty
@@ -753,7 +752,7 @@ def test_the_logged_loss_is_a_mean_over_the_counted_targets(tmp_path):
     begun = fresh(1)
     x, y = Answers().batch(1)
     stepper = make_stepper("reference", initialise(CONFIG, 0), AdamW(begun.weights))
-    with alone(tmp_path):
+    with locked(tmp_path):
         loop.fit(tmp_path, begun, Answers(), Judge(), engine="reference")
     (line,) = read_metrics(tmp_path)
     assert math.isclose(line["loss"], stepper.sums(x, y)[0] / (8 * 12), rel_tol=1e-6)
@@ -920,19 +919,19 @@ def test_looking_for_what_is_not_finite_ends(monkeypatch):
 
 def fits(monkeypatch, steps):
     """Patch the pace, so that so many steps fit into any minutes."""
-    monkeypatch.setattr(throughput.Pace, "steps", lambda self, minutes: steps)
+    monkeypatch.setattr(throughput.Throughput, "steps", lambda self, minutes: steps)
 
 
 def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):
     seen = []
     chosen = Settings(minutes=0.01, batch_size=8, seed=5, lr=0.01)
 
-    def on_pace(run, seconds):
+    def on_estimate(run, seconds):
         if seconds:
             seen.append((run.settings.steps, seconds))
 
     ended = train(RIVER, tmp_path / "minutes", config=CONFIG, settings=chosen, engine="reference",
-                  on_pace=on_pace)  # fmt: skip
+                  on_estimate=on_estimate)  # fmt: skip
     told = capsys.readouterr().err.splitlines()
     steps = ended.settings.steps
     assert ended.step == steps == seen[0][0] > 1
@@ -1012,7 +1011,7 @@ def test_a_run_whose_time_is_up_ends(tmp_path):
 
 def test_the_pace_of_a_device_that_works_ahead_is_its_own():
     """A step of 0.1 s on the device, beside which the host takes 0.06 s for the next batch."""
-    watch, ready = throughput.Watch(), 0.0
+    watch, ready = throughput.StepTimer(), 0.0
     for number in range(1, 6):
         time.sleep(0.06)
         time.sleep(max(0.0, ready - time.perf_counter()))  # for the step before
@@ -1022,7 +1021,7 @@ def test_the_pace_of_a_device_that_works_ahead_is_its_own():
 
 
 def test_what_comes_between_two_steps_is_no_part_of_the_pace():
-    watch = throughput.Watch()
+    watch = throughput.StepTimer()
     for _ in range(5):
         time.sleep(0.02)
         watch.lap(1)
@@ -1032,7 +1031,7 @@ def test_what_comes_between_two_steps_is_no_part_of_the_pace():
 
 
 def test_a_pace_by_hand():
-    measured = throughput.Pace(step=0.06, quick=0.2, full=0.5)
+    measured = throughput.Throughput(step=0.06, quick=0.2, full=0.5)
     assert measured.steps(5) == 4920
     assert math.isclose(measured.seconds(0, 4920), 4920 * 0.06 + 20 * 0.2 + 0.5)
     assert math.isclose(measured.seconds(4919, 4920), 0.06 + 0.2 + 0.5)
@@ -1041,13 +1040,13 @@ def test_a_pace_by_hand():
         (0.06, 0.2, 0.5, 5), (0.1, 3.0, 3.0, 1), (20.0, 5.0, 80.0, 10), (1e-3, 1e-2, 5.0, 2),
         (0.3, 0.4, 0.5, 0.2), (1.0, 0.1, 0.1, 0.35),
     ):  # fmt: skip
-        each = throughput.Pace(step, quick, full)
+        each = throughput.Throughput(step, quick, full)
         steps = each.steps(minutes)
         assert each.seconds(0, steps) <= 60 * minutes + 1e-9
         more = steps + 1 + steps // 100 + 2 * quick / step  # the last digits; a validation or two
         assert each.seconds(0, int(more) + 1) > 60 * minutes * 0.9
     for steps in (1, 2, 19, 20, 21, 39, 40, 400, 407, 12345):
-        judged = [step for step in range(1, steps + 1) if throughput.validates(step, steps)]
+        judged = [step for step in range(1, steps + 1) if throughput.validation_due(step, steps)]
         assert judged[-1] == steps and min(steps, 11) <= len(judged) <= throughput.VALIDATIONS
         for at in (0, steps // 3, steps - 1):
             left = [step for step in judged if step > at]
@@ -1093,13 +1092,13 @@ def test_a_start_that_fails_leaves_nothing(tmp_path):
             (dict(batch_size=131073), "a batch_size of at most 131072"),
             (dict(data=brief), "more"),
             (dict(engine="abacus"), "abacus"),
-            (dict(on_pace=mock.Mock(side_effect=UserError("no"))), "no"),
+            (dict(on_estimate=mock.Mock(side_effect=UserError("no"))), "no"),
         ):
             existed = out.exists()
             with pytest.raises(UserError, match=words) as caught:
                 go(out, **changes)
             assert "\n" not in str(caught.value)
-            if changes.keys() != {"on_pace"}:
+            if changes.keys() != {"on_estimate"}:
                 assert out.exists() == existed and not list(tmp_path.glob(f"{out.name}/*"))
             else:  # told before the first step; it can go on from its beginning
                 assert [step for step, _ in saves(out)] == [0]
@@ -1241,7 +1240,7 @@ def test_a_prepared_folder_is_named_by_the_request(tmp_path):
         (dict(tokenizer=""), "tokenizer to be a Tokenizer, got ''"),
         (dict(resume="no"), "resume to be True or False, got 'no'"),
         (dict(sample="x"), "sample to be a function, got 'x'"),
-        (dict(on_pace=3), "on_pace to be a function, got 3"),
+        (dict(on_estimate=3), "on_estimate to be a function, got 3"),
         (dict(on_step=3), "on_step to be a function, got 3"),
         (dict(engine=3), "unknown engine 3"),
         (dict(threads=0), "threads to be a whole number above 0, got 0"),

@@ -95,7 +95,7 @@ class Batches:
 
 
 # %% sec-batches-ahead
-class Ahead:
+class Prefetcher:
     """The batches of `batches`, each prepared by a thread while the caller works on the one before.
 
     A thread lives for one batch, and none keeps the program from ending. An error of a batch is

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoeuler.data.documents import NO_OUTPUT
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 
 Pair = tuple[str, str]  # a question and its answer
 

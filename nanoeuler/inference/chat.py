@@ -73,7 +73,7 @@ class Memory:
         return [{"role": role, "content": text} for role, text in said]
 
 
-class Talking(Knobs, total=False):
+class ChatOptions(Knobs, total=False):
     """How a conversation is held: beside the `Knobs`, what stands before it, and who reads."""
 
     system: str  # a message that is read before all questions

@@ -21,9 +21,8 @@ from nanoeuler.engines.interface import Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.weights import Weights
-from nanoeuler.training.checkpoint import MODEL, read_save, write_folder
+from nanoeuler.training.checkpoint import MODEL, read_record, read_save, write_folder, write_record
 from nanoeuler.training.folder import discard, read_metrics, save_name, saves, sweep, writing
-from nanoeuler.training.record import read_record, write_record
 from nanoeuler.training.run import Run, Settings, identity
 
 BEST = "best"  # in a run directory; the name says what --from RUN/best takes
@@ -83,7 +82,7 @@ class Best:
         self.weights.flat[...] = self.run.weights.flat
         self.step, self.bits, self.written = self.run.step, bits, False
 
-    def settle(self) -> None:
+    def rewind(self) -> None:
         """Begin with what the directory holds for the run at its step, its newest save."""
         out, run = self.out, self.run
         if saves(out) and read_record(out).identity != identity(run.facts):
@@ -109,7 +108,7 @@ class Best:
             write_folder(out / save_name(self.step), {MODEL: dict(self.weights)}, state)
         self.written = True
 
-    def hear(self, stepper: Stepper, bits: float) -> str:
+    def observe(self, stepper: Stepper, bits: float) -> str:
         """Judge the run at its step; returns a warning, once for each rise, or nothing to say."""
         if bits < self.bits:
             self.take(stepper, bits)

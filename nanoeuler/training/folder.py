@@ -4,7 +4,7 @@
 # %% sec-train-cursor
 """What stands in a run directory under which name: its saves, its metrics; and a disk's refusals.
 
-Leaves out what is inside a save (saves.py).
+Leaves out what is inside a save (checkpoint.py).
 """
 
 import errno
@@ -67,7 +67,7 @@ LOCK = ".lock"  # in a run directory; it is made only where nothing else was, or
 
 
 @contextmanager
-def alone(out: str | Path) -> Iterator[None]:
+def locked(out: str | Path) -> Iterator[None]:
     """Hold the directory `out`, made if need be: UserError if another program trains in it.
 
     Without effect on disks that have no locks, as some network disks.

@@ -4,7 +4,7 @@
 # %% sec-train-open
 """From a text to a trained model in a directory: a run is opened, its data are, its steps taken.
 
-Leaves out how the steps are taken (loop.py) and what a directory holds (saves.py).
+Leaves out how the steps are taken (loop.py) and what a directory holds (checkpoint.py).
 """
 
 import dataclasses
@@ -18,25 +18,23 @@ from typing import Unpack
 from nanoeuler.data.batches import Batches
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
-from nanoeuler.data.quote import quoted
-from nanoeuler.data.text import Examined, examined
+from nanoeuler.data.text import Scanned, scanned
 from nanoeuler.data.validation import HeldOut
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import load
+from nanoeuler.training.checkpoint import Request, load, read_origin, read_request, write_request
 from nanoeuler.training.folder import (
     LOCK,
     REQUEST,
-    alone,
     check_free,
     clear,
     is_begun,
+    locked,
     remove,
     saves,
 )
 from nanoeuler.training.loop import Execution, Options, fit
-from nanoeuler.training.record import Request, read_origin, read_request, write_request
 from nanoeuler.training.run import Run, Settings, check_batch
 
 PRESET = "small"  # the model of a new run for which no other was asked
@@ -119,7 +117,7 @@ def open_run(
     if not saves(out):
         check_free(out)
     new = not out.exists()
-    with alone(out):
+    with locked(out):
         try:
             yield _found_or_begun(out, begin, asked, resume)
         except BaseException:
@@ -165,7 +163,7 @@ def own_text(out: Path) -> Path:
     )
 
 
-def _first(asked: Request, folder: Path, known: Examined | None) -> Run:
+def _first(asked: Request, folder: Path, known: Scanned | None) -> Run:
     """A run before its first step; its text, if `known`, becomes the prepared folder first."""
     model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
     check_batch(model, chosen)  # before a long preparation, and not after
@@ -193,26 +191,26 @@ def _sides(prepared: Prepared, run: Run, out: Path) -> tuple[Batches, HeldOut]:
 def train(
     data: str | Path | None, out: str | Path, *, config: ModelConfig | None = None,
     settings: Settings | None = None, tokenizer: Tokenizer | None = None, resume: bool = False,
-    **how: Unpack[Options],
+    **options: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
     None is, with `resume`, what the run in `out` began with, or what was asked of it if it died
     before its first save; else config is PRESETS[PRESET], whose vocab_size becomes the tokenizer's,
     settings are `Settings()`, and the tokenizer is the prepared folder's or learned from the text.
-    `fit` tells of `how`. UserError: a bad file or argument, a directory that holds anything
+    `options` are those of `fit`. UserError: a bad file or argument, a directory that holds anything
     else, and what `fit` raises.
     """
     check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
                 resume=resume)  # fmt: skip
-    Execution(**how)  # tells of what is wrong before anything is done
+    Execution(**options)  # tells of what is wrong before anything is done
     if out is None or data is None and not resume:
         raise UserError("expected a text to train on and a directory to train in, got None")
     out = Path(out)
     text = own_text(out) if data is None else Path(data)
     prepared = Prepared(text) if text.is_dir() else None
     folder = text if prepared else out / "data"
-    known = None if prepared else examined(text)
+    known = None if prepared else scanned(text)
     digest = prepared.digest if prepared else known.digest
     if not resume:
         config, settings = config or PRESETS[PRESET], settings or Settings()
@@ -224,4 +222,4 @@ def train(
         return _first(asked._replace(data=digest, text=text), folder, known)
 
     with open_run(out, begin, new, resume) as run:
-        return fit(out, run, *_sides(prepared or Prepared(folder), run, out), **how)
+        return fit(out, run, *_sides(prepared or Prepared(folder), run, out), **options)

@@ -17,7 +17,7 @@ from nanoeuler.data.conversations import Conversation, Pair, read_pairs
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
-from nanoeuler.inference.model import Model
+from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
@@ -28,7 +28,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
 from nanoeuler.training.checkpoint import load_model
-from nanoeuler.training.folder import saves
+from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Execution, Options
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.sft import FINETUNING
@@ -91,6 +91,19 @@ def pairs_of(data: Path | str) -> list[Pair | Conversation]:
             "prepare makes one of a text whose format is pairs"
         )
     return read_pairs(path)
+
+
+# The classes of arguments, by their names.
+KINDS = {"config": ModelConfig, "settings": Settings, "tokenizer": Tokenizer}
+
+
+def _check(resume: object, **given: object) -> None:
+    """UserError unless `resume` is a bool, and each of `given` is None or what KINDS says."""
+    if not isinstance(resume, bool):
+        raise UserError(f"expected resume to be a bool, got {resume!r:.60}: say True or False")
+    for name, value in given.items():
+        if value is not None:
+            check_kind(name, value, KINDS[name])
 
 
 def _fits(config: ModelConfig, settings: Settings, execution: Execution) -> None:
@@ -158,7 +171,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     True
     """
     out = path_of("out", out)
-    training.check_kinds(config=config, settings=settings, tokenizer=tokenizer)
+    _check(resume, config=config, settings=settings, tokenizer=tokenizer)
     execution = Execution(**options)
     if not resume:
         config = PRESETS[PRESET] if config is None else config
@@ -193,9 +206,9 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
     out, execution = path_of("out", out), Execution(**options)
-    training.check_kinds(settings=settings)
+    _check(resume, settings=settings)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
-    base, begun = _base(model, resume), resume and saves(out)
+    base, begun = _base(model, resume), resume and checkpoints(out)
     if isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:

@@ -1,12 +1,17 @@
 """The book's tool on small books of its own: what it refuses, and that running changes no byte."""
 
+import builtins
 import functools
+import io
 import os
+import re
 import subprocess
 import sys
+import tokenize
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nanoeuler import measurements
@@ -218,6 +223,28 @@ def test_nothing_is_used_before_it_is_taught_unless_on_trust():
         taught = {path.relative_to(root).as_posix() for path in build.taught(root, chapter)}
         assert graph[name] <= taught, f"{name} uses {graph[name] - taught}"
     list(TopologicalSorter(graph).static_order())
+
+
+def test_docstrings_and_comments_name_only_what_there_is():
+    """Each name between backticks is a word of the code, and each file is there."""
+    root = project_root(Path(__file__).parent)
+    modules = sorted((root / "nanoeuler").rglob("*.py"))
+    files = {path.name for path in [*modules, *(root / "tests").rglob("*.py")]}
+    known, said = {*dir(builtins), *dir(np), "py"}, []
+    for path in modules:
+        known |= {*path.relative_to(root).with_suffix("").parts}
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+            prose = token.string.startswith(('"""', 'r"""'))
+            if token.type == tokenize.COMMENT or token.type == tokenize.STRING and prose:
+                said.append((path.name, token.string))
+            elif token.type in (tokenize.NAME, tokenize.STRING):
+                known |= {*re.findall(r"\w+", token.string)}
+    names = [(file, name) for file, text in said
+             for name in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", text)]  # fmt: skip
+    assert len(names) > 1000
+    assert not [(file, name) for file, name in names if not {*name.split(".")} <= known | {""}]
+    named = {(file, name) for file, text in said for name in re.findall(r"\b[a-z]\w*\.py\b", text)}
+    assert not {(file, name) for file, name in named if name not in files}
 
 
 def test_a_prefix_hides_the_installed_package():

@@ -24,7 +24,7 @@ from nanoeuler.data.batches import STEP_TOKENS, Batches, Prefetcher
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
-from nanoeuler.data.text import digest, digest_of, read_text, split
+from nanoeuler.data.text import digest, read_text, scanned, split
 from nanoeuler.data.validation import QUICK_WINDOWS, HeldOut, entropies
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
@@ -381,14 +381,14 @@ def test_the_digest_of_a_file_is_that_of_its_bytes(words, chunk):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "CHUNK", chunk)
         Path(folder, "text").write_bytes(raw)
-        assert digest_of(Path(folder, "text")) == digest(raw)
+        assert scanned(Path(folder, "text")).digest == digest(raw)
 
 
 def test_a_digest_holds_a_few_chunks_of_the_file_and_no_more(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a river \n" * 4_000_000)  # 36 MB
     tracemalloc.start()
-    digest_of(path)
+    scanned(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * text.CHUNK  # a chunk as bytes, as characters, and the one before it
@@ -453,13 +453,13 @@ def test_a_text_from_windows_is_the_same_text(tmp_path, capsys):
 
 
 def test_what_was_prepared_from_line_feeds_alone_keeps_its_digest(tmp_path):
-    assert digest_of(RIVER) == hashlib.sha256(RIVER.read_bytes()).hexdigest()[:16]
+    assert scanned(RIVER).digest == hashlib.sha256(RIVER.read_bytes()).hexdigest()[:16]
 
 
 def test_a_pipe_and_a_device_are_no_text(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/urandom")
     for name in ("pipe", "link"):
-        for read in (read_text, digest_of, Tokenizer.load):
+        for read in (read_text, scanned, Tokenizer.load):
             with pytest.raises(UserError, match="is a pipe or a device"):
                 read(tmp_path / name)

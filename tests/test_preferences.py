@@ -32,7 +32,7 @@ from nanoeuler.training.dpo import (
     halves,
     prefer,
 )
-from nanoeuler.training.folder import read_metrics, saves
+from nanoeuler.training.folder import checkpoints, read_metrics
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.preferences import (
     Comparisons,
@@ -362,7 +362,7 @@ def test_a_run_learns_and_leaves_its_lines_and_its_save(tmp_path):
     assert lines[-1]["held_out_bits_per_byte"] < lines[0]["held_out_bits_per_byte"]  # the anchor's
     assert read_metrics(tmp_path / "run") == lines[1:]
     assert (load_model(tmp_path / "run")[2].flat == done.weights.flat).all()
-    assert [step for step, _ in saves(tmp_path / "run")] == [28, 30]
+    assert [step for step, _ in checkpoints(tmp_path / "run")] == [28, 30]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, capsys):
@@ -373,7 +373,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, capsys):
             os.kill(os.getpid(), signal.SIGINT)
 
     run(tmp_path / "cut", on_step=interrupt)
-    assert saves(tmp_path / "cut")[-1][0] in (3, 4)  # heard after this step or the next
+    assert checkpoints(tmp_path / "cut")[-1][0] in (3, 4)  # heard after this step or the next
     assert "SIGINT: step" in capsys.readouterr().err
     done = run(tmp_path / "cut", resume=True)
     assert done.step == 6 and (done.weights.flat == whole.weights.flat).all()

@@ -32,7 +32,7 @@ from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.weights import Weights, flat_size, initialise
 from nanoeuler.planning import ranks as planned
 from nanoeuler.training.checkpoint import load
-from nanoeuler.training.folder import locked, read_metrics, saves
+from nanoeuler.training.folder import checkpoints, locked, read_metrics
 from nanoeuler.training.optim import PARTS, AdamW
 
 HELPER = Path(__file__).parent / "helpers" / "failing_rank.py"
@@ -514,7 +514,7 @@ def told(command, **how):
 
 def check_same(out, straight):
     """The same saves, and the same metrics but for the seconds."""
-    ours, theirs = saves(out), saves(straight)
+    ours, theirs = checkpoints(out), checkpoints(straight)
     assert [step for step, _ in ours] == [step for step, _ in theirs] == [0, 4, 8, 12]
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         assert (ours[-1][1] / name).read_bytes() == (theirs[-1][1] / name).read_bytes(), name
@@ -530,7 +530,7 @@ def test_a_killed_rank_loses_no_step_and_other_ranks_go_on(text, straight, tmp_p
     began = time.perf_counter()
     status, said = told([*mpirun, "train", "--data", text, "--out", out, *RUN.split()])
     assert status not in (0, 2) and "saved in" not in said
-    assert [step for step, _ in saves(out)] == [0, 4] and load(out).step == 4
+    assert [step for step, _ in checkpoints(out)] == [0, 4] and load(out).step == 4
     assert time.perf_counter() - began < 30
     nanoeuler = [sys.executable, "-m", "nanoeuler"]
     further = "--resume --ranks 4 --save-every 4 --keep 9 --engine cpu".split()
@@ -589,7 +589,7 @@ def test_a_signal_saves_once_and_ends_all(number, text, tmp_path):
     assert said.count("one of 2 ranks takes") == 1
     assert said.count(f"{number.name}: step") == 1 and "go on with --resume" in said, said
     assert process.returncode in (0, 2)
-    assert len(saves(out)) == 2 and load(out).step == read_metrics(out)[-1]["step"]
+    assert len(checkpoints(out)) == 2 and load(out).step == read_metrics(out)[-1]["step"]
 
 
 def children(pid):

@@ -76,7 +76,7 @@ Data = Annotated[
     str | None,
     typer.Option("--data", metavar="NAME|FILE|DIR", help="docs, a file, or prepared data"),
 ]
-# Runs are directories, as saves.py describes them.
+# Runs are directories, as checkpoint.py describes them.
 From = Annotated[
     Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from")
 ]

@@ -38,9 +38,9 @@ class Stage(NamedTuple):
     def ended(self) -> bool:
         """Whether its run has taken all of its steps."""
         from nanoeuler.training.checkpoint import read_record
-        from nanoeuler.training.folder import saves
+        from nanoeuler.training.folder import checkpoints
 
-        if self.out is None or not (known := saves(self.out)):
+        if self.out is None or not (known := checkpoints(self.out)):
             return False
         return known[-1][0] >= (read_record(self.out).settings.steps or 0)
 

@@ -131,14 +131,14 @@ def sft(
     from nanoeuler.data.conversations import turns_of
     from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
-    from nanoeuler.training.folder import saves
+    from nanoeuler.training.folder import checkpoints
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
 
     def run(size):
         pairs, folder = api.pairs_of(data), flags.folder_out(out)
         first = base
-        if base is None and not (resume and saves(folder)):  # one that goes on has its own model
+        if base is None and not (resume and checkpoints(folder)):  # else it has its own
             first = flags.BASE
 
         def answers(model):

@@ -4,7 +4,7 @@
 # %% sec-chat-batches
 """Conversations to learn from, and the files that hold them: pairs, Alpaca's form, and chats.
 
-Leaves out their tokens (the tokenizer's template.py) and their batches (the training's sft.py).
+Leaves out their tokens (chat_template.py, of the tokenizer) and their batches (sft.py).
 """
 
 import json

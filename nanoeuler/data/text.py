@@ -158,8 +158,3 @@ def scanned(path: str | Path) -> Scanned:
         whole.update(chunk)
         size += len(chunk)
     return Scanned(whole.hexdigest()[:_DIGITS], size, ends)
-
-
-def digest_of(path: str | Path) -> str:
-    """`digest` of a text file, by `unix_newlines`. UserError: no readable UTF-8."""
-    return scanned(path).digest

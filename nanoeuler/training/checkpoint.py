@@ -37,12 +37,12 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     REQUEST,
+    checkpoint_name,
+    checkpoints,
     discard,
     read_metrics,
     reading,
     remove,
-    save_name,
-    saves,
     sweep,
     writing,
 )
@@ -126,24 +126,23 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
         if not np.isfinite(tensor).all():
             raise UserError(f"step {run.step}: {name} is not finite, so {out} was left as it was")
     with writing(out, f"step {run.step} could not be written"):
-        if not saves(out):
+        if not checkpoints(out):
             write_record(out, run)
         if (out / "metrics.jsonl").exists():
             fsync(out / "metrics.jsonl")
         tensors = {MODEL: weights, OPTIMIZER: moments}
-        write_folder(out / save_name(run.step), tensors, _state(run, windows))
+        write_folder(out / checkpoint_name(run.step), tensors, _state(run, windows))
     tidy(out, keep)
 
 
 def tidy(out: str | Path, keep: int = KEEP) -> None:
     """Remove from `out` the saves before the last `keep`, and what a death left half done."""
-    if type(keep) is not int or keep < 1:
-        raise UserError(f"expected to keep at least 1 save, got {keep!r}")
+    assert keep >= 1, keep  # `Execution` has seen to it
     with writing(out, "older saves could not be removed"):
         sweep(out)
-        if saves(out) and saves(out)[-1][0]:  # a step: what was asked has become a run
+        if checkpoints(out) and checkpoints(out)[-1][0]:  # a step: what was asked has become a run
             remove(Path(out) / REQUEST)
-        for _, folder in saves(out)[:-keep]:
+        for _, folder in checkpoints(out)[:-keep]:
             discard(folder)
 
 
@@ -318,7 +317,7 @@ def read_request(out: str | Path) -> Request | None:
 
 def read_origin(out: str | Path) -> Record | Request | None:
     """What the run in `out` began with; before its first save what was asked, if that is known."""
-    return read_record(out) if saves(out) else read_request(out)
+    return read_record(out) if checkpoints(out) else read_request(out)
 
 
 def _read_state(folder, step, record):
@@ -404,12 +403,12 @@ def read_save(
     only one.
     """
     with reading(out):
-        early = not saves(out) and (out / REQUEST).exists()
+        early = not checkpoints(out) and (out / REQUEST).exists()
     if early:
         raise UserError(f"expected a save in {out}, but that run has not come so far: go on with "
                         "--resume")  # fmt: skip
     record = read_record(out)
-    *earlier, (step, folder) = saves(out) or [(None, None)]
+    *earlier, (step, folder) = checkpoints(out) or [(None, None)]
     if folder is None:
         raise UserError(f"expected a save in {out}, but found none: start the run anew")
     tensors = {}
@@ -465,5 +464,5 @@ def rewind(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = No
     with writing(out, "metrics.jsonl could not be written"):
         with replacing(Path(out) / "metrics.jsonl") as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
-    if not saves(out) and run.settings.steps is not None:
+    if not checkpoints(out) and run.settings.steps is not None:
         save(out, run, keep, windows)

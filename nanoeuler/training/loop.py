@@ -33,7 +33,7 @@ from nanoeuler.training.anomaly import first_bad_tensor
 from nanoeuler.training.best import Best, noise, say_passes, tidy_best
 from nanoeuler.training.checkpoint import KEEP, rewind, save
 from nanoeuler.training.display import Display, plot
-from nanoeuler.training.folder import add_metrics, saves
+from nanoeuler.training.folder import add_metrics, checkpoints
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import LARGEST, Run, making_room, program
 from nanoeuler.training.throughput import StepTimer, validation_due
@@ -287,7 +287,7 @@ class _Fit:
                 due = judged = False
                 if steps := run.settings.steps:
                     due = stop or number == steps or self.saving.due(number)
-                    due = due or (told and not saves(self.out))
+                    due = due or (told and not checkpoints(self.out))
                     judged = validation_due(number, steps) or self.samples(number, steps)
                 if due or judged:
                     lines += walk.finish()
@@ -326,7 +326,7 @@ def _note_program(out, run: Run, engine: str) -> None:
 
 def _check_place(out, run: Run) -> None:
     """UserError if the directory is not where `run` is."""
-    newest = saves(out)[-1][0] if saves(out) else run.step
+    newest = checkpoints(out)[-1][0] if checkpoints(out) else run.step
     if newest != run.step:
         raise UserError(f"expected the newest save in {out} to be of step {run.step}, but another "
                         f"program has written step {newest}: go on from that with --resume")
@@ -335,14 +335,14 @@ def _check_place(out, run: Run) -> None:
 @contextmanager
 def _enough_memory(out, run: Run) -> Iterator[None]:
     """Turn a refusal of memory into a line for the user; a run without a step leaves no save."""
-    before, size = saves(out), run.settings.batch_size
+    before, size = checkpoints(out), run.settings.batch_size
     try:
         yield
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         if not before and not run.step:
-            for _, folder in saves(out):
+            for _, folder in checkpoints(out):
                 shutil.rmtree(folder)
         if size == 1:
             what, cure = "a step with one sequence", "a smaller context or model"

@@ -27,7 +27,7 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import Request, load_model, read_record, read_request
-from nanoeuler.training.folder import saves
+from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Options, fit
 from nanoeuler.training.optim import rate_for
 from nanoeuler.training.run import Run, Settings
@@ -159,7 +159,7 @@ def finetune(
         raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}: a tenth is "
                         "held out, and the others are trained on")  # fmt: skip
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
-    config, tokenizer = _sizes(base) if resume and saves(out) else (None, None)
+    config, tokenizer = _sizes(base) if resume and checkpoints(out) else (None, None)
 
     def begin() -> Run:
         if base is None:

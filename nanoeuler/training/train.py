@@ -20,7 +20,7 @@ from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.text import Scanned, scanned
 from nanoeuler.data.validation import HeldOut
-from nanoeuler.errors import UserError, quoted
+from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import Request, load, read_origin, read_request, write_request
@@ -28,11 +28,11 @@ from nanoeuler.training.folder import (
     LOCK,
     REQUEST,
     check_free,
+    checkpoints,
     clear,
     is_begun,
     locked,
     remove,
-    saves,
 )
 from nanoeuler.training.loop import Execution, Options, fit
 from nanoeuler.training.run import Run, Settings, check_batch
@@ -79,7 +79,7 @@ def _compare(out, before: Run | Request, asked: Request) -> None:
 
 def _found_or_begun(out, begin: Callable[[], Run], asked: Request, resume: bool) -> Run:
     """The run in `out`, or a new one, whose request is then there; see `open_run`."""
-    if saves(out):
+    if checkpoints(out):
         run = load(out)
         _compare(out, run, asked)
         return run
@@ -107,42 +107,26 @@ def open_run(
     another directory.
     """
     out = Path(out)
-    if saves(out) and not resume:
+    if checkpoints(out) and not resume:
         raise UserError(
             f"expected {out} to hold no run yet, but it does: continue that one with --resume, "
             "or choose another directory with --out"
         )
     if resume and not is_begun(out):
         raise UserError(f"expected a run in {out}, but there is none: leave out --resume to begin")
-    if not saves(out):
+    if not checkpoints(out):
         check_free(out)
     new = not out.exists()
     with locked(out):
         try:
             yield _found_or_begun(out, begin, asked, resume)
         except BaseException:
-            if not saves(out):
+            if not checkpoints(out):
                 clear(out, spared=ASKED if resume else ())
                 if new:
                     with suppress(OSError):  # somebody else has put something there
                         os.rmdir(out)
             raise
-
-
-# What `train` takes under each name, and how an error says it; None is what was left out.
-KINDS = {
-    "data": ((str, os.PathLike), "a path"), "out": ((str, os.PathLike), "a path"),
-    "config": (ModelConfig, "a ModelConfig"), "settings": (Settings, "a Settings"),
-    "tokenizer": (Tokenizer, "a Tokenizer"), "resume": (bool, "True or False"),
-}  # fmt: skip
-
-
-def check_kinds(**arguments: object) -> None:
-    """UserError unless each argument is of the kind that KINDS says, or None."""
-    for name, value in arguments.items():
-        kind, words = KINDS[name]
-        if value is not None and not isinstance(value, kind):
-            raise UserError(f"expected {name} to be {words}, got {quoted(repr(value))}")
 
 
 def own_text(out: Path) -> Path:
@@ -152,7 +136,7 @@ def own_text(out: Path) -> Path:
         return own
     if request and request.text:
         return request.text
-    if not saves(out):
+    if not checkpoints(out):
         raise UserError(
             f"expected a run in {out}, but there is none: name another folder, or leave out "
             "--resume to begin one"
@@ -201,11 +185,7 @@ def train(
     `options` are those of `fit`. UserError: a bad file or argument, a directory that holds anything
     else, and what `fit` raises.
     """
-    check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
-                resume=resume)  # fmt: skip
     Execution(**options)  # tells of what is wrong before anything is done
-    if out is None or data is None and not resume:
-        raise UserError("expected a text to train on and a directory to train in, got None")
     out = Path(out)
     text = own_text(out) if data is None else Path(data)
     prepared = Prepared(text) if text.is_dir() else None

@@ -17,7 +17,7 @@ from nanoeuler.data.conversations import Conversation, Pair, read_pairs
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
-from nanoeuler.inference.model import Model
+from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
@@ -28,7 +28,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
 from nanoeuler.training.checkpoint import load_model
-from nanoeuler.training.folder import saves
+from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Execution, Options
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.sft import FINETUNING
@@ -93,22 +93,35 @@ def pairs_of(data: Path | str) -> list[Pair | Conversation]:
     return read_pairs(path)
 
 
-def _fits(config: ModelConfig, settings: Settings, how: Execution) -> None:
+# The classes of arguments, by their names.
+KINDS = {"config": ModelConfig, "settings": Settings, "tokenizer": Tokenizer}
+
+
+def _check(resume: object, **given: object) -> None:
+    """UserError unless `resume` is a bool, and each of `given` is None or what KINDS says."""
+    if not isinstance(resume, bool):
+        raise UserError(f"expected resume to be a bool, got {resume!r:.60}: say True or False")
+    for name, value in given.items():
+        if value is not None:
+            check_kind(name, value, KINDS[name])
+
+
+def _fits(config: ModelConfig, settings: Settings, execution: Execution) -> None:
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
-    if how.engine in GPU_ENGINES:
+    if execution.engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
 
         need(gpu_memory.HOST_BYTES * count_parameters(config),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip
-        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, how.engine)
+        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, execution.engine)
         return
     need(sum(cpu_memory(config, 1, threads=1).values()),
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",
          "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
-    sizes = cpu_memory(config, settings.batch_size, settings.accumulate, how.threads)
+    sizes = cpu_memory(config, settings.batch_size, settings.accumulate, execution.threads)
     need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
          "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
 
@@ -120,10 +133,10 @@ def _model(run: Run) -> Model:
     return Model(run.config, run.tokenizer, run.weights)
 
 
-def _shows(how: Options) -> Options:
-    """`how`, its `sample` a function of a model's parts, as `loop.fit` has it, not of a `Model`."""
-    if (sample := how.get("sample")) is None:
-        return how
+def _shows(options: Options) -> Options:
+    """`options`, whose `sample` gets a model's parts, as `loop.fit` calls it, and not a `Model`."""
+    if (sample := options.get("sample")) is None:
+        return options
 
     def show(*parts: Any) -> str:
         text = sample(Model(*parts))
@@ -134,19 +147,19 @@ def _shows(how: Options) -> Options:
             )
         return text
 
-    return {**how, "sample": show}
+    return {**options, "sample": show}
 
 
 def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfig | None = None,
           settings: Settings | None = None, tokenizer: Tokenizer | None = None,
-          resume: bool = False, **how: Unpack[Options]) -> Model:  # fmt: skip
+          resume: bool = False, **options: Unpack[Options]) -> Model:  # fmt: skip
     """Train a model on a text into the folder `out`, which holds the run afterwards.
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
     or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
-    Settings() and one learned from the text or, with `resume`, the run's. `how`: engine, threads
+    Settings() and one learned from the text or, with `resume`, the run's. options: engine, threads
     (None: one for each core), save_every (steps, None: by the clock), keep (saves that stay),
-    on_step and on_pace as `loop.fit` has them; `sample(model)` gives a text to be shown on the way.
+    on_step and on_estimate as `loop.fit` has them; `sample(model)` gives a text that is shown.
     UserError for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a
     signal ended the run, once it is saved.
 
@@ -158,8 +171,8 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     True
     """
     out = path_of("out", out)
-    training.check_kinds(config=config, settings=settings, tokenizer=tokenizer)
-    execution = Execution(**how)
+    _check(resume, config=config, settings=settings, tokenizer=tokenizer)
+    execution = Execution(**options)
     if not resume:
         config = PRESETS[PRESET] if config is None else config
         settings = Settings() if settings is None else settings
@@ -171,12 +184,12 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
             "text again with it (nanoeuler data prepare --tokenizer)"
         )
     return _model(training.train(text, out, config=config, settings=settings, tokenizer=tokenizer,
-                                 resume=resume, **_shows(how)))  # fmt: skip
+                                 resume=resume, **_shows(options)))  # fmt: skip
 
 
 def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversation] | Path | str, *,
              out: Path | str, settings: Settings | None = None, resume: bool = False,
-             **how: Unpack[Options]) -> Model:  # fmt: skip
+             **options: Unpack[Options]) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
     model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Conversation`,
@@ -192,15 +205,16 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     >>> chatty = ne.finetune(model, pairs, out=folder / "chatty", settings=settings)
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
-    out, execution = path_of("out", out), Execution(**how)
-    training.check_kinds(settings=settings)
+    out, execution = path_of("out", out), Execution(**options)
+    _check(resume, settings=settings)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
-    base, begun = _base(model, resume), resume and saves(out)
+    base, begun = _base(model, resume), resume and checkpoints(out)
     if isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
         _fits(base[0], FINETUNING if settings is None else settings, execution)
-    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume, **_shows(how)))
+    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume,
+                               **_shows(options)))  # fmt: skip
 
 
 def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:

@@ -2,8 +2,15 @@
 
 
 # %% sec-book-errors
-"""The error that a reader, rather than a programmer, is meant to see. Nothing else lives here."""
+"""The error that a reader, rather than a programmer, is meant to see, and how it repeats input."""
 
 
 class UserError(Exception):
     """Bad input, in one line: what was expected, what came instead, and what to do about it."""
+
+
+def quoted(said: object, most: int = 100) -> str:
+    """`said` as text on one line: at most `most` characters of it, unprintable ones as blanks."""
+    text = "".join(c if c.isprintable() else " " for c in str(said)[: 4 * most])
+    text = " ".join(text.split()) or type(said).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."

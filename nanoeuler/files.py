@@ -32,16 +32,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
-        confirm(temporary)  # a rename may reach the disk before the bytes do
+        fsync(temporary)  # a rename may reach the disk before the bytes do
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":  # the rename itself is an entry of the folder; Windows opens no folders
-        confirm(path.parent)
+        fsync(path.parent)
 
 
-def confirm(path: str | Path) -> None:
+def fsync(path: str | Path) -> None:
     """Return when the disk has what was written to `path`, a file or a folder."""
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:

@@ -27,9 +27,9 @@ def data_folder(name: str) -> Path:
     """
     if root := checkout():
         return root / "data" / name
-    import pooch  # here: it takes a moment, and a checkout has no need of it
+    from platformdirs import user_cache_path  # here: a checkout has no need of it
 
-    return Path(pooch.os_cache("nanoeuler")) / name
+    return user_cache_path("nanoeuler") / name
 
 
 def shipped(name: str) -> Path:

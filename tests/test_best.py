@@ -17,7 +17,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import loop
 from nanoeuler.training.best import BEST, Best, chosen, noise, say_passes
 from nanoeuler.training.checkpoint import load, load_model
-from nanoeuler.training.folder import alone, read_metrics, saves
+from nanoeuler.training.folder import checkpoints, locked, read_metrics
 from nanoeuler.training.run import Run, Settings
 
 STEPS = 12  # each of which is judged
@@ -27,7 +27,7 @@ FALLS, TURNS = [5.0 - 0.1 * i for i in range(12)], [5.0, 4.5, 4.0, 4.2, 3.9, 4.1
 class Script:
     """A held-out text of which a model needs what is written, by the step of `run`."""
 
-    bytes_per_token, landmarks = 2.0, {}
+    bytes_per_token, baselines = 2.0, {}
     inputs = targets = np.zeros((128, 32), int)  # 4096 tokens that count
     batch_size = 8
 
@@ -57,20 +57,20 @@ TOKENS = tokenizer().encode(RIVER.read_bytes())
 
 def fit(out, bits, **how):
     """Train in `out`, on or from the beginning; {step: the weights after it} of the steps taken."""
-    run, seen = load(out) if saves(out) else begun(), {}
+    run, seen = load(out) if checkpoints(out) else begun(), {}
 
     def on_step(line):
         seen[line["step"]] = run.weights.flat.copy()
 
     how = dict(save_every=4, engine="reference", threads=1) | how
     batches = Batches(TOKENS, 8, CONFIG.context, CONFIG.n_predict, 5)
-    with alone(out), mock.patch.object(loop, "plot"):
+    with locked(out), mock.patch.object(loop, "plot"):
         loop.fit(out, run, batches, Script(run, bits), on_step=on_step, **how)
     return seen
 
 
 def steps_in(folder):
-    return [step for step, _ in saves(folder)]
+    return [step for step, _ in checkpoints(folder)]
 
 
 def contents(out):
@@ -90,7 +90,7 @@ def test_the_best_model_is_kept_and_read_like_any_other(bits, best, tmp_path):
     assert (config, ids.hash) == (CONFIG, tokenizer().hash)
     assert np.array_equal(weights.flat, seen[best])
     assert np.array_equal(load_model(tmp_path)[2].flat, seen[STEPS])  # the run's own is its newest
-    state = json.loads((saves(tmp_path / BEST)[-1][1] / "state.json").read_text())
+    state = json.loads((checkpoints(tmp_path / BEST)[-1][1] / "state.json").read_text())
     assert (state["step"], state["bits_per_byte"]) == (best, bits[best - 1])
     assert chosen(tmp_path) == (tmp_path if best == STEPS else tmp_path / BEST)
     moved = shutil.move(tmp_path / BEST, tmp_path / "alone")  # it needs nothing of the run
@@ -100,7 +100,7 @@ def test_the_best_model_is_kept_and_read_like_any_other(bits, best, tmp_path):
 
 def test_to_keep_the_best_changes_no_bit_of_the_run(tmp_path):
     weights = [fit(tmp_path / str(i), bits)[STEPS] for i, bits in enumerate((FALLS, TURNS))]
-    with mock.patch.object(Best, "hear", lambda *_: ""):
+    with mock.patch.object(Best, "observe", lambda *_: ""):
         weights.append(fit(tmp_path / "none", FALLS)[STEPS])
     assert not (tmp_path / "none" / BEST).exists()
     assert all(np.array_equal(each, weights[0]) for each in weights)
@@ -113,7 +113,7 @@ def test_each_save_that_is_kept_has_its_best(keep, kept, tmp_path):
     assert steps_in(tmp_path) == [0, 4, 8, 12][-keep:]
     assert steps_in(tmp_path / BEST) == kept
     if keep == 3:  # back to an earlier save, as where the disk has damaged the newer ones
-        for _, folder in saves(tmp_path)[1:]:
+        for _, folder in checkpoints(tmp_path)[1:]:
             shutil.rmtree(folder)
         with pytest.raises(Died), dying_before(loop._Steps, "begin", 2):
             fit(tmp_path, bits)
@@ -180,7 +180,7 @@ def test_a_death_at_any_write_leaves_a_best_that_fits(name, bits, tmp_path):
             break
         except Died:
             died += 1
-        if saves(out / BEST):  # whole, whatever else is there
+        if checkpoints(out / BEST):  # whole, whatever else is there
             found = steps_in(out / BEST)[-1]
             assert np.array_equal(load_model(out / BEST)[2].flat, seen[found])
         fit(out, bits)
@@ -191,7 +191,7 @@ def test_a_death_at_any_write_leaves_a_best_that_fits(name, bits, tmp_path):
 
 def test_killed_between_best_and_save_the_run_goes_back_to_what_it_knew(tmp_path):
     def dies(*_):
-        if saves(tmp_path):
+        if checkpoints(tmp_path):
             raise Died
     with pytest.raises(Died), mock.patch.object(loop, "save", side_effect=dies):
         fit(tmp_path, TURNS)
@@ -233,8 +233,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
                 assert "No space left" in str(error) and "\n" not in str(error)
             if count[0] < call:
                 break
-            shutil.rmtree(out, ignore_errors=True) if not saves(out) else fit(out, TURNS)
-            if saves(out):
+            shutil.rmtree(out, ignore_errors=True) if not checkpoints(out) else fit(out, TURNS)
+            if checkpoints(out):
                 assert steps_in(out / BEST)[-1] == 5 and steps_in(out)[-1] == STEPS
                 shutil.rmtree(out)
         assert any("the best model, of step 3, could not be written" in line for line in told)
@@ -249,7 +249,7 @@ def damage(path):
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
 def test_a_damaged_best_is_named_with_its_cure(name, tmp_path):
     fit(tmp_path, TURNS)
-    folder = saves(tmp_path / BEST)[-1][1]
+    folder = checkpoints(tmp_path / BEST)[-1][1]
     damage(folder / name)
     for call in (lambda: fit(tmp_path, TURNS), lambda: load_model(tmp_path / BEST)):
         with pytest.raises(UserError) as error:
@@ -265,7 +265,7 @@ def test_a_damaged_best_is_named_with_its_cure(name, tmp_path):
 @pytest.mark.parametrize("bits", ["1.0", None, 0.0, -1.0, float("nan"), float("inf"), 3])
 def test_hostile_bits_are_refused(bits, tmp_path):
     fit(tmp_path, TURNS)
-    path = saves(tmp_path / BEST)[-1][1] / "state.json"
+    path = checkpoints(tmp_path / BEST)[-1][1] / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"bits_per_byte": bits}))
     with pytest.raises(UserError, match="is damaged .*bits_per_byte"):
         fit(tmp_path, TURNS)

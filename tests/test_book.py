@@ -1,12 +1,17 @@
 """The book's tool on small books of its own: what it refuses, and that running changes no byte."""
 
+import builtins
 import functools
+import io
 import os
+import re
 import subprocess
 import sys
+import tokenize
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nanoeuler import measurements
@@ -113,17 +118,71 @@ def test_export_writes_only_what_changed(small_book):
     assert build.export(small_book) == []
 
 
-def test_export_drops_machine_code_of_what_changed(small_book):
-    build.export(small_book)
-    stale = small_book / "nanoeuler" / "__pycache__" / "bpe.merge-1.py311.nbi"
-    stale.parent.mkdir(exist_ok=True)
-    stale.write_bytes(b"")
-    build.export(small_book)
-    assert stale.exists()
+def test_export_drops_machine_code_of_what_changed_and_of_its_users(small_book):
+    users = {"two": "from nanoeuler.one import double", "three": "import nanoeuler.two",
+             "other": "import math", "on": "import math"}  # fmt: skip
+    more = [cell(f"#| export nanoeuler/{name}.py", line) for name, line in users.items()]
     chapter = small_book / "book" / "00-a.md"
-    chapter.write_text(FIRST.replace("2 * x", "3 * x"))
+    chapter.write_text(FIRST + "".join(more))
     build.export(small_book)
-    assert not stale.exists()
+    compiled = small_book / "nanoeuler" / "__pycache__"
+    compiled.mkdir(exist_ok=True)
+    files = {name: compiled / f"{name}.f-1.py311.nbi" for name in ["one", *users]}
+    for file in files.values():
+        file.write_bytes(b"")
+    build.export(small_book)
+    assert all(file.exists() for file in files.values())
+    chapter.write_text((FIRST + "".join(more)).replace("2 * x", "3 * x"))
+    build.export(small_book)
+    assert {name for name, file in files.items() if file.exists()} == {"other", "on"}
+
+
+def test_cells_are_those_of_the_notebook():
+    for text in build.texts(project_root(Path(__file__).parent)):
+        written = text.read_text(encoding="utf-8")
+        made = [cell.source.rstrip("\n").split("\n") for cell in build.notebook(written).cells
+                if cell.cell_type == "code" and cell.source]  # fmt: skip
+        cells, lines = build.code_cells(written), written.split("\n")
+        assert [source for _, source in cells] == made, text.name
+        assert all(lines[n - 1 : n - 1 + len(source)] == source for n, source in cells), text.name
+
+
+@pytest.mark.parametrize(
+    ("mistake", "line", "said"),
+    [
+        (("y = 3", "double('', 1)"), 2, "TypeError: double()"),
+        ((":tags: [hide-cell]", "", "", "1 / 0"), 4, "ZeroDivisionError: division by zero"),
+        (("def f(:",), 1, "SyntaxError: invalid syntax"),
+        (("print(", "    double([2])", "    + 1)"), 2, "TypeError: can only concatenate"),
+    ],
+)
+def test_an_error_in_a_cell_names_the_line_of_the_chapter(small_book, mistake, line, said):
+    chapter = small_book / "book" / "01-b.md"
+    text = SECOND + "Some prose.\n\n" + cell("") + cell(*mistake)
+    chapter.write_text(text)
+    at = text.split("\n").index(mistake[0]) + line
+    build.export(small_book)
+    with pytest.raises(UserError) as refusal:
+        build.run(small_book, chapter)
+    assert str(refusal.value).startswith(f"book/01-b.md:{at}: {said}")
+
+
+def test_an_error_in_the_package_names_the_line_of_its_chapter(small_book):
+    (small_book / "book" / "01-b.md").write_text(SECOND.replace("double(21)", "double(None)"))
+    at = FIRST.split("\n").index("    return 2 * x") + 1
+    with pytest.raises(UserError, match=rf"book/00-a.md:{at} \(nanoeuler/one.py:\d+\)"):
+        build.run(small_book, small_book / "book" / "00-a.md")
+        build.run(small_book, small_book / "book" / "01-b.md")
+
+
+def test_an_output_on_stderr_names_the_line_of_its_cell(small_book):
+    chapter = small_book / "book" / "01-b.md"
+    text = SECOND + cell("") + cell("import sys", "_ = sys.stderr.write('3')")
+    chapter.write_text(text)
+    at = text.split("\n").index("import sys") + 1
+    build.export(small_book)
+    with pytest.raises(UserError, match=f"01-b.md:{at}: expected no stderr, got '3'"):
+        build.run(small_book, chapter)
 
 
 def test_a_chapter_cannot_use_a_later_one(small_book):
@@ -159,10 +218,33 @@ def test_nothing_is_used_before_it_is_taught_unless_on_trust():
         name = chapter.relative_to(root).as_posix()
         cells = build.code_cells(chapter.read_text(encoding="utf-8"))
         used = {word for _, source in cells for word in syntax.imports("\n".join(source))}
-        graph[name] = {build.owner(files, word) for word in used} - {name, None}
+        homes = {build.module_of(files, word) for word in used} - {None}
+        graph[name] = {files[home][0] for home in homes} - {name}
         taught = {path.relative_to(root).as_posix() for path in build.taught(root, chapter)}
         assert graph[name] <= taught, f"{name} uses {graph[name] - taught}"
     list(TopologicalSorter(graph).static_order())
+
+
+def test_docstrings_and_comments_name_only_what_there_is():
+    """Each name between backticks is a word of the code, and each file is there."""
+    root = project_root(Path(__file__).parent)
+    modules = sorted((root / "nanoeuler").rglob("*.py"))
+    files = {path.name for path in [*modules, *(root / "tests").rglob("*.py")]}
+    known, said = {*dir(builtins), *dir(np), "py"}, []
+    for path in modules:
+        known |= {*path.relative_to(root).with_suffix("").parts}
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+            prose = token.string.startswith(('"""', 'r"""'))
+            if token.type == tokenize.COMMENT or token.type == tokenize.STRING and prose:
+                said.append((path.name, token.string))
+            elif token.type in (tokenize.NAME, tokenize.STRING):
+                known |= {*re.findall(r"\w+", token.string)}
+    names = [(file, name) for file, text in said
+             for name in re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", text)]  # fmt: skip
+    assert len(names) > 1000
+    assert not [(file, name) for file, name in names if not {*name.split(".")} <= known | {""}]
+    named = {(file, name) for file, text in said for name in re.findall(r"\b[a-z]\w*\.py\b", text)}
+    assert not {(file, name) for file, name in named if name not in files}
 
 
 def test_a_prefix_hides_the_installed_package():

@@ -22,7 +22,7 @@ from nanoeuler.tokenizer.chat_template import ASSISTANT, END, USER, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import optim
 from nanoeuler.training.checkpoint import load, load_model
-from nanoeuler.training.folder import read_metrics, saves
+from nanoeuler.training.folder import checkpoints, read_metrics
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import Settings
 from nanoeuler.training.sft import (
@@ -275,7 +275,8 @@ def test_fine_tuning_resumes_to_the_same_byte(base, tmp_path):
     assert load(tmp_path / "broken").step == 2
     finetune(None, PAIRS, tmp_path / "broken", resume=True, engine="reference")
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
-        straight, broken = (saves(tmp_path / run)[-1][1] / name for run in ("straight", "broken"))
+        straight, broken = (checkpoints(tmp_path / run)[-1][1] / name
+                            for run in ("straight", "broken"))  # fmt: skip
         assert straight.read_bytes() == broken.read_bytes()
 
 
@@ -319,7 +320,7 @@ def test_a_run_that_died_before_its_first_save_needs_its_model(base, tmp_path):
     out.mkdir(exist_ok=True)
     (out / ".lock").touch()
     finetune(base[0], PAIRS, out, resume=True, settings=settings_of(1), engine="reference")
-    assert saves(out)[-1][0] == 1
+    assert checkpoints(out)[-1][0] == 1
 
 
 @pytest.mark.parametrize("rate, wanted", [(None, LEARNING_RATE), (0.5, 0.5)])

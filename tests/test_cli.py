@@ -33,7 +33,7 @@ from nanoeuler.model.config import PRESETS
 from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import train as training
-from nanoeuler.training.checkpoint import saves
+from nanoeuler.training.checkpoint import checkpoints
 from nanoeuler.training.train import PRESET
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ NINES = "9" * 400  # a number of which no float is large enough
 
 def model(run):
     """The file with the newest weights of a run directory."""
-    return saves(Path(run))[-1][1] / "model.safetensors"
+    return checkpoints(Path(run))[-1][1] / "model.safetensors"
 
 
 def start(line, **how):
@@ -144,7 +144,7 @@ def test_a_terminated_run_is_saved_and_resumed_to_the_same_byte(nanoeuler, tmp_p
     assert process.returncode == 2 and out == ""
     assert err.splitlines()[-1] == "nanoeuler: interrupted"
     assert "--resume" in err and "Traceback" not in err
-    assert 1 <= saves(tmp_path / "cut")[-1][0] < 200_000
+    assert 1 <= checkpoints(tmp_path / "cut")[-1][0] < 200_000
 
     # Resuming all these steps would take minutes: the same promise on a run of 4.
     assert nanoeuler(f"train --data {STORY} --out {tmp_path / 'a'} {SMALL} {TINY}")[0] == 0
@@ -159,7 +159,7 @@ def test_a_run_goes_on_with_its_own_text(nanoeuler, tmp_path, monkeypatch):
     monkeypatch.setattr(docstrings, "text_path", lambda: docs)
     line = f"train --out {tmp_path / 'run'}"
     assert nanoeuler(f"{line} {SMALL} {TINY}")[0] == 0
-    shutil.rmtree(saves(tmp_path / "run")[-1][1])  # as if it had been cut short
+    shutil.rmtree(checkpoints(tmp_path / "run")[-1][1])  # as if it had been cut short
     docs.write_text(STORY.read_text() + "Another package.\n")
     assert nanoeuler(f"{line} --resume")[0] == 0
     assert model(tmp_path / "run").read_bytes() == model("base").read_bytes()
@@ -774,7 +774,7 @@ def test_a_wrong_knob_is_told_before_anything_is_printed(nanoeuler):
 def test_a_fine_tuning_goes_on_without_its_base(nanoeuler, tmp_path):
     line = f"sft --data pairs.jsonl --out {tmp_path / 'chat'}"
     assert nanoeuler(f"{line} --from base {SMALL}")[0] == 0
-    shutil.rmtree(saves(tmp_path / "chat")[-1][1])  # as if it had been cut short
+    shutil.rmtree(checkpoints(tmp_path / "chat")[-1][1])  # as if it had been cut short
     assert not Path("runs").exists()  # where --from, if it is left out, is
     assert nanoeuler(f"{line} --resume")[0] == 0
     assert model(tmp_path / "chat").read_bytes() == model("chat").read_bytes()
@@ -920,13 +920,13 @@ assert main(line.split()) == 0
 
 def test_a_program_loads_what_it_uses(tmp_path):
     """matplotlib where a picture is drawn, a GPU's modules where there is one, numba to compile."""
-    gpu = "nanoeuler.engines.gpu"
-    watched = "matplotlib", gpu, "nanoeuler.planning.gpu_memory"
-    limits = {gpu, f"{gpu}.lang", f"{gpu}.lang.card"}  # a page of numbers, which plans need
-    assert {*rooms(loaded("import nanoeuler.api"), *watched)} <= limits
+    gpu = "nanoeuler.engines.gpu", "nanoeuler.planning.gpu_memory"
+    page = {gpu[0], f"{gpu[0]}.lang", f"{gpu[0]}.lang.card"}  # limits of cards, which are numbers
+    assert {*rooms(loaded("import nanoeuler.api"), "matplotlib", *gpu)} <= page
     lines = TRAINS.format(story=STORY, out=tmp_path / "run", tiny=TINY)
-    trained = {*rooms(loaded(lines), *watched)}
-    assert trained <= limits | {f"{gpu}.host", f"{gpu}.host.libraries"}  # is there one?
+    trained = rooms(loaded(lines), "matplotlib", *gpu)
+    gpu = "nanoeuler.engines.gpu"
+    assert {*trained} <= page | {f"{gpu}.host", f"{gpu}.host.libraries"}  # is there one?
     planned = "from nanoeuler.cli.main import main\nassert main(['plan']) == 0"
     assert not rooms(loaded(planned), "matplotlib", "numba", "llvmlite")
     cpu = "from nanoeuler.cli.main import main\nassert main(['plan', '--engine', 'cpu']) == 0"

@@ -24,7 +24,7 @@ from nanoeuler.data import catalogue, download
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import saves
+from nanoeuler.training.checkpoint import checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = (ROOT / "data" / "river.txt").read_text()
@@ -300,10 +300,10 @@ def test_a_run_on_prepared_data_survives_its_death(prepared, folder, server, tmp
     err = dead.communicate(timeout=120)[1]
     assert dead.returncode == -signal.SIGKILL, err
     assert "parameters" in err  # the plan came first
-    assert saves(tmp_path / "killed")[-1][0] == 4
+    assert checkpoints(tmp_path / "killed")[-1][0] == 4
     assert prepared(f"{line}{tmp_path / 'killed'} --resume")[0] == 0
     assert prepared(f"{line}{tmp_path / 'straight'}")[0] == 0
-    ends = [saves(tmp_path / name) for name in ("killed", "straight")]
+    ends = [checkpoints(tmp_path / name) for name in ("killed", "straight")]
     assert [[step for step, _ in end] for end in ends] == [[6], [6]]  # --keep 1
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         killed, straight = (end[-1][1] / name for end in ends)

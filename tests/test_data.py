@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.data import shards, text
-from nanoeuler.data.batches import STEP_TOKENS, Ahead, Batches
+from nanoeuler.data.batches import STEP_TOKENS, Batches, Prefetcher
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.shards import ShardWriter, Tokens, shard_path
-from nanoeuler.data.text import digest, digest_of, read_text, split
+from nanoeuler.data.text import digest, read_text, scanned, split
 from nanoeuler.data.validation import QUICK_WINDOWS, HeldOut, entropies
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
@@ -267,13 +267,13 @@ def test_held_out_text_from_shards_is_that_from_an_array(tmp_path):
     a = HeldOut.from_tokens(in_shards(tmp_path, ids, 9), ThreeBytes(), 4, 8, 2)
     b = HeldOut.from_tokens(ids, ThreeBytes(), 4, 8, 2)
     assert np.array_equal(a.inputs, b.inputs) and np.array_equal(a.targets, b.targets)
-    assert a.landmarks == b.landmarks
+    assert a.baselines == b.baselines
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12))
 def test_ahead_gives_what_batches_gives_in_any_order(steps):
     batches = Batches(np.arange(200), 3, 8, 2, seed=5)
-    ahead = Ahead(batches)
+    ahead = Prefetcher(batches)
     for step in steps:
         for a, b in zip(ahead.batch(step), batches.batch(step), strict=True):
             assert np.array_equal(a, b)
@@ -296,7 +296,7 @@ class Slow:
 
 def test_ahead_prepares_the_next_batch_while_the_caller_works():
     slow = Slow()
-    ahead = Ahead(slow)
+    ahead = Prefetcher(slow)
     assert ahead.batch(1) == 1  # and returns though the next one takes long
     while len(slow.begun) < 2:
         time.sleep(0.001)
@@ -310,7 +310,7 @@ def test_ahead_prepares_the_next_batch_while_the_caller_works():
 def test_an_error_of_the_thread_reaches_the_one_who_asks_each_time_and_nobody_else():
     slow = Slow()
     slow.go.set()
-    ahead = Ahead(slow)
+    ahead = Prefetcher(slow)
     assert ahead.batch(2) == 2
     for _ in range(2):
         with pytest.raises(UserError, match="step 3 is damaged"):
@@ -319,7 +319,7 @@ def test_an_error_of_the_thread_reaches_the_one_who_asks_each_time_and_nobody_el
 
 
 def test_a_thread_that_cannot_start_leaves_no_batch_to_wait_for(monkeypatch):
-    ahead = Ahead(Batches(np.arange(200), 3, 8, 2, seed=5))
+    ahead = Prefetcher(Batches(np.arange(200), 3, 8, 2, seed=5))
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no more threads"):
         patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("no more threads")))
         ahead.batch(1)
@@ -330,19 +330,19 @@ def test_a_thread_that_cannot_start_leaves_no_batch_to_wait_for(monkeypatch):
 def test_a_damaged_shard_is_named_through_ahead(tmp_path):
     tokens = in_shards(tmp_path, np.full(300, 60), 100)
     with pytest.raises(UserError, match="ids below 50"):
-        Ahead(Batches(tokens, 2, 8, 1, 0)).batch(1)
+        Prefetcher(Batches(tokens, 2, 8, 1, 0)).batch(1)
 
 
 @pytest.mark.parametrize("end, code", [("pass", 0), ("raise SystemExit(3)", 3)])
 def test_a_batch_that_never_comes_does_not_keep_a_program_from_ending(end, code):
     program = f"""
 import time
-from nanoeuler.data.batches import Ahead
+from nanoeuler.data.batches import Prefetcher
 class Never:
     def batch(self, step):
         if step > 1:
             time.sleep(3600)
-Ahead(Never()).batch(1)
+Prefetcher(Never()).batch(1)
 {end}
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True)
@@ -351,7 +351,7 @@ Ahead(Never()).batch(1)
 
 def test_threads_end_with_their_batches():
     before = threading.active_count()
-    ahead = Ahead(Batches(np.arange(200), 3, 8, 2, seed=5))
+    ahead = Prefetcher(Batches(np.arange(200), 3, 8, 2, seed=5))
     for step in range(1, 50):
         ahead.batch(step)
     ahead._ready.result()
@@ -381,14 +381,14 @@ def test_the_digest_of_a_file_is_that_of_its_bytes(words, chunk):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "CHUNK", chunk)
         Path(folder, "text").write_bytes(raw)
-        assert digest_of(Path(folder, "text")) == digest(raw)
+        assert scanned(Path(folder, "text")).digest == digest(raw)
 
 
 def test_a_digest_holds_a_few_chunks_of_the_file_and_no_more(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a river \n" * 4_000_000)  # 36 MB
     tracemalloc.start()
-    digest_of(path)
+    scanned(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * text.CHUNK  # a chunk as bytes, as characters, and the one before it
@@ -431,7 +431,7 @@ def test_line_ends_do_not_depend_on_how_a_file_is_read(words, chunk, start, stop
         path = written(folder, words.encode(), chunk, patch)
         assert read_text(path) == b"".join(text.chunks(path)) == want
         assert b"".join(text.chunks(path, start, stop)) == want[start:stop]
-        assert text.examined(path) == (digest(want), len(want), words.count("\r"))
+        assert text.scanned(path) == (digest(want), len(want), words.count("\r"))
 
 
 def test_a_text_from_windows_is_the_same_text(tmp_path, capsys):
@@ -453,13 +453,13 @@ def test_a_text_from_windows_is_the_same_text(tmp_path, capsys):
 
 
 def test_what_was_prepared_from_line_feeds_alone_keeps_its_digest(tmp_path):
-    assert digest_of(RIVER) == hashlib.sha256(RIVER.read_bytes()).hexdigest()[:16]
+    assert scanned(RIVER).digest == hashlib.sha256(RIVER.read_bytes()).hexdigest()[:16]
 
 
 def test_a_pipe_and_a_device_are_no_text(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/urandom")
     for name in ("pipe", "link"):
-        for read in (read_text, digest_of, Tokenizer.load):
+        for read in (read_text, scanned, Tokenizer.load):
             with pytest.raises(UserError, match="is a pipe or a device"):
                 read(tmp_path / name)

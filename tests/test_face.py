@@ -137,7 +137,7 @@ def soon(run, seconds):
 config = resized(ne.PRESETS["small"], dim=16, n_layers=1, context=16)
 settings = ne.Settings(steps=1_000_000, batch_size=1)
 try:
-    ne.train({str(STORY)!r}, out="run", config=config, settings=settings, on_pace=soon)
+    ne.train({str(STORY)!r}, out="run", config=config, settings=settings, on_estimate=soon)
 except KeyboardInterrupt:
     print("not trained to the end", ne.load("run").config.dim)
 """
@@ -190,7 +190,8 @@ def training(tmp_path, **changes):
 @pytest.mark.parametrize("name, values", {
     "data": (5, "", b"x", ["a"], "\ud800", "a\0b"), "out": (None, 5, "", b"x", ("a",), "\ud800"),
     "config": ({}, "small", 5, [], TINY_RUN), "settings": ({}, "fast", 5, TINY),
-    "tokenizer": ({}, "gpt2", 5), "sample": (5, "x", {}), "on_pace": (5, "x"),
+    "tokenizer": ({}, "gpt2", 5, ""), "resume": ("no", 1, None), "sample": (5, "x", {}),
+    "on_estimate": (5, "x"),
     "threads": ("a", 0, -1, 1.5, True), "save_every": (True, "a", 0), "keep": (None, 0, "a"),
 }.items(), ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_an_argument_of_the_wrong_kind_is_told_by_its_name(tmp_path, base, name, values):

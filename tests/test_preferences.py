@@ -26,13 +26,13 @@ from nanoeuler.training.checkpoint import load, load_model
 from nanoeuler.training.dpo import (
     PREFERRING,
     QUICK,
-    Judge,
-    Judged,
+    DpoEvaluator,
+    DpoMetrics,
     PreferenceStepper,
     halves,
     prefer,
 )
-from nanoeuler.training.folder import read_metrics, saves
+from nanoeuler.training.folder import checkpoints, read_metrics
 from nanoeuler.training.optim import AdamW
 from nanoeuler.training.preferences import (
     Comparisons,
@@ -259,10 +259,10 @@ def test_the_loss_by_hand_and_far_out():
 
 def test_accuracy_is_one_half_where_nothing_has_moved():
     log_p = np.array([-3.0, -5.0, -9.0, -8.0])
-    numbers = Judged(log_p, log_p, 0.1).numbers()
+    numbers = DpoMetrics(log_p, log_p, 0.1).numbers()
     assert numbers["accuracy"] == 0.5 and numbers["prefers"] == 0.5
     assert numbers["loss"] == pytest.approx(np.log(2))
-    moved = Judged(log_p + [1, 0, -2, -3], log_p, 0.1).numbers()
+    moved = DpoMetrics(log_p + [1, 0, -2, -3], log_p, 0.1).numbers()
     assert moved["accuracy"] == 1 and moved["chosen"] == -0.5 and moved["rejected"] == -1.5
 
 
@@ -338,7 +338,7 @@ def test_a_step_that_is_not_finite_changes_nothing():
 
 def test_part_of_the_comparisons_is_judged_in_whole_couples():
     pairs = [(f"What is {i}?", f"The number {i}.") for i in range(2 * QUICK)]
-    each = Judge(stepper(1), Comparisons(TOKENIZER, couples(pairs), 4, 64, 2))
+    each = DpoEvaluator(stepper(1), Comparisons(TOKENIZER, couples(pairs), 4, 64, 2))
     some = each.chosen(quick=True)
     assert len(some) == QUICK
     assert (some[0::2] % 2 == 0).all() and (some[1::2] == some[0::2] + 1).all()
@@ -362,7 +362,7 @@ def test_a_run_learns_and_leaves_its_lines_and_its_save(tmp_path):
     assert lines[-1]["held_out_bits_per_byte"] < lines[0]["held_out_bits_per_byte"]  # the anchor's
     assert read_metrics(tmp_path / "run") == lines[1:]
     assert (load_model(tmp_path / "run")[2].flat == done.weights.flat).all()
-    assert [step for step, _ in saves(tmp_path / "run")] == [28, 30]
+    assert [step for step, _ in checkpoints(tmp_path / "run")] == [28, 30]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, capsys):
@@ -373,7 +373,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(tmp_path, capsys):
             os.kill(os.getpid(), signal.SIGINT)
 
     run(tmp_path / "cut", on_step=interrupt)
-    assert saves(tmp_path / "cut")[-1][0] in (3, 4)  # heard after this step or the next
+    assert checkpoints(tmp_path / "cut")[-1][0] in (3, 4)  # heard after this step or the next
     assert "SIGINT: step" in capsys.readouterr().err
     done = run(tmp_path / "cut", resume=True)
     assert done.step == 6 and (done.weights.flat == whole.weights.flat).all()

@@ -182,7 +182,7 @@ def test_a_text_is_read_once_to_learn_and_once_to_encode(tmp_path, monkeypatch):
 
     monkeypatch.setattr(reading, "_read", counted)
     river = project_root() / "data" / "river.txt"
-    known, size = reading.examined(river), river.stat().st_size
+    known, size = reading.scanned(river), river.stat().st_size
     prepare_text(river, tmp_path / "learned", vocab_size=300, known=known)
     assert sum(many) == 3 * size  # to examine, to learn, to encode
     tokenizer = Tokenizer.load(tmp_path / "learned" / "tokenizer.json")

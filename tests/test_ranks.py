@@ -32,7 +32,7 @@ from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.weights import Weights, flat_size, initialise
 from nanoeuler.planning import ranks as planned
 from nanoeuler.training.checkpoint import load
-from nanoeuler.training.folder import alone, read_metrics, saves
+from nanoeuler.training.folder import checkpoints, locked, read_metrics
 from nanoeuler.training.optim import PARTS, AdamW
 
 HELPER = Path(__file__).parent / "helpers" / "failing_rank.py"
@@ -296,8 +296,8 @@ def test_the_comparison_sees_a_norm_of_the_own_part(monkeypatch):
 def test_followers_do_what_rank_0_is_asked(monkeypatch):
     """And errors that all find alike are rank 0's to tell."""
     w, tokens, targets, _ = problem(RAGGED, 33, 37)
-    alone = Weights(RAGGED, flat=w.flat.copy())
-    (expected,) = make_stepper("cpu", alone, AdamW(alone)).step(tokens, targets, 0.01, 1)
+    locked = Weights(RAGGED, flat=w.flat.copy())
+    (expected,) = make_stepper("cpu", locked, AdamW(locked)).step(tokens, targets, 0.01, 1)
 
     def function(group):
         if group.rank:
@@ -316,7 +316,7 @@ def test_followers_do_what_rank_0_is_asked(monkeypatch):
         assert type(make_stepper("cpu", weights, AdamW(weights))) is CpuStepper
         return weights.flat.tobytes()
 
-    assert together(4, function)[0] == alone.flat.tobytes()
+    assert together(4, function)[0] == locked.flat.tobytes()
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -344,9 +344,9 @@ def test_a_rank_is_dealt_its_own_sequences_alone(size, monkeypatch):
             stepper.sums(tokens, targets, first)
         return weights.flat.tobytes()
 
-    alone = Weights(RAGGED, flat=w.flat.copy())
-    make_stepper("cpu", alone, AdamW(alone)).step(tokens, targets, 0.01, 1, first)
-    assert together(size, function)[0] == alone.flat.tobytes()
+    locked = Weights(RAGGED, flat=w.flat.copy())
+    make_stepper("cpu", locked, AdamW(locked)).step(tokens, targets, 0.01, 1, first)
+    assert together(size, function)[0] == locked.flat.tobytes()
     assert len(sent) == 3  # the step, the judgement, the end
     for each in sent[:2]:
         assert all(part <= x < part + 1200 for x in each), (part, each)
@@ -456,9 +456,9 @@ def test_what_cards_would_send_and_hold(name):
     tables = 4 * (flat_size(config) - sum(elements for _, elements, _ in parts[:-1]))
     assert sum(elements for _, elements, _ in parts) == count_parameters(config) <= n
     assert [parts[0][0], parts[-1][0]] == ["head", "embedding"]
-    alone = planned.estimate(config, 16, 1)
-    assert (alone.exposed_s, alone.sent_bytes, alone.efficiency) == (0, 0, 1)
-    assert alone.state_bytes == 18 * n
+    locked = planned.estimate(config, 16, 1)
+    assert (locked.exposed_s, locked.sent_bytes, locked.efficiency) == (0, 0, 1)
+    assert locked.state_bytes == 18 * n
     for ranks in (2, 8, 64):
         found = planned.estimate(config, 16, ranks)
         assert np.isclose(found.sent_bytes, (ranks - 1) / ranks * (4 * n + 2 * n + tables))
@@ -514,7 +514,7 @@ def told(command, **how):
 
 def check_same(out, straight):
     """The same saves, and the same metrics but for the seconds."""
-    ours, theirs = saves(out), saves(straight)
+    ours, theirs = checkpoints(out), checkpoints(straight)
     assert [step for step, _ in ours] == [step for step, _ in theirs] == [0, 4, 8, 12]
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
         assert (ours[-1][1] / name).read_bytes() == (theirs[-1][1] / name).read_bytes(), name
@@ -530,7 +530,7 @@ def test_a_killed_rank_loses_no_step_and_other_ranks_go_on(text, straight, tmp_p
     began = time.perf_counter()
     status, said = told([*mpirun, "train", "--data", text, "--out", out, *RUN.split()])
     assert status not in (0, 2) and "saved in" not in said
-    assert [step for step, _ in saves(out)] == [0, 4] and load(out).step == 4
+    assert [step for step, _ in checkpoints(out)] == [0, 4] and load(out).step == 4
     assert time.perf_counter() - began < 30
     nanoeuler = [sys.executable, "-m", "nanoeuler"]
     further = "--resume --ranks 4 --save-every 4 --keep 9 --engine cpu".split()
@@ -589,7 +589,7 @@ def test_a_signal_saves_once_and_ends_all(number, text, tmp_path):
     assert said.count("one of 2 ranks takes") == 1
     assert said.count(f"{number.name}: step") == 1 and "go on with --resume" in said, said
     assert process.returncode in (0, 2)
-    assert len(saves(out)) == 2 and load(out).step == read_metrics(out)[-1]["step"]
+    assert len(checkpoints(out)) == 2 and load(out).step == read_metrics(out)[-1]["step"]
 
 
 def children(pid):
@@ -637,7 +637,7 @@ def test_ranks_end_with_those_above_them(who, text, tmp_path):
     if who != "launcher":  # which takes its ranks with it at once
         assert load(out).step == read_metrics(out)[-1]["step"] > 0
     assert not any(map(os.path.exists, shared))
-    with alone(out):
+    with locked(out):
         pass
 
 

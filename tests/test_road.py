@@ -110,7 +110,7 @@ def test_a_code_that_is_not_zero_is_handed_on(tmp_path):
         return 130 if words[0] == "sft" else 0
 
     with pytest.raises(typer.Exit) as ended:
-        pipeline.walk(every, run)
+        pipeline.run_stages(every, run)
     assert ended.value.exit_code == 130 and seen == ["train", "sft"]
 
 

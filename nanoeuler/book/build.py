@@ -46,6 +46,8 @@ from nanoeuler.files import project_root, replacing
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
 METHOD = re.compile(r"@method\((\w+)\)")  # the first line of a method outside of its class
 LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
+# A code cell between its fences: options, and the lines without empty ones around them.
+CELL = re.compile(r"^```\{code-cell\}.*\n(?::.*\n)*\n*((?:.*\n)*?)\n*```$", re.MULTILINE)
 
 Cell = tuple[str, int, list[str]]  # an exported cell: its section, its first line, its source lines
 Lines = list[tuple[str, int | None]]  # of a module, with their numbers in the chapter
@@ -55,16 +57,10 @@ Package = dict[str, tuple[str, list[Cell]]]  # file -> (the chapter that it come
 @cache
 def code_cells(text: str) -> tuple[tuple[int, list[str]], ...]:
     """(line, source lines) of each code cell of a chapter's text; lines count from 1."""
-    lines, found, at = text.split("\n"), [], 0
-    for cell in jupytext.reads(text, fmt="md:myst").cells:
-        source = cell.source.split("\n")
-        if cell.cell_type == "code" and cell.source:
-            while lines[at : at + len(source)] != source:
-                at += 1
-                assert at < len(lines), f"jupytext changed this cell on reading it: {source[0]!r}"
-            found.append((at + 1, source))
-            at += len(source)
-    return tuple(found)
+    found = [each for each in CELL.finditer(text) if each[1]]
+    starts = (1 + text.count("\n", 0, each.start(1)) for each in found)
+    return tuple((line, each[1].rstrip("\n").split("\n"))
+                 for line, each in zip(starts, found, strict=True))  # fmt: skip
 
 
 # %% sec-book-export
@@ -190,24 +186,32 @@ def trusted(root: Path, chapter: Path) -> list[Path]:
     return [path for path, text in texts.items() if any(mark in text for mark in marks)]
 
 
-def owner(files: Package, name: str) -> str | None:
-    """The chapter of `files` that exports the module in which the imported `name` is, if any."""
+def module_of(files: Package, name: str) -> str | None:
+    """The file of `files` in which the imported `name` is, if any."""
     parts = name.split(".")
     while len(parts) > 1:
         for file in ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py"):
             if file in files:
-                return files[file][0]
+                return file
         parts.pop()
     return None
+
+
+def imported(files: Package) -> dict[str, set[str]]:
+    """For each module of `files` those that it imports."""
+    used = {}
+    for file, (chapter, cells) in files.items():
+        names = imports(module_text(chapter, cells)) if file.endswith(".py") else ()
+        used[file] = {other for name in names if (other := module_of(files, name))}
+    return used
 
 
 def builds_on(files: Package) -> dict[str, set[str]]:
     """For each chapter of `files` the chapters whose modules the modules it exports import."""
     used: dict[str, set[str]] = {}
-    for file, (chapter, cells) in files.items():
-        names = imports(module_text(chapter, cells)) if file.endswith(".py") else set()
-        owners = {owner(files, name) for name in names} - {None, chapter}
-        used.setdefault(chapter, set()).update(name for name in owners if name)
+    for file, others in imported(files).items():
+        chapter = files[file][0]
+        used.setdefault(chapter, set()).update({files[other][0] for other in others} - {chapter})
     return used
 
 
@@ -242,6 +246,16 @@ def package(root: Path, user: Path | None = None) -> Package:
     return files
 
 
+def forget(root: Path, changed: list[str]) -> None:
+    """Remove numba's machine code of the modules `changed`, and of those that import them."""
+    stale, users = [*changed], imported(package(root)) if changed else {}
+    for file in stale:  # which grows as we go
+        stale += [user for user, used in users.items() if file in used and user not in stale]
+        path = root / file
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.nb[ic]"):
+            compiled.unlink()
+
+
 def export(root: Path, only: str = "") -> list[str]:
     """Write the modules of the chapters that begin with `only`; return the files that changed."""
     wanted = {path.relative_to(root).as_posix() for path in chosen(root, only)}
@@ -252,9 +266,7 @@ def export(root: Path, only: str = "") -> list[str]:
             with replacing(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
             changed.append(file)
-    if changed:
-        for compiled in (root / "nanoeuler").rglob("__pycache__/*.nb[ic]"):
-            compiled.unlink()
+    forget(root, changed)
     return changed
 
 
@@ -407,10 +419,33 @@ def keep_pictures(made: nbformat.NotebookNode, before: nbformat.NotebookNode) ->
                 cell.outputs = there[cell.id].outputs
 
 
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # a terminal's sequence, with which IPython paints
+IN_CELL = re.compile(r"Cell In\[(\d+)\], line (\d+)")  # where IPython says that an error was
+IN_MODULE = re.compile(r"File \S+/(nanoeuler/\S+\.py):(\d+)")  # the same in the package
+
+
+def located(root: Path, chapter: Path, traceback: str) -> tuple[str, str]:
+    """(CHAPTER:LINE of the cell that failed, its traceback with lines of chapters everywhere)."""
+    cells, name = code_cells(chapter.read_text(encoding="utf-8")), chapter.relative_to(root)
+
+    def in_cell(found: re.Match) -> str:
+        number, line = int(found[1]), int(found[2])
+        return f"{name.as_posix()}:{cells[number - 1][0] + line - 1}"
+
+    def in_module(found: re.Match) -> str:
+        return f"{where(root, found[1], int(found[2]))} ({found[1]}:{found[2]})"
+
+    plain_text = COLOUR.sub("", traceback)
+    first = IN_CELL.search(plain_text)
+    told = IN_MODULE.sub(in_module, IN_CELL.sub(in_cell, plain_text))
+    return in_cell(first) if first else chapter.name, told
+
+
 def run(root: Path, chapter: Path) -> None:
     """Export `chapter`, execute it against its prefix of the package, and write its notebook."""
     export(root, chapter.stem)
-    made = notebook(chapter.read_text(encoding="utf-8"))
+    text = chapter.read_text(encoding="utf-8")
+    made = notebook(text)
     client = NotebookClient(
         made,
         timeout=600,  # seconds a cell may take; the slowest of ours takes well under one minute
@@ -422,12 +457,16 @@ def run(root: Path, chapter: Path) -> None:
     try:
         client.execute(env=environment(root, chapter), stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
-        raise UserError(f"{chapter.name} stopped in this cell:\n{error}") from None
+        outputs = [each for cell in made.cells for each in cell.get("outputs", ())]
+        (paint,) = (each.traceback for each in outputs if each.output_type == "error")
+        place, told = located(root, chapter, "\n".join(paint))
+        raise UserError(f"{place}: {error.ename}: {error.evalue}\n\n{told}") from None
     made.metadata = notebook("").metadata
-    for cell in made.cells:
-        for output in cell.get("outputs", []):
+    executed = [cell for cell in made.cells if cell.cell_type == "code" and cell.source]
+    for (line, _), cell in zip(code_cells(text), executed, strict=True):
+        for output in cell.outputs:
             if output.get("name") == "stderr":
-                raise UserError(f"{chapter.name}: expected no stderr, got {output.text!r}")
+                raise UserError(f"{chapter.name}:{line}: expected no stderr, got {output.text!r}")
     keep_pictures(made, stored(chapter))
     write(readable(made, chapter, labels(root)), chapter.with_suffix(".ipynb"))
 

@@ -76,7 +76,7 @@ Data = Annotated[
     str | None,
     typer.Option("--data", metavar="NAME|FILE|DIR", help="docs, a file, or prepared data"),
 ]
-# Runs are directories, as saves.py describes them.
+# Runs are directories, as checkpoint.py describes them.
 From = Annotated[
     Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from")
 ]
@@ -147,13 +147,13 @@ SETTINGS = {
     "clip": _number("clip gradients to this global norm"),
 }
 # How a run goes on: parameters of api.train and api.finetune.
-HOW = {
+EXECUTION = {
     "threads": Threads,
     "save_every": whole("steps between checkpoints"),  # a crash costs at most so many
     "keep": whole("checkpoints to keep"),  # newer ones push out older ones
 }
 # What a run that learns from comparisons has besides: parameters of prefer.prefer.
-PULLS = {
+DPO = {
     "beta": _number("DPO beta: strength of the KL penalty"),
     "anchor": _number("weight of the better answers' own loss"),
 }
@@ -183,12 +183,12 @@ KNOBS = {
     "repetition_penalty": _number("above 1: tokens of the text become less probable"),
 }
 # Who reads: parameters of Model.stream and Model.chat, which also check them.
-ReadingEngine = Annotated[
+InferenceEngine = Annotated[
     str | None, typer.Option("--engine", metavar="NAME",
                              help="backend for inference: auto, cuda, cpu, reference, ...")
 ]  # fmt: skip
-READING = {
-    "engine": ReadingEngine,
+BACKEND = {
+    "engine": InferenceEngine,
     "int8": Annotated[
         bool | None,
         typer.Option("--int8",
@@ -196,7 +196,7 @@ READING = {
     ],  # fmt: skip
 }
 # How a text is written: parameters of Model.stream, which also checks them.
-WRITING = {
+GENERATION = {
     "stop": Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="stop before this text (repeatable)"),
@@ -206,7 +206,7 @@ WRITING = {
         typer.Option("--stop-token", metavar="NAME|ID", help="stop at this token (repeatable)"),
     ],
     "guesses": whole("speculative decoding: tokens guessed in a pass, if it has heads", least=0),
-    **READING,
+    **BACKEND,
 }
 
 
@@ -228,25 +228,20 @@ def grouped(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., No
     """
 
     def decorate(command):
-        own = [
-            p for name, p in inspect.signature(command).parameters.items() if name not in groups
-        ]
-        kind = inspect.Parameter.KEYWORD_ONLY
-        more = [
-            inspect.Parameter(flag, kind, default=None, annotation=meaning)
-            for group in groups.values() for flag, meaning in group.items()
-        ]  # fmt: skip
-
         @functools.wraps(command)
         def run(**values):
             typed = {name: value for name, value in values.items() if value is not None}
-            for name, group in groups.items():
-                values[name] = {flag: typed[flag] for flag in group if flag in typed}
-            wanted = inspect.signature(command).parameters
-            return command(**{name: values[name] for name in wanted})
+            given = {name: {flag: typed[flag] for flag in group if flag in typed}
+                     for name, group in groups.items()}  # fmt: skip
+            return command(**{name: values[name] for name in own if name in values}, **given)
 
-        run.__signature__ = inspect.Signature([*own, *more])
-        run.__annotations__ = {p.name: p.annotation for p in (*own, *more)}
+        parameters = inspect.signature(command).parameters
+        own = {name: each for name, each in parameters.items() if name not in groups}
+        flags = [inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=None,
+                                   annotation=kind)
+                 for group in groups.values() for flag, kind in group.items()]  # fmt: skip
+        run.__signature__ = inspect.Signature([*own.values(), *flags])  # which typer reads
+        run.__annotations__ = {each.name: each.annotation for each in (*own.values(), *flags)}
         return run
 
     return decorate
@@ -344,7 +339,7 @@ def config_of(
     if run and preset is None:
         if not sizes:
             return None
-        from nanoeuler.training.record import read_origin
+        from nanoeuler.training.checkpoint import read_origin
 
         origin = read_origin(run)
         config = origin and origin.config or preset_config(None)

@@ -104,7 +104,7 @@ def _run(args):
 
 
 @app.command()
-@flags.grouped(knobs=flags.KNOBS, writing=flags.WRITING)
+@flags.grouped(knobs=flags.KNOBS, writing=flags.GENERATION)
 def generate(
     knobs: flags.Group, writing: flags.Group,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
@@ -122,16 +122,16 @@ def generate(
     """
     from nanoeuler import api
 
-    model, how = api.load(base), knobs | writing | _given(tokens=tokens)
-    how["stop_tokens"] = [flags.token(word) for word in how.get("stop_tokens", ())]
+    model, options = api.load(base), knobs | writing | _given(tokens=tokens)
+    options["stop_tokens"] = [flags.token(word) for word in options.get("stop_tokens", ())]
     if log_probabilities:
-        if "stop" in how or "guesses" in how:
+        if "stop" in options or "guesses" in options:
             raise UserError("--log-probabilities lists tokens: leave out --stop and --guesses")
-        for drawn in model.draws(os.fsencode(text), **how):
+        for drawn in model.draws(os.fsencode(text), **options):
             piece = model.tokenizer.decode_text([drawn.token])
             print(f"{drawn.log_probability:8.3f}  {piece!r}", flush=True)
         return
-    pieces = model.stream(os.fsencode(text), **how)
+    pieces = model.stream(os.fsencode(text), **options)
     print(text, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
@@ -144,7 +144,7 @@ def _given(**values):
 
 
 @app.command()
-@flags.grouped(knobs=flags.KNOBS, reading=flags.READING)
+@flags.grouped(knobs=flags.KNOBS, reading=flags.BACKEND)
 def chat(
     knobs: flags.Group, reading: flags.Group, base: flags.From = flags.CHAT,
     system: Annotated[

@@ -37,10 +37,10 @@ class Stage(NamedTuple):
 
     def ended(self) -> bool:
         """Whether its run has taken all of its steps."""
-        from nanoeuler.training.folder import saves
-        from nanoeuler.training.record import read_record
+        from nanoeuler.training.checkpoint import read_record
+        from nanoeuler.training.folder import checkpoints
 
-        if self.out is None or not (known := saves(self.out)):
+        if self.out is None or not (known := checkpoints(self.out)):
             return False
         return known[-1][0] >= (read_record(self.out).settings.steps or 0)
 
@@ -79,7 +79,7 @@ SIZES = {
 }  # fmt: skip
 
 
-def spelled(values: dict[str, Any]) -> list[str]:
+def as_flags(values: dict[str, Any]) -> list[str]:
     """Flags as one types them."""
     return [word for name, value in values.items()
             for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
@@ -90,14 +90,14 @@ def stages(
 ) -> list[Stage]:  # fmt: skip
     """The stages in order. shared: flags of both commands that any engine and ranks can do."""
     base, chat, last = (folder / name for name in ("base", "chat", "preferred"))
-    model = spelled({"preset": size.preset} | size.sizes)
+    model = as_flags({"preset": size.preset} | size.sizes)
     runs = [
-        Stage("train", ["--data", data, *model, *spelled(size.train | shared)], base),
-        Stage("sft", ["--data", pairs, *spelled(size.sft | shared)], chat, base),
+        Stage("train", ["--data", data, *model, *as_flags(size.train | shared)], base),
+        Stage("sft", ["--data", pairs, *as_flags(size.sft | shared)], chat, base),
     ]
     if size.prefer is not None:
-        runs.append(Stage("prefer", ["--data", comparisons, *spelled(size.prefer)], last, chat))
-    how = spelled({name: value for name, value in shared.items() if name == "engine"})
+        runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
+    how = as_flags({name: value for name, value in shared.items() if name == "engine"})
     return runs + [Stage("eval", [str(run), "--data", data, *how]) for run in (base, runs[-1].out)]
 
 
@@ -140,7 +140,7 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
 
 
 # %% sec-road-command
-def told(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
+def summary(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
     """What the road will do and take, as text."""
     from nanoeuler.engines.registry import GPU_ENGINES
     from nanoeuler.planning.plan import duration
@@ -155,7 +155,7 @@ def told(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
     return "\n".join(lines)
 
 
-def walk(stages: list[Stage], run: Any) -> None:
+def run_stages(stages: list[Stage], run: Any) -> None:
     """Do what is left of the stages, each by run(words); typer.Exit with the code of a failure."""
     for stage in stages:
         if stage.ended():
@@ -207,7 +207,7 @@ def road(
     this = chosen_size(size, name, minutes)
     shared = {"engine": name} | ({"ranks": ranks} if ranks else {})
     every = stages(this, flags.folder_out(out), data, pairs, comparisons, shared)
-    print(told(every, this, name, ranks or 1), file=sys.stderr)
+    print(summary(every, this, name, ranks or 1), file=sys.stderr)
     if plan:
         return
     app = call.find_root().command
@@ -215,6 +215,6 @@ def road(
     def run(words: list[str]) -> int:
         return app(words, prog_name="nanoeuler", standalone_mode=False, obj=words) or 0
 
-    walk(every, run)
+    run_stages(every, run)
     last = [stage.out for stage in every if stage.out][-1]
     tell(f"\nit is there; next: nanoeuler chat --from {last}, or nanoeuler serve --from {last}")

@@ -54,9 +54,9 @@ def _comparisons(data):
     return found[:cut], found[cut:]
 
 
-@flags.grouped(settings=SETTINGS, how={**flags.PULLS, **flags.HOW})
+@flags.grouped(settings=SETTINGS, options={**flags.DPO, **flags.EXECUTION})
 def prefer(
-    settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
+    settings: flags.Group, options: flags.Group, data: flags.Data = "docs",
     base: flags.From = flags.CHAT, out: flags.Out = PREFERRED, engine: Engine = "cpu",
     resume: flags.Resume = False,
 ) -> None:  # fmt: skip
@@ -74,7 +74,7 @@ def prefer(
     folder = flags.folder_out(out)
     run = preferring.prefer(
         base, _comparisons(data), folder, resume=resume, engine=engine,
-        settings=settings_for(folder, resume, preferring.PREFERRING, **settings), **how,
+        settings=settings_for(folder, resume, preferring.PREFERRING, **settings), **options,
     )  # fmt: skip
     if run.step < run.settings.steps:
         raise KeyboardInterrupt

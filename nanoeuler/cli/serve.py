@@ -36,7 +36,7 @@ def serve(
     seats: flags.whole("requests answered at the same time") = 8,
     waiting: flags.whole("requests that may wait", 0) = 64,
     tokens: flags.whole("number of tokens") = 1024,
-    allow_origin: _Origins = None, engine: flags.ReadingEngine = "auto",
+    allow_origin: _Origins = None, engine: flags.InferenceEngine = "auto",
 ) -> None:  # fmt: skip
     """Serve a model: a page to chat with, and an API like OpenAI's at /v1.
 

@@ -34,12 +34,12 @@ def _say_plan(run, seconds_per_step, ranks=1):
         print(time_line(left, seconds_per_step), file=sys.stderr)
         return
     sizes = run.config, settings.batch_size
-    how = dict(accumulate=settings.accumulate, ranks=ranks)
+    options = dict(accumulate=settings.accumulate, ranks=ranks)
     if engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory
 
-        how["memory"] = gpu_memory.words(*sizes, settings.accumulate, engine)
-    print(size_lines(*sizes, left, **how), file=sys.stderr)
+        options["memory"] = gpu_memory.words(*sizes, settings.accumulate, engine)
+    print(size_lines(*sizes, left, **options), file=sys.stderr)
 
 
 def _learned_vocabulary(sizes, tokenizer, text):
@@ -66,9 +66,9 @@ def _over_ranks(call, ranks, train):
         train(group.size)
 
 
-@flags.grouped(settings=flags.SETTINGS, sizes=flags.SIZES, how=flags.HOW)
+@flags.grouped(settings=flags.SETTINGS, sizes=flags.SIZES, options=flags.EXECUTION)
 def train(
-    call: typer.Context, settings: flags.Group, sizes: flags.Group, how: flags.Group,
+    call: typer.Context, settings: flags.Group, sizes: flags.Group, options: flags.Group,
     data: flags.Data = None, out: flags.Out = flags.BASE, preset: flags.Preset = None,
     tokenizer: flags.Tokenizer = None, engine: flags.Engine = "auto", ranks: flags.Ranks = None,
     resume: flags.Resume = False,
@@ -93,8 +93,8 @@ def train(
         api.train(
             data, out=folder, config=flags.config_of(preset, sizes, begun),
             settings=settings_for(folder, resume, **settings), tokenizer=ids,
-            engine=engine_name(engine), resume=resume, **how,
-            on_pace=partial(_say_plan, ranks=size),
+            engine=engine_name(engine), resume=resume, **options,
+            on_estimate=partial(_say_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler sft --from {chosen(folder)}")
@@ -113,9 +113,9 @@ def _answer(model, question):
         return f"({error})"
 
 
-@flags.grouped(settings=flags.SETTINGS, how=flags.HOW)
+@flags.grouped(settings=flags.SETTINGS, options=flags.EXECUTION)
 def sft(
-    call: typer.Context, settings: flags.Group, how: flags.Group, data: flags.Data = "docs",
+    call: typer.Context, settings: flags.Group, options: flags.Group, data: flags.Data = "docs",
     base: flags.FromRun = None, out: flags.Out = flags.CHAT, engine: flags.Engine = "auto",
     ranks: flags.Ranks = None, resume: flags.Resume = False,
 ) -> None:  # fmt: skip
@@ -131,14 +131,14 @@ def sft(
     from nanoeuler.data.conversations import turns_of
     from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
-    from nanoeuler.training.folder import saves
+    from nanoeuler.training.folder import checkpoints
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
 
     def run(size):
         pairs, folder = api.pairs_of(data), flags.folder_out(out)
         first = base
-        if base is None and not (resume and saves(folder)):  # one that goes on has its own model
+        if base is None and not (resume and checkpoints(folder)):  # else it has its own
             first = flags.BASE
 
         def answers(model):
@@ -148,7 +148,7 @@ def sft(
         api.finetune(
             first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
             settings=settings_for(folder, resume, FINETUNING, **settings),
-            on_pace=partial(_say_plan, ranks=size), **how,
+            on_estimate=partial(_say_plan, ranks=size), **options,
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")
 

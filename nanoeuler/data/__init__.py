@@ -2,7 +2,8 @@
 
 
 # %% sec-sources-paths
-"""From texts to batches: catalogue, fetch, documents, text, prepare, prepared, shards, batches.
+"""From texts to batches: catalogue, download, fetch, documents, docstrings (the embedded corpus),
+conversations, text, prepare, dataset (what it made), shards, batches, validation (held-out text).
 
 May import: errors, files, model, paths, progress, tokenizer.
 """

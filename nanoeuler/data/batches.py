@@ -4,7 +4,7 @@
 # %% sec-batches-shuffle
 """Tokens in batches: windows in a new order in every pass, and what comes next of K tokens.
 
-Leaves out what the tokens are of (`prepared`) and the held-out side (`heldout`).
+Leaves out what the tokens are of (dataset.py) and the held-out side (validation.py).
 B batch, T positions (the context), K predicted tokens.
 """
 
@@ -95,7 +95,7 @@ class Batches:
 
 
 # %% sec-batches-ahead
-class Ahead:
+class Prefetcher:
     """The batches of `batches`, each prepared by a thread while the caller works on the one before.
 
     A thread lives for one batch, and none keeps the program from ending. An error of a batch is

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanoeuler import paths
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 
 FORMATS = ("gutenberg", "text", "parquet", "pairs")  # what documents.py can read
 

@@ -4,7 +4,7 @@
 # %% sec-chat-batches
 """Conversations to learn from, and the files that hold them: pairs, Alpaca's form, and chats.
 
-Leaves out their tokens (the tokenizer's template.py) and their batches (the training's sft.py).
+Leaves out their tokens (chat_template.py, of the tokenizer) and their batches (sft.py).
 """
 
 import json
@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoeuler.data.documents import NO_OUTPUT
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 
 Pair = tuple[str, str]  # a question and its answer
 

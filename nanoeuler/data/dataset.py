@@ -11,9 +11,8 @@ import json
 import re
 from pathlib import Path
 
-from nanoeuler.data.quote import quoted
 from nanoeuler.data.shards import SIDES, Tokens, shard_path
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import sha256_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nanoeuler.data.catalogue import Source
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 
 # The marks' variants are those of the books in data/sources.toml; each is in tests/test_documents.
 _START = re.compile(

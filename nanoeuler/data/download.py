@@ -2,12 +2,11 @@
 
 
 # %% sec-sources-attempt
-"""A way for pooch to download: it goes on with what came before, and asks again politely.
+"""A download that goes on with what came before, and asks again politely.
 
-Leaves out several connections at once, logins, and digests: to compare those is pooch's part.
+Leaves out several connections at once, logins, and digests: to compare those is for fetch.py.
 """
 
-import os
 import time
 from collections.abc import Callable
 from http.client import responses
@@ -19,9 +18,7 @@ from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError, NewConne
 
 from nanoeuler import __version__
 from nanoeuler.data.catalogue import File
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
-from nanoeuler.files import confirm
+from nanoeuler.errors import UserError, quoted
 
 CHUNK = 1 << 16  # bytes in memory at once: many packets, and nothing next to a file
 TIMEOUT = 30.0  # seconds of silence after which a connection counts as dead
@@ -133,34 +130,25 @@ def _again(retries, problem, file, have, first):
     return retries, max(retries.get_backoff_time(), problem.wait)
 
 
-class Resuming:
-    """A downloader for pooch that goes on with what an earlier one has left in the file `part`.
+def download(file: File, part: Path, report: Callable, pause: Callable = time.sleep) -> bool:
+    """Complete what is in `part` of a file; True if it was put together from several answers.
 
-    report(name, have, size, note) is told how far it is, pause(seconds) waits. `attempts` counts,
-    and `glued` says after a download whether the file was put together from pieces.
+    report(name, have, size, note) is told how far it is, pause(seconds) waits. UserError: what is
+    in the way.
     """
-
-    def __init__(self, file: File, part: Path, report: Callable, pause: Callable = time.sleep):
-        self.file, self.part, self.report, self.pause = file, part, report, pause
-        self.attempts, self.glued = 0, False
-
-    def __call__(self, url: str, output_file: str, pooch: object) -> None:
-        """Complete the part and hand it over as `output_file`. UserError: what is in the way."""
-        file, part, retries = self.file, self.part, RETRIES
-        furthest = size_of(part)
-        self.glued = furthest > 0
-        while not file.bytes or size_of(part) < file.bytes:
-            self.attempts += 1
-            try:
-                _attempt(file, part, self.report)
-                break
-            except _Again as problem:
-                if size_of(part) > furthest:
-                    retries, furthest, self.glued = RETRIES, size_of(part), True
-                have, first = size_of(part), self.attempts == 1
-                retries, wait = _again(retries, problem, file, have, first)
-                when = f"in {wait:.0f} s" if wait else "at once"
-                self.report(file.name, have, file.bytes, f"{problem}; again {when}")
-                self.pause(wait)
-        confirm(part)  # a name may reach the disk before the bytes do
-        os.replace(part, output_file)
+    retries, furthest, attempts = RETRIES, size_of(part), 0
+    resumed = furthest > 0
+    while not file.bytes or size_of(part) < file.bytes:
+        attempts += 1
+        try:
+            _attempt(file, part, report)
+            break
+        except _Again as problem:
+            have = size_of(part)
+            if have > furthest:
+                retries, furthest, resumed = RETRIES, have, True
+            retries, wait = _again(retries, problem, file, have, attempts == 1)
+            when = f"in {wait:.0f} s" if wait else "at once"
+            report(file.name, have, file.bytes, f"{problem}; again {when}")
+            pause(wait)
+    return resumed

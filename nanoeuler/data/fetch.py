@@ -4,8 +4,7 @@
 # %% sec-sources-whole
 """Fetching the files of a source: from its server or from a folder, one program at a time.
 
-Leaves out what pooch does, which checks each file and gives it its name, and how a download goes on
-(`resuming`).
+Leaves out how a download goes on where it was cut off (download.py).
 """
 
 import gzip
@@ -16,18 +15,16 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
-import pooch
 from filelock import FileLock, Timeout
 
 from nanoeuler.data.catalogue import Source
-from nanoeuler.data.download import CHUNK, Resuming, size_of
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
-from nanoeuler.files import confirm
+from nanoeuler.data.download import CHUNK, download, size_of
+from nanoeuler.errors import UserError, quoted
+from nanoeuler.files import fsync, replacing, sha256_of
 
 
-def _copying(file, source, folder):
-    """A downloader that copies `file` from `folder`, unpacked if it is compressed there."""
+def _copy(file, source, folder, target):
+    """Copy `file` from `folder` to the path `target`, unpacked if it is compressed there."""
     folders = Path(folder), Path(folder) / source.name
     places = [place / (file.name + end) for place in folders for end in ("", ".gz")]
     origin = next((place for place in places if place.is_file()), None)
@@ -36,28 +33,22 @@ def _copying(file, source, folder):
             f"expected {file.name} or {file.name}.gz in {folder}, but neither is there: "
             "copy it there, or fetch it over the network without --from"
         )
-
-    def copy(url, output_file, pooch):
-        os.unlink(output_file)  # pooch's is for its owner alone; ours is as files are made here
-        with (
-            (gzip.open if origin.suffix == ".gz" else open)(origin, "rb") as packed,
-            open(output_file, "wb") as out,
-        ):
-            try:
-                while chunk := packed.read(CHUNK):
-                    out.write(chunk)
-                    if file.bytes and out.tell() > file.bytes:
-                        break
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise UserError(f"expected a gzip file, but {origin}: {quoted(error)}") from None
-        confirm(output_file)
-
-    return copy
+    with (
+        (gzip.open if origin.suffix == ".gz" else open)(origin, "rb") as packed,
+        open(target, "wb") as out,
+    ):
+        try:
+            while chunk := packed.read(CHUNK):
+                out.write(chunk)
+                if file.bytes and out.tell() > file.bytes:
+                    break
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"expected a gzip file, but {origin}: {quoted(error)}") from None
 
 
 # %% sec-sources-one
 @contextmanager
-def _alone(file, path, report):
+def _locked(file, path, report):
     """Hold the lock of the file `path`; wait for it if another program has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(f".{path.name}.lock"))
@@ -72,37 +63,45 @@ def _alone(file, path, report):
         lock.release()
 
 
-def _bring(file, path, downloader):
-    """Let pooch bring `file` to `path`; False if its digest is wrong, and then it is not there."""
+def _check(file, path, origin):
+    """UserError unless `path` holds the file that was meant."""
+    if sha256_of(path) != file.sha256:
+        raise UserError(
+            f"expected a file with sha256 {file.sha256} from {origin}, but {file.name} there has "
+            "another: it is another version or damaged; look at it before you change the catalogue"
+        )
+
+
+def _download(file, path, report, pause):
+    """Download `file` to `path`; what cannot be the file is removed."""
+    part = path.with_name(f".{path.name}.part")
+    if download(file, part, report, pause) and sha256_of(part) != file.sha256:
+        part.unlink()
+        report(file.name, 0, file.bytes, "the pieces do not fit together; from the beginning")
+        download(file, part, report, pause)
     try:
-        pooch.retrieve(file.url, f"sha256:{file.sha256}", path.name, path.parent.absolute(),
-                       downloader=downloader)  # fmt: skip
-    except ValueError:  # so pooch says that it is another digest
-        return False
-    return True
+        _check(file, part, file.url)
+    except UserError:
+        part.unlink()
+        raise
+    fsync(part)  # a name may reach the disk before the bytes do
+    os.replace(part, path)
 
 
 def _one(file, path, source, copy_from, report, pause):
     """Bring one file to `path` unless it is there and right."""
-    if path.is_file() and pooch.file_hash(path) == file.sha256:
+    if path.is_file() and sha256_of(path) == file.sha256:
         return report(file.name, size_of(path), size_of(path), "already there")
-    with _alone(file, path, report):
-        if path.is_file() and pooch.file_hash(path) != file.sha256:
-            report(file.name, 0, file.bytes, "there, but not as it should be; once more")
-        if copy_from:
-            downloader = _copying(file, source, copy_from)
-        else:
-            downloader = Resuming(file, path.with_name(f".{path.name}.part"), report, pause)
-        whole = _bring(file, path, downloader)
-        if not whole and getattr(downloader, "glued", False):
-            report(file.name, 0, file.bytes, "the pieces do not fit together; from the beginning")
-            whole = _bring(file, path, downloader)
-    if not whole:
-        raise UserError(
-            f"expected a file with sha256 {file.sha256} from {copy_from or file.url}, but "
-            f"{file.name} there has another: it is another version or damaged; look at it before "
-            "you change the catalogue"
-        )
+    with _locked(file, path, report):
+        if not (path.is_file() and sha256_of(path) == file.sha256):  # nobody else has brought it
+            if path.is_file():
+                report(file.name, 0, file.bytes, "there, but not as it should be; once more")
+            if copy_from:
+                with replacing(path) as temporary:
+                    _copy(file, source, copy_from, temporary)
+                    _check(file, temporary, copy_from)
+            else:
+                _download(file, path, report, pause)
     report(file.name, size_of(path), size_of(path), "whole")
 
 
@@ -116,7 +115,6 @@ def fetch(source: Source, folder: str | Path, copy_from: str | Path | None = Non
     pause(seconds) waits. UserError: what is in the way; the same call later goes on from there.
     """
     report = report or (lambda name, have, size, note: None)
-    pooch.get_logger().setLevel("ERROR")  # `report` tells the reader, once
     paths = [Path(folder) / source.name / file.name for file in source.files]
     for file, path in zip(source.files, paths, strict=True):
         try:

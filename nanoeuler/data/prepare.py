@@ -21,19 +21,18 @@ from safetensors import SafetensorError
 
 from nanoeuler import __version__
 from nanoeuler.data.dataset import read_record
-from nanoeuler.data.quote import quoted
 from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter
 from nanoeuler.data.text import (
-    Examined,
+    Scanned,
     begins,
     chunks,
     digest,
-    examined,
     held_out_bytes,
-    parted,
     say_line_ends,
+    scanned,
+    split_parts,
 )
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import replacing
 from nanoeuler.tokenizer.pretokenizer import whole_words
 from nanoeuler.tokenizer.tokenizer import Tokenizer, utf8
@@ -214,14 +213,14 @@ def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: i
 
 def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
                  tokenizer: Tokenizer | None = None,
-                 known: Examined | None = None) -> None:  # fmt: skip
+                 known: Scanned | None = None) -> None:  # fmt: skip
     """Prepare one text file, as two documents: what `text.split` trains on and what it holds out.
 
     As `prepare`; the digest is the one that `text.digest` gives for the text. `known`: what
-    `examined` has found, if it has been asked. The text is read once to learn, once to encode.
+    `scanned` has found, if it has been asked. The text is read once to learn, once to encode.
     """
     path = Path(path)
-    identity, size, line_ends = known or examined(path)
+    identity, size, line_ends = known or scanned(path)
     cut = size - held_out_bytes(size)
     with open(path, "rb") as file:
         file.seek(cut)
@@ -238,7 +237,7 @@ def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
             tokenizer = Tokenizer.train(whole_words(chunks(path, 0, cut)), vocab_size)
         _begin(out, tokenizer)
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
-        sides = zip(writers, (cut, size - cut), parted(chunks(path), cut), strict=True)
+        sides = zip(writers, (cut, size - cut), split_parts(chunks(path), cut), strict=True)
         for writer, length, parts in sides:
             writer.document(length, tokenizer.encode_stream(parts))
         _commit(out, tokenizer, writers, path.name, digest=identity)

@@ -19,8 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import replacing, sha256_of
 from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 

@@ -52,7 +52,7 @@ def _read(path):
             yield chunk
 
 
-def line_feeds(parts: Iterable[bytes]) -> Iterator[bytes]:
+def unix_newlines(parts: Iterable[bytes]) -> Iterator[bytes]:
     """Yield a text's `parts` with its lines ended by a line feed alone, by which each shrinks."""
     held = b""  # a carriage return, until the next part says whether a line feed comes after it
     for part in parts:
@@ -64,16 +64,16 @@ def line_feeds(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def chunks(path: str | Path, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
-    """Yield the bytes of a text file, by `line_feeds`, from `start` to `stop` of those."""
+    """Yield the bytes of a text file, by `unix_newlines`, from `start` to `stop` of those."""
     at = 0
-    for chunk in line_feeds(_read(path)):
+    for chunk in unix_newlines(_read(path)):
         yield chunk[max(0, start - at) : int(min(len(chunk), max(0, stop - at)))]
         at += len(chunk)
         if at >= stop:
             return
 
 
-def parted(parts: Iterator[bytes], cut: int) -> tuple[Iterator[bytes], Iterator[bytes]]:
+def split_parts(parts: Iterator[bytes], cut: int) -> tuple[Iterator[bytes], Iterator[bytes]]:
     """A text's `parts` before byte `cut`, and those from there on, to be read one after the other.
     """
     rest = []
@@ -116,10 +116,10 @@ def _checked(path):
 
 
 def read_text(path: str | Path) -> bytes:
-    """The bytes of a UTF-8 text file, checked, by `line_feeds`: all, so for small texts only."""
+    """The bytes of a UTF-8 text file, checked, by `unix_newlines`: all, so for small texts only."""
     parts = list(_checked(path))
     say_line_ends(path, sum(part.count(b"\r") for part in parts))
-    return b"".join(line_feeds(parts))
+    return b"".join(unix_newlines(parts))
 
 
 def say_line_ends(path: str | Path, ends: int) -> None:
@@ -136,15 +136,15 @@ def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:_DIGITS]
 
 
-class Examined(NamedTuple):
-    """What a text file is, by `line_feeds`."""
+class Scanned(NamedTuple):
+    """What a text file is, by `unix_newlines`."""
 
     digest: str
     size: int  # bytes
     line_ends: int  # that were others
 
 
-def examined(path: str | Path) -> Examined:
+def scanned(path: str | Path) -> Scanned:
     """Read a text file once, a CHUNK in memory at a time. UserError: no readable UTF-8."""
     whole, size, ends = hashlib.sha256(), 0, 0
 
@@ -154,12 +154,7 @@ def examined(path: str | Path) -> Examined:
             ends += chunk.count(b"\r")
             yield chunk
 
-    for chunk in line_feeds(raw()):
+    for chunk in unix_newlines(raw()):
         whole.update(chunk)
         size += len(chunk)
-    return Examined(whole.hexdigest()[:_DIGITS], size, ends)
-
-
-def digest_of(path: str | Path) -> str:
-    """`digest` of a text file, by `line_feeds`. UserError: no readable UTF-8."""
-    return examined(path).digest
+    return Scanned(whole.hexdigest()[:_DIGITS], size, ends)

@@ -28,7 +28,7 @@ def entropies(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
     return {"uniform": math.log2(vocab_size), "unigram": float(-np.sum(share * np.log2(share)))}
 
 
-def side_by_side(tokens: Tokens | np.ndarray, special: Collection[int], context: int
+def as_windows(tokens: Tokens | np.ndarray, special: Collection[int], context: int
                  ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """inputs, targets (n, T) int32 of the windows of a text; what is not judged is IGNORE."""
     rows = -(-(len(tokens) - 1) // context)
@@ -39,31 +39,31 @@ def side_by_side(tokens: Tokens | np.ndarray, special: Collection[int], context:
     return inputs, targets[1:].reshape(rows, context)
 
 
-def evenly(n: int, most: int | None = None) -> np.ndarray:
+def evenly_spaced(n: int, most: int | None = None) -> np.ndarray:
     """The numbers of n windows, or of at most `most` of them, evenly spread."""
     if most is None or n <= most:
         return np.arange(n)
     return np.linspace(0, n - 1, most).astype(int)
 
 
-def filled(part: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def zero_padded(part: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """`part`, filled up with rows of zeros to `shape`, int32."""
     whole = np.zeros(shape, np.int32)
     whole[: len(part)] = part
     return whole
 
 
-def spelt(targets: np.ndarray, tokenizer: Tokenizer) -> int:
+def byte_count(targets: np.ndarray, tokenizer: Tokenizer) -> int:
     """How many bytes the targets spell that are judged."""
     return len(tokenizer.decode(targets[targets != IGNORE]))
 
 
-def landmarks_of(targets: np.ndarray, tokenizer: Tokenizer) -> tuple[float, dict[str, float]]:
+def baselines_of(targets: np.ndarray, tokenizer: Tokenizer) -> tuple[float, dict[str, float]]:
     """The bytes per token of the targets that are judged; their `entropies` in bits per byte."""
     counted = targets[targets != IGNORE]
     if not len(counted):
         raise UserError("expected held-out tokens to judge, got none: give a longer text")
-    length = spelt(counted, tokenizer) / len(counted)
+    length = byte_count(counted, tokenizer) / len(counted)
     bits = entropies(counted, tokenizer.vocab_size)
     return length, {name: value / length for name, value in bits.items()}
 
@@ -73,7 +73,7 @@ class HeldOut:
 
     first (n, T) int32: where the text of each position begins, in windows that hold several, or
     None. A target IGNORE is not judged; only head 0 is. `tokenizer` counts the targets' bytes.
-    `bytes_per_token` and `landmarks` (bits per byte) describe those that count.
+    `bytes_per_token` and `baselines` (bits per byte) describe those that count.
     """
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer,
@@ -81,13 +81,13 @@ class HeldOut:
                  first: np.ndarray | None = None) -> None:  # fmt: skip
         self.inputs, self.targets, self.first = inputs, targets, first
         self.tokenizer, self.batch_size, self.n_predict = tokenizer, batch_size, n_predict
-        self.bytes_per_token, self.landmarks = landmarks_of(targets, tokenizer)
+        self.bytes_per_token, self.baselines = baselines_of(targets, tokenizer)
 
     @classmethod
     def from_tokens(cls, tokens: Tokens | np.ndarray, tokenizer: Tokenizer, batch_size: int,
                     context: int, n_predict: int) -> "HeldOut":  # fmt: skip
         """The windows of a text: each token but the first is predicted once, special ones never."""
-        inputs, targets = side_by_side(tokens, tokenizer.special.values(), context)
+        inputs, targets = as_windows(tokens, tokenizer.special.values(), context)
         return cls(inputs, targets, tokenizer, batch_size, n_predict)
 
     def batches(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
@@ -97,14 +97,14 @@ class HeldOut:
             part = rows[at : at + self.batch_size]
             targets = np.full((*shape, self.n_predict), IGNORE, np.int32)
             targets[: len(part), :, 0] = self.targets[part]
-            more = () if self.first is None else (filled(self.first[part], shape),)
-            yield filled(self.inputs[part], shape), targets, *more
+            more = () if self.first is None else (zero_padded(self.first[part], shape),)
+            yield zero_padded(self.inputs[part], shape), targets, *more
 
     def bits_per_byte(self, loss: Callable, quick: bool = False) -> float:
         """Equation eq-train-bits; `loss` gives the sums (K,) in nats of what `batches` yields.
 
         `quick` judges at most QUICK_WINDOWS windows, evenly spread over the text.
         """
-        rows = evenly(len(self.inputs), QUICK_WINDOWS if quick else None)
+        rows = evenly_spaced(len(self.inputs), QUICK_WINDOWS if quick else None)
         nats = sum(float(loss(*batch)[0]) for batch in self.batches(rows))
-        return nats / math.log(2) / spelt(self.targets[rows], self.tokenizer)
+        return nats / math.log(2) / byte_count(self.targets[rows], self.tokenizer)

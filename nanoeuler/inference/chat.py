@@ -4,8 +4,8 @@
 # %% sec-chat-loop
 """A conversation with a fine-tuned model: what it remembers, what it reads, what it answers.
 
-Leaves out the form of a conversation (the tokenizer's template.py), where a model learns it (the
-training's sft.py), and how a program holds one (talk.py).
+Leaves out the form of a conversation (the tokenizer's chat_template.py), where a model learns it
+(the training's sft.py), and how a program holds one (repl.py).
 """
 
 import itertools
@@ -73,7 +73,7 @@ class Memory:
         return [{"role": role, "content": text} for role, text in said]
 
 
-class Talking(Knobs, total=False):
+class ChatOptions(Knobs, total=False):
     """How a conversation is held: beside the `Knobs`, what stands before it, and who reads."""
 
     system: str  # a message that is read before all questions

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.data.validation import HeldOut, spelt
+from nanoeuler.data.validation import HeldOut, byte_count
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
@@ -50,7 +50,7 @@ def evaluate(
     if threads is not None and threads < 1:
         raise UserError(f"expected threads to be above 0, got {threads}: leave it out, or give one")
     stepper = make_stepper(engine, weights, None, threads=threads)
-    tokens, size = int(np.sum(held_out.targets != IGNORE)), spelt(held_out.targets,
+    tokens, size = int(np.sum(held_out.targets != IGNORE)), byte_count(held_out.targets,
                                                                   held_out.tokenizer)
     done, nats = 0, 0.0
 

@@ -22,7 +22,7 @@ from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.inference.backends import make_reader
-from nanoeuler.inference.chat import Chat, Talking
+from nanoeuler.inference.chat import Chat, ChatOptions
 from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, generate, text_pieces
 from nanoeuler.inference.decoder import draws as draw_tokens
 from nanoeuler.inference.evaluate import Evaluation, Report, windows_at_once
@@ -47,7 +47,7 @@ def check_kind(name: str, value: object, kind: type[Any]) -> None:
         )
 
 
-class Writing(Knobs, total=False):
+class GenerateOptions(Knobs, total=False):
     """How a text is written: beside the `Knobs`, where it ends, and who reads."""
 
     stop_tokens: Sequence[int | str]  # tokens that it ends before: ids, or names of special ones
@@ -163,7 +163,7 @@ class Model:
         return decoder, self.tokenizer.encode(text).tolist(), ends, knobs
 
     def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
-               stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
+               stop: Sequence[str] = (), guesses: int = 0, **options: Unpack[GenerateOptions]
                ) -> Iterator[str]:  # fmt: skip
         """The same in pieces, each as soon as its bytes are whole characters.
 
@@ -173,25 +173,26 @@ class Model:
         True
         """
         check_stop(stop)
-        decoder, prompt, ends, knobs = self._begin(text, **how)
+        decoder, prompt, ends, knobs = self._begin(text, **options)
         if guesses:
             ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **knobs)
         else:
             ids = generate(decoder, prompt, tokens, ends, **knobs)
         return text_pieces(self.tokenizer, ids, stop)
 
-    def draws(self, text: str | bytes = "\n", tokens: int = TOKENS, **how: Unpack[Writing]
+    def draws(self, text: str | bytes = "\n", tokens: int = TOKENS,
+              **options: Unpack[GenerateOptions]
               ) -> Iterator[Drawn]:  # fmt: skip
         """The tokens of a continuation one by one, each with the logits that it was drawn from.
 
         >>> for drawn in model.draws("The river", tokens=3, seed=3):
         ...     assert drawn.log_probability <= 0
         """
-        decoder, prompt, ends, knobs = self._begin(text, **how)
+        decoder, prompt, ends, knobs = self._begin(text, **options)
         return draw_tokens(decoder, prompt, tokens, ends, **knobs)
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
-                 stop: Sequence[str] = (), guesses: int = 0, **how: Unpack[Writing]
+                 stop: Sequence[str] = (), guesses: int = 0, **options: Unpack[GenerateOptions]
                  ) -> str:  # fmt: skip
         """A continuation of `text`, up to `tokens` long, without the text itself.
 
@@ -205,15 +206,15 @@ class Model:
         Traceback (most recent call last):
         nanoeuler.errors.UserError: expected temperature to be a number from 0 ...
         """
-        return "".join(self.stream(text, tokens, stop, guesses, **how))
+        return "".join(self.stream(text, tokens, stop, guesses, **options))
 
-    def chat(self, **how: Unpack[Talking]) -> Chat:
+    def chat(self, **options: Unpack[ChatOptions]) -> Chat:
         """A conversation; the model should be a fine-tuned one. `reply(question)` yields pieces.
 
         >>> talk = model.chat(seed=1)
         >>> answer = "".join(talk.reply("Where does the river begin?"))
         """
-        return Chat(self.config, self.tokenizer, self.weights, **how)
+        return Chat(self.config, self.tokenizer, self.weights, **options)
 
 
 # %% sec-face-model

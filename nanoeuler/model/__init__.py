@@ -2,8 +2,8 @@
 
 
 # %% sec-euler-step
-"""What the model is: config, weights, the operations (euler, layers, attention, backward), and
-transformer, which joins them.
+"""What the model is: config, sizes, weights, the operations (layers, attention, backward,
+integrators), and transformer, which joins them. depth changes a trained model's step or layers.
 
 Everything here is NumPy and mathematics. How fast a step is, and on what, is the engines' affair:
 the model is written over the operations of `engines.interface`, and knows nothing else of them.

@@ -2,7 +2,8 @@
 
 
 # %% sec-plan-flops
-"""Before a run: counts (FLOPs and bytes), plan (hours), doctor (this machine).
+"""Before a run: counts (FLOPs and bytes), plan (hours), cards, step, ranks and exchange (GPUs),
+memory and gpu_memory (does it fit?), doctor (this machine).
 
 May import: errors, measurements, model, engines.
 """

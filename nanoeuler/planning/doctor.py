@@ -52,7 +52,7 @@ def memory() -> str:
     return (f"{decimal(int(free[1]) * 1024)} free of " if free else "") + total
 
 
-def kept_kernels() -> str:
+def cached_kernels() -> str:
     """Where compiled kernels are kept, and whether they can be."""
     folder = Path(norms.rmsnorm._cache.cache_path)  # of numba's dispatcher: no public way
     above = next(path for path in (folder, *folder.parents) if path.exists())
@@ -87,7 +87,7 @@ def report() -> str:
         f"processor  {device()}",
         f"vectors    {vector_units()}",
         f"products   {products_rate(threads)}",
-        f"kernels    {kept_kernels()}",
+        f"kernels    {cached_kernels()}",
         f"training   on {threads} of {os.cpu_count()} cores; --threads takes fewer",
         f"memory     {memory()}",
         f"disk       {decimal(shutil.disk_usage('.').free)} free in this folder",

@@ -4,5 +4,7 @@
 # %% sec-serve-seats
 """A server: texts for many askers at once, by a protocol that other programs speak, and a page.
 
+request, queue, batching (several texts in a pass), streaming, responses, attention maps, and web.
+
 May import: engines, errors, inference, model, paths, tokenizer.
 """

@@ -4,7 +4,7 @@
 # %% sec-serve-writing
 """From a checked request to what is told of its text: pieces with their tokens, and the end.
 
-Leaves out the form in which it is told: answer.py.
+Leaves out the form in which it is told: responses.py.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,8 @@
 
 
 # %% sec-tokenizer-hand
-"""Text to ids and back: plain, words, encode, learn, tokenizer, its file, imports.
+"""Text to ids and back: reference (chapter 2's), pretokenizer, encode, learn, tokenizer, its file,
+tiktoken (GPT-2's ranks), chat_template.
 
 May import: jit, errors, files, measurements.
 """

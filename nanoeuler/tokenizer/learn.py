@@ -5,7 +5,7 @@
 """Training byte-pair encoding: from texts to merges, touching only what each merge changes.
 
 Leaves out the choice of vocabulary size and most errors for people (tokenizer.py). Merges are those
-of Hugging Face's `tokenizers`: most frequent pair first, of equals the smaller pair of ids.
+of Hugging Face's tokenizers: most frequent pair first, of equals the smaller pair of ids.
 """
 
 from collections.abc import Callable, Iterable

@@ -2,8 +2,8 @@
 
 
 # %% sec-train-adamw
-"""Training: optim, run (what a run is), folder and saves (on disk), blame, display, pace, best,
-loop, train.
+"""Training: optim, run (what a run is), folder and checkpoint (on disk), throughput, best, anomaly
+(which tensor is not finite), display, loop, train; sft (fine-tuning), preferences and dpo.
 
 May import: jit, errors, files, measurements, progress, tokenizer, data, model, engines.
 """

@@ -21,9 +21,15 @@ from nanoeuler.engines.interface import Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.weights import Weights
-from nanoeuler.training.checkpoint import MODEL, read_save, write_folder
-from nanoeuler.training.folder import discard, read_metrics, save_name, saves, sweep, writing
-from nanoeuler.training.record import read_record, write_record
+from nanoeuler.training.checkpoint import MODEL, read_record, read_save, write_folder, write_record
+from nanoeuler.training.folder import (
+    checkpoint_name,
+    checkpoints,
+    discard,
+    read_metrics,
+    sweep,
+    writing,
+)
 from nanoeuler.training.run import Run, Settings, identity
 
 BEST = "best"  # in a run directory; the name says what --from RUN/best takes
@@ -60,7 +66,7 @@ def noise(held_out: HeldOut) -> float:
 def chosen(out: str | Path) -> Path:
     """What to use of a run that has ended: `out`, or its best/ where its last model is worse."""
     best, lines = Path(out) / BEST, read_metrics(out)
-    return best if lines and "best" in lines[-1] and saves(best) else Path(out)
+    return best if lines and "best" in lines[-1] and checkpoints(best) else Path(out)
 
 
 class Best:
@@ -83,13 +89,13 @@ class Best:
         self.weights.flat[...] = self.run.weights.flat
         self.step, self.bits, self.written = self.run.step, bits, False
 
-    def settle(self) -> None:
+    def rewind(self) -> None:
         """Begin with what the directory holds for the run at its step, its newest save."""
         out, run = self.out, self.run
-        if saves(out) and read_record(out).identity != identity(run.facts):
+        if checkpoints(out) and read_record(out).identity != identity(run.facts):
             raise UserError(f"{out} holds a model of another run: move it away")
         tidy_best(out.parent)
-        if saves(out):
+        if checkpoints(out):
             _, state, _ = read_save(out, [MODEL], "delete that folder to go on without it")
             self.step, self.bits = state["step"], state.get("bits_per_byte", math.inf)
         for line in read_metrics(out.parent):  # of the steps since the best
@@ -104,12 +110,12 @@ class Best:
         state = {"step": self.step, "bits_per_byte": self.bits, "run": identity(run.facts),
                  "tokenizer": run.tokenizer.hash, "program": run.program}  # fmt: skip
         with writing(out.parent, f"the best model, of step {self.step}, could not be written"):
-            if not saves(out):
+            if not checkpoints(out):
                 write_record(out, run)
-            write_folder(out / save_name(self.step), {MODEL: dict(self.weights)}, state)
+            write_folder(out / checkpoint_name(self.step), {MODEL: dict(self.weights)}, state)
         self.written = True
 
-    def hear(self, stepper: Stepper, bits: float) -> str:
+    def observe(self, stepper: Stepper, bits: float) -> str:
         """Judge the run at its step; returns a warning, once for each rise, or nothing to say."""
         if bits < self.bits:
             self.take(stepper, bits)
@@ -143,10 +149,11 @@ class Best:
 def tidy_best(out: str | Path) -> None:
     """Remove what no save of the run in `out` needs: each needs the newest that is not newer."""
     best = Path(out) / BEST
-    found = [step for step, _ in saves(best)]
-    needed = {max([each for each in found if each <= step], default=0) for step, _ in saves(out)}
+    found = [step for step, _ in checkpoints(best)]
+    needed = {max([each for each in found if each <= step], default=0)
+              for step, _ in checkpoints(out)}  # fmt: skip
     with writing(out, "older best models could not be removed"):
         sweep(best)
-        for step, folder in saves(best):
+        for step, folder in checkpoints(best):
             if step not in needed:
                 discard(folder)

@@ -12,51 +12,41 @@
         model.safetensors  optimizer.safetensors  state.json
     best/            the model that judged best so far
 
-Leaves out config.json and request.json (record.py), best/ (best.py), and locking: `folder.alone`,
-which `open_run` holds.
+Leaves out best/ (best.py), and locking: `folder.locked`, which `open_run` holds.
 """
 
 
+import dataclasses
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from nanoeuler.data.shards import header_of
-from nanoeuler.errors import UserError
-from nanoeuler.files import check_regular, confirm, replacing, sha256_of
+from nanoeuler.errors import UserError, quoted
+from nanoeuler.files import check_regular, fsync, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     REQUEST,
+    checkpoint_name,
+    checkpoints,
     discard,
     read_metrics,
     reading,
     remove,
-    save_name,
-    saves,
     sweep,
     writing,
 )
-from nanoeuler.training.record import (
-    Damage,
-    Record,
-    as_json,
-    brief,
-    field_of,
-    read_json,
-    read_record,
-    write_record,
-)
-from nanoeuler.training.run import Run, identity, making_room
+from nanoeuler.training.run import Run, Settings, check_sizes, identity, making_room, program
 
 
 def _state(run, windows):
@@ -102,7 +92,7 @@ def _write(path, parts):
 def _sync(folder):
     """Wait until the disk has the names in `folder`. Windows opens no folders."""
     if os.name == "posix":
-        confirm(folder)
+        fsync(folder)
 
 
 def write_folder(
@@ -136,25 +126,198 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
         if not np.isfinite(tensor).all():
             raise UserError(f"step {run.step}: {name} is not finite, so {out} was left as it was")
     with writing(out, f"step {run.step} could not be written"):
-        if not saves(out):
+        if not checkpoints(out):
             write_record(out, run)
         if (out / "metrics.jsonl").exists():
-            confirm(out / "metrics.jsonl")
+            fsync(out / "metrics.jsonl")
         tensors = {MODEL: weights, OPTIMIZER: moments}
-        write_folder(out / save_name(run.step), tensors, _state(run, windows))
+        write_folder(out / checkpoint_name(run.step), tensors, _state(run, windows))
     tidy(out, keep)
 
 
 def tidy(out: str | Path, keep: int = KEEP) -> None:
     """Remove from `out` the saves before the last `keep`, and what a death left half done."""
-    if type(keep) is not int or keep < 1:
-        raise UserError(f"expected to keep at least 1 save, got {keep!r}")
+    assert keep >= 1, keep  # `Execution` has seen to it
     with writing(out, "older saves could not be removed"):
         sweep(out)
-        if saves(out) and saves(out)[-1][0]:  # a step: what was asked has become a run
+        if checkpoints(out) and checkpoints(out)[-1][0]:  # a step: what was asked has become a run
             remove(Path(out) / REQUEST)
-        for _, folder in saves(out)[:-keep]:
+        for _, folder in checkpoints(out)[:-keep]:
             discard(folder)
+
+
+FORMAT = 2  # of config.json; the one before did not say so, and its settings had no `minutes`
+T = TypeVar("T")
+
+
+class Damage(Exception):
+    """What is wrong with a file that was read, in words."""
+
+
+def as_json(record: dict) -> bytes:
+    """A JSON object as a file has it."""
+    return (json.dumps(record, indent=2) + "\n").encode()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, a dict; Damage if it is none."""
+    check_regular(path)
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise Damage(f"{path.name} is missing") from None
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number's length
+        raise Damage(f"{path.name} is no JSON: {error}") from None
+    if type(record) is not dict:
+        raise Damage(f"{path.name} is no JSON object")
+    return record
+
+
+def field_of(record: dict, name: str, kind: type[T]) -> T:
+    """record[name]; Damage if it is not of exactly this type."""
+    value = record.get(name)
+    if type(value) is not kind:
+        raise Damage(f"{name} is no {kind.__name__}")
+    return value
+
+
+def _checked(cls, values):
+    """The dataclass `cls` of the JSON object that its `asdict` became; it checks the values."""
+    fields = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(cls)}
+    wrong = [name for name in values if name not in fields]
+    wrong += [name for name, needed in fields.items() if needed and name not in values]
+    if wrong:
+        raise Damage(f"{cls.__name__} does not fit with {wrong[0]}")
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise Damage(str(error)) from None
+
+
+class Record(NamedTuple):
+    """What a run began with, as config.json and tokenizer.json have it."""
+
+    config: ModelConfig
+    settings: Settings
+    tokenizer: Tokenizer
+    data: str  # the digest of the training text
+    identity: str
+
+
+def write_record(out: Path, run: Run) -> None:
+    """Write into the directory `out` what `run` began with."""
+    run.tokenizer.save(out / "tokenizer.json")
+    with replacing(out / "config.json") as temporary:
+        temporary.write_bytes(as_json({"format": FORMAT, "program": program(), **run.facts}))
+
+
+def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
+    """What `parse` makes of the JSON object at `path`; `cure` says what helps if it is damaged."""
+    try:
+        record = read_json(path)
+        version = field_of({"format": 1} | record, "format", int)
+        if version > FORMAT:
+            raise UserError(f"{path.parent} holds a run of format {version}, and this "
+                            f"nanoeuler knows formats up to {FORMAT}: use a newer one")  # fmt: skip
+        if version < 1:
+            raise Damage(f"there is no format {version}")
+        return parse(record)
+    except Damage as error:
+        raise UserError(f"{path} is not what a run writes ({quoted(error, 200)}): {cure}") from None
+
+
+def _facts(record):
+    """The config, settings and the two digests, of the data and the tokenizer, of config.json.
+
+    Format 1, which did not name itself, had no `minutes`, and every later one has.
+    """
+    config = _checked(ModelConfig, field_of(record, "model", dict))
+    settings = _checked(Settings, field_of(record, "training", dict))
+    digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
+    if ("minutes" in record["training"]) != (record.get("format", 1) > 1):
+        raise Damage("its format and its minutes do not fit")
+    if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
+        raise Damage("the number of steps, the learning rate or a digest is none")
+    return config, settings, *digests, identity(record)
+
+
+def _tokenizer(out, name):
+    """The tokenizer in the directory `out`, whose hash must be `name`."""
+    tokenizer = Tokenizer.load(out / "tokenizer.json")
+    if tokenizer.hash != name:
+        raise UserError(
+            f"{out / 'tokenizer.json'}: expected the tokenizer {name[:12]!r} that this run was "
+            f"trained with, found {tokenizer.hash[:12]!r}: restore the file"
+        )
+    return tokenizer
+
+
+def read_record(out: str | Path) -> Record:
+    """What the run in the directory `out` began with, checked. UserError, as for `load`."""
+    out = Path(out)
+    path = out / "config.json"
+    with reading(path):
+        if not path.exists():
+            raise UserError(f"expected a run in {out}, but found no config.json there")
+        config, settings, data, name, known = _read(path, _facts, "restore it")
+        tokenizer = _tokenizer(out, name)
+    check_sizes(config, tokenizer)
+    return Record(config, settings, tokenizer, data, known)
+
+
+class Request(NamedTuple):
+    """What was asked of a run that has no save yet, as request.json has it; None: nothing."""
+
+    config: ModelConfig | None
+    settings: Settings | None
+    tokenizer: Tokenizer | None
+    data: str  # the digest of the training text
+    text: Path | None  # where it lies: a file, or a prepared folder
+
+
+def write_request(out: Path, request: Request) -> None:
+    """Write `request` into the directory `out`, and its tokenizer as tokenizer.json."""
+    config, settings, tokenizer, data, text = request
+    record = {
+        "format": FORMAT, "model": config and dataclasses.asdict(config),
+        "training": settings and dataclasses.asdict(settings), "data": data,
+        "tokenizer": tokenizer and tokenizer.hash, "text": text and os.path.realpath(text),
+    }  # fmt: skip
+    with writing(out, "what was asked could not be written"):
+        if tokenizer:
+            tokenizer.save(out / "tokenizer.json")
+        with replacing(out / REQUEST) as temporary:
+            temporary.write_bytes(as_json(record))
+
+
+def _wishes(record):
+    """The config, settings, tokenizer's hash, digest of the data and place of the text."""
+    wishes = [_checked(cls, field_of(record, name, dict)) if record.get(name) is not None else None
+              for name, cls in (("model", ModelConfig), ("training", Settings))]  # fmt: skip
+    for name in ("tokenizer", "data", "text"):
+        optional = name != "data" and record.get(name) is None
+        wishes.append(None if optional else field_of(record, name, str))
+    return wishes
+
+
+def read_request(out: str | Path) -> Request | None:
+    """What was asked of the run in the directory `out`, checked; None if it is not written there.
+
+    UserError for a damaged file.
+    """
+    out = Path(out)
+    with reading(out / REQUEST):
+        if not (out / REQUEST).exists():
+            return None
+        cure = "remove it, and begin the run without --resume"
+        config, settings, name, data, text = _read(out / REQUEST, _wishes, cure)
+        tokenizer = None if name is None else _tokenizer(out, name)
+    return Request(config, settings, tokenizer, data, None if text is None else Path(text))
+
+
+def read_origin(out: str | Path) -> Record | Request | None:
+    """What the run in `out` began with; before its first save what was asked, if that is known."""
+    return read_record(out) if checkpoints(out) else read_request(out)
 
 
 def _read_state(folder, step, record):
@@ -232,20 +395,20 @@ FILES = {MODEL: ("",), OPTIMIZER: ("m.", "v.")}  # and their prefixes
 
 
 def read_save(
-    out: Path, names: Iterable[str], alone: str = "restore it, or start anew in another directory"
+    out: Path, names: Iterable[str], locked: str = "restore it, or start anew in another directory"
 ) -> tuple[Record, dict[str, Any], dict[str, np.ndarray]]:
     """The newest save, of its large files those in `names`, all checked.
 
-    Returns (record, state, {tensor's name: array}). `alone` is what helps if it is damaged and the
+    Returns (record, state, {tensor's name: array}). `locked` is what helps if it is damaged and the
     only one.
     """
     with reading(out):
-        early = not saves(out) and (out / REQUEST).exists()
+        early = not checkpoints(out) and (out / REQUEST).exists()
     if early:
         raise UserError(f"expected a save in {out}, but that run has not come so far: go on with "
                         "--resume")  # fmt: skip
     record = read_record(out)
-    *earlier, (step, folder) = saves(out) or [(None, None)]
+    *earlier, (step, folder) = checkpoints(out) or [(None, None)]
     if folder is None:
         raise UserError(f"expected a save in {out}, but found none: start the run anew")
     tensors = {}
@@ -260,10 +423,10 @@ def read_save(
             for name in names:
                 tensors |= _read_tensors(folder / name, record.config, FILES[name])
     except Damage as error:
-        cure = f"it is the only save there: {alone}"
+        cure = f"it is the only save there: {locked}"
         if earlier:
             cure = f"delete that folder to go on from step {earlier[-1][0]}"
-        raise UserError(f"{folder} is damaged ({brief(error)}): {cure}") from None
+        raise UserError(f"{folder} is damaged ({quoted(error, 200)}): {cure}") from None
     return record, state, tensors
 
 
@@ -291,7 +454,7 @@ def load(out: str | Path) -> Run:
     return run
 
 
-def settle(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
+def rewind(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
     """Make `out` the directory of `run` at its step: without what came after, and with a save.
 
     A run whose number of steps is not known yet has none.
@@ -301,5 +464,5 @@ def settle(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = No
     with writing(out, "metrics.jsonl could not be written"):
         with replacing(Path(out) / "metrics.jsonl") as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
-    if not saves(out) and run.settings.steps is not None:
+    if not checkpoints(out) and run.settings.steps is not None:
         save(out, run, keep, windows)

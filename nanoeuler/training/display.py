@@ -64,7 +64,7 @@ class Display:
             self.say(f"  it says: {' '.join(line['sample'].split())[:SAMPLE_SHOWN]}")
 
 
-def draw(axes: "Axes", lines: list[dict], bytes_per_token: float, landmarks: dict) -> None:
+def draw(axes: "Axes", lines: list[dict], bytes_per_token: float, baselines: dict) -> None:
     """Draw metrics `lines` as curves in bits per byte on matplotlib `axes`, with the landmarks."""
     judged = [line for line in lines if "bits_per_byte" in line]
     bits = [line["loss"] / math.log(2) / bytes_per_token for line in lines]
@@ -72,7 +72,7 @@ def draw(axes: "Axes", lines: list[dict], bytes_per_token: float, landmarks: dic
               color="C0", alpha=0.5, lw=0.8, label="training, each batch")  # fmt: skip
     axes.plot([line["step"] for line in judged], [line["bits_per_byte"] for line in judged],
               color="C1", marker="o", ms=3, label="held-out text")  # fmt: skip
-    for name, height in landmarks.items():
+    for name, height in baselines.items():
         axes.axhline(height, color="0.5", lw=0.8, ls="--")
         axes.annotate(name, (1, height), (-4, 2), xycoords=("axes fraction", "data"),
                       textcoords="offset points", ha="right", color="0.4", fontsize=8)  # fmt: skip
@@ -87,7 +87,7 @@ def plot(out: str | Path, held_out: HeldOut) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.5), layout="constrained")
-    draw(figure.subplots(), read_metrics(out), held_out.bytes_per_token, held_out.landmarks)
+    draw(figure.subplots(), read_metrics(out), held_out.bytes_per_token, held_out.baselines)
     with writing(out, "loss.png could not be written"):
         with replacing(Path(out) / "loss.png") as temporary:
             figure.savefig(temporary, format="png", dpi=150)

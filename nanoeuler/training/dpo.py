@@ -28,14 +28,13 @@ from nanoeuler.engines.sharding import cut
 from nanoeuler.errors import UserError
 from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
-from nanoeuler.training.checkpoint import load_model, save, settle
+from nanoeuler.training.checkpoint import Request, load_model, read_request, rewind, save
 from nanoeuler.training.folder import add_metrics
 from nanoeuler.training.loop import Execution, Options, Saving, Signals
 from nanoeuler.training.optim import learning_rate, rate_for
-from nanoeuler.training.record import Request, read_request
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.sft import Base
-from nanoeuler.training.throughput import validates
+from nanoeuler.training.throughput import validation_due
 from nanoeuler.training.train import open_run
 
 # isort: split
@@ -56,7 +55,7 @@ from nanoeuler.training.preferences import (
 )
 
 
-class Judged(NamedTuple):
+class DpoMetrics(NamedTuple):
     """What a model thinks of n comparisons, beside what it thought as the reference."""
 
     log_p: np.ndarray       # (2 n,) nats
@@ -126,7 +125,7 @@ class PreferenceStepper:
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int
-    ) -> tuple[Judged, float]:
+    ) -> tuple[DpoMetrics, float]:
         """Take step `number` on comparisons, tokens (2 n, T) and targets (2 n, T, K).
 
         Returns what was thought before it, and the gradient's norm. A step whose loss or norm is
@@ -149,7 +148,7 @@ class PreferenceStepper:
             seen += self.pool.map(run, self.engines, rows, self.parts)
             for part in self.parts[: len(rows)]:
                 self.gradients.flat += part.flat
-        judged = Judged(*map(np.concatenate, zip(*seen, strict=True)), self.beta)
+        judged = DpoMetrics(*map(np.concatenate, zip(*seen, strict=True)), self.beta)
         norm = self.optimizer.clip(self.gradients)
         if math.isfinite(judged.numbers()["loss"]) and math.isfinite(norm):
             self.optimizer.update(self.weights, self.gradients, lr, number)
@@ -160,7 +159,7 @@ class PreferenceStepper:
 QUICK = 256  # comparisons in a judgement along the way: 3 % is the deviation of such a share
 
 
-class Judge:
+class DpoEvaluator:
     """What a run is judged by: `held_out` comparisons, and the reference's opinion of them."""
 
     def __init__(self, stepper: PreferenceStepper, held_out: Comparisons):
@@ -175,7 +174,7 @@ class Judge:
         return np.stack([2 * some, 2 * some + 1], axis=1).ravel()
 
     def __call__(self, quick: bool = True) -> dict[str, float]:
-        """The numbers of `Judged`, and the bits per byte of the better answers."""
+        """The numbers of `DpoMetrics`, and the bits per byte of the better answers."""
         at = self.chosen(quick)
         texts = self.held_out.rows(at)
         if quick not in self.known:
@@ -183,7 +182,7 @@ class Judge:
         log_p = self.stepper.likelihoods(self.stepper.weights, *texts)
         size = sum(len(self.held_out.kept[i].chosen.encode()) for i in at)
         bits = -float(log_p[0::2].sum()) / math.log(2) / max(1, size)
-        judged = Judged(log_p, self.known[quick], self.stepper.beta)
+        judged = DpoMetrics(log_p, self.known[quick], self.stepper.beta)
         return {**judged.numbers(), "bits_per_byte": bits}
 
 
@@ -200,7 +199,7 @@ def _held_out(found: dict[str, float]) -> dict[str, float]:
     return {f"held_out_{name}": number for name, number in found.items()}
 
 
-def _first_look(run: Run, judge: Judge, on_step: OnStep | None) -> None:
+def _first_look(run: Run, judge: DpoEvaluator, on_step: OnStep | None) -> None:
     """What the reference itself is worth."""
     found = judge()
     _say(0, run.settings.steps, found)
@@ -229,26 +228,26 @@ def _line(
 
 
 def _take_steps(
-    out: str | Path, run: Run, stepper: PreferenceStepper, learned: Comparisons, judge: Judge,
-    saving: Saving, how: Execution,
+    out: str | Path, run: Run, stepper: PreferenceStepper, learned: Comparisons,
+    judge: DpoEvaluator, saving: Saving, execution: Execution,
 ) -> None:  # fmt: skip
     """Take the steps that `run` has before it, or those up to a signal; the last is saved."""
     steps = run.settings.steps
     if not run.step:
-        _first_look(run, judge, how.on_step)
+        _first_look(run, judge, execution.on_step)
     with Signals() as signals:
         for number in range(run.step + 1, steps + 1):
             line = _line(run, stepper, learned, number)
-            if validates(number, steps):
+            if validation_due(number, steps):
                 found = judge(quick=number < steps)
                 _say(number, steps, found)
                 line |= _held_out(found)
             add_metrics(out, line)
-            if how.on_step:
-                how.on_step(line)
+            if execution.on_step:
+                execution.on_step(line)
             if signals.caught or number == steps or saving.due(number):
                 with saving.timed():
-                    save(out, run, how.keep, learned.windows)
+                    save(out, run, execution.keep, learned.windows)
             if signals.caught:
                 print(f"{signals.caught}: step {number} of {steps} is saved in {out}; go on with "
                       "--resume", file=sys.stderr)  # fmt: skip
@@ -292,20 +291,20 @@ def halves(pairs: Sequence[Pair]) -> tuple[list[Preference], list[Preference]]:
 def prefer(
     base: Base, compared: tuple[Sequence[Preference], Sequence[Preference]], out: Path | str, *,
     settings: Settings | None = None, beta: float = BETA, anchor: float = ANCHOR,
-    resume: bool = False, **how: Unpack[Options],
+    resume: bool = False, **options: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Move the model `base` towards the better answers, into the directory `out`.
 
     base stays as it is, and is the reference: a run directory, or a model's parts. `compared`:
     comparisons to learn from, and others that judge. settings None: PREFERRING; a learning rate
     left open is LEARNING_RATE by `optim.rate_for`. With `resume` the run in `out` goes on, with the
-    same base, comparisons, beta and anchor. `how` is as `loop.Execution` has it, without a sample
-    and a pace; engine: one of those for a CPU, of which cpu is the default. `on_step(line)` gets
-    step 0, too. UserError for what is wrong, and as `train.open_run` raises it.
+    same base, comparisons, beta and anchor. `options` are those of `loop.Execution`, without sample
+    and on_estimate; engine: one of those for a CPU, by default cpu. `on_step(line)` gets step 0,
+    too. UserError for what is wrong, and as `train.open_run` raises it.
     """
     _check(beta, anchor)
-    make_engine = engine_factory(how.setdefault("engine", "cpu"))
-    execution, (learned, held_out) = Execution(**how), compared
+    make_engine = engine_factory(options.setdefault("engine", "cpu"))
+    execution, (learned, held_out) = Execution(**options), compared
     model = load_model(base) if isinstance(base, Path | str) else base
     config, tokenizer, reference = model
     facts = [beta, anchor, digest(reference.flat.tobytes()), learned, held_out]
@@ -326,6 +325,6 @@ def prefer(
                                     anchor, execution.threads)  # fmt: skip
         saving = Saving(execution.save_every)
         with saving.timed():
-            settle(out, run, execution.keep, batches.windows)
-        _take_steps(out, run, stepper, batches, Judge(stepper, judged), saving, execution)
+            rewind(out, run, execution.keep, batches.windows)
+        _take_steps(out, run, stepper, batches, DpoEvaluator(stepper, judged), saving, execution)
     return run

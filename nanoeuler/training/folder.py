@@ -4,7 +4,7 @@
 # %% sec-train-cursor
 """What stands in a run directory under which name: its saves, its metrics; and a disk's refusals.
 
-Leaves out what is inside a save (saves.py).
+Leaves out what is inside a save (checkpoint.py).
 """
 
 import errno
@@ -24,17 +24,17 @@ from nanoeuler.errors import UserError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a user's share, a file
 
 
-def save_name(step: int) -> str:
+def checkpoint_name(step: int) -> str:
     """The name of the folder of a save: in the order of names, the newest is the last."""
     return f"step-{step:08d}"
 
 
-def saves(out: str | Path) -> list[tuple[int, Path]]:
+def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
     """The saves in a run directory, oldest first: [(step, folder)]. Without one there is no run."""
     steps = []
     for path in Path(out).glob("step-*"):
         digits = path.name.removeprefix("step-")
-        if digits.isdecimal() and path.name == save_name(int(digits)) and path.is_dir():
+        if digits.isdecimal() and path.name == checkpoint_name(int(digits)) and path.is_dir():
             steps.append((int(digits), path))
     return sorted(steps)
 
@@ -45,7 +45,7 @@ def writing(out: str | Path, failure: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = saves(out)
+        kept = checkpoints(out)
         left = f"the save of step {kept[-1][0]} is whole" if kept else "nothing is saved there yet"
         cure = "make room" if error.errno in FULL else "remove the cause"
         cure += ", then go on with --resume" if kept else ", or choose another directory"
@@ -67,7 +67,7 @@ LOCK = ".lock"  # in a run directory; it is made only where nothing else was, or
 
 
 @contextmanager
-def alone(out: str | Path) -> Iterator[None]:
+def locked(out: str | Path) -> Iterator[None]:
     """Hold the directory `out`, made if need be: UserError if another program trains in it.
 
     Without effect on disks that have no locks, as some network disks.
@@ -102,7 +102,7 @@ LEFTOVER = re.compile(
 
 def is_begun(out: str | Path) -> bool:
     """Whether a run has begun in `out`, with a save or without."""
-    return (Path(out) / LOCK).is_file() or bool(saves(out))
+    return (Path(out) / LOCK).is_file() or bool(checkpoints(out))
 
 
 def check_free(out: str | Path) -> None:

@@ -23,21 +23,20 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from nanoeuler.data.batches import Ahead, Batches
-from nanoeuler.data.quote import quoted
+from nanoeuler.data.batches import Batches, Prefetcher
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.interface import Stepper, Taken
 from nanoeuler.engines.registry import engine_name, make_stepper
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.training.anomaly import first_bad_tensor
 from nanoeuler.training.best import Best, noise, say_passes, tidy_best
-from nanoeuler.training.checkpoint import KEEP, save, settle
+from nanoeuler.training.checkpoint import KEEP, rewind, save
 from nanoeuler.training.display import Display, plot
-from nanoeuler.training.folder import add_metrics, saves
+from nanoeuler.training.folder import add_metrics, checkpoints
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import LARGEST, Run, making_room, program
-from nanoeuler.training.throughput import Watch, validates
+from nanoeuler.training.throughput import StepTimer, validation_due
 
 # Where nobody says after how many steps a run is saved. Seconds of training: what a death may cost.
 FIRST_SECONDS = 12.0  # before its first save
@@ -106,7 +105,7 @@ class _Steps:
     """The steps of a run, each begun and then known; `lines` of metrics come of what is known."""
 
     def __init__(self, run: Run, stepper: Stepper, batches: Batches) -> None:
-        self.run, self.stepper, self.batches = run, stepper, Ahead(batches)
+        self.run, self.stepper, self.batches = run, stepper, Prefetcher(batches)
         self.open = {}  # number of a step that is begun and not known: its rate, its batch
 
     def begin(self, number: int) -> list[dict]:
@@ -140,7 +139,7 @@ class _Steps:
 
 
 Sample = Callable[..., str]  # sample(config, tokenizer, weights): a text by the model
-OnPace = Callable[[Run, float | None], None]  # on_pace(run, seconds_per_step): see `fit`
+OnEstimate = Callable[[Run, float | None], None]  # on_estimate(run, seconds_per_step): see `fit`
 
 
 class Options(TypedDict, total=False):
@@ -152,7 +151,7 @@ class Options(TypedDict, total=False):
     keep: int
     sample: Sample | None
     on_step: Callable[[dict], None] | None
-    on_pace: OnPace | None
+    on_estimate: OnEstimate | None
 
 
 @dataclass
@@ -165,7 +164,7 @@ class Execution:
     keep: int = KEEP               # saves that stay
     sample: Sample | None = None   # its text is shown at the end, and after each quarter
     on_step: Callable[[dict], None] | None = None  # gets each step's metrics
-    on_pace: OnPace | None = None
+    on_estimate: OnEstimate | None = None
 
     def __post_init__(self) -> None:
         self.engine = engine_name(self.engine)
@@ -174,7 +173,7 @@ class Execution:
             if (type(value) is not int or value < 1) and (value is not None or name == "keep"):
                 raise UserError(f"expected {name} to be a whole number above 0, got "
                                 f"{quoted(repr(value))}")  # fmt: skip
-        for name in ("sample", "on_step", "on_pace"):
+        for name in ("sample", "on_step", "on_estimate"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise UserError(f"expected {name} to be a function, got {quoted(repr(value))}")
@@ -184,36 +183,38 @@ class _Fit:
     """A run, and all that `fit` takes its steps with."""
 
     def __init__(
-        self, out: str | Path, run: Run, batches: Batches, held_out: HeldOut, how: Execution
+        self, out: str | Path, run: Run, batches: Batches, held_out: HeldOut, execution: Execution
     ) -> None:
-        self.out, self.run, self.batches, self.held_out, self.how = out, run, batches, held_out, how
+        self.out, self.run, self.execution = out, run, execution
+        self.batches, self.held_out = batches, held_out
         with making_room(run.config):
-            self.stepper = make_stepper(how.engine, run.weights, run.optimizer,
-                                        threads=how.threads, pieces=run.settings.accumulate)
+            self.stepper = make_stepper(execution.engine, run.weights, run.optimizer,
+                                        threads=execution.threads, pieces=run.settings.accumulate)
             self.best = Best(out, run, noise(held_out), batches.windows)
-        self.saving, self.display, self.watch = Saving(how.save_every), Display(run.step), Watch()
-        # Whether somebody waits to hear of the run's pace.
-        self.unpaced = how.on_pace is not None or run.settings.steps is None
+        self.saving, self.display = Saving(execution.save_every), Display(run.step)
+        self.timer = StepTimer()
+        # Whether somebody waits for the estimate of the time that is left.
+        self.untold = execution.on_estimate is not None or run.settings.steps is None
 
     def samples(self, step: int, steps: int) -> bool:
         """Whether a text is shown after this step of a run: after each quarter but the last."""
-        return bool(self.how.sample) and step in (steps // 4, steps // 2, 3 * steps // 4)
+        return bool(self.execution.sample) and step in (steps // 4, steps // 2, 3 * steps // 4)
 
     def sample(self) -> str:
         """A text by the model."""
-        return self.how.sample(self.run.config, self.run.tokenizer, self.run.weights)
+        return self.execution.sample(self.run.config, self.run.tokenizer, self.run.weights)
 
     def judge(self) -> dict:
         """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
         run, stepper, held_out, more = self.run, self.stepper, self.held_out, {}
         step, steps = run.step, run.settings.steps
-        if validates(step, steps):
+        if validation_due(step, steps):
             more["bits_per_byte"] = bits = held_out.bits_per_byte(stepper.sums, quick=True)
             if not math.isfinite(bits):
                 few = range(min(held_out.batch_size, len(held_out.inputs)))
                 raise _diverged(run, stepper, next(held_out.batches(few)), step,
                                 f"a finite loss of the held-out text, got {bits:.3g}")  # fmt: skip
-            if warning := self.best.hear(stepper, bits):
+            if warning := self.best.observe(stepper, bits):
                 more["warning"] = warning
             if step == steps:
                 more["quick_bits_per_byte"] = bits
@@ -225,50 +226,51 @@ class _Fit:
         return more
 
     def announce(self) -> None:
-        """Tell of a run with steps left, not yet of its pace, and how often it reads its data."""
+        """Say how often a run with steps left reads its data, and what it takes but its time."""
         run = self.run
         if run.settings.steps is None:
             return
         self.display.reach(run.settings.steps)
         if run.step < run.settings.steps:
             self.display.say(say_passes(run.settings, self.batches.windows))
-            if self.how.on_pace:
-                self.how.on_pace(run, None)
+            if self.execution.on_estimate:
+                self.execution.on_estimate(run, None)
 
-    def paced(self, known: int, stopped: bool) -> bool:
-        """Whether the pace is to be told, now that so many steps more are known; see `Watch`."""
+    def estimate_due(self, known: int, stopped: bool) -> bool:
+        """Whether to estimate the time now, when so many steps more are known; see `StepTimer`."""
         settings = self.run.settings
-        if not self.unpaced:
+        if not self.untold:
             return False
-        self.watch.lap(known)
-        return self.watch.tells(stopped, settings.minutes if settings.steps is None else None)
+        self.timer.lap(known)
+        return self.timer.is_enough(stopped, settings.minutes if settings.steps is None else None)
 
-    def tell_pace(self) -> None:
-        """Tell it, once; a run that was given minutes gets its steps. The stepper has finished."""
-        run, pace, self.unpaced = self.run, self.watch.pace(self.stepper, self.held_out), False
+    def tell_estimate(self) -> None:
+        """Say it, once; a run that was given minutes gets its steps. The stepper has finished."""
+        run, self.untold = self.run, False
+        speed = self.timer.throughput(self.stepper, self.held_out)
         if run.settings.steps is None:
-            steps = max(run.step, pace.steps(run.settings.minutes))
+            steps = max(run.step, speed.steps(run.settings.minutes))
             run.settings = dataclasses.replace(run.settings, steps=steps)
             self.display.say(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
-                             f"{1e3 * pace.step:.3g} ms a step; --steps chooses another number")
+                             f"{1e3 * speed.step:.3g} ms a step; --steps chooses another number")
             self.announce()
-        if self.how.on_pace and (left := run.settings.steps - run.step):
-            self.how.on_pace(run, pace.seconds(run.step, run.settings.steps) / left)
+        if self.execution.on_estimate and (left := run.settings.steps - run.step):
+            self.execution.on_estimate(run, speed.seconds(run.step, run.settings.steps) / left)
 
     def write(self, lines: list[dict]) -> None:
         """Write these lines of metrics, show them, and tell of them."""
         for line in lines:
             add_metrics(self.out, line)
             self.display.show(self.run, line)
-            if self.how.on_step:
-                self.how.on_step(line)
+            if self.execution.on_step:
+                self.execution.on_step(line)
 
     def checkpoint(self) -> None:
         """Save the run at its step, and its best model."""
         with self.saving.timed():
             self.stepper.pull()
             self.best.save()
-            save(self.out, self.run, self.how.keep, self.batches.windows)
+            save(self.out, self.run, self.execution.keep, self.batches.windows)
             tidy_best(self.out)
 
     def take_steps(self) -> str | None:
@@ -279,14 +281,14 @@ class _Fit:
             while (steps := run.settings.steps) is None or (number < steps and not stop):
                 number += 1
                 lines, stop = walk.begin(number), signals.caught
-                if told := self.paced(len(lines), stop is not None):
+                if told := self.estimate_due(len(lines), stop is not None):
                     lines += walk.finish()
-                    self.tell_pace()
+                    self.tell_estimate()
                 due = judged = False
                 if steps := run.settings.steps:
                     due = stop or number == steps or self.saving.due(number)
-                    due = due or (told and not saves(self.out))
-                    judged = validates(number, steps) or self.samples(number, steps)
+                    due = due or (told and not checkpoints(self.out))
+                    judged = validation_due(number, steps) or self.samples(number, steps)
                 if due or judged:
                     lines += walk.finish()
                     lines[-1] |= self.judge()
@@ -294,7 +296,7 @@ class _Fit:
                 if due:
                     self.checkpoint()
                 if told or due or judged:
-                    self.watch.skip()
+                    self.timer.skip()
         return stop
 
     def close(self, stop: str | None) -> None:
@@ -305,7 +307,7 @@ class _Fit:
         if run.step < run.settings.steps:
             self.display.say(f"{stop}: step {run.step} of {run.settings.steps} is saved in "
                              f"{self.out}; go on with --resume")  # fmt: skip
-        elif self.how.sample:
+        elif self.execution.sample:
             self.display.say(self.sample())
 
 
@@ -324,7 +326,7 @@ def _note_program(out, run: Run, engine: str) -> None:
 
 def _check_place(out, run: Run) -> None:
     """UserError if the directory is not where `run` is."""
-    newest = saves(out)[-1][0] if saves(out) else run.step
+    newest = checkpoints(out)[-1][0] if checkpoints(out) else run.step
     if newest != run.step:
         raise UserError(f"expected the newest save in {out} to be of step {run.step}, but another "
                         f"program has written step {newest}: go on from that with --resume")
@@ -333,14 +335,14 @@ def _check_place(out, run: Run) -> None:
 @contextmanager
 def _enough_memory(out, run: Run) -> Iterator[None]:
     """Turn a refusal of memory into a line for the user; a run without a step leaves no save."""
-    before, size = saves(out), run.settings.batch_size
+    before, size = checkpoints(out), run.settings.batch_size
     try:
         yield
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
         if not before and not run.step:
-            for _, folder in saves(out):
+            for _, folder in checkpoints(out):
                 shutil.rmtree(folder)
         if size == 1:
             what, cure = "a step with one sequence", "a smaller context or model"
@@ -354,23 +356,24 @@ def _enough_memory(out, run: Run) -> Iterator[None]:
 
 
 def fit(
-    out: str | Path, run: Run, batches: Batches, held_out: HeldOut, **how: Unpack[Options]
+    out: str | Path, run: Run, batches: Batches, held_out: HeldOut, **options: Unpack[Options]
 ) -> Run:
-    """Take `run` to its last step, or to a signal, saving into `out`, held by the caller (`alone`).
+    """Take `run` to its last step, or to a signal, saving into `out`, held by the caller: `locked`.
 
-    `batches` and `held_out` are used as `data.batches` and `data.validation` have them, and `how`
-    as `Execution` has it. `on_pace(run, seconds_per_step)` is called with None before the first
-    step, and with the seconds, a share of the validations in them, after some ten, if any are left.
+    `batches` and `held_out` are used as `data.batches` and `data.validation` have them; `options`
+    are those of `Execution`. `on_estimate(run, seconds_per_step)` is called with None before the
+    first step, and with the seconds, a share of the validations in them, after some ten, if any are
+    left.
     UserError: a loss that is not finite, a full disk, too little memory.
     """
-    chosen = Execution(**how)
+    execution = Execution(**options)
     _check_place(out, run)
     with _enough_memory(out, run):
-        fitting = _Fit(out, run, batches, held_out, chosen)
-        _note_program(out, run, chosen.engine)
+        fitting = _Fit(out, run, batches, held_out, execution)
+        _note_program(out, run, execution.engine)
         with fitting.saving.timed():
-            settle(out, run, chosen.keep, batches.windows)
-            fitting.best.settle()
+            rewind(out, run, execution.keep, batches.windows)
+            fitting.best.rewind()
         fitting.announce()
         stop = fitting.take_steps()
     plot(out, held_out)

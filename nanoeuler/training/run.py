@@ -4,7 +4,7 @@
 # %% sec-train-cursor
 """A training run between two steps: its settings, and all that decides what comes next.
 
-Leaves out how it gets to the disk and back (saves.py) and how it takes its steps (loop.py).
+Leaves out how it gets to the disk and back (checkpoint.py) and how it takes its steps (loop.py).
 """
 
 import dataclasses
@@ -23,8 +23,7 @@ from rich.filesize import decimal
 
 from nanoeuler import __version__
 from nanoeuler.data.batches import check_batch_size
-from nanoeuler.data.quote import quoted
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer

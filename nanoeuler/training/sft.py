@@ -26,11 +26,10 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import load_model
-from nanoeuler.training.folder import saves
+from nanoeuler.training.checkpoint import Request, load_model, read_record, read_request
+from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Options, fit
 from nanoeuler.training.optim import rate_for
-from nanoeuler.training.record import Request, read_record, read_request
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.train import open_run
 
@@ -146,21 +145,21 @@ Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, o
 
 def finetune(
     base: Base | None, pairs: Iterable[Pair | Conversation], out: Path | str, *,
-    settings: Settings | None = None, resume: bool = False, **how: Unpack[Options],
+    settings: Settings | None = None, resume: bool = False, **options: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 
     The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
     learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`, the run in `out` goes
     on: its settings hold, and base may be None; one that is not must have its architecture and its
-    tokenizer. `how` goes to `loop.fit`. UserError for wrong pairs, and as `train.train` raises it.
+    tokenizer. `options` go to `loop.fit`. UserError for wrong pairs, and as `train` raises it.
     """
     pairs = checked_pairs(pairs)
     if len(pairs) < 2:
         raise UserError(f"expected at least 2 question-answer pairs, got {len(pairs)}: a tenth is "
                         "held out, and the others are trained on")  # fmt: skip
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
-    config, tokenizer = _sizes(base) if resume and saves(out) else (None, None)
+    config, tokenizer = _sizes(base) if resume and checkpoints(out) else (None, None)
 
     def begin() -> Run:
         if base is None:
@@ -182,7 +181,7 @@ def finetune(
             print(f"{len(batches.left_out):,} of {cut:,} pairs are longer than the context of "
                   f"{run.config.context} tokens, and left out: numbers "
                   f"{numbers(batches.left_out)}", file=sys.stderr)  # fmt: skip
-        return fit(out, run, batches, held_out, **how)
+        return fit(out, run, batches, held_out, **options)
 
 
 # %% sec-chat-files

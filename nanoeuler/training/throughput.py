@@ -20,12 +20,12 @@ LONG_ENOUGH = 1.0  # seconds of steps after which FEWEST of them are enough
 FEWEST, MOST = 3, 9  # steps whose median is the pace: with the first, which is left out, ten
 
 
-def validates(step: int, steps: int) -> bool:
+def validation_due(step: int, steps: int) -> bool:
     """Whether the model is judged after this step of a run: at most VALIDATIONS times in all."""
     return step == steps or step % ceil(steps / VALIDATIONS) == 0
 
 
-class Pace(NamedTuple):
+class Throughput(NamedTuple):
     """Seconds of a run's parts."""
 
     step: float
@@ -47,7 +47,7 @@ class Pace(NamedTuple):
         return count - count % 10 ** max(0, len(str(count)) - 3)
 
 
-class Watch:
+class StepTimer:
     """The times of a run's first steps, until they tell its pace."""
 
     def __init__(self) -> None:
@@ -65,14 +65,14 @@ class Watch:
         """Leave out the time since the last lap."""
         self.at = time.perf_counter()
 
-    def tells(self, stopped: bool, minutes: float | None) -> bool:
+    def is_enough(self, stopped: bool, minutes: float | None) -> bool:
         """Whether it knows enough; of a run that is stopped, or has had its minutes, a step is."""
         times = self.times[1:]
         if minutes is not None and (stopped or time.perf_counter() - self.began >= 60 * minutes):
             return len(times) > 0
         return len(times) >= MOST or len(times) >= FEWEST and sum(times) >= LONG_ENOUGH
 
-    def pace(self, stepper: Stepper, held_out: HeldOut) -> Pace:
+    def throughput(self, stepper: Stepper, held_out: HeldOut) -> Throughput:
         """The pace of these steps, and of validations, of which a batch is judged twice."""
         rows = range(len(held_out.inputs))
         batch = next(held_out.batches(rows[: held_out.batch_size]))
@@ -82,4 +82,4 @@ class Watch:
         each = time.perf_counter() - began
         quick = ceil(min(len(rows), QUICK_WINDOWS) / held_out.batch_size)
         full = ceil(len(rows) / held_out.batch_size)
-        return Pace(statistics.median(self.times[1:]), quick * each, full * each)
+        return Throughput(statistics.median(self.times[1:]), quick * each, full * each)

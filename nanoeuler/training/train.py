@@ -4,7 +4,7 @@
 # %% sec-train-open
 """From a text to a trained model in a directory: a run is opened, its data are, its steps taken.
 
-Leaves out how the steps are taken (loop.py) and what a directory holds (saves.py).
+Leaves out how the steps are taken (loop.py) and what a directory holds (checkpoint.py).
 """
 
 import dataclasses
@@ -18,25 +18,23 @@ from typing import Unpack
 from nanoeuler.data.batches import Batches
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
-from nanoeuler.data.quote import quoted
-from nanoeuler.data.text import Examined, examined
+from nanoeuler.data.text import Scanned, scanned
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import load
+from nanoeuler.training.checkpoint import Request, load, read_origin, read_request, write_request
 from nanoeuler.training.folder import (
     LOCK,
     REQUEST,
-    alone,
     check_free,
+    checkpoints,
     clear,
     is_begun,
+    locked,
     remove,
-    saves,
 )
 from nanoeuler.training.loop import Execution, Options, fit
-from nanoeuler.training.record import Request, read_origin, read_request, write_request
 from nanoeuler.training.run import Run, Settings, check_batch
 
 PRESET = "small"  # the model of a new run for which no other was asked
@@ -81,7 +79,7 @@ def _compare(out, before: Run | Request, asked: Request) -> None:
 
 def _found_or_begun(out, begin: Callable[[], Run], asked: Request, resume: bool) -> Run:
     """The run in `out`, or a new one, whose request is then there; see `open_run`."""
-    if saves(out):
+    if checkpoints(out):
         run = load(out)
         _compare(out, run, asked)
         return run
@@ -109,42 +107,26 @@ def open_run(
     another directory.
     """
     out = Path(out)
-    if saves(out) and not resume:
+    if checkpoints(out) and not resume:
         raise UserError(
             f"expected {out} to hold no run yet, but it does: continue that one with --resume, "
             "or choose another directory with --out"
         )
     if resume and not is_begun(out):
         raise UserError(f"expected a run in {out}, but there is none: leave out --resume to begin")
-    if not saves(out):
+    if not checkpoints(out):
         check_free(out)
     new = not out.exists()
-    with alone(out):
+    with locked(out):
         try:
             yield _found_or_begun(out, begin, asked, resume)
         except BaseException:
-            if not saves(out):
+            if not checkpoints(out):
                 clear(out, spared=ASKED if resume else ())
                 if new:
                     with suppress(OSError):  # somebody else has put something there
                         os.rmdir(out)
             raise
-
-
-# What `train` takes under each name, and how an error says it; None is what was left out.
-KINDS = {
-    "data": ((str, os.PathLike), "a path"), "out": ((str, os.PathLike), "a path"),
-    "config": (ModelConfig, "a ModelConfig"), "settings": (Settings, "a Settings"),
-    "tokenizer": (Tokenizer, "a Tokenizer"), "resume": (bool, "True or False"),
-}  # fmt: skip
-
-
-def check_kinds(**arguments: object) -> None:
-    """UserError unless each argument is of the kind that KINDS says, or None."""
-    for name, value in arguments.items():
-        kind, words = KINDS[name]
-        if value is not None and not isinstance(value, kind):
-            raise UserError(f"expected {name} to be {words}, got {quoted(repr(value))}")
 
 
 def own_text(out: Path) -> Path:
@@ -154,7 +136,7 @@ def own_text(out: Path) -> Path:
         return own
     if request and request.text:
         return request.text
-    if not saves(out):
+    if not checkpoints(out):
         raise UserError(
             f"expected a run in {out}, but there is none: name another folder, or leave out "
             "--resume to begin one"
@@ -165,7 +147,7 @@ def own_text(out: Path) -> Path:
     )
 
 
-def _first(asked: Request, folder: Path, known: Examined | None) -> Run:
+def _first(asked: Request, folder: Path, known: Scanned | None) -> Run:
     """A run before its first step; its text, if `known`, becomes the prepared folder first."""
     model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
     check_batch(model, chosen)  # before a long preparation, and not after
@@ -193,26 +175,22 @@ def _sides(prepared: Prepared, run: Run, out: Path) -> tuple[Batches, HeldOut]:
 def train(
     data: str | Path | None, out: str | Path, *, config: ModelConfig | None = None,
     settings: Settings | None = None, tokenizer: Tokenizer | None = None, resume: bool = False,
-    **how: Unpack[Options],
+    **options: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
     None is, with `resume`, what the run in `out` began with, or what was asked of it if it died
     before its first save; else config is PRESETS[PRESET], whose vocab_size becomes the tokenizer's,
     settings are `Settings()`, and the tokenizer is the prepared folder's or learned from the text.
-    `fit` tells of `how`. UserError: a bad file or argument, a directory that holds anything
+    `options` are those of `fit`. UserError: a bad file or argument, a directory that holds anything
     else, and what `fit` raises.
     """
-    check_kinds(data=data, out=out, config=config, settings=settings, tokenizer=tokenizer,
-                resume=resume)  # fmt: skip
-    Execution(**how)  # tells of what is wrong before anything is done
-    if out is None or data is None and not resume:
-        raise UserError("expected a text to train on and a directory to train in, got None")
+    Execution(**options)  # tells of what is wrong before anything is done
     out = Path(out)
     text = own_text(out) if data is None else Path(data)
     prepared = Prepared(text) if text.is_dir() else None
     folder = text if prepared else out / "data"
-    known = None if prepared else examined(text)
+    known = None if prepared else scanned(text)
     digest = prepared.digest if prepared else known.digest
     if not resume:
         config, settings = config or PRESETS[PRESET], settings or Settings()
@@ -224,4 +202,4 @@ def train(
         return _first(asked._replace(data=digest, text=text), folder, known)
 
     with open_run(out, begin, new, resume) as run:
-        return fit(out, run, *_sides(prepared or Prepared(folder), run, out), **how)
+        return fit(out, run, *_sides(prepared or Prepared(folder), run, out), **options)

@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from nanoeuler import measurements
-from nanoeuler.data.batches import Ahead, Batches
+from nanoeuler.data.batches import Batches, Prefetcher
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.interface import Stepper
@@ -41,7 +41,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import save
 from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import Run, Settings
-from nanoeuler.training.throughput import validates
+from nanoeuler.training.throughput import validation_due
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
@@ -71,14 +71,14 @@ def trained(run: Run, books: Prepared, make: Callable[..., Stepper]) -> dict:
     """Take a run from its beginning to its end; what came of it. make(weights, optimizer)."""
     config, asked = run.config, run.settings
     shape = asked.batch_size, config.context, config.n_predict
-    batches = Ahead(Batches(books.train, *shape, asked.seed))
+    batches = Prefetcher(Batches(books.train, *shape, asked.seed))
     held_out = HeldOut.from_tokens(books.held_out, books.tokenizer, *shape)
     stepper, known, judged, seconds = make(run.weights, run.optimizer), [], [], []
     began = time.perf_counter()
     for number in range(1, asked.steps + 1):
         lr = learning_rate(number, asked.steps, asked.lr, asked.warmup)
         known += stepper.step(*batches.batch(number), lr, number)
-        if number == 1 or validates(number, asked.steps):  # the first compiles
+        if number == 1 or validation_due(number, asked.steps):  # the first compiles
             known += stepper.finish()
             seconds.append((known[-1].number, time.perf_counter() - began))
             judged.append([number, held_out.bits_per_byte(stepper.sums, quick=True)])

@@ -27,7 +27,7 @@ from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.dpo import (
     LEARNING_RATE,
     PREFERRING,
-    Judge,
+    DpoEvaluator,
     PreferenceStepper,
     halves,
     prefer,
@@ -64,7 +64,7 @@ class Measure:
     def judge(self, weights) -> dict:
         """All held-out comparisons, and bits per byte of running text."""
         stepper = PreferenceStepper(engine_factory("cpu"), weights, weights, AdamW(weights))
-        judge = Judge(stepper, self.compared)
+        judge = DpoEvaluator(stepper, self.compared)
         judge.known = self.known  # filled by the first that is judged, which is the reference
         return {**rounded(judge(quick=False)), **self.text_bits(weights)}
 

@@ -25,7 +25,7 @@ from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import load, save
-from nanoeuler.training.folder import alone, read_metrics
+from nanoeuler.training.folder import locked, read_metrics
 from nanoeuler.training.loop import fit
 from nanoeuler.training.optim import LEARNING_RATE, AdamW
 from nanoeuler.training.run import Run, Settings
@@ -113,7 +113,7 @@ def one_of_sweep(changes):
     shape = settings.batch_size, CONFIG.context, CONFIG.n_predict
     batches = Batches(tokenizer.encode(train_text), *shape, settings.seed)
     held_out = HeldOut.from_tokens(tokenizer.encode(held_out_text), tokenizer, *shape)
-    with tempfile.TemporaryDirectory() as out, alone(out):
+    with tempfile.TemporaryDirectory() as out, locked(out):
         fit(out, run, batches, held_out, threads=2)
         return read_metrics(out)[-1]["bits_per_byte"]
 

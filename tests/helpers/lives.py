@@ -63,7 +63,7 @@ def live(out, marks, said):
 
     for name in ("fsync", "rename", "replace", "unlink", "rmdir"):
         _slower(name)
-    marked("settle", "f"), marked("add_metrics", "m", 0.002), marked("save", "s")
+    marked("rewind", "f"), marked("add_metrics", "m", 0.002), marked("save", "s")
     marked("plot", "e", then=0.2)  # as long as the parent may wait before it kills
     mark("p")
     train(RIVER, out, config=CONFIG, settings=Settings(steps=STEPS, batch_size=8, seed=5),

@@ -5,7 +5,7 @@
 """Causal grouped-query attention as three kernels that never hold the T x T matrix, in float32.
 
 For every GPU from capability 8.0 on, and for paper. A block owns 32 positions, and a position's
-thread never asks another for anything but tiles. flash_tiles.py says the same in NumPy. Left out:
+thread never asks another for anything but tiles. tiles.py says the same in NumPy. Left out:
 tensor cores, and speed; these are the oracle of the kernels that have both.
 
 B batch, T positions, H query heads, G key/value heads (n_kv), D head width: 32, 64 or 128. All

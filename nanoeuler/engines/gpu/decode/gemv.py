@@ -644,7 +644,7 @@ def room(form: Form) -> int:
 
 @cache
 def few_rows_kernel(form: Form) -> Kernel:
-    """Block (b, i): outputs from 8 groups b on, of rows from `rows` i on. See `few_rows_args`."""
+    """Block (b, i): outputs from 8 groups b on, of rows from `rows` i on."""
     front, multiply, prepare, finish = parts_of(form)
     fetch, threads, items, wide = make_fetch(form), form.threads, form.items, OUT * form.groups
     own, many, operand = cover(items, threads), 4 * form.groups * form.shape.tiles, form.operand

@@ -4,8 +4,8 @@
 # %% sec-exchange-buckets
 """Which rank has what of a model's flat buffers: buckets of them, and each rank's parts of these.
 
-Left out: how anything gets from one rank to another (nccl.py, peers.py, paper_link.py). R ranks, N
-elements of a flat buffer.
+Left out: how anything gets from one rank to another (nccl.py, peer_copies.py, collectives.py).
+R ranks, N elements of a flat buffer.
 """
 
 from collections.abc import Iterator

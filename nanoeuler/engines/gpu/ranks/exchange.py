@@ -6,7 +6,7 @@
 
 Each rank records the same list for its own sequences. Gradients are reduced bucket by bucket beside
 the backward pass; each rank updates its parts, and all gather what they multiply with. Left out:
-who carries it (nccl.py, peers.py, paper_link.py). R ranks, K predicted tokens.
+who carries it (nccl.py, peer_copies.py, collectives.py). R ranks, K predicted tokens.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 # Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cpu-tile
+# %% sec-cpu-llvm
 """Matrix products in float32: a tile held in vector registers, and everything built on it.
 
 For any sizes, and for operands that are transposed views. Runs on one thread without the GIL.

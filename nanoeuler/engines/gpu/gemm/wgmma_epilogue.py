@@ -1,7 +1,7 @@
 # Made from book/11b-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-gemm-out
+# %% sec-gemm-epilogue-operations
 """What becomes of a tile's sums on their way to C: operations on registers, and strips.
 
 acc are the registers of a consumer's thread: one accumulator of 64 rows, in ping-pong two below

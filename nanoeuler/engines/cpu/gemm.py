@@ -130,6 +130,7 @@ def _make_tile(vectors):
 _tile1, _tile2, _tile3 = (_make_tile(vectors) for vectors in (1, 2, 3))
 
 
+# %% sec-cpu-strips
 @intrinsic
 def _move(typing, source, target, columns):
     # target[:LANES] = source[:columns], then zeros

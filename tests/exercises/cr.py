@@ -1,8 +1,8 @@
-"""Wrong answers to the exercises of chapter 16b, each of which its check must refuse."""
+"""Wrong answers to the exercises of appendix R, each of which its check must refuse."""
 
 import numpy as np
 
-CHAPTER = "16b-a-server"
+CHAPTER = "r-server"
 NAMES = dict(np=np)
 
 ANSWERS = [

@@ -1,10 +1,10 @@
-"""Wrong answers to the exercises of chapter 15b: each must be refused by its check."""
+"""Wrong answers to the exercises of appendix Q: each must be refused by its check."""
 
 import numpy as np
 
 from nanoeuler.engines.gpu.decode.gemv import Shape, pack
 
-CHAPTER = "15b-one-token-on-a-gpu"
+CHAPTER = "q-token-on-a-gpu"
 NAMES = dict(np=np, pack=pack, Shape=Shape)
 
 TOP = "max(m for _, m, _ in parts)"

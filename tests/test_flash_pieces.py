@@ -246,7 +246,7 @@ MISTAKES = [
     ("tiles filled too early", FORWARD, "make_key_loop", "cuda.syncthreads()  # every",
      "pass  # every"),
     ("lse not padded", FORWARD, "single_block", "after = int32(at.first + rows)",
-     "after = int32(T)"),
+     "after = int32(0)"),
     ("rows past the end are written", OPERANDS, "save", "if t + 8 < T", "if t < T"),
     ("rows past the end are read", OPERANDS, "fetch", "if row < limit", "if row < limit + 1"),
     ("a wrong remainder", OPERANDS, "split_eight", "i + 1] -= high_bf16", "i + 1] -= low_bf16"),

@@ -16,7 +16,6 @@ from tiers import thinned
 
 from nanoeuler.emulator import Fault, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
-from nanoeuler.engines.gpu.lang import vectors
 from nanoeuler.engines.gpu.lang.vectors import STORED, Layout, piece
 from nanoeuler.engines.gpu.rows import (
     activations,
@@ -626,15 +625,15 @@ def test_refused(make, message):
 
 
 def with_fault(name, fault):
-    """The module of this name, or, of a fault in vectors, a copy of it that uses the wrong one."""
+    """The module of this name, or, of a fault in what it uses, a copy of it that uses the wrong."""
     wrong = load(fault)
     if fault.module.endswith(name):
         return wrong
     text = Path(MODULES[name].__file__).read_text(encoding="utf-8")
     copy = ModuleType(f"{name}_over_{fault.function}")
     execute(text, copy.__name__, copy)
-    for helper in vars(copy).keys() & vars(vectors).keys():
-        if isinstance(getattr(vectors, helper), FunctionType):
+    for helper in vars(copy).keys() & vars(wrong).keys():
+        if isinstance(getattr(wrong, helper), FunctionType):
             setattr(copy, helper, getattr(wrong, helper))
     return copy
 

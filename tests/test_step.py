@@ -10,6 +10,7 @@ import step_inside
 import step_sides
 from bench import step
 
+from nanoeuler.engines.gpu.step.precision import BF16
 from nanoeuler.model.config import PRESETS
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
@@ -33,6 +34,11 @@ def outcome(part, factor):
     if part == "correct":
         return {"errors": {"sums": 1e-6, "a": 1e-3 * factor, "b": 2e-3}}
     return {name: factor * value for name, value in SEEN.items()}
+
+
+def test_what_is_changed_for_comparison_is_a_number_of_precision():
+    for numbers, _ in step_sides.OTHERS.values():
+        assert BF16._replace(**numbers) != BF16 or not numbers
 
 
 def test_every_bar_has_a_row_with_its_peer(tmp_path, monkeypatch, capsys):

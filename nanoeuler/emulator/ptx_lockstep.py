@@ -560,8 +560,8 @@ def named_barrier(number: Any, count: Any, wait: bool) -> None:
         team.pause("named", str)
 
 
-wide(ptx_sync.bar_sync)(functools.partial(named_barrier, wait=True))
-wide(ptx_sync.bar_arrive)(functools.partial(named_barrier, wait=False))
+for barrier, wait in ((ptx_sync.bar_sync, True), (ptx_sync.bar_arrive, False)):
+    wide(barrier)(functools.partial(named_barrier, wait=wait))
 
 
 def when(test: Any, act: Callable, old: Any) -> Any:

@@ -11,6 +11,7 @@ import asyncio
 import ipaddress
 import json
 import re
+import selectors
 import socket
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from dataclasses import dataclass
@@ -361,9 +362,15 @@ class Connection(asyncio.Protocol):
             self.stage = stage
             self.timer = self.loop.call_later(SECONDS, self._give_up) if stage else None
 
+    def _heard(self) -> bool:
+        """Whether all that its client has sent is read: in a crowd it isn't always."""
+        with selectors.DefaultSelector() as arrivals:
+            arrivals.register(self.transport.get_extra_info("socket"), selectors.EVENT_READ)
+            return not arrivals.select(0)
+
     def _make_room(self) -> None:
         """Drop those who have kept us waiting longest, until there are as many as there may be."""
-        waiting = [each for each in self.connections if each.timer]
+        waiting = [each for each in self.connections if each.timer and each._heard()]
         waiting.sort(key=lambda each: each.timer.when())
         for each in waiting[: max(0, len(self.connections) - self.most)]:
             self.connections.discard(each)

@@ -27,7 +27,7 @@ ENGINES = {"bf16": "cuda", "TF32": "cuda-tf32", "float32": "cuda-float32"}  # by
 OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision, who multiplies
     "cuda, float32 stream": ({"stream": "float32", "gradient": "float32"}, ""),
     "cuda, own products": ({}, "ours"),
-    "cuda, rope apart": ({"turns": False}, ""),
+    "cuda, rope apart": ({"fused_rope": False}, ""),
     "cuda, gates apart": ({}, ""),
     "cuda, n made again": ({"kept": 0}, ""),
     "cuda, launch by launch": ({}, ""),

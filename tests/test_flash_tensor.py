@@ -29,7 +29,7 @@ from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
 from nanoeuler.errors import UserError
 from nanoeuler.files import project_root
 
-CHAPTER = "12b-flash-on-tensor-cores"
+CHAPTER = "12a-flash-on-tensor-cores"
 u, U = 2.0**-8, 2.0**-24
 NAMES = "q", "k", "v", "do", "o", "dq", "dk", "dv"
 
@@ -641,7 +641,7 @@ MAKERS = {
 
 
 def table():
-    """name -> (threads, blocks an SM, registers, shared bytes) as chapter 12b has them."""
+    """name -> (threads, blocks an SM, registers, shared bytes) as chapter 12a has them."""
     text = (project_root() / "book" / f"{CHAPTER}.md").read_text(encoding="utf-8")
     row = re.compile(r"^\| ([^|]+?) \| (\d+) x (\d) \| (\d+) \| ([\d,]+) \|", re.M)
     return {

@@ -1,4 +1,4 @@
-"""Tokens on a GPU (chapter 15b), on paper: products of few rows, attention, whole passes.
+"""Tokens on a GPU (appendix Q), on paper: products of few rows, attention, whole passes.
 
 Bounds of single kernels are roundings counted: B of bf16, U of float32, and those of a sum's
 length. A whole pass in bf16 is held to what rounding at the same places costs in float64.

@@ -64,6 +64,27 @@ def test_no_notebook_has_a_mark_and_its_links_lead_somewhere(chapter):
         assert f'<a id=\\"{label}\\"></a>' in path.read_text(encoding="utf-8"), (file, label)
 
 
+PLACE = r"(?:chapters?|appendix|appendices) "
+NAMED = re.compile(rf"\[(?:{PLACE})?(\d\d?[a-z]?|[A-Z])(?:'s)?\]\(#([\w-]+)\)", re.I)
+
+
+@pytest.mark.parametrize("text", build.texts(ROOT), ids=lambda path: path.stem)
+def test_a_link_that_names_a_chapter_leads_to_it(text):
+    """Chapters are renumbered now and then: "chapter 11b" has to be the one with the label."""
+    known = build.labels(ROOT)
+    for number, label in NAMED.findall(text.read_text(encoding="utf-8")):
+        file = known[label].file.split("-")[0].lstrip("0")
+        assert file.lower() == number.lower(), f"[{number}](#{label}) leads to {known[label].file}"
+
+
+@pytest.mark.parametrize("text", build.texts(ROOT), ids=lambda path: path.stem)
+def test_chapters_that_are_named_exist(text):
+    there = {path.stem.split("-")[0].lstrip("0").lower() for path in build.chapters(ROOT)}
+    prose = re.sub(r"`[^`\n]*`", "", text.read_text(encoding="utf-8"))
+    named = re.findall(rf"\b{PLACE}(\d\d?[a-z]?|[A-Z])\b", prose)
+    assert {name.lower() for name in named} <= there
+
+
 @pytest.fixture
 def two(tmp_path):
     """A book of two chapters, run: the second one speaks of the first."""

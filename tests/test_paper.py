@@ -901,7 +901,7 @@ def test_named_barriers():
     fault_of("misuse", make_named(96), "f[1]", out, threads=64, text="96 of 64 threads")
 
 
-# ---- The tensor-core product of chapter 11c.
+# ---- The tensor-core product of appendix I.
 
 
 def multiply_emulated(m, n, k, seed=None, blocks=1, kernel=None, **form):

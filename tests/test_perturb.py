@@ -41,7 +41,7 @@ def test_a_run_that_differs_is_told(monkeypatch, capsys):
 
     monkeypatch.setattr(perturb, "run", run)
     monkeypatch.setattr(perturb, "environment", lambda target: {})  # seconds, to find its modules
-    assert perturb.main(["13d", "--times", "3"]) == 1
+    assert perturb.main(["09a", "--times", "3"]) == 1
     said = capsys.readouterr().out
     assert "2 of 3  Cell 3" in said and "noise 1: Cell 3\nwhy" in said
-    assert perturb.main(["13d", "--times", "1"]) == 0
+    assert perturb.main(["09a", "--times", "1"]) == 0

@@ -78,7 +78,7 @@ def test_the_table_adds_what_belongs_together():
 
 def test_targets_and_their_environment(monkeypatch):
     assert target_of("08").name == "08-when-training-fails.ipynb"
-    assert target_of("13d").stem == "13d-twelve-minutes"
+    assert target_of("09a").stem == "09a-twelve-minutes"
     with pytest.raises(UserError, match="name another"):
         target_of("tests/test_nothing.py")
     monkeypatch.setenv("GONE", "1")

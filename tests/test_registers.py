@@ -20,12 +20,12 @@ compiles = pytest.mark.skipif(
     reason="numba-cuda or ptxas is missing: pip install -e '.[gpu]' on Linux",
 )
 # Bytes that a kernel may spill. Attention of width 128 needs two registers more than there are on
-# 8.0: chapter 12a says what was done about the others.
+# 8.0: appendix L says what was done about the others.
 ALLOWED = {
     ("flash_mma", "forward 128", "8.0"): "16",
-    # Of 128 registers, one on the diagonal, not in the steps before it (chapter 12b).
+    # Of 128 registers, one on the diagonal, not in the steps before it (chapter 12a).
     ("flash", "documents: forward 64", "9.0a"): "8",
-    # dk and dv of float32: 128 sums at width 128, and operands in three pieces (chapter 12c).
+    # dk and dv of float32: 128 sums at width 128, and operands in three pieces (appendix M).
     ("flash_pieces", "dkdv 64, 3 pieces", "8.0"): "16",
     ("flash_pieces", "dkdv 128, 2 pieces", "8.0"): "28",
     ("flash_pieces", "dkdv 128, 2 pieces", "9.0"): "44",

@@ -1,4 +1,4 @@
-"""The ladder of chapter 11h in the emulator: float64, edges, orders, bytes, planted mistakes.
+"""The ladder of chapter 11a in the emulator: float64, edges, orders, bytes, planted mistakes.
 
 The bound: products of bf16 are exact in float32; a sum of k of them is off by (k + 1) 2^-23 sum
 |a||b| at most, if every step is cut off rather than rounded; and C is rounded to bf16, by 2^-8.

@@ -72,7 +72,7 @@ SIZES = {
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
                 {"steps": 4, "batch_size": 4}),
     "laptop": Size("small", {}, {}, {}, {}),
-    # The runs of chapter 13d: 2,000 steps read 25 books nine times, 220 the 4,900 pairs.
+    # The runs of chapter 9a: 2,000 steps read 25 books nine times, 220 the 4,900 pairs.
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
                 {"steps": 220, "batch_size": 16, "warmup": 30}, None),

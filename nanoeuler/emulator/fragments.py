@@ -1,4 +1,4 @@
-# Made from book/11b-ptx-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/h-ptx-emulator.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-ptx-copies

@@ -1,4 +1,4 @@
-# Made from book/11a-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/g-gpu-emulator.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-paper-arrays

@@ -1,4 +1,4 @@
-# Made from book/15a-a-token-on-a-cpu.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/p-token-on-a-cpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-token-equal
@@ -26,7 +26,7 @@ def make_reader(
     if engine == "auto":
         engine = "cpu" if int8 or weights.flat.nbytes >= MANY else "reference"
     if engine in GPU_ENGINES and not int8:
-        # Named only: chapter 15b builds it.
+        # Named only: appendix Q builds it.
         room = import_module("nanoeuler.engines.gpu.decode.decoder")
         return room.cuda_reader(engine_name(engine), config, weights, texts)
     if engine not in CPU_ENGINES:

@@ -1,4 +1,4 @@
-# Made from book/15c-guessing-ahead.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/15a-guessing-ahead.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-ahead-rule

@@ -120,6 +120,7 @@ def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
     return "\n".join(["engine        launches  memory GB    h200, ms", *lines])
 
 
+# %% sec-step-cards
 def speeds_of(card: Card) -> Speeds:
     """A card's speeds: of its peaks the shares that an H200 reaches of its own."""
     h200 = CARDS["h200"]

@@ -1,4 +1,4 @@
-# Made from book/16b-a-server.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/r-server.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-serve-seats

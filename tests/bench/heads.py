@@ -52,7 +52,7 @@ RUNS = [(seed, K) for seed in range(SEEDS) for K in KINDS]
 # 26 million tokens of K = 4: three and a half readings of 25 books, before a fifth gains less.
 STEPS, BATCH = 3200, 16
 # A step takes lr * decay of a weight, one in 1,500: as much in a reading of the text as in the
-# short run of chapter 13d, whose batches were four times as large.
+# short run of chapter 9a, whose batches were four times as large.
 DECAY, WARMUP = 1.0, 200
 POINTS = 100  # of a curve of training losses
 FILE, WHAT = "talking", "held-out bits per byte, equal compute"

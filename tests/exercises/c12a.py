@@ -1,52 +1,82 @@
 """Wrong answers to the exercises of chapter 12a: each must be refused by its check."""
 
+import re
+
 import numpy as np
 
-CHAPTER = "12a-flash-on-every-card"
-NAMES = dict(np=np, FORBIDDEN=-1e30)
+from nanoeuler.emulator import run
+from nanoeuler.engines.gpu.attention.layout import Backward, padded
+from nanoeuler.engines.gpu.attention.wgmma_launch import backward_launches
 
-MAXIMA = "    for bit in 1, 2:\n        m = np.maximum(m, shuffle(m, bit))\n"
-SUMS = "    for bit in 1, 2:\n        total = total + shuffle(total, bit)\n"
-PARTS = "s.reshape(32, 4, 2, 2)"
-PACKED = "p.reshape(32, 2, 4, 2), total"
-BEHIND = "distance + 8 * (i // 2) - (8 * n + i % 2)"
+CHAPTER = "12a-flash-on-tensor-cores"
+NAMES = dict(
+    np=np, re=re, padded=padded, Backward=Backward, backward_launches=backward_launches, run=run
+)  # fmt: skip
+
+LINE = r're.sub(r"\n *dq_before\(dq\).*", "", source)'
+NUMBERS = "384, 2"
+FIRST = "max(0, first - W + 1) // keys"
+LAST = "last // keys + 1"
+BEGIN, UNTIL = "range(first // queries, ", "last[end] // queries + 1"
+END, LATEST = "min(first + rows, T) - 1", "min((n + 1) * queries, T) - 1"
+DIAGONAL, EDGE = "n * keys + keys - 1 > first", "n * keys < last - W + 1"
 # (exercise, what is wrong, text of the solution, what it becomes)
 # fmt: off
 ANSWERS = [
-    ("quad", "each lane its own maximum", MAXIMA, ""),
-    ("quad", "each lane its own sum", SUMS, ""),
-    ("quad", "maxima of two lanes", MAXIMA, MAXIMA.replace("in 1, 2:", "in (1,):")),
-    ("quad", "sums of two lanes", SUMS, SUMS.replace("in 1, 2:", "in (1,):")),
-    ("quad", "the same exchange twice", SUMS, SUMS.replace("in 1, 2:", "in 1, 1:")),
-    ("quad", "lanes of other rows", MAXIMA, MAXIMA.replace("in 1, 2:", "in 4, 8:")),
-    ("quad", "lanes of other rows add", SUMS, SUMS.replace("in 1, 2:", "in 4, 8:")),
-    ("quad", "all eight lanes", SUMS, SUMS.replace("in 1, 2:", "in 1, 2, 4:")),
-    ("quad", "one maximum for both rows", "parts.max(axis=(1, 3))",
-     "np.repeat(parts.max(axis=(1, 2, 3))[:, None], 2, axis=1)"),
-    ("quad", "one sum for both rows", "p.sum(axis=(1, 3))",
-     "np.repeat(p.sum(axis=(1, 2, 3))[:, None], 2, axis=1)"),
-    ("quad", "no maximum at all", "np.exp2(parts - m[:, None, :, None])", "np.exp2(parts)"),
-    ("quad", "base e", "np.exp2(", "np.exp("),
-    ("quad", "rows exchanged", "m[:, None, :, None]", "m[:, None, ::-1, None]"),
-    ("quad", "the least of a row", "np.maximum(", "np.minimum("),
-    ("quad", "sums of scores", "p.sum(", "parts.sum("),
-    ("quad", "divided already", PACKED,
-     "(p / total[:, None, :, None]).reshape(32, 2, 4, 2), total"),
-    ("quad", "rows before keys", PACKED, "p.swapaxes(1, 2).reshape(32, 2, 4, 2), total"),
-    ("quad", "neighbours exchanged", PACKED, "p.reshape(32, 2, 4, 2)[..., ::-1], total"),
-    ("quad", "rows and neighbours confused", PARTS, "s.reshape(32, 4, 2, 2).swapaxes(2, 3)"),
-    ("window", "the future", "not 0 <= behind < W", "not behind < W"),
-    ("window", "no window", "not 0 <= behind < W", "not 0 <= behind"),
-    ("window", "a key too many", "behind < W", "behind <= W"),
-    ("window", "a key too few", "behind < W", "behind < W - 1"),
-    ("window", "not itself", "0 <= behind", "0 < behind"),
-    ("window", "what is seen is forbidden", "not 0 <= behind < W", "0 <= behind < W"),
-    ("window", "one query alone", "8 * (i // 2)", "0"),
-    ("window", "the lower query before the upper", "distance + 8", "distance - 8"),
-    ("window", "queries side by side", "i // 2", "i % 2"),
-    ("window", "pairs of keys", "i % 2", "0"),
-    ("window", "half of the keys", "keys // 8", "keys // 16"),
-    ("window", "groups of four keys", "8 * n", "4 * n"),
-    ("window", "behind and ahead", BEHIND, f"-({BEHIND})"),
-    ("window", "the upper query's score four times", "s[4 * n + i]", "s[4 * n]"),
+    ("without", "nothing gone", LINE, "source"),
+    ("without", "another wait gone", LINE, r're.sub(r"\n *rows_done\(dp\).*", "", source)'),
+    ("without", "the wait for scores gone", LINE, r're.sub(r"\n *first_done\(s\).*", "", source)'),
+    ("without", "all waits gone", LINE, r're.sub(r"\n *\w+_(done|before)\(\w+\).*", "", source)'),
+    ("without", "the line before gone too", LINE,
+     r're.sub(r"\n[^\n]*\n *dq_before\(dq\).*", "", source)'),
+    ("without", "the line after gone too", LINE,
+     r're.sub(r"\n *dq_before\(dq\).*\n.*", "", source)'),
+    ("without", "a step later", LINE,
+     r're.sub(r"(\n *dq_before\(dq\).*)(\n.*)", r"\2\1", source)'),
+    ("without", "twice", LINE, r're.sub(r"(\n *dq_before\(dq\).*)", r"\1\1", source)'),
+    ("without", "nothing left", LINE, '""'),
+    ("without", "one block, one warpgroup", NUMBERS, "128, 1"),
+    ("without", "one warpgroup alone", NUMBERS, "384, 1"),
+    ("without", "too few steps", NUMBERS, "128, 2"),
+    ("without", "as many steps as stages", NUMBERS, "256, 2"),
+    ("without", "one position", NUMBERS, "1, 2"),
+    ("window_tiles", "no window", FIRST, "0"),
+    ("window_tiles", "a key too many", FIRST, "max(0, first - W) // keys"),
+    ("window_tiles", "before the first key", FIRST, "(first - W + 1) // keys"),
+    ("window_tiles", "the window of the last query", FIRST, "max(0, last - W + 1) // keys"),
+    ("window_tiles", "tiles of the block's size", FIRST, "max(0, first - W + 1) // rows"),
+    ("window_tiles", "whole tiles alone", FIRST, "-(-max(0, first - W + 1) // keys)"),
+    ("window_tiles", "without the diagonal", LAST, "last // keys"),
+    ("window_tiles", "a tile beyond the diagonal", LAST, "last // keys + 2"),
+    ("window_tiles", "no mask on the diagonal", f"{DIAGONAL} or ", ""),
+    ("window_tiles", "no mask at the window's edge", f" or {EDGE}", ""),
+    ("window_tiles", "masks where both edges cut", f"{DIAGONAL} or", f"{DIAGONAL} and"),
+    ("window_tiles", "a mask everywhere", f"{DIAGONAL} or", "True or"),
+    ("window_tiles", "the edge of the first query", EDGE, "n * keys < first - W + 1"),
+    ("window_tiles", "the edge a key too late", EDGE, "n * keys <= last - W + 1"),
+    ("window_tiles", "the edge by a tile's last key", EDGE, "n * keys + keys - 1 < last - W + 1"),
+    ("window_tiles", "the diagonal of the last query", DIAGONAL, "n * keys + keys - 1 > last"),
+    ("window_tiles", "masks for all, tiles for none", "list(tiles), masked", "masked, list(tiles)"),
+    ("query_tiles", "from the first query on", BEGIN, "range(0, "),
+    ("query_tiles", "from the last key on", BEGIN, "range(end // queries, "),
+    ("query_tiles", "tiles of the block's size", BEGIN, "range(first // rows, "),
+    ("query_tiles", "to the end of the row", UNTIL, "(T - 1) // queries + 1"),
+    ("query_tiles", "to where the first key is seen", UNTIL, "last[first] // queries + 1"),
+    ("query_tiles", "to its own diagonal", UNTIL, "end // queries + 1"),
+    ("query_tiles", "a tile too few", UNTIL, "last[end] // queries"),
+    ("query_tiles", "a tile too many", UNTIL, "last[end] // queries + 2"),
+    ("query_tiles", "a key beyond the block", END, "min(first + rows, T - 1)"),
+    ("query_tiles", "keys beyond the row", END, "first + rows - 1"),
+    ("query_tiles", "no mask on the diagonal", "n * queries < end or ", ""),
+    ("query_tiles", "no mask between texts", " or min((n + 1) * queries, T) - 1 > limit", ""),
+    ("query_tiles", "masks where both cut", "< end or min", "< end and min"),
+    ("query_tiles", "a mask everywhere", "n * queries < end or", "True or"),
+    ("query_tiles", "the diagonal of the first key", "n * queries < end", "n * queries < first"),
+    ("query_tiles", "the diagonal a query too late", "n * queries < end", "n * queries <= end"),
+    ("query_tiles", "the limit of the last key", "limit = last[first]", "limit = last[end]"),
+    ("query_tiles", "the limit a query too early", "- 1 > limit", "- 1 >= limit"),
+    ("query_tiles", "queries beyond the row", LATEST, "(n + 1) * queries - 1"),
+    ("query_tiles", "a tile's first query", LATEST, "n * queries"),
+    ("query_tiles", "all of the line is read", "limit = last[first]",
+     "limit = min(last[s] for s in range(first, end + 1))"),
 ]

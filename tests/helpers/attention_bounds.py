@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 U = 2.0**-24
-PIECES = {2: 2.0**-15 * (1 + 2.0**-8), 3: 2.0**-24 + 2.0**-34}  # chapter 11g
+PIECES = {2: 2.0**-15 * (1 + 2.0**-8), 3: 2.0**-24 + 2.0**-34}  # appendix K
 TINY = 1e-30  # a bound where a result and its bound are 0
 Bounds = dict[str, tuple[Any, Any]]
 

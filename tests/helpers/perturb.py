@@ -24,7 +24,7 @@ from nanoeuler.errors import UserError
 def main(arguments: Sequence[str] | None = None) -> int:
     """The tool, given the words of its command line; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("targets", nargs="+", help="chapters (08, 13d), files of tests")
+    parser.add_argument("targets", nargs="+", help="chapters (08, 09a), files of tests")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--size", type=float, default=1e-7)
     asked = parser.parse_args(arguments)

@@ -197,7 +197,7 @@ def everything() -> list[Path]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The tool, given the words of its command line; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("targets", nargs="*", help="chapters (08, 13d), files of tests")
+    parser.add_argument("targets", nargs="*", help="chapters (08, 09a), files of tests")
     parser.add_argument("--processors", nargs="+", default=list(PROCESSORS), choices=PROCESSORS)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--workers", type=int, default=1)

@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 def target_of(name: str) -> Path:
-    """The notebook of a chapter ("08", "13d", "e"), or the file of tests of this name."""
+    """The notebook of a chapter ("08", "09a", "e"), or the file of tests of this name."""
     if (path := ROOT / name).suffix == ".py":
         if not path.exists():
             raise UserError(f"expected a file of tests, but there is no {path}: name another")

@@ -1,4 +1,4 @@
-# Made from book/15a-a-token-on-a-cpu.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/p-token-on-a-cpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-token-tile

@@ -205,6 +205,7 @@ def rope(heads: Array, n: int, cos: Array, sin: Array, sign: int) -> None:
                     )
 
 
+# %% sec-cpu-strips
 @njit(**KERNEL)
 def embed(tokens: Array, table: Array, x: Array) -> None:
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""

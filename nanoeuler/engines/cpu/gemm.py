@@ -1,7 +1,7 @@
 # Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cpu-tile
+# %% sec-cpu-llvm
 """Matrix products in float32: a tile held in vector registers, and everything built on it.
 
 For any sizes, and for operands that are transposed views. Runs on one thread without the GIL.
@@ -130,6 +130,7 @@ def _make_tile(vectors):
 _tile1, _tile2, _tile3 = (_make_tile(vectors) for vectors in (1, 2, 3))
 
 
+# %% sec-cpu-strips
 @intrinsic
 def _move(typing, source, target, columns):
     # target[:LANES] = source[:columns], then zeros

@@ -1,7 +1,7 @@
 # Made from book/10-cpu-engine.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-cpu-tile
+# %% sec-cpu-llvm
 """The words in which the products are written: vectors and masks in LLVM's intermediate code.
 
 Each function appends instructions to what `build` builds, and returns the value that they make.

@@ -80,6 +80,7 @@ def rmsnorm_backward(
             _join(block, dgain)
 
 
+# %% sec-cpu-strips
 @njit(**PART)
 def _layer_row(x, gain, y, stats):
     # y (C,), mean and deviation (2,) of a row x (C,), in three passes over it.

@@ -1,4 +1,4 @@
-"""Decoding: products of few rows, attention over a cache, and whole passes (chapter 15b).
+"""Decoding: products of few rows, attention over a cache, and whole passes (appendix Q).
 
 Small models of all architectures are read on the card, cut into pieces, against float64; the peer's
 error is that of the reference's operations in float32, which round to bf16 where the kernels do.

@@ -135,7 +135,7 @@ def operands(bench, count, layout, m, n, k):
 def least(layout, m, n, k, count):
     """What cut-off sums lose: half a last digit each, of sums that are half the last on average.
 
-    A sum is cut off after every 16 of k, as chapter 11g finds; counted are those at full size. And
+    A sum is cut off after every 16 of k, as appendix K finds; counted are those at full size. And
     2^-17, about, where numbers are cut into two pieces.
     """
     sums = k // stretches_for(m, n, k, count) / 16

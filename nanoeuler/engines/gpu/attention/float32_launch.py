@@ -1,4 +1,4 @@
-# Made from book/12c-attention-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/m-float32-attention.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-pieces-plan

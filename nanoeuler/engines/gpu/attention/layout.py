@@ -1,4 +1,4 @@
-# Made from book/12a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/l-attention-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-layout
@@ -32,7 +32,7 @@ FORBIDDEN = -1e30  # the score of a key that its query may not see
 LOWEST = -1e20     # the running maximum before any score
 PAST_END = 1e30    # lse of rows past T: makes their probabilities 0 in the backward
 # Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache, of
-# 50 MiB on an H200. Measured: 2 to 6 % at T = 4096 (chapter 12b's table of attempts).
+# 50 MiB on an H200. Measured: 2 to 6 % at T = 4096 (the log book's table of attempts).
 FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
 
 

@@ -1,4 +1,4 @@
-# Made from book/12a-flash-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/l-attention-on-every-card.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-softmax

@@ -1,4 +1,4 @@
-# Made from book/12b-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/12a-flash-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-flash-tensor-forward

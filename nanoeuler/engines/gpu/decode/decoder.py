@@ -1,4 +1,4 @@
-# Made from book/15b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/q-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gputoken-pass
@@ -418,7 +418,7 @@ def check_pieces(
 
 # %% sec-gputoken-time
 BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy
-LAUNCH = 1.2    # microseconds of a kernel in a graph that does next to nothing: see chapter 11a
+LAUNCH = 1.2    # microseconds of a kernel in a graph that does next to nothing: see appendix G
 FIRST = 0.5     # until the first bytes have come from memory
 HANDOVER = 0.8  # from a kernel's end to the wait of one that is there already: a guess
 WORK = 0.7      # X from L2, its norm, the products, the sums, the store: a guess

@@ -1,4 +1,4 @@
-# Made from book/15b-one-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/q-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gputoken-products

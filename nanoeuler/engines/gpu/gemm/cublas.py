@@ -1,4 +1,4 @@
-# Made from book/13b-products-of-the-vendor.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/n-cublas.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-vendor-rows

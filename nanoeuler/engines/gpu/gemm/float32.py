@@ -1,4 +1,4 @@
-# Made from book/11g-float32-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/k-float32-products.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-pieces-pairs
@@ -133,7 +133,7 @@ def split_launch(x: Any, out: Any, which: tuple[int, ...], axis: int) -> Launch:
 AXES = {"NT": (1, 1), "NN": (1, 0), "TN": (0, 0)}  # along which k runs, in A and in B
 TILE = 128, 256  # of C, of a block of either kind of product
 # Of k of the bf16 product, about, by pieces. Of three the last sixth, 128, is added at full size,
-# and loses no more than float32's own rounding (chapter 11g); of two, what is cut off the pieces
+# and loses no more than float32's own rounding (appendix K); of two, what is cut off the pieces
 # is more. Twice that where blocks would be idle: those of a few long stretches are cut along k.
 DEEP = {1: 6144, 2: 6144, 3: 768}
 

@@ -1,11 +1,11 @@
-# Made from book/11d-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11b-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-gemm-out
+# %% sec-gemm-epilogue-operations
 """What becomes of a tile's sums on their way to C: operations on registers, and strips.
 
 acc are the registers of a consumer's thread: one accumulator of 64 rows, in ping-pong two below
-each other (`tile.layout`; chapter 11d has the table). An operation is a function of acc and of a
+each other (`tile.layout`; chapter 11b has the table). An operation is a function of acc and of a
 `Tile`; `epilogue` lists those of a form.
 """
 

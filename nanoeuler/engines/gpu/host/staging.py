@@ -1,4 +1,4 @@
-# Made from book/11c-machine-code.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/i-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-graph

@@ -1,4 +1,4 @@
-# Made from book/11a-the-paper.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/g-gpu-emulator.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-paper-launch
@@ -17,7 +17,7 @@ from nanoeuler.errors import UserError
 
 SWIZZLE = 128  # bytes: a row of a box at most, in the swizzle that all maps here use
 BOX_ROWS = 256  # CUDA driver API, cuTensorMapEncodeTiled: an extent of a box at most
-# Bytes, ibid.: of an array's address and of its row strides; and, as a card showed (chapter 11b),
+# Bytes, ibid.: of an array's address and of its row strides; and, as a card showed (appendix H),
 # of what is stored of a row at a time.
 MAP_ALIGN = 16
 ELEMENTS = {"uint16": "bf16", "float32": "float32"}  # dtypes of arrays that a map can have

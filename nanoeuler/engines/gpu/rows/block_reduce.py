@@ -1,4 +1,4 @@
-# Made from book/11f-loss-and-update.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11c-loss-and-update.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-update-tools

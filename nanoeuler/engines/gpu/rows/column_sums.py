@@ -1,4 +1,4 @@
-# Made from book/11e-row-kernels.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/j-row-kernels.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-rows-columns

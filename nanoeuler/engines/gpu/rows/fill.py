@@ -1,4 +1,4 @@
-# Made from book/11g-float32-in-pieces.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/k-float32-products.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-pieces-fill

@@ -81,7 +81,7 @@ class Multiplier:
         )  # fmt: skip
 
     def float32(self, layout: str, a: Array, b: Array, c: Array, epilogue: str) -> list[Launch]:
-        """Split both operands, then multiply all pairs of pieces that matter (chapter 11g)."""
+        """Split both operands, then multiply all pairs of pieces that matter (appendix K)."""
         (m, n), k = c.shape, a.shape[layout[0] == "N"]
         if layout[0] == "T" and m % 8:  # what stands behind each row is split as well, in eights
             a = replace(a, shape=(k, eights(m)))

@@ -31,7 +31,7 @@ class Precision(NamedTuple):
 
 BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with
 # By engine. float32 is multiplied in pieces of bf16: two are as exact as TF32 and more, three as
-# float32 (chapter 11g).
+# float32 (appendix K).
 PRECISIONS = {
     "cuda": BF16,
     "cuda-tf32": Precision("float32", pieces=2),

@@ -210,7 +210,7 @@ class CudaStepper(Stepper):
 
 
 # %% sec-step-stepper
-CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: chapter 13b builds it
+CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: appendix N builds it
 NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 

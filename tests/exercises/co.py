@@ -1,0 +1,55 @@
+"""Wrong answers to the exercises of appendix O, each of which its check must refuse."""
+
+import numpy as np
+
+CHAPTER = "o-log-book"
+NAMES = dict(np=np)
+
+MEANS = 'np.abs(np.convolve(gaps, np.ones(window), "valid") / window)'
+ANSWERS = [
+    ("apart", "nothing is smoothed", MEANS, "np.abs(gaps)"),
+    ("apart", "a sum, no mean", MEANS, 'np.abs(np.convolve(gaps, np.ones(window), "valid"))'),
+    ("apart", "distances are averaged", MEANS,
+     'np.convolve(np.abs(gaps), np.ones(window), "valid") / window'),
+    ("apart", "windows that hang over the ends", MEANS,
+     'np.abs(np.convolve(gaps, np.ones(window), "same") / window)'),
+    ("apart", "all windows that touch the curve", MEANS,
+     'np.abs(np.convolve(gaps, np.ones(window)) / window)'),
+    ("apart", "only where the first is above", MEANS,
+     'np.convolve(gaps, np.ones(window), "valid") / window'),
+    ("apart", "only where the second is above", MEANS,
+     '-np.convolve(gaps, np.ones(window), "valid") / window'),
+    ("apart", "windows beside each other", MEANS,
+     "np.abs(gaps[: len(gaps) // window * window].reshape(-1, window).mean(axis=1))"),
+    ("apart", "the window is one too short", MEANS,
+     'np.abs(np.convolve(gaps, np.ones(max(1, window - 1)), "valid") / max(1, window - 1))'),
+    ("apart", "the first window is left out", MEANS, MEANS + "[1:]"),
+    ("apart", "the last window is left out", MEANS, MEANS + "[:-1]"),
+    ("apart", "the least distance", "np.argmax(means)", "np.argmin(means)"),
+    ("apart", "the last of equal ones", "int(np.argmax(means))",
+     "len(means) - 1 - int(np.argmax(means[::-1]))"),
+    ("apart", "where the window begins", "where + window", "where + 1"),
+    ("apart", "steps from 0", "where + window", "where + window - 1"),
+    ("apart", "in the middle of the window", "where + window", "where + window // 2"),
+    ("apart", "the mean distance", "return means[where]", "return means.mean()"),
+    ("launched", "the host waits for the card", "(i + 1) * host", "end + host"),
+    ("launched", "the first is there at once", "(i + 1) * host", "i * host"),
+    ("launched", "all are there with the first", "(i + 1) * host", "host"),
+    ("launched", "the card is always free", "max((i + 1) * host, end)", "(i + 1) * host"),
+    ("launched", "the earlier of both", "max((i + 1) * host, end)", "min((i + 1) * host, end)"),
+    ("launched", "what comes before the first counts", "if i > 0:", "if True:"),
+    ("launched", "the first gap is left out", "if i > 0:", "if i > 1:"),
+    ("launched", "a wait is as long as the host takes", "waited += begins - end", "waited += host"),
+    ("launched", "the last wait only", "waited += begins - end", "waited = begins - end"),
+    ("launched", "the host's lead is taken off", "waited += begins - end",
+     "waited += (i + 1) * host - end"),
+    ("launched", "the beginning of the last", "end = begins + takes",
+     "end = begins + takes * (i < len(device) - 1)"),
+    ("launched", "whichever is longer as a whole", "return end, waited",
+     "return max(sum(device), host * len(device)), waited"),
+    ("launched", "the host's first, and no waits", "return end, waited",
+     "return host + sum(device), waited"),
+    ("launched", "counted from the first launch", "return end, waited",
+     "return end - host, waited"),
+    ("launched", "the other way round", "return end, waited", "return waited, end"),
+]

@@ -1,0 +1,55 @@
+"""Wrong answers to the exercises of appendix P, each of which its check must refuse."""
+
+import numpy as np
+
+CHAPTER = "p-token-on-a-cpu"
+NAMES = dict(np=np)
+
+SUM = "panel * depth * width + k * width + column"
+ANSWERS = [
+    ("place", "as the model keeps it", SUM, "k * 2 * half + j"),
+    ("place", "panels of neighbours",
+     "gate, is_up = j % half, j >= half",
+     "return j // width * depth * width + k * width + j % width\n    gate, is_up = 0, 0"),
+    ("place", "ups in the place of gates", "column += width // 2", "pass"),
+    ("place", "gate and up side by side", SUM,
+     "panel * depth * width + k * width + 2 * (gate % (width // 2)) + is_up"),
+    ("place", "ups first", "if is_up:", "if not is_up:"),
+    ("place", "ups at the end of all", "column += width // 2",
+     "panel += -(-half // (width // 2))"),
+    ("place", "a panel of as many gates as it has columns", "gate // (width // 2)",
+     "gate // width"),
+    ("place", "columns that count on", "gate % (width // 2)", "gate % width"),
+    ("place", "rows of half a panel", "k * width", "k * (width // 2)"),
+    ("place", "panels of half the width", "panel * depth * width", "panel * depth * (width // 2)"),
+    ("place", "a panel is a column of the whole", SUM,
+     "k * width * -(-half // (width // 2)) + panel * width + column"),
+    ("place", "within a panel by columns", SUM, "panel * depth * width + column * depth + k"),
+    ("place", "no zeros at the end", SUM,
+     "panel * depth * width + k * min(width, 2 * half - panel * width) + column"),
+    ("place", "from 1", "+ column", "+ column + 1"),
+    ("in_groups", "one scale a column",
+     "np.arange(0, len(w), group), axis=0)",
+     "np.arange(0, len(w), group), axis=0)\n    largest[:] = largest.max(0)"),
+    ("in_groups", "one scale a group of rows", "scales = ",
+     "largest = np.broadcast_to(largest.max(1, keepdims=True), largest.shape)\n    scales = "),
+    ("in_groups", "the largest, not the largest magnitude", "np.abs(w)", "w"),
+    ("in_groups", "zero over zero", "np.where(largest > 0, largest, 1)", "largest"),
+    ("in_groups", "128 is too much", "/ 127", "/ 128"),
+    ("in_groups", "a bit is wasted", "/ 127", "/ 63"),
+    ("in_groups", "cut, not rounded", "np.rint(w / of_row)", "(w / of_row)"),
+    ("in_groups", "rounded down", "np.rint(", "np.floor("),
+    ("in_groups", "rows take turns", "np.repeat(scales, group, axis=0)",
+     "np.tile(scales, (group, 1))"),
+    ("in_groups", "multiplied", "w / of_row", "w * of_row"),
+    ("in_groups", "no whole numbers of a byte", ".astype(np.int8)", ""),
+    ("in_groups", "without a sign", ".astype(np.int8)", ".astype(np.uint8)"),
+    ("in_groups", "the inverse of a scale", ".astype(np.int8), scales",
+     ".astype(np.int8), 1 / scales"),
+    ("in_groups", "groups of columns", "np.arange(0, len(w), group), axis=0)",
+     "np.arange(0, w.shape[1], group), axis=1)"),
+    ("in_groups", "a scale for each row", ".astype(np.int8), scales",
+     ".astype(np.int8), of_row"),
+    ("in_groups", "the group's sum", "np.maximum.reduceat", "np.add.reduceat"),
+    ("in_groups", "the smallest", "np.maximum.reduceat", "np.minimum.reduceat"),
+]

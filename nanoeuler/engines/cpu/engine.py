@@ -61,6 +61,7 @@ def plus_backward(dy: Array, drow: Array | None) -> None:
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "sliding_window": (0, 2),
 }  # fmt: skip
 
 

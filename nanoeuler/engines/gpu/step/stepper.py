@@ -171,7 +171,7 @@ class CudaStepper(Stepper):
         if first is not None:
             first = np.concatenate([first, np.zeros((most - B, T), first.dtype)])
         this = self.program_for("sums", most, T, packed=packed)
-        fill_batch(this.inbox.page(), tokens, targets, first)
+        fill_batch(this.inbox.page(), tokens, targets, first, self.weights.config.sliding_window)
         self.launch(this)
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
@@ -202,7 +202,7 @@ class CudaStepper(Stepper):
         page = this.inbox.page()
         how = rules.beta1, rules.beta2, rules.weight_decay
         rates = gradient_norm.schedule([lr], *how, first=number)
-        fill_batch(page, tokens, targets, first)
+        fill_batch(page, tokens, targets, first, config.sliding_window)
         fill_step(page, scale, rates, config.vocab_size)
         self.launch(this)
         taken, self.in_flight = self.finish(), (number, this)

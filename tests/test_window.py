@@ -1,19 +1,21 @@
 """A sliding window: which keys a query sees, alike in every program that computes attention.
 
-`test_switches.py` and the gradient check have a window of 2 among all other switches. Here are other
-widths, several texts in a row, texts that grow beyond the context, what the planner counts, and
-planted mistakes.
+`test_switches.py` and the gradient check have a window of 2 among all other switches. Here are
+other widths, several texts in a row, texts that grow beyond the context, what the planner counts,
+and planted mistakes.
 """
 
 import dataclasses
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import recorded as helpers
 from mutants import Mutant, load
 from slopes import slopes
+from test_cuda_engine import AMPERE, HOPPER, TURNED, WIDE, bound
 
 import nanoeuler as ne
 from nanoeuler.checks import gradcheck
@@ -30,15 +32,14 @@ from nanoeuler.engines.gpu.step.recording import record_step
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference import decoder as decoding
 from nanoeuler.inference.decoder import Decoder, EngineReader, generate
-from nanoeuler.model.attention import attention, first_keys
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.attention import attention
+from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.transformer import forward, loss_and_gradients
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.planning import counts
+from nanoeuler.training.optim import AdamW
 from nanoeuler.training.record import read_record
-from test_cuda_engine import AMPERE, HOPPER, TURNED, WIDE, bound
 
 SMALL = ModelConfig(
     vocab_size=23, dim=16, n_layers=3, n_heads=4, n_kv_heads=2, hidden=24, context=17, n_predict=1,
@@ -103,11 +104,11 @@ def test_a_window_as_wide_as_the_context_is_none(config):
         assert np.array_equal(ends[0], ends[1]) and np.array_equal(ends[0], ends[2])
 
 
-def reached(logits, tokens, vocab_size):
+def reached(logits, tokens):
     """How many positions, from the first on, notice that the token there is another one."""
     other = tokens.copy()
-    other[:, 0] = (other[:, 0] + 1) % vocab_size
-    changed = np.any(logits(tokens) != logits(other), axis=(0, 2))
+    other[0] = (other[0] + 1) % SMALL.vocab_size
+    changed = np.any(logits(tokens) != logits(other), axis=1)
     assert changed[: changed.sum()].all()
     return changed.sum()
 
@@ -117,12 +118,14 @@ def reached(logits, tokens, vocab_size):
 def test_layers_reach_as_far_as_the_chapter_says(layers, window, position):
     config = replace(SMALL, n_layers=layers, sliding_window=window, position=position)
     w, tokens = model(config), tokens_for(config, B=1)
-    for engine in ReferenceEngine(), CpuEngine():
-        got = reached(lambda t: forward(engine, config, w, t)[0][:, :, 0].copy(), tokens, 23)
-        assert got == layers * (window - 1) + 1
-    for reader in EngineReader(config, w), CpuReader(config, w):
-        got = reached(lambda t: one_by_one(reader, t[0])[None], tokens, 23)
-        assert got == layers * (window - 1) + 1
+    whole = [partial(logits_by, engine(), config, w) for engine in (ReferenceEngine, CpuEngine)]
+    grown = [partial(one_by_one, reader(config, w)) for reader in (EngineReader, CpuReader)]
+    for logits in whole + grown:
+        assert reached(logits, tokens[0]) == layers * (window - 1) + 1
+
+
+def logits_by(engine, config, w, tokens):
+    return forward(engine, config, w, tokens[None])[0][0, :, 0].copy()
 
 
 def one_by_one(reader, tokens, cut=1):
@@ -245,20 +248,14 @@ def test_a_stepper_of_a_gpu_has_the_window_in_steps_and_in_sums(monkeypatch):
     monkeypatch.setattr(CudaStepper, "launch", lambda self, this: None)
     monkeypatch.setattr(CudaStepper, "push", lambda self: None)
     w = model(GPU)
-    stepper = CudaStepper(w, ne_optimizer(w), None)
+    stepper = CudaStepper(w, AdamW(w), None)
     tokens = np.zeros((2, 9), np.int32)
     stepper.step(tokens, tokens[..., None], 1e-3, 1, PACKED)
     stepper.in_flight = None
     stepper.sums(tokens, tokens[..., None], PACKED)
     assert len(seen) == 2
     for page in seen:
-        assert np.array_equal(page["first 0"], first_keys(9, 3, PACKED))
-
-
-def ne_optimizer(w):
-    from nanoeuler.training.optim import AdamW
-
-    return AdamW(w)
+        assert np.array_equal(page["first 0"], first_keys(GPU, 9, PACKED))
 
 
 class Asked:
@@ -282,7 +279,8 @@ def test_a_decoder_of_a_gpu_refuses_a_window():
 @pytest.mark.parametrize("window", [0, 1, 2, 5, 17, 99])
 def test_the_planner_counts_the_pairs_that_are_seen(window):
     config = replace(SMALL, sliding_window=window)
-    p = attention(np.zeros((1, 17, 3, 2)), 1, first_keys(17, window)[None])[1]
+    none = np.zeros((1, 17), np.int32)
+    p = attention(np.zeros((1, 17, 3, 2)), 1, first_keys(config, 17, none))[1]
     assert counts.pairs(config) == np.count_nonzero(p)
     assert counts.pairs(config, causal=False) == 17 * 17
     flops = {each.name: each.flops for each in counts.operations(config, 2, 4)}["attention"]
@@ -295,7 +293,7 @@ def test_the_planner_counts_the_pairs_that_are_seen(window):
 
 @pytest.mark.parametrize("window", [0, 1, 5, 99])
 def test_the_program_of_a_step_counts_as_the_planner(window):
-    """Three products more than the planner's six: the backward makes scores again."""
+    """One product more than the planner's six: the backward makes the scores again."""
     config = replace(GPU, context=16, sliding_window=window)
     steps = record_step(config, 2, 16, HOPPER, BF16, helpers.RULES).program.steps
     found = {name: sum(each.flops for each in steps if each.name == name)
@@ -373,20 +371,19 @@ def packed_is_the_reference(wrong, monkeypatch):
     assert on_a_gpu(GPU_LEARNED, first=PACKED) < bound(GPU_LEARNED)
 
 
+FIRST = "model.config", "first_keys"
+GPU_ENGINE = "engines.gpu.step.engine"
 MISTAKES = {
-    "one key more": ("model.attention", "first_keys", ", T) - 1", ", T) - 0",
-                     whole_pass_is_by_hand),
-    "one key less": ("model.attention", "first_keys", ", T) - 1", ", T) - 2",
-                     whole_pass_is_by_hand),
-    "texts forgotten": ("model.attention", "first_keys", "np.maximum(begins, first,",
-                        "np.maximum(begins, begins,", whole_pass_is_by_hand),
-    "window forgotten in texts": ("model.attention", "first_keys", "np.maximum(begins, first,",
-                                  "np.maximum(first, first,", whole_pass_is_by_hand),
-    "the smaller": ("model.attention", "first_keys", "np.maximum(begins, first,",
-                    "np.minimum(begins, first,", whole_pass_is_by_hand),
-    "engine forgets texts": ("engines.interface", "first_keys", "sliding_window, first)",
-                             "sliding_window)",
-                             engine_is_by_hand),
+    "one key more": (*FIRST, "(window - 1)", "window", whole_pass_is_by_hand),
+    "one key less": (*FIRST, "(window - 1)", "(window - 2)", whole_pass_is_by_hand),
+    "texts forgotten": (*FIRST, "np.maximum(begins, first,", "np.maximum(begins, begins,",
+                        whole_pass_is_by_hand),
+    "window forgotten in texts": (*FIRST, "np.maximum(begins, first,", "np.maximum(first, first,",
+                                  whole_pass_is_by_hand),
+    "the smaller": (*FIRST, "np.maximum(begins, first,", "np.minimum(begins, first,",
+                    whole_pass_is_by_hand),
+    "engine forgets texts": ("engines.interface", "first_keys", "first_keys(config, T, first)",
+                             "first_keys(config, T)", engine_is_by_hand),
     "half forgets": ("engines.interface", "attend", "self.first_keys(config, B, T, first)",
                      "first", half_is_by_hand),
     "cache sees all": ("inference.decoder", "attention", "first = self.first[new]",
@@ -395,18 +392,20 @@ MISTAKES = {
                             cache_is_the_pass),
     "cache: all as the oldest": ("inference.decoder", "hidden_keys", "first[:, None]", "first[0]",
                                  cache_is_the_pass),
-    "GPU sees all": ("engines.gpu.step.engine", "first_keys", "if not 0", "if 0",
+    "GPU sees all": (GPU_ENGINE, "first_keys", "if seen is None", "if first is None",
                      gpu_is_the_reference),
-    "GPU: one key more": ("engines.gpu.step.engine", "first_keys", "Documents.window(T, window,",
-                          "Documents.window(T, window + 1,", gpu_is_the_reference),
-    "GPU: backward sees all": ("engines.gpu.step.engine", "attention_backward",
+    "GPU: one key more": (GPU_ENGINE, "first_keys", "np.tile(seen, (B, 1))",
+                          "np.tile(np.maximum(seen - 1, 0), (B, 1))", gpu_is_the_reference),
+    "GPU: keys of all queries": (GPU_ENGINE, "first_keys", "last_of(lines)", "0 * lines + T - 1",
+                                 gpu_is_the_reference),
+    "GPU: backward sees all": (GPU_ENGINE, "attention_backward",
                                "documents = first and first.documents", "documents = None",
                                gpu_is_the_reference),
-    "GPU: half forgets": ("engines.gpu.step.engine", "attend",
-                          "first = self.first_keys(config, B, T, first)", "pass",
-                          gpu_is_the_reference),
-    "packed rows without": ("engines.gpu.step.recording", "fill_batch", "window, first[x]",
-                            "0, first[x]", packed_is_the_reference),
+    "GPU: half forgets": (GPU_ENGINE, "attend", "first = self.first_keys(config, B, T, first)",
+                          "pass", gpu_is_the_reference),
+    "packed rows without": ("engines.gpu.step.recording", "fill_batch",
+                            "seen = first_keys(config, tokens.shape[1], first[x])",
+                            "seen = first[x]", packed_is_the_reference),
     "places in the window": ("engines.gpu.step.recording", "fill_batch",
                              "np.arange(first.shape[1]) - first[x]",
                              "np.arange(first.shape[1]) - seen", packed_is_the_reference),
@@ -421,10 +420,13 @@ def test_mistakes_are_seen(name, monkeypatch):
         claim(wrong, monkeypatch)
 
 
-@pytest.mark.parametrize("wrong", [lambda T, W: first_keys(T, W + 1), lambda T, W: first_keys(T, 0)],
+@pytest.mark.parametrize("wrong", [lambda window: window + 1, lambda window: 0],
                          ids=["one key more", "sees all"])  # fmt: skip
 def test_mistakes_that_the_compiled_reader_is_given_are_seen(wrong, monkeypatch):
-    monkeypatch.setattr(cpu_decode, "first_keys", wrong)
+    def mistaken(config, *rest):
+        return first_keys(replace(config, sliding_window=wrong(config.sliding_window)), *rest)
+
+    monkeypatch.setattr(cpu_decode, "first_keys", mistaken)
     with pytest.raises(AssertionError):
         compiled_is_the_pass(cpu_decode, monkeypatch)
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nanoeuler.model.attention import first_keys
-from nanoeuler.model.config import ModelConfig, Supports
+from nanoeuler.model.config import ModelConfig, Supports, first_keys
 from nanoeuler.model.weights import Block, Weights
 
 Array = np.ndarray  # or the engine's own kind, where it works in other memory
@@ -112,9 +111,8 @@ class Engine(ABC):
 
         first: where texts begin in their rows.
         """
-        if not 0 < config.sliding_window < T:
-            return first
-        return np.broadcast_to(first_keys(T, config.sliding_window, first), (B, T))
+        seen = first_keys(config, T, first)
+        return first if seen is first else np.broadcast_to(seen, (B, T))
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""

@@ -21,8 +21,7 @@ from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.inference.sampling import Knobs, Sampler, log_probabilities
-from nanoeuler.model.attention import first_keys
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import linear
 from nanoeuler.model.transformer import stream
@@ -43,7 +42,8 @@ def newest_attention(
     """Causal grouped-query attention of the newest n of t positions over all of them.
 
     queries (n, H, D); keys, values (G, t, D). Query head h reads key/value head h // (H/G). first
-    (n,) int, if given: the first key that each query sees. Returns (n, H*D). The rows that `attention.attention` has last; equation eq-attention.
+    (n,) int, if given: the first key that each query sees. Returns (n, H*D). The rows that
+    `attention.attention` has last; equation eq-attention.
     """
     (n, H, D), (G, t, _) = queries.shape, keys.shape
     assert keys.shape == values.shape == (G, t, D) and n <= t and H % G == 0
@@ -64,7 +64,7 @@ class KeyValues:
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        self.first = first_keys(config.context, config.sliding_window)
+        self.first = first_keys(config, config.context, np.zeros(config.context, np.int32))
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
         """As `Cache.attention`, for heads (1, n, H + 2G, D); returns (1, n, H*D)."""

@@ -56,15 +56,3 @@ def attention(
     p = causal_softmax(q @ k.swapaxes(-2, -1) / D**0.5, begins)
     y = (p @ v).reshape(B, G * R, T, D).swapaxes(1, 2)
     return y.reshape(B, T, G * R * D), p.reshape(B, G * R, T, T)
-
-
-# %% sec-attention-window
-def first_keys(T: int, window: int, first: np.ndarray | None = None) -> np.ndarray:
-    """The first key that each of T queries sees, (T,) or (B, T) int32. Equation eq-attention-window.
-
-    window: how many keys it sees at most, its own and those before it; 0: all. first (B, T) int, if
-    given: none before it.
-    """
-    t = np.arange(T, dtype=np.int32)
-    begins = np.maximum(t - (min(window or T, T) - 1), 0)
-    return begins if first is None else np.maximum(begins, first, dtype=np.int32)

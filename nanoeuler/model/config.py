@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from nanoeuler.errors import UserError
 from nanoeuler.model.integrators import INTEGRATORS
 
@@ -184,3 +186,19 @@ def _exists(config, name):
 def count_parameters(config: ModelConfig) -> int:
     """How many numbers the model learns."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+# %% sec-attention-window
+def first_keys(
+    config: ModelConfig, T: int, first: np.ndarray | None = None
+) -> np.ndarray | None:
+    """The first key that each of T queries sees, (T,) or (B, T) int32; None: all see all.
+
+    first (B, T) or (T,) int, if given: where the texts of the positions begin. Equation
+    eq-attention-window.
+    """
+    window = config.sliding_window
+    if not 0 < window < T:
+        return first
+    begins = np.maximum(np.arange(T, dtype=np.int32) - (window - 1), 0)
+    return begins if first is None else np.maximum(begins, first, dtype=np.int32)

@@ -33,8 +33,7 @@ from nanoeuler.engines.cpu.packing import PANEL, VECTORS, Panels, interleaved, p
 from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.measurements import cores
-from nanoeuler.model.attention import first_keys
-from nanoeuler.model.config import ModelConfig, require
+from nanoeuler.model.config import ModelConfig, first_keys, require
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import (
     GELU_CUBIC,
@@ -558,7 +557,7 @@ def _model(config, weights, places):
         c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", c.mlp == "swiglu",
         a, np.array(table.b), weights.flat, np.array(starts).reshape(c.n_blocks, -1),
         np.array(ends), places, *(np.ascontiguousarray(table, np.float32) for table in turns),
-        first_keys(c.context, c.sliding_window),
+        first_keys(c, c.context, np.zeros(c.context, np.int32)),
     )  # fmt: skip
 
 

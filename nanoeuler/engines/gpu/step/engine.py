@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch
-from nanoeuler.engines.gpu.attention.documents import Documents
+from nanoeuler.engines.gpu.attention.documents import Documents, last_of
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
@@ -53,7 +53,7 @@ from nanoeuler.engines.gpu.step.precision import BF16, COPIES, DTYPES, Precision
 from nanoeuler.engines.gpu.step.program import Array, Recording
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Block
@@ -79,13 +79,14 @@ class PackedRows(NamedTuple):
 
     documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
     text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
-    only where there is a way back. window: how many keys a query sees at most; 0: all of its text.
+    only where there is a way back. pairs: of a query and a key in its window, of a row as
+    if it held one text; None: all up to the query's own.
     """
 
     documents: Documents
     places: Array | None = None
     plan: Array | None = None
-    window: int = 0
+    pairs: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,9 +100,8 @@ def rows_of(x: Array) -> Array:
 
 
 def pairs(T: int, first: PackedRows | None) -> int:
-    """The pairs of a query and a key in its window, of a sequence of T; several texts aside."""
-    W = min(first and first.window or T, T)
-    return W * (2 * T - W + 1) // 2
+    """The pairs of a query and a key that are counted, of a head and a row of T positions."""
+    return first and first.pairs or T * (T + 1) // 2
 
 
 def split(heads: Array, n_kv: int) -> tuple[Array, Array, Array]:
@@ -536,13 +536,13 @@ class CudaEngine(Engine):
         self, config: ModelConfig, B: int, T: int, first: PackedRows | None = None
     ) -> PackedRows | None:
         """As `Engine.first_keys`. In packed rows the window is there already: see `fill_batch`."""
-        window = config.sliding_window
-        if not 0 < window < T:
+        seen = first_keys(config, T)
+        if seen is None:
             return first
         if first is None:
-            lines = map(self.recording.constant, Documents.window(T, window, B))
-            first = PackedRows(Documents(*lines))
-        return first._replace(window=window)
+            lines = np.tile(seen, (B, 1))
+            first = PackedRows(Documents(*map(self.recording.constant, (lines, last_of(lines)))))
+        return first._replace(pairs=int((np.arange(T) + 1 - seen).sum()))
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,

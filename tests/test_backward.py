@@ -272,8 +272,11 @@ ARCHITECTURES = gradcheck.architectures()
 SWITCHES = {name: config for name, config in ARCHITECTURES.items() if "," not in name}
 
 
-SETTINGS = [{name: getattr(config, name) for name in CHOICES} | {"integrator": integrator}
-            for config in SWITCHES.values() for integrator in CHOICES["integrator"]]  # fmt: skip
+SETTINGS = [{name: getattr(config, name) for name in CHOICES} | crossed
+            for config in SWITCHES.values()
+            for crossed in ({"integrator": integrator, "sliding_window": window}
+                            for integrator in CHOICES["integrator"]
+                            for window in CHOICES["sliding_window"])]  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", paired(SETTINGS, CHOICES))
@@ -298,12 +301,14 @@ def test_an_architecture_has_the_error_of_its_worst_tensor():
 
 
 def test_the_architectures_are_all_there_are():
-    switches = [name for name in CHOICES if name != "integrator"]
+    apart = ("integrator", "sliding_window")  # they come below
+    switches = [name for name in CHOICES if name not in apart]
     seen = {tuple(getattr(config, s) for s in switches) for config in SWITCHES.values()}
     assert len(SWITCHES) == len(seen) == math.prod(len(CHOICES[name]) for name in switches)
     steps = [config for name, config in ARCHITECTURES.items() if name not in SWITCHES]
-    seen = {(config.integrator, config.step_size, config.repeat) for config in steps}
-    assert len(steps) == len(seen) == 4 * len(CHOICES["integrator"])
+    ways = (*apart, "step_size", "repeat")
+    seen = {tuple(getattr(config, way) for way in ways) for config in steps}
+    assert len(steps) == len(seen) == 4 * (sum(len(CHOICES[way]) for way in apart) - 1)
     assert all(config.n_blocks == 2 for config in ARCHITECTURES.values())
 
 

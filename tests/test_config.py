@@ -126,7 +126,13 @@ def test_each_size_must_be_a_positive_whole_number(name, value):
         ModelConfig(**{**SMALL, name: value})
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("value", [-1, 2.0, "4", None, True, [4]])
+def test_a_window_must_be_a_whole_number(value):
+    with pytest.raises(UserError, match="^sliding_window must be a whole number of at least 0"):
+        ModelConfig(**{**SMALL, "sliding_window": value})
+
+
+@pytest.mark.parametrize("name", [name for name in CHOICES if name != "sliding_window"])
 @pytest.mark.parametrize("value", ["", "RMS", "other", 0, 1, 1.0, None, ["rms"], b"rms"])
 def test_each_switch_must_be_one_of_its_choices(name, value):
     choices = " or ".join(map(str, CHOICES[name]))
@@ -150,7 +156,8 @@ def test_the_step_must_be_a_finite_number_above_zero(value):
 @pytest.mark.parametrize(
     "name, value",
     [*((name, value) for name in CHOICES for value in CHOICES[name] if name != "tied"),
-     ("step_size", 0.25), ("step_size", 2), ("repeat", 2), ("repeat", 4)],
+     ("step_size", 0.25), ("step_size", 2), ("repeat", 2), ("repeat", 4),
+     ("sliding_window", 1), ("sliding_window", 10**30)],
 )  # fmt: skip
 def test_what_a_switch_offers_is_accepted(name, value):
     assert getattr(ModelConfig(**{**SMALL, name: value}), name) == value

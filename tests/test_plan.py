@@ -160,7 +160,8 @@ def run_step(engine, config, batch_size):
     model.backward(engine, config, w, saved, dn, dw)
     stages = [stage for halves in layers for half in halves for stage in half]
     kept = [x for stage in stages for x in (stage.x, stage.stats, *stage.saved)]
-    kept = [x for x in kept if x is not None]  # what is not there: where several texts begin
+    # Left out: the first key that each query sees, which is not there, or the same T numbers.
+    kept = [x for x in kept if x is not None and x.dtype != np.int32]
     return w, dw, [*kept, saved.x, saved.stats, n]
 
 
@@ -189,7 +190,8 @@ def test_flops_and_memory_are_those_of_a_real_step(config, batch_size):
 def test_the_rows_of_the_products_add_up_to_the_equation(config, batch_size, causal):
     rows = operations(config, batch_size, value_bytes=2, causal=causal)
     products = sum(row.flops for row in rows if row.name not in (*ELEMENTWISE, "adamw"))
-    assert products == batch_size * config.context * flops_per_token(config, causal)
+    whole = batch_size * config.context * flops_per_token(config, causal)
+    assert products == pytest.approx(whole, rel=8 * 2.0**-53)  # pairs of a window over T: rounded
 
 
 def test_six_flops_a_parameter_but_for_lookups_gains_biases_and_attention():

@@ -53,6 +53,13 @@ class Frugal(ReferenceEngine):
         dx[...] += du
         return dx
 
+    def first_keys(self, config, B, T, first=None):
+        if not config.sliding_window:
+            return first
+        begins = np.zeros((B, T), int) if first is None else first
+        oldest = [[t - config.sliding_window + 1 for t in range(T)]]
+        return np.maximum(begins, oldest)
+
     def attend(self, config, b, n, start=0, cache=None, first=None):
         return super().attend(config, b, n, start, cache, first)[0], first  # nothing of attention
 

@@ -130,16 +130,19 @@ TINIEST = ModelConfig(
 
 
 def architectures() -> dict[str, ModelConfig]:
-    """Name -> a tiny config: all switches combined, then all ways to take a step."""
-    configs, switches = {}, [switch for switch in CHOICES if switch != "integrator"]
+    """Name -> a tiny config: most switches combined; then all ways to take a step, and windows."""
+    configs, apart = {}, ("integrator", "sliding_window")
+    switches = [switch for switch in CHOICES if switch not in apart]
     for values in product(*(CHOICES[switch] for switch in switches)):
         chosen = dict(zip(switches, values, strict=True))
         words = [switch if value is True else value for switch, value in chosen.items() if value]
         n_predict = 1 if chosen["tied"] else TINIEST.n_predict
         configs[" ".join(words)] = replace(TINIEST, n_predict=n_predict, **chosen)
-    for integrator, h, repeat in product(CHOICES["integrator"], (1.0, 0.7), (1, 2)):
-        configs[f"{integrator}, step {h}, repeat {repeat}"] = replace(
-            TINIEST, n_layers=2 * repeat, integrator=integrator, step_size=h, repeat=repeat
+    ways = {name: {"integrator": name} for name in CHOICES["integrator"]}
+    ways |= {f"window {n}": {"sliding_window": n} for n in CHOICES["sliding_window"][1:]}
+    for (way, switch), h, repeat in product(ways.items(), (1.0, 0.7), (1, 2)):
+        configs[f"{way}, step {h}, repeat {repeat}"] = replace(
+            TINIEST, n_layers=2 * repeat, step_size=h, repeat=repeat, **switch
         )
     return configs
 

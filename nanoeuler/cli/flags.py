@@ -167,6 +167,7 @@ SIZES = {
     "kv_heads": whole("key/value heads"),
     "hidden": whole("hidden width of the MLP"),
     "context": whole("context length, in tokens"),
+    "sliding_window": whole("keys that a query sees, its own and those before; 0: all", least=0),
     "vocab_size": VocabSize,
 }
 # The flags whose names are not those of the fields of `ModelConfig`.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nanoeuler.model.config import ModelConfig, Supports
+from nanoeuler.model.config import ModelConfig, Supports, first_keys
 from nanoeuler.model.weights import Block, Weights
 
 Array = np.ndarray  # or the engine's own kind, where it works in other memory
@@ -32,7 +32,7 @@ class SavedAttention(NamedTuple):
     heads: Array            # (B, T, H+2G, D) queries and keys after RoPE, and values
     p: Any                  # what the engine's attention saved; the reference's is (B, H, T, T)
     y: Array                # (B, T, H*D) the input of wo
-    first: Array | None = None  # (B, T) where the text of each position begins
+    first: Array | None = None  # (B, T) the first key that each query sees
 
 
 class SavedMlp(NamedTuple):
@@ -74,7 +74,8 @@ class Engine(ABC):
     ) -> tuple[Array, Any]:  # fmt: skip
         """Attention's addition (B, T, C) for n (B, T, C) at the positions from start on; saved.
 
-        first (B, T): as for `Engine.attention`; not together with a cache.
+        first (B, T): where texts begin in their rows; not together with a cache. A cache knows the
+        window of its config.
         """
         B, T, _ = n.shape
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
@@ -83,6 +84,7 @@ class Engine(ABC):
             cos, sin = self.rope_tables(config.context, D)
             heads = self.rope(heads, H + G, cos[start : start + T], sin[start : start + T])
         if cache is None:
+            first = self.first_keys(config, B, T, first)
             y, p = self.attention(heads, G, first)
         else:
             y, p = cache.attention(heads, G, start), None
@@ -101,6 +103,16 @@ class Engine(ABC):
             dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
         dheads = dheads.reshape(B, T, -1)
         return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
+
+    def first_keys(
+        self, config: ModelConfig, B: int, T: int, first: Array | None = None
+    ) -> Array | None:
+        """The first key that each query sees, as `Engine.attention` takes it; None: all see all.
+
+        first: where texts begin in their rows.
+        """
+        seen = first_keys(config, T, first)
+        return first if seen is first else np.broadcast_to(seen, (B, T))
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""

@@ -40,6 +40,7 @@ from nanoeuler.model.layers import (
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "sliding_window": (0, 2),
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
 from nanoeuler.inference.sampling import Knobs, Sampler, log_probabilities
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import linear
 from nanoeuler.model.transformer import stream
@@ -29,22 +29,27 @@ from nanoeuler.model.weights import Weights, output_matrix
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 
-def hidden_keys(n: int, t: int) -> np.ndarray:
-    """Which of t keys come after each of the newest n positions: (n, t) bool."""
-    return np.arange(t) > np.arange(t - n, t)[:, None]
+def hidden_keys(n: int, t: int, first: np.ndarray | None = None) -> np.ndarray:
+    """Which of t keys come after each of the newest n positions, or before first (n,): (n, t) bool.
+    """
+    key, own = np.arange(t), np.arange(t - n, t)[:, None]
+    return key > own if first is None else (key > own) | (key < first[:, None])
 
 
-def newest_attention(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+def newest_attention(
+    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, first: np.ndarray | None = None
+) -> np.ndarray:
     """Causal grouped-query attention of the newest n of t positions over all of them.
 
-    queries (n, H, D); keys, values (G, t, D). Query head h reads key/value head h // (H/G).
-    Returns (n, H*D). The rows that `attention.attention` has last; equation eq-attention.
+    queries (n, H, D); keys, values (G, t, D). Query head h reads key/value head h // (H/G). first
+    (n,) int, if given: the first key that each query sees. Returns (n, H*D). The rows that
+    `attention.attention` has last; equation eq-attention.
     """
     (n, H, D), (G, t, _) = queries.shape, keys.shape
     assert keys.shape == values.shape == (G, t, D) and n <= t and H % G == 0
     grouped = queries.reshape(n, G, H // G, D).transpose(1, 2, 0, 3)
     scores = grouped @ keys[:, None].swapaxes(2, 3) / np.sqrt(D).astype(queries.dtype)
-    scores = np.where(hidden_keys(n, t), -np.inf, scores)  # (G, H/G, n, t)
+    scores = np.where(hidden_keys(n, t, first), -np.inf, scores)  # (G, H/G, n, t)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return (weights @ values[:, None]).transpose(2, 0, 1, 3).reshape(n, H * D)
@@ -59,6 +64,7 @@ class KeyValues:
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        self.first = first_keys(config, config.context, np.zeros(config.context, np.int32))
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
         """As `Cache.attention`, for heads (1, n, H + 2G, D); returns (1, n, H*D)."""
@@ -67,8 +73,10 @@ class KeyValues:
         assert B == 1 and new.stop <= self.keys.shape[1], f"no room for {B} x {n} at {start}"
         self.keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
         self.values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
-        held = slice(new.stop)
-        return newest_attention(heads[0, :, :H], self.keys[:, held], self.values[:, held])[None]
+        first = self.first[new]
+        held = slice(first[0], new.stop)  # what is older, no query sees
+        seen = self.keys[:, held], self.values[:, held], first - first[0]
+        return newest_attention(heads[0, :, :H], *seen)[None]
 
 
 class Reader(Protocol):

@@ -14,16 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from nanoeuler.errors import UserError
 from nanoeuler.model.integrators import INTEGRATORS
 
-# What a switch can be set to, the default first.
+# What a switch can be set to, the default first. Of a number only one other value is listed, which
+# stands for all that are larger than the default.
 CHOICES = {
     "norm": ("rms", "layer"),
     "position": ("rope", "learned"),
     "mlp": ("swiglu", "gelu"),
     "bias": (False, True),
     "tied": (False, True),
+    "sliding_window": (0, 2),
     "integrator": tuple(INTEGRATORS),
 }
 # Ten times the deepest transformer that we know of (Wang et al. 2022, DeepNet). Each layer is some
@@ -51,6 +55,7 @@ class ModelConfig:
     integrator: str = "euler"  # how a layer's f becomes a step of the stream: INTEGRATORS
     step_size: float = 1.0  # h of that step
     repeat: int = 1  # how many layers in a row share the weights of one block
+    sliding_window: int = 0  # how many keys a query sees, its own and those before it; 0: all
 
     def __post_init__(self):
         _check_values(self)
@@ -71,15 +76,16 @@ def _check_values(config):
     """UserError for a value that no model has."""
     for field in fields(config):
         name, value = field.name, getattr(config, field.name)
-        if name in CHOICES:
-            wanted = " or ".join(map(str, CHOICES[name]))
-            good = type(value) is field.type and value in CHOICES[name]
+        if field.type is int:
+            least = 0 if name in CHOICES else 1
+            wanted = f"a whole number of at least {least}"
+            good = type(value) is int and value >= least
         elif field.type is float:
             wanted = "a finite number above 0"
             good = type(value) in (int, float) and 0 < value < math.inf
         else:
-            wanted = "a whole number of at least 1"
-            good = type(value) is int and value >= 1
+            wanted = " or ".join(map(str, CHOICES[name]))
+            good = type(value) is field.type and value in CHOICES[name]
         if not good:
             raise UserError(f"{name} must be {wanted}, got {value!r}")
 
@@ -112,11 +118,13 @@ Supports = Mapping[str, Sequence[Any]]  # switch -> the values that a program ha
 def require(config: ModelConfig, supports: Supports, who: str) -> None:
     """UserError unless the program called `who` has code for every switch of `config`.
 
-    A switch that `supports` doesn't name may only have its default.
+    A switch that `supports` doesn't name may only have its default. A number above 0 among its
+    values stands for all of them.
     """
     for name, values in CHOICES.items():
         value, known = getattr(config, name), supports.get(name, values[:1])
-        if value not in known:
+        alike = type(value) is int and value > 0 and max(known) > 0
+        if value not in known and not alike:
             raise UserError(
                 f"expected {name} {' or '.join(map(str, known))} for {who}, got {value}: "
                 f"choose another {name}, or an engine that has it"
@@ -178,3 +186,19 @@ def _exists(config, name):
 def count_parameters(config: ModelConfig) -> int:
     """How many numbers the model learns."""
     return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+# %% sec-attention-window
+def first_keys(
+    config: ModelConfig, T: int, first: np.ndarray | None = None
+) -> np.ndarray | None:
+    """The first key that each of T queries sees, (T,) or (B, T) int32; None: all see all.
+
+    first (B, T) or (T,) int, if given: where the texts of the positions begin. Equation
+    eq-attention-window.
+    """
+    window = config.sliding_window
+    if not 0 < window < T:
+        return first
+    begins = np.maximum(np.arange(T, dtype=np.int32) - (window - 1), 0)
+    return begins if first is None else np.maximum(begins, first, dtype=np.int32)

@@ -22,6 +22,7 @@ from nanoeuler.model.weights import PADDING
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "sliding_window": (0, 2),
 }  # fmt: skip
 
 
@@ -42,15 +43,25 @@ def linear_shapes(config: ModelConfig) -> Iterator[tuple[str, int, int, int]]:
     yield "output", config.dim, config.n_predict * config.vocab_size, 1
 
 
+def pairs(config: ModelConfig, causal: bool = True) -> float:
+    """The pairs of a query and a key that it sees, of one head and one sequence.
+
+    Those of its window, if there is one: equation eq-attention-window-pairs. With `causal` off all
+    T^2, as an engine counts that masks after computing.
+    """
+    T = config.context
+    W = min(config.sliding_window or T, T)
+    return W * (2 * T - W + 1) / 2 if causal else T * T
+
+
 def flops_per_token(config: ModelConfig, causal: bool = True) -> float:
     """FLOPs of the matrix products of one training step, per token. Equation eq-plan-flops.
 
-    With `causal` off, attention counts all T^2 pairs, as an engine does that masks after computing.
+    `causal` as for `pairs`.
     """
     linear = 6 * sum(n * rows * columns for _, rows, columns, n in linear_shapes(config))
-    pairs = (config.context + 1) / 2 if causal else config.context
-    layers = stages(config) * config.n_layers
-    return linear + 12 * layers * config.n_heads * config.head_dim * pairs
+    seen, layers = pairs(config, causal) / config.context, stages(config) * config.n_layers
+    return linear + 12 * layers * config.n_heads * config.head_dim * seen
 
 
 # %% sec-plan-bytes
@@ -122,9 +133,9 @@ def operations(
         flops, values = sums.get(name, (0, 0))
         values += n * 3 * (tokens * (rows + columns) + rows * columns)
         sums[name] = flops + n * 6 * tokens * rows * columns, values
-    pairs = T * (T + 1) / 2 if causal else T * T
     moved = 3 * (H + 2 * G) * D + 3 * H * D  # heads read twice, dheads written; y, y again, dy
-    sums["attention"] = 12 * layers * batch_size * H * D * pairs, layers * tokens * moved
+    flops = 12 * layers * batch_size * H * D * pairs(config, causal)
+    sums["attention"] = flops, layers * tokens * moved
     once = {"bias": 2, "positions": 2 * T}  # read, and the gradient written, for the whole batch
     for name, width in _widths(config).items():
         if width:

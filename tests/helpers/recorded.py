@@ -156,7 +156,7 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None, fir
         builder = ProgramBuilder(config, machine, precision)
         recorded = builder.build_step(B, T, RULES, pieces, first is not None)
     memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
-    fill_batch(memories, tokens, targets, first)
+    fill_batch(memories, config, tokens, targets, first)
     fill_step(memories, scale, np.float32([RATES]), config.vocab_size)
     memories["weights"] = w.flat.copy()
     memories["gradients"] = np.full(w.flat.size, np.nan, np.float32)

@@ -33,7 +33,7 @@ from nanoeuler.engines.cpu.packing import PANEL, VECTORS, Panels, interleaved, p
 from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.measurements import cores
-from nanoeuler.model.config import ModelConfig, require
+from nanoeuler.model.config import ModelConfig, first_keys, require
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import (
     GELU_CUBIC,
@@ -194,6 +194,7 @@ class Model(NamedTuple):
     places: Array  # (4 blocks + K, 5) the matrices: wqkv, wo, w_up, w_down of each block; heads
     cos: Array  # (T, D/2), or (T, 0): learned positions
     sin: Array
+    first: Array  # (T,) int32, the first key that each position sees
 
 
 class Room(NamedTuple):
@@ -291,11 +292,12 @@ def _group(m, o, place, g, first, last, p):
             _turn(q[i], m.cos[t], m.sin[t])
             for d in range(D):
                 q[i, d] *= scale
-        for j in range(t // PANEL + 1):
+        low = m.first[t]
+        for j in range(low // PANEL, t // PANEL + 1):
             scores = p.ctypes.data + 4 * PANEL * j, p.strides[0]
             _panel((q.ctypes.data, 4 * D), group, keys[j].ctypes.data, D, 0, scores)
         for i in range(group):
-            _mean(p[i, : t + 1], values, o.y[r, (g * group + i) * D :][:D])
+            _mean(p[i, low : t + 1], values[low:], o.y[r, (g * group + i) * D :][:D])
 
 
 @njit(**_INSIDE)
@@ -464,6 +466,7 @@ MANY = 16 << 20
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "sliding_window": (0, 2),
 }  # fmt: skip
 
 
@@ -554,6 +557,7 @@ def _model(config, weights, places):
         c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", c.mlp == "swiglu",
         a, np.array(table.b), weights.flat, np.array(starts).reshape(c.n_blocks, -1),
         np.array(ends), places, *(np.ascontiguousarray(table, np.float32) for table in turns),
+        first_keys(c, c.context, np.zeros(c.context, np.int32)),
     )  # fmt: skip
 
 

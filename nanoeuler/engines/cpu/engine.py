@@ -22,6 +22,7 @@ from nanoeuler.engines.cpu.gemm import BELOW, LOWER, UPPER, WORK, multiply, mult
 from nanoeuler.engines.cpu.memory import Arena, aligned
 from nanoeuler.engines.cpu.options import LOSS_ROWS
 from nanoeuler.engines.interface import Array, Engine
+from nanoeuler.engines.reference import SUPPORTS as REFERENCE_SUPPORTS
 from nanoeuler.model import backward, layers
 from nanoeuler.model.attention import attention
 from nanoeuler.model.config import ModelConfig
@@ -58,10 +59,9 @@ def plus_backward(dy: Array, drow: Array | None) -> None:
         norms.add_row_backward(dy.reshape(-1, drow.size), drow.reshape(-1))
 
 
-SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-}  # fmt: skip
+# What `Engine` and the model's code decide, it has as the reference has it; norms and activations
+# are its own.
+SUPPORTS = {**REFERENCE_SUPPORTS, "norm": ("rms", "layer"), "mlp": ("swiglu", "gelu")}
 
 
 class FusedEngine(Engine):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch
-from nanoeuler.engines.gpu.attention.documents import Documents
+from nanoeuler.engines.gpu.attention.documents import Documents, last_of
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
@@ -53,7 +53,7 @@ from nanoeuler.engines.gpu.step.precision import BF16, COPIES, DTYPES, Precision
 from nanoeuler.engines.gpu.step.program import Array, Recording
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Block
@@ -70,20 +70,23 @@ PARTIALS = "partials"  # the memory of partial sums that are reduced at the end 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "sliding_window": (0, 2),
 }  # fmt: skip
 
 
 class PackedRows(NamedTuple):
     """What the engine takes for `first`: rows of several texts, all of it int32.
 
-    documents: two arrays (B, T). places (B, T): each position from its text's beginning; plan: the
-    scatter plan of these. Both only where positions are learned, plan only where there is a way
-    back.
+    documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
+    text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
+    only where there is a way back. pairs: of a query and a key in its window, of a row as
+    if it held one text; None: all up to the query's own.
     """
 
     documents: Documents
     places: Array | None = None
     plan: Array | None = None
+    pairs: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,6 +97,11 @@ class PackedRows(NamedTuple):
 def rows_of(x: Array) -> Array:
     """x (..., columns) as a matrix."""
     return x.reshape(-1, x.shape[-1])
+
+
+def pairs(T: int, first: PackedRows | None) -> int:
+    """The pairs of a query and a key that are counted, of a head and a row of T positions."""
+    return first and first.pairs or T * (T + 1) // 2
 
 
 def split(heads: Array, n_kv: int) -> tuple[Array, Array, Array]:
@@ -392,7 +400,7 @@ class CudaEngine(Engine):
             launch = choice.forward_launch(*ends, self.capability, documents)
         else:
             launch = float32_launch.forward_launch(*ends, self.precision.pieces, documents)
-        self.record("attention", launch, 2 * B * H * T * (T + 1) * D)  # two products, half of each
+        self.record("attention", launch, 4 * B * H * D * pairs(T, first))  # two products
         return y, (y, lse)
 
     def attention_backward(
@@ -410,7 +418,7 @@ class CudaEngine(Engine):
             launches = choice.backward_launches(ends, self.capability, rope, documents)
         else:
             launches = float32_launch.backward_launches(ends, self.precision.pieces, documents)
-        flops = 5 * B * (N - 2 * n_kv) * T * (T + 1) * D  # five products, half of each
+        flops = 10 * B * (N - 2 * n_kv) * D * pairs(T, first)  # five products
         self.record("attention backward", launches, flops)
         return dheads
 
@@ -524,6 +532,18 @@ class CudaEngine(Engine):
         cos, sin = (x[start : start + T] for x in self.rope_tables(config.context, D))
         return Turning(cos, sin, T, (config.n_heads + config.n_kv_heads) * D)
 
+    def first_keys(
+        self, config: ModelConfig, B: int, T: int, first: PackedRows | None = None
+    ) -> PackedRows | None:
+        """As `Engine.first_keys`. In packed rows the window is there already: see `fill_batch`."""
+        seen = first_keys(config, T)
+        if seen is None:
+            return first
+        if first is None:
+            lines = np.tile(seen, (B, 1))
+            first = PackedRows(Documents(*map(self.recording.constant, (lines, last_of(lines)))))
+        return first._replace(pairs=int((np.arange(T) + 1 - seen).sum()))
+
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
         first: PackedRows | None = None,
@@ -538,6 +558,7 @@ class CudaEngine(Engine):
         end = Epilogue(f"rope {D}", rope=rope)
         self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
         heads = heads.reshape(B, T, -1, D)
+        first = self.first_keys(config, B, T, first)
         y, p = self.attention(heads, G, first)
         kept = self.saved_norm(config, n)
         return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first)

@@ -24,7 +24,7 @@ from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array, Program, Recording
 from nanoeuler.engines.sharding import slices
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
 from nanoeuler.model.weights import Weights, flat_size
 
@@ -194,8 +194,9 @@ Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host
 
 
 def fill_batch(
-    page: Page, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-) -> None:
+    page: Page, config: ModelConfig, tokens: np.ndarray, targets: np.ndarray,
+    first: np.ndarray | None = None,
+) -> None:  # fmt: skip
     """Write a batch: tokens (B, T), targets (B, T, K), cut into the program's pieces.
 
     first (B, T): for a program of rows that may hold several texts.
@@ -204,7 +205,8 @@ def fill_batch(
     for i, x in enumerate(slices(range(len(tokens)), pieces)):
         page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
         if first is not None:
-            page[f"first {i}"][...], page[f"last {i}"][...] = first[x], last_of(first[x])
+            seen = first_keys(config, tokens.shape[1], first[x])
+            page[f"first {i}"][...], page[f"last {i}"][...] = seen, last_of(seen)
         if f"places {i}" in page:
             page[f"places {i}"][...] = np.arange(first.shape[1]) - first[x]
 

@@ -34,6 +34,7 @@ from nanoeuler.engines.gpu.step.recording import (
     fill_step,
 )
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
+from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.transformer import head_weights, loss_scale
 from nanoeuler.model.weights import Weights
@@ -53,13 +54,17 @@ class Loaded(NamedTuple):
     shared: dict[str, Any]
 
 
+OPTIMIZERS = ("AdamW",)  # the classes of optimizers whose update is a kernel: `rows.adamw`
+
+
 class CudaStepper(Stepper):
     """Training steps of one model on a device: `engines.gpu.host.device.Device`, or one on paper.
 
     `weights` and the `optimizer`'s moments are the run's; without an optimizer there are no moments
     on the device, and `sums` alone can be asked for. pieces: in how many parts a batch goes through
     memory. multiplier: what records products. programs: by what they do and for which batches.
-    in_flight: the number and the program of a step whose results nobody has read.
+    in_flight: the number and the program of a step whose results nobody has read. UserError for an
+    optimizer whose update has no kernel.
     """
 
     step_builder: Callable[..., ProgramBuilder] = ProgramBuilder
@@ -69,6 +74,12 @@ class CudaStepper(Stepper):
         self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
         precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
     ) -> None:  # fmt: skip
+        kind = type(optimizer).__name__
+        if optimizer is not None and kind not in OPTIMIZERS:
+            raise UserError(
+                f"expected the optimizer {' or '.join(OPTIMIZERS)} for training on a GPU, got "
+                f"{kind}: choose another optimizer, or the engine cpu"
+            )
         self.weights, self.optimizer, self.device = weights, optimizer, device
         self.precision, self.pieces, self.multiplier = precision, pieces, multiplier
         self.programs: dict[tuple, Loaded] = {}
@@ -171,7 +182,7 @@ class CudaStepper(Stepper):
         if first is not None:
             first = np.concatenate([first, np.zeros((most - B, T), first.dtype)])
         this = self.program_for("sums", most, T, packed=packed)
-        fill_batch(this.inbox.page(), tokens, targets, first)
+        fill_batch(this.inbox.page(), self.weights.config, tokens, targets, first)
         self.launch(this)
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
@@ -202,7 +213,7 @@ class CudaStepper(Stepper):
         page = this.inbox.page()
         how = rules.beta1, rules.beta2, rules.weight_decay
         rates = gradient_norm.schedule([lr], *how, first=number)
-        fill_batch(page, tokens, targets, first)
+        fill_batch(page, config, tokens, targets, first)
         fill_step(page, scale, rates, config.vocab_size)
         self.launch(this)
         taken, self.in_flight = self.finish(), (number, this)

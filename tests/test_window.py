@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import recorded as helpers
 from mutants import Mutant, load
-from nanoeuler.training.record import read_record
 from slopes import slopes
 from test_cuda_engine import AMPERE, HOPPER, TURNED, WIDE, bound
 
@@ -39,6 +38,7 @@ from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.transformer import forward, loss_and_gradients
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.planning import counts
+from nanoeuler.training.checkpoint import read_record
 from nanoeuler.training.optim import AdamW
 
 SMALL = ModelConfig(

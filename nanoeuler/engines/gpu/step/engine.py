@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch
-from nanoeuler.engines.gpu.attention.documents import Documents, last_of
+from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
@@ -540,8 +540,8 @@ class CudaEngine(Engine):
         if seen is None:
             return first
         if first is None:
-            lines = np.tile(seen, (B, 1))
-            first = PackedRows(Documents(*map(self.recording.constant, (lines, last_of(lines)))))
+            lines = Documents.window(T, config.sliding_window, B)
+            first = PackedRows(Documents(*map(self.recording.constant, lines)))
         return first._replace(pairs=int((np.arange(T) + 1 - seen).sum()))
 
     def attend(

@@ -64,6 +64,8 @@ CASES = [  # preset, batch, context, precision
     ("euler-116m", 64, 512, "bf16"),
     ("euler-116m", 16, 512, "TF32"),
     ("euler-116m", 16, 512, "float32"),
+    ("smollm2-135m", 8, 2048, "bf16"),
+    ("llama-1b", 4, 2048, "bf16"),
 ]
 CURVES = [*CASES[:2], CASES[3]]
 CORRECT = [

@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from published import PUBLISHED
 
 from nanoeuler.data.batches import Batches
 from nanoeuler.engines.gpu.gemm import float32
 from nanoeuler.files import project_root
-from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.training.optim import AdamW
 
@@ -40,18 +41,6 @@ STRETCHES = {  # of k in float32's products of three pieces: the value of `float
 
 
 # ---- What both sides are given
-
-
-PUBLISHED = {  # shapes of other people's models, by their config.json; the numbers are random
-    "smollm2-135m": ModelConfig(
-        vocab_size=49152, dim=576, n_layers=30, n_heads=9, n_kv_heads=3, hidden=1536,
-        context=2048, n_predict=1, tied=True,
-    ),
-    "llama-1b": ModelConfig(  # Llama 3.2
-        vocab_size=128256, dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, hidden=8192,
-        context=2048, n_predict=1, tied=True,
-    ),
-}  # fmt: skip
 
 
 def config_of(preset, dry):

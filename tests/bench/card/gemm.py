@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
+from published import PUBLISHED
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
@@ -141,7 +142,8 @@ def products():
 # Preset, sequences and positions of a batch, rows of logits at a time.
 STEPS = (
     ("gpt2-124m", 16, 1024, (2048, 4096)), ("euler-116m", 16, 512, (2048, 4096, 8192)),
-    ("euler-116m", 64, 512, (4096, 8192)),
+    ("euler-116m", 64, 512, (4096, 8192)), ("smollm2-135m", 8, 2048, (4096,)),
+    ("llama-1b", 4, 2048, (4096,)),
 )  # fmt: skip
 
 
@@ -202,7 +204,7 @@ def plausible(layout, shape, epilogue, more):
 
 def products_of(preset, sequences, positions, chunks):
     """The products of a preset's step, each size once for each role; of logits by rows."""
-    config, rows = PRESETS[preset], sequences * positions
+    config, rows = (PRESETS | PUBLISHED)[preset], sequences * positions
     step = f"{preset} {sequences}x{positions}"
     layer = [(step, *role, config.n_layers) for role in roles(config, rows)]
     ends = [(f"{step} by {n}", *role, rows // n) for n in chunks for role in head(config, n)]
@@ -212,7 +214,8 @@ def products_of(preset, sequences, positions, chunks):
             first = 1 if "logits" in role else times
             ways = [("store", ", stored", first), ("add", ", added", times - first)]
         for way, how, count in [way for way in ways if way[2]]:
-            peers = ("cuBLAS", "torch") if way == "add" else ("cuBLAS",)
+            other = {"add": ("torch",), "swiglu backward": (APART,)}.get(way, ())
+            peers = "cuBLAS", *other
             yield Product(
                 f"step {step}: {role}{how}", case(layout, *shape), shape,
                 plausible(layout, shape, way, more), peers, step=step, times=count,

@@ -484,22 +484,8 @@ def _windows(config, family):
     }
 
 
-def record_of(config: ModelConfig, family: str, dtype: str) -> dict[str, Any]:
-    """The config.json of a model of this family, as transformers 4 writes it and 5 reads it."""
-    names = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM",
-             "mistral": "MistralForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # fmt: skip
-    both = {
-        "architectures": [names[family]], "model_type": family, "torch_dtype": dtype, "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tied, "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
-    if family == "gpt2":
-        gelu = "gelu_new" if config.mlp == "gelu" else "gelu"
-        return both | {
-            "n_positions": config.context, "n_ctx": config.context, "n_embd": config.dim, "n_layer": config.n_layers,
-            "n_head": config.n_heads, "n_inner": config.hidden, "activation_function": gelu,
-            "layer_norm_epsilon": config.norm_eps, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-        }  # fmt: skip
+def _rotary(config):
+    """The fields of config.json for rotary positions, as transformers 4 has them."""
     scaling: dict[str, Any] = {"rope_type": config.rope_scaling, "factor": config.rope_factor}
     if config.rope_scaling == "llama3":
         scaling |= {
@@ -507,13 +493,36 @@ def record_of(config: ModelConfig, family: str, dtype: str) -> dict[str, Any]:
             "high_freq_factor": config.rope_high_freq_factor,
             "original_max_position_embeddings": config.rope_original_context,
         }
+    scaled = config.rope_scaling != "none"
+    return {"rope_theta": config.rope_base, "rope_scaling": scaling if scaled else None}
+
+
+CLASSES = {  # of transformers
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+}  # fmt: skip
+
+
+def record_of(config: ModelConfig, family: str, dtype: str) -> dict[str, Any]:
+    """The config.json of a model of this family, as transformers 4 writes it and 5 reads it."""
+    both = {
+        "architectures": [CLASSES[family]], "model_type": family, "torch_dtype": dtype,
+        "vocab_size": config.vocab_size, "tie_word_embeddings": config.tied,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    if family == "gpt2":
+        return both | {
+            "n_positions": config.context, "n_ctx": config.context, "n_embd": config.dim,
+            "n_layer": config.n_layers, "n_head": config.n_heads, "n_inner": config.hidden,
+            "activation_function": "gelu_new" if config.mlp == "gelu" else "gelu",
+            "layer_norm_epsilon": config.norm_eps, "attn_pdrop": 0.0, "embd_pdrop": 0.0,
+            "resid_pdrop": 0.0,
+        }  # fmt: skip
     more = {"attention_bias": config.bias} if family in ("llama", "qwen3") else {}
     more |= {"mlp_bias": config.bias} if family == "llama" else {}
-    return both | more | _windows(config, family) | {
+    return both | more | _rotary(config) | _windows(config, family) | {
         "hidden_size": config.dim, "intermediate_size": config.hidden, "hidden_act": "silu",
         "num_hidden_layers": config.n_layers, "num_attention_heads": config.n_heads,
         "num_key_value_heads": config.n_kv_heads, "head_dim": config.head_dim,
         "max_position_embeddings": config.context, "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_base,
-        "rope_scaling": None if config.rope_scaling == "none" else scaling,
     }  # fmt: skip

@@ -69,7 +69,7 @@ class Keys:
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise UserError(f"expected {self.name}.{key} to be of the type {kind.__name__}, got "
                             f"{quoted(value)}: fetch the file again")  # fmt: skip
-        return kind(value)
+        return float(value) if kind is float else value
 
     def __getitem__(self, pair: tuple[str, type]) -> Any:
         value = self.get(*pair, None)
@@ -118,6 +118,9 @@ def rope_fields(keys: Keys, tensors: gguf.GgufTensors, half: int) -> dict[str, A
                         **{f"rope_{name}": value for name, value in said.items()}}  # fmt: skip
         raise UserError(f"the factors of its rotary positions ({ROPE_FACTORS}) are not those of "
                         "Llama 3.1: choose another model")  # fmt: skip
+    old = keys.get("rope.scale_linear", float, 1.0)  # in files of 2023
+    if kind == "none" and old not in (0, 1):
+        return {"rope_base": base, "rope_scaling": "linear", "rope_factor": as_written(old)}
     if kind == "none":
         return {"rope_base": base}
     if kind != "linear":
@@ -284,8 +287,11 @@ def write_model(
         raise UserError("llama.cpp's gpt2 has mlp gelu, and this model gelu_exact: it can't be "
                         "exported; export it to Hugging Face's format")  # fmt: skip
     if config.sliding_window:
-        said.append(f"llama.cpp may ignore the window of {config.sliding_window}, and then computes "
-                    "something else after as many tokens")  # fmt: skip
+        said.append(f"llama.cpp may ignore the window of {config.sliding_window} tokens, and then "
+                    "computes something else after as many")  # fmt: skip
+    if config.rope_scaling == "llama3" and family in ("qwen2", "qwen3"):
+        raise UserError(f"llama.cpp has rope_scaling llama3 for llama alone, and this is a model "
+                        f"of the family {family}: export it to Hugging Face's format")  # fmt: skip
     architecture = "llama" if family == "mistral" else family
     target = target_of(config, family)
     shapes, make = exported(config, weights, table_of(target, ARCHITECTURES[architecture]))

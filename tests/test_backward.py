@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from crossings import KNOWN, choices, crossings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutants import MUTANTS, Mutant, examples, load, worst_error
@@ -272,14 +273,7 @@ ARCHITECTURES = gradcheck.architectures()
 SWITCHES = {name: config for name, config in ARCHITECTURES.items() if "," not in name}
 
 
-SETTINGS = [{name: getattr(config, name) for name in CHOICES} | crossed
-            for config in SWITCHES.values()
-            for crossed in ({"integrator": integrator, "sliding_window": window}
-                            for integrator in CHOICES["integrator"]
-                            for window in CHOICES["sliding_window"])]  # fmt: skip
-
-
-@pytest.mark.parametrize("setting", paired(SETTINGS, CHOICES))
+@pytest.mark.parametrize("setting", paired(crossings("integrator", "sliding_window"), choices()))
 def test_every_architecture_with_other_steps_and_shared_blocks(setting):
     """Those of `nanoeuler check`, which compares every element, crossed with what it does not."""
     n_predict = 1 if setting["tied"] else gradcheck.TINIEST.n_predict
@@ -301,14 +295,13 @@ def test_an_architecture_has_the_error_of_its_worst_tensor():
 
 
 def test_the_architectures_are_all_there_are():
-    apart = ("integrator", "sliding_window")  # they come below
-    switches = [name for name in CHOICES if name not in apart]
-    seen = {tuple(getattr(config, s) for s in switches) for config in SWITCHES.values()}
-    assert len(SWITCHES) == len(seen) == math.prod(len(CHOICES[name]) for name in switches)
+    apart = [name for name in CHOICES if name not in gradcheck.CROSSED]  # they come below
+    seen = {tuple(getattr(config, s) for s in gradcheck.CROSSED) for config in SWITCHES.values()}
+    assert len(SWITCHES) == len(seen) == math.prod(len(KNOWN[name]) for name in gradcheck.CROSSED)
     steps = [config for name, config in ARCHITECTURES.items() if name not in SWITCHES]
     ways = (*apart, "step_size", "repeat")
     seen = {tuple(getattr(config, way) for way in ways) for config in steps}
-    assert len(steps) == len(seen) == 4 * (sum(len(CHOICES[way]) for way in apart) - 1)
+    assert len(steps) == len(seen) == 4 * (1 + sum(len(KNOWN[way]) - 1 for way in apart))
     assert all(config.n_blocks == 2 for config in ARCHITECTURES.values())
 
 

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import CHOICES, PRESETS, ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.model.config import (
+    CHOICES,
+    PRESETS,
+    SCALES,
+    ModelConfig,
+    count_parameters,
+    parameter_shapes,
+)
 
 SMALL = vars(PRESETS["small"])
 SIZES = ("vocab_size", "dim", "n_layers", "n_heads", "n_kv_heads", "hidden", "context", "n_predict")
@@ -126,13 +133,24 @@ def test_each_size_must_be_a_positive_whole_number(name, value):
         ModelConfig(**{**SMALL, name: value})
 
 
+@pytest.mark.parametrize("name", ["sliding_window", "head_width"])
 @pytest.mark.parametrize("value", [-1, 2.0, "4", None, True, [4]])
-def test_a_window_must_be_a_whole_number(value):
-    with pytest.raises(UserError, match="^sliding_window must be a whole number of at least 0"):
-        ModelConfig(**{**SMALL, "sliding_window": value})
+def test_a_window_and_a_width_must_be_whole_numbers(name, value):
+    with pytest.raises(UserError, match=f"^{name} must be a whole number of at least 0"):
+        ModelConfig(**{**SMALL, name: value})
 
 
-@pytest.mark.parametrize("name", [name for name in CHOICES if name != "sliding_window"])
+@pytest.mark.parametrize("value", ["", "s", "SLX", "S L", 0, None, ["S"], b"S", "S" * 10_001])
+def test_a_pattern_of_windows_must_be_letters(value):
+    with pytest.raises(UserError, match="^window_pattern must be some letters S and L, got "):
+        ModelConfig(**{**SMALL, "window_pattern": value})
+
+
+WORDS = [name for name in CHOICES
+         if name != "window_pattern" and type(CHOICES[name][0]) in (str, bool)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
 @pytest.mark.parametrize("value", ["", "RMS", "other", 0, 1, 1.0, None, ["rms"], b"rms"])
 def test_each_switch_must_be_one_of_its_choices(name, value):
     choices = " or ".join(map(str, CHOICES[name]))
@@ -140,7 +158,7 @@ def test_each_switch_must_be_one_of_its_choices(name, value):
         ModelConfig(**{**SMALL, name: value})
 
 
-@pytest.mark.parametrize("name", ["norm", "position", "mlp", "integrator"])
+@pytest.mark.parametrize("name", ["norm", "position", "mlp", "integrator", "rope_scaling"])
 @pytest.mark.parametrize("value", [True, False])
 def test_a_word_is_not_a_truth_value(name, value):
     with pytest.raises(UserError, match=f"^{name} must be "):
@@ -148,16 +166,19 @@ def test_a_word_is_not_a_truth_value(name, value):
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.5, math.inf, -math.inf, math.nan, "1", None, True])
-def test_the_step_must_be_a_finite_number_above_zero(value):
-    with pytest.raises(UserError, match="^step_size must be a finite number above 0, got "):
-        ModelConfig(**{**SMALL, "step_size": value})
+@pytest.mark.parametrize("name", ["step_size", "norm_eps", "rope_base", "rope_factor",
+                                  "rope_low_freq_factor", "rope_high_freq_factor"])  # fmt: skip
+def test_a_step_and_other_numbers_must_be_finite_and_above_zero(name, value):
+    with pytest.raises(UserError, match=f"^{name} must be a finite number above 0, got "):
+        ModelConfig(**{**SMALL, name: value})
 
 
 @pytest.mark.parametrize(
     "name, value",
     [*((name, value) for name in CHOICES for value in CHOICES[name] if name != "tied"),
      ("step_size", 0.25), ("step_size", 2), ("repeat", 2), ("repeat", 4),
-     ("sliding_window", 1), ("sliding_window", 10**30)],
+     ("sliding_window", 1), ("sliding_window", 10**30), ("norm_eps", 1e-12), ("rope_base", 500000),
+     ("head_width", 2), ("head_width", 130), ("window_pattern", "LSSSS")],
 )  # fmt: skip
 def test_what_a_switch_offers_is_accepted(name, value):
     assert getattr(ModelConfig(**{**SMALL, name: value}), name) == value
@@ -172,6 +193,14 @@ def test_what_a_switch_offers_is_accepted(name, value):
         ({"repeat": 3}, r"^n_layers \(4\) must be a multiple of repeat \(3\)"),
         ({"repeat": 8}, r"^n_layers \(4\) must be a multiple of repeat \(8\)"),
         ({"dim": 12}, "turn pairs: choose dim and n_heads"),
+        ({"head_width": 31}, r"^heads are 31 channels wide \(head_width, or dim / n_heads\)"),
+        ({"rope_factor": 8.0}, "^rope_factor is 8.0, which rope_scaling none does not use: "
+                               "leave it at 1.0, or choose linear or llama3"),
+        ({"rope_low_freq_factor": 2.0, "rope_scaling": "linear"}, "^rope_low_freq_factor is 2.0"),
+        ({"rope_high_freq_factor": 2.0, "rope_scaling": "linear"}, "^rope_high_freq_factor is 2.0"),
+        ({"rope_original_context": 64}, "^rope_original_context is 64"),
+        ({"rope_low_freq_factor": 4.0, "rope_scaling": "llama3"},
+         r"^rope_low_freq_factor \(4.0\) must be below rope_high_freq_factor \(4.0\)"),
         ({"tied": True}, "^n_predict is 4, .* set n_predict to 1 or tied to False"),
     ],
 )
@@ -182,6 +211,7 @@ def test_values_must_fit_together(change, words):
 
 def test_what_only_one_position_needs_is_asked_only_there():
     assert ModelConfig(**{**SMALL, "dim": 12, "position": "learned"}).head_dim == 3
+    assert ModelConfig(**{**SMALL, "dim": 130, "head_width": 6}).head_dim == 6
     assert ModelConfig(**{**SMALL, "tied": True, "n_predict": 1}).tied
 
 
@@ -190,9 +220,10 @@ def test_a_configuration_from_before_the_switches_means_the_same_model():
     assert ModelConfig(**old) == PRESETS["small"]
     assert count_parameters(ModelConfig(**old)) == 1_053_824
     new = dataclasses.fields(ModelConfig)[len(SIZES) :]
-    assert {field.name for field in new} == {*CHOICES, "step_size", "repeat"}
+    assert {field.name for field in new} == {*CHOICES, "step_size", "repeat", *SCALES}
     for field in new:
-        assert field.default == CHOICES.get(field.name, (1,))[0]
+        assert field.name in SCALES or field.default == CHOICES.get(field.name, (1,))[0]
+    assert all(SCALES[name] == CHOICES["rope_scaling"][-len(SCALES[name]):] for name in SCALES)
 
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)

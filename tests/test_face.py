@@ -21,7 +21,7 @@ from nanoeuler.engines.gpu.step import stepper
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.inference import evaluate, model
-from nanoeuler.model.config import CHOICES
+from nanoeuler.model.config import CHOICES, SCALES
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.training import sft
 from nanoeuler.training.checkpoint import read_record
@@ -486,8 +486,9 @@ def test_every_size_of_a_model_has_a_flag():
     fields = {field.name for field in dataclasses.fields(ne.ModelConfig)}
     sizes = {flags.FIELDS.get(name, name) for name in flags.SIZES}
     assert sizes <= fields
-    # What is left: switches that are no numbers, and what belongs to them.
-    assert fields - sizes == {*CHOICES, "n_predict", "step_size", "repeat"} - {"sliding_window"}
+    # What is left: switches, of which most are no numbers, and what belongs to them.
+    others = {"n_predict", "step_size", "repeat", *CHOICES, *SCALES}
+    assert fields - sizes == others - {"sliding_window"}
 
 
 def test_the_help_names_what_there_is(capfd):

@@ -1,9 +1,9 @@
 """The decoder against the model, at every position; and the rules of drawing."""
 
-from itertools import product
 
 import numpy as np
 import pytest
+from crossings import choices, crossings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import paired
@@ -22,7 +22,7 @@ from nanoeuler.inference.decoder import (
     text_pieces,
 )
 from nanoeuler.inference.sampling import Sampler, distribution, draw, log_probabilities, penalised
-from nanoeuler.model.config import CHOICES, ModelConfig
+from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -72,13 +72,12 @@ def compositions(n):
 
 
 ARCHITECTURES = [
-    dict(zip(CHOICES, values, strict=True))
-    | {"n_predict": 1, "step_size": 1.0 if values[-1] == "euler" else 0.7}
-    for values in product(*CHOICES.values())
+    each | {"n_predict": 1, "step_size": 1.0 if each["integrator"] == "euler" else 0.7}
+    for each in crossings("sliding_window", "integrator")
 ]
 
 
-@pytest.mark.parametrize("switches", paired(ARCHITECTURES, CHOICES))
+@pytest.mark.parametrize("switches", paired(ARCHITECTURES, choices()))
 def test_every_architecture_and_every_cut(switches):
     config, weights = model(context=5, n_layers=2, **switches)  # learned positions: to the last
     text = np.random.default_rng(0).integers(23, size=5)

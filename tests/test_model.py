@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from crossings import KNOWN, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from nanoeuler.checks.derivatives import complex_step, relative_error
 from nanoeuler.checks.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.backward import IGNORE
-from nanoeuler.model.config import CHOICES, ModelConfig, count_parameters, parameter_shapes
+from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.model.integrators import INTEGRATORS, Tableau
 from nanoeuler.model.transformer import (
     EXTRA_HEAD_WEIGHT,
@@ -39,7 +40,7 @@ def configs(draw):
     size = st.integers(1, 3)
     n_kv_heads, group, half, repeat = draw(size), draw(size), draw(size), draw(st.integers(1, 2))
     n_heads = n_kv_heads * group
-    switches = {name: draw(st.sampled_from(choices)) for name, choices in CHOICES.items()}
+    switches = {name: draw(st.sampled_from(choices)) for name, choices in KNOWN.items()}
     return ModelConfig(
         vocab_size=draw(st.integers(2, 9)),
         dim=n_heads * (2 * half if switches["position"] == "rope" else half),
@@ -51,7 +52,7 @@ def configs(draw):
         n_predict=1 if switches["tied"] else draw(size),
         step_size=draw(st.sampled_from([1.0, 0.5, 0.3])),
         repeat=repeat,
-        **switches,
+        **whole(switches),
     )
 
 

@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from crossings import KNOWN
 
 from nanoeuler.checks.derivatives import relative_error
 from nanoeuler.engines.reference import ReferenceEngine
@@ -149,7 +150,7 @@ SCALED = {  # heads, groups, switches and K stay those of the preset; widths, la
 TINY = ModelConfig(
     vocab_size=13, dim=12, n_layers=2, n_heads=6, n_kv_heads=2, hidden=7, context=6, n_predict=1
 )  # heads are two channels wide: one pair to turn
-SWITCHES = {name: CHOICES[name] for name in ("norm", "position", "mlp", "bias", "tied")}
+SWITCHES = {name: KNOWN[name] for name in ("norm", "position", "mlp", "bias", "tied")}
 
 
 def presets():

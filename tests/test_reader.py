@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crossings import choices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_generate import ARCHITECTURES, SHAPES, model
@@ -16,7 +17,7 @@ from nanoeuler.engines.cpu.packing import PANEL, Panels, interleaved, rounded
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import CPU_ENGINES, engine_factory
 from nanoeuler.inference.decoder import Decoder, EngineReader
-from nanoeuler.model.config import CHOICES, ModelConfig
+from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 
@@ -42,7 +43,7 @@ def readers(config, weights, texts=1):
     return made | {"compiled": CpuReader(config, weights, texts, threads=1)}
 
 
-@pytest.mark.parametrize("switches", paired(ARCHITECTURES, CHOICES))
+@pytest.mark.parametrize("switches", paired(ARCHITECTURES, choices()))
 def test_every_architecture_in_every_cut(switches):
     config, weights, text, exact, bound = both(context=9, n_layers=2, **switches)
     reader = CpuReader(config, weights, threads=1)

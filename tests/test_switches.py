@@ -6,13 +6,17 @@ What it does name changes its numbers, or what is recorded or planned, and the n
 the reference engine.
 """
 
+import hashlib
+import json
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 import recorded
+from crossings import KNOWN
 from test_cuda_engine import HOPPER, WIDE, bound
 
+import nanoeuler as ne
 from nanoeuler.checks import gradcheck
 from nanoeuler.emulator.device import Device
 from nanoeuler.engines import reference
@@ -24,11 +28,12 @@ from nanoeuler.engines.gpu.step import engine as gpu_engine
 from nanoeuler.engines.gpu.step.recording import record_step
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import EngineReader
-from nanoeuler.model.config import CHOICES, ModelConfig, require
+from nanoeuler.model.config import CHOICES, SCALES, ModelConfig, require
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning import counts
 from nanoeuler.planning.plan import cpu_memory
+from nanoeuler.training.run import FACTS, identity
 
 BASE = ModelConfig(
     vocab_size=64, dim=64, n_layers=2, n_heads=2, n_kv_heads=1, hidden=64, context=16, n_predict=1
@@ -39,13 +44,24 @@ OTHERS = {  # another value of what is no choice between names
 }  # fmt: skip
 CHANGES = [(name, value) for name, values in CHOICES.items() for value in values[1:]]
 CHANGES += OTHERS.items()
-REFUSED_BY_THE_GPU_READER = ("integrator", "n_predict", "sliding_window")
+NEW = ("norm_eps", "rope_base", "rope_scaling", "head_width", "qkv_bias", "qk_norm",
+       "window_pattern", "mlp")  # fmt: skip
+REFUSED = {name: NEW for name in ("reference", "fused", "cpu", "reader", "cpu reader", "planner")}
+REFUSED |= {"cuda": NEW, "gpu reader": ("integrator", "n_predict", "sliding_window", *NEW)}
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def base_for(name):
     """The model in which this field is changed: layers can share a block where there are four."""
+    if name == "window_pattern":
+        return replace(BASE, sliding_window=2)
     return replace(BASE, n_layers=4) if name == "repeat" else BASE
+
+
+def changed(name, value, base=None):
+    """The model with this value of a field, and the numbers that belong to it."""
+    beside = gradcheck.ROPE[value] if name == "rope_scaling" else {}
+    return replace(base or base_for(name), **{name: value}, **beside)
 
 
 def weights(config):
@@ -106,7 +122,8 @@ PROGRAMS = {**NUMBERS, "cuda": (gpu_engine, recorded_step), "planner": (counts, 
 
 
 def test_every_field_is_changed_here():
-    assert {name for name, _ in CHANGES} == {field.name for field in fields(ModelConfig)}
+    found = {field.name for field in fields(ModelConfig)}
+    assert {name for name, _ in CHANGES} | SCALES.keys() == found
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -116,28 +133,57 @@ def test_a_value_without_code_is_refused(program, name, monkeypatch):
     value = CHOICES[name][1]
     monkeypatch.setitem(module.SUPPORTS, name, (CHOICES[name][0],))
     with pytest.raises(UserError, match=f"expected {name} {CHOICES[name][0]} for .*, got {value}"):
-        run(replace(BASE, **{name: value}))
+        run(changed(name, value, BASE))
 
 
 @dataclass(frozen=True)
 class NewerConfig(ModelConfig):
     """With a switch that no program has heard of."""
 
-    qk_norm: bool = False
+    alibi: bool = False
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_switch_nobody_has_heard_of_is_refused(program, monkeypatch):
-    monkeypatch.setitem(CHOICES, "qk_norm", (False, True))
+    monkeypatch.setitem(CHOICES, "alibi", (False, True))
     config = NewerConfig(**vars(BASE))
     PROGRAMS[program][1](config)
-    with pytest.raises(UserError, match="expected qk_norm False for .*, got True"):
-        PROGRAMS[program][1](replace(config, qk_norm=True))
+    with pytest.raises(UserError, match="expected alibi False for .*, got True"):
+        PROGRAMS[program][1](replace(config, alibi=True))
+
+
+@pytest.mark.parametrize("name, value", [
+    ("norm_eps", 1e-6), ("norm_eps", 0.5), ("rope_base", 5e5), ("rope_base", 10.0),
+    ("head_width", 2), ("head_width", 512), ("sliding_window", 7), ("window_pattern", "L"),
+    ("window_pattern", "SSSL"),
+])  # fmt: skip
+def test_a_number_is_refused_whatever_it_is_unless_one_is_known(name, value):
+    """Of numbers and patterns, any value but the default is as the one that CHOICES lists."""
+    config = replace(BASE, **{name: value})
+    with pytest.raises(UserError, match=f"expected {name} {CHOICES[name][0]} for this, got"):
+        require(config, {}, "this")
+    require(config, {name: CHOICES[name]}, "this")
+
+
+def test_every_number_is_a_switch_or_belongs_to_one():
+    """So that `require` hears of it: the others are sizes, which all programs have."""
+    known = {*CHOICES, *OTHERS, *SCALES}
+    assert {field.name for field in fields(ModelConfig)} == known
+    for name, kinds in SCALES.items():
+        least = {"rope_low_freq_factor": 0.5}.get(name, 7)
+        for kind in CHOICES["rope_scaling"]:
+            if kind in kinds:
+                assert getattr(replace(BASE, rope_scaling=kind, **{name: least}), name) == least
+            else:
+                with pytest.raises(UserError, match=f"{name} is {least}, which rope_scaling"):
+                    replace(BASE, rope_scaling=kind, **{name: least})
 
 
 @pytest.mark.parametrize("name", [name for name in CHOICES if isinstance(CHOICES[name][0], str)])
 def test_a_word_without_code_is_refused_by_all(name, monkeypatch):
     """As relu2 in the choices of an MLP, which all would have taken for GELU."""
+    if name == "window_pattern":
+        return  # the letters of which are checked elsewhere
     monkeypatch.setitem(CHOICES, name, (*CHOICES[name], "new"))
     for module, _ in PROGRAMS.values():
         with pytest.raises(UserError, match=f"expected {name} .*, got new"):
@@ -149,9 +195,9 @@ def test_a_word_without_code_is_refused_by_all(name, monkeypatch):
 def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
     run, base = PROGRAMS[program][1], base_for(name)
     try:
-        other = run(replace(base, **{name: value}))
+        other = run(changed(name, value))
     except UserError as error:
-        assert program == "gpu reader" and name in REFUSED_BY_THE_GPU_READER, error
+        assert name in REFUSED[program] and f"expected {name}" in str(error), error
         return
     one = run(base)
     if isinstance(one, np.ndarray) and one.shape == other.shape:
@@ -168,7 +214,7 @@ def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
 @pytest.mark.parametrize("program", NUMBERS)
 @pytest.mark.parametrize("name, value", CHANGES)
 def test_numbers_are_those_of_the_reference(program, name, value):
-    config = replace(base_for(name), **{name: value})
+    config = changed(name, value)
     try:
         ours = np.asarray(NUMBERS[program][1](config), np.float64)
     except UserError:
@@ -190,15 +236,49 @@ def test_numbers_are_those_of_the_reference(program, name, value):
 @pytest.mark.parametrize("name, value", [each for each in CHANGES if each[0] in CHOICES])
 def test_gradients_of_a_gpu_are_those_of_the_reference(name, value, monkeypatch):
     recorded.by_numpy(monkeypatch)
-    config = replace(BASE, n_layers=1, **{name: value})
+    config = changed(name, value, replace(BASE, n_layers=1))
+    if name in REFUSED["cuda"]:
+        return  # which a test above knows
     outcome = recorded.step_on_paper(config, 2, 4, HOPPER, WIDE)
     wrong = {name: error for name, error in outcome.errors().items() if not error < bound(config)}
     assert not wrong, wrong
 
 
+LATER = ("norm_eps", "rope_base", "rope_scaling", *SCALES, "head_width", "qkv_bias", "qk_norm",
+         "window_pattern")  # fmt: skip
+
+
+def older(record):
+    """What config.json says, as it was written before there were LATER switches."""
+    model = {name: value for name, value in record["model"].items() if name not in LATER}
+    return {**record, "model": model}
+
+
+def test_a_switch_at_its_default_leaves_no_trace_in_a_run(tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("The river goes down to the sea. " * 60)
+    tiny = replace(BASE, vocab_size=260, dim=16)
+    ne.train(text, out=out, config=tiny, settings=ne.Settings(steps=2, batch_size=2), engine="cpu")
+    path = out / "config.json"
+    record = json.loads(path.read_text())
+    old = older(record)
+    # The digest as it was taken then: of all facts as they stand.
+    facts = {name: old[name] for name in FACTS}
+    facts["training"] = {n: x for n, x in facts["training"].items() if n != "minutes"}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    assert identity(record) == identity(old) == digest
+    for name in LATER:
+        other = {**record["model"], name: "another"}
+        assert identity({**record, "model": other}) != digest
+    path.write_text(json.dumps(old))
+    assert ne.load(out).config == tiny
+    ne.train(out=out, resume=True, engine="cpu")
+    assert ne.load(out).config == tiny
+
+
 def test_the_gradient_check_has_every_value_of_every_switch():
     found = gradcheck.architectures().values()
-    for name, values in CHOICES.items():
+    for name, values in KNOWN.items():
         assert {getattr(config, name) for config in found} == {*values}
 
 

@@ -11,7 +11,7 @@ differences stand beside it, to show how much less they see.
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,20 +129,40 @@ TINIEST = ModelConfig(
 )
 
 
+# Switches that are combined with each other. The others are set one at a time.
+CROSSED = ("norm", "position", "mlp", "bias", "tied")
+# What scales RoPE's angles in a model with a context of a few positions: by Llama 3's rule the
+# first angle, 2 pi positions a turn, is between the two frequencies, and the others are slower.
+ROPE = {
+    "none": {},
+    "linear": {"rope_factor": 4.0},
+    "llama3": {"rope_factor": 4.0, "rope_original_context": 8},
+}
+
+
+def setting(name: str, value: Any) -> dict[str, Any]:
+    """The fields to change in a config so that this value of a switch makes a difference."""
+    beside = {"window_pattern": {"sliding_window": 2}}.get(name, {})
+    if name in ("rope_base", "rope_scaling"):  # the first of the angles has no base: take two
+        beside = {"head_width": 4, **ROPE.get(value, {})}
+    return {**beside, name: value}
+
+
 def architectures() -> dict[str, ModelConfig]:
-    """Name -> a tiny config: most switches combined; then all ways to take a step, and windows."""
-    configs, apart = {}, ("integrator", "sliding_window")
-    switches = [switch for switch in CHOICES if switch not in apart]
-    for values in product(*(CHOICES[switch] for switch in switches)):
-        chosen = dict(zip(switches, values, strict=True))
+    """Name -> a tiny config: the CROSSED switches; then the others, by steps of several sizes."""
+    configs, known = {}, {name: reference.supports.get(name, v[:1]) for name, v in CHOICES.items()}
+    for values in product(*(known[switch] for switch in CROSSED)):
+        chosen = dict(zip(CROSSED, values, strict=True))
         words = [switch if value is True else value for switch, value in chosen.items() if value]
         n_predict = 1 if chosen["tied"] else TINIEST.n_predict
         configs[" ".join(words)] = replace(TINIEST, n_predict=n_predict, **chosen)
-    ways = {name: {"integrator": name} for name in CHOICES["integrator"]}
-    ways |= {f"window {n}": {"sliding_window": n} for n in CHOICES["sliding_window"][1:]}
-    for (way, switch), h, repeat in product(ways.items(), (1.0, 0.7), (1, 2)):
+    ways = {"euler": {}}
+    for switch, values in known.items():
+        for value in () if switch in CROSSED else values[1:]:
+            ways[value if switch == "integrator" else f"{switch} {value}"] = setting(switch, value)
+    for (way, changes), h, repeat in product(ways.items(), (1.0, 0.7), (1, 2)):
         configs[f"{way}, step {h}, repeat {repeat}"] = replace(
-            TINIEST, n_layers=2 * repeat, step_size=h, repeat=repeat, **switch
+            TINIEST, n_layers=2 * repeat, step_size=h, repeat=repeat, **changes
         )
     return configs
 

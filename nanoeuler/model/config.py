@@ -19,16 +19,30 @@ import numpy as np
 from nanoeuler.errors import UserError
 from nanoeuler.model.integrators import INTEGRATORS
 
-# What a switch can be set to, the default first. Of a number only one other value is listed, which
-# stands for all that are larger than the default.
+# What a switch can be set to, the default first. Of a number, and of the pattern of windows, only
+# one other value is listed, which stands for all others.
 CHOICES = {
     "norm": ("rms", "layer"),
     "position": ("rope", "learned"),
-    "mlp": ("swiglu", "gelu"),
+    "mlp": ("swiglu", "gelu", "gelu_exact"),
     "bias": (False, True),
     "tied": (False, True),
     "sliding_window": (0, 2),
     "integrator": tuple(INTEGRATORS),
+    "norm_eps": (1e-5, 1e-3),
+    "rope_base": (10000.0, 100.0),
+    "rope_scaling": ("none", "linear", "llama3"),
+    "head_width": (0, 16),
+    "qkv_bias": (False, True),
+    "qk_norm": (False, True),
+    "window_pattern": ("S", "SL"),
+}
+# What belongs to a way of scaling RoPE's angles, and means nothing without it.
+SCALES = {
+    "rope_factor": ("linear", "llama3"),
+    "rope_low_freq_factor": ("llama3",),
+    "rope_high_freq_factor": ("llama3",),
+    "rope_original_context": ("llama3",),
 }
 # Ten times the deepest transformer that we know of (Wang et al. 2022, DeepNet). Each layer is some
 # Python objects before it is any numbers: millions of them would fill the memory, step by step.
@@ -56,6 +70,17 @@ class ModelConfig:
     step_size: float = 1.0  # h of that step
     repeat: int = 1  # how many layers in a row share the weights of one block
     sliding_window: int = 0  # how many keys a query sees, its own and those before it; 0: all
+    norm_eps: float = 1e-5  # what a norm adds under its root; Llama 2's and GPT-2's
+    rope_base: float = 10000.0  # of RoPE's angles; Vaswani and others, 2017, section 3.5
+    rope_scaling: str = "none"  # or linear, llama3: what is done to the angles for long texts
+    rope_factor: float = 1.0  # how many times as long texts are, of both
+    rope_low_freq_factor: float = 1.0  # turns within the original context: slower, the factor
+    rope_high_freq_factor: float = 4.0  # divides the angle; faster, it stays
+    rope_original_context: int = 8192  # positions, that the model had been trained with
+    head_width: int = 0  # D; 0: dim / n_heads
+    qkv_bias: bool = False  # whether queries, keys and values have a bias, though others have none
+    qk_norm: bool = False  # whether each query and key head is normed before RoPE
+    window_pattern: str = "S"  # repeated over the layers: S has the sliding window, L sees all
 
     def __post_init__(self):
         _check_values(self)
@@ -64,7 +89,7 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         """D, the width of one head."""
-        return self.dim // self.n_heads
+        return self.head_width or self.dim // self.n_heads
 
     @property
     def n_blocks(self) -> int:
@@ -83,16 +108,20 @@ def _check_values(config):
         elif field.type is float:
             wanted = "a finite number above 0"
             good = type(value) in (int, float) and 0 < value < math.inf
+        elif name == "window_pattern":
+            wanted = "some letters S and L"
+            good = type(value) is str and 0 < len(value) <= MOST_LAYERS and not set(value) - {*"SL"}
         else:
             wanted = " or ".join(map(str, CHOICES[name]))
             good = type(value) is field.type and value in CHOICES[name]
         if not good:
-            raise UserError(f"{name} must be {wanted}, got {value!r}")
+            raise UserError(f"{name} must be {wanted}, got {value!r:.60}")
 
 
 def _check_fit(config):
     """UserError for values that do not fit together."""
-    for large, small in (("dim", "n_heads"), ("n_heads", "n_kv_heads"), ("n_layers", "repeat")):
+    pairs = [("dim", "n_heads"), ("n_heads", "n_kv_heads"), ("n_layers", "repeat")]
+    for large, small in pairs[1:] if config.head_width else pairs:
         if getattr(config, large) % getattr(config, small):
             raise UserError(
                 f"{large} ({getattr(config, large)}) must be a multiple of {small} "
@@ -102,13 +131,31 @@ def _check_fit(config):
         raise UserError(f"n_layers must be at most {MOST_LAYERS}, got {config.n_layers}")
     if config.position == "rope" and config.head_dim % 2:
         raise UserError(
-            f"heads are {config.head_dim} channels wide (dim / n_heads), and rotary positions "
-            "turn pairs: choose dim and n_heads so that the width is even"
+            f"heads are {config.head_dim} channels wide (head_width, or dim / n_heads), and rotary "
+            "positions turn pairs: choose dim and n_heads so that the width is even"
         )
     if config.tied and config.n_predict > 1:
         raise UserError(
             f"n_predict is {config.n_predict}, and each predicted token needs its own output "
             "matrix: tied has only the embedding; set n_predict to 1 or tied to False"
+        )
+    _check_scaling(config)
+
+
+def _check_scaling(config):
+    """UserError for numbers of a way of scaling that isn't chosen, or that no scaling has."""
+    for field in fields(config):
+        name, kinds = field.name, SCALES.get(field.name, CHOICES["rope_scaling"])
+        if config.rope_scaling not in kinds and getattr(config, name) != field.default:
+            raise UserError(
+                f"{name} is {getattr(config, name)}, which rope_scaling {config.rope_scaling} does "
+                f"not use: leave it at {field.default}, or choose {' or '.join(kinds)}"
+            )
+    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+    if not low < high:
+        raise UserError(
+            f"rope_low_freq_factor ({low}) must be below rope_high_freq_factor ({high}): "
+            "change one of them"
         )
 
 
@@ -118,13 +165,13 @@ Supports = Mapping[str, Sequence[Any]]  # switch -> the values that a program ha
 def require(config: ModelConfig, supports: Supports, who: str) -> None:
     """UserError unless the program called `who` has code for every switch of `config`.
 
-    A switch that `supports` doesn't name may only have its default. A number above 0 among its
-    values stands for all of them.
+    A switch that `supports` doesn't name may only have its default. Of numbers, and of the pattern
+    of windows, one other value among those named stands for all.
     """
     for name, values in CHOICES.items():
         value, known = getattr(config, name), supports.get(name, values[:1])
-        alike = type(value) is int and value > 0 and max(known) > 0
-        if value not in known and not alike:
+        open_ended = type(values[0]) in (int, float) or name == "window_pattern"
+        if value not in known and not (open_ended and {*known} - {values[0]}):
             raise UserError(
                 f"expected {name} {' or '.join(map(str, known))} for {who}, got {value}: "
                 f"choose another {name}, or an engine that has it"
@@ -181,6 +228,17 @@ def _exists(config, name):
     if name.endswith("_bias"):
         return config.bias and ("norm" not in name or config.norm == "layer")
     return True
+
+
+def telling(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a written-down config by which two models are told apart.
+
+    A field after `sliding_window` counts where it isn't at its default: runs may be older than it.
+    """
+    defaults = {field.name: field.default for field in fields(ModelConfig)}
+    added = [*defaults][[*defaults].index("sliding_window") + 1 :]
+    left_out = [name for name in added if model.get(name) == defaults[name]]
+    return {name: value for name, value in model.items() if name not in left_out}
 
 
 def count_parameters(config: ModelConfig) -> int:

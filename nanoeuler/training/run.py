@@ -24,7 +24,7 @@ from rich.filesize import decimal
 from nanoeuler import __version__
 from nanoeuler.data.batches import check_batch_size
 from nanoeuler.errors import UserError, quoted
-from nanoeuler.model.config import ModelConfig, count_parameters
+from nanoeuler.model.config import ModelConfig, count_parameters, telling
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.optim import (
@@ -179,5 +179,6 @@ def identity(facts: dict) -> str:
     Without `minutes`, which decide nothing once the number of steps is known.
     """
     training = {name: value for name, value in facts["training"].items() if name != "minutes"}
-    known = {name: facts[name] for name in FACTS} | {"training": training}
+    known = {name: facts[name] for name in FACTS}
+    known |= {"model": telling(facts["model"]), "training": training}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,9 @@
+# Made from book/19-other-peoples-models.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-others-file
+"""Models of others, in and out: safetensors_file and huggingface (a folder of the Hub), families
+(whose tensors are called what), gguf, gguf_model and quants (llama.cpp's file), llama2c.
+
+May import: errors, files, model.
+"""

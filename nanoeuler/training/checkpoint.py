@@ -37,9 +37,11 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
     REQUEST,
+    check_free,
     checkpoint_name,
     checkpoints,
     discard,
+    locked,
     read_metrics,
     reading,
     remove,
@@ -146,7 +148,9 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
             discard(folder)
 
 
-FORMAT = 2  # of config.json; the one before did not say so, and its settings had no `minutes`
+# Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
+# model needs the third, which has no settings at all.
+FORMAT, IMPORTED = 2, 3
 T = TypeVar("T")
 
 
@@ -198,7 +202,7 @@ class Record(NamedTuple):
     """What a run began with, as config.json and tokenizer.json have it."""
 
     config: ModelConfig
-    settings: Settings
+    settings: Settings | None  # None: an imported model, trained elsewhere
     tokenizer: Tokenizer
     data: str  # the digest of the training text
     identity: str
@@ -216,9 +220,9 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
     try:
         record = read_json(path)
         version = field_of({"format": 1} | record, "format", int)
-        if version > FORMAT:
-            raise UserError(f"{path.parent} holds a run of format {version}, and this "
-                            f"nanoeuler knows formats up to {FORMAT}: use a newer one")  # fmt: skip
+        if version > IMPORTED:
+            raise UserError(f"{path.parent} holds a run of format {version}, and this nanoeuler "
+                            f"knows formats up to {IMPORTED}: use a newer one")  # fmt: skip
         if version < 1:
             raise Damage(f"there is no format {version}")
         return parse(record)
@@ -232,8 +236,12 @@ def _facts(record):
     Format 1, which did not name itself, had no `minutes`, and every later one has.
     """
     config = _checked(ModelConfig, field_of(record, "model", dict))
-    settings = _checked(Settings, field_of(record, "training", dict))
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
+    if record.get("format") == IMPORTED:
+        if record.get("training") is not None or not all(map(str.isprintable, digests)):
+            raise Damage("an imported model has settings, or a digest is none")
+        return config, None, *digests, identity(record)
+    settings = _checked(Settings, field_of(record, "training", dict))
     if ("minutes" in record["training"]) != (record.get("format", 1) > 1):
         raise Damage("its format and its minutes do not fit")
     if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
@@ -323,7 +331,8 @@ def read_origin(out: str | Path) -> Record | Request | None:
 def _read_state(folder, step, record):
     """state.json of the save in `folder`, which must be of `step` and of the run of `record`."""
     state = read_json(folder / "state.json")
-    if field_of(state, "step", int) != step or step > record.settings.steps:
+    last = record.settings.steps if record.settings else 0
+    if field_of(state, "step", int) != step or step > last:
         raise Damage(f"state.json has step {state['step']}")
     bits = field_of({"bits_per_byte": 1.0} | state, "bits_per_byte", float)  # of a best model
     if not 0 < bits < math.inf:
@@ -415,6 +424,9 @@ def read_save(
     try:
         with reading(folder):
             state = _read_state(folder, step, record)
+            if record.settings is None and OPTIMIZER in names:
+                raise UserError(f"{out} holds an imported model, which training can't go on with: "
+                                "fine-tune it into another folder (nanoeuler sft)")  # fmt: skip
             if "bits_per_byte" in state and OPTIMIZER in names:
                 raise UserError(f"{out} holds a model to use, without what training goes on with: "
                                 f"resume {out.parent}, or fine-tune the model")  # fmt: skip
@@ -452,6 +464,27 @@ def load(out: str | Path) -> Run:
         tensor[...] = tensors[name]
     run.step, run.program = state["step"], state["program"]
     return run
+
+
+def write_model(
+    out: str | Path, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, source: str
+) -> None:
+    """Write a model that was trained elsewhere into the new directory `out`, as a save of step 0.
+
+    source: where it came from, in a line. UserError where the directory is in use or can't be
+    written.
+    """
+    check_sizes(config, tokenizer)
+    check_free(out)
+    out, names = Path(out), {"data": source, "tokenizer": tokenizer.hash}
+    facts = {"model": dataclasses.asdict(config), "training": None, **names}
+    with locked(out), writing(out, "the model could not be written"):
+        tokenizer.save(out / "tokenizer.json")
+        with replacing(out / "config.json") as temporary:
+            temporary.write_bytes(as_json({"format": IMPORTED, "program": program(), **facts}))
+        state = {"step": 0, "run": identity(facts), "tokenizer": tokenizer.hash,
+                 "program": program()}  # fmt: skip
+        write_folder(out / checkpoint_name(0), {MODEL: dict(weights)}, state)
 
 
 def rewind(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:

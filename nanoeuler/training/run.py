@@ -101,11 +101,14 @@ def program() -> dict[str, str]:
 
 
 def check_sizes(config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """UserError unless the model has a row for each id of the tokenizer, and no others."""
-    if config.vocab_size != tokenizer.vocab_size:
+    """UserError unless the model has a row for each id of the tokenizer.
+
+    Imported models may have more: Qwen3 has 151,936 rows for 151,669 ids, to fill its matrices up.
+    """
+    if config.vocab_size < tokenizer.vocab_size:
         raise UserError(
-            f"expected a tokenizer of {config.vocab_size} ids, as many as the model has, but it "
-            f"has {tokenizer.vocab_size}: use the tokenizer that belongs to the model"
+            f"expected a tokenizer of at most {config.vocab_size} ids, as many as the model has, "
+            f"but it has {tokenizer.vocab_size}: use the tokenizer that belongs to the model"
         )
 
 
@@ -176,9 +179,11 @@ FACTS = ("model", "training", "data", "tokenizer")
 def identity(facts: dict) -> str:
     """16 hex digits that are the same for the same FACTS, whatever else the dict holds.
 
-    Without `minutes`, which decide nothing once the number of steps is known.
+    Without `minutes`, which decide nothing once the number of steps is known. An imported model
+    has no training.
     """
-    training = {name: value for name, value in facts["training"].items() if name != "minutes"}
+    training = dict(facts["training"] or {})
+    training.pop("minutes", None)
     known = {name: facts[name] for name in FACTS}
     known |= {"model": telling(facts["model"]), "training": training}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]

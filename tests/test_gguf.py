@@ -17,7 +17,6 @@ from nanoeuler.files import project_root
 from nanoeuler.interop import gguf, gguf_model, llama2c, quants
 from nanoeuler.interop.huggingface import read_folder
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.transformer import forward
 
 DATA = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
@@ -310,7 +309,8 @@ def test_gpt2_in_gguf_is_gpt2_in_safetensors(tmp_path):
     config, weights, metadata = gguf_model.read_model(unpacked(tmp_path, "gguf/gpt2.f32.gguf.xz"))
     other, theirs = read_folder(INTEROP / "hf" / "gpt2")
     assert config == other and same(weights, theirs)
-    assert metadata["tokenizer.ggml.model"] == "gpt2" and len(metadata["tokenizer.ggml.tokens"]) == 320
+    assert metadata["tokenizer.ggml.model"] == "gpt2"
+    assert len(metadata["tokenizer.ggml.tokens"]) == 320
 
 
 @needs_data
@@ -395,7 +395,7 @@ def test_metadata_that_our_model_cannot_be_is_refused_by_name(tmp_path, change, 
 @pytest.mark.parametrize("config, said", [
     (CONFIGS["gpt2 exact"], "gelu_exact"),
     (replace(LLAMA, integrator="heun"), "integrator"),
-    (replace(LLAMA, qk_norm=True, rope_scaling="llama3", rope_factor=8.0), "llama3 for llama alone"),
+    (replace(LLAMA, qk_norm=True, rope_scaling="llama3", rope_factor=8.0), "for llama alone"),
 ])  # fmt: skip
 def test_a_model_that_llama_cpp_cannot_be_is_refused_by_name(tmp_path, config, said):
     with pytest.raises(UserError, match=said):
@@ -427,8 +427,7 @@ def test_an_output_matrix_that_is_the_embedding_again_is_tied(tmp_path):
 
 
 def test_llama_cpp_says_the_same(tmp_path):
-    """Logits of F32 files; llama.cpp's GELU comes from a table in float16, so GPT-2's bound is wide.
-    """
+    """Logits of F32 files. GPT-2 is left out: llama.cpp's GELU is a table in float16."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     config = ModelConfig(vocab_size=64, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=96,
                          context=64, n_predict=1)  # fmt: skip
@@ -458,7 +457,8 @@ def test_llama_cpp_says_the_same(tmp_path):
 def run_c(sizes, w, tokens):
     """Logits (T, V) in float64 by the equations of run.c, which turns the pairs (2i, 2i + 1)."""
     dim, _, layers, heads, kv, _, _ = sizes
-    D, keys, values, out = dim // heads, [[] for _ in range(layers)], [[] for _ in range(layers)], []
+    D, out = dim // heads, []
+    keys, values = ([[] for _ in range(layers)] for _ in range(2))
 
     def norm(x, gain):
         return gain * x / np.sqrt(np.mean(x * x) + 1e-5)
@@ -568,8 +568,9 @@ def test_llama2_c_s_version_1_is_written_as_its_own_export_does(tmp_path, tied):
     assert (tmp_path / "ours.bin").read_bytes() == (tmp_path / "theirs.bin").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["llama tied", "llama biases", "llama linear", "llama 3", "mistral",
-                                  "qwen2", "qwen3", "gpt2"])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "llama tied", "llama biases", "llama linear", "llama 3", "mistral", "qwen2", "qwen3", "gpt2",
+])  # fmt: skip
 def test_what_run_c_does_not_compute_is_refused_by_name(tmp_path, name):
     with pytest.raises(UserError, match="llama2.c has"):
         llama2c.write_model(tmp_path / "m.bin", CONFIGS[name], drawn(CONFIGS[name]))

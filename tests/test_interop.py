@@ -285,11 +285,11 @@ def changed(tmp_path, change, config=LLAMA):
     return tmp_path / "m"
 
 
-Q = "model.layers.1.self_attn.q_proj.weight"
+Q, K = (f"model.layers.1.self_attn.{each}_proj.weight" for each in "qk")
 WRONG = {
     "one is missing": (lambda t: t.pop(Q), f"expected a tensor {Q} .*found none"),
     "one is transposed": (
-        lambda t: t.update({Q.replace("q_proj", "k_proj"): t[Q.replace("q_proj", "k_proj")].T.copy()}),
+        lambda t: t.update({K: t[K].T.copy()}),
         r"of the shape \[12, 24\] by its configuration, found \[24, 12\]"),
     "one is strange": (lambda t: t.update({"score.weight": t[Q]}), "holds a tensor score.weight"),
     "one has experts": (lambda t: t.update({"model.layers.0.mlp.experts.0.w1.weight": t[Q]}),
@@ -542,7 +542,7 @@ def test_configurations_of_random_values_are_refused_or_taken():
     rng = np.random.default_rng(0)
     odd = [None, True, -1, 0, 1, 2.5, 10**30, float("inf"), "text", [], [1], {}, {"a": 1}]
     keys = sorted({key for each in families.DEFAULTS.values() for key in each} | {
-        "rope_scaling", "rope_parameters", "layer_types", "quantization_config", "auto_map"})  # fmt: skip
+        "rope_scaling", "rope_parameters", "layer_types", "quantization_config", "auto_map"})
     for _ in range(2000):
         record = {"model_type": str(rng.choice([*families.FAMILIES])), **SMALL}
         for key in rng.choice(keys, 2):

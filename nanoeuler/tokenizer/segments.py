@@ -58,6 +58,7 @@ class Segments:
             vocabulary.unknown is not None and not vocabulary.fallback
         )
         self._loose = [t.content.encode() for t in loose]
+        self._loose += [self._changed(name, False) for name in self._loose]
 
     def _changed(self, text: bytes, space: bool) -> bytes:
         """`text` as it is merged, with a space before it or not."""

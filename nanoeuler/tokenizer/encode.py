@@ -5,9 +5,12 @@
 """Byte-pair encoding in numba: what training and encoding share, and encoding.
 
 Leaves out training (learn.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
-ids: 0 to 255 are the bytes in GPT-2's order, 256 + m is what merge m makes. A pair (left, right) of
-ids is one int64 key, left << 32 | right.
+ids. In a vocabulary of ours 0 to 255 are the bytes in GPT-2's order, 256 + m is what merge m makes;
+those of others have ids in any order. A pair (left, right) of ids is one int64 key, left << 32 |
+right; what it makes is one int64, too, rank << 32 | id, and of two pairs the lower rank goes first.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -15,7 +18,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from nanoeuler.jit import njit
-from nanoeuler.tokenizer.pretokenizer import CHARACTER_CLASSES, word_end
+from nanoeuler.tokenizer.pretokenizer import CHARACTER_CLASSES
+from nanoeuler.tokenizer.scanners import GPT2, next_end
 
 # Bytes that are one visible character in Latin-1: GPT-2 numbers these first, then the others.
 VISIBLE_BYTES = (*range(33, 127), *range(161, 173), *range(174, 256))
@@ -124,12 +128,13 @@ def pop(heap: np.ndarray, size: int) -> int:
 
 
 # %% sec-tokenizer-words-encoded
-NEVER = 1 << 62  # what a pair that no merge knows makes: later than every id
+NEVER = 1 << 62  # what a pair that no merge knows makes: its rank is above every other
+ID = 0xFFFFFFFF  # the bits of a value that are the id; above them is the rank
 
 
 @njit(cache=True, nogil=True)
-def merge_table(merges: np.ndarray) -> np.ndarray:
-    """From the key of each pair of `merges` (M, 2) to the id it makes: int64 (slots, 2)."""
+def _filled(merges, made):
+    """From the key of each pair of `merges` (M, 2) to its value, `made` (M,): int64 (slots, 2)."""
     slots = 1024
     while slots < 4 * merges.shape[0]:
         slots *= 2
@@ -139,13 +144,25 @@ def merge_table(merges: np.ndarray) -> np.ndarray:
         slot = first_slot(key, slots)
         while table[slot, 0] != FREE:
             slot = (slot + 1) & (slots - 1)
-        table[slot, 0], table[slot, 1] = key, 256 + m
+        table[slot, 0], table[slot, 1] = key, made[m]
     return table
+
+
+def merge_table(
+    merges: np.ndarray, made: np.ndarray | None = None, ranks: np.ndarray | None = None
+) -> np.ndarray:
+    """From the key of each pair of `merges`, int32 (M, 2), to what it makes: int64 (slots, 2).
+
+    made, ranks: int (M,), the id and the rank of each merge; without them 256 + m and m.
+    """
+    rank = np.arange(len(merges)) if ranks is None else np.asarray(ranks, np.int64)
+    new = rank + 256 if made is None else np.asarray(made, np.int64)
+    return _filled(np.ascontiguousarray(merges, np.int32), rank << 32 | new)
 
 
 @njit(cache=True, nogil=True)
 def _made_of(a, b, table):
-    """The id that the pair (a, b) makes, or NEVER."""
+    """The value of the pair (a, b), rank << 32 | id, or NEVER."""
     key = np.int64(a) << 32 | b
     slot = first_slot(key, table.shape[0])
     while table[slot, 0] != key:
@@ -163,11 +180,11 @@ def _merge_short(ids, n, table, made):
     while n > 1:
         at = 0
         for i in range(1, n - 1):
-            if made[i] < made[at]:
+            if made[i] >> 32 < made[at] >> 32:  # of equal ranks the first place
                 at = i
-        new = made[at]
-        if new == NEVER:
+        if made[at] == NEVER:
             break
+        new = made[at] & ID
         ids[at] = new
         n -= 1
         for i in range(at + 1, n):
@@ -185,26 +202,29 @@ def _merge_long(ids, n, table):
     left, right = np.arange(-1, n - 1), np.arange(1, n + 1)
     heap, waiting = np.empty((2, 3 * n), np.int64), 0
     for i in range(n - 1):
-        new = _made_of(ids[i], ids[i + 1], table)
-        if new != NEVER:
-            waiting = push(heap, waiting, new, i)
+        made = _made_of(ids[i], ids[i + 1], table)
+        if made != NEVER:
+            waiting = push(heap, waiting, made >> 32, i)
     while waiting > 0:
-        new, at = heap[0, 0], heap[1, 0]
+        rank, at = heap[0, 0], heap[1, 0]
         waiting = pop(heap, waiting)
         gone = right[at]
-        if ids[at] == FREE or gone == n or _made_of(ids[at], ids[gone], table) != new:
+        if ids[at] == FREE or gone == n:
             continue
-        before, after = left[at], right[gone]
+        made = _made_of(ids[at], ids[gone], table)
+        if made >> 32 != rank:
+            continue
+        new, before, after = made & ID, left[at], right[gone]
         ids[at], ids[gone], right[at] = new, FREE, after
         if before >= 0:
             made = _made_of(ids[before], new, table)
             if made != NEVER:
-                waiting = push(heap, waiting, made, before)
+                waiting = push(heap, waiting, made >> 32, before)
         if after < n:
             left[after] = at
             made = _made_of(new, ids[after], table)
             if made != NEVER:
-                waiting = push(heap, waiting, made, at)
+                waiting = push(heap, waiting, made >> 32, at)
     kept = 0
     for i in range(n):
         if ids[i] != FREE:
@@ -213,23 +233,110 @@ def _merge_long(ids, n, table):
     return kept
 
 
+@njit(cache=True, nogil=True)
+def whole_table(store: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Tokens by their bytes, (start, length, id) a row: int64 (slots, 3).
+
+    store: their bytes, `padded`, one after the other; id i is store[starts[i] : starts[i + 1]].
+    """
+    slots = 256
+    while slots < 4 * starts.size:
+        slots *= 2
+    table = free_slots(3 * slots).reshape(slots, 3)
+    for i in range(starts.size - 1):
+        start, end = starts[i], starts[i + 1]
+        if end > start:
+            slot = hash_bytes(store, start, end) & (slots - 1)
+            while table[slot, 0] != FREE:
+                slot = (slot + 1) & (slots - 1)
+            table[slot, 0], table[slot, 1], table[slot, 2] = start, end - start, i
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _whole_word(text, at, length, whole, store):
+    """The id of the token with the bytes text[at : at + length], or -1."""
+    slot = hash_bytes(text, at, at + length) & (whole.shape[0] - 1)
+    while whole[slot, 0] != FREE:
+        if whole[slot, 1] == length and same_bytes(text, at, store, whole[slot, 0], length):
+            return whole[slot, 2]
+        slot = (slot + 1) & (whole.shape[0] - 1)
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _spell(ids, n, least, spelled):
+    """Put what symbols from `least` on stand for in their place in ids[:n]; return the number."""
+    size = 0
+    for i in range(n):
+        size += 1 if ids[i] < least else spelled[ids[i] - least, 0]
+    if size < n:  # some stand for nothing, and none for more than one
+        kept = 0
+        for i in range(n):
+            symbol = ids[i]
+            if symbol < least or spelled[symbol - least, 0]:
+                ids[kept] = symbol if symbol < least else spelled[symbol - least, 1]
+                kept += 1
+        return size
+    to = size
+    for i in range(n - 1, -1, -1):  # from the end, where there is room
+        symbol = ids[i]
+        if symbol < least:
+            to -= 1
+            ids[to] = symbol
+        else:
+            for k in range(spelled[symbol - least, 0], 0, -1):
+                to -= 1
+                ids[to] = spelled[symbol - least, k]
+    return size
+
+
 LONG_WORD = 48  # bytes; near where n * n steps of `_merge_short` and the heap cost the same
 REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
 TRIES = 8  # slots that are looked at before a word counts as not remembered
 
 
+class Rules(NamedTuple):
+    """What else differs between vocabularies. The last three have no rows where they say nothing.
+
+    byte_ids int32 (256,): the symbol that each byte begins as, -1 for none. classes, scanner: what
+    `next_end` takes. whole int64 (slots, 3): tokens that are a whole word, as (start, length, id)
+    with their bytes in `store`, padded uint8. spelled int32 (S, 5): what symbol `least` + s, which
+    is no token, stands for: a count and up to four ids.
+    """
+
+    byte_ids: np.ndarray = ID_FROM_BYTE
+    classes: np.ndarray = CHARACTER_CLASSES
+    scanner: int = GPT2
+    whole: np.ndarray = np.empty((0, 3), np.int64)
+    store: np.ndarray = padded(b"")
+    least: int = 0
+    spelled: np.ndarray = np.empty((0, 5), np.int32)
+
+
 @njit(cache=True, nogil=True)
-def _merge_word(text, at, length, ids, id_from_byte, table, made):
+def _merge_word(text, at, length, ids, table, rules, made):
     """Write the ids of text[at : at + length] to the beginning of `ids`; return their number."""
+    if rules.whole.shape[0] > 0:
+        known = _whole_word(text, at, length, rules.whole, rules.store)
+        if known >= 0:
+            ids[0] = known
+            return 1
+    n = 0
     for i in range(length):
-        ids[i] = id_from_byte[text[at + i]]
-    if length <= LONG_WORD:
-        return _merge_short(ids, length, table, made)
-    return _merge_long(ids, length, table)
+        symbol = rules.byte_ids[text[at + i]]
+        if symbol >= 0:
+            ids[n] = symbol
+            n += 1
+    if n <= LONG_WORD:
+        n = _merge_short(ids, n, table, made)
+    else:
+        n = _merge_long(ids, n, table)
+    return _spell(ids, n, rules.least, rules.spelled) if rules.spelled.shape[0] > 0 else n
 
 
 @njit(cache=True, nogil=True)
-def _encode(text, classes, id_from_byte, table):
+def _encode(text, table, rules):
     """The ids, int32, of the words of `text` (padded)."""
     out, made = np.empty(text.size, np.int32), np.empty(LONG_WORD, np.int64)
     slots = 256
@@ -237,9 +344,9 @@ def _encode(text, classes, id_from_byte, table):
         slots *= 2
     # rows: first eight bytes, length, start; its id if it has only one, else their place; number
     memory = free_slots(5 * slots).reshape(slots, 5)
-    at, n = 0, 0
+    at, n, classes, scanner = 0, 0, rules.classes, rules.scanner
     while at < text.size:
-        end = word_end(text, at, classes)
+        end = next_end(text, at, classes, scanner)
         length, eight = end - at, eight_bytes(text, at, end)
         slot = hash_bytes(text, at, end) & (slots - 1)
         tries, hit = 0, False
@@ -258,7 +365,7 @@ def _encode(text, classes, id_from_byte, table):
                 for i in range(count):
                     out[n + i] = out[first + i]
         else:
-            count = _merge_word(text, at, length, out[n:], id_from_byte, table, made)
+            count = _merge_word(text, at, length, out[n:], table, rules, made)
             if tries < TRIES:
                 memory[slot, 0], memory[slot, 1], memory[slot, 2] = eight, length, at
                 memory[slot, 3], memory[slot, 4] = out[n] if count == 1 else n, count
@@ -266,7 +373,10 @@ def _encode(text, classes, id_from_byte, table):
     return out[:n]
 
 
-def encode_words(text: bytes, table: np.ndarray) -> np.ndarray:
+OURS = Rules()  # GPT-2's words, and the bytes in its order
+
+
+def encode_words(text: bytes, table: np.ndarray, rules: Rules = OURS) -> np.ndarray:
     """The ids, int32 (n,), of the words of `text` (bytes). `table` is what `merge_table` makes."""
-    ids = _encode(padded(text), CHARACTER_CLASSES, ID_FROM_BYTE, table)
+    ids = _encode(padded(text), table, rules)
     return ids.copy()  # because `ids` keeps 4 bytes for each byte of the text

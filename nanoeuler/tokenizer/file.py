@@ -10,6 +10,7 @@ Leaves out the tokenizer that is made of what is read.
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from nanoeuler.errors import UserError
 from nanoeuler.files import check_regular
@@ -94,38 +95,50 @@ def read_file(path: str | Path) -> bytes:
     return text
 
 
-def parse_tokenizer_json(
-    text: bytes, source: str | Path
-) -> tuple[list[tuple[int, int]], tuple[str, ...]]:
-    """Merges and names of the special tokens from the bytes of a tokenizer.json of our kind."""
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, none of whose keys comes twice."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key comes twice")
+    return made
+
+
+def parsed_json(text: bytes, source: str | Path) -> dict[str, Any]:
+    """The JSON object in the bytes of a tokenizer.json; UserError if it holds no such thing."""
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         raise UserError(
             f"{source} is not JSON from end to end, nor GPT-2's file of ranks: copy or train one"
         ) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{source} lacks a part of a BPE tokenizer.json: train it again")
+    return content
+
+
+def our_parts(content: dict[str, Any]) -> tuple[list[tuple[int, int]], tuple[str, ...]] | None:
+    """Merges and names of the special tokens of a tokenizer.json of our kind; None for others."""
     try:
         model, words = content["model"], content["pre_tokenizer"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         names = [(str(left), str(right)) for left, right in pairs]
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        flags = ("lstrip", "rstrip", "single_word")
+        plain = all(token["special"] and not any(token.get(flag) for flag in flags)
+                    for token in content["added_tokens"])  # fmt: skip
+        plain &= (content.get("post_processor") or {"type": "ByteLevel"})["type"] == "ByteLevel"
         vocab = dict(model["vocab"])
         kind = [model["type"], content["normalizer"], words["type"], words["add_prefix_space"]]
         kind.append(words.get("use_regex", True))  # files older than this key mean yes
         marks = [model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix")]
-        changes = [*marks, model.get("dropout"), model.get("ignore_merges")]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{source} lacks a part of a BPE tokenizer.json: train it again") from None
-    if kind != ["BPE", None, "ByteLevel", False, True] or any(changes):
-        raise UserError(
-            f"{source} is another kind of tokenizer: expected byte-level BPE with GPT-2's words"
-        )
-    merges = merges_from_names(names, source)
+        changes = [*marks, model.get("dropout"), model.get("ignore_merges"), model.get("nanoeuler")]
+        merges = merges_from_names(names, "")
+    except (KeyError, TypeError, ValueError, AttributeError, UserError):
+        return None
+    if kind != ["BPE", None, "ByteLevel", False, True] or any(changes) or not plain:
+        return None
     ours = json.loads(tokenizer_json(merges, {}))["model"]["vocab"]
     last = list(range(len(ours), len(ours) + len(content["added_tokens"])))
     if list(special.values()) != last or {**vocab, **special} != {**ours, **special}:
-        raise UserError(
-            f"{source}: its ids are not the bytes, the merges and the special tokens in this "
-            "order: the file was changed by hand or by a program that numbers otherwise"
-        )
+        return None
     return merges, tuple(special)

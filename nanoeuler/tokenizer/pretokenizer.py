@@ -10,7 +10,7 @@ as punctuation, so that every sequence of bytes can be cut.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -196,11 +196,14 @@ def last_cut(text: np.ndarray, classes: np.ndarray) -> int:
 MAX_WORD = 1 << 24  # bytes; merging so long a word takes up to 1 GB, and no language has one
 
 
-def whole_words(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def whole_words(
+    chunks: Iterable[bytes], cut_of: Callable[[bytes], int] | None = None
+) -> Iterator[bytes]:
     """Regroup the `chunks` (bytes) of a text into pieces (bytes) that can be cut into words apart.
 
-    Holds no more than a chunk and twice a word. A word of over MAX_WORD bytes is a UserError, if
-    it has not ended by the time it is looked at again.
+    cut_of: what finds the last cut of a piece, for words that are not GPT-2's. Holds no more than a
+    chunk and twice a word. A word of over MAX_WORD bytes is a UserError, if it has not ended by the
+    time it is looked at again.
     """
     held, size, look_again = [], 0, 0
     for chunk in chunks:
@@ -212,7 +215,10 @@ def whole_words(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if size < look_again:
                 continue
             piece = b"".join(held)
-            cut = last_cut(np.frombuffer(piece, np.uint8), CHARACTER_CLASSES)
+            if cut_of:
+                cut = cut_of(piece)
+            else:
+                cut = last_cut(np.frombuffer(piece, np.uint8), CHARACTER_CLASSES)
             size -= cut
             if size > MAX_WORD:
                 raise UserError(

@@ -2,11 +2,11 @@
 
 
 # %% sec-tokenizer-class
-"""The tokenizer: text to ids and back by byte-level BPE, and its hash.
+"""The tokenizer: text to ids and back by byte-pair encoding, and its hash.
 
-Leaves out the form of its file (file.py), and normalisation: every byte of a text is kept. Ids are
-the 256 bytes in GPT-2's order, the merges, and last the special tokens, which a program can place
-in a sequence and a text cannot.
+Leaves out the form of its file (file.py) and what others do otherwise (vocabulary.py, segments.py).
+Ids of a vocabulary of ours are the 256 bytes in GPT-2's order, the merges, and last the special
+tokens, which a program can place in a sequence and a text cannot.
 """
 
 import codecs
@@ -21,17 +21,19 @@ import numpy as np
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing
 from nanoeuler.measurements import cores
-from nanoeuler.tokenizer.encode import BYTE_FROM_ID, encode_words, merge_table
-from nanoeuler.tokenizer.file import parse_tokenizer_json, read_file, spelt_bytes, tokenizer_json
+from nanoeuler.tokenizer.encode import BYTE_FROM_ID, encode_words
+from nanoeuler.tokenizer.file import our_parts, parsed_json, read_file, spelt_bytes, tokenizer_json
+from nanoeuler.tokenizer.huggingface import json_of, vocabulary_of
 from nanoeuler.tokenizer.learn import learn_merges
 from nanoeuler.tokenizer.pretokenizer import MAX_WORD, whole_words
+from nanoeuler.tokenizer.segments import Segments
 from nanoeuler.tokenizer.tiktoken import GPT2_SPECIAL_TOKENS, is_gpt2, merges_from_ranks
+from nanoeuler.tokenizer.vocabulary import MAX_VOCAB, Added, Vocabulary
 
 Text = str | bytes | bytearray | memoryview  # what can be encoded; bytes need not be valid UTF-8
 
 # The end of a document; the two who speak in a chat; the end of what one of them says.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
-MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error is more likely
 
 
 def utf8(text: Text) -> bytes:
@@ -75,11 +77,23 @@ def _names_in_bytes(names: list[str], ordinary: list[bytes]) -> list[bytes]:
     return tokens
 
 
-class Tokenizer:
-    """Byte-level BPE within GPT-2's words. Make one with `train` or `load`.
+def _our_vocabulary(merges: np.ndarray, names: list[str]) -> Vocabulary:
+    """The vocabulary of `merges`, int32 (M, 2), and of special tokens with these names."""
+    tokens, number = _spelled(merges), np.arange(len(merges))
+    added = tuple(Added(name, len(tokens) + i) for i, name in enumerate(names))
+    tokens += _names_in_bytes(names, tokens)
+    if len(tokens) > MAX_VOCAB:
+        raise UserError(f"expected at most {MAX_VOCAB} ids, got {len(tokens)}")
+    return Vocabulary(tokens, merges, number + 256, number, added, ours=True)
 
-    merges int32 (M, 2): merge m makes id 256 + m of two smaller ids. `tokens` lists the bytes of
-    each id, `special` maps special tokens to the last ids.
+
+class Tokenizer:
+    """Byte-pair encoding: of bytes within GPT-2's words, or as another's `vocabulary` has it.
+
+    Make one with `train` or `load`; `of` takes a vocabulary. merges int32 (M, 2): merge m makes id
+    256 + m of two smaller ids, if the vocabulary is ours. `tokens` lists the bytes of each id,
+    `special` maps special tokens to their ids. `begin` and `end` are the ids that the model was
+    trained to see around a whole text; `encode` leaves them to the caller.
     """
 
     def __init__(
@@ -87,13 +101,22 @@ class Tokenizer:
         merges: np.ndarray | Sequence[Sequence[int]],
         special_tokens: Iterable[str] = SPECIAL_TOKENS,
     ):
-        self.merges = np.array(merges, np.int32).reshape(-1, 2)
-        self.tokens, names = _spelled(self.merges), list(special_tokens)
-        self.special = {name: len(self.tokens) + i for i, name in enumerate(names)}
-        self.tokens += _names_in_bytes(names, self.tokens)
-        if self.vocab_size > MAX_VOCAB:
-            raise UserError(f"expected at most {MAX_VOCAB} ids, got {self.vocab_size}")
-        self._table = merge_table(self.merges)
+        merges = np.array(merges, np.int32).reshape(-1, 2)
+        self._take(_our_vocabulary(merges, list(special_tokens)))
+
+    def _take(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary, self.merges, self.tokens = vocabulary, vocabulary.merges, vocabulary.tokens
+        self.special = {token.content: token.id for token in vocabulary.added if token.special}
+        self.begin, self.end, self.template = vocabulary.begin, vocabulary.end, vocabulary.template
+        self._table, self._rules = vocabulary.tables()
+        self._segments = Segments(vocabulary, self._rules)
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "Tokenizer":
+        """The tokenizer of a vocabulary, ours or another's."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._take(vocabulary)
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -103,7 +126,9 @@ class Tokenizer:
     @cached_property
     def json(self) -> str:
         """The text of its file, tokenizer.json."""
-        return tokenizer_json(self.merges.tolist(), self.special)
+        if self.vocabulary.ours:
+            return tokenizer_json(self.merges.tolist(), self.special)
+        return json_of(self.vocabulary)
 
     @cached_property
     def hash(self) -> str:
@@ -116,23 +141,47 @@ class Tokenizer:
             temporary.write_bytes(self.json.encode())
 
     def decode(self, ids: np.ndarray | Sequence[int]) -> bytes:
-        """The bytes of `ids`, a row of integers; special tokens as they are written."""
-        return b"".join([self.tokens[i] for i in _row_of_ids(ids, self.vocab_size).tolist()])
+        """The bytes of `ids`, a row of integers; special tokens as they are written.
+
+        A space that encoding puts before a text is taken off again.
+        """
+        return b"".join(self.stream().bytes_of(ids))
 
     def decode_text(self, ids: np.ndarray | Sequence[int]) -> str:
         """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
         return self.decode(ids).decode("utf-8", errors="replace")
 
-    def stream(self) -> "Stream":
-        """A decoder for ids that come one at a time: `Stream`."""
-        return Stream(self)
+    def stream(self, begins: bool = True) -> "Stream":
+        """A decoder for ids that come one at a time: `Stream`. begins: whether they begin a text."""
+        return Stream(self, begins)
 
-    def encode(self, text: Text) -> np.ndarray:
-        """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id."""
+    def encode(self, text: Text, special: bool = False, begins: bool = True) -> np.ndarray:
+        """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id.
+
+        Unless `special`: then their names in the text become their ids, as in what a chat template has
+        written. begins: whether a text begins here, before which SentencePiece sees a space.
+        """
         text = utf8(text)
         if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
-            return np.concatenate(list(self.encode_stream([text])))
-        return encode_words(text, self._table)
+            pieces = list(self._segments.pieces([text]))
+        elif self._segments.plain and not special:
+            return encode_words(text, self._table, self._rules)
+        else:
+            pieces = [text]
+        ids = [self._ids(piece, special, begins and not n) for n, piece in enumerate(pieces)]
+        return np.concatenate(ids)
+
+    def _ids(self, text: bytes, special: bool, begins: bool) -> np.ndarray:
+        """The ids of a piece of a text."""
+        if self._segments.plain and not special:
+            return encode_words(text, self._table, self._rules)
+        rows = [np.empty(0, np.int32)]
+        for part in self._segments.parts(text, special, begins):
+            if isinstance(part, int):
+                rows.append(np.array([part], np.int32))
+            else:
+                rows.append(encode_words(part, self._table, self._rules))
+        return self._segments.fused(np.concatenate(rows))
 
     def encode_batch(
         self, texts: Iterable[Text], threads: int | None = None
@@ -146,8 +195,8 @@ class Tokenizer:
 
         The arrays put together are what `encode` gives for the whole text.
         """
-        for piece in whole_words(chunks):
-            yield encode_words(piece, self._table)
+        for n, piece in enumerate(self._segments.pieces(chunks)):
+            yield self._ids(piece, False, n == 0)
 
     @classmethod
     def train(
@@ -177,7 +226,9 @@ class Tokenizer:
         text = read_file(path)
         if is_gpt2(text):
             return cls(merges_from_ranks(text), GPT2_SPECIAL_TOKENS)
-        return cls(*parse_tokenizer_json(text, path))
+        content = parsed_json(text, path)
+        ours = our_parts(content)
+        return cls(*ours) if ours else cls.of(vocabulary_of(content, str(path)))
 
 
 # %% sec-tokenizer-class
@@ -203,16 +254,29 @@ def _row_of_ids(ids: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
 class Stream:
     """Text from ids that come one at a time, never half a character. From `Tokenizer.stream`."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, begins: bool = True):
+        self._tokens, self._marks = tokenizer.tokens, {*tokenizer.special.values()}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._again = self._begins = begins and bool(tokenizer.vocabulary.prefix)
+
+    def bytes_of(self, ids: np.ndarray | Sequence[int]) -> list[bytes]:
+        """The bytes of each of `ids`, which go on from those before them."""
+        row = _row_of_ids(ids, len(self._tokens)).tolist()
+        parts = [self._tokens[i] for i in row]
+        for n, i in enumerate(row):
+            if not self._begins:
+                break
+            if i not in self._marks:  # SentencePiece's space before the text
+                parts[n], self._begins = parts[n].removeprefix(b" "), False
+        return parts
 
     def feed(self, i: int) -> str:
         """The characters that id `i` completes, possibly none."""
-        return self._decoder.decode(self._tokenizer.decode([i]))
+        return self._decoder.decode(b"".join(self.bytes_of([i])))
 
     def flush(self) -> str:
         """What is held back, as U+FFFD; the stream starts afresh."""
+        self._begins = self._again
         return self._decoder.decode(b"", final=True)
 
 

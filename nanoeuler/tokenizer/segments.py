@@ -1,0 +1,172 @@
+# Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% ch-their-tokenizers
+"""What happens to a text before it is cut into words: added tokens, NFC, a space before it.
+
+Leaves out merging (encode.py).
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from nanoeuler.book.method import method
+from nanoeuler.tokenizer.encode import Rules
+from nanoeuler.tokenizer.pretokenizer import whole_words
+from nanoeuler.tokenizer.scanners import last_cut_of
+from nanoeuler.tokenizer.vocabulary import Added, Vocabulary
+
+BLANK = "\u2581".encode()  # SentencePiece's sign for a space
+_WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+
+
+def composed(text: bytes) -> bytes:
+    """`text` in Unicode's normal form C; bytes that are no UTF-8 stay."""
+    if text.isascii():
+        return text
+    characters = text.decode("utf-8", "surrogateescape")
+    return unicodedata.normalize("NFC", characters).encode("utf-8", "surrogateescape")
+
+
+class Segments:
+    """Cuts texts at added tokens, and changes what lies between them as a vocabulary wants.
+
+    A space comes before a text and before what follows a special token ("text", SentencePiece),
+    before each segment ("segment"), or if there is none yet before the first segment alone
+    ("first") or each ("always").
+    """
+
+    def __init__(self, vocabulary: Vocabulary, rules: Rules):
+        self._vocabulary, self._rules = vocabulary, rules
+        by_kind: dict[bool, dict[bytes, Added]] = {False: {}, True: {}}
+        for token in vocabulary.added:
+            name = token.content.encode()
+            if token.normalized:
+                name = self._changed(name, vocabulary.prefix == "segment")
+            by_kind[token.normalized][name] = token
+        self._raw, self._normal = (_Names(by_kind[kind]) for kind in (False, True))
+        self.plain = not (vocabulary.nfc or vocabulary.characters) and not any(
+            not token.special for token in vocabulary.added
+        )
+        loose = [t for t in vocabulary.added if not t.special]
+        self._whole = any(t.lstrip or t.rstrip or t.single_word for t in loose) or (
+            vocabulary.unknown is not None and not vocabulary.fallback
+        )
+        self._loose = [t.content.encode() for t in loose]
+        self._loose += [self._changed(name, False) for name in self._loose]
+
+    def _changed(self, text: bytes, space: bool) -> bytes:
+        """`text` as it is merged, with a space before it or not."""
+        text = composed(text) if self._vocabulary.nfc else text
+        if self._vocabulary.characters:
+            text = text.replace(BLANK, b" ")
+        return b" " + text if space else text
+
+    def parts(self, text: bytes, special: bool, begins: bool) -> Iterator[bytes | int]:
+        """The ids of the added tokens of `text`, and the texts between them, ready to be merged.
+
+        special: whether names of special tokens count. begins: whether a text begins here.
+        """
+        first, after = True, begins  # after: whether "text" wants a space here
+        for part in self._raw.cut(text, special):
+            if isinstance(part, Added):
+                if after and first and not part.special and self._vocabulary.prefix == "text":
+                    yield b" "
+                yield part.id
+                first, after = False, part.special
+            elif part:
+                changed = self._changed(part, self._spaced(part, first, begins, after))
+                for piece in self._normal.cut(changed, special):
+                    if isinstance(piece, Added):
+                        yield piece.id
+                    elif piece:
+                        yield piece
+                first, after = False, False
+
+    def _spaced(self, part: bytes, first: bool, begins: bool, after: bool) -> bool:
+        """Whether this segment gets a space before it."""
+        prefix, has = self._vocabulary.prefix, part[:1] == b" " or part[:3] == BLANK
+        if prefix == "text":
+            return after
+        if prefix == "segment":
+            return begins or not first
+        if prefix == "first":
+            return begins and first and not has
+        return prefix == "always" and (begins or not first) and not has
+
+    def fused(self, ids: np.ndarray) -> np.ndarray:
+        """`ids` with one unknown token for several in a row, if the vocabulary wants that."""
+        unknown = self._vocabulary.unknown
+        if not self._whole or unknown is None or not self._vocabulary.fuse_unknown:
+            return ids
+        same = ids == unknown
+        return ids[~same | ~np.concatenate([[False], same[:-1]])]
+
+    def pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Regroup the `chunks` of a text into pieces that can go through `parts` and merging apart."""
+        if self.plain and not self._rules.scanner:
+            return whole_words(chunks)
+        return whole_words(chunks, self._cut)
+
+    def _cut(self, text: bytes) -> int:
+        """The last place where `text` can be cut, whatever comes before and after; or 0 for none."""
+        if self._whole:
+            return 0
+        room, array = max(map(len, self._loose), default=0), np.frombuffer(text, np.uint8)
+        rules, at = (self._rules.classes, self._rules.scanner, self._vocabulary.nfc), len(text) - room
+        at = last_cut_of(array[: max(at, 0)], *rules)
+        while at and not self._free(text, at):
+            at = last_cut_of(array[: at + 3], *rules)
+        return at
+
+    def _free(self, text: bytes, at: int) -> bool:
+        """Whether nothing that is looked for crosses a cut, or becomes a space beside it."""
+        if self._vocabulary.characters and BLANK in (text[at - 3 : at], text[at : at + 3]):
+            return False
+        return not any(
+            name in text[max(at - len(name) + 1, 0) : at + len(name) - 1] for name in self._loose
+        )
+
+
+# %% ch-their-tokenizers
+class _Names:
+    """Finds names in a text: from the left, of several at one place the longest."""
+
+    def __init__(self, names: dict[bytes, Added]):
+        self._names = names
+        longest = sorted(names, key=len, reverse=True)
+        self._search = re.compile(b"|".join(map(re.escape, longest))) if names else None
+        self._loose = [name for name, token in names.items() if not token.special]
+
+    def cut(self, text: bytes, special: bool) -> Iterator[bytes | Added]:
+        """The texts between the names and what the names stand for, in turn."""
+        start, wanted = 0, self._names if special else self._loose
+        if self._search and any(name in text for name in wanted):
+            for found in self._search.finditer(text):
+                token, (begin, end) = self._names[found[0]], found.span()
+                if token.special > special or begin < start:
+                    continue
+                if token.single_word and not _alone(text, begin, end):
+                    continue
+                if token.lstrip:
+                    before = text[start:begin].decode("utf-8", "surrogateescape").rstrip(_WHITE)
+                    begin = start + len(before.encode("utf-8", "surrogateescape"))
+                if token.rstrip:
+                    after = text[end:].decode("utf-8", "surrogateescape").lstrip(_WHITE)
+                    end = len(text) - len(after.encode("utf-8", "surrogateescape"))
+                yield text[start:begin]
+                yield token
+                start = end
+        yield text[start:]
+
+
+def _alone(text: bytes, begin: int, end: int) -> bool:
+    """Whether text[begin:end] has no letter, number or underscore on either side."""
+    before = text[max(begin - 4, 0) : begin].decode("utf-8", "ignore")[-1:]
+    after = text[end : end + 4].decode("utf-8", "ignore")[:1]
+    return not re.match(r"\w", before) and not re.match(r"\w", after)

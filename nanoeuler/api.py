@@ -18,6 +18,7 @@ from nanoeuler.data.dataset import Prepared
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
+from nanoeuler.interop import source
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
@@ -229,16 +230,23 @@ def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
     return None if resume and model is None else path_of("model, if it is no Model,", model)
 
 
-def load(run: Path | str) -> Model:
+def load(run: Path | str, *, context: int | None = None) -> Model:
     """The model of a run, at its newest save; that of best/ in it is the best. UserError if none.
+
+    Or another's model: a folder of the Hub, a .gguf file, llama2.c's .bin, or "hf:OWNER/NAME"; of
+    it with `context` positions, if those are fewer than it has.
 
     >>> import nanoeuler as ne
     >>> model = ne.load(folder / "base")
     >>> model.generate("The river", tokens=20, seed=3) != ""
     True
     """
-    run = path_of("run", run)
-    model = Model(*load_model(run))
+    if str(run).startswith(source.HUB) or source.is_source(path_of("run", run)):
+        model = Model(*source.read_source(run, context)[:3])
+    elif context is None:
+        model = Model(*load_model(Path(run)))
+    else:
+        raise UserError("a context can be chosen where another's model is read: import it anew")
     config = model.config
     cache = 2 * config.n_layers * stages(config) * config.n_kv_heads * config.head_dim
     need(4 * cache * config.context, f"the cache of the model in {run} for {config.context} tokens",

@@ -21,6 +21,7 @@ from typing import Annotated
 import typer
 
 from nanoeuler.cli import flags
+from nanoeuler.cli.convert import export, import_model
 from nanoeuler.cli.data import data_app
 from nanoeuler.cli.prefer import prefer
 from nanoeuler.cli.serve import serve
@@ -45,6 +46,8 @@ app.command()(train)
 app.command()(sft)
 app.command()(prefer)
 app.command()(serve)
+app.command("import")(import_model)
+app.command()(export)
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 

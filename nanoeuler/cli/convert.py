@@ -1,0 +1,73 @@
+# Made from book/19c-in-and-out.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-in-out-run
+"""nanoeuler import and nanoeuler export: other people's models in, ours out.
+
+Imports inside functions, as main.py does.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.cli.stdio import tell
+
+_Source = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="a folder, a .gguf or .bin file, or hf:OWNER/NAME"),
+]
+_Context = flags.whole("positions, if fewer than the model has")
+_Words = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="FILE", help="a tokenizer, where the source has none"),
+]
+_To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, gguf or llama2c")]
+_Kind = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="KIND", help="f32, f16, bf16, or q8_0 for gguf"),
+]
+_OutPath = Annotated[Path, typer.Option("--out", metavar="PATH", help="what to write")]
+
+
+def import_model(
+    source: _Source, out: flags.Out = Path("runs/imported"), context: _Context = None,
+    tokenizer: _Words = None,
+) -> None:  # fmt: skip
+    """Make a run of a model that others have trained.
+
+    All commands that use a run can use it then. Nothing is executed that came with the model.
+
+    Example: nanoeuler import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smol
+    """
+    from nanoeuler.interop.source import read_source
+    from nanoeuler.model.config import count_parameters
+    from nanoeuler.training.checkpoint import write_model
+    from nanoeuler.training.folder import check_free
+
+    check_free(out)
+    config, words, weights, origin = read_source(source, context, tokenizer)
+    write_model(out, config, words, weights, origin)
+    tell(f"{out}: {count_parameters(config):,} parameters in {config.n_layers} layers, "
+         f"{words.vocab_size:,} tokens, a context of {config.context:,}")  # fmt: skip
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
+    to: _To, out: _OutPath, kind: _Kind = None,
+) -> None:  # fmt: skip
+    """Write the model of a run in another program's format.
+
+    hf is a folder that transformers opens, gguf a file for llama.cpp, llama2c one for run.c.
+
+    Example: nanoeuler export runs/chat --to gguf --dtype q8_0 --out mine.gguf
+    """
+    from nanoeuler.interop.source import write_source
+    from nanoeuler.training.checkpoint import load_model
+
+    config, words, weights = load_model(run)
+    for sentence in write_source(to, out, config, words, weights, kind):
+        tell(f"note: {sentence}")
+    tell(f"wrote {out}")

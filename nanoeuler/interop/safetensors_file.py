@@ -1,7 +1,7 @@
 # Made from book/19-other-peoples-models.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-others-file
+# %% sec-others-safetensors
 """Safetensors files by hand: a header that says what is where, and numbers that stay in the file.
 
 Leaves out which tensors a model has (families.py) and which files a folder has (huggingface.py).

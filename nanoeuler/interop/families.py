@@ -266,7 +266,7 @@ def family_name(record: Mapping[str, Any]) -> str:
     return kind
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}  # of a JSON value
 
 
 def _value(record, name, kind):

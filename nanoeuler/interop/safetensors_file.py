@@ -128,7 +128,9 @@ def as_float32(raw: np.ndarray, kind: str) -> np.ndarray:
     if kind == "F16":
         return raw.view("<f2").astype(np.float32)
     assert kind == "BF16", kind
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    out = np.zeros(raw.size // 2, "<u4")
+    out.view("<u2")[1::2] = raw.view("<u2")  # the little end comes first
+    return out.view("<f4")
 
 
 def from_float32(x: np.ndarray, kind: str) -> np.ndarray:

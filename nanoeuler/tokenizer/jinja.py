@@ -163,7 +163,7 @@ class ChatTemplate:
             found = text.find(said, begin)
             if found < 0:
                 raise UserError(f"the chat template changes the answer {said!r:.60}, so we can't "
-                                "tell what to learn: give it as the model should say it")  # fmt: skip
+                                "tell what to learn: give it as the model says it")  # fmt: skip
             begin = begin if text.startswith(before) else found
             places = [(text.find(name, found + len(said)), name) for name in ends]
             end = min([place + len(name) for place, name in places if place >= 0], default=None)

@@ -1,7 +1,7 @@
 # Made from book/19-other-peoples-models.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-others-file
+# %% sec-others-safetensors
 """Models of others, in and out: safetensors_file and huggingface (a folder of the Hub), families
 (whose tensors are called what), gguf, gguf_model and quants (llama.cpp's file), llama2c.
 

@@ -97,6 +97,7 @@ def table_of(config: ModelConfig, layout: Layout) -> Table:
     return table
 
 
+# %% sec-others-pairs
 def halves_from_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
     """Rows (heads D, ...) in which RoPE turns (2i, 2i + 1) of a head, in our order (i, i + D/2)."""
     split = rows.reshape(heads, -1, 2, *rows.shape[1:])
@@ -265,7 +266,7 @@ def family_name(record: Mapping[str, Any]) -> str:
     return kind
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false"}  # of a JSON value
 
 
 def _value(record, name, kind):

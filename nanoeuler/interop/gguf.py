@@ -89,6 +89,7 @@ class Cursor:
         return [self.value(code, depth + 1) for _ in range(n)]
 
 
+# %% sec-quantized-gguf
 def _metadata(cursor, n):
     """The n keys and their values; ValueError for a key that comes twice."""
     metadata: dict[str, Any] = {}

@@ -30,6 +30,10 @@ from nanoeuler.interop.families import (
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 
+ROPE_FACTORS = "rope_freqs.weight"  # what llama3's scaling divides each frequency by
+FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type, as llama.cpp has it
+
+
 _NAMES = {
     "embedding": ("token_embd",), "positions": ("position_embd",), "norm": ("output_norm",),
     "output": ("output",), "norm1": ("blk.{}.attn_norm",),
@@ -43,8 +47,6 @@ ARCHITECTURES = {
     "gpt2": Layout({**_NAMES, "wqkv": ("blk.{}.attn_qkv",), "w_up": ("blk.{}.ffn_up",)}),
     "llama": Layout(_NAMES, paired=True), "qwen2": _QWEN, "qwen3": _QWEN,
 }  # fmt: skip
-ROPE_FACTORS = "rope_freqs.weight"  # what llama3's scaling divides each frequency by
-FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # general.file_type, as llama.cpp has it
 
 
 class Keys:
@@ -90,8 +92,8 @@ def llama3_factors(
     """What Llama 3's scaling divides each of `half` frequencies by, (half,) float32.
 
     1 for those that turn more than `high` times in the `context` it was first trained with,
-    `factor` for those that turn fewer than `low` times, and in between a mean by turns. These are
-    the reciprocals of section eq-quantized-rope.
+    `factor` for those that turn fewer than `low` times, and in between a mean by turns. Equation
+    eq-quantized-rope.
     """
     turns = context * base ** (-np.arange(half) / half) / (2 * np.pi)
     share = np.clip((turns - low) / (high - low), 0, 1)  # of the frequency as it was

@@ -1,7 +1,7 @@
 # Made from book/19-other-peoples-models.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-others-out
+# %% sec-others-folder
 """A model's folder as the Hub has it: config.json, and safetensors in one file or several.
 
 Leaves out its tokenizer (the room of that name), and fetching a folder.
@@ -157,6 +157,7 @@ def read_folder(folder: str | Path, context: int | None = None) -> tuple[ModelCo
     return config, families.weights_from(config, table, read, folder)
 
 
+# %% sec-others-out
 def _shards(shapes, kind, most):
     """The names of tensors in groups of at most `most` bytes, in order; a larger one is alone."""
     groups, size = [[]], 0

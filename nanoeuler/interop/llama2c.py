@@ -34,6 +34,8 @@ from nanoeuler.model.weights import Weights
 
 MAGIC = 0x616B3432  # "ak42", the first four bytes of every version but the first
 HEADER = 256  # bytes of the header of those versions
+
+
 # Its matrices are those of Llama; each is stored for all layers, one after the other.
 LAYOUT = Layout(
     {

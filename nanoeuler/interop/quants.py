@@ -136,6 +136,7 @@ def q6_k(blocks: np.ndarray) -> np.ndarray:
     return (scale[:, :, None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
+# %% sec-quantized-q8
 UNPACK: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1,
     "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,

@@ -1,7 +1,7 @@
 # Made from book/19-other-peoples-models.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-others-file
+# %% sec-others-safetensors
 """Safetensors files by hand: a header that says what is where, and numbers that stay in the file.
 
 Leaves out which tensors a model has (families.py) and which files a folder has (huggingface.py).
@@ -128,7 +128,9 @@ def as_float32(raw: np.ndarray, kind: str) -> np.ndarray:
     if kind == "F16":
         return raw.view("<f2").astype(np.float32)
     assert kind == "BF16", kind
-    return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    out = np.zeros(raw.size // 2, "<u4")
+    out.view("<u2")[1::2] = raw.view("<u2")  # the little end comes first
+    return out.view("<f4")
 
 
 def from_float32(x: np.ndarray, kind: str) -> np.ndarray:

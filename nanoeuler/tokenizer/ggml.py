@@ -84,7 +84,7 @@ def _id(metadata: Mapping[str, Any], key: str, size: int) -> int | None:
     if i is None:
         return None
     if isinstance(i, bool) or not isinstance(i, (int, np.integer)) or not 0 <= i < size:
-        raise UserError(f"{SOURCE}: expected tokenizer.ggml.{key} to be below {size}, got {i!r:.40}")
+        raise UserError(f"{SOURCE}: expected {key} to be below {size}, got {i!r:.40}")
     return int(i)
 
 
@@ -121,7 +121,7 @@ def _bytes(metadata: Mapping[str, Any], names: list[str], kinds: list[int]) -> V
 
 
 def metadata_of(vocabulary: Vocabulary, rows: int = 0) -> dict[str, Any]:
-    """The keys of a vocabulary for a GGUF file, padded to as many tokens as the model has `rows`."""
+    """The keys of a vocabulary for a GGUF file, padded to `rows` tokens, those of the model."""
     size = max(len(vocabulary.tokens), rows)
     names, kinds = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
     for name, i in names_of(vocabulary).items():

@@ -158,8 +158,9 @@ def _types(part: Any) -> list[str]:
     """The types of a part of a file, one after the other if it is a sequence of them."""
     if isinstance(part, dict) and part.get("type") == "Sequence":
         lists = [value for value in part.values() if isinstance(value, list)]
-        return [str(inner.get("type")) if isinstance(inner, dict) else "" for inner in lists[0]] if (
-            len(lists) == 1) else ["Sequence"]  # fmt: skip
+        if len(lists) != 1:
+            return ["Sequence"]
+        return [str(step.get("type")) if isinstance(step, dict) else "" for step in lists[0]]
     return [str(part.get("type"))] if isinstance(part, dict) else [""]
 
 
@@ -181,8 +182,9 @@ def _scanner(content: dict[str, Any], source: str) -> str:
         raise _unknown(source, "pre-tokenizer", part, expected)
     *before, level = steps
     if level.get("add_prefix_space", True):
-        raise UserError(f"{source}: its pre-tokenizer puts a space before each text "
-                        f"(add_prefix_space), for which we have no code: expected {expected}")  # fmt: skip
+        raise UserError(f"{source}: its pre-tokenizer puts a space before each text, as "
+                        f"add_prefix_space says, for which we have no code: expected {expected}"
+                        )  # fmt: skip
     own = level.get("use_regex", True)
     if not before and own:
         return "gpt2"
@@ -234,8 +236,8 @@ def _of_characters(
     if model.get("byte_fallback"):
         byte_ids[:] = [ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
         if (byte_ids < 0).any():
-            raise UserError(f"{source}: expected a token for each of the 256 bytes, which it falls "
-                            f"back on, but <0x{int(np.argmin(byte_ids)):02X}> is missing")  # fmt: skip
+            raise UserError(f"{source}: expected a token for each of the 256 bytes, to fall back "
+                            f"on, but <0x{int(np.argmin(byte_ids)):02X}> is missing")  # fmt: skip
     of_byte = {int(i): bytes([byte]) for byte, i in enumerate(byte_ids)}
     for name, i in ids.items():
         if not _is_utf8(name):
@@ -278,7 +280,7 @@ def _ends(content: dict[str, Any], source: str) -> tuple[tuple[int, ...], tuple[
             end = tuple(int(i) for row in rows[at:] for i in row)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(f"{source}: its post-processor is damaged: expected special tokens around "
-                        "one sequence")  # fmt: skip
+                        "one sequence") from None  # fmt: skip
     return begin, end
 
 

@@ -39,7 +39,7 @@ def _run(text, at, classes, kind):
 
 @njit(cache=True, nogil=True)
 def _contraction(text, start):
-    """The index just past 's 't 're 've 'm 'll 'd in either case at `start`, an apostrophe; or 0."""
+    """The index just past 's 't 're 've 'm 'll 'd, in either case, at an apostrophe; or 0."""
     if start + 1 >= text.size:
         return 0
     c = text[start + 1] | 32  # a letter in lower case

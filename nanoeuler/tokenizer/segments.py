@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from nanoeuler.book.method import method
 from nanoeuler.tokenizer.encode import Rules
 from nanoeuler.tokenizer.pretokenizer import whole_words
 from nanoeuler.tokenizer.scanners import last_cut_of
@@ -108,18 +107,18 @@ class Segments:
         return ids[~same | ~np.concatenate([[False], same[:-1]])]
 
     def pieces(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Regroup the `chunks` of a text into pieces that can go through `parts` and merging apart."""
+        """Regroup the `chunks` of a text into pieces that can go through `parts` one by one."""
         if self.plain and not self._rules.scanner:
             return whole_words(chunks)
         return whole_words(chunks, self._cut)
 
     def _cut(self, text: bytes) -> int:
-        """The last place where `text` can be cut, whatever comes before and after; or 0 for none."""
+        """The last place where `text` can be cut, whatever is before and after; or 0 for none."""
         if self._whole:
             return 0
         room, array = max(map(len, self._loose), default=0), np.frombuffer(text, np.uint8)
-        rules, at = (self._rules.classes, self._rules.scanner, self._vocabulary.nfc), len(text) - room
-        at = last_cut_of(array[: max(at, 0)], *rules)
+        rules = self._rules.classes, self._rules.scanner, self._vocabulary.nfc
+        at = last_cut_of(array[: max(len(text) - room, 0)], *rules)
         while at and not self._free(text, at):
             at = last_cut_of(array[: at + 3], *rules)
         return at

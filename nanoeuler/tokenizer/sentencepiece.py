@@ -82,7 +82,8 @@ def _piece(data: int | bytes, source: str) -> Piece:
             return Piece(text.decode(), struct.unpack("<f", score)[0], kind)
         raise ValueError("a field has another type")
     except (ValueError, struct.error):
-        raise UserError(f"{source}: a piece is damaged: {text!r:.40}: copy the file again") from None
+        told = f"{source}: a piece is damaged: {text!r:.40}: copy the file again"
+        raise UserError(told) from None
 
 
 # Fields: of the model; of its trainer's and its normalizer's settings.
@@ -93,7 +94,7 @@ _TYPES = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
 def vocabulary_of_model(data: bytes, source: str) -> Vocabulary:
-    """The vocabulary in the bytes of a tokenizer.model; `source` is what an error calls the file."""
+    """The vocabulary in the bytes of a tokenizer.model; `source`: what an error calls the file."""
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
@@ -114,8 +115,8 @@ def vocabulary_of_model(data: bytes, source: str) -> Vocabulary:
         raise UserError(f"{source}: it normalizes text by {name!r:.30}, for which we have no code: "
                         "expected identity")  # fmt: skip
     if normalizer.get(_EXTRA_SPACES, 1) or not normalizer.get(_ESCAPE, 1) or trainer.get(_SUFFIX):
-        raise UserError(f"{source}: it removes extra spaces, keeps spaces as they are or puts them "
-                        "behind words, for which we have no code: expected Llama's settings")  # fmt: skip
+        raise UserError(f"{source}: it removes spaces, keeps their sign or puts it behind words, "
+                        "for which we have no code: expected Llama's settings")  # fmt: skip
     ends = {key: trainer.get(field, default) for key, field, default in
             (("unknown", _UNK, 0), ("bos", _BOS, 1), ("eos", _EOS, 2))}  # fmt: skip
     return vocabulary_of_pieces(
@@ -145,8 +146,8 @@ def vocabulary_of_pieces(
             tokens[-1] = piece.text.encode() if special else tokens[-1]
             added.append(Added(piece.text, i, special, normalized=not special))
     if fallback and (byte_ids < 0).any():
-        raise UserError(f"{source}: expected a piece for each of the 256 bytes, which it falls back "
-                        f"on, but <0x{int(np.argmin(byte_ids)):02X}> is missing")  # fmt: skip
+        raise UserError(f"{source}: expected a piece for each of the 256 bytes, to fall back on, "
+                        f"but <0x{int(np.argmin(byte_ids)):02X}> is missing")  # fmt: skip
     if not fallback:
         byte_ids[:] = -1
     found = {key: int(i) if 0 <= i < len(pieces) else None for key, i in ends.items()}
@@ -172,8 +173,8 @@ def _byte_of(text: str, source: str) -> int:
 def _check_pieces(pieces: Sequence[Piece], source: str) -> None:
     """UserError for pieces that no model has: none or too many, empty ones, twice the same."""
     if not 0 < len(pieces) <= MAX_VOCAB:
-        raise UserError(f"{source}: expected from 1 to {MAX_VOCAB} pieces, got {len(pieces)}: it is "
-                        "no SentencePiece model, or damaged")  # fmt: skip
+        raise UserError(f"{source}: expected from 1 to {MAX_VOCAB} pieces, got {len(pieces)}: it "
+                        "is no SentencePiece model, or damaged")  # fmt: skip
     seen: set[str] = set()
     for i, piece in enumerate(pieces):
         if not piece.text or piece.text in seen or math.isnan(piece.score):

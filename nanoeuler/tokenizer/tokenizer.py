@@ -152,14 +152,17 @@ class Tokenizer:
         return self.decode(ids).decode("utf-8", errors="replace")
 
     def stream(self, begins: bool = True) -> "Stream":
-        """A decoder for ids that come one at a time: `Stream`. begins: whether they begin a text."""
+        """A decoder for ids that come one at a time; begins: whether they begin a text."""
         return Stream(self, begins)
 
-    def encode(self, text: Text, special: bool = False, begins: bool = True) -> np.ndarray:
+    def encode(
+        self, text: Text, special: bool = False, begins: bool = True, guard: str = ""
+    ) -> np.ndarray:
         """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id.
 
-        Unless `special`: then their names in the text become their ids, as in what a chat template has
-        written. begins: whether a text begins here, before which SentencePiece sees a space.
+        Unless `special`: then their names in the text become their ids, as in what a chat template
+        has written; not if the character `guard` is in a name, which is taken out of the text.
+        begins: whether a text begins here, before which SentencePiece sees a space.
         """
         text = utf8(text)
         if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
@@ -168,10 +171,10 @@ class Tokenizer:
             return encode_words(text, self._table, self._rules)
         else:
             pieces = [text]
-        ids = [self._ids(piece, special, begins and not n) for n, piece in enumerate(pieces)]
+        ids = [self._ids(part, special, begins and not n, guard) for n, part in enumerate(pieces)]
         return np.concatenate(ids)
 
-    def _ids(self, text: bytes, special: bool, begins: bool) -> np.ndarray:
+    def _ids(self, text: bytes, special: bool, begins: bool, guard: str = "") -> np.ndarray:
         """The ids of a piece of a text."""
         if self._segments.plain and not special:
             return encode_words(text, self._table, self._rules)
@@ -180,6 +183,7 @@ class Tokenizer:
             if isinstance(part, int):
                 rows.append(np.array([part], np.int32))
             else:
+                part = part.replace(guard.encode(), b"") if guard else part
                 rows.append(encode_words(part, self._table, self._rules))
         return self._segments.fused(np.concatenate(rows))
 

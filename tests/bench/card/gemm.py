@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
-from published import PUBLISHED
+from shapes import PUBLISHED
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel

@@ -814,7 +814,7 @@ rng = np.random.default_rng(1)
 x, gain = rng.standard_normal((33, 40), np.float32), rng.standard_normal(40, np.float32)
 y = np.empty_like(x)
 for norm, columns in ((norms.rmsnorm, 1), (norms.layernorm, 2)):
-    norm(x, gain, y, np.empty((33, columns), np.float32))
+    norm(x, gain, np.float32(1e-5), y, np.empty((33, columns), np.float32))
     print(hashlib.sha256(y.tobytes()).hexdigest(), sum(norm.stats.cache_hits.values()))
 """
     first, second = (child(code, NUMBA_CACHE_DIR=str(tmp_path)).split() for _ in range(2))

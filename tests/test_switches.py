@@ -46,7 +46,8 @@ CHANGES = [(name, value) for name, values in CHOICES.items() for value in values
 CHANGES += OTHERS.items()
 NEW = ("norm_eps", "rope_base", "rope_scaling", "head_width", "qkv_bias", "qk_norm",
        "window_pattern", "mlp")  # fmt: skip
-REFUSED = {name: NEW for name in ("reference", "fused", "cpu", "reader", "cpu reader", "planner")}
+TO_DO = ("qk_norm", "window_pattern", "mlp")
+REFUSED = {name: TO_DO for name in ("reference", "fused", "cpu", "reader", "cpu reader", "planner")}
 REFUSED |= {"cuda": NEW, "gpu reader": ("integrator", "n_predict", "sliding_window", *NEW)}
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nanoeuler.model.config import ModelConfig, Supports, first_keys
+from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, Angles
 from nanoeuler.model.weights import Block, Weights
 
 Array = np.ndarray  # or the engine's own kind, where it works in other memory
@@ -81,7 +82,7 @@ class Engine(ABC):
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
         heads = self.linear(n, b.wqkv, b.wqkv_bias).reshape(B, T, H + 2 * G, D)
         if config.position == "rope":  # queries and keys are turned, values are not
-            cos, sin = self.rope_tables(config.context, D)
+            cos, sin = self.rope_tables(config.context, D, config.angles)
             heads = self.rope(heads, H + G, cos[start : start + T], sin[start : start + T])
         if cache is None:
             first = self.first_keys(config, B, T, first)
@@ -99,7 +100,7 @@ class Engine(ABC):
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first)
         if config.position == "rope":
-            cos, sin = self.rope_tables(config.context, config.head_dim)
+            cos, sin = self.rope_tables(config.context, config.head_dim, config.angles)
             dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
         dheads = dheads.reshape(B, T, -1)
         return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
@@ -179,7 +180,7 @@ class Engine(ABC):
         """dy (..., O) -> dx (..., I); adds to dw (I, O) and dbias (O,)."""
 
     @abstractmethod
-    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+    def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
         """x (..., C), gain (C,) -> y (..., C), stats (..., 1)."""
 
     @abstractmethod
@@ -189,7 +190,9 @@ class Engine(ABC):
         """dy (..., C) -> dx (..., C); adds to dgain (C,)."""
 
     @abstractmethod
-    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
+    def layernorm(
+        self, x: Array, gain: Array, bias: Array | None = None, eps: float = LAYERNORM_EPS
+    ) -> tuple[Array, Array]:
         """x (..., C), gain and bias (C,) -> y (..., C), stats (..., 2)."""
 
     @abstractmethod
@@ -200,7 +203,9 @@ class Engine(ABC):
         """dy (..., C) -> dx (..., C); adds to dgain and dbias (C,)."""
 
     @abstractmethod
-    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+    def rope_tables(
+        self, T: int, D: int, angles: Angles = Angles()  # noqa: B008 it's immutable
+    ) -> tuple[Array, Array]:
         """cos, sin (T, D/2) of the positions 0 .. T - 1."""
 
     @abstractmethod
@@ -269,8 +274,8 @@ class Engine(ABC):
         for weight, k in terms:
             x = self.add(x, k, weight)
         if config.norm == "rms":
-            return x, *self.rmsnorm(x, gain)
-        return x, *self.layernorm(x, gain, bias)
+            return x, *self.rmsnorm(x, gain, config.norm_eps)
+        return x, *self.layernorm(x, gain, bias, config.norm_eps)
 
     def move_norm_backward(
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,

@@ -40,7 +40,8 @@ from nanoeuler.model.layers import (
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-    "sliding_window": (0, 2),
+    "sliding_window": (0, 2), "norm_eps": (1e-5, 1e-3), "rope_base": (10000.0, 100.0),
+    "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
 
 

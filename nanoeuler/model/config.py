@@ -18,6 +18,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 from nanoeuler.model.integrators import INTEGRATORS
+from nanoeuler.model.layers import Angles
 
 # What a switch can be set to, the default first. Of a number, and of the pattern of windows, only
 # one other value is listed, which stands for all others.
@@ -90,6 +91,14 @@ class ModelConfig:
     def head_dim(self) -> int:
         """D, the width of one head."""
         return self.head_width or self.dim // self.n_heads
+
+    @property
+    def angles(self) -> Angles:
+        """What `layers.rope_tables` wants to know."""
+        return Angles(
+            self.rope_base, self.rope_scaling, self.rope_factor, self.rope_low_freq_factor,
+            self.rope_high_freq_factor, self.rope_original_context,
+        )  # fmt: skip
 
     @property
     def n_blocks(self) -> int:
@@ -225,6 +234,8 @@ def _exists(config, name):
         return config.position == "learned"
     if name == "output":
         return not config.tied
+    if name.endswith("wqkv_bias"):
+        return config.bias or config.qkv_bias
     if name.endswith("_bias"):
         return config.bias and ("norm" not in name or config.norm == "layer")
     return True

@@ -9,6 +9,8 @@ analytic, so that complex-step derivatives hold. Leaves out gradients and speed.
 Letters: B batch, T positions, C channels, D head width, F MLP width, V vocabulary.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 RMSNORM_EPS = 1e-5  # Llama 2's value; takes 1 % off a fresh embedding, mean square 4e-4
@@ -91,11 +93,36 @@ def swiglu(gate_up: np.ndarray) -> np.ndarray:
 
 
 # %% sec-layers-rope
-def rope_tables(T: int, D: int, base: float = ROPE_BASE) -> tuple[np.ndarray, np.ndarray]:
-    """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
+class Angles(NamedTuple):
+    """What decides RoPE's angles besides the head width: fields of `ModelConfig`, in short."""
+
+    base: float = ROPE_BASE
+    scaling: str = "none"  # or linear, llama3
+    factor: float = 1.0  # how many times as long texts are
+    low: float = 1.0  # turns within the original context: below, the factor divides the angle,
+    high: float = 4.0  # above, it stays
+    original: int = 8192  # positions: the context before
+
+
+def rope_angles(D: int, angles: Angles = Angles()) -> np.ndarray:  # noqa: B008 it's immutable
+    """theta_i, radians a position: (D/2,) float64. Equations eq-layers-rope, -rope-llama3."""
     assert D % 2 == 0, f"rotary positions turn pairs of channels: head width {D} is odd"
-    theta = base ** (-2 * np.arange(D // 2) / D)
-    angle = np.arange(T)[:, None] * theta
+    theta = float(angles.base) ** (-2 * np.arange(D // 2) / D)
+    if angles.scaling == "linear":
+        return theta / angles.factor
+    if angles.scaling == "llama3":
+        turns = angles.original * theta / (2 * np.pi)
+        share = np.clip((turns - angles.low) / (angles.high - angles.low), 0, 1)
+        return theta * (share + (1 - share) / angles.factor)
+    assert angles.scaling == "none", f"no rule to scale angles by: {angles.scaling}"
+    return theta
+
+
+def rope_tables(
+    T: int, D: int, angles: Angles = Angles()  # noqa: B008 it's immutable
+) -> tuple[np.ndarray, np.ndarray]:
+    """cos, sin of t * theta_i at T positions: (T, D/2) float64 each. Equation eq-layers-rope."""
+    angle = np.arange(T)[:, None] * rope_angles(D, angles)
     return np.cos(angle), np.sin(angle)
 
 

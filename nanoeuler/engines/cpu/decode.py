@@ -35,13 +35,7 @@ from nanoeuler.jit import njit
 from nanoeuler.measurements import cores
 from nanoeuler.model.config import ModelConfig, first_keys, require
 from nanoeuler.model.integrators import INTEGRATORS
-from nanoeuler.model.layers import (
-    GELU_CUBIC,
-    GELU_SCALE,
-    LAYERNORM_EPS,
-    RMSNORM_EPS,
-    rope_tables,
-)
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope_tables
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
 
@@ -185,6 +179,7 @@ class Model(NamedTuple):
     repeat: int  # layers that share a block
     h: float  # the size of a step
     rms: bool  # or LayerNorm
+    eps: float  # what a norm adds under its root
     gated: bool  # SwiGLU, or GELU
     a: Array  # (S, S) and
     b: Array  # (S,): the integrator's table
@@ -238,8 +233,7 @@ def _norm(m, x, gain, bias, n):
         mean /= F32(m.C)
     for c in range(m.C):
         square += (x[c] - mean) * (x[c] - mean)
-    eps = F32(RMSNORM_EPS) if m.rms else F32(LAYERNORM_EPS)
-    scale = F32(1) / np.sqrt(square / F32(m.C) + eps)
+    scale = F32(1) / np.sqrt(square / F32(m.C) + F32(m.eps))
     for c in range(m.C):
         n[c] = (x[c] - mean) * scale * gain[c]
     _plus(n, bias)
@@ -466,7 +460,8 @@ MANY = 16 << 20
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-    "sliding_window": (0, 2),
+    "sliding_window": (0, 2), "norm_eps": (1e-5, 1e-3), "rope_base": (10000.0, 100.0),
+    "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
 
 
@@ -547,14 +542,15 @@ def _model(config, weights, places):
     a = np.zeros((len(table.b), len(table.b)))
     for row, found in zip(a, table.a, strict=True):
         row[: len(found)] = found
-    shape = c.context, c.head_dim
+    shape = c.context, c.head_dim, c.angles
     turns = rope_tables(*shape) if c.position == "rope" else [np.zeros((c.context, 0))] * 2
     names = [f"block.{i}.{name}" for i in range(c.n_blocks) for name in Block._fields]
     ends = "embedding", "positions", "norm", "norm_bias"
     starts, ends = ([weights.starts.get(name, -1) for name in each] for each in (names, ends))
     return Model(
         c.dim, c.n_heads, c.n_kv_heads, c.head_dim, c.hidden, c.vocab_size, c.n_predict,
-        c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", c.mlp == "swiglu",
+        c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", float(c.norm_eps),
+        c.mlp == "swiglu",
         a, np.array(table.b), weights.flat, np.array(starts).reshape(c.n_blocks, -1),
         np.array(ends), places, *(np.ascontiguousarray(table, np.float32) for table in turns),
         first_keys(c, c.context, np.zeros(c.context, np.int32)),

@@ -26,6 +26,7 @@ from nanoeuler.engines.reference import SUPPORTS as REFERENCE_SUPPORTS
 from nanoeuler.model import backward, layers
 from nanoeuler.model.attention import attention
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, Angles
 
 
 def rows_of(x: Array) -> Array:
@@ -132,11 +133,11 @@ class FusedEngine(Engine):
         elementwise.cross_entropy(rows_of(logits), _ids(targets), scale, sums)
         return sums, logits
 
-    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
+    def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
         """As `layers.rmsnorm`."""
         agree((gain.shape, x.shape[-1:]))
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
-        norms.rmsnorm(rows_of(x), gain, rows_of(y), rows_of(r))
+        norms.rmsnorm(rows_of(x), gain, np.float32(eps), rows_of(y), rows_of(r))
         return y, r
 
     def rmsnorm_backward(self, dy: Array, x: Array, gain: Array, r: Array, dgain: Array) -> Array:
@@ -144,12 +145,12 @@ class FusedEngine(Engine):
         return self._norm_backward(norms.rmsnorm_backward, dy, x, gain, r, dgain, None)
 
     def layernorm(
-        self, x: Array, gain: Array, bias: Array | None = None
+        self, x: Array, gain: Array, bias: Array | None = None, eps: float = LAYERNORM_EPS
     ) -> tuple[Array, Array]:
         """As `layers.layernorm`."""
         agree((gain.shape, x.shape[-1:]))
         y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
-        norms.layernorm(rows_of(x), gain, rows_of(y), rows_of(stats))
+        norms.layernorm(rows_of(x), gain, np.float32(eps), rows_of(y), rows_of(stats))
         return plus(y, bias), stats
 
     def layernorm_backward(
@@ -168,12 +169,15 @@ class FusedEngine(Engine):
         kernel(rows_of(dy), rows_of(x), gain, rows_of(stats), rows_of(out), dx is not None, dgain)
         return out
 
-    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+    def rope_tables(
+        self, T: int, D: int, angles: Angles = Angles()  # noqa: B008 it's immutable
+    ) -> tuple[Array, Array]:
         """`layers.rope_tables` in float32, kept from the first call on."""
-        if (T, D) not in self.tables:
-            cos, sin = layers.rope_tables(T, D)
-            self.tables[T, D] = cos.astype(np.float32), sin.astype(np.float32)
-        return self.tables[T, D]
+        asked = T, D, angles
+        if asked not in self.tables:
+            cos, sin = layers.rope_tables(*asked)
+            self.tables[asked] = cos.astype(np.float32), sin.astype(np.float32)
+        return self.tables[asked]
 
     def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
         """As `layers.rope`, in place; heads must be contiguous."""
@@ -259,7 +263,8 @@ class FusedEngine(Engine):
         stats = self.arena.take(*x.shape[:-1], 1 if is_rms else 2)
         kernel = norms.move_rmsnorm if is_rms else norms.move_layernorm
         arrays = rows_of(moved), rows_of(n), rows_of(stats)
-        kernel(rows_of(x), rows_of(k), np.float32(weight), gain, *arrays)
+        numbers = np.float32(weight), np.float32(config.norm_eps)
+        kernel(rows_of(x), rows_of(k), numbers, gain, *arrays)
         return moved, plus(n, bias), stats
 
     def move_norm_backward(

@@ -14,7 +14,6 @@ import numpy as np
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
-from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS
 
 # Rows that are added up from zero before they join a sum of n rows: BLOCK + n / BLOCK roundings,
 # which is least at the root of n, and n is the number of tokens in a shard, 256 or more.
@@ -22,32 +21,36 @@ BLOCK = 16
 
 
 @njit(**PART)
-def _rms_row(x, gain, y, stats):
+def _rms_row(x, gain, eps, y, stats):
     # y (C,) and the root mean square (1,) of a row x (C,), in two passes over it.
     squares = F32(0)
     for j in range(x.size):
         squares += x[j] * x[j]
-    stats[0] = np.sqrt(squares / F32(x.size) + F32(RMSNORM_EPS))
+    stats[0] = np.sqrt(squares / F32(x.size) + eps)
     for j in range(x.size):
         y[j] = gain[j] * (x[j] / stats[0])
 
 
 @njit(**KERNEL)
-def rmsnorm(x: Array, gain: Array, y: Array, r: Array) -> None:
-    """y (N, C) and r (N, 1) of `layers.rmsnorm` from x (N, C), gain (C,)."""
+def rmsnorm(x: Array, gain: Array, eps: float, y: Array, r: Array) -> None:
+    """y (N, C) and r (N, 1) of `layers.rmsnorm` from x (N, C), gain (C,), and a float32."""
     for i in range(x.shape[0]):
-        _rms_row(x[i], gain, y[i], r[i])
+        _rms_row(x[i], gain, eps, y[i], r[i])
 
 
 @njit(**KERNEL)
 def move_rmsnorm(
-    x: Array, k: Array, h: float, gain: Array, u: Array, y: Array, r: Array
+    x: Array, k: Array, numbers: tuple[float, float], gain: Array, u: Array, y: Array, r: Array
 ) -> None:
-    """u (N, C) = x + h k, all (N, C), and y and r of u as `rmsnorm` writes them."""
+    """u (N, C) = x + h k, all (N, C), and y and r of u as `rmsnorm` writes them.
+
+    numbers: h and the norm's epsilon, float32.
+    """
+    h, eps = numbers
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             u[i, j] = x[i, j] + h * k[i, j]
-        _rms_row(u[i], gain, y[i], r[i])
+        _rms_row(u[i], gain, eps, y[i], r[i])
 
 
 @njit(**PART)
@@ -82,7 +85,7 @@ def rmsnorm_backward(
 
 # %% sec-cpu-strips
 @njit(**PART)
-def _layer_row(x, gain, y, stats):
+def _layer_row(x, gain, eps, y, stats):
     # y (C,), mean and deviation (2,) of a row x (C,), in three passes over it.
     mean, squares = F32(0), F32(0)
     for j in range(x.size):
@@ -90,28 +93,32 @@ def _layer_row(x, gain, y, stats):
     mean /= F32(x.size)
     for j in range(x.size):
         squares += (x[j] - mean) * (x[j] - mean)
-    deviation = np.sqrt(squares / F32(x.size) + F32(LAYERNORM_EPS))
+    deviation = np.sqrt(squares / F32(x.size) + eps)
     stats[0], stats[1] = mean, deviation
     for j in range(x.size):
         y[j] = gain[j] * ((x[j] - mean) / deviation)
 
 
 @njit(**KERNEL)
-def layernorm(x: Array, gain: Array, y: Array, stats: Array) -> None:
-    """y (N, C), stats (N, 2) of `layers.layernorm` without bias from x (N, C), gain (C,)."""
+def layernorm(x: Array, gain: Array, eps: float, y: Array, stats: Array) -> None:
+    """y (N, C), stats (N, 2) of `layers.layernorm` without bias from x (N, C), gain (C,), eps."""
     for i in range(x.shape[0]):
-        _layer_row(x[i], gain, y[i], stats[i])
+        _layer_row(x[i], gain, eps, y[i], stats[i])
 
 
 @njit(**KERNEL)
 def move_layernorm(
-    x: Array, k: Array, h: float, gain: Array, u: Array, y: Array, stats: Array
+    x: Array, k: Array, numbers: tuple[float, float], gain: Array, u: Array, y: Array, stats: Array
 ) -> None:
-    """u (N, C) = x + h k, all (N, C), and y and stats of u as `layernorm` writes them."""
+    """u (N, C) = x + h k, all (N, C), and y and stats of u as `layernorm` writes them.
+
+    numbers: h and the norm's epsilon, float32.
+    """
+    h, eps = numbers
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
             u[i, j] = x[i, j] + h * k[i, j]
-        _layer_row(u[i], gain, y[i], stats[i])
+        _layer_row(u[i], gain, eps, y[i], stats[i])
 
 
 @njit(**KERNEL)

@@ -55,7 +55,7 @@ from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
-from nanoeuler.model.layers import rope_tables
+from nanoeuler.model.layers import Angles, rope_tables
 from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
@@ -369,11 +369,12 @@ class CudaEngine(Engine):
         """As `Engine.layernorm_backward`."""
         return self.norm_backward("layer", (dy, x, stats, gain), dgain, dbias)
 
-    def rope_tables(self, T: int, D: int) -> tuple[Array, Array]:
+    def rope_tables(
+        self, T: int, D: int, angles: Angles = Angles()  # noqa: B008 it's immutable
+    ) -> tuple[Array, Array]:
         """As `Engine.rope_tables`."""
-        cos, sin = (
-            self.recording.constant(table.astype(np.float32)) for table in rope_tables(T, D)
-        )
+        tables = rope_tables(T, D, angles)
+        cos, sin = (self.recording.constant(table.astype(np.float32)) for table in tables)
         return cos, sin
 
     def rope(self, heads: Array, n: int, cos: Array, sin: Array, back: bool = False) -> Array:

@@ -151,7 +151,7 @@ def huggingface_trained(scanner, text, size, nfc=False):
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     made.train_from_iterator([text], hf.trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, show_progress=False,
-        initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet()[:200],
+        initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet())[:200],
     ))  # fmt: skip
     made.add_tokens([hf.AddedToken("<think>", normalized=False), "</think>"])
     return made
@@ -185,7 +185,7 @@ def test_bytes_without_a_token_are_dropped_as_hugging_face_does():
     ours = Tokenizer.of(huggingface.vocabulary_of(json.loads(theirs.to_str()), "it"))
     missing = [byte for byte, i in enumerate(ours.vocabulary.byte_ids) if i < 0]
     assert missing
-    for text in ("th\x04e", "\x04", "a" + "".join(map(chr, range(256)))):
+    for text in ("th\x14e", "\x14", "a" + "".join(map(chr, range(256)))):
         assert ours.encode(text).tolist() == theirs.encode(text).ids, text
 
 

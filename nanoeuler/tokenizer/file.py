@@ -126,7 +126,8 @@ def our_parts(content: dict[str, Any]) -> tuple[list[tuple[int, int]], tuple[str
         flags = ("lstrip", "rstrip", "single_word")
         plain = all(token["special"] and not any(token.get(flag) for flag in flags)
                     for token in content["added_tokens"])  # fmt: skip
-        plain &= (content.get("post_processor") or {"type": "ByteLevel"})["type"] == "ByteLevel"
+        plain &= all((content.get(part) or {"type": "ByteLevel"})["type"] == "ByteLevel"
+                     for part in ("post_processor", "decoder"))  # fmt: skip
         vocab = dict(model["vocab"])
         kind = [model["type"], content["normalizer"], words["type"], words["add_prefix_space"]]
         kind.append(words.get("use_regex", True))  # files older than this key mean yes

@@ -231,7 +231,7 @@ def _of_characters(
     content: dict[str, Any], ids: dict[str, int], added: tuple[Added, ...], source: str
 ) -> Vocabulary:
     """The vocabulary of a file of SentencePiece's kind."""
-    model, tokens = content["model"], _rows(ids, added)
+    model, tokens, prefix = content["model"], _rows(ids, added), _prefix(content, source)
     byte_ids = np.full(256, -1, np.int32)
     if model.get("byte_fallback"):
         byte_ids[:] = [ids.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
@@ -252,7 +252,7 @@ def _of_characters(
     merges, made = _merges(content, every, source)
     return _finished(Vocabulary(
         tokens, merges, made, np.arange(len(made)), added, byte_ids, "spans",
-        characters=True, prefix=_prefix(content, source), unknown=every.get(unknown),
+        characters=True, prefix=prefix, unknown=every.get(unknown),
         fuse_unknown=bool(model.get("fuse_unk")),
     ), content, source)  # fmt: skip
 

@@ -79,12 +79,14 @@ class Segments:
                 yield part.id
                 first, after = False, part.special
             elif part:
-                changed = self._changed(part, self._spaced(part, first, begins, after))
+                late = self._vocabulary.prefix in ("first", "always")  # after all names are found
+                changed = self._changed(part, not late and self._spaced(part, first, begins, after))
                 for piece in self._normal.cut(changed, special):
                     if isinstance(piece, Added):
                         yield piece.id
                     elif piece:
-                        yield piece
+                        yield b" " * (late and self._spaced(piece, first, begins, after)) + piece
+                    first = first and not piece
                 first, after = False, False
 
     def _spaced(self, part: bytes, first: bool, begins: bool, after: bool) -> bool:

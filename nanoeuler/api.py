@@ -18,7 +18,7 @@ from nanoeuler.data.dataset import Prepared
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
-from nanoeuler.interop import source
+from nanoeuler.interop.source import HUB, is_source, read_source
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
@@ -241,8 +241,8 @@ def load(run: Path | str, *, context: int | None = None) -> Model:
     >>> model.generate("The river", tokens=20, seed=3) != ""
     True
     """
-    if str(run).startswith(source.HUB) or source.is_source(path_of("run", run)):
-        model = Model(*source.read_source(run, context)[:3])
+    if str(run).startswith(HUB) or is_source(path_of("run", run)):
+        model = Model(*read_source(run, context)[:3])
     elif context is None:
         model = Model(*load_model(Path(run)))
     else:

@@ -72,7 +72,7 @@ def kind_of(source: str | Path) -> str:
 
 
 def is_source(path: str | Path) -> bool:
-    """Whether `read_source` should read it, and not what reads a run, or says that there is none."""
+    """Whether `read_source` should read it, and not what reads runs, or says that there is none."""
     return kind_of(path) not in (RUN, NOTHING)
 
 

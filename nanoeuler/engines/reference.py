@@ -19,6 +19,7 @@ from nanoeuler.model.backward import (
     cross_entropy,
     embed_backward,
     gelu_backward,
+    gelu_exact_backward,
     layernorm_backward,
     linear_backward,
     rmsnorm_backward,
@@ -29,6 +30,7 @@ from nanoeuler.model.layers import (
     add,
     embed,
     gelu,
+    gelu_exact,
     layernorm,
     linear,
     rmsnorm,
@@ -38,9 +40,10 @@ from nanoeuler.model.layers import (
 )
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-    "sliding_window": (0, 2), "norm_eps": (1e-5, 1e-3), "rope_base": (10000.0, 100.0),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "bias": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "qk_norm": (False, True), "tied": (False, True),
+    "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
+    "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
 
@@ -57,6 +60,7 @@ class ReferenceEngine(Engine):
     attention, attention_backward = staticmethod(attention), staticmethod(attention_backward)
     swiglu, swiglu_backward = staticmethod(swiglu), staticmethod(swiglu_backward)
     gelu, gelu_backward = staticmethod(gelu), staticmethod(gelu_backward)
+    gelu_exact, gelu_exact_backward = staticmethod(gelu_exact), staticmethod(gelu_exact_backward)
     add, cross_entropy = staticmethod(add), staticmethod(cross_entropy)
     rope_tables = staticmethod(cache(rope_tables))
 

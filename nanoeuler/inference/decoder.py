@@ -112,8 +112,9 @@ class EngineReader:
         self.config, self.weights, self.texts = config, weights, texts
         self.engine, dtype = engine or ReferenceEngine(), weights.flat.dtype
         stages, layers = range(len(INTEGRATORS[config.integrator].b)), range(config.n_layers)
+        each = [config.in_layer(i) for i in layers]  # has a window of its own
         self.caches = [
-            [[KeyValues(config, dtype) for _ in stages] for _ in layers] for _ in range(texts)
+            [[KeyValues(own, dtype) for _ in stages] for own in each] for _ in range(texts)
         ]
 
     def read(

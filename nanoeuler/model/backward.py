@@ -15,7 +15,7 @@ K predicted tokens, F MLP width; R = H / G query heads share a key/value head.
 import numpy as np
 
 from nanoeuler.model.attention import split_heads
-from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, places, rope, sigmoid
+from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, erf, places, rope, sigmoid
 
 # The target of a position that nothing is to be learned from; never a token, since ids start at 0.
 IGNORE = -1
@@ -183,4 +183,12 @@ def gelu_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
     dz = GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u)
     share = 0.5 * (1 + tanh)                                            # (1)
     bend = 0.5 * u * (1 - tanh * tanh) * dz                             # (2)
+    return dh * (share + bend)
+
+
+def gelu_exact_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Gradient of h = gelu_exact(u), both of one shape. Equation eq-backprop-gelu-exact."""
+    assert dh.shape == u.shape
+    share = 0.5 * (1 + erf(u * 0.5**0.5))                               # (1)
+    bend = u * np.exp(-0.5 * u * u) / (2 * np.pi) ** 0.5                # (2)
     return dh * (share + bend)

@@ -11,7 +11,8 @@ width, T positions, K predicted tokens.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ CHOICES = {
     "tied": (False, True),
     "sliding_window": (0, 2),
     "integrator": tuple(INTEGRATORS),
-    "norm_eps": (1e-5, 1e-3),
+    "norm_eps": (1e-5, 0.1),
     "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"),
     "head_width": (0, 16),
@@ -100,10 +101,23 @@ class ModelConfig:
             self.rope_high_freq_factor, self.rope_original_context,
         )  # fmt: skip
 
+    def in_layer(self, i: int) -> "ModelConfig":
+        """The same for layer i alone: its window is in `sliding_window`, and there's no pattern."""
+        if self.window_pattern == "S":
+            return self
+        return _without_pattern(self, self.window_pattern[i % len(self.window_pattern)])
+
     @property
     def n_blocks(self) -> int:
         """How many blocks have weights of their own: L / repeat."""
         return self.n_layers // self.repeat
+
+
+@cache
+def _without_pattern(config, letter):
+    """The config of a layer of this letter."""
+    window = config.sliding_window if letter == "S" else 0
+    return replace(config, window_pattern="S", sliding_window=window)
 
 
 def _check_values(config):
@@ -215,7 +229,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     heads, up = (H + 2 * G) * D, 2 * F if config.mlp == "swiglu" else F
     block = {
         "norm1": (C,), "norm1_bias": (C,),
-        "wqkv": (C, heads), "wqkv_bias": (heads,),
+        "wqkv": (C, heads), "wqkv_bias": (heads,), "q_norm": (D,), "k_norm": (D,),
         "wo": (H * D, C), "wo_bias": (C,),
         "norm2": (C,), "norm2_bias": (C,),
         "w_up": (C, up), "w_up_bias": (up,),
@@ -234,6 +248,8 @@ def _exists(config, name):
         return config.position == "learned"
     if name == "output":
         return not config.tied
+    if name.endswith(("q_norm", "k_norm")):
+        return config.qk_norm
     if name.endswith("wqkv_bias"):
         return config.bias or config.qkv_bias
     if name.endswith("_bias"):
@@ -263,9 +279,10 @@ def first_keys(
 ) -> np.ndarray | None:
     """The first key that each of T queries sees, (T,) or (B, T) int32; None: all see all.
 
-    first (B, T) or (T,) int, if given: where the texts of the positions begin. Equation
-    eq-attention-window.
+    first (B, T) or (T,) int, if given: where the texts of the positions begin. Of a config with a
+    pattern of windows ask for each layer's own, `config.in_layer(i)`. Equation eq-attention-window.
     """
+    assert config.window_pattern == "S", "the first keys of which layer?"
     window = config.sliding_window
     if not 0 < window < T:
         return first

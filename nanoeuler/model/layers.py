@@ -187,3 +187,29 @@ def gelu(u: np.ndarray) -> np.ndarray:
     Equation eq-layers-gelu; Hendrycks and Gimpel, 2016, in the tanh form that GPT-2 uses.
     """
     return 0.5 * u * (1 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
+
+
+# %% sec-layers-gelu-exact
+ERF_ONE = 6.0  # from here on 1 - erf is below 2.2e-17: float64 has no number between
+
+
+def erf(z: np.ndarray) -> np.ndarray:
+    """The error function, z of any shape, to a few roundings of float64. Equation eq-layers-erf."""
+    wide = np.asarray(z, np.result_type(z, np.float64))
+    near = np.abs(wide.real) < ERF_ONE
+    inner = np.where(near, wide, 0)
+    term = 2 / np.pi**0.5 * inner * np.exp(-inner * inner)
+    total, n = term, 0
+    while np.any(np.abs(term) > 2.0**-70 * np.abs(total)):
+        n += 1
+        term = term * (2 * inner * inner / (2 * n + 1))
+        total = total + term
+    return np.where(near, total, np.sign(wide.real)).astype(z.dtype)
+
+
+def gelu_exact(u: np.ndarray) -> np.ndarray:
+    """u times the probability that a standard normal number is below u; u of any shape.
+
+    Equation eq-layers-gelu; Hendrycks and Gimpel, 2016.
+    """
+    return 0.5 * u * (1 + erf(u * 0.5**0.5))

@@ -89,7 +89,8 @@ def stream(
     none = [None] * len(INTEGRATORS[config.integrator].b)
     for i in range(config.n_layers):
         b, mine = w.blocks[i // config.repeat], caches[i] if caches else none
-        x, pending, stages = layer(engine, config, b, x, pending, start, mine, first)
+        own = config.in_layer(i)  # the window of this layer
+        x, pending, stages = layer(engine, own, b, x, pending, start, mine, first)
         layers.append(stages)
     x, n, stats = engine.move_norm(config, x, pending, w["norm"], w.get("norm_bias"))
     return n, Saved(tokens, start, layers, x, stats, first)
@@ -135,7 +136,8 @@ def backward(
         block = i // config.repeat
         with engine.scratch():  # dx outlives the layer; nothing else in it does
             stages = saved.layers.pop()
-            layer_backward(engine, config, w.blocks[block], dw.blocks[block], stages, dx)
+            own = config.in_layer(i)
+            layer_backward(engine, own, w.blocks[block], dw.blocks[block], stages, dx)
         if i % config.repeat == 0:
             engine.ready(block)
     engine.enter_backward(config, dw, saved.tokens, dx, saved.first)

@@ -34,6 +34,8 @@ class Block(NamedTuple):
     norm1_bias: np.ndarray | None   # (C,)
     wqkv: np.ndarray                # (C, (H+2G) D) to queries, keys and values
     wqkv_bias: np.ndarray | None    # ((H+2G) D,)
+    q_norm: np.ndarray | None       # (D,) the gain of each query's norm
+    k_norm: np.ndarray | None       # (D,) and of each key's
     wo: np.ndarray                  # (H D, C) from attention to the stream
     wo_bias: np.ndarray | None      # (C,)
     norm2: np.ndarray               # (C,) the gain of the norm before the MLP

@@ -20,9 +20,10 @@ from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.weights import PADDING
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-    "sliding_window": (0, 2), "norm_eps": (1e-5, 1e-3), "rope_base": (10000.0, 100.0),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "bias": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "qk_norm": (False, True), "tied": (False, True),
+    "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
+    "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
 
@@ -47,12 +48,13 @@ def linear_shapes(config: ModelConfig) -> Iterator[tuple[str, int, int, int]]:
 def pairs(config: ModelConfig, causal: bool = True) -> float:
     """The pairs of a query and a key that it sees, of one head and one sequence.
 
-    Those of its window, if there is one: equation eq-attention-window-pairs. With `causal` off all
-    T^2, as an engine counts that masks after computing.
+    Those of its window, if there is one: equation eq-attention-window-pairs. Where the layers have
+    other windows, the mean over them. With `causal` off all T^2, as an engine counts that masks
+    after computing.
     """
-    T = config.context
-    W = min(config.sliding_window or T, T)
-    return W * (2 * T - W + 1) / 2 if causal else T * T
+    T, L = config.context, config.n_layers
+    windows = [min(config.in_layer(i).sliding_window or T, T) for i in range(L)]
+    return sum(W * (2 * T - W + 1) / 2 for W in windows) / L if causal else T * T
 
 
 def flops_per_token(config: ModelConfig, causal: bool = True) -> float:
@@ -78,6 +80,8 @@ ELEMENTWISE = {
     "scale": (1, 2),           # each use: a product; in and out
     "swiglu": (19, 8),         # 6 forward, 13 backward; gate, up, h; dh, gate, up, dgate, dup
     "gelu": (27, 5),           # 9 forward, 18 backward; u, h; dh, u, du
+    "gelu_exact": (16, 5),     # 5 forward, 11 backward, with erf as one; as gelu
+    "qk_norm": (13, 5),        # as rmsnorm
     "bias": (2, 0),            # a sum each way, as positions
     "cross_entropy": (6, 2),   # max, -, exp, sum, /, scale; logits in, gradient out
 }
@@ -115,6 +119,8 @@ def _widths(config):
         "scale": steps * (len(b) - (config.step_size * b[-1] == 1)) * C,
         "swiglu": layers * config.hidden * (config.mlp == "swiglu"),
         "gelu": layers * config.hidden * (config.mlp == "gelu"),
+        "gelu_exact": layers * config.hidden * (config.mlp == "gelu_exact"),
+        "qk_norm": layers * turned * config.head_dim * config.qk_norm,
         "bias": config.repeat * stages(config) * sum(biases.values()) + last,
         "cross_entropy": config.n_predict * config.vocab_size,
     }
@@ -163,7 +169,8 @@ def memory(
     stored = sum(-(-prod(shape) // PADDING) * PADDING for shape in shapes)
     stats, u = 1 if config.norm == "rms" else 2, 2 * F if config.mlp == "swiglu" else F
     probabilities = H * (1 if flash else config.context)
-    kept = 4 * C + 2 * stats + (H + 2 * G) * D + H * D + u + F + probabilities
+    normed = (H + 2 * G) * D + H + G if config.qk_norm else 0  # the heads before, and their norms
+    kept = 4 * C + 2 * stats + (H + 2 * G) * D + H * D + u + F + probabilities + normed
     kept = stages(config) * config.n_layers * kept + 2 * C + stats
     return {
         "weights": MASTER_BYTES * stored,

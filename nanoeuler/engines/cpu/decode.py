@@ -25,7 +25,7 @@ from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from nanoeuler.engines.cpu import llvm
-from nanoeuler.engines.cpu.elementwise import exp, highest
+from nanoeuler.engines.cpu.elementwise import below, exp, highest
 from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
@@ -181,15 +181,16 @@ class Model(NamedTuple):
     rms: bool  # or LayerNorm
     eps: float  # what a norm adds under its root
     gated: bool  # SwiGLU, or GELU
+    exact: bool  # GELU by the integral
     a: Array  # (S, S) and
     b: Array  # (S,): the integrator's table
     flat: Array  # (N,) all weights, of which the vectors are read
-    starts: Array  # (blocks, 12) where the tensors of `Block` begin there; -1: there is none
+    starts: Array  # (blocks, 14) where the tensors of `Block` begin there; -1: there is none
     ends: Array  # (4,) the same of embedding, positions, norm, norm_bias
     places: Array  # (4 blocks + K, 5) the matrices: wqkv, wo, w_up, w_down of each block; heads
     cos: Array  # (T, D/2), or (T, 0): learned positions
     sin: Array
-    first: Array  # (T,) int32, the first key that each position sees
+    first: Array  # (P, T) int32, the first key that each position sees; layer l has row l mod P
 
 
 class Room(NamedTuple):
@@ -260,6 +261,19 @@ def _mean(p, values, y):
 
 
 @njit(**PART)
+def _norm_head(m, x, gain):
+    # x (D,) = its norm, in place, if there's a gain: equation eq-attention-qk-norm.
+    if gain.size == 0:
+        return
+    square = F32(0)
+    for d in range(m.D):
+        square += x[d] * x[d]
+    scale = F32(1) / np.sqrt(square / F32(m.D) + F32(m.eps))
+    for d in range(m.D):
+        x[d] = x[d] * scale * gain[d]
+
+
+@njit(**PART)
 def _turn(x, cos, sin):
     # The rotation of one head, in place: equation eq-layers-rope.
     half = cos.size
@@ -273,20 +287,24 @@ def _group(m, o, place, g, first, last, p):
     # Key/value head g for the rows of one text: keep keys and values, then attend. In order: a row
     # finds what the rows before it have kept.
     D, group, scale = m.D, m.H // m.G, F32(1) / np.sqrt(F32(m.D))
-    text = o.job[1, first]
+    text, layer = o.job[1, first], place // m.b.size
+    start, begins = m.starts[layer // m.repeat], m.first[layer % m.first.shape[0]]
+    q_gain, k_gain = _vector(m, start[4], D), _vector(m, start[5], D)
     keys, values = o.keys[text, place, g], o.values[text, place, g]
     for r in range(first, last):
         t, row = o.job[2, r], o.heads[r]
         k, v = row[(m.H + g) * D :][:D], row[(m.H + m.G + g) * D :][:D]
+        _norm_head(m, k, k_gain)
         _turn(k, m.cos[t], m.sin[t])
         for d in range(D):
             keys[t // PANEL, d, t % PANEL], values[t, d] = k[d], v[d]
         q = row[g * group * D : (g + 1) * group * D].reshape(group, D)
         for i in range(group):
+            _norm_head(m, q[i], q_gain)
             _turn(q[i], m.cos[t], m.sin[t])
             for d in range(D):
                 q[i, d] *= scale
-        low = m.first[t]
+        low = begins[t]
         for j in range(low // PANEL, t // PANEL + 1):
             scores = p.ctypes.data + 4 * PANEL * j, p.strides[0]
             _panel((q.ctypes.data, 4 * D), group, keys[j].ctypes.data, D, 0, scores)
@@ -333,7 +351,7 @@ def _activate(m, u, bias, start, hidden):
         return
     for j in range(min(PANEL, m.F - start)):
         x = u[j] + bias[start + j] if bias.size else u[j]
-        hidden[start + j] = _gelu(x)
+        hidden[start + j] = x * below(x) if m.exact else _gelu(x)
 
 
 @njit(**_INSIDE)
@@ -413,13 +431,13 @@ def _sublayer(m, o, worker, layer, half, stage, meeting):
         meeting = _meet(o, meeting, threads)
         _attention(m, o, worker, layer * len(m.b) + stage)
         meeting = _meet(o, meeting, threads)
-        _product(worker, o.y, place[1], _vector(m, start[5], m.C), o.k[stage])
+        _product(worker, o.y, place[1], _vector(m, start[7], m.C), o.k[stage])
     else:
-        bias = _vector(m, start[9], 2 * m.F if m.gated else m.F)
+        bias = _vector(m, start[11], 2 * m.F if m.gated else m.F)
         _product(worker, x, place[2], m.flat[:0], o.up)
         _hidden(m, o, worker, place[2, 1], bias)
         meeting = _meet(o, meeting, threads)
-        _product(worker, o.hidden, place[3], _vector(m, start[11], m.C), o.k[stage])
+        _product(worker, o.hidden, place[3], _vector(m, start[13], m.C), o.k[stage])
     return _meet(o, meeting, threads)
 
 
@@ -433,7 +451,7 @@ def _pass(m, o, n, heads, thread, threads):
             _plus(x[r], _vector(m, m.ends[1] + o.job[2, r] * C, C))
     for layer in range(m.layers):
         for half in range(2):
-            start = m.starts[layer // m.repeat, 6 * half :]
+            start = m.starts[layer // m.repeat, 8 * half :]
             gain, bias = _vector(m, start[0], C), _vector(m, start[1], C)
             for stage in range(m.b.size):
                 for r in range(n):
@@ -458,9 +476,10 @@ MANY = 16 << 20
 
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-    "sliding_window": (0, 2), "norm_eps": (1e-5, 1e-3), "rope_base": (10000.0, 100.0),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"), "bias": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "qk_norm": (False, True), "tied": (False, True),
+    "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
+    "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
 
@@ -550,10 +569,11 @@ def _model(config, weights, places):
     return Model(
         c.dim, c.n_heads, c.n_kv_heads, c.head_dim, c.hidden, c.vocab_size, c.n_predict,
         c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", float(c.norm_eps),
-        c.mlp == "swiglu",
+        c.mlp == "swiglu", c.mlp == "gelu_exact",
         a, np.array(table.b), weights.flat, np.array(starts).reshape(c.n_blocks, -1),
         np.array(ends), places, *(np.ascontiguousarray(table, np.float32) for table in turns),
-        first_keys(c, c.context, np.zeros(c.context, np.int32)),
+        np.array([first_keys(c.in_layer(i), c.context, np.zeros(c.context, np.int32))
+                  for i in range(len(c.window_pattern))]),
     )  # fmt: skip
 
 

@@ -62,7 +62,10 @@ def plus_backward(dy: Array, drow: Array | None) -> None:
 
 # What `Engine` and the model's code decide, it has as the reference has it; norms and activations
 # are its own.
-SUPPORTS = {**REFERENCE_SUPPORTS, "norm": ("rms", "layer"), "mlp": ("swiglu", "gelu")}
+SUPPORTS = {
+    **REFERENCE_SUPPORTS, "norm": ("rms", "layer"), "mlp": ("swiglu", "gelu", "gelu_exact"),
+    "qk_norm": (False, True),
+}  # fmt: skip
 
 
 class FusedEngine(Engine):
@@ -214,6 +217,43 @@ class FusedEngine(Engine):
         dgate_up = self.arena.take(*gate_up.shape)
         elementwise.swiglu_backward(rows_of(dh), rows_of(gate_up), rows_of(dgate_up))
         return dgate_up
+
+    def norm_heads(
+        self, heads: Array, n_kv: int, gains: tuple[Array, Array], eps: float
+    ) -> tuple[Array, Array]:
+        """As `Engine.norm_heads`, in one pass over the heads."""
+        B, T, N, D = heads.shape
+        agree((gains[0].shape, (D,)), (gains[1].shape, (D,)))
+        out, stats = self.arena.take(B, T, N, D), self.arena.take(B, T, N - n_kv, 1)
+        rows = (x.reshape(B * T, -1, x.shape[-1]) for x in (heads, out, stats))
+        norms.norm_heads(*rows, n_kv, gains, np.float32(eps))
+        return out, stats
+
+    def norm_heads_backward(
+        self, dheads: Array, heads: Array, gains: tuple[Array, Array], stats: Array,
+        dgains: tuple[Array, Array],
+    ) -> Array:  # fmt: skip
+        """As `Engine.norm_heads_backward`, in place."""
+        B, T, N, D = heads.shape
+        agree((dheads.shape, heads.shape), (stats.shape, (B, T, stats.shape[2], 1)))
+        agree(*((x.shape, (D,)) for x in (*gains, *dgains)))
+        assert dheads.flags.c_contiguous and N // 2 <= stats.shape[2] <= N  # the kernel does not look
+        rows = (x.reshape(B * T, -1, x.shape[-1]) for x in (dheads, heads, stats))
+        norms.norm_heads_backward(*rows, gains, dgains)
+        return dheads
+
+    def gelu_exact(self, u: Array) -> Array:
+        """As `layers.gelu_exact`."""
+        h = self.arena.take(*u.shape)
+        elementwise.gelu_exact(rows_of(u), rows_of(h))
+        return h
+
+    def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
+        """As `backward.gelu_exact_backward`."""
+        agree((dh.shape, u.shape))
+        du = self.arena.take(*u.shape)
+        elementwise.gelu_exact_backward(rows_of(dh), rows_of(u), rows_of(du))
+        return du
 
     def gelu(self, u: Array) -> Array:
         """As `layers.gelu`."""

@@ -83,6 +83,54 @@ def rmsnorm_backward(
             _join(block, dgain)
 
 
+@njit(**KERNEL)
+def norm_heads(
+    heads: Array, out: Array, r: Array, n_kv: int, gains: tuple[Array, Array], eps: float
+) -> None:
+    """out (N, H+2G, D) and r (N, H+G, 1) of `Engine.norm_heads` from heads (N, H+2G, D).
+
+    n_kv = G; gains of queries and keys, (D,) each; eps a float32. The values are copied.
+    """
+    both = r.shape[1]
+    for i in range(heads.shape[0]):
+        for h in range(both):
+            gain = gains[0] if h < both - n_kv else gains[1]
+            _rms_row(heads[i, h], gain, eps, out[i, h], r[i, h])
+        for h in range(both, heads.shape[1]):
+            out[i, h] = heads[i, h]
+
+
+@njit(**PART)
+def _rms_row_backward(dx, x, gain, r, block):
+    # dx (D,) from the gradient after the norm to that before it, in place; adds to block (D,).
+    inverse, along = F32(1) / r, F32(0)
+    for j in range(x.size):
+        along += gain[j] * dx[j] * x[j]
+    along *= inverse / F32(x.size)
+    for j in range(x.size):
+        x_hat = x[j] * inverse
+        block[j] += dx[j] * x_hat
+        dx[j] = (gain[j] * dx[j] - along * x_hat) * inverse
+
+
+@njit(**KERNEL)
+def norm_heads_backward(
+    dheads: Array, heads: Array, r: Array, gains: tuple[Array, Array], dgains: tuple[Array, Array]
+) -> None:
+    """dheads (N, H+2G, D) of `Engine.norm_heads_backward`, in place; adds to dgains (D,) each."""
+    (N, heads_all, D), both = heads.shape, r.shape[1]
+    H = 2 * both - heads_all
+    for kind in range(2):
+        gain, dgain, done, block = gains[kind], dgains[kind], 0, np.zeros(D, F32)
+        for i in range(N):
+            for h in range(H if kind else 0, both if kind else H):
+                _rms_row_backward(dheads[i, h], heads[i, h], gain, r[i, h, 0], block)
+                done += 1
+                if done % BLOCK == 0:
+                    _join(block, dgain)
+        _join(block, dgain)
+
+
 # %% sec-cpu-strips
 @njit(**PART)
 def _layer_row(x, gain, eps, y, stats):

@@ -53,7 +53,7 @@ RELU2 = {
     def gelu(self,'''),
     ],
 }  # fmt: skip
-SCALE = {  # what enters the stream is multiplied by a number, as Gemma does by the root of its width
+SCALE = {  # what enters the stream is multiplied by a number, as Gemma does by the root of C
     "model/config.py": [
         ('    "integrator": tuple',
          '    "embedding_scale": (1.0, 8.0),\n    "integrator": tuple'),

@@ -395,6 +395,7 @@ def test_metadata_that_our_model_cannot_be_is_refused_by_name(tmp_path, change, 
 @pytest.mark.parametrize("config, said", [
     (CONFIGS["gpt2 exact"], "gelu_exact"),
     (replace(LLAMA, integrator="heun"), "integrator"),
+    (replace(LLAMA, qkv_bias=True, head_width=8), "heads of dim / n_heads channels"),
     (replace(LLAMA, qk_norm=True, rope_scaling="llama3", rope_factor=8.0), "for llama alone"),
 ])  # fmt: skip
 def test_a_model_that_llama_cpp_cannot_be_is_refused_by_name(tmp_path, config, said):
@@ -424,6 +425,26 @@ def test_an_output_matrix_that_is_the_embedding_again_is_tied(tmp_path):
     gguf.write(tmp_path / "twice.gguf", metadata, shapes, make, kinds)
     config, again, _ = gguf_model.read_model(tmp_path / "twice.gguf")
     assert config == tied and same(weights, again)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2"])
+def test_transformers_reads_our_gguf_and_says_the_same(tmp_path, name):
+    """By its own reader, which knows no biases of llama, no scaling, and no head width."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    config, weights = CONFIGS[name], drawn(CONFIGS[name])
+    tokenizer = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["A B"],
+                 "tokenizer.ggml.tokens": [*map(chr, range(64, 104))]}  # fmt: skip
+    gguf_model.write_model(tmp_path / "m.gguf", config, weights, "F32", tokenizer)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32)  # fmt: skip
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 16))
+    with torch.no_grad():
+        theirs = model(torch.tensor(tokens)).logits.numpy()
+    ours, _ = forward(ReferenceEngine(), config, weights, tokens)
+    assert np.abs(ours[:, :, 0] - theirs).max() <= 5e-5 * max(1, np.sqrt(np.mean(theirs**2)))
 
 
 def test_llama_cpp_says_the_same(tmp_path):

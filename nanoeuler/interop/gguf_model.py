@@ -100,7 +100,8 @@ def llama3_factors(
     return (1 / (share + (1 - share) / factor)).astype(np.float32)
 
 
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 8192}  # Llama 3.1's
+# Llama 3.1's and 3.2's. The last one is a key of llama.cpp, the others are in our own files alone.
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context_length": 8192}
 
 
 def rope_fields(keys: Keys, tensors: gguf.GgufTensors, half: int) -> dict[str, Any]:
@@ -116,8 +117,10 @@ def rope_fields(keys: Keys, tensors: gguf.GgufTensors, half: int) -> dict[str, A
                 "low_freq_factor"]:  # fmt: skip
             wanted = llama3_factors(half, base, factor, *said.values())
             if np.allclose(factors, wanted, rtol=1e-5, atol=0):
+                low, high, context = said.values()
                 return {"rope_base": base, "rope_scaling": "llama3", "rope_factor": factor,
-                        **{f"rope_{name}": value for name, value in said.items()}}  # fmt: skip
+                        "rope_low_freq_factor": low, "rope_high_freq_factor": high,
+                        "rope_original_context": context}  # fmt: skip
         raise UserError(f"the factors of its rotary positions ({ROPE_FACTORS}) are not those of "
                         "Llama 3.1: choose another model")  # fmt: skip
     old = keys.get("rope.scale_linear", float, 1.0)  # in files of 2023
@@ -248,7 +251,7 @@ def metadata_of(config: ModelConfig, architecture: str, kind: str, name: str) ->
         keys |= {
             "rope.scaling.low_freq_factor": float(config.rope_low_freq_factor),
             "rope.scaling.high_freq_factor": float(config.rope_high_freq_factor),
-            "rope.scaling.original_context": config.rope_original_context,
+            "rope.scaling.original_context_length": config.rope_original_context,
         }
     if config.sliding_window:
         keys["attention.sliding_window"] = config.sliding_window
@@ -294,6 +297,9 @@ def write_model(
     if config.rope_scaling == "llama3" and family in ("qwen2", "qwen3"):
         raise UserError(f"llama.cpp has rope_scaling llama3 for llama alone, and this is a model "
                         f"of the family {family}: export it to Hugging Face's format")  # fmt: skip
+    if family == "qwen2" and config.head_dim * config.n_heads != config.dim:
+        raise UserError(f"llama.cpp's qwen2 has heads of dim / n_heads channels, and this model's "
+                        f"have {config.head_dim}: export it to Hugging Face's format")  # fmt: skip
     architecture = "llama" if family == "mistral" else family
     target = target_of(config, family)
     shapes, make = exported(config, weights, table_of(target, ARCHITECTURES[architecture]))

@@ -147,7 +147,7 @@ def summary(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
 
     where = "an H200" if engine in GPU_ENGINES else "this processor"
     where += f", each of {ranks}" if ranks > 1 else ""
-    lines = [f"{size.preset} by the engine {engine}; foretold for {where}:"]
+    lines = [f"{size.preset} by the engine {engine}; estimated for {where}:"]
     for stage, (name, seconds, memory) in zip(stages, forecast(size, engine, ranks), strict=False):
         took = "done" if stage.ended() else f"about {duration(seconds)}"
         took += ", begun" if stage.begun() and not stage.ended() else ""

@@ -119,7 +119,7 @@ Threads = whole("cores to use; the result is the same", most=1024)
 BatchSize = whole("sequences in a step")  # of a whole context each
 Tokens = whole("number of tokens")  # to generate, or to plan for
 
-# Where the road without flags goes: what train writes sft reads, and so on.
+# Where the commands write without flags: what train writes sft reads, and so on.
 BASE, CHAT = Path("runs/base"), Path("runs/chat")
 
 

@@ -56,7 +56,7 @@ class Stage(NamedTuple):
 
 # %% sec-road-sizes
 class Size(NamedTuple):
-    """A size of the pipeline: its model, and how its three runs differ from what they do unasked."""
+    """A size of `all`: its model, and how its three runs differ from what they do unasked."""
 
     preset: str
     sizes: dict[str, int]

@@ -2,14 +2,14 @@
 
 
 # %% sec-road-command
-"""`python -m nanoeuler` and the program `nanoeuler`: the command line, and the whole road."""
+"""`python -m nanoeuler` and the program `nanoeuler`: the command line, and the whole pipeline."""
 
 import sys
 
 from nanoeuler.cli.main import app, main
-from nanoeuler.cli.pipeline import road
+from nanoeuler.cli.pipeline import run_pipeline
 
-app.command("all")(road)
+app.command("all")(run_pipeline)
 
 if __name__ == "__main__" and "ipykernel" not in sys.modules:  # a module run by hand, not a cell
     sys.exit(main())

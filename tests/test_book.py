@@ -423,6 +423,19 @@ def test_pages_with_a_warning_are_built_again(small_book, monkeypatch):
     assert not (small_book / "build" / "html").exists()
 
 
+def test_pages_of_chapters_that_are_gone_are_removed(small_book, monkeypatch):
+    run_all(small_book)
+    pages = small_book / "build" / "html" / "book"
+    pages.mkdir(parents=True)
+    for name in ("00-a.html", "01-b.html", "12c-an-old-name.html"):
+        (pages / name).write_text("a page")
+    monkeypatch.chdir(small_book)
+    built = subprocess.CompletedProcess([], returncode=0)
+    monkeypatch.setattr(build.subprocess, "run", lambda *command, **how: built)
+    build.html_command()
+    assert sorted(path.name for path in pages.iterdir()) == ["00-a.html", "01-b.html"]
+
+
 def test_measuring_and_running_leave_a_commit_clean(tmp_path, monkeypatch):
     def git(*words):
         subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a",

@@ -1080,7 +1080,7 @@ LONG = {"prompt": "b", "max_tokens": 1024}
 
 @served
 def test_the_command_serves_until_ctrl_c(run):
-    with program(f"--from {run} --port 0 --seats 2") as process:
+    with program(f"--from {run} --port 0 --slots 2") as process:
         said = process.stdout.readline()
         port = int(re.match(r"http://127.0.0.1:(\d+)/ is the page", said)[1])
         server = SimpleNamespace(port=port)

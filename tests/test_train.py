@@ -583,7 +583,8 @@ def test_samples_are_made_by_the_caller_on_the_way_and_at_the_end(straight, tmp_
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_the_pace_is_told_once_after_ten_steps(tmp_path):
+def test_the_pace_is_told_once_after_ten_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "LONG_ENOUGH", math.inf)  # as in `fits`
     seen = []
 
     def on_estimate(run, seconds_per_step):
@@ -920,6 +921,8 @@ def test_looking_for_what_is_not_finite_ends(monkeypatch):
 def fits(monkeypatch, steps):
     """Patch the pace, so that so many steps fit into any minutes."""
     monkeypatch.setattr(throughput.Throughput, "steps", lambda self, minutes: steps)
+    # Told after MOST steps on a busy machine too, where fewer take LONG_ENOUGH.
+    monkeypatch.setattr(throughput, "LONG_ENOUGH", math.inf)
 
 
 def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys):

@@ -615,12 +615,16 @@ def where_command(place: _Place) -> None:
 def html_command() -> None:
     """Build the web pages into build/html. Example: python -m nanoeuler.book html"""
     root = project_root()
+    source, html = pages(root), root / "build" / "html"
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]  # a warning is an error
-    if subprocess.run([*sphinx, "-c", "book", pages(root), "build/html"], cwd=root).returncode:
+    if subprocess.run([*sphinx, "-c", "book", source, html], cwd=root).returncode:
         # Sphinx warns of a page once: the next time it would be kept, and nothing said.
-        shutil.rmtree(root / "build" / "html", ignore_errors=True)
+        shutil.rmtree(html, ignore_errors=True)
         raise UserError("the pages were not built: the lines above say which file and why")
-    print("open", root / "build" / "html" / "index.html")
+    for page in html.glob("book/*.html"):  # Sphinx keeps the page of a chapter that was renamed
+        if not (source / "book" / page.name).with_suffix(".ipynb").exists():
+            page.unlink()
+    print("open", html / "index.html")
 
 
 def main() -> None:

@@ -76,30 +76,20 @@ Data = Annotated[
     str | None,
     typer.Option("--data", metavar="NAME|FILE|DIR", help="docs, a file, or prepared data"),
 ]
-# Runs are directories, as checkpoint.py describes them.
-From = Annotated[
-    Path, typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from")
-]
-# The same, where a run that goes on needs none.
-FromRun = Annotated[
-    Path | None,
-    typer.Option("--from", metavar="RUN_DIR", file_okay=False, help="folder to read from"),
-]
-# Files that somebody else has brought here.
-FromDir = Annotated[
-    Path | None,
-    typer.Option("--from", metavar="DIR", file_okay=False, help="folder to read from"),
-]
-# A new run, or with --resume one that is there.
-Out = Annotated[
-    Path, typer.Option("--out", metavar="RUN_DIR", file_okay=False, help="where to write")
-]
-# For a command whose result is one file.
+
+
+def _folder(flag, metavar="RUN_DIR"):
+    """The option of a flag that names a folder."""
+    meaning = "folder to read from" if flag == "--from" else "where to write"
+    return typer.Option(flag, metavar=metavar, file_okay=False, help=meaning)
+
+
+From = Annotated[Path, _folder("--from")]  # runs are directories, as checkpoint.py describes them
+FromRun = Annotated[Path | None, _folder("--from")]  # where a run that goes on needs none
+FromDir = Annotated[Path | None, _folder("--from", "DIR")]  # files that somebody has brought here
+Out = Annotated[Path, _folder("--out")]  # a new run, or with --resume one that is there
 OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write")]
-# For a command whose result is a folder, which has a name of its own if none is given.
-OutDir = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", file_okay=False, help="where to write")
-]
+OutDir = Annotated[Path | None, _folder("--out", "DIR")]  # None: a name of its own
 # As load_tokenizer reads it: a folder stands for the tokenizer in it.
 Tokenizer = Annotated[
     Path | None,
@@ -129,7 +119,7 @@ Threads = whole("cores to use; the result is the same", most=1024)
 BatchSize = whole("sequences in a step")  # of a whole context each
 Tokens = whole("number of tokens")  # to generate, or to plan for
 
-# Where the road without flags goes: what train writes sft reads, and so on.
+# Where the commands write without flags: what train writes sft reads, and so on.
 BASE, CHAT = Path("runs/base"), Path("runs/chat")
 
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-road-stages
-"""`nanoeuler all`: the whole road, from a text to a model that answers, as commands in a row.
+"""`nanoeuler all`: the whole pipeline, from a text to a model that answers, as commands in a row.
 
 What has been done is what lies in the folders. Leaves out what the commands do. Imports inside, as
 main.py does.
@@ -56,7 +56,7 @@ class Stage(NamedTuple):
 
 # %% sec-road-sizes
 class Size(NamedTuple):
-    """A size of the road: its model, and how its three runs differ from what they do unasked."""
+    """A size of `all`: its model, and how its three runs differ from what they do unasked."""
 
     preset: str
     sizes: dict[str, int]
@@ -141,13 +141,13 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
 
 # %% sec-road-command
 def summary(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
-    """What the road will do and take, as text."""
+    """What the pipeline will do and take, as text."""
     from nanoeuler.engines.registry import GPU_ENGINES
     from nanoeuler.planning.plan import duration
 
     where = "an H200" if engine in GPU_ENGINES else "this processor"
     where += f", each of {ranks}" if ranks > 1 else ""
-    lines = [f"{size.preset} by the engine {engine}; foretold for {where}:"]
+    lines = [f"{size.preset} by the engine {engine}; estimated for {where}:"]
     for stage, (name, seconds, memory) in zip(stages, forecast(size, engine, ranks), strict=False):
         took = "done" if stage.ended() else f"about {duration(seconds)}"
         took += ", begun" if stage.begun() and not stage.ended() else ""
@@ -188,7 +188,7 @@ def chosen_size(name: str, engine: str, minutes: float | None) -> Size:
     return size._replace(train=rest | {"minutes": minutes})
 
 
-def road(
+def run_pipeline(
     call: typer.Context, size: _Size = "auto", out: _Folder = flags.BASE.parent,
     data: flags.Data = "docs", pairs: _Name = "docs", comparisons: _Name = "docs",
     minutes: _Minutes = None,

@@ -33,14 +33,14 @@ def serve(
     base: flags.From = flags.CHAT,
     host: Annotated[str, typer.Option(metavar="NAME", help="address to listen on")] = LOOPBACK[0],
     port: flags.whole("port to listen on; 0: any that is free", 0, 65535) = 8000,
-    seats: flags.whole("requests answered at the same time") = 8,
+    slots: flags.whole("requests answered at the same time") = 8,
     waiting: flags.whole("requests that may wait", 0) = 64,
     tokens: flags.whole("number of tokens") = 1024,
     allow_origin: _Origins = None, engine: flags.InferenceEngine = "auto",
 ) -> None:  # fmt: skip
     """Serve a model: a page to chat with, and an API like OpenAI's at /v1.
 
-    Until Ctrl-C. More than --seats and --waiting requests at a time are refused.
+    Until Ctrl-C. More than --slots and --waiting requests at a time are refused.
 
     Example: nanoeuler serve --from runs/chat --port 8000
     """
@@ -51,7 +51,7 @@ def serve(
     from nanoeuler.serve.web import Service, application, listener, run
 
     model, door = api.load(base), listener(host, port)
-    make = partial(make_reader, model.config, model.weights, engine, seats)
+    make = partial(make_reader, model.config, model.weights, engine, slots)
     worker = Worker(make, waiting)
     name, at = base.resolve().name, door.getsockname()[1]
     service = Service(name, model.config, model.tokenizer, model.weights, worker, tokens)

@@ -24,7 +24,7 @@ ASKED = 3  # held-out questions that fine-tuning shows the answers to
 ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has not learned it yet
 
 
-def _say_plan(run, seconds_per_step, ranks=1):
+def _print_plan(run, seconds_per_step, ranks=1):
     """Print on stderr what the steps that `run` has before it will take; their time once known."""
     from nanoeuler.engines.registry import GPU_ENGINES
     from nanoeuler.planning.plan import size_lines, time_line
@@ -59,7 +59,7 @@ def _over_ranks(call, ranks, train):
     if (ranks or 1) > group.size:  # nobody has started them yet
         raise typer.Exit(launch.start(ranks, call.obj))
     if group.rank:
-        controller.deaf()
+        controller.ignore_signals()
         controller.follow(group)
         return
     with controller.leading(group):
@@ -94,7 +94,7 @@ def train(
             data, out=folder, config=flags.config_of(preset, sizes, begun),
             settings=settings_for(folder, resume, **settings), tokenizer=ids,
             engine=engine_name(engine), resume=resume, **options,
-            on_estimate=partial(_say_plan, ranks=size),
+            on_estimate=partial(_print_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler sft --from {chosen(folder)}")
@@ -148,7 +148,7 @@ def sft(
         api.finetune(
             first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
             settings=settings_for(folder, resume, FINETUNING, **settings),
-            on_estimate=partial(_say_plan, ranks=size), **options,
+            on_estimate=partial(_print_plan, ranks=size), **options,
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")
 

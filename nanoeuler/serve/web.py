@@ -16,7 +16,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -125,9 +124,10 @@ class Handlers:
     """The functions behind all paths. `http` is Starlette's module of responses."""
 
     def __init__(self, service: Service):
-        self.service, self.http = service, import_module("starlette.responses")
+        from starlette import requests, responses
+
+        self.service, self.http, self.gone = service, responses, requests.ClientDisconnect
         self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many there are
-        self.gone = import_module("starlette.requests").ClientDisconnect
 
     async def body(self, request: Any) -> bytes:
         """The body of a POST; `Refusal` where it is too long, breaks off, or is no JSON by name."""
@@ -187,7 +187,7 @@ class Handlers:
         worker = self.service.worker
         return self.http.JSONResponse({
             "status": "ok", "writing": len(worker.running), "waiting": len(worker.waiting),
-            "seats": worker.slots,
+            "slots": worker.slots,
         })  # fmt: skip
 
     async def file(self, name: str, request: Any) -> Any:
@@ -250,9 +250,10 @@ class Guard:
         if (wrong := self.refused(scope["headers"])) is None:
             await self.app(scope, receive, send)
             return
-        http = import_module("starlette.responses")
+        from starlette.responses import JSONResponse
+
         said, close = error(str(wrong)), {"Connection": "close"}
-        await http.JSONResponse(said, wrong.status, headers=close)(scope, receive, send)
+        await JSONResponse(said, wrong.status, headers=close)(scope, receive, send)
 
     def refused(self, headers: Sequence[tuple[bytes, bytes]]) -> Refusal | None:
         """Why a request with these headers is not let in; None if it is."""
@@ -281,8 +282,11 @@ def application(
     """The server of `service`, as an ASGI application. UserError without Starlette."""
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise UserError(f"a server needs starlette and uvicorn, but {missing[0]} is absent: {CURE}")
-    routing, cors = import_module("starlette.routing"), import_module("starlette.middleware.cors")
-    errors, apps = (import_module(f"starlette.{name}") for name in ("exceptions", "applications"))
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware.cors import CORSMiddleware
+    from starlette.routing import Route
+
     handlers = Handlers(service)
     routes = [
         ("/v1/chat/completions", partial(handlers.text, True), "POST"),
@@ -292,15 +296,15 @@ def application(
         ("/", partial(handlers.file, "page.html"), "GET"),
         *((f"/{name}", partial(handlers.file, name), "GET") for name in ("page.css", "page.js")),
     ]  # fmt: skip
-    app = apps.Starlette(
-        routes=[routing.Route(path, do, methods=[method]) for path, do, method in routes],
+    app = Starlette(
+        routes=[Route(path, do, methods=[method]) for path, do, method in routes],
         exception_handlers={
-            kind: handlers.wrong for kind in (errors.HTTPException, UserError, Exception)
+            kind: handlers.wrong for kind in (HTTPException, UserError, Exception)
         },
     )
     app.router.redirect_slashes = False  # a path has one name
     if origins:
-        app.add_middleware(cors.CORSMiddleware, allow_origins=[*origins], allow_methods=["*"],
+        app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["*"],
                            allow_headers=["*"])  # fmt: skip
     return Guard(app, hosts, origins)
 
@@ -395,7 +399,8 @@ class Connection(asyncio.Protocol):
 
     def _hang_up(self, status, message):
         """Answer with an error where an answer is due, and close."""
-        h11 = import_module("h11")
+        import h11
+
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             said = json.dumps(error(message))
             head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -418,7 +423,8 @@ def listener(host: str, port: int) -> socket.socket:
 
 def server(app: Guard, worker: Worker) -> Any:
     """uvicorn's server of an application. It says of our own mistakes alone what they were."""
-    uvicorn, h11 = import_module("uvicorn"), import_module("uvicorn.protocols.http.h11_impl")
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
@@ -428,7 +434,7 @@ def server(app: Guard, worker: Worker) -> Any:
     # Connections: all texts twice, since who is told "full" comes as well, and some for the page.
     most = 2 * (worker.slots + worker.max_waiting) + 64
     return Server(uvicorn.Config(
-        app, http=type("Connection", (Connection, h11.H11Protocol), {"most": most}), ws="none",
+        app, http=type("Connection", (Connection, H11Protocol), {"most": most}), ws="none",
         loop="asyncio", log_level="error", access_log=False, lifespan="off", server_header=False,
         proxy_headers=False, timeout_keep_alive=SECONDS, timeout_graceful_shutdown=5,
     ))  # fmt: skip

@@ -154,7 +154,7 @@ FORMAT, IMPORTED = 2, 3
 T = TypeVar("T")
 
 
-class Damage(Exception):
+class CorruptFile(Exception):
     """What is wrong with a file that was read, in words."""
 
 
@@ -164,24 +164,24 @@ def as_json(record: dict) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, a dict; Damage if it is none."""
+    """The JSON object in a file, a dict; CorruptFile if it is none."""
     check_regular(path)
     try:
         record = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise Damage(f"{path.name} is missing") from None
+        raise CorruptFile(f"{path.name} is missing") from None
     except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, of a number's length
-        raise Damage(f"{path.name} is no JSON: {error}") from None
+        raise CorruptFile(f"{path.name} is no JSON: {error}") from None
     if type(record) is not dict:
-        raise Damage(f"{path.name} is no JSON object")
+        raise CorruptFile(f"{path.name} is no JSON object")
     return record
 
 
 def field_of(record: dict, name: str, kind: type[T]) -> T:
-    """record[name]; Damage if it is not of exactly this type."""
+    """record[name]; CorruptFile if it is not of exactly this type."""
     value = record.get(name)
     if type(value) is not kind:
-        raise Damage(f"{name} is no {kind.__name__}")
+        raise CorruptFile(f"{name} is no {kind.__name__}")
     return value
 
 
@@ -191,11 +191,11 @@ def _checked(cls, values):
     wrong = [name for name in values if name not in fields]
     wrong += [name for name, needed in fields.items() if needed and name not in values]
     if wrong:
-        raise Damage(f"{cls.__name__} does not fit with {wrong[0]}")
+        raise CorruptFile(f"{cls.__name__} does not fit with {wrong[0]}")
     try:
         return cls(**values)
     except UserError as error:
-        raise Damage(str(error)) from None
+        raise CorruptFile(str(error)) from None
 
 
 class Record(NamedTuple):
@@ -224,9 +224,9 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
             raise UserError(f"{path.parent} holds a run of format {version}, and this nanoeuler "
                             f"knows formats up to {IMPORTED}: use a newer one")  # fmt: skip
         if version < 1:
-            raise Damage(f"there is no format {version}")
+            raise CorruptFile(f"there is no format {version}")
         return parse(record)
-    except Damage as error:
+    except CorruptFile as error:
         raise UserError(f"{path} is not what a run writes ({quoted(error, 200)}): {cure}") from None
 
 
@@ -239,13 +239,13 @@ def _facts(record):
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
     if record.get("format") == IMPORTED:
         if record.get("training") is not None or not all(map(str.isprintable, digests)):
-            raise Damage("an imported model has settings, or a digest is none")
+            raise CorruptFile("an imported model has settings, or a digest is none")
         return config, None, *digests, identity(record)
     settings = _checked(Settings, field_of(record, "training", dict))
     if ("minutes" in record["training"]) != (record.get("format", 1) > 1):
-        raise Damage("its format and its minutes do not fit")
+        raise CorruptFile("its format and its minutes do not fit")
     if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
-        raise Damage("the number of steps, the learning rate or a digest is none")
+        raise CorruptFile("the number of steps, the learning rate or a digest is none")
     return config, settings, *digests, identity(record)
 
 
@@ -333,13 +333,13 @@ def _read_state(folder, step, record):
     state = read_json(folder / "state.json")
     last = record.settings.steps if record.settings else 0
     if field_of(state, "step", int) != step or step > last:
-        raise Damage(f"state.json has step {state['step']}")
+        raise CorruptFile(f"state.json has step {state['step']}")
     bits = field_of({"bits_per_byte": 1.0} | state, "bits_per_byte", float)  # of a best model
     if not 0 < bits < math.inf:
-        raise Damage("bits_per_byte in state.json is no number of bits")
+        raise CorruptFile("bits_per_byte in state.json is no number of bits")
     for text in [each for pair in field_of(state, "program", dict).items() for each in pair]:
         if type(text) is not str or not text.isprintable() or len(text) > 100:  # it may be printed
-            raise Damage("program in state.json is not what a save holds")
+            raise CorruptFile("program in state.json is not what a save holds")
     names = field_of(state, "run", str), field_of(state, "tokenizer", str)
     if names != (record.identity, record.tokenizer.hash):
         raise UserError(
@@ -350,14 +350,14 @@ def _read_state(folder, step, record):
 
 
 def _check_digest(path, state):
-    """Damage unless the file at `path` is the one that was saved."""
+    """CorruptFile unless the file at `path` is the one that was saved."""
     check_regular(path)
     try:
         digest = sha256_of(path)
     except FileNotFoundError:
-        raise Damage(f"{path.name} is missing") from None
+        raise CorruptFile(f"{path.name} is missing") from None
     if digest != field_of(state, "sha256", dict).get(path.name):
-        raise Damage(f"{path.name} is not the file that was saved")
+        raise CorruptFile(f"{path.name} is not the file that was saved")
 
 
 def _check_tensors(path, file, config, kinds):
@@ -367,22 +367,22 @@ def _check_tensors(path, file, config, kinds):
         part = file.get_slice(name)
         tensors[name] = part.get_dtype(), tuple(part.get_shape())
     if config.n_layers > config.repeat * len(tensors):  # or a huge number makes a huge dict
-        raise Damage(f"{len(tensors)} tensors for {config.n_layers} layers")
+        raise CorruptFile(f"{len(tensors)} tensors for {config.n_layers} layers")
     shapes = parameter_shapes(config).items()
     wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes}
     for name in sorted(tensors | wanted):
         if tensors.get(name) != wanted.get(name):
             pair = [each.get(name, "nothing") for each in (wanted, tensors)]
-            raise Damage(f"{path.name}: expected {name} to be {pair[0]}, found {pair[1]}")
+            raise CorruptFile(f"{path.name}: expected {name} to be {pair[0]}, found {pair[1]}")
     return list(wanted)
 
 
 def _check_names(path):
-    """Damage if the header of a safetensors file, a good one otherwise, names a tensor twice."""
+    """CorruptFile if the header of a safetensors file names a tensor twice."""
     try:
         header_of(path)
     except ValueError as error:
-        raise Damage(f"{path.name}: {error}") from None
+        raise CorruptFile(f"{path.name}: {error}") from None
 
 
 def _read_tensors(path, config, kinds):
@@ -392,11 +392,11 @@ def _read_tensors(path, config, kinds):
             names = _check_tensors(path, file, config, kinds)
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
-        raise Damage(f"{path.name}: {error}") from None
+        raise CorruptFile(f"{path.name}: {error}") from None
     _check_names(path)
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all() or (name.startswith("v.") and (tensor < 0).any()):
-            raise Damage(f"{path.name}: {name} is not finite, or a mean of squares below 0")
+            raise CorruptFile(f"{path.name}: {name} is not finite, or a mean of squares below 0")
     return tensors
 
 
@@ -434,7 +434,7 @@ def read_save(
                 _check_digest(folder / name, state)
             for name in names:
                 tensors |= _read_tensors(folder / name, record.config, FILES[name])
-    except Damage as error:
+    except CorruptFile as error:
         cure = f"it is the only save there: {locked}"
         if earlier:
             cure = f"delete that folder to go on from step {earlier[-1][0]}"

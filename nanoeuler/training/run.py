@@ -27,14 +27,7 @@ from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.config import ModelConfig, count_parameters, telling
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.optim import (
-    BETA2,
-    CLIP_NORM,
-    WARMUP_STEPS,
-    WEIGHT_DECAY,
-    AdamW,
-    rate_for,
-)
+from nanoeuler.training import optim
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
@@ -52,10 +45,10 @@ class Settings:
     accumulate: int = 1  # pieces in which each shard of a batch goes through memory
     lr: float | None = None  # None: `optim.rate_for` the width, or what fine-tuning has instead
     seed: int = 0
-    warmup: int = WARMUP_STEPS
-    weight_decay: float = WEIGHT_DECAY
-    beta2: float = BETA2
-    clip: float = CLIP_NORM
+    warmup: int = optim.WARMUP_STEPS
+    weight_decay: float = optim.WEIGHT_DECAY
+    beta2: float = optim.BETA2
+    clip: float = optim.CLIP_NORM
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -140,7 +133,7 @@ class Run:
     tokenizer: Tokenizer
     data: str  # the digest of the training text
     weights: Weights
-    optimizer: AdamW
+    optimizer: optim.AdamW
     step: int  # how many are done
     program: dict[str, str] = field(default_factory=program)  # `fit` adds the engine
 
@@ -152,11 +145,13 @@ class Run:
         """A run before its first step. None: weights from the seed, the rate of a new training."""
         check_sizes(config, tokenizer)
         check_batch(config, settings)
-        settings = settings.with_rate(rate_for(config.dim))
+        settings = settings.with_rate(optim.rate_for(config.dim))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
-            optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
-                              clip_norm=settings.clip)  # fmt: skip
+            optimizer = optim.AdamW(
+                weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                clip_norm=settings.clip,
+            )  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property

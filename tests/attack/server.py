@@ -80,7 +80,7 @@ def served(attack: Attack) -> Iterator[Server]:
                       "--steps", 1, "--batch-size", 2, *sizes.split(), seconds=120)  # fmt: skip
     assert made.code == 0, made.err
     line = [sys.executable, "-m", "nanoeuler", "serve", "--from", "model", "--port", "0",
-            "--seats", str(SEATS), "--waiting", str(WAITING), "--tokens", "2000"]  # fmt: skip
+            "--slots", str(SEATS), "--waiting", str(WAITING), "--tokens", "2000"]  # fmt: skip
     log = attack.folder / "server.log"
     with log.open("wb") as said:
         process = subprocess.Popen(

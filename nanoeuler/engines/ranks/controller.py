@@ -149,7 +149,7 @@ def leading(group: Group) -> Iterator[None]:
                 group.broadcast(("end",))
 
 
-def deaf() -> None:
+def ignore_signals() -> None:
     """Leave signals to rank 0, which ends the run between two steps and saves it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -20,7 +20,12 @@ from tiers import thinned
 
 from nanoeuler.emulator import Fault, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
-from nanoeuler.engines.gpu.attention import wgmma_backward, wgmma_forward, wgmma_launch, wgmma_parts
+from nanoeuler.engines.gpu.attention import (
+    layout,
+    wgmma_backward,
+    wgmma_launch,
+    wgmma_parts,
+)
 from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, last_of
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.attention.wgmma_forward import narrow_kernel, reciprocal_of
@@ -445,8 +450,7 @@ def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     if module == "attention.wgmma_parts":
         for made in (narrow_kernel, wgmma_backward.dq_kernel, wgmma_backward.dkdv_kernel):
             made.cache_clear()
-        for user in (wgmma_forward, wgmma_backward):
-            monkeypatch.setattr(user, function, getattr(wrong, function))
+        monkeypatch.setattr(wgmma_parts, function, getattr(wrong, function))
     for name in ("narrow_kernel", "dq_kernel", "dkdv_kernel"):
         if hasattr(wrong, name):
             monkeypatch.setattr(wgmma_launch, name, getattr(wrong, name))
@@ -500,9 +504,7 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
     def never(*_):
         raise AssertionError("a kernel without documents looks a limit up")
 
-    monkeypatch.setattr(wgmma_parts, "limit_of", never)
-    monkeypatch.setattr(wgmma_forward, "limit_of", never)
-    monkeypatch.setattr(wgmma_backward, "limit_of", never)
+    monkeypatch.setattr(layout, "limit_of", never)
     for D in (64, 128):
         a = inputs(1, 1, 1, 140, D)
         for launch in (forward(a), *backward(a)):

@@ -48,6 +48,24 @@ def local_names(function: str) -> set[str]:
     return names
 
 
+def qualified(fragment: str, module: str, function: str) -> str:
+    """The fragment with `hopper.wait` for each `wait` that the function's module writes so."""
+    whole, own = tokens(module), local_names(function)
+    triples = zip(whole, whole[1:], whole[2:], strict=False)
+    full = {
+        name.text: f"{place.text}.{name.text}"
+        for place, dot, name in triples
+        if dot.text == "." and re.search(rf"(?m)^from .* import .*\b{place.text}$", module)
+    }
+    parts, at, last = [], 0, ""
+    for token in tokens(fragment):
+        plain = last != "." and token.text not in own
+        name = full.get(token.text, token.text) if plain else token.text
+        parts += [fragment[at : token.start], name]
+        at, last = token.stop, token.text
+    return "".join(parts) + fragment[at:]
+
+
 def unknown(wanted: list[Token], there: list[Token]) -> set[str]:
     """The names of a fragment that may be locals of other names in a source that has them not."""
     taken = {token.text for token in there} | {*keyword.kwlist, *dir(builtins)}

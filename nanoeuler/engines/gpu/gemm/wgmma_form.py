@@ -17,12 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import TILE_K
-from nanoeuler.engines.gpu.lang.hopper import (
-    mbarrier_arrive,
-    mbarrier_arrive_at,
-    mbarrier_init,
-    mbarrier_init_fence,
-)
+from nanoeuler.engines.gpu.lang import hopper
 from nanoeuler.engines.gpu.lang.instruction import int32
 from nanoeuler.engines.gpu.lang.ptx import divide
 from nanoeuler.errors import UserError
@@ -218,11 +213,11 @@ def prepare(bars, stages, arrivals):
     """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong, then
     those of bays: full ones of consumer 0, of consumer 1, empty ones."""
     for s in range(stages):
-        mbarrier_init(bars + 8 * s, 1)
-        mbarrier_init(bars + 8 * (stages + s), arrivals)
+        hopper.mbarrier_init(bars + 8 * s, 1)
+        hopper.mbarrier_init(bars + 8 * (stages + s), arrivals)
     for i in range(2 + 3 * STRIPS):
-        mbarrier_init(bars + 16 * stages + 8 * i, 1)
-    mbarrier_init_fence()
+        hopper.mbarrier_init(bars + 16 * stages + 8 * i, 1)
+    hopper.mbarrier_init_fence()
 
 
 def bays_bars(form: Form) -> int:
@@ -237,8 +232,8 @@ def make_release(form: Form) -> Any:
     def release(empty, t):
         if cluster > 1:
             if t < cluster:
-                mbarrier_arrive_at(empty, t)
+                hopper.mbarrier_arrive_at(empty, t)
         elif t == 0:
-            mbarrier_arrive(empty)
+            hopper.mbarrier_arrive(empty)
 
     return release

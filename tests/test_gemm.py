@@ -27,7 +27,6 @@ from nanoeuler.engines.gpu.gemm import (
     wgmma_form,
     wgmma_kernel,
     wgmma_launch,
-    wgmma_rope,
     wgmma_split_k,
 )
 from nanoeuler.engines.gpu.gemm.wgmma_form import PIECE, RING, SHARED, THREADS, Form
@@ -40,7 +39,6 @@ from nanoeuler.engines.gpu.gemm.wgmma_launch import (
     sizes,
     space_bytes,
 )
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import (
     TILE_K,
     Item,
@@ -58,6 +56,8 @@ from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.hopper import descriptor, wgmma
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Map, cover
+from nanoeuler.engines.gpu.tile import rope
+from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, parameter_shapes
 from nanoeuler.model.layers import rope_tables
@@ -298,12 +298,12 @@ def test_one_kernel_serves_many_products():
 
 
 def test_what_was_measured_is_chosen_and_what_is_like_it():
-    for (layout, epilogue, out, second), of in wgmma_launch.MEASURED.items():
-        for (pingpong, cluster, pieces, *narrow), timed in of.items():
+    assert wgmma_launch.measured()
+    for (layout, epilogue, out, second), of in wgmma_launch.measured().items():
+        for size, (pingpong, cluster, pieces, narrow) in of.items():
+            form = choose(layout, size, epilogue, out, second)
             wanted = Form(layout, pingpong, cluster, epilogue, out, pieces, second)
-            for size in timed:
-                form = choose(layout, size, epilogue, out, second)
-                assert form == replace(wanted, narrow=narrow == [True])
+            assert form == replace(wanted, narrow=narrow)
     assert choose("NT", (32768, 2048, 1024)).pingpong  # 16384 x 2304 x 768 and 3072 are near
     assert choose("TN", (768, 768, 8192), "add", "float32").cluster == 1
     far = choose("NT", (1 << 17, 2304, 768))
@@ -897,7 +897,7 @@ def exchanged(module):
            if callable(value) and value.__module__ == module.__name__
            and not isinstance(value, type)}  # fmt: skip
     with ExitStack() as stack:
-        parts = wgmma_rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
+        parts = rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
         for other in *parts, wgmma_kernel, wgmma_launch:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))

@@ -12,8 +12,10 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+PACKAGE = Path(__file__).resolve().parents[2]  # the folder that the package is in
 NAME = re.compile(r"[^\W\d]\w*")
 TOKEN = re.compile(
     r'''(?P<skip>\s+)|\#[^\n]*|[^\W\d]\w*|\d[\w.]*(?:(?<=[eE])[+-]\d+)?'''
@@ -50,12 +52,18 @@ def local_names(function: str) -> set[str]:
 
 def qualified(fragment: str, module: str, function: str) -> str:
     """The fragment with `hopper.wait` for each `wait` that the function's module writes so."""
-    whole, own = tokens(module), local_names(function)
-    triples = zip(whole, whole[1:], whole[2:], strict=False)
+    own, nodes = local_names(function), [*ast.walk(ast.parse(module))]
+    lines = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    places = {
+        alias.asname or alias.name
+        for line in lines
+        for alias in line.names
+        if (PACKAGE / f"{line.module}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()
+    }
     full = {
-        name.text: f"{place.text}.{name.text}"
-        for place, dot, name in triples
-        if dot.text == "." and re.search(rf"(?m)^from .* import .*\b{place.text}$", module)
+        node.attr: ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in places
     }
     parts, at, last = [], 0, ""
     for token in tokens(fragment):

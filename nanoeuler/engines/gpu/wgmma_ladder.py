@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, cover
+from nanoeuler.engines.gpu.tile.ring import ALIGN, advance, aligned, skip
+from nanoeuler.engines.gpu.tile.store import put_bf16
 from nanoeuler.errors import UserError
 
 ROWS, COLUMNS = 64, 256  # of C, which a warpgroup multiplies: PTX ISA, the largest wgmma
 DEPTH = 64  # of a k-block: 128 bytes of bf16, the width of a swizzled row
 SUMS = ROWS * COLUMNS // 128  # float32 registers of each thread of a warpgroup
 A_BYTES, B_BYTES = ROWS * DEPTH * 2, COLUMNS * DEPTH * 2  # of a k-block
-ALIGN = 1024  # bytes: the swizzle's period, eight rows
 # Rows along k, swizzled; groups of eight are 1024 bytes apart.
 OPERAND = hopper.descriptor(16, 1024)
 
@@ -32,11 +33,6 @@ OPERAND = hopper.descriptor(16, 1024)
 multiply = hopper.wgmma(COLUMNS, DEPTH // 16, 2, 2, "NT")
 # acc: wait until all groups are complete
 finish = hopper.wgmma_wait(SUMS)
-
-
-def aligned(address):
-    """The next multiple of ALIGN."""
-    return int32((address + (ALIGN - 1)) & ~(ALIGN - 1))
 
 
 def operand(address):
@@ -174,19 +170,6 @@ def fetch(to, full, map_a, map_b, k, row, column):
     hopper.tma_load(to + B_BYTES, map_a, k, row, full)
 
 
-def put(acc, i, box, t):
-    """Sums i to i + 31 of each thread, 64 rows by 64 columns, to a box of bf16, swizzled."""
-    lane = int32(t & 31)
-    r = int32((t >> 5 & 3) * 16 + (lane & 15))
-    for j in range(4):
-        k = i + 8 * j
-        hopper.stmatrix4(
-            int32(box + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16),
-            ptx.pack_bf16(acc[k], acc[k + 1]), ptx.pack_bf16(acc[k + 2], acc[k + 3]),
-            ptx.pack_bf16(acc[k + 4], acc[k + 5]), ptx.pack_bf16(acc[k + 6], acc[k + 7]),
-        )  # fmt: skip
-
-
 def store(acc, boxes, map_c, row, column, t):
     """The sums of thread t's warpgroup to C, whose tile begins at (row, column)."""
     group, first = int32(1 + (t >> 7)), int32(boxes + (t >> 7) * (2 * BOX))
@@ -195,7 +178,7 @@ def store(acc, boxes, map_c, row, column, t):
         if t & 127 == 0:
             hopper.bulk_wait_read()  # the older of the two boxes has left
         ptx.barrier(group, 128)  # and all threads know
-        put(acc, 32 * strip, box, t)
+        put_bf16(acc, 32 * strip, box, int32(t & 127))
         hopper.proxy_fence()  # the copy engine sees what this thread stored
         ptx.barrier(group, 128)  # all threads have stored
         if t & 127 == 0:
@@ -238,14 +221,6 @@ def acquire(map_a, map_b, map_c):
 
 
 # %% sec-wgmma-ring
-def advance(stage, phase, stages):
-    """The next stage of a ring, and the parity of its phase: it changes with every round."""
-    stage = int32(stage + 1)
-    if stage == stages:
-        stage, phase = int32(0), int32(phase ^ 1)
-    return stage, phase
-
-
 def make_ring(stages: int) -> Callable[..., None]:
     """A kernel that multiplies a k-block while the next `stages` - 1 are on their way."""
 
@@ -484,13 +459,6 @@ def multicast(map_a, map_b, map_c, down, across, blocks):
 
 
 # %% sec-wgmma-pingpong
-def skip(stage, phase, count, stages):
-    """Stage and parity after `count` more k-blocks."""
-    stage = int32(stage + count)
-    rounds = ptx.divide(stage, stages)
-    return int32(stage - rounds * stages), int32((phase ^ rounds) & 1)
-
-
 accumulate_own = make_accumulate(STAGES, STAGE, release_both)  # of 64 x 256, in a pair
 
 
@@ -499,7 +467,7 @@ def consume_in_turn(base, bars, map_c, down, across, blocks, t):
     boxes, acc = int32(base + STAGES * STAGE), cuda.local.array(SUMS, float32)
     c, turns = int32(t >> 7), int32(bars + 16 * STAGES)
     turn, step = int32(c ^ 1), int32(cuda.gridDim.x >> 1)
-    stage, phase = skip(int32(0), int32(0), c * blocks, STAGES)
+    stage, phase = skip(int32(0), int32(0), STAGES, c * blocks)
     tile = int32((cuda.blockIdx.x >> 1) + c * step)
     while tile < down * across:
         x, y = tile_at(tile, down, across, GROUP // (2 * ROWS))
@@ -509,7 +477,7 @@ def consume_in_turn(base, bars, map_c, down, across, blocks, t):
         if t & 127 == 0:
             hopper.mbarrier_arrive(turns + 8 * (c ^ 1))
         store(acc, boxes, map_c, row, int32(y * COLUMNS), t)
-        stage, phase = skip(stage, phase, blocks, STAGES)
+        stage, phase = skip(stage, phase, STAGES, blocks)
         tile, turn = int32(tile + 2 * step), int32(turn ^ 1)
 
 

@@ -34,16 +34,6 @@ def round_up(n: int, size: int) -> int:
     return int32((n + size - 1) & -size)
 
 
-def lane_row(lane: int) -> int:
-    """The first of a lane's two rows of 16 of an accumulator; the other is 8 below."""
-    return int32(lane >> 2)
-
-
-def lane_column(lane: int) -> int:
-    """The first of a lane's columns of an accumulator: this one and the next, then every 8."""
-    return int32((lane & 3) * 2)
-
-
 def clear(values: Any, n: int) -> None:
     """Zero the first n of some float registers."""
     for i in range(n):

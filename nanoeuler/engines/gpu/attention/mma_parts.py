@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.attention import layout
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, int8, int32, int64
+from nanoeuler.engines.gpu.tile.layout import chunk_at, lane_column, lane_row, squares_down
 
 EVERY_CARD = 8, 0  # the compute capability that has all these instructions
 
@@ -40,12 +41,12 @@ def own_warp() -> int:
 
 def own_row() -> int:
     """The first of a lane's two rows of 16; the other is 8 below."""
-    return layout.lane_row(own_lane())
+    return lane_row(own_lane())
 
 
 def own_column() -> int:
     """The first of a lane's columns: this one and the next, then every 8."""
-    return layout.lane_column(own_lane())
+    return lane_column(own_lane())
 
 
 class Strided(NamedTuple):
@@ -83,16 +84,6 @@ def query_block(sizes: layout.Sizes, rows: int) -> QueryBlock:
     head = int32(number - batch * sizes.heads)
     first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
     return QueryBlock(number, batch, head, ptx.divide(head, sizes.sharing), first)
-
-
-def swizzle(row: int, D: int) -> int:
-    """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
-    return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
-
-
-def chunk_at(row: int, chunk: int, D: int) -> int:
-    """The byte of a tile where a row's chunk of 8 columns lies."""
-    return int32(row * (2 * D) + ((chunk ^ swizzle(row, D)) << 4))
 
 
 def shared_base() -> int:
@@ -144,8 +135,8 @@ def left(D: int) -> int:
     """Bytes from a tile's start to the row of 8 that this lane tells `ldmatrix`, for A of a tile's
     first 16 rows and columns, or for B of a product with its columns. 16 rows are 32 D bytes.
     """
-    lane = own_lane()
-    return chunk_at(int32(lane & 15), int32(lane >> 4), D)
+    row, chunk = squares_down(own_lane())
+    return chunk_at(row, chunk, D)
 
 
 def right(D: int) -> int:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.attention import layout, softmax
 from nanoeuler.engines.gpu.attention import wgmma_parts as wg
-from nanoeuler.engines.gpu.gemm.wgmma_rope import take_angles, turn
 from nanoeuler.engines.gpu.lang.hopper import (
     add_product,
     load_bytes,
@@ -32,6 +31,8 @@ from nanoeuler.engines.gpu.lang.hopper import (
 )
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.tile.ring import advance
+from nanoeuler.engines.gpu.tile.rope import take_angles, turn
 
 KEYS = 64  # of a step of dq
 
@@ -110,7 +111,7 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
             softmax.pack(s, softmax.Span(0, KEYS), ds)
             add(dq, ds, wg.by_columns(tile, KEYS))
             before = stage
-            stage, phase = wg.advance(stage, phase, stages)
+            stage, phase = advance(stage, phase, stages)
         dq_done(dq)
 
     return loop
@@ -512,7 +513,7 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
                 later = next_of(source, later)
             now = next_of(source, now)
             before, step = stage, int32(step + 1)
-            stage, phase = wg.advance(stage, phase, stages)
+            stage, phase = advance(stage, phase, stages)
             if step == steps:
                 break
         dk_done(parts.dk)

@@ -30,6 +30,7 @@ from nanoeuler.engines.gpu.attention.softmax import (
 from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.tile.ring import advance
 from nanoeuler.errors import UserError
 
 QUERIES = 128  # of a tile, 64 to each of two warpgroups
@@ -380,7 +381,7 @@ def refill(chain: Chain, stand: Stand) -> None:
 def go_on(chain: Chain, stand: Stand) -> Stand:
     """This warp has left its stage, and stands at the next."""
     left = wg.leave(chain.shared.k, stand.stage, WARPS)
-    stage, phase = wg.advance(stand.stage, stand.phase, STAGES)
+    stage, phase = advance(stand.stage, stand.phase, STAGES)
     return Stand(stage, phase, stand.stage, left, next_of(stand.later, chain.links))
 
 
@@ -571,7 +572,7 @@ def produce(shared: Shared, block: wg.QueryBlock, maps: Maps) -> None:
         fill(shared.k, stage, k, row, 128)
         hopper.mbarrier_wait(int32(shared.v.left + 8 * stage), int32(phase ^ 1))
         fill(shared.v, stage, v, row, 128)
-        stage, phase = wg.advance(stage, phase, WIDE_STAGES)
+        stage, phase = advance(stage, phase, WIDE_STAGES)
 
 
 def hand_back(ring: wg.Ring, stage: int, at: wg.Place) -> None:
@@ -592,7 +593,7 @@ def take_turns(
     stage, phase = int32(0), int32(0)
     for step in range(1, block.steps):
         v_stage, v_phase = stage, phase
-        stage, phase = wg.advance(stage, phase, WIDE_STAGES)
+        stage, phase = advance(stage, phase, WIDE_STAGES)
         hopper.mbarrier_wait(wg.full_of(k, stage), phase)
         ptx.barrier(int32(FIRST_TURN + at.group), int32(256))
         wide_scores(s, wg.by_rows(own.tile), wg.by_rows(wg.tile_of(k, stage)))

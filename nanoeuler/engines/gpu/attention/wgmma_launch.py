@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.attention import layout, wgmma_backward, wgmma_forward
 from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents
 from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, expect_turning
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
+from nanoeuler.engines.gpu.tile.rope import Turning, expect_turning
 from nanoeuler.errors import UserError
 
 WIDTHS = 64, 128  # head widths: whole panels of the widest swizzle, and accumulators that fit

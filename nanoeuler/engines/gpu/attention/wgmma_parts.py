@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.attention import layout
 from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
+from nanoeuler.engines.gpu.tile.layout import PANEL, lane_column, lane_row
+from nanoeuler.engines.gpu.tile.ring import aligned
+from nanoeuler.engines.gpu.tile.store import put_scaled
 
-PANEL = 64         # columns of a panel: 128 bytes, the widest swizzle
 BOX = 64 * 128     # bytes of a panel of 64 rows
 STRIDE = 1024      # bytes from 8 rows of a panel to the next 8: the swizzle repeats after them
 
@@ -36,17 +38,17 @@ def place() -> Place:
 
 def own_row(at: Place) -> int:
     """The first of a thread's two rows in an accumulator of 64 rows; the other is 8 below."""
-    return int32(at.warp * 16 + layout.lane_row(at.lane))
+    return int32(at.warp * 16 + lane_row(at.lane))
 
 
 def own_column(at: Place) -> int:
     """The first of a thread's columns in an accumulator: this one and the next, then every 8."""
-    return layout.lane_column(at.lane)
+    return lane_column(at.lane)
 
 
 def shared_base() -> int:
     """The address of dynamic shared memory, rounded up to what the swizzle repeats after."""
-    return layout.round_up(ptx.shared_address(cuda.shared.array(0, int8)), 1024)
+    return aligned(ptx.shared_address(cuda.shared.array(0, int8)))
 
 
 class Heads(NamedTuple):
@@ -137,14 +139,6 @@ def leave(ring: Ring, stage: int, warps: int) -> int:
     the stage. The answer takes a while; it is looked at as late as possible.
     """
     return ptx.ticket(int32(ring.left + 8 * stage), int32(warps - 1))
-
-
-def advance(stage: int, phase: int, stages: int) -> tuple[int, int]:
-    """The next stage, and the parity of its mbarrier's next filling."""
-    stage = int32(stage + 1)
-    if stage == stages:
-        return int32(0), int32(phase ^ 1)
-    return stage, phase
 
 
 MOST = 1 << 22  # what `divide` takes: above, its float32 could be off by more than one
@@ -284,16 +278,8 @@ def warpgroup_sync(at: Place) -> None:
 
 def stage_out(acc: Any, above: float, below: float, tile: int, D: int, at: Place) -> None:
     """acc, 64 x D, its two rows times `above` and `below`, as bf16 into a swizzled tile."""
-    row = int32(at.warp * 16 + (at.lane & 15))
-    for n in range(0, D // 8, 2):
-        chunk = int32((n & 7) + (at.lane >> 4))  # 16 bytes, moved by the swizzle
-        hopper.stmatrix4(
-            int32(tile + n // 8 * BOX + row * 128 + ((chunk ^ row & 7) << 4)),
-            ptx.pack_bf16(acc[4 * n] * above, acc[4 * n + 1] * above),
-            ptx.pack_bf16(acc[4 * n + 2] * below, acc[4 * n + 3] * below),
-            ptx.pack_bf16(acc[4 * n + 4] * above, acc[4 * n + 5] * above),
-            ptx.pack_bf16(acc[4 * n + 6] * below, acc[4 * n + 7] * below),
-        )
+    for c in range(D // PANEL):
+        put_scaled(acc, 32 * c, int32(tile + c * BOX), int32(at.thread & 127), above, below)
 
 
 def hand_over(at: Place) -> None:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm import wgmma_form as forms
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, position, take_angles, turn
 from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32
-from nanoeuler.engines.gpu.tile import curves
+from nanoeuler.engines.gpu.tile import curves, ring
 from nanoeuler.engines.gpu.tile.accumulator import make_bias
 from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_row, squares_at
+from nanoeuler.engines.gpu.tile.rope import Turning, position, take_angles, turn
+from nanoeuler.engines.gpu.tile.store import put_bf16
 
 
 class Arguments(NamedTuple):
@@ -72,17 +73,6 @@ def make_add_bias(form: forms.Form) -> Callable:
         bias(acc, tile.of.aux, tile.column, tile.of.n, int32(tile.me.t & 31))
 
     return add_bias
-
-
-def put_bf16(acc, i, box, t):
-    """32 registers from `i` on to a box of 64 x 64 bf16."""
-    for j in range(4):
-        k = i + j * 8
-        hopper.stmatrix4(
-            int32(box + squares_at(t, j)),
-            ptx.pack_bf16(acc[k], acc[k + 1]), ptx.pack_bf16(acc[k + 2], acc[k + 3]),
-            ptx.pack_bf16(acc[k + 4], acc[k + 5]), ptx.pack_bf16(acc[k + 6], acc[k + 7]),
-        )  # fmt: skip
 
 
 def put_pairs(pairs, i, box, t):
@@ -238,7 +228,7 @@ def make_read_tile(form: forms.Form) -> Callable:
                 read_strip(tile.u, half * 2 + q, int32(at + q * 2 * forms.BOX), me.t)
             ptx.barrier(1 + me.c, 128)  # all warps have read it, not only the one that says so
             release(me.bars + 8 * (stages + stage), me.t)
-            stage, phase = forms.advance(stage, phase, stages)
+            stage, phase = ring.advance(stage, phase, stages)
         return stage, phase
 
     def nothing(tile, stage, phase):

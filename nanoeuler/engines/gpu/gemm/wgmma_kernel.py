@@ -23,14 +23,15 @@ from nanoeuler.engines.gpu.gemm.wgmma_epilogue import (
     make_read_tile,
     make_turns_of_heads,
 )
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import TILE_K
 from nanoeuler.engines.gpu.gemm.wgmma_split_k import make_sums, put_piece
 from nanoeuler.engines.gpu.lang import hopper
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.lang.ptx import barrier, grid_barrier, load_int4, shared_address
+from nanoeuler.engines.gpu.tile import ring
 from nanoeuler.engines.gpu.tile.accumulator import in_order
+from nanoeuler.engines.gpu.tile.rope import Turning
 
 
 def make_rank(form: forms.Form) -> Callable:
@@ -110,7 +111,7 @@ def make_fetch_tile(form: forms.Form) -> Callable:
                 hopper.tma_load(
                     to + j * 2 * forms.BOX, map_d, column + half * 128 + j * 64, row, full
                 )
-            stage, phase = forms.advance(stage, phase, stages)
+            stage, phase = ring.advance(stage, phase, stages)
         return stage, phase
 
     return fetch_tile
@@ -166,7 +167,7 @@ def make_produce(form: forms.Form) -> Callable:
                 hopper.mbarrier_expect(full, stage_bytes)
                 to = int32(base + stage * stage_bytes)
                 fetch(of, to, full, int32(k * TILE_K), row, y)
-                stage, phase = forms.advance(stage, phase, stages)
+                stage, phase = ring.advance(stage, phase, stages)
             if met:
                 column = int32(y * columns)
                 stage, phase = fetch_tile(base, bars, of.aux, row, column, stage, phase)
@@ -198,7 +199,7 @@ def make_multiply(form: forms.Form) -> Callable:
                 hopper.wgmma_wait_previous()
                 release(bars + 8 * (stages + last), t)
             last = stage
-            stage, phase = forms.advance(stage, phase, stages)
+            stage, phase = ring.advance(stage, phase, stages)
         return stage, phase, last
 
     return multiply
@@ -286,7 +287,7 @@ def make_consume(form: forms.Form) -> Callable:
         stage, phase, turn = int32(0), int32(0), int32(c ^ 1)
         x, y, ks, slot = load_int4(of.work + int64(item) * 16)
         if pingpong and c == 1:  # the second tile, and so on
-            stage, phase = forms.skip(stage, phase, stages, ks >> 16)
+            stage, phase = ring.skip(stage, phase, stages, ks >> 16)
             item = int32(item + 1)
             x, y, ks, slot = load_int4(of.work + int64(item) * 16)
         while item < end:
@@ -303,7 +304,7 @@ def make_consume(form: forms.Form) -> Callable:
             tile = Tile(of, me, row, column, line, int32(turn ^ c), angles, u)
             stage, phase = finish(acc, tile, slot, stage, phase)
             if pingpong:  # pass over the other consumer's stages
-                stage, phase = forms.skip(stage, phase, stages, count)
+                stage, phase = ring.skip(stage, phase, stages, count)
             x, y, ks, slot = next_x, next_y, next_ks, next_slot
 
     return consume
@@ -349,7 +350,7 @@ def gemm_kernel(form: forms.Form) -> Kernel:
         by = Turning(cos, sin, T, turned)
         of = Arguments(map_a, map_b, map_c, map_d, aux, work, space + forms.HEADER, n, by)
         shared = cuda.shared.array(0, int8)
-        base = int32((shared_address(shared) + (forms.ALIGN - 1)) & ~(forms.ALIGN - 1))
+        base = ring.aligned(shared_address(shared))
         bars = int32(base + forms.RING + forms.SLOTS * forms.BOX)
         t, group = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
         if cuda.threadIdx.x == 0:
@@ -394,7 +395,7 @@ def sum_kernel(form: forms.Form) -> Kernel:
 
     def gemm_sum_pieces(map_c, work, space, blocks):
         shared = cuda.shared.array(0, int8)
-        base = int32((shared_address(shared) + (forms.ALIGN - 1)) & ~(forms.ALIGN - 1))
+        base = ring.aligned(shared_address(shared))
         t, c = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
         of = Arguments(0, 0, map_c, 0, 0, work, space + forms.HEADER, 0, Turning(0, 0, 0, 0))
         if t == 0:
@@ -404,4 +405,4 @@ def sum_kernel(form: forms.Form) -> Kernel:
         if t == 0:
             hopper.bulk_wait()
 
-    return Kernel(gemm_sum_pieces, "l l l r", 256, forms.ALIGN + forms.SLOTS * forms.BOX)
+    return Kernel(gemm_sum_pieces, "l l l r", 256, ring.ALIGN + forms.SLOTS * forms.BOX)

@@ -14,6 +14,7 @@ together) and after it is part of the kernel. Left out: more than 16 rows at a t
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -479,8 +480,31 @@ def make_put(kind: str) -> Callable:
     return put_bf16 if kind == "bf16" else put_float
 
 
+class Item(NamedTuple):
+    """Item i of a thread: what it keeps while the block multiplies, two numbers each; its number in
+    the block, the block of outputs, the tile of rows."""
+
+    kept: Any
+    spots: Any
+    i: int
+    item: int
+    block: int
+    tile: int
+
+
+class Target(NamedTuple):
+    """Where outputs go: y and its row's elements, or keys and values; by what they are scaled."""
+
+    y: int
+    stride: int
+    keys: int
+    values: int
+    scale: float
+
+
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
-    """prepare(kept, i, ...), finish(kept, i, ...) of an item that is one output: add, store, gelu.
+    """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
+    one output: add, store, gelu.
 
     What is ready before the products is loaded before them: the old stream.
     """
@@ -488,27 +512,27 @@ def make_single_end(form: Form) -> tuple[Callable, Callable]:
     put, total = make_put(form.shape.kind), make_total(form)
     adds, curves = form.end == "add", form.end == "gelu"
 
-    def place(item, block, tile):
-        row = ptx.divide(item, wide)
-        output = int32(item - row * wide)
-        return row, output, int32(block * wide + output), int64(tile * rows + row)
+    def place(of):
+        row = ptx.divide(of.item, wide)
+        output = int32(of.item - row * wide)
+        return row, output, int32(of.block * wide + output), int64(of.tile * rows + row)
 
-    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+    def prepare(of, y, stride, cos, sin, lines):
         if adds:
-            _, _, column, line = place(item, block, tile)
+            _, _, column, line = place(of)
             if column < outputs:
-                kept[2 * i] = ptx.load_own_float(y + (line * stride + column) * 4)
+                of.kept[2 * of.i] = ptx.load_own_float(y + (line * stride + column) * 4)
 
-    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
-        row, output, column, line = place(item, block, tile)
-        value, at = total(sums, row, output) + shifts[2 * i], line * stride + column
+    def finish(of, sums, shifts, to):
+        row, output, column, line = place(of)
+        value, at = total(sums, row, output) + shifts[2 * of.i], line * to.stride + column
         if column < outputs:
             if adds:
-                ptx.store_float(y + at * 4, kept[2 * i] + scale * value)
+                ptx.store_float(to.y + at * 4, of.kept[2 * of.i] + to.scale * value)
             elif curves:
-                put(y, at, value * gelu_share(value))
+                put(to.y, at, value * gelu_share(value))
             else:
-                ptx.store_float(y + at * 4, value)
+                ptx.store_float(to.y + at * 4, value)
 
     return prepare, finish
 
@@ -518,17 +542,18 @@ def make_gate_end(form: Form) -> tuple[Callable, Callable]:
     pairs_wide, half, rows = 4 * form.groups, form.shape.outputs // 2, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
 
-    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+    def prepare(of, y, stride, cos, sin, lines):
         return
 
-    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
-        row = ptx.divide(item, pairs_wide)
-        pair = int32(item - row * pairs_wide)
-        column, output = int32(block * pairs_wide + pair), int32((pair >> 2) * 8 + (pair & 3))
-        gate = total(sums, row, output) + shifts[2 * i]
-        up = total(sums, row, output + 4) + shifts[2 * i + 1]
+    def finish(of, sums, shifts, to):
+        row = ptx.divide(of.item, pairs_wide)
+        pair = int32(of.item - row * pairs_wide)
+        column, output = int32(of.block * pairs_wide + pair), int32((pair >> 2) * 8 + (pair & 3))
+        gate = total(sums, row, output) + shifts[2 * of.i]
+        up = total(sums, row, output + 4) + shifts[2 * of.i + 1]
         if column < half:
-            put(y, int64(tile * rows + row) * stride + column, gate * sigmoid(gate) * up)
+            at = int64(of.tile * rows + row) * to.stride + column
+            put(to.y, at, gate * sigmoid(gate) * up)
 
     return prepare, finish
 
@@ -557,27 +582,29 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
     half, all_heads = D // 2, heads.H + 2 * heads.G
     put, total = make_put(form.shape.kind), make_total(form)
 
-    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
-        row, _, head, channel = place(item, block)
-        _, position, text, _ = ptx.load_own_int4(lines + int64(tile * rows + row) * LINE)
+    def prepare(of, y, stride, cos, sin, lines):
+        kept, spots, i = of.kept, of.spots, of.i
+        row, _, head, channel = place(of.item, of.block)
+        _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
         spots[2 * i], spots[2 * i + 1] = position, text
         kept[2 * i], kept[2 * i + 1] = float32(1), float32(0)
         if turned and head < H + G:
             at = (int64(max(position, 0)) * half + channel) * 4
             kept[2 * i], kept[2 * i + 1] = ptx.load_float(cos + at), ptx.load_float(sin + at)
 
-    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
-        row, pair, head, channel = place(item, block)
+    def finish(of, sums, shifts, to):
+        kept, spots, i = of.kept, of.spots, of.i
+        row, pair, head, channel = place(of.item, of.block)
         output, position, text = (pair >> 2) * 8 + (pair & 3), spots[2 * i], spots[2 * i + 1]
         a = total(sums, row, output) + shifts[2 * i]
         b = total(sums, row, output + 4) + shifts[2 * i + 1]
         left, right = a * kept[2 * i] - b * kept[2 * i + 1], a * kept[2 * i + 1] + b * kept[2 * i]
         if head < H:
-            at = y + ((int64(tile * rows + row) * H + head) * D + channel) * 4
-            ptx.store_float(at, left * scale)
-            ptx.store_float(at + half * 4, right * scale)
+            at = to.y + ((int64(of.tile * rows + row) * H + head) * D + channel) * 4
+            ptx.store_float(at, left * to.scale)
+            ptx.store_float(at + half * 4, right * to.scale)
         elif head < all_heads and position >= 0:
-            cache, group = (keys, head - H) if head < H + G else (values, head - H - G)
+            cache, group = (to.keys, head - H) if head < H + G else (to.values, head - H - G)
             at = ((int64(text) * G + group) * context + position) * D + channel
             put(cache, at, left)
             put(cache, at + half, right)
@@ -646,15 +673,16 @@ def few_rows_kernel(form: Form) -> Kernel:
         ready()
         for i in range(own):
             if t + i * threads < items:
-                prepare(kept, spots, i, t + i * threads, block, tile, y, stride, cos, sin, lines)
+                of = Item(kept, spots, i, t + i * threads, block, tile)
+                prepare(of, y, stride, cos, sin, lines)
         front(x, gain, shift, lines, tile, shared, t)
         cuda.syncthreads()  # X is there
         multiply(held, x, shared, sums, tile, warp, lane)
         cuda.syncthreads()  # all shares are there
         for i in range(own):
             if t + i * threads < items:
-                finish(kept, spots, i, t + i * threads, block, tile, sums, shifts, y, stride,
-                       keys, values, scale)  # fmt: skip
+                of = Item(kept, spots, i, t + i * threads, block, tile)
+                finish(of, sums, shifts, Target(y, stride, keys, values, scale))
 
     shared_bytes = operand + 4 * form.shape.warps * form.rows * wide
     resident = max(1, room(form) // threads)

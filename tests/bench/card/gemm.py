@@ -3,7 +3,7 @@
 Each form is checked on ragged sizes and on those of a training step, again and again. All products
 of the presets' training steps are timed by their roles: `gpu.py time --only gemm:step --rounds 1`.
 `PYTHONPATH=.:tests python -m bench.card.gemm` then adds up whole steps, and prints the fastest form
-of each product as data/gemm.tsv has it.
+of each product as `gemm.MEASURED` has it.
 """
 
 from collections.abc import Iterator
@@ -507,7 +507,7 @@ def steps(rows: list[dict]) -> Iterator[str]:
 
 
 def fastest(rows: list[dict]) -> Iterator[str]:
-    """A line for data/gemm.tsv of each product that was timed: the fastest of our forms."""
+    """A line for `gemm.MEASURED` of each product that was timed: the fastest of our forms."""
     forms, best = {label(form): form for form in FORMS}, {}
     shapes = {(made.what, made.case): made.shape for made in products()}
     for row in rows:
@@ -515,12 +515,10 @@ def fastest(rows: list[dict]) -> Iterator[str]:
         if form and shape and row["unit"] == "ms":
             epilogue = "store" if form.epilogue == "add" else form.epilogue
             key = (form.layout, epilogue, form.out, form.second), shape
-            way = form.pingpong, form.cluster, form.pieces, form.narrow
+            way = form.pingpong, form.cluster, form.pieces, *[True] * form.narrow
             best[key] = min(best.get(key, (row["value"], way)), (row["value"], way))
     for (kind, shape), (ms, way) in sorted(best.items()):
-        words = [{True: "yes", False: "no"}.get(x, x) if isinstance(x, bool) else x
-                 for x in (*kind, *way, *shape)]  # fmt: skip
-        yield "\t".join(map(str, words)) + f"  # {ms:.4f} ms"
+        yield f"{kind}: {way}: {shape},  # {ms:.4f} ms"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
 from nanoeuler.engines.gpu.tile.rope import Turning, expect_turning
 from nanoeuler.errors import UserError
-from nanoeuler.paths import shipped
 
 
 @dataclass(frozen=True)
@@ -161,6 +160,55 @@ def product(
 
 
 # %% sec-gemm-choice
+# Ping-pong, cluster and pieces of the forms that were fastest most often.
+COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
+NARROW = (False, 1, "no", True)  # the same of those with a narrow tile
+# The products that were timed alone at full load by the fastest form of each, as
+# `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype, second) -> {(ping-pong,
+# cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is narrow. Three narrow ones of
+# 8192 rows were ahead by 2 to 4 % alone and behind by 5 to 7 % in turn with others, as in a step:
+# they are not here.
+MEASURED: dict[tuple, dict[tuple, list[tuple[int, int, int]]]] = {
+    ("NT", "store", "bf16", False): {
+        COOPERATIVE: [(8192, 8192, 8192), (4096, 50304, 768), (16384, 768, 3072),
+            (32768, 768, 1280), (32768, 768, 4096)],
+        PINGPONG: [(2048, 768, 16384), (8192, 768, 768), (8192, 768, 1280), (8192, 768, 4096),
+            (8192, 2048, 768), (16384, 768, 768), (16384, 2304, 768), (16384, 3072, 768),
+            (16384, 50304, 768), (32768, 768, 768), (32768, 2048, 768)],
+        NARROW: [(4096, 768, 16384)],
+        CUT: [(8192, 768, 16384)],
+    },
+    ("NN", "store", "bf16", False): {
+        CUT: [(2048, 768, 50304), (4096, 768, 50304)],
+        COOPERATIVE: [(4096, 16384, 768), (16384, 768, 768), (16384, 768, 2304), (16384, 768, 3072),
+            (16384, 3072, 768), (16384, 768, 50304), (32768, 768, 2048)],
+        PINGPONG: [(8192, 768, 768), (8192, 768, 2048), (8192, 1280, 768), (8192, 16384, 768),
+            (32768, 768, 768), (32768, 1280, 768)],
+    },
+    ("NN", "bias", "bf16", False): {
+        COOPERATIVE: [(16384, 768, 768), (16384, 768, 3072)],
+        PINGPONG: [(16384, 2304, 768)],
+    },
+    ("TN", "store", "float32", False): {
+        (False, 1, "together"): [(768, 768, 8192)],
+        CUT: [(768, 768, 16384), (768, 3072, 16384), (768, 4096, 32768), (2048, 768, 8192),
+            (2304, 768, 16384), (3072, 768, 16384)],
+        NARROW: [(768, 4096, 8192)],
+        COOPERATIVE: [(768, 16384, 4096), (50304, 768, 4096), (50304, 768, 16384)],
+    },
+    ("NT", "bias and gelu", "bf16", False): {(False, 1, "no"): [(16384, 3072, 768)]},
+    ("NT", "bias and gelu", "bf16", True): {PINGPONG: [(16384, 3072, 768)]},
+    ("NN", "gelu backward", "bf16", True): {COOPERATIVE: [(16384, 3072, 768)]},
+    ("NT", "gelu backward", "bf16", True): {PINGPONG: [(16384, 3072, 768)]},
+    ("NT", "swiglu backward", "bf16", True): {
+        (True, 1, "no"): [(8192, 2048, 768), (32768, 2048, 768)],
+    },
+    ("NT", "swiglu", "bf16", False): {COOPERATIVE: [(16384, 2048, 768)]},
+    ("NT", "swiglu", "bf16", True): {COOPERATIVE: [(16384, 2048, 768)]},
+    ("NN", "bias and gelu", "bf16", True): {PINGPONG: [(16384, 3072, 768)]},
+    ("NN", "swiglu", "bf16", True): {(False, 1, "no"): [(16384, 2048, 768)]},
+    ("NN", "rope 64", "bf16", False): {COOPERATIVE: [(8192, 1280, 768), (32768, 1280, 768)]},
+}  # fmt: skip
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
 # For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
 # (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
@@ -170,25 +218,13 @@ WORTH = 100
 SHALLOW = 1024
 
 
-@cache
-def measured() -> dict[tuple, dict[tuple, tuple]]:
-    """data/gemm.tsv: (layout, epilogue, C's dtype, second) -> {(m, n, k): (ping-pong, cluster,
-    pieces, narrow)}."""
-    text, table = shipped("gemm.tsv").read_text(encoding="utf-8"), {}
-    for line in [line for line in text.splitlines() if line[0] != "#"][1:]:
-        *kind, second, pingpong, cluster, pieces, narrow, m, n, k = line.split("\t")
-        way = pingpong == "yes", int(cluster), pieces, narrow == "yes"
-        table.setdefault((*kind, second == "yes"), {})[int(m), int(n), int(k)] = way
-    return table
-
-
 def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
-    """What was measured of the most similar product that was, if one is near."""
+    """What MEASURED has of the most similar product in it, if one is near."""
 
     def factor(other: tuple[int, int, int]) -> float:
         return max(max(a / b, b / a) for a, b in zip(sizes, other, strict=True))
 
-    known = measured().get(kind, {})
+    known = {size: way for way, of in MEASURED.get(kind, {}).items() for size in of}
     nearest = min(sorted(known), key=factor, default=None)
     return known[nearest] if nearest and factor(nearest) <= NEAR else None
 

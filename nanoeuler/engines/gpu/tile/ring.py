@@ -24,7 +24,7 @@ def advance(stage, phase, stages):
     """The next stage of a ring, and the parity of its phase: it changes with every round."""
     stage = int32(stage + 1)
     if stage == stages:
-        stage, phase = int32(0), int32(phase ^ 1)
+        return int32(0), int32(phase ^ 1)
     return stage, phase
 
 

@@ -320,7 +320,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
 
 def test_an_unswapped_tile_asks_banks_twice(monkeypatch):
     """Results are right without the swap, and only the counts tell."""
-    monkeypatch.setattr("nanoeuler.engines.gpu.attention.mma_parts.swizzle", lambda row, D: 0)
+    monkeypatch.setattr("nanoeuler.engines.gpu.tile.layout.swizzle", lambda row, D: 0)
     a = inputs(1, 1, 1, 128, 32)
     report = run(forward(a))
     assert report["shared loads wavefronts"] > 4 * report["shared loads"]

@@ -9,7 +9,8 @@ global memory and of tensor maps are int64. What these need: compute capability 
 every form of an instruction that no kernel of ours uses.
 """
 
-from nanoeuler.engines.gpu.lang.instruction import Instruction, ptx
+from nanoeuler.engines.gpu.lang.instruction import Instruction
+from nanoeuler.engines.gpu.lang.instruction import ptx as instruction
 
 # address of a row, one a lane; a pair of each of the four matrices from each lane
 stmatrix4 = instruction(

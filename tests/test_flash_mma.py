@@ -5,6 +5,7 @@ Bounds are those of test_flash_tensor.py, which say where they come from.
 
 import inspect
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from tiers import thinned
 from nanoeuler.emulator import Fault, run
 from nanoeuler.engines.gpu.attention import (
     choice,
+    layout,
     mma_backward,
     mma_forward,
     mma_launch,
@@ -161,7 +163,7 @@ USERS = mma_parts, operands, mma_forward, mma_backward  # of functions of other 
 def use(wrong, monkeypatch):
     """Let kernels be made of what a module has that was made with a mistake in it."""
     right = "nanoeuler.engines.gpu.attention." + wrong.__name__.rpartition(".")[2]
-    for user in USERS:
+    for user in *USERS, sys.modules[right]:
         for name, value in list(vars(user).items()):
             if inspect.isfunction(value) and value.__module__ == right:
                 monkeypatch.setattr(user, name, getattr(wrong, name))
@@ -232,8 +234,7 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
     def never(*_):
         raise AssertionError("a kernel without documents looks a limit up")
 
-    monkeypatch.setattr(mma_parts, "limit_of", never)
-    monkeypatch.setattr(mma_backward, "limit_of", never)
+    monkeypatch.setattr(layout, "limit_of", never)
     a = inputs(1, 1, 1, 70, 32)
     play(a)
     with pytest.raises(AssertionError, match="looks a limit up"):
@@ -319,7 +320,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
 
 def test_an_unswapped_tile_asks_banks_twice(monkeypatch):
     """Results are right without the swap, and only the counts tell."""
-    monkeypatch.setattr("nanoeuler.engines.gpu.attention.mma_parts.swizzle", lambda row, D: 0)
+    monkeypatch.setattr("nanoeuler.engines.gpu.tile.layout.swizzle", lambda row, D: 0)
     a = inputs(1, 1, 1, 128, 32)
     report = run(forward(a))
     assert report["shared loads wavefronts"] > 4 * report["shared loads"]

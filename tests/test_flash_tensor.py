@@ -20,7 +20,12 @@ from tiers import thinned
 
 from nanoeuler.emulator import Fault, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
-from nanoeuler.engines.gpu.attention import wgmma_backward, wgmma_forward, wgmma_launch, wgmma_parts
+from nanoeuler.engines.gpu.attention import (
+    layout,
+    wgmma_backward,
+    wgmma_forward,
+    wgmma_parts,
+)
 from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents, last_of
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.attention.wgmma_forward import narrow_kernel, reciprocal_of
@@ -207,7 +212,7 @@ def test_no_later_query_changes_a_bit_of_an_earlier_one(monkeypatch):
     what, old = "rows move with their warp", "(above - m[0]) * scale <= float32(LEAP)"
     new = "above < float32(-1e30)"
     wrong = load(Mutant("engines.gpu.attention.wgmma_forward", "raise_lazily", what, old, new))
-    monkeypatch.setattr(wgmma_launch, "narrow_kernel", wrong.narrow_kernel)
+    monkeypatch.setattr(wgmma_forward, "narrow_kernel", wrong.narrow_kernel)
     assert not rows_apart()
 
 
@@ -324,7 +329,7 @@ BACKWARD = [
 @pytest.mark.parametrize("what, function, old, new", thinned(FORWARD))
 def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
     wrong = load(Mutant("engines.gpu.attention.wgmma_forward", function, what, old, new))
-    monkeypatch.setattr(wgmma_launch, "narrow_kernel", wrong.narrow_kernel)
+    monkeypatch.setattr(wgmma_forward, "narrow_kernel", wrong.narrow_kernel)
     # In one chain: three tiles of queries, the one in the middle alone.
     a = rising(STEEPLY if function == "raise_lazily" else SLOWLY)
     if what == "one lane's maximum":  # one key alone scores high, which one lane of a row has
@@ -344,7 +349,7 @@ def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch
     run(forward(a))
     wrong = load(Mutant("engines.gpu.attention.wgmma_backward", function, what, old, new))
     for name in ("dq_kernel", "dkdv_kernel"):
-        monkeypatch.setattr(wgmma_launch, name, getattr(wrong, name))
+        monkeypatch.setattr(wgmma_backward, name, getattr(wrong, name))
     try:
         for launch in backward(a, **CROWD):
             run(launch)
@@ -445,11 +450,11 @@ def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     if module == "attention.wgmma_parts":
         for made in (narrow_kernel, wgmma_backward.dq_kernel, wgmma_backward.dkdv_kernel):
             made.cache_clear()
-        for user in (wgmma_forward, wgmma_backward):
-            monkeypatch.setattr(user, function, getattr(wrong, function))
+        monkeypatch.setattr(wgmma_parts, function, getattr(wrong, function))
     for name in ("narrow_kernel", "dq_kernel", "dkdv_kernel"):
         if hasattr(wrong, name):
-            monkeypatch.setattr(wgmma_launch, name, getattr(wrong, name))
+            owner = wgmma_forward if name == "narrow_kernel" else wgmma_backward
+            monkeypatch.setattr(owner, name, getattr(wrong, name))
     a = in_texts(inputs(1, 2, 1, 400, 64), [[128, 150, 122]])
     try:
         run(forward(a, places=1))
@@ -500,9 +505,7 @@ def test_without_documents_none_of_their_code_runs(monkeypatch):
     def never(*_):
         raise AssertionError("a kernel without documents looks a limit up")
 
-    monkeypatch.setattr(wgmma_parts, "limit_of", never)
-    monkeypatch.setattr(wgmma_forward, "limit_of", never)
-    monkeypatch.setattr(wgmma_backward, "limit_of", never)
+    monkeypatch.setattr(layout, "limit_of", never)
     for D in (64, 128):
         a = inputs(1, 1, 1, 140, D)
         for launch in (forward(a), *backward(a)):

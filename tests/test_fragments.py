@@ -1,7 +1,7 @@
 """Fragments of source are found however it is laid out and named, and never where they are not."""
 
 import pytest
-from fragments import replaced
+from fragments import qualified, replaced
 
 SOURCE = """
     def norm(self, x, gain):
@@ -73,4 +73,13 @@ def test_space_around_a_fragment_goes_with_it():
     )
     assert replaced(source, " one()", " if True:\n        two()") == (
         "def f():\n    if True:\n        two()\n    two()\n"
+    )
+
+
+def test_a_name_of_another_module_is_written_as_its_module_writes_it():
+    """Not a local of that name, not the builtin, and not what is an attribute already."""
+    module = "from nanoeuler.engines.gpu.lang import ptx\nimport numpy as np\n"
+    function = "def f(low):\n    ptx.wait(ptx.low(low), np.sum(low))\n"
+    assert qualified("wait(low, sum(x.wait))", module + function, function) == (
+        "ptx.wait(low, sum(x.wait))"
     )

@@ -27,7 +27,6 @@ from nanoeuler.engines.gpu.gemm import (
     wgmma_form,
     wgmma_kernel,
     wgmma_launch,
-    wgmma_rope,
     wgmma_split_k,
 )
 from nanoeuler.engines.gpu.gemm.wgmma_form import PIECE, RING, SHARED, THREADS, Form
@@ -40,7 +39,6 @@ from nanoeuler.engines.gpu.gemm.wgmma_launch import (
     sizes,
     space_bytes,
 )
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import (
     TILE_K,
     Item,
@@ -58,6 +56,8 @@ from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.hopper import descriptor, wgmma
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Map, cover
+from nanoeuler.engines.gpu.tile import rope
+from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, parameter_shapes
 from nanoeuler.model.layers import rope_tables
@@ -897,7 +897,7 @@ def exchanged(module):
            if callable(value) and value.__module__ == module.__name__
            and not isinstance(value, type)}  # fmt: skip
     with ExitStack() as stack:
-        parts = wgmma_rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
+        parts = rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
         for other in *parts, wgmma_kernel, wgmma_launch:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import pytest
 from bench.card.decode import CONFIGS, LLAMA, model
-from fragments import replaced
+from fragments import qualified, replaced
 from mutants import execute
 from tiers import thinned
 
@@ -322,11 +322,11 @@ def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
     def stop():
         raise Waited
 
-    for module in (gemv, attention, sampling):
+    for module in (gemv, sampling):
         monkeypatch.setattr(module, "wait_before", stop)
     for maker in ("few_rows_kernel", "newest_kernel", "enter_kernel", "pick_kernel"):
-        bare = getattr(decoder_module, maker).__wrapped__
-        monkeypatch.setattr(decoder_module, maker, bare)
+        owner = gemv if maker == "few_rows_kernel" else decoder_module
+        monkeypatch.setattr(owner, maker, getattr(owner, maker).__wrapped__)
     w = model(name, "bf16")[0]
     this = Decoding(w.config, "bf16", early=True, chunk=32, warps=1)
     arrays = decoder_module.pack_ends(this, w)
@@ -382,6 +382,7 @@ def test_mistakes_are_seen(mistake):
     module, old, new = MISTAKES[mistake]
     source = inspect.getsource(module)
     spoiled = type(module)(module.__name__)
+    old, new = (qualified(each, source, "") for each in (old, new))
     execute(replaced(source, old, new, module.__name__), mistake, spoiled)
     modules = (spoiled, gemv) if module is attention else (attention, spoiled)
     with pytest.raises(Exception):  # noqa: B017 - a bound, or the paper's own fault

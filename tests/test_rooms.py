@@ -68,6 +68,34 @@ def test_no_arrow_runs_back_up():
     list(TopologicalSorter(rooms).static_order())
 
 
+def test_a_method_without_a_docstring_has_that_of_a_base():
+    classes = {
+        node.name: node
+        for parts in MODULES
+        for node in ast.parse(ROOT.joinpath(*parts).with_suffix(".py").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def told(name, method):
+        """Whether the class, or what it inherits from, says what the method does."""
+        if name not in classes:
+            return False
+        for item in classes[name].body:
+            if getattr(item, "name", "") == method and ast.get_docstring(item):
+                return True
+        bases = [ast.unparse(base).split("[")[0].split(".")[-1] for base in classes[name].bases]
+        return any(told(base, method) for base in bases if base != name)
+
+    silent = [
+        f"{name}.{item.name}"
+        for name, node in classes.items()
+        for item in (node.body if node.bases and name[0] != "_" else ())
+        if isinstance(item, ast.FunctionDef) and item.name[0] != "_"
+        if not told(name, item.name)
+    ]
+    assert silent == []
+
+
 def test_each_folder_is_a_room():
     """Without an `__init__` a folder is in no wheel, and says nothing of what it may import."""
     folders = {parts[1:-1] for parts in MODULES}

@@ -635,6 +635,9 @@ def with_fault(name, fault):
     for helper in vars(copy).keys() & vars(wrong).keys():
         if isinstance(getattr(wrong, helper), FunctionType):
             setattr(copy, helper, getattr(wrong, helper))
+    for alias, value in list(vars(copy).items()):
+        if getattr(value, "__name__", "") == f"nanoeuler.engines.gpu.{fault.module}":
+            setattr(copy, alias, wrong)
     return copy
 
 

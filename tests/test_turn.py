@@ -15,13 +15,13 @@ from tiers import thinned
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.emulator.machine import Fault
 from nanoeuler.emulator.runner import run
-from nanoeuler.engines.gpu.attention import choice, wgmma_launch
+from nanoeuler.engines.gpu.attention import choice, wgmma_backward
 from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.gemm.choice import product_on
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.rows.rope import rope_launch
+from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.errors import UserError
 from nanoeuler.model.layers import rope_tables
 
@@ -111,16 +111,16 @@ FLAWS = {  # what: (function, text in it, what it becomes)
     "what is turned is counted from the tile": (ANGLES, "tile.column + i * D", "i * D"),
     "heads overlap": (ANGLES, "i * (D // 2)", "i * (D // 4)"),
     "turned back": (ANGLES, "float32(1)", "float32(-1)"),
-    "a sign": ("gemm.wgmma_rope.turn", "left * cos - right", "left * cos + right"),
-    "the neighbour's partner": ("gemm.wgmma_rope.turn", "acc[i + k], acc[i + D // 4 + k]\n",
+    "a sign": ("tile.rope.turn", "left * cos - right", "left * cos + right"),
+    "the neighbour's partner": ("tile.rope.turn", "acc[i + k], acc[i + D // 4 + k]\n",
                                 "acc[i + k], acc[i + D // 4 + k ^ 1]\n"),
-    "cosines for sines": ("gemm.wgmma_rope.turn", "angles[D // 4 + k]", "angles[k]"),
-    "angles of another lane": ("gemm.wgmma_rope.take_row", "lane & 3", "lane & 1"),
-    "angles of every fourth column": ("gemm.wgmma_rope.take_row", "at + j * 32", "at + j * 16"),
-    "both rows turn alike": ("gemm.wgmma_rope.take_angles", "2, cos, below", "2, cos, above"),
-    "positions that never begin again": ("gemm.wgmma_rope.position", "row - T * divide(row, T)",
+    "cosines for sines": ("tile.rope.turn", "angles[D // 4 + k]", "angles[k]"),
+    "angles of another lane": ("tile.rope.take_row", "lane & 3", "lane & 1"),
+    "angles of every fourth column": ("tile.rope.take_row", "at + j * 32", "at + j * 16"),
+    "both rows turn alike": ("tile.rope.take_angles", "2, cos, below", "2, cos, above"),
+    "positions that never begin again": ("tile.rope.position", "row - T * divide(row, T)",
     "row"),
-    "a sequence too long by one": ("gemm.wgmma_rope.position", "divide(row, T)",
+    "a sequence too long by one": ("tile.rope.position", "divide(row, T)",
     "divide(row, T + 1)"),
 }  # fmt: skip
 
@@ -269,7 +269,7 @@ def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
     name, (old, new) = flaw.partition(":")[0], FLAWS_BACK[flaw]
     wrong = load(Mutant("engines.gpu.attention.wgmma_backward", name, flaw, old, new))
     for maker in ("dq_kernel", "dkdv_kernel"):
-        monkeypatch.setattr(wgmma_launch, maker, getattr(wrong, maker))
+        monkeypatch.setattr(wgmma_backward, maker, getattr(wrong, maker))
     try:
         assert not max(attended((1, 2, 1, 150, 64), True)[1].values()) < 1
     except Fault:

@@ -12,8 +12,10 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+PACKAGE = Path(__file__).resolve().parents[2]  # the folder that the package is in
 NAME = re.compile(r"[^\W\d]\w*")
 TOKEN = re.compile(
     r'''(?P<skip>\s+)|\#[^\n]*|[^\W\d]\w*|\d[\w.]*(?:(?<=[eE])[+-]\d+)?'''
@@ -46,6 +48,30 @@ def local_names(function: str) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
     return names
+
+
+def qualified(fragment: str, module: str, function: str) -> str:
+    """The fragment with `hopper.wait` for each `wait` that the function's module writes so."""
+    own, nodes = local_names(function), [*ast.walk(ast.parse(module))]
+    lines = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    places = {
+        alias.asname or alias.name
+        for line in lines
+        for alias in line.names
+        if (PACKAGE / f"{line.module}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()
+    }
+    full = {
+        node.attr: ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in places
+    }
+    parts, at, last = [], 0, ""
+    for token in tokens(fragment):
+        plain = last != "." and token.text not in own
+        name = full.get(token.text, token.text) if plain else token.text
+        parts += [fragment[at : token.start], name]
+        at, last = token.stop, token.text
+    return "".join(parts) + fragment[at:]
 
 
 def unknown(wanted: list[Token], there: list[Token]) -> set[str]:

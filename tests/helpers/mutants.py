@@ -17,7 +17,7 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
-from fragments import replaced
+from fragments import qualified, replaced
 from slopes import slopes
 
 from nanoeuler.checks import gradcheck
@@ -51,14 +51,15 @@ def source(mutant):
     lines = text.splitlines(keepends=True)
     before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
     body = "".join(lines[node.lineno - 1 : node.end_lineno])
-    wrong = replaced(body, mutant.old, mutant.new, mutant.function)
+    old, new = (qualified(each, text, body) for each in (mutant.old, mutant.new))
+    wrong = replaced(body, old, new, mutant.function)
     return path, "".join([*before, wrong, *after])
 
 
 def load(mutant):
     """The module `mutant` as it would be with the mistake in it; the package is not touched."""
     _, text = source(mutant)
-    module = ModuleType(f"mutant_{mutant.module}")
+    module = ModuleType(f"nanoeuler.mutants.{mutant.module}")
     execute(text, f"{mutant.function}, mistaken", module)
     return module
 

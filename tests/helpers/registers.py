@@ -29,7 +29,7 @@ if __name__ in ("__main__", "__mp_main__"):
 from bench.card import families  # noqa: E402
 
 from nanoeuler.engines.gpu.host.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
-from nanoeuler.engines.gpu.lang.instruction import used  # noqa: E402
+from nanoeuler.engines.gpu.lang.instruction import looked_up  # noqa: E402
 from nanoeuler.engines.gpu.lang.kernel import Kernel  # noqa: E402
 from nanoeuler.errors import UserError  # noqa: E402
 
@@ -112,8 +112,7 @@ def reached(*functions: FunctionType) -> str:
     def visit(function: FunctionType) -> str:
         if function not in numbers:
             numbers[function] = len(numbers)
-            code, place = function.__code__, function.__globals__
-            names = {name: place[name] for name in used(code) & place.keys()}
+            code, names = function.__code__, looked_up(function)
             cells = (cell.cell_contents for cell in function.__closure__ or ())
             names |= zip(code.co_freevars, cells, strict=True)
             values = [f"{name} = {told(names[name])}" for name in sorted(names)]

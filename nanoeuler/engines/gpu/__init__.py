@@ -14,5 +14,5 @@
     ranks       several GPUs: gradients in buckets, NCCL, copies between GPUs
     decode      one token at a time
 
-May import: errors, engines.gpu.lang.
+May import: errors, engines.gpu.lang, engines.gpu.tile.
 """

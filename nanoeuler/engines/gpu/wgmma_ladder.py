@@ -15,64 +15,24 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.lang.hopper import (
-    bulk_commit,
-    bulk_wait,
-    bulk_wait_read,
-    cluster_arrive,
-    cluster_wait,
-    descriptor,
-    map_acquire,
-    mbarrier_arrive,
-    mbarrier_arrive_at,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    proxy_fence,
-)
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.lang.hopper import (
-    stmatrix4,
-    tma_load,
-    tma_load_multicast,
-    tma_store,
-    wgmma,
-    wgmma_wait,
-    wgmma_wait_previous,
-)
+from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, cover
-from nanoeuler.engines.gpu.lang.ptx import (
-    barrier,
-    divide,
-    load_int4,
-    pack_bf16,
-    shared_address,
-    store_int,
-    store_shared_int4,
-)
+from nanoeuler.engines.gpu.tile.ring import ALIGN, advance, aligned, skip
+from nanoeuler.engines.gpu.tile.store import put_bf16
 from nanoeuler.errors import UserError
 
 ROWS, COLUMNS = 64, 256  # of C, which a warpgroup multiplies: PTX ISA, the largest wgmma
 DEPTH = 64  # of a k-block: 128 bytes of bf16, the width of a swizzled row
 SUMS = ROWS * COLUMNS // 128  # float32 registers of each thread of a warpgroup
 A_BYTES, B_BYTES = ROWS * DEPTH * 2, COLUMNS * DEPTH * 2  # of a k-block
-ALIGN = 1024  # bytes: the swizzle's period, eight rows
-OPERAND = descriptor(16, 1024)  # rows along k, swizzled; groups of eight are 1024 bytes apart
+# Rows along k, swizzled; groups of eight are 1024 bytes apart.
+OPERAND = hopper.descriptor(16, 1024)
 
 # acc, A, B, keep: acc (+)= A B^T of a k-block, begun as one group
-multiply = wgmma(COLUMNS, DEPTH // 16, 2, 2, "NT")
+multiply = hopper.wgmma(COLUMNS, DEPTH // 16, 2, 2, "NT")
 # acc: wait until all groups are complete
-finish = wgmma_wait(SUMS)
-
-
-def aligned(address):
-    """The next multiple of ALIGN."""
-    return int32((address + (ALIGN - 1)) & ~(ALIGN - 1))
+finish = hopper.wgmma_wait(SUMS)
 
 
 def operand(address):
@@ -89,10 +49,10 @@ def copy_rows(to, source, first, count, k, shape, t):
         r = int32((t >> 3) + 16 * i)
         place = int32(to + r * 128 + ((t ^ r) & 7) * 16)
         if first + r < rows and x < width:
-            chunk = load_int4(source + (int64(first + r) * width + x) * 2)
-            store_shared_int4(place, chunk[0], chunk[1], chunk[2], chunk[3])
+            chunk = ptx.load_int4(source + (int64(first + r) * width + x) * 2)
+            ptx.store_shared_int4(place, chunk[0], chunk[1], chunk[2], chunk[3])
         else:
-            store_shared_int4(place, 0, 0, 0, 0)
+            ptx.store_shared_int4(place, 0, 0, 0, 0)
 
 
 def write(acc, c, row, column, shape, t):
@@ -103,21 +63,21 @@ def write(acc, c, row, column, shape, t):
         x = int32(column + 8 * j + 2 * (t & 3))
         at = c + (int64(r) * n + x) * 2
         if x < n and r < m:
-            store_int(at, pack_bf16(acc[4 * j], acc[4 * j + 1]))
+            ptx.store_int(at, ptx.pack_bf16(acc[4 * j], acc[4 * j + 1]))
         if x < n and r + 8 < m:
-            store_int(at + int64(n) * 16, pack_bf16(acc[4 * j + 2], acc[4 * j + 3]))
+            ptx.store_int(at + int64(n) * 16, ptx.pack_bf16(acc[4 * j + 2], acc[4 * j + 3]))
 
 
 def by_hand(a, b, c, m, n, k):
     """Threads copy a k-block, the tensor cores multiply it, and so on: nothing overlaps."""
     shared = cuda.shared.array(0, int8)
-    base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+    base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     row, column = int32(cuda.blockIdx.y * ROWS), int32(cuda.blockIdx.x * COLUMNS)
     acc = cuda.local.array(SUMS, float32)
     for at in range(0, k, DEPTH):
         copy_rows(base, b, column, COLUMNS, at, (n, k), t)
         copy_rows(base + B_BYTES, a, row, ROWS, at, (m, k), t)
-        proxy_fence()  # the tensor cores see what this thread stored
+        hopper.proxy_fence()  # the tensor cores see what this thread stored
         cuda.syncthreads()  # all threads have stored
         multiply(acc, operand(base + B_BYTES), operand(base), at)
         finish(acc)  # it is complete for all four warps at once
@@ -206,21 +166,8 @@ def product(name: str, a: Any, b: Any, c: Any, multiprocessors: int = 132) -> La
 # %% sec-wgmma-tma
 def fetch(to, full, map_a, map_b, k, row, column):
     """Ask for a k-block of B and of A, which will be at `to`; their bytes count on `full`."""
-    tma_load(to, map_b, k, column, full)
-    tma_load(to + B_BYTES, map_a, k, row, full)
-
-
-def put(acc, i, box, t):
-    """Sums i to i + 31 of each thread, 64 rows by 64 columns, to a box of bf16, swizzled."""
-    lane = int32(t & 31)
-    r = int32((t >> 5 & 3) * 16 + (lane & 15))
-    for j in range(4):
-        k = i + 8 * j
-        stmatrix4(
-            int32(box + r * 128 + ((2 * j + (lane >> 4)) ^ (r & 7)) * 16),
-            pack_bf16(acc[k], acc[k + 1]), pack_bf16(acc[k + 2], acc[k + 3]),
-            pack_bf16(acc[k + 4], acc[k + 5]), pack_bf16(acc[k + 6], acc[k + 7]),
-        )  # fmt: skip
+    hopper.tma_load(to, map_b, k, column, full)
+    hopper.tma_load(to + B_BYTES, map_a, k, row, full)
 
 
 def store(acc, boxes, map_c, row, column, t):
@@ -229,14 +176,14 @@ def store(acc, boxes, map_c, row, column, t):
     for strip in range(COLUMNS // 64):
         box = int32(first + (strip & 1) * BOX)
         if t & 127 == 0:
-            bulk_wait_read()  # the older of the two boxes has left
-        barrier(group, 128)  # and all threads know
-        put(acc, 32 * strip, box, t)
-        proxy_fence()  # the copy engine sees what this thread stored
-        barrier(group, 128)  # all threads have stored
+            hopper.bulk_wait_read()  # the older of the two boxes has left
+        ptx.barrier(group, 128)  # and all threads know
+        put_bf16(acc, 32 * strip, box, int32(t & 127))
+        hopper.proxy_fence()  # the copy engine sees what this thread stored
+        ptx.barrier(group, 128)  # all threads have stored
         if t & 127 == 0:
-            tma_store(map_c, column + 64 * strip, row, box)
-            bulk_commit()
+            hopper.tma_store(map_c, column + 64 * strip, row, box)
+            hopper.bulk_commit()
 
 
 STAGE = B_BYTES + A_BYTES  # bytes of a k-block of 256 and of 64 rows
@@ -245,77 +192,69 @@ STAGE = B_BYTES + A_BYTES  # bytes of a k-block of 256 and of 64 rows
 def by_tma(map_a, map_b, map_c, blocks):
     """The copy engine brings a k-block, the tensor cores multiply it, and so on."""
     shared = cuda.shared.array(0, int8)
-    base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+    base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     boxes, full = int32(base + STAGE), int32(base + STAGE + 2 * BOX)
     row, column = int32(cuda.blockIdx.y * ROWS), int32(cuda.blockIdx.x * COLUMNS)
     if t == 0:
-        mbarrier_init(full, 1)
-        mbarrier_init_fence()
+        hopper.mbarrier_init(full, 1)
+        hopper.mbarrier_init_fence()
         acquire(map_a, map_b, map_c)
     cuda.syncthreads()  # nobody waits at a barrier that isn't there
     acc = cuda.local.array(SUMS, float32)
     for i in range(blocks):
         if t == 0:
-            mbarrier_expect(full, STAGE)
+            hopper.mbarrier_expect(full, STAGE)
             fetch(base, full, map_a, map_b, int32(i * DEPTH), row, column)
-        mbarrier_wait(full, i & 1)
+        hopper.mbarrier_wait(full, i & 1)
         multiply(acc, operand(base + B_BYTES), operand(base), i)
         finish(acc)
     store(acc, boxes, map_c, row, column, t)
     if t == 0:
-        bulk_wait()  # shared memory stays until the last box has left
+        hopper.bulk_wait()  # shared memory stays until the last box has left
 
 
 def acquire(map_a, map_b, map_c):
     """What the host wrote into the maps is there."""
-    map_acquire(map_a)
-    map_acquire(map_b)
-    map_acquire(map_c)
+    hopper.map_acquire(map_a)
+    hopper.map_acquire(map_b)
+    hopper.map_acquire(map_c)
 
 
 # %% sec-wgmma-ring
-def advance(stage, phase, stages):
-    """The next stage of a ring, and the parity of its phase: it changes with every round."""
-    stage = int32(stage + 1)
-    if stage == stages:
-        stage, phase = int32(0), int32(phase ^ 1)
-    return stage, phase
-
-
 def make_ring(stages: int) -> Callable[..., None]:
     """A kernel that multiplies a k-block while the next `stages` - 1 are on their way."""
 
     def ring(map_a, map_b, map_c, blocks):
         shared = cuda.shared.array(0, int8)
-        base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+        base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
         boxes, bars = int32(base + stages * STAGE), int32(base + stages * STAGE + 2 * BOX)
         row, column = int32(cuda.blockIdx.y * ROWS), int32(cuda.blockIdx.x * COLUMNS)
         if t == 0:
             for s in range(stages):
-                mbarrier_init(bars + 8 * s, 1)
-            mbarrier_init_fence()
+                hopper.mbarrier_init(bars + 8 * s, 1)
+            hopper.mbarrier_init_fence()
             acquire(map_a, map_b, map_c)
             for s in range(min(stages, blocks)):
-                mbarrier_expect(bars + 8 * s, STAGE)
+                hopper.mbarrier_expect(bars + 8 * s, STAGE)
                 fetch(base + s * STAGE, bars + 8 * s, map_a, map_b, int32(s * DEPTH), row, column)
         cuda.syncthreads()
         acc = cuda.local.array(SUMS, float32)
         stage, phase, last = int32(0), int32(0), int32(0)
         for i in range(blocks):
-            mbarrier_wait(bars + 8 * stage, phase)
+            hopper.mbarrier_wait(bars + 8 * stage, phase)
             place, ahead = int32(base + stage * STAGE), int32(i - 1 + stages)
             multiply(acc, operand(place + B_BYTES), operand(place), i)
-            wgmma_wait_previous()  # k-block i - 1 has been read
+            hopper.wgmma_wait_previous()  # k-block i - 1 has been read
             if t == 0 and i > 0 and ahead < blocks:
                 full, to = int32(bars + 8 * last), int32(base + last * STAGE)
-                mbarrier_expect(full, STAGE)
+                hopper.mbarrier_expect(full, STAGE)
                 fetch(to, full, map_a, map_b, int32(ahead * DEPTH), row, column)
             last = stage
             stage, phase = advance(stage, phase, stages)
         finish(acc)
         store(acc, boxes, map_c, row, column, t)
         if t == 0:
-            bulk_wait()
+            hopper.bulk_wait()
 
     return ring
 
@@ -330,15 +269,15 @@ def prepare(bars, stages, readers):
     """The mbarriers of a ring, full at 16 s and empty at 16 s + 8, by the first of all threads."""
     if cuda.threadIdx.x == 0:
         for s in range(stages):
-            mbarrier_init(bars + 16 * s, 1)
-            mbarrier_init(bars + 16 * s + 8, readers)
-        mbarrier_init_fence()
+            hopper.mbarrier_init(bars + 16 * s, 1)
+            hopper.mbarrier_init(bars + 16 * s + 8, readers)
+        hopper.mbarrier_init_fence()
 
 
 def release(empty, t):
     """A warpgroup gives a stage back, by one of its threads."""
     if t & 127 == 0:
-        mbarrier_arrive(empty)
+        hopper.mbarrier_arrive(empty)
 
 
 def make_accumulate(stages: int, size: int, release: Callable[..., None]) -> Callable[..., Any]:
@@ -348,10 +287,10 @@ def make_accumulate(stages: int, size: int, release: Callable[..., None]) -> Cal
     def accumulate(acc, base, bars, stage, phase, blocks, t):
         last = stage
         for i in range(blocks):
-            mbarrier_wait(bars + 16 * stage, phase)
+            hopper.mbarrier_wait(bars + 16 * stage, phase)
             place = int32(base + stage * size)
             multiply(acc, operand(place + B_BYTES + (t >> 7) * A_BYTES), operand(place), i)
-            wgmma_wait_previous()
+            hopper.wgmma_wait_previous()
             if i > 0:
                 release(bars + 16 * last + 8, t)
             last = stage
@@ -369,30 +308,30 @@ accumulate = make_accumulate(STAGES, WIDE, release)  # of 128 x 256, for a block
 def with_producer(map_a, map_b, map_c, blocks):
     """A warp fetches, two warpgroups multiply 64 rows each."""
     shared = cuda.shared.array(0, int8)
-    base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+    base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     boxes, bars = int32(base + STAGES * WIDE), int32(base + STAGES * WIDE + 4 * BOX)
     row, column = int32(cuda.blockIdx.y * (2 * ROWS)), int32(cuda.blockIdx.x * COLUMNS)
     prepare(bars, STAGES, 2)
     cuda.syncthreads()
     if t == CONSUMERS:
-        map_acquire(map_a)
-        map_acquire(map_b)
+        hopper.map_acquire(map_a)
+        hopper.map_acquire(map_b)
         stage, phase = int32(0), int32(0)
         for i in range(blocks):
             full = int32(bars + 16 * stage)
-            mbarrier_wait(full + 8, phase ^ 1)  # both consumers have read what was there
-            mbarrier_expect(full, WIDE)
+            hopper.mbarrier_wait(full + 8, phase ^ 1)  # both consumers have read what was there
+            hopper.mbarrier_expect(full, WIDE)
             to = int32(base + stage * WIDE)
             fetch(to, full, map_a, map_b, int32(i * DEPTH), row, column)
             stage, phase = advance(stage, phase, STAGES)
     if t < CONSUMERS:
         if t & 127 == 0:
-            map_acquire(map_c)
+            hopper.map_acquire(map_c)
         acc = cuda.local.array(SUMS, float32)
         accumulate(acc, base, bars, int32(0), int32(0), blocks, t)
         store(acc, boxes, map_c, int32(row + (t >> 7) * ROWS), column, t)
         if t & 127 == 0:
-            bulk_wait()
+            hopper.bulk_wait()
 
 
 # %% sec-wgmma-persistent
@@ -401,10 +340,10 @@ GROUP = 2048  # rows of C that go together: with 132 tiles of 128 x 256 about as
 
 def tile_at(i, down, across, group):
     """Where tile i is, in tiles: `group` rows of them at a time, and down the rows first."""
-    first = int32(divide(i, group * across) * group)
+    first = int32(ptx.divide(i, group * across) * group)
     high = int32(min(group, down - first))  # the last group may have fewer rows
     rest = int32(i - first * across)
-    y = divide(rest, high)
+    y = ptx.divide(rest, high)
     return int32(first + rest - y * high), y
 
 
@@ -416,8 +355,8 @@ def make_produce(
     size, group = B_BYTES + rows * DEPTH * 2, GROUP // (rows * cluster)
 
     def produce(base, bars, map_a, map_b, down, across, blocks):
-        map_acquire(map_a)
-        map_acquire(map_b)
+        hopper.map_acquire(map_a)
+        hopper.map_acquire(map_b)
         stage, phase = int32(0), int32(0)
         rank, tile = int32(cuda.blockIdx.x % cluster), int32(cuda.blockIdx.x // cluster)
         while tile < down * across:
@@ -425,8 +364,8 @@ def make_produce(
             row, column = int32((x * cluster + rank) * rows), int32(y * COLUMNS)
             for i in range(blocks):
                 full, to = int32(bars + 16 * stage), int32(base + stage * size)
-                mbarrier_wait(full + 8, phase ^ 1)
-                mbarrier_expect(full, size)
+                hopper.mbarrier_wait(full + 8, phase ^ 1)
+                hopper.mbarrier_expect(full, size)
                 fetch(to, full, map_a, map_b, int32(i * DEPTH), row, column)
                 stage, phase = advance(stage, phase, stages)
             tile = int32(tile + cuda.gridDim.x // cluster)
@@ -460,7 +399,7 @@ produce_alone, consume_alone = make_produce(STAGES, 2 * ROWS, 1, fetch), make_co
 def persistent(map_a, map_b, map_c, down, across, blocks):
     """As many blocks as multiprocessors, each from tile to tile; the ring never runs empty."""
     shared = cuda.shared.array(0, int8)
-    base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+    base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     bars = int32(base + STAGES * WIDE + 4 * BOX)
     prepare(bars, STAGES, 2)
     cuda.syncthreads()
@@ -468,10 +407,10 @@ def persistent(map_a, map_b, map_c, down, across, blocks):
         produce_alone(base, bars, map_a, map_b, down, across, blocks)
     if t < CONSUMERS:
         if t & 127 == 0:
-            map_acquire(map_c)
+            hopper.map_acquire(map_c)
         consume_alone(base, bars, map_c, down, across, blocks, t)
         if t & 127 == 0:
-            bulk_wait()
+            hopper.bulk_wait()
 
 
 # %% sec-wgmma-multicast
@@ -480,20 +419,20 @@ def fetch_shared(to, full, map_a, map_b, k, row, column):
     All of it counts on `full`."""
     rank = int32(cuda.blockIdx.x & 1)
     half, first = int32(to + rank * (B_BYTES // 2)), int32(column + rank * (COLUMNS // 2))
-    tma_load_multicast(half, map_b, k, first, full, 3)
-    tma_load(to + B_BYTES, map_a, k, row, full)
+    hopper.tma_load_multicast(half, map_b, k, first, full, 3)
+    hopper.tma_load(to + B_BYTES, map_a, k, row, full)
 
 
 def release_both(empty, t):
     """A warpgroup gives a stage back to both blocks, by one thread for each."""
     if t & 127 < 2:
-        mbarrier_arrive_at(empty, t & 127)
+        hopper.mbarrier_arrive_at(empty, t & 127)
 
 
 def meet():
     """All threads of the cluster wait for each other."""
-    cluster_arrive()
-    cluster_wait()
+    hopper.cluster_arrive()
+    hopper.cluster_wait()
 
 
 # For tiles of 128 x 256, by blocks of a pair.
@@ -504,7 +443,7 @@ consume_shared = make_consume(2, release_both)  # of the same
 def multicast(map_a, map_b, map_c, down, across, blocks):
     """Two blocks multiply tiles below each other, and each fetches half of B for both."""
     shared = cuda.shared.array(0, int8)
-    base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+    base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     bars = int32(base + STAGES * WIDE + 4 * BOX)
     prepare(bars, STAGES, 4)
     meet()  # the other block's barriers are there
@@ -512,21 +451,14 @@ def multicast(map_a, map_b, map_c, down, across, blocks):
         produce_shared(base, bars, map_a, map_b, down, across, blocks)
     if t < CONSUMERS:
         if t & 127 == 0:
-            map_acquire(map_c)
+            hopper.map_acquire(map_c)
         consume_shared(base, bars, map_c, down, across, blocks, t)
         if t & 127 == 0:
-            bulk_wait()
+            hopper.bulk_wait()
     meet()  # the other block may still write and arrive here
 
 
 # %% sec-wgmma-pingpong
-def skip(stage, phase, count, stages):
-    """Stage and parity after `count` more k-blocks."""
-    stage = int32(stage + count)
-    rounds = divide(stage, stages)
-    return int32(stage - rounds * stages), int32((phase ^ rounds) & 1)
-
-
 accumulate_own = make_accumulate(STAGES, STAGE, release_both)  # of 64 x 256, in a pair
 
 
@@ -535,17 +467,17 @@ def consume_in_turn(base, bars, map_c, down, across, blocks, t):
     boxes, acc = int32(base + STAGES * STAGE), cuda.local.array(SUMS, float32)
     c, turns = int32(t >> 7), int32(bars + 16 * STAGES)
     turn, step = int32(c ^ 1), int32(cuda.gridDim.x >> 1)
-    stage, phase = skip(int32(0), int32(0), c * blocks, STAGES)
+    stage, phase = skip(int32(0), int32(0), STAGES, c * blocks)
     tile = int32((cuda.blockIdx.x >> 1) + c * step)
     while tile < down * across:
         x, y = tile_at(tile, down, across, GROUP // (2 * ROWS))
         row = int32((2 * x + (cuda.blockIdx.x & 1)) * ROWS)
-        mbarrier_wait(turns + 8 * c, turn)  # the other has multiplied its tile
+        hopper.mbarrier_wait(turns + 8 * c, turn)  # the other has multiplied its tile
         stage, phase = accumulate_own(acc, base, bars, stage, phase, blocks, t & 127)
         if t & 127 == 0:
-            mbarrier_arrive(turns + 8 * (c ^ 1))
+            hopper.mbarrier_arrive(turns + 8 * (c ^ 1))
         store(acc, boxes, map_c, row, int32(y * COLUMNS), t)
-        stage, phase = skip(stage, phase, blocks, STAGES)
+        stage, phase = skip(stage, phase, STAGES, blocks)
         tile, turn = int32(tile + 2 * step), int32(turn ^ 1)
 
 
@@ -555,21 +487,21 @@ produce_in_turn = make_produce(STAGES, ROWS, 2, fetch_shared)  # for tiles of 64
 def ping_pong(map_a, map_b, map_c, down, across, blocks):
     """Of two consumers one multiplies while the other puts its tile away."""
     shared = cuda.shared.array(0, int8)
-    base, t = aligned(shared_address(shared)), int32(cuda.threadIdx.x)
+    base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     bars = int32(base + STAGES * STAGE + 4 * BOX)
     if t == 0:
-        mbarrier_init(bars + 16 * STAGES, 1)  # the turn of consumer 0
-        mbarrier_init(bars + 16 * STAGES + 8, 1)
+        hopper.mbarrier_init(bars + 16 * STAGES, 1)  # the turn of consumer 0
+        hopper.mbarrier_init(bars + 16 * STAGES + 8, 1)
     prepare(bars, STAGES, 2)  # a stage is read by one consumer of each block
     meet()
     if t == CONSUMERS:
         produce_in_turn(base, bars, map_a, map_b, down, across, blocks)
     if t < CONSUMERS:
         if t & 127 == 0:
-            map_acquire(map_c)
+            hopper.map_acquire(map_c)
         consume_in_turn(base, bars, map_c, down, across, blocks, t)
         if t & 127 == 0:
-            bulk_wait()
+            hopper.bulk_wait()
     meet()
 
 

@@ -20,8 +20,8 @@ from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.rows.rope import rope_kernel, rope_launch
+from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.model.layers import rope_tables
 
 CONTEXT = 1024  # positions of the tables

@@ -9,5 +9,5 @@ packed sequences and windows. wgmma_* is Hopper's, mma_* for every card from 8.0
 parts, forward, backward and launch. layout and softmax are theirs together. operands says what
 mma_* multiplies: bf16, or, in float32_*, float32 as a sum of two or three bf16.
 
-May import: errors, engines.gpu.lang, engines.gpu.gemm.
+May import: errors, engines.gpu.lang, engines.gpu.gemm, engines.gpu.tile.
 """

@@ -14,8 +14,8 @@ from nanoeuler.engines.gpu.attention import mma_launch, wgmma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.attention.layout import Backward
 from nanoeuler.engines.gpu.gemm.choice import HOPPER
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.lang.kernel import Launch
+from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.errors import UserError
 
 

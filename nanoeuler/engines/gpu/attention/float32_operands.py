@@ -12,31 +12,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.attention import mma_parts
 from nanoeuler.engines.gpu.attention.layout import Head
-from nanoeuler.engines.gpu.attention.mma_parts import (
-    beside,
-    load_left,
-    load_rows,
-    own_column,
-    own_row,
-    share,
-)
 from nanoeuler.engines.gpu.attention.operands import Form, Operands
 from nanoeuler.engines.gpu.attention.softmax import Span
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.lang.ptx import (
-    again,
-    high_bf16,
-    ldmatrix_across,
-    load_float4,
-    low_bf16,
-    mma_tile,
-    pack_bf16,
-    store_float2,
-    store_shared_float4,
-    store_shared_int4,
-    zeros,
-)
 
 HELD = 4  # times eight float32 that a thread loads of a tile before it splits any; half at D = 128
 
@@ -53,7 +34,7 @@ def make_fetch(form: Form, rows: int) -> tuple[Callable, Callable, int, int]:
 
     def fetch(values: Any, turn: int, head: Head, first: int, limit: int) -> None:
         """Load rows `first` on; zeros from row `limit` on."""
-        of = share(D)
+        of = mma_parts.share(D)
         for i in range(each):
             row, at = int32(first + of.row + (turn * each + i) * apart), 8 * i
             for j in range(8):
@@ -61,20 +42,20 @@ def make_fetch(form: Form, rows: int) -> tuple[Callable, Callable, int, int]:
             if row < limit:
                 x = int64(head.start + int64(row) * head.step + 32 * of.chunk)
                 for j in range(0, 8, 4):
-                    a, b, c, d = load_float4(x + 4 * j)
+                    a, b, c, d = ptx.load_float4(x + 4 * j)
                     values[at + j], values[at + j + 1] = a, b
                     values[at + j + 2], values[at + j + 3] = c, d
 
     def settle(values: Any, turn: int, tile: int) -> None:
         """Split them, and store each part in its tile."""
-        of, words = share(D), cuda.local.array(4, int32)
+        of, words = mma_parts.share(D), cuda.local.array(4, int32)
         for i in range(each):
             below = (turn * each + i) * apart  # rows; those 8 below are swapped alike
             at = int32(tile + (of.to ^ (below & 7) << 4) + below * 2 * D)
             for p in range(parts):
                 split_eight(values, 8 * i, words)
                 to = int32(at + p * size)
-                store_shared_int4(to, words[0], words[1], words[2], words[3])
+                ptx.store_shared_int4(to, words[0], words[1], words[2], words[3])
 
     return fetch, settle, each, count // each
 
@@ -83,9 +64,9 @@ def split_eight(values: Any, at: int, words: Any) -> None:
     """Eight numbers, `at` on, rounded to bf16 into words; what that leaves stays in values."""
     for j in range(4):
         i = at + 2 * j
-        words[j] = pack_bf16(values[i], values[i + 1])
-        values[i] -= low_bf16(words[j])
-        values[i + 1] -= high_bf16(words[j])
+        words[j] = ptx.pack_bf16(values[i], values[i + 1])
+        values[i] -= ptx.low_bf16(words[j])
+        values[i + 1] -= ptx.high_bf16(words[j])
 
 
 def make_loads(form: Form, rows: int) -> tuple[Callable, Callable]:
@@ -129,16 +110,16 @@ def commit() -> None:
 
 def load_line(to: int, source: int) -> None:
     """16 bytes."""
-    a, b, c, d = load_float4(source)
-    store_shared_float4(to, a, b, c, d)
+    a, b, c, d = ptx.load_float4(source)
+    ptx.store_shared_float4(to, a, b, c, d)
 
 
 def quarter_dot(x: int, y: int, D: int) -> float:
     """The dot product of D / 4 float32 at each of two addresses: what a lane has of a row."""
     total = float32(0)
     for i in range(D // 16):
-        x0, x1, x2, x3 = load_float4(x + 16 * i)
-        y0, y1, y2, y3 = load_float4(y + 16 * i)
+        x0, x1, x2, x3 = ptx.load_float4(x + 16 * i)
+        y0, y1, y2, y3 = ptx.load_float4(y + 16 * i)
         total += (x0 * y0 + x1 * y1) + (x2 * y2 + x3 * y3)
     return total
 
@@ -151,14 +132,14 @@ def make_save(form: Form) -> Callable:
         acc: Any, above: float, below: float, tile: int, head: Head, first: int, T: int
     ) -> None:
         """A warp's 16 rows of sums times `above` and `below` to rows `first` on."""
-        t = int32(first + own_row())
-        to = int64(head.start + int64(t) * head.step + 4 * own_column())
+        t = int32(first + mma_parts.own_row())
+        to = int64(head.start + int64(t) * head.step + 4 * mma_parts.own_column())
         for n in range(D // 8):
             j, here = 4 * n, to + 32 * n
             if t < T:
-                store_float2(here, acc[j] * above, acc[j + 1] * above)
+                ptx.store_float2(here, acc[j] * above, acc[j + 1] * above)
             if t + 8 < T:
-                store_float2(here + 8 * head.step, acc[j + 2] * below, acc[j + 3] * below)
+                ptx.store_float2(here + 8 * head.step, acc[j + 2] * below, acc[j + 3] * below)
 
     return save
 
@@ -218,31 +199,31 @@ def make_rows_product(form: Form) -> Callable:
     """16 rows of a tile of the block's own by all rows of a step's tile, over D."""
     D, step, parts = form.D, form.step, form.operands.parts
     own, twice = form.own // parts, parts == 3
-    multiply, zero = mma_tile(16, step), zeros(step // 2)
+    multiply, zero = ptx.mma_tile(16, step), ptx.zeros(step // 2)
 
     def load(b: Any, address: int) -> None:
-        load_rows(b, address, step, D)
+        mma_parts.load_rows(b, address, step, D)
 
     small = small_products(parts, multiply, load, form.size // parts)
 
     def rows_times(acc: Any, by: Fragments, left_tile: int, right_tile: int) -> None:
         """acc = A B^T. left_tile, right_tile: with `left` and `right` added."""
         zero(acc)
-        left_tile = again(left_tile)  # or else all addresses of A would stay in registers
+        left_tile = ptx.again(left_tile)  # or else all addresses of A would stay in registers
         for i in range(D // 16):
-            at, there = beside(left_tile, i), beside(right_tile, i)
-            load_left(by.a0, 0, at)
-            load_left(by.a1, 0, int32(at + own))
+            at, there = mma_parts.beside(left_tile, i), mma_parts.beside(right_tile, i)
+            mma_parts.load_left(by.a0, 0, at)
+            mma_parts.load_left(by.a1, 0, int32(at + own))
             if twice:
-                load_left(by.a2, 0, int32(at + 2 * own))
+                mma_parts.load_left(by.a2, 0, int32(at + 2 * own))
             small(acc, by, there)
             if not twice:
                 multiply(acc, by.a0, by.b)
         if twice:
-            left_tile = again(left_tile)
+            left_tile = ptx.again(left_tile)
             for i in range(D // 16):
-                load_left(by.a0, 0, beside(left_tile, i))
-                load(by.b, beside(right_tile, i))
+                mma_parts.load_left(by.a0, 0, mma_parts.beside(left_tile, i))
+                load(by.b, mma_parts.beside(right_tile, i))
                 multiply(acc, by.a0, by.b)
 
     return rows_times
@@ -254,17 +235,17 @@ def split_scores(parts: int) -> tuple[Callable, Callable]:
     def cut(s: Any, k: int, by: Fragments) -> None:
         for i in range(4):
             n = 8 * k + 2 * i
-            first = pack_bf16(s[n], s[n + 1])
-            x, y = s[n] - low_bf16(first), s[n + 1] - high_bf16(first)
-            second = pack_bf16(x, y)
+            first = ptx.pack_bf16(s[n], s[n + 1])
+            x, y = s[n] - ptx.low_bf16(first), s[n + 1] - ptx.high_bf16(first)
+            second = ptx.pack_bf16(x, y)
             by.a0[i], by.a1[i] = first, second
             if parts == 3:
-                by.a2[i] = pack_bf16(x - low_bf16(second), y - high_bf16(second))
+                by.a2[i] = ptx.pack_bf16(x - ptx.low_bf16(second), y - ptx.high_bf16(second))
 
     def cut_first(s: Any, k: int, by: Fragments) -> None:
         for i in range(4):
             n = 8 * k + 2 * i
-            by.a0[i] = pack_bf16(s[n], s[n + 1])
+            by.a0[i] = ptx.pack_bf16(s[n], s[n + 1])
 
     return cut, cut_first
 
@@ -273,8 +254,8 @@ def make_columns_product(form: Form, made: Callable, columns: int) -> Callable:
     """16 x step numbers in registers by a step's tile of `step` rows, some columns at a time."""
     D, depth, parts = form.D, form.step // 16, form.operands.parts
     twice, all_of_it = parts == 3, Span(0, form.step)
-    multiply, zero = mma_tile(16, columns), zeros(columns // 2)
-    across = ldmatrix_across(columns // 16)
+    multiply, zero = ptx.mma_tile(16, columns), ptx.zeros(columns // 2)
+    across = ptx.ldmatrix_across(columns // 16)
     small = small_products(parts, multiply, across, form.size // parts)
     cut, cut_first = split_scores(parts)
 
@@ -283,7 +264,7 @@ def make_columns_product(form: Form, made: Callable, columns: int) -> Callable:
         made(x, all_of_it)
         for c in range(D // columns):
             zero(by.part)
-            here = beside(tile, c * (columns // 16))
+            here = mma_parts.beside(tile, c * (columns // 16))
             for k in range(depth):
                 cut(s, k, by)
                 small(by.part, by, int32(here + k * 32 * D))

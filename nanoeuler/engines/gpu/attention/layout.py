@@ -15,16 +15,9 @@ are float32 (B, H, padded(T)) in C order. Left out: kernels, and which widths D 
 import math
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import cover
-from nanoeuler.engines.gpu.lang.ptx import (
-    high_bf16,
-    larger,
-    load_int,
-    load_int4,
-    low_bf16,
-    shuffle_xor,
-)
 from nanoeuler.errors import UserError
 
 PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
@@ -41,16 +34,6 @@ def round_up(n: int, size: int) -> int:
     return int32((n + size - 1) & -size)
 
 
-def lane_row(lane: int) -> int:
-    """The first of a lane's two rows of 16 of an accumulator; the other is 8 below."""
-    return int32(lane >> 2)
-
-
-def lane_column(lane: int) -> int:
-    """The first of a lane's columns of an accumulator: this one and the next, then every 8."""
-    return int32((lane & 3) * 2)
-
-
 def clear(values: Any, n: int) -> None:
     """Zero the first n of some float registers."""
     for i in range(n):
@@ -59,27 +42,27 @@ def clear(values: Any, n: int) -> None:
 
 def quad_sum(x: float) -> float:
     """The sum of x over the four lanes that share a row of an accumulator."""
-    x += shuffle_xor(x, int32(1))
-    return x + shuffle_xor(x, int32(2))
+    x += ptx.shuffle_xor(x, int32(1))
+    return x + ptx.shuffle_xor(x, int32(2))
 
 
 def quad_maxima(x: float, y: float) -> tuple[float, float]:
     """The largest x, and the largest y, of the four lanes that share a row of an accumulator."""
-    x, y = larger(x, shuffle_xor(x, int32(1))), larger(y, shuffle_xor(y, int32(1)))
-    return larger(x, shuffle_xor(x, int32(2))), larger(y, shuffle_xor(y, int32(2)))
+    x, y = ptx.larger(x, ptx.shuffle_xor(x, int32(1))), ptx.larger(y, ptx.shuffle_xor(y, int32(1)))
+    return ptx.larger(x, ptx.shuffle_xor(x, int32(2))), ptx.larger(y, ptx.shuffle_xor(y, int32(2)))
 
 
 def pair_dot(x: int, y: int, total: float) -> float:
     """total + the products of two pairs of bf16."""
-    return total + low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y)
+    return total + ptx.low_bf16(x) * ptx.low_bf16(y) + ptx.high_bf16(x) * ptx.high_bf16(y)
 
 
 def quarter_dot(x: int, y: int, D: int) -> float:
     """The dot product of D / 4 bf16 at each of two addresses: what a lane has of a row."""
     total = float32(0)
     for i in range(D // 32):
-        x0, x1, x2, x3 = load_int4(x + 16 * i)
-        y0, y1, y2, y3 = load_int4(y + 16 * i)
+        x0, x1, x2, x3 = ptx.load_int4(x + 16 * i)
+        y0, y1, y2, y3 = ptx.load_int4(y + 16 * i)
         total = pair_dot(x1, y1, pair_dot(x0, y0, total))
         total = pair_dot(x3, y3, pair_dot(x2, y2, total))
     return total
@@ -137,7 +120,7 @@ class Sizes(NamedTuple):
 
 def limit_of(limit: Limit, batch: int, row: int) -> int:
     """The limit of a row; rows past the end have the last one's."""
-    return load_int(limit.line + 4 * (int64(batch) * limit.T + min(row, int32(limit.T - 1))))
+    return ptx.load_int(limit.line + 4 * (int64(batch) * limit.T + min(row, int32(limit.T - 1))))
 
 
 def forbid_right(s: Any, columns: int, above: int, below: int) -> None:

@@ -15,54 +15,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import (
-    PAD,
-    Head,
-    Limit,
-    Sizes,
-    clear,
-    forbid_left,
-    limit_of,
-    round_up,
-)
-
-# isort: split
-
-
+from nanoeuler.engines.gpu.attention import layout, softmax
+from nanoeuler.engines.gpu.attention import mma_parts as mma
 from nanoeuler.engines.gpu.attention.mma_forward import Keys, Where, make_key_loop
-from nanoeuler.engines.gpu.attention.mma_parts import (
-    EVERY_CARD,
-    Limits,
-    Strided,
-    forbid_foreign,
-    forbid_later,
-    forbid_others,
-    head_of,
-    left,
-    own_column,
-    own_lane,
-    own_row,
-    own_thread,
-    own_warp,
-    query_block,
-    right,
-    shared_base,
-)
-
-# isort: split
-
-
 from nanoeuler.engines.gpu.attention.operands import Form
-from nanoeuler.engines.gpu.attention.softmax import (
-    Outputs,
-    Span,
-    column_gradients,
-    column_probabilities,
-    make_take_deltas,
-    pad_line,
-    row_gradients,
-    row_probabilities,
-)
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.lang.ptx import divide
@@ -86,21 +42,21 @@ def over_keys(form: Form) -> Callable:
     D, keys, size, own = form.D, form.step, form.size, form.own
     rows_times = form.operands.rows_product(form)
 
-    def gradients(x: tuple, of: Span) -> None:
-        row_gradients(x[0], x[1], of, x[2])
+    def gradients(x: tuple, of: softmax.Span) -> None:
+        softmax.row_gradients(x[0], x[1], of, x[2])
 
     add_columns = form.operands.columns_product(form, gradients)
 
     def query_step(parts: QueryParts, q: int, k: int, where: Where, scale: float) -> None:
         """dq += ds k. q: address of A, do follows; k: of the tile of keys, values follow."""
         s, dp, ahead = parts.s, parts.dp, where.ahead
-        rows_times(s, parts.by, q, int32(k + right(D)))
+        rows_times(s, parts.by, q, int32(k + mma.right(D)))
         if ahead < keys:
-            forbid_later(s, keys, int32(ahead + own_row() - own_column()))
-        forbid_others(s, keys, int32(where.row - ahead), where.row, where.limits)
-        row_probabilities(s, keys, parts.lse, scale)
-        rows_times(dp, parts.by, int32(q + own), int32(k + size + right(D)))
-        k = int32(k + left(D))
+            mma.forbid_later(s, keys, int32(ahead + mma.own_row() - mma.own_column()))
+        mma.forbid_others(s, keys, int32(where.row - ahead), where.row, where.limits)
+        softmax.row_probabilities(s, keys, parts.lse, scale)
+        rows_times(dp, parts.by, int32(q + own), int32(k + size + mma.right(D)))
+        k = int32(k + mma.left(D))
         add_columns(parts.dq, parts.by, s, k, (s, dp, parts.delta))  # the scale comes at the end
 
     return query_step
@@ -112,33 +68,33 @@ def dq_block(form: Form) -> Callable:
     rows, threads, wide, half = 16 * form.warps, 32 * form.warps, D // 2, form.step // 2
     (_, load_pair), save, fragments = kind.loads(form, rows), kind.save(form), kind.fragments(form)
     loop = make_key_loop(form, over_keys(form))
-    take_deltas = make_take_deltas(D, kind.size, kind.dot)
+    take_deltas = softmax.make_take_deltas(D, kind.size, kind.dot)
 
-    def block_of_queries(arrays: tuple, lse: int, delta: int, sizes: Sizes) -> None:
+    def block_of_queries(arrays: tuple, lse: int, delta: int, sizes: layout.Sizes) -> None:
         q, k, v, o, do, dq = arrays
-        T, at, base = sizes.T, query_block(sizes, rows), shared_base()
+        T, at, base = sizes.T, mma.query_block(sizes, rows), mma.shared_base()
         # 2. Queries and their do; delta.
-        of_do = head_of(do, at.batch, at.head)
-        load_pair(base, head_of(q, at.batch, at.head), of_do, at.first, T)
-        line = 4 * (int64(at.number) * round_up(T, PAD))
+        of_do = mma.head_of(do, at.batch, at.head)
+        load_pair(base, mma.head_of(q, at.batch, at.head), of_do, at.first, T)
+        line = 4 * (int64(at.number) * layout.round_up(T, layout.PAD))
         parts = QueryParts(
             cuda.local.array(half, float32), cuda.local.array(half, float32), fragments(),
             cuda.local.array(wide, float32), cuda.local.array(2, float32),
             cuda.local.array(2, float32),
         )  # fmt: skip
-        y, row = head_of(o, at.batch, at.head), int32(at.first + own_warp() * 16)
-        of = Outputs(y, of_do, lse + line, delta + line)
-        take_deltas(parts.lse, parts.delta, of, int32(row + own_row()), own_lane(), T)
+        y, row = mma.head_of(o, at.batch, at.head), int32(at.first + mma.own_warp() * 16)
+        of = softmax.Outputs(y, of_do, lse + line, delta + line)
+        take_deltas(parts.lse, parts.delta, of, int32(row + mma.own_row()), mma.own_lane(), T)
         after = int32(at.first + rows)
-        pad_line(delta + line, after, T, float32(0), own_thread(), threads)
+        softmax.pad_line(delta + line, after, T, float32(0), mma.own_thread(), threads)
         # 3. All tiles of keys.
-        of_k, of_v = head_of(k, at.batch, at.kv), head_of(v, at.batch, at.kv)
+        of_k, of_v = mma.head_of(k, at.batch, at.kv), mma.head_of(v, at.batch, at.kv)
         end = int32((min(T, after) + keys - 1) // keys)
-        clear(parts.dq, wide)
-        work = Keys(of_k, of_v, T, end, at.first, Limits(sizes.limit, at.batch))
+        layout.clear(parts.dq, wide)
+        work = Keys(of_k, of_v, T, end, at.first, mma.Limits(sizes.limit, at.batch))
         loop(parts, base, int32(base + 2 * own), work, sizes.scale)
         # 4. Out.
-        mine, to = int32(base + own_warp() * 32 * D), head_of(dq, at.batch, at.head)
+        mine, to = int32(base + mma.own_warp() * 32 * D), mma.head_of(dq, at.batch, at.head)
         save(parts.dq, sizes.root, sizes.root, mine, to, row, T)
 
     return block_of_queries
@@ -158,15 +114,15 @@ def kernel_of(name: str, block: Callable, form: Form, shared: int) -> Kernel:
         lse, delta, T, heads, sharing, scale, root, line,
     ):  # fmt: skip
         arrays = (
-            Strided(a, a_batch, a_head, a_row), Strided(b, b_batch, b_head, b_row),
-            Strided(c, c_batch, c_head, c_row), Strided(d, d_batch, d_head, d_row),
-            Strided(e, e_batch, e_head, e_row), Strided(f, f_batch, f_head, f_row),
+            mma.Strided(a, a_batch, a_head, a_row), mma.Strided(b, b_batch, b_head, b_row),
+            mma.Strided(c, c_batch, c_head, c_row), mma.Strided(d, d_batch, d_head, d_row),
+            mma.Strided(e, e_batch, e_head, e_row), mma.Strided(f, f_batch, f_head, f_row),
         )  # fmt: skip
-        sizes = Sizes(T, heads, sharing, scale, root, Limit(limited, line, T))
+        sizes = layout.Sizes(T, heads, sharing, scale, root, layout.Limit(limited, line, T))
         block(arrays, lse, delta, sizes)
 
     backward.__name__ = name
-    threads, rest = 32 * form.warps, {"resident": form.resident, "target": EVERY_CARD}
+    threads, rest = 32 * form.warps, {"resident": form.resident, "target": mma.EVERY_CARD}
     return Kernel(backward, ARGUMENTS, threads, shared, **rest)
 
 
@@ -195,7 +151,7 @@ def forbid_earlier(s: Any, queries: int, distance: int) -> None:
 
     distance: from this lane's first query to its upper key.
     """
-    forbid_left(s, queries, distance, int32(distance + 8))
+    layout.forbid_left(s, queries, distance, int32(distance + 8))
 
 
 def over_queries(form: Form) -> Callable:
@@ -203,11 +159,11 @@ def over_queries(form: Form) -> Callable:
     D, queries, size, own = form.D, form.step, form.size, form.own
     rows_times = form.operands.rows_product(form)
 
-    def probabilities(x: tuple, of: Span) -> None:
-        column_probabilities(x[0], of, x[1], x[2])
+    def probabilities(x: tuple, of: softmax.Span) -> None:
+        softmax.column_probabilities(x[0], of, x[1], x[2])
 
-    def gradients(x: tuple, of: Span) -> None:
-        column_gradients(x[0], x[1], of, x[2])
+    def gradients(x: tuple, of: softmax.Span) -> None:
+        softmax.column_gradients(x[0], x[1], of, x[2])
 
     add_to_dv = form.operands.columns_product(form, probabilities)
     add_to_dk = form.operands.columns_product(form, gradients)
@@ -219,13 +175,13 @@ def over_queries(form: Form) -> Callable:
         follows; line: of the tile's lse.
         """
         s, dp, by, ahead = parts.s, parts.dp, parts.by, where.ahead
-        line, turned = int32(line + 4 * own_column()), int32(q + left(D))
-        rows_times(s, by, k, int32(q + right(D)))
+        line, turned = int32(line + 4 * mma.own_column()), int32(q + mma.left(D))
+        rows_times(s, by, k, int32(q + mma.right(D)))
         if ahead > -16:
-            forbid_earlier(s, queries, int32(ahead + own_row() - own_column()))
-        forbid_foreign(s, queries, int32(where.row - ahead), where.row, where.limits)
+            forbid_earlier(s, queries, int32(ahead + mma.own_row() - mma.own_column()))
+        mma.forbid_foreign(s, queries, int32(where.row - ahead), where.row, where.limits)
         add_to_dv(parts.dv, by, s, int32(turned + size), (s, line, scale))
-        rows_times(dp, by, int32(k + own), int32(q + size + right(D)))
+        rows_times(dp, by, int32(k + own), int32(q + size + mma.right(D)))
         delta = int32(line + 4 * queries)
         add_to_dk(parts.dk, by, s, turned, (s, dp, delta))  # the scale comes at the end
 
@@ -238,16 +194,16 @@ class Group(NamedTuple):
     delta: addresses of that head's lines, and bytes from line to line.
     """
 
-    q: Head
+    q: layout.Head
     q_head: int
-    do: Head
+    do: layout.Head
     do_head: int
     lse: int
     delta: int
     line: int
     first: int
     tiles: int
-    limits: Limits
+    limits: mma.Limits
 
 
 def make_fill(form: Form) -> Callable:
@@ -259,16 +215,16 @@ def make_fill(form: Form) -> Callable:
         """tiles: the stages, which their lines follow, of each lse and delta."""
         head = divide(step, group.tiles)
         row = int32((group.first + step - head * group.tiles) * queries)
-        q = Head(int64(group.q.start + head * group.q_head), group.q.step)
-        do = Head(int64(group.do.start + head * group.do_head), group.do.step)
+        q = layout.Head(int64(group.q.start + head * group.q_head), group.q.step)
+        do = layout.Head(int64(group.do.start + head * group.do_head), group.do.step)
         stage = int32(step % stages)
         load_pair(int32(tiles + stage * size), q, do, row, T)
-        if own_thread() < queries // 2:  # 4 values of lse, or of delta
-            line, n = group.lse, own_thread()
-            if own_thread() >= queries // 4:
-                line, n = group.delta, int32(own_thread() - queries // 4)
+        if mma.own_thread() < queries // 2:  # 4 values of lse, or of delta
+            line, n = group.lse, mma.own_thread()
+            if mma.own_thread() >= queries // 4:
+                line, n = group.delta, int32(mma.own_thread() - queries // 4)
             lines = int32(tiles + stages * size + stage * (8 * queries))
-            to = int32(lines + 16 * own_thread())
+            to = int32(lines + 16 * mma.own_thread())
             load_line(to, int64(line + head * group.line + 4 * row + 16 * n))
 
     return fill
@@ -287,7 +243,8 @@ def make_query_loop(form: Form) -> Callable:
         committed yet. keys: the tile of the block's own, from `first` on; values, the stages of
         queries and the lines follow it.
         """
-        k, key = int32(keys + own_warp() * 32 * D + left(D)), int32(first + own_warp() * 16)
+        k = int32(keys + mma.own_warp() * 32 * D + mma.left(D))
+        key = int32(first + mma.own_warp() * 16)
         tiles, tile = int32(keys + own), group.first
         lines = int32(tiles + stages * size)
         for i in range(stages - 1):
@@ -312,11 +269,11 @@ def make_query_loop(form: Form) -> Callable:
     return loop
 
 
-def tiles_to(T: int, queries: int, last: int, limits: Limits) -> int:
+def tiles_to(T: int, queries: int, last: int, limits: mma.Limits) -> int:
     """The end of the tiles of queries that see any of a block's keys, of which `last` is the last.
     """
     if limits.limit.on:
-        return limit_of(limits.limit, limits.batch, last) // queries + 1
+        return layout.limit_of(limits.limit, limits.batch, last) // queries + 1
     return (T + queries - 1) // queries
 
 
@@ -327,20 +284,20 @@ def dkdv_block(form: Form) -> Callable:
     (_, load_pair), save, fragments = kind.loads(form, rows), kind.save(form), kind.fragments(form)
     loop = make_query_loop(form)
 
-    def block_of_keys(arrays: tuple, lse: int, delta: int, sizes: Sizes) -> None:
+    def block_of_keys(arrays: tuple, lse: int, delta: int, sizes: layout.Sizes) -> None:
         q, k, v, do, dk, dv = arrays
         T, number = sizes.T, int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         kv_heads = divide(sizes.heads, sizes.sharing)
         batch = divide(number, kv_heads)
         kv, first = int32(number - batch * kv_heads), int32(cuda.blockIdx.y * rows)
-        head, limits = int32(kv * sizes.sharing), Limits(sizes.limit, batch)
+        head, limits = int32(kv * sizes.sharing), mma.Limits(sizes.limit, batch)
         # 2. Keys and values.
-        load_pair(shared_base(), head_of(k, batch, kv), head_of(v, batch, kv), first, T)
+        load_pair(mma.shared_base(), mma.head_of(k, batch, kv), mma.head_of(v, batch, kv), first, T)
         # 3. All tiles of queries from the diagonal on, of all heads of the group.
-        line, tile = 4 * int64(round_up(T, PAD)), int32(first // queries)
+        line, tile = 4 * int64(layout.round_up(T, layout.PAD)), int32(first // queries)
         of_line = (int64(batch) * sizes.heads + head) * line
         group = Group(
-            head_of(q, batch, head), q.head, head_of(do, batch, head), do.head,
+            mma.head_of(q, batch, head), q.head, mma.head_of(do, batch, head), do.head,
             lse + of_line, delta + of_line, line, tile,
             int32(tiles_to(T, queries, int32(first + rows - 1), limits) - tile), limits,
         )  # fmt: skip
@@ -348,17 +305,17 @@ def dkdv_block(form: Form) -> Callable:
             cuda.local.array(half, float32), cuda.local.array(half, float32), fragments(),
             cuda.local.array(wide, float32), cuda.local.array(wide, float32),
         )  # fmt: skip
-        clear(parts.dk, wide)
-        clear(parts.dv, wide)
+        layout.clear(parts.dk, wide)
+        layout.clear(parts.dv, wide)
         steps = int32(group.tiles * sizes.sharing)
         # The address is asked for anew: kept, it pushes out sums of width 128.
-        loop(parts, shared_base(), group, first, steps, T, sizes.scale)
+        loop(parts, mma.shared_base(), group, first, steps, T, sizes.scale)
         # 4. Out, through this warp's own rows of keys and of values.
-        warp = own_warp()
-        row, mine = int32(first + warp * 16), int32(shared_base() + warp * 32 * D)
-        save(parts.dk, sizes.root, sizes.root, mine, head_of(dk, batch, kv), row, T)
+        warp = mma.own_warp()
+        row, mine = int32(first + warp * 16), int32(mma.shared_base() + warp * 32 * D)
+        save(parts.dk, sizes.root, sizes.root, mine, mma.head_of(dk, batch, kv), row, T)
         one, mine = float32(1), int32(mine + own)
-        save(parts.dv, one, one, mine, head_of(dv, batch, kv), row, T)
+        save(parts.dv, one, one, mine, mma.head_of(dv, batch, kv), row, T)
 
     return block_of_keys
 

@@ -15,6 +15,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.attention import mma_parts as mma
+from nanoeuler.engines.gpu.attention import softmax
 from nanoeuler.engines.gpu.attention.layout import (
     LOWEST,
     PAD,
@@ -25,64 +27,10 @@ from nanoeuler.engines.gpu.attention.layout import (
     quad_maxima,
     round_up,
 )
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.attention.mma_parts import (
-    EVERY_CARD,
-    Limits,
-    Strided,
-    beside,
-    forbid_later,
-    forbid_others,
-    head_of,
-    left,
-    load_left,
-    load_rows,
-    make_copy,
-    own_column,
-    own_lane,
-    own_row,
-    own_thread,
-    own_warp,
-    query_block,
-    right,
-    share,
-    shared_base,
-    steps_from,
-)
-
-# isort: split
-
-
 from nanoeuler.engines.gpu.attention.operands import Form
-from nanoeuler.engines.gpu.attention.softmax import (
-    Rows,
-    Span,
-    correct,
-    exponentials,
-    follow,
-    lane_maxima,
-    pack,
-    pad_line,
-    save_lse,
-    start_rows,
-)
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    again,
-    copy_commit,
-    copy_wait,
-    larger,
-    ldmatrix_across,
-    load_shared_float2,
-    mma_tile,
-    reciprocal,
-    store_shared_float2,
-    zeros,
-)
 
 WARPS = 4          # of a block: two blocks of 255 registers a thread fill the register file
 THREADS = 32 * WARPS  # of a block
@@ -98,7 +46,7 @@ class Half(NamedTuple):
 
     s: Any
     a: Any
-    rows: Rows
+    rows: softmax.Rows
 
 
 def make_half(keys: int, D: int) -> Callable:
@@ -106,11 +54,11 @@ def make_half(keys: int, D: int) -> Callable:
     part, wide = keys // 2, D // 2
 
     def new_half() -> Half:
-        rows = Rows(
+        rows = softmax.Rows(
             cuda.local.array(wide, float32), cuda.local.array(2, float32),
             cuda.local.array(2, float32), cuda.local.array(2, float32),
         )  # fmt: skip
-        start_rows(rows, D)
+        softmax.start_rows(rows, D)
         return Half(cuda.local.array(part, float32), cuda.local.array(4, int32), rows)
 
     return new_half
@@ -119,23 +67,23 @@ def make_half(keys: int, D: int) -> Callable:
 def raise_maximum(half: Half, scale: float, keys: int) -> None:
     """m becomes the largest score so far; o has to follow by alpha."""
     lowest, m = float32(LOWEST), half.rows.m
-    above, below = lane_maxima(half.s, keys, lowest, lowest)
+    above, below = softmax.lane_maxima(half.s, keys, lowest, lowest)
     above, below = quad_maxima(above, below)
-    above, below = larger(m[0], above * scale), larger(m[1], below * scale)
-    follow(half.rows, above, below, float32(1))
+    above, below = ptx.larger(m[0], above * scale), ptx.larger(m[1], below * scale)
+    softmax.follow(half.rows, above, below, float32(1))
 
 
-def weigh(half: Half, of: Span, scale: float) -> None:
+def weigh(half: Half, of: softmax.Span, scale: float) -> None:
     """Scores of some keys become exponentials, and are summed."""
     m, total = half.rows.m, half.rows.total
-    sums = exponentials(half.s, of, (m[0], m[1]), (total[0], total[1]), scale)
+    sums = softmax.exponentials(half.s, of, (m[0], m[1]), (total[0], total[1]), scale)
     total[0], total[1] = sums
 
 
 def weigh_operand(half: Half, k: int, scale: float) -> None:
     """The same of keys 16 k to 16 k + 15, and packed."""
-    weigh(half, Span(16 * k, 16), scale)
-    pack(half.s, Span(16 * k, 16), half.a)
+    weigh(half, softmax.Span(16 * k, 16), scale)
+    softmax.pack(half.s, softmax.Span(16 * k, 16), half.a)
 
 
 class Registers(NamedTuple):
@@ -149,25 +97,25 @@ class Registers(NamedTuple):
 def scores(form: Form) -> Callable:
     """s = q k^T of a step, for both halves or for the second."""
     D = form.D
-    multiply, part = mma_tile(16, KEYS), KEYS // 2
-    clear = zeros(part)
+    multiply, part = ptx.mma_tile(16, KEYS), KEYS // 2
+    clear = ptx.zeros(part)
 
     def both(x: Registers, q_tile: int, k_tile: int) -> None:
         clear(x.low.s)
         clear(x.high.s)
-        q_tile = again(q_tile)  # or else all addresses of A would stay in registers
+        q_tile = ptx.again(q_tile)  # or else all addresses of A would stay in registers
         for i in range(D // 16):
-            load_left(x.low.a, 0, beside(q_tile, i))
-            load_left(x.high.a, 0, int32(beside(q_tile, i) + HALF * 2 * D))
-            load_rows(x.b, beside(k_tile, i), KEYS, D)
+            mma.load_left(x.low.a, 0, mma.beside(q_tile, i))
+            mma.load_left(x.high.a, 0, int32(mma.beside(q_tile, i) + HALF * 2 * D))
+            mma.load_rows(x.b, mma.beside(k_tile, i), KEYS, D)
             multiply(x.low.s, x.low.a, x.b)
             multiply(x.high.s, x.high.a, x.b)
 
     def second(x: Registers, q_tile: int, k_tile: int) -> None:
         clear(x.high.s)
         for i in range(D // 16):
-            load_left(x.high.a, 0, int32(beside(q_tile, i) + HALF * 2 * D))
-            load_rows(x.b, beside(k_tile, i), KEYS, D)
+            mma.load_left(x.high.a, 0, int32(mma.beside(q_tile, i) + HALF * 2 * D))
+            mma.load_rows(x.b, mma.beside(k_tile, i), KEYS, D)
             multiply(x.high.s, x.high.a, x.b)
 
     return both, second
@@ -175,23 +123,23 @@ def scores(form: Form) -> Callable:
 
 def park(x: Registers, lot: int) -> None:
     """Leave both halves' sums, and maxima of one, in this thread's places of a lot."""
-    to, low, high = int32(lot + 8 * own_thread()), x.low.rows, x.high.rows
-    store_shared_float2(to, low.total[0], low.total[1])
-    store_shared_float2(int32(to + 8 * THREADS), high.total[0], high.total[1])
-    store_shared_float2(int32(to + 16 * THREADS), low.m[0], low.m[1])
+    to, low, high = int32(lot + 8 * mma.own_thread()), x.low.rows, x.high.rows
+    ptx.store_shared_float2(to, low.total[0], low.total[1])
+    ptx.store_shared_float2(int32(to + 8 * THREADS), high.total[0], high.total[1])
+    ptx.store_shared_float2(int32(to + 16 * THREADS), low.m[0], low.m[1])
 
 
 def unpark(x: Registers, lot: int) -> None:
     """They are needed again."""
-    here, low, high = int32(lot + 8 * own_thread()), x.low.rows, x.high.rows
-    low.total[0], low.total[1] = load_shared_float2(here)
-    high.total[0], high.total[1] = load_shared_float2(int32(here + 8 * THREADS))
-    low.m[0], low.m[1] = load_shared_float2(int32(here + 16 * THREADS))
+    here, low, high = int32(lot + 8 * mma.own_thread()), x.low.rows, x.high.rows
+    low.total[0], low.total[1] = ptx.load_shared_float2(here)
+    high.total[0], high.total[1] = ptx.load_shared_float2(int32(here + 8 * THREADS))
+    low.m[0], low.m[1] = ptx.load_shared_float2(int32(here + 16 * THREADS))
 
 
 def own_distance() -> int:
     """On the diagonal: from this lane's first key to the last that its upper query sees."""
-    return int32((own_thread() >> 5) * 16 + own_row() - own_column())
+    return int32((mma.own_thread() >> 5) * 16 + mma.own_row() - mma.own_column())
 
 
 class Keys(NamedTuple):
@@ -204,7 +152,7 @@ class Keys(NamedTuple):
     T: int
     end: int
     first: int
-    limits: Limits
+    limits: mma.Limits
 
 
 class Tiles(NamedTuple):
@@ -221,27 +169,27 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
     """A step of both halves on one tile of keys and values, which are there; and the first step."""
     D, parked = form.D, form.park
     both, second = scores(form)
-    multiply, load = mma_tile(16, D), ldmatrix_across(D // 16)
+    multiply, load = ptx.mma_tile(16, D), ptx.ldmatrix_across(D // 16)
 
     def whole(
         x: Registers, at: Tiles, masked: bool, work: Keys, key: int, scale: float
     ) -> None:
         """o += p v for both halves. masked: whether the first half is on the diagonal."""
-        q_tile = int32(at.queries + (own_thread() >> 5) * 32 * D + left(D))
-        both(x, q_tile, int32(at.keys + right(D)))
+        q_tile = int32(at.queries + (mma.own_thread() >> 5) * 32 * D + mma.left(D))
+        both(x, q_tile, int32(at.keys + mma.right(D)))
         if masked:
-            forbid_later(x.low.s, KEYS, own_distance())
+            mma.forbid_later(x.low.s, KEYS, own_distance())
         if work.limits.limit.on:
-            row = int32(work.first + (own_thread() >> 5) * 16)
-            forbid_others(x.low.s, KEYS, key, row, work.limits)
-            forbid_others(x.high.s, KEYS, key, int32(row + HALF), work.limits)
+            row = int32(work.first + (mma.own_thread() >> 5) * 16)
+            mma.forbid_others(x.low.s, KEYS, key, row, work.limits)
+            mma.forbid_others(x.high.s, KEYS, key, int32(row + HALF), work.limits)
         if parked:
             unpark(x, at.lot)
         raise_maximum(x.low, scale, KEYS)
-        correct(x.low.rows, D)
+        softmax.correct(x.low.rows, D)
         raise_maximum(x.high, scale, KEYS)
-        correct(x.high.rows, D)
-        v_tile = int32(at.keys + KEYS * D * 2 + left(D))
+        softmax.correct(x.high.rows, D)
+        v_tile = int32(at.keys + KEYS * D * 2 + mma.left(D))
         for k in range(KEYS // 16):
             weigh_operand(x.low, k, scale)
             weigh_operand(x.high, k, scale)
@@ -253,14 +201,14 @@ def steps_of(form: Form) -> tuple[Callable, Callable]:
 
     def diagonal(x: Registers, at: Tiles, work: Keys, key: int, scale: float) -> None:
         """o += p v for the second half, whose first step it is, on the diagonal."""
-        q_tile = int32(at.queries + (own_thread() >> 5) * 32 * D + left(D))
-        second(x, q_tile, int32(at.keys + right(D)))
-        forbid_later(x.high.s, KEYS, own_distance())
+        q_tile = int32(at.queries + (mma.own_thread() >> 5) * 32 * D + mma.left(D))
+        second(x, q_tile, int32(at.keys + mma.right(D)))
+        mma.forbid_later(x.high.s, KEYS, own_distance())
         if work.limits.limit.on:
-            row = int32(work.first + HALF + (own_thread() >> 5) * 16)
-            forbid_others(x.high.s, KEYS, key, row, work.limits)
+            row = int32(work.first + HALF + (mma.own_thread() >> 5) * 16)
+            mma.forbid_others(x.high.s, KEYS, key, row, work.limits)
         raise_maximum(x.high, scale, KEYS)
-        v_tile = int32(at.keys + KEYS * D * 2 + left(D))
+        v_tile = int32(at.keys + KEYS * D * 2 + mma.left(D))
         for k in range(KEYS // 16):
             weigh_operand(x.high, k, scale)
             load(x.b, int32(v_tile + k * 32 * D))
@@ -273,16 +221,16 @@ def make_halves_loop(form: Form) -> Callable:
     """All steps of a block."""
     D, stages, size, parked = form.D, form.stages, 2 * form.size, form.park
     whole, diagonal = steps_of(form)
-    here, copy = copy_wait(stages - 2), make_copy(D, KEYS, THREADS)
+    here, copy = ptx.copy_wait(stages - 2), mma.make_copy(D, KEYS, THREADS)
 
     def fill(tiles: int, work: Keys, step: int, steps: int, there: bool) -> None:
         """Start copying a step's keys and values to its stage, if there is such a step: a group."""
         if step < steps:
-            row, of = int32((work.end - 1 - step) * KEYS), share(D)
+            row, of = int32((work.end - 1 - step) * KEYS), mma.share(D)
             to = int32(tiles + step % stages * size)
             copy(to, work.k, row, work.T, of, there)
             copy(int32(to + size // 2), work.v, row, work.T, of, there)
-        copy_commit()
+        ptx.copy_commit()
 
     def loop(x: Registers, queries: int, work: Keys, steps: int, scale: float) -> None:
         """From the diagonal down. queries: their tile; the stages follow it.
@@ -316,8 +264,8 @@ def make_save_half(form: Form) -> Callable:
     def save_half(half: Half, line: int, to: Head, tile: int, row: int, T: int) -> None:
         """Rows `row` on, o divided by `total`. line: the head's lse; tile: rows of this warp's."""
         rows = half.rows
-        save_lse(rows, line, int32(row + own_row()), own_lane(), T, float32(1))
-        save(rows.o, reciprocal(rows.total[0]), reciprocal(rows.total[1]), tile, to, row, T)
+        softmax.save_lse(rows, line, int32(row + mma.own_row()), mma.own_lane(), T, float32(1))
+        save(rows.o, ptx.reciprocal(rows.total[0]), ptx.reciprocal(rows.total[1]), tile, to, row, T)
 
     return save_half
 
@@ -325,24 +273,25 @@ def make_save_half(form: Form) -> Callable:
 def halves_block(form: Form) -> Callable:
     """What a block of `forward_kernel` does, if a warp has two halves."""
     D, loop, save_half = form.D, make_halves_loop(form), make_save_half(form)
-    copy, most = make_copy(D, QUERIES, THREADS), max(D, KEYS) // 4
+    copy, most = mma.make_copy(D, QUERIES, THREADS), max(D, KEYS) // 4
     new_half = make_half(KEYS, D)
 
     def block(arrays: tuple, lse: int, sizes: Sizes) -> None:
         q, k, v, o = arrays
-        T, at = sizes.T, query_block(sizes, QUERIES)
-        tile, first, last = shared_base(), at.first, int32(at.first + HALF)
+        T, at = sizes.T, mma.query_block(sizes, QUERIES)
+        tile, first, last = mma.shared_base(), at.first, int32(at.first + HALF)
         # 2. Start the copies: queries here, keys and values in the loop.
-        copy(tile, head_of(q, at.batch, at.head), first, T, share(D), False)
-        of_k, of_v = head_of(k, at.batch, at.kv), head_of(v, at.batch, at.kv)
+        copy(tile, mma.head_of(q, at.batch, at.head), first, T, mma.share(D), False)
+        of_k, of_v = mma.head_of(k, at.batch, at.kv), mma.head_of(v, at.batch, at.kv)
         # 3. All steps.
         x = Registers(new_half(), new_half(), cuda.local.array(most, int32))
-        end, limits = int32(last // KEYS + 1), Limits(sizes.limit, at.batch)
-        steps = steps_from(end, first, limits, KEYS)
+        end, limits = int32(last // KEYS + 1), mma.Limits(sizes.limit, at.batch)
+        steps = mma.steps_from(end, first, limits, KEYS)
         loop(x, tile, Keys(of_k, of_v, T, end, first, limits), steps, sizes.scale)
         # 4. Out.
-        line, to = lse + 4 * (int64(at.number) * round_up(T, PAD)), head_of(o, at.batch, at.head)
-        warp = int32(own_thread() >> 5)
+        line = lse + 4 * (int64(at.number) * round_up(T, PAD))
+        to = mma.head_of(o, at.batch, at.head)
+        warp = int32(mma.own_thread() >> 5)
         own, row = int32(tile + warp * 32 * D), int32(first + 16 * warp)
         save_half(x.low, line, to, own, row, T)
         save_half(x.high, line, to, int32(own + HALF * 2 * D), int32(row + HALF), T)
@@ -357,7 +306,7 @@ class Where(NamedTuple):
 
     ahead: int
     row: int
-    limits: Limits
+    limits: mma.Limits
 
 
 def make_key_loop(form: Form, step: Callable) -> Callable:
@@ -378,9 +327,9 @@ def make_key_loop(form: Form, step: Callable) -> Callable:
         """From the diagonal down. queries: the tile of the block's own; tiles: the stages. The
         first group of copies is not committed yet.
         """
-        row = int32(work.first + own_warp() * 16)
-        own = int32(queries + own_warp() * 32 * D + left(D))
-        steps = steps_from(work.end, work.first, work.limits, keys)
+        row = int32(work.first + mma.own_warp() * 16)
+        own = int32(queries + mma.own_warp() * 32 * D + mma.left(D))
+        steps = mma.steps_from(work.end, work.first, work.limits, keys)
         for i in range(stages - 1):
             fill(tiles, work, int32(i), steps)
         for i in range(steps):
@@ -407,7 +356,7 @@ def over_keys(form: Form) -> Callable:
     D, keys, size = form.D, form.step, form.size
     rows_times = form.operands.rows_product(form)
 
-    def weighed(x: tuple, of: Span) -> None:
+    def weighed(x: tuple, of: softmax.Span) -> None:
         weigh(x[0], of, x[1])
 
     add_columns = form.operands.columns_product(form, weighed)
@@ -415,13 +364,13 @@ def over_keys(form: Form) -> Callable:
     def step(x: Single, q: int, tile: int, where: Where, scale: float) -> None:
         """o += p v. q: address of A; tile: of keys, values follow."""
         half, ahead = x.half, where.ahead
-        rows_times(half.s, x.by, q, int32(tile + right(D)))
+        rows_times(half.s, x.by, q, int32(tile + mma.right(D)))
         if ahead < keys:
-            forbid_later(half.s, keys, int32(ahead + own_row() - own_column()))
-        forbid_others(half.s, keys, int32(where.row - ahead), where.row, where.limits)
+            mma.forbid_later(half.s, keys, int32(ahead + mma.own_row() - mma.own_column()))
+        mma.forbid_others(half.s, keys, int32(where.row - ahead), where.row, where.limits)
         raise_maximum(half, scale, keys)
-        correct(half.rows, D)
-        add_columns(half.rows.o, x.by, half.s, int32(tile + size + left(D)), (half, scale))
+        softmax.correct(half.rows, D)
+        add_columns(half.rows.o, x.by, half.s, int32(tile + size + mma.left(D)), (half, scale))
 
     return step
 
@@ -435,21 +384,21 @@ def single_block(form: Form) -> Callable:
 
     def block(arrays: tuple, lse: int, sizes: Sizes) -> None:
         q, k, v, o = arrays
-        T, at, tile = sizes.T, query_block(sizes, rows), shared_base()
+        T, at, tile = sizes.T, mma.query_block(sizes, rows), mma.shared_base()
         # 2. Queries.
-        load(tile, head_of(q, at.batch, at.head), at.first, T)
+        load(tile, mma.head_of(q, at.batch, at.head), at.first, T)
         # 3. All steps.
         x = Single(new_half(), fragments())
-        of_k, of_v = head_of(k, at.batch, at.kv), head_of(v, at.batch, at.kv)
+        of_k, of_v = mma.head_of(k, at.batch, at.kv), mma.head_of(v, at.batch, at.kv)
         end = int32((min(T, int32(at.first + rows)) + keys - 1) // keys)
-        work = Keys(of_k, of_v, T, end, at.first, Limits(sizes.limit, at.batch))
+        work = Keys(of_k, of_v, T, end, at.first, mma.Limits(sizes.limit, at.batch))
         loop(x, tile, int32(tile + own), work, sizes.scale)
         # 4. Out.
-        row, line = int32(at.first + own_warp() * 16), 4 * (int64(at.number) * round_up(T, PAD))
-        to, mine = head_of(o, at.batch, at.head), int32(tile + own_warp() * 32 * D)
+        row, line = int32(at.first + mma.own_warp() * 16), 4 * (int64(at.number) * round_up(T, PAD))
+        to, mine = mma.head_of(o, at.batch, at.head), int32(tile + mma.own_warp() * 32 * D)
         save_half(x.half, lse + line, to, mine, row, T)
         after = int32(at.first + rows)
-        pad_line(lse + line, after, T, float32(PAST_END), own_thread(), threads)
+        softmax.pad_line(lse + line, after, T, float32(PAST_END), mma.own_thread(), threads)
 
     return block
 
@@ -478,13 +427,13 @@ def forward_kernel(form: Form) -> Kernel:
         o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
     ):  # fmt: skip
         arrays = (
-            Strided(q, q_batch, q_head, q_row), Strided(k, k_batch, k_head, k_row),
-            Strided(v, v_batch, v_head, v_row), Strided(o, o_batch, o_head, o_row),
+            mma.Strided(q, q_batch, q_head, q_row), mma.Strided(k, k_batch, k_head, k_row),
+            mma.Strided(v, v_batch, v_head, v_row), mma.Strided(o, o_batch, o_head, o_row),
         )  # fmt: skip
         block(arrays, lse, Sizes(T, heads, sharing, scale, scale, Limit(limited, first, T)))
 
     shared = form.own * form.operands.halves + 2 * form.stages * form.size
     shared += 24 * threads * form.park  # what waits there
     return Kernel(
-        flash_mma, ARGUMENTS, threads, shared, resident=form.resident, target=EVERY_CARD
+        flash_mma, ARGUMENTS, threads, shared, resident=form.resident, target=mma.EVERY_CARD
     )

@@ -10,17 +10,8 @@ and which family of kernels a card gets (choice.py).
 
 from typing import Any
 
+from nanoeuler.engines.gpu.attention import layout
 from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents
-from nanoeuler.engines.gpu.attention.layout import (
-    BACKWARD_SHARE,
-    FORWARD_SHARE,
-    Backward,
-    backward_shape,
-    expect_lines,
-    grid_of,
-    scales,
-    shared_shape,
-)
 from nanoeuler.engines.gpu.attention.mma_backward import dkdv_kernel, dq_kernel
 from nanoeuler.engines.gpu.attention.mma_forward import forward_kernel, queries_of
 from nanoeuler.engines.gpu.attention.mma_parts import EVERY_CARD as EVERY_CARD
@@ -65,31 +56,31 @@ def forward_launch(
     position sees others. forms: all of one kind of operands, which says what arrays are made of.
     """
     size = forms[32].operands.size
-    B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS, KINDS[size])
-    expect_lines(B, H, T, lse=lse)
+    B, H, G, T, D = layout.shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS, KINDS[size])
+    layout.expect_lines(B, H, T, lse=lse)
     arrays, first = with_steps(size, q=q, k=k, v=v, o=o), expect_documents(documents, B, T)[0]
     form = forms[D]._replace(limited=documents is not None)
-    grid = grid_of(B * H, cover(T, queries_of(form)), 2 * size * T * D, FORWARD_SHARE)
-    args = *arrays, lse, T, H, H // G, scales(D)[0], first
+    grid = layout.grid_of(B * H, cover(T, queries_of(form)), 2 * size * T * D, layout.FORWARD_SHARE)
+    args = *arrays, lse, T, H, H // G, layout.scales(D)[0], first
     return Launch(forward_kernel(form), grid, args)
 
 
 def backward_launches(
-    a: Backward, documents: Documents | None = None, forms: tuple[Forms, Forms] = (DQ, DKDV)
+    a: layout.Backward, documents: Documents | None = None, forms: tuple[Forms, Forms] = (DQ, DKDV)
 ) -> tuple[Launch, Launch]:
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
     delta is working memory. Every dq, dk, dv and delta is written. forms: of the two kernels.
     """
     size = forms[0][32].operands.size
-    B, H, G, T, D = backward_shape(a, WIDTHS, KINDS[size])
+    B, H, G, T, D = layout.backward_shape(a, WIDTHS, KINDS[size])
     limited, lines = documents is not None, expect_documents(documents, B, T)
     dq, dkdv = (each[D]._replace(limited=limited) for each in forms)
-    rest = a.lse, a.delta, T, H, H // G, *scales(D)
-    grid = grid_of(B * H, cover(T, 16 * dq.warps), 2 * size * T * D, BACKWARD_SHARE)
+    rest = a.lse, a.delta, T, H, H // G, *layout.scales(D)
+    grid = layout.grid_of(B * H, cover(T, 16 * dq.warps), 2 * size * T * D, layout.BACKWARD_SHARE)
     arrays = with_steps(size, q=a.q, k=a.k, v=a.v, o=a.o, do=a.do, dq=a.dq)
     first = Launch(dq_kernel(dq), grid, (*arrays, *rest, lines[0]))
     streamed = 2 * size * T * D * (H // G)
-    grid = grid_of(B * G, cover(T, 16 * dkdv.warps), streamed, BACKWARD_SHARE)
+    grid = layout.grid_of(B * G, cover(T, 16 * dkdv.warps), streamed, layout.BACKWARD_SHARE)
     arrays = with_steps(size, q=a.q, k=a.k, v=a.v, do=a.do, dk=a.dk, dv=a.dv)
     return first, Launch(dkdv_kernel(dkdv), grid, (*arrays, *rest, lines[1]))

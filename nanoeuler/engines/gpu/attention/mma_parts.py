@@ -12,30 +12,10 @@ the kernels themselves, in mma_forward.py and mma_backward.py.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import (
-    Head,
-    Limit,
-    Sizes,
-    forbid_left,
-    forbid_right,
-    lane_column,
-    lane_row,
-    limit_of,
-)
+from nanoeuler.engines.gpu.attention import layout
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, int8, int32, int64
-from nanoeuler.engines.gpu.lang.ptx import (
-    again,
-    copy_async,
-    copy_async_part,
-    divide,
-    ldmatrix4,
-    load_shared_int4,
-    pack_bf16,
-    shared_address,
-    store_int4,
-    store_shared_int,
-    uniform,
-)
+from nanoeuler.engines.gpu.tile.layout import chunk_at, lane_column, lane_row, squares_down
 
 EVERY_CARD = 8, 0  # the compute capability that has all these instructions
 
@@ -46,7 +26,7 @@ def own_thread() -> int:
     What hangs on it is computed anew wherever it is needed: a few instructions, where kept
     registers would push out sums (`again` forbids the compiler to keep them).
     """
-    return again(int32(cuda.threadIdx.x))
+    return ptx.again(int32(cuda.threadIdx.x))
 
 
 def own_lane() -> int:
@@ -56,7 +36,7 @@ def own_lane() -> int:
 
 def own_warp() -> int:
     """This thread's warp. `uniform` tells the compiler that a warp agrees on its number."""
-    return uniform(int32(int32(cuda.threadIdx.x) >> 5))
+    return ptx.uniform(int32(int32(cuda.threadIdx.x) >> 5))
 
 
 def own_row() -> int:
@@ -80,9 +60,9 @@ class Strided(NamedTuple):
     row: int
 
 
-def head_of(array: Strided, batch: int, head: int) -> Head:
+def head_of(array: Strided, batch: int, head: int) -> layout.Head:
     """The head `head` of sequence `batch`."""
-    return Head(int64(array.start + batch * array.batch + head * array.head), array.row)
+    return layout.Head(int64(array.start + batch * array.batch + head * array.head), array.row)
 
 
 class QueryBlock(NamedTuple):
@@ -97,28 +77,18 @@ class QueryBlock(NamedTuple):
     first: int
 
 
-def query_block(sizes: Sizes, rows: int) -> QueryBlock:
+def query_block(sizes: layout.Sizes, rows: int) -> QueryBlock:
     """This block's queries: the last tile first, because it has the most keys to see."""
     number = int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
-    batch = divide(number, sizes.heads)
+    batch = ptx.divide(number, sizes.heads)
     head = int32(number - batch * sizes.heads)
     first = int32((cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows)
-    return QueryBlock(number, batch, head, divide(head, sizes.sharing), first)
-
-
-def swizzle(row: int, D: int) -> int:
-    """What a row's chunks are swapped by: any 8 rows in a row then lie in different banks."""
-    return int32(row & 7) if D >= 64 else int32(row >> 1 & 3)
-
-
-def chunk_at(row: int, chunk: int, D: int) -> int:
-    """The byte of a tile where a row's chunk of 8 columns lies."""
-    return int32(row * (2 * D) + ((chunk ^ swizzle(row, D)) << 4))
+    return QueryBlock(number, batch, head, ptx.divide(head, sizes.sharing), first)
 
 
 def shared_base() -> int:
     """The address of dynamic shared memory: behind the KiB that the system keeps for itself."""
-    return shared_address(cuda.shared.array(0, int8))
+    return ptx.shared_address(cuda.shared.array(0, int8))
 
 
 class Share(NamedTuple):
@@ -143,7 +113,7 @@ def make_copy(D: int, rows: int, threads: int) -> Callable:
     """copy(tile, head, first, limit, of, whole): start copying `rows` rows of a head to a tile."""
     apart = threads // (D // 8)
 
-    def copy(tile: int, head: Head, first: int, limit: int, of: Share, whole: bool) -> None:
+    def copy(tile: int, head: layout.Head, first: int, limit: int, of: Share, whole: bool) -> None:
         """Rows `first` on; zeros from row `limit` on. All threads of the block call it.
 
         whole: all rows are there, which spares the comparison.
@@ -152,10 +122,10 @@ def make_copy(D: int, rows: int, threads: int) -> Callable:
         for i in range(rows // apart):
             to = int32(tile + of.to + i * apart * 2 * D)
             if whole:
-                copy_async(to, source)
+                ptx.copy_async(to, source)
             else:
                 size = int32(16) if first + of.row + i * apart < limit else int32(0)
-                copy_async_part(to, source, size)
+                ptx.copy_async_part(to, source, size)
             source += apart * head.step
 
     return copy
@@ -165,8 +135,8 @@ def left(D: int) -> int:
     """Bytes from a tile's start to the row of 8 that this lane tells `ldmatrix`, for A of a tile's
     first 16 rows and columns, or for B of a product with its columns. 16 rows are 32 D bytes.
     """
-    lane = own_lane()
-    return chunk_at(int32(lane & 15), int32(lane >> 4), D)
+    row, chunk = squares_down(own_lane())
+    return chunk_at(row, chunk, D)
 
 
 def right(D: int) -> int:
@@ -182,14 +152,14 @@ def beside(address: int, i: int) -> int:
 
 def load_left(a: Any, i: int, address: int) -> None:
     """A of 16 x 16 into a[i .. i + 3]."""
-    a[i], a[i + 1], a[i + 2], a[i + 3] = ldmatrix4(address)
+    a[i], a[i + 1], a[i + 2], a[i + 3] = ptx.ldmatrix4(address)
 
 
 def load_rows(b: Any, address: int, rows: int, D: int) -> None:
     """B of a product with rows of a tile, for 16 columns; address: of the first rows (`right`)."""
     for n in range(rows // 16):
         j, here = 4 * n, int32(address + n * 32 * D)
-        b[j], b[j + 1], b[j + 2], b[j + 3] = ldmatrix4(here)
+        b[j], b[j + 1], b[j + 2], b[j + 3] = ptx.ldmatrix4(here)
 
 
 def forbid_later(s: Any, keys: int, distance: int) -> None:
@@ -197,13 +167,13 @@ def forbid_later(s: Any, keys: int, distance: int) -> None:
 
     distance: from this lane's first key to the last one that its upper query sees.
     """
-    forbid_right(s, keys, distance, int32(distance + 8))
+    layout.forbid_right(s, keys, distance, int32(distance + 8))
 
 
 class Limits(NamedTuple):
     """What limits the rows of one sequence of a batch."""
 
-    limit: Limit
+    limit: layout.Limit
     batch: int
 
 
@@ -212,7 +182,7 @@ def steps_from(end: int, first: int, limits: Limits, keys: int) -> int:
     the earliest key that is seen.
     """
     if limits.limit.on:
-        return int32(end - limit_of(limits.limit, limits.batch, first) // keys)
+        return int32(end - layout.limit_of(limits.limit, limits.batch, first) // keys)
     return end
 
 
@@ -221,8 +191,8 @@ def own_limits(limits: Limits, row: int, first: int) -> tuple[int, int]:
     tile, `first` on.
     """
     here, column = int32(row + own_row()), int32(first + own_column())
-    above = limit_of(limits.limit, limits.batch, here)
-    below = limit_of(limits.limit, limits.batch, int32(here + 8))
+    above = layout.limit_of(limits.limit, limits.batch, here)
+    below = layout.limit_of(limits.limit, limits.batch, int32(here + 8))
     return int32(above - column), int32(below - column)
 
 
@@ -231,18 +201,18 @@ def forbid_others(s: Any, keys: int, first: int, row: int, limits: Limits) -> No
 
     The last of them has the strictest limit: a tile that it does not touch needs no mask.
     """
-    if limits.limit.on and first < limit_of(limits.limit, limits.batch, int32(row + 15)):
+    if limits.limit.on and first < layout.limit_of(limits.limit, limits.batch, int32(row + 15)):
         above, below = own_limits(limits, row, first)
-        forbid_left(s, keys, above, below)
+        layout.forbid_left(s, keys, above, below)
 
 
 def forbid_foreign(s: Any, queries: int, first: int, row: int, limits: Limits) -> None:
     """The same on a transposed tile: queries of documents after their key's; the first of 16 keys
     has the strictest limit.
     """
-    if limits.limit.on and first + queries - 1 > limit_of(limits.limit, limits.batch, row):
+    if limits.limit.on and first + queries - 1 > layout.limit_of(limits.limit, limits.batch, row):
         above, below = own_limits(limits, row, first)
-        forbid_right(s, queries, above, below)
+        layout.forbid_right(s, queries, above, below)
 
 
 def stage_rows(acc: Any, above: float, below: float, tile: int, D: int) -> None:
@@ -252,11 +222,13 @@ def stage_rows(acc: Any, above: float, below: float, tile: int, D: int) -> None:
     for n in range(D // 8):
         j = 4 * n
         to = int32(tile + chunk_at(row, n, D) + pair)
-        store_shared_int(to, pack_bf16(acc[j] * above, acc[j + 1] * above))
-        store_shared_int(int32(to + 16 * D), pack_bf16(acc[j + 2] * below, acc[j + 3] * below))
+        ptx.store_shared_int(to, ptx.pack_bf16(acc[j] * above, acc[j + 1] * above))
+        ptx.store_shared_int(
+            int32(to + 16 * D), ptx.pack_bf16(acc[j + 2] * below, acc[j + 3] * below)
+        )
 
 
-def put_rows(tile: int, head: Head, first: int, T: int, D: int) -> None:
+def put_rows(tile: int, head: layout.Head, first: int, T: int, D: int) -> None:
     """A warp's 16 rows from its tile to memory, rows `first` on, 16 bytes a lane; none past T."""
     cuda.syncwarp()  # lanes read what others have stored
     chunks, apart = D // 8, 256 // D
@@ -265,6 +237,6 @@ def put_rows(tile: int, head: Head, first: int, T: int, D: int) -> None:
     for i in range(16 // apart):
         here = int32(row + i * apart)
         if first + here < T:
-            x0, x1, x2, x3 = load_shared_int4(int32(tile + chunk_at(here, chunk, D)))
+            x0, x1, x2, x3 = ptx.load_shared_int4(int32(tile + chunk_at(here, chunk, D)))
             to = int64(head.start + int64(first + here) * head.step + 16 * chunk)
-            store_int4(to, x0, x1, x2, x3)
+            ptx.store_int4(to, x0, x1, x2, x3)

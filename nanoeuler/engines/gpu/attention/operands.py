@@ -10,27 +10,11 @@ Left out: float32 as a sum of bf16, in float32_operands.py; the kernels.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.attention import mma_parts as mma
 from nanoeuler.engines.gpu.attention.layout import Head, quarter_dot
-from nanoeuler.engines.gpu.attention.mma_parts import (
-    beside,
-    load_left,
-    load_rows,
-    make_copy,
-    put_rows,
-    share,
-    stage_rows,
-)
 from nanoeuler.engines.gpu.attention.softmax import Span, pack
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, int32
-from nanoeuler.engines.gpu.lang.ptx import (
-    again,
-    copy_async,
-    copy_commit,
-    copy_wait,
-    ldmatrix_across,
-    mma_tile,
-    zeros,
-)
 
 
 class Operands(NamedTuple):
@@ -82,13 +66,13 @@ def make_fragments(form: "Form") -> Callable:
 def make_loads(form: "Form", rows: int) -> tuple[Callable, Callable]:
     """Start copying; the second tile of a pair is behind the first."""
     D, second = form.D, rows * form.D * 2
-    copy = make_copy(D, rows, 32 * form.warps)
+    copy = mma.make_copy(D, rows, 32 * form.warps)
 
     def load(tile: int, x: Head, first: int, limit: int) -> None:
-        copy(tile, x, first, limit, share(D), False)
+        copy(tile, x, first, limit, mma.share(D), False)
 
     def load_pair(tile: int, x: Head, y: Head, first: int, limit: int) -> None:
-        of = share(D)
+        of = mma.share(D)
         copy(tile, x, first, limit, of, False)
         copy(int32(tile + second), y, first, limit, of, False)
 
@@ -98,15 +82,15 @@ def make_loads(form: "Form", rows: int) -> tuple[Callable, Callable]:
 def make_rows_product(form: "Form") -> Callable:
     """16 rows of a tile of the block's own by all rows of a step's tile, over D."""
     D, rows = form.D, form.step
-    multiply, zero = mma_tile(16, rows), zeros(rows // 2)
+    multiply, zero = ptx.mma_tile(16, rows), ptx.zeros(rows // 2)
 
     def rows_times(acc: Any, by: Fragments, left_tile: int, right_tile: int) -> None:
         """acc = A B^T. left_tile, right_tile: with `left` and `right` added."""
         zero(acc)
-        left_tile = again(left_tile)  # or else all addresses of A would stay in registers
+        left_tile = ptx.again(left_tile)  # or else all addresses of A would stay in registers
         for i in range(D // 16):
-            load_left(by.a, 0, beside(left_tile, i))
-            load_rows(by.b, beside(right_tile, i), rows, D)
+            mma.load_left(by.a, 0, mma.beside(left_tile, i))
+            mma.load_rows(by.b, mma.beside(right_tile, i), rows, D)
             multiply(acc, by.a, by.b)
 
     return rows_times
@@ -115,7 +99,7 @@ def make_rows_product(form: "Form") -> Callable:
 def make_columns_product(form: "Form", made: Callable) -> Callable:
     """16 x step numbers in registers by a step's tile of `step` rows."""
     D, depth = form.D, form.step // 16
-    multiply, across = mma_tile(16, D), ldmatrix_across(D // 16)
+    multiply, across = ptx.mma_tile(16, D), ptx.ldmatrix_across(D // 16)
 
     def add_columns(acc: Any, by: Fragments, s: Any, tile: int, x: tuple) -> None:
         """acc += S B. tile: with `left` added. Numbers are made when they are multiplied."""
@@ -136,20 +120,20 @@ def make_save(form: "Form") -> Callable:
         acc: Any, above: float, below: float, tile: int, head: Head, first: int, T: int
     ) -> None:
         """16 rows of sums times `above` and `below` to rows `first` on."""
-        stage_rows(acc, above, below, tile, D)
-        put_rows(tile, head, first, T, D)
+        mma.stage_rows(acc, above, below, tile, D)
+        mma.put_rows(tile, head, first, T, D)
 
     return save
 
 
 def make_wait(stages: int) -> Callable:
     """This thread's copies of the oldest of so many stages have come."""
-    return copy_wait(stages - 2)
+    return ptx.copy_wait(stages - 2)
 
 
 BF16 = Operands(
     2, 1, 2, make_fragments, make_loads, make_rows_product, make_columns_product, make_save,
-    make_wait, copy_commit, copy_async, quarter_dot,
+    make_wait, ptx.copy_commit, ptx.copy_async, quarter_dot,
 )  # fmt: skip
 
 

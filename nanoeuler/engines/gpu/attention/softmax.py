@@ -12,26 +12,9 @@ in when they call what; here is what is called.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import (
-    LOWEST,
-    PAD,
-    PAST_END,
-    Head,
-    clear,
-    quad_maxima,
-    quad_sum,
-    round_up,
-)
+from nanoeuler.engines.gpu.attention import layout
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import float32, int32, int64
-from nanoeuler.engines.gpu.lang.ptx import (
-    exp2,
-    larger,
-    load_float,
-    load_shared_float2,
-    log2,
-    pack_bf16,
-    store_float,
-)
 
 
 class Rows(NamedTuple):
@@ -47,10 +30,10 @@ class Rows(NamedTuple):
 
 def start_rows(rows: Rows, D: int) -> None:
     """Nothing has been seen."""
-    clear(rows.o, D // 2)
-    clear(rows.total, 2)
+    layout.clear(rows.o, D // 2)
+    layout.clear(rows.total, 2)
     for h in range(2):
-        rows.m[h] = float32(LOWEST)
+        rows.m[h] = float32(layout.LOWEST)
 
 
 def lane_maxima(s: Any, keys: int, above: float, below: float) -> tuple[float, float]:
@@ -59,11 +42,11 @@ def lane_maxima(s: Any, keys: int, above: float, below: float) -> tuple[float, f
     """
     a0, a1, b0, b1 = above, below, above, below
     for i in range(0, keys // 2, 8):
-        a0 = larger(a0, larger(s[i], s[i + 1]))
-        a1 = larger(a1, larger(s[i + 2], s[i + 3]))
-        b0 = larger(b0, larger(s[i + 4], s[i + 5]))
-        b1 = larger(b1, larger(s[i + 6], s[i + 7]))
-    return larger(a0, b0), larger(a1, b1)
+        a0 = ptx.larger(a0, ptx.larger(s[i], s[i + 1]))
+        a1 = ptx.larger(a1, ptx.larger(s[i + 2], s[i + 3]))
+        b0 = ptx.larger(b0, ptx.larger(s[i + 4], s[i + 5]))
+        b1 = ptx.larger(b1, ptx.larger(s[i + 6], s[i + 7]))
+    return ptx.larger(a0, b0), ptx.larger(a1, b1)
 
 
 def follow(rows: Rows, above: float, below: float, scale: float) -> None:
@@ -72,7 +55,7 @@ def follow(rows: Rows, above: float, below: float, scale: float) -> None:
     scale: that of maxima; 1 where they are kept with the scale multiplied in.
     """
     m, total, alpha = rows.m, rows.total, rows.alpha
-    alpha[0], alpha[1] = exp2((m[0] - above) * scale), exp2((m[1] - below) * scale)
+    alpha[0], alpha[1] = ptx.exp2((m[0] - above) * scale), ptx.exp2((m[1] - below) * scale)
     m[0], m[1] = above, below
     total[0] *= alpha[0]
     total[1] *= alpha[1]
@@ -81,7 +64,7 @@ def follow(rows: Rows, above: float, below: float, scale: float) -> None:
 def raise_maxima(s: Any, keys: int, rows: Rows, scale: float) -> None:
     """m becomes the largest score so far; o has to follow by alpha."""
     above, below = lane_maxima(s, keys, rows.m[0], rows.m[1])
-    above, below = quad_maxima(above, below)
+    above, below = layout.quad_maxima(above, below)
     follow(rows, above, below, scale)
 
 
@@ -109,9 +92,9 @@ def exponentials(
     above, below = sums
     for j in range(of.count // 8):
         i = of.first // 2 + 4 * j
-        s[i], s[i + 1] = exp2(s[i] * scale - maxima[0]), exp2(s[i + 1] * scale - maxima[0])
-        s[i + 2] = exp2(s[i + 2] * scale - maxima[1])
-        s[i + 3] = exp2(s[i + 3] * scale - maxima[1])
+        s[i], s[i + 1] = ptx.exp2(s[i] * scale - maxima[0]), ptx.exp2(s[i + 1] * scale - maxima[0])
+        s[i + 2] = ptx.exp2(s[i + 2] * scale - maxima[1])
+        s[i + 3] = ptx.exp2(s[i + 3] * scale - maxima[1])
         above += s[i] + s[i + 1]
         below += s[i + 2] + s[i + 3]
     return above, below
@@ -121,7 +104,7 @@ def pack(s: Any, of: Span, a: Any) -> None:
     """Columns of an accumulator, rounded to bf16 in pairs: the left operand of a product."""
     for i in range(of.count // 4):
         j = of.first // 2 + 2 * i
-        a[i] = pack_bf16(s[j], s[j + 1])
+        a[i] = ptx.pack_bf16(s[j], s[j + 1])
 
 
 def save_lse(rows: Rows, line: int, row: int, lane: int, T: int, scale: float) -> None:
@@ -130,20 +113,21 @@ def save_lse(rows: Rows, line: int, row: int, lane: int, T: int, scale: float) -
     line: the address of the head's lse. Rows past T get what hides them.
     """
     for h in range(2):
-        rows.total[h] = quad_sum(rows.total[h])
+        rows.total[h] = layout.quad_sum(rows.total[h])
         if lane & 3 == 0:
             t = int32(row + 8 * h)
-            value = float32(PAST_END)
+            value = float32(layout.PAST_END)
             if t < T:
-                value = rows.m[h] * scale + log2(rows.total[h])
-            store_float(line + 4 * int64(t), value)
+                value = rows.m[h] * scale + ptx.log2(rows.total[h])
+            ptx.store_float(line + 4 * int64(t), value)
 
 
 def row_probabilities(s: Any, keys: int, lse: Any, scale: float) -> None:
     """Scores become probabilities, rows being queries."""
     for i in range(0, keys // 2, 4):
-        s[i], s[i + 1] = exp2(s[i] * scale - lse[0]), exp2(s[i + 1] * scale - lse[0])
-        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - lse[1]), exp2(s[i + 3] * scale - lse[1])
+        s[i], s[i + 1] = ptx.exp2(s[i] * scale - lse[0]), ptx.exp2(s[i + 1] * scale - lse[0])
+        s[i + 2] = ptx.exp2(s[i + 2] * scale - lse[1])
+        s[i + 3] = ptx.exp2(s[i + 3] * scale - lse[1])
 
 
 def row_gradients(p: Any, dp: Any, of: Span, delta: Any) -> None:
@@ -159,16 +143,16 @@ def column_probabilities(s: Any, of: Span, line: int, scale: float) -> None:
     """The same on a transposed tile. line: the address of lse of this lane's first query."""
     for n in range(of.count // 8):
         i = of.first // 2 + 4 * n
-        x, y = load_shared_float2(int32(line + 4 * of.first + 32 * n))
-        s[i], s[i + 1] = exp2(s[i] * scale - x), exp2(s[i + 1] * scale - y)
-        s[i + 2], s[i + 3] = exp2(s[i + 2] * scale - x), exp2(s[i + 3] * scale - y)
+        x, y = ptx.load_shared_float2(int32(line + 4 * of.first + 32 * n))
+        s[i], s[i + 1] = ptx.exp2(s[i] * scale - x), ptx.exp2(s[i + 1] * scale - y)
+        s[i + 2], s[i + 3] = ptx.exp2(s[i + 2] * scale - x), ptx.exp2(s[i + 3] * scale - y)
 
 
 def column_gradients(p: Any, dp: Any, of: Span, line: int) -> None:
     """The same on a transposed tile. line: the address of delta of this lane's first query."""
     for n in range(of.count // 8):
         i = of.first // 2 + 4 * n
-        x, y = load_shared_float2(int32(line + 4 * of.first + 32 * n))
+        x, y = ptx.load_shared_float2(int32(line + 4 * of.first + 32 * n))
         p[i], p[i + 1] = p[i] * (dp[i] - x), p[i + 1] * (dp[i + 1] - y)
         p[i + 2], p[i + 3] = p[i + 2] * (dp[i + 2] - x), p[i + 3] * (dp[i + 3] - y)
 
@@ -176,8 +160,8 @@ def column_gradients(p: Any, dp: Any, of: Span, line: int) -> None:
 class Outputs(NamedTuple):
     """What the forward pass left of a head, and its gradient: o, do; lines of lse and delta."""
 
-    o: Head
-    do: Head
+    o: layout.Head
+    do: layout.Head
     lse: int
     delta: int
 
@@ -199,10 +183,10 @@ def make_take_deltas(D: int, size: int, dot: Callable) -> Callable:
                 part = (lane & 3) * (D * size // 4)  # bytes: four lanes share a row
                 o, do = y.o.start + int64(t) * y.o.step, y.do.start + int64(t) * y.do.step
                 sum_of_row = dot(o + part, do + part, D)
-                lse[h] = load_float(y.lse + 4 * int64(t))
-            delta[h] = quad_sum(sum_of_row)
-            if lane & 3 == 0 and t < round_up(T, PAD):
-                store_float(y.delta + 4 * int64(t), delta[h])
+                lse[h] = ptx.load_float(y.lse + 4 * int64(t))
+            delta[h] = layout.quad_sum(sum_of_row)
+            if lane & 3 == 0 and t < layout.round_up(T, layout.PAD):
+                ptx.store_float(y.delta + 4 * int64(t), delta[h])
 
     return take_deltas
 
@@ -210,7 +194,7 @@ def make_take_deltas(D: int, size: int, dot: Callable) -> Callable:
 def pad_line(line: int, after: int, T: int, value: float, thread: int, threads: int) -> None:
     """The last block of a head also sets what its line of lse or delta has `after` its own rows."""
     if after >= T:
-        for i in range(0, PAD, threads):
+        for i in range(0, layout.PAD, threads):
             t = int32(after + thread + i)
-            if t < round_up(T, PAD):
-                store_float(line + 4 * int64(t), value)
+            if t < layout.round_up(T, layout.PAD):
+                ptx.store_float(line + 4 * int64(t), value)

@@ -17,71 +17,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import (
-    PAD,
-    Head,
-    Limit,
-    Sizes,
-    clear,
-    limit_of,
-    quarter_dot,
-    round_up,
-)
-from nanoeuler.engines.gpu.attention.softmax import (
-    Outputs,
-    Span,
-    column_gradients,
-    column_probabilities,
-    make_take_deltas,
-    pack,
-    pad_line,
-    row_gradients,
-    row_probabilities,
-)
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.attention.wgmma_parts import (
-    Heads,
-    Own,
-    Pair,
-    Place,
-    QueryBlock,
-    Ring,
-    advance,
-    block_head,
-    by_columns,
-    by_rows,
-    divide,
-    fetch,
-    forbid_earlier,
-    forbid_foreign,
-    forbid_later,
-    forbid_others,
-    full_of,
-    hand_over,
-    key_row,
-    leave,
-    limits_of,
-    own_column,
-    own_row,
-    place,
-    prefetch_maps,
-    put,
-    put_done,
-    query_block,
-    shared_base,
-    stage_out,
-    start_ring,
-    tile_of,
-    warpgroup_sync,
-)
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.gemm.wgmma_rope import take_angles, turn
+from nanoeuler.engines.gpu.attention import layout, softmax
+from nanoeuler.engines.gpu.attention import wgmma_parts as wg
 from nanoeuler.engines.gpu.lang.hopper import (
     add_product,
     load_bytes,
@@ -94,6 +31,8 @@ from nanoeuler.engines.gpu.lang.hopper import (
 )
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.tile.ring import advance
+from nanoeuler.engines.gpu.tile.rope import take_angles, turn
 
 KEYS = 64  # of a step of dq
 
@@ -122,12 +61,12 @@ class QueryParts(NamedTuple):
     delta: Any
 
 
-def fill_pair(ring: Ring, stage: int, of: Pair, row: int, rows: int, D: int) -> None:
+def fill_pair(ring: wg.Ring, stage: int, of: wg.Pair, row: int, rows: int, D: int) -> None:
     """One thread: start filling a stage with two tiles, rows x D from `row` on."""
-    full, tile = full_of(ring, stage), tile_of(ring, stage)
+    full, tile = wg.full_of(ring, stage), wg.tile_of(ring, stage)
     mbarrier_expect(full, ring.size)
-    fetch(of.x, row, tile, rows, D, full)
-    fetch(of.y, row, int32(tile + rows * D * 2), rows, D, full)
+    wg.fetch(of.x, row, tile, rows, D, full)
+    wg.fetch(of.y, row, int32(tile + rows * D * 2), rows, D, full)
 
 
 def over_keys(D: int, warps: int, stages: int) -> Callable:
@@ -138,34 +77,39 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
     add, dq_before, dq_done = add_product(D, KEYS), product_done(D, 1), product_done(D)
 
     def loop(
-        parts: QueryParts, own: Own, ring: Ring, source: Pair, block: QueryBlock, skip: int,
+        parts: QueryParts,
+        own: wg.Own,
+        ring: wg.Ring,
+        source: wg.Pair,
+        block: wg.QueryBlock,
+        skip: int,
         scale: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """dq += ds k, over key tiles from the diagonal down, but for the first `skip`."""
         s, dp, ds, dq = parts.s, parts.dp, parts.ds, parts.dq
         at, row, q, do = own.at, own.row, own.tile, int32(own.tile + apart)
         before, stage, phase = int32(0), skip, int32(0)
         for step in range(skip, block.steps):
-            tile, key = tile_of(ring, stage), key_row(block, step, KEYS)
-            mbarrier_wait(full_of(ring, stage), phase)
-            rows_times(s, by_rows(q), by_rows(tile))
+            tile, key = wg.tile_of(ring, stage), wg.key_row(block, step, KEYS)
+            mbarrier_wait(wg.full_of(ring, stage), phase)
+            rows_times(s, wg.by_rows(q), wg.by_rows(tile))
             dq_before(dq)  # the step before has read its ds and its keys
-            rows_times(dp, by_rows(do), by_rows(int32(tile + KEYS * D * 2)))
+            rows_times(dp, wg.by_rows(do), wg.by_rows(int32(tile + KEYS * D * 2)))
             left = int32(-1)
             if step > skip:
-                left = leave(ring, before, warps)
+                left = wg.leave(ring, before, warps)
             first_done(s)
             if key + KEYS - 1 > row:
-                forbid_later(s, KEYS, key, row, at)
-            forbid_others(s, KEYS, key, own.limits, at)
-            row_probabilities(s, KEYS, parts.lse, scale)
+                wg.forbid_later(s, KEYS, key, row, at)
+            wg.forbid_others(s, KEYS, key, own.limits, at)
+            softmax.row_probabilities(s, KEYS, parts.lse, scale)
             if left == warps - 1 and step - 1 + stages < block.steps:
-                row_k = key_row(block, step - 1 + stages, KEYS)
+                row_k = wg.key_row(block, step - 1 + stages, KEYS)
                 fill_pair(ring, before, source, row_k, KEYS, D)
             rows_done(dp)
-            row_gradients(s, dp, Span(0, KEYS), parts.delta)  # the scale comes at the end
-            pack(s, Span(0, KEYS), ds)
-            add(dq, ds, by_columns(tile, KEYS))
+            softmax.row_gradients(s, dp, softmax.Span(0, KEYS), parts.delta)  # scaled at the end
+            softmax.pack(s, softmax.Span(0, KEYS), ds)
+            add(dq, ds, wg.by_columns(tile, KEYS))
             before = stage
             stage, phase = advance(stage, phase, stages)
         dq_done(dq)
@@ -179,15 +123,15 @@ class QueryShared(NamedTuple):
     q: int
     do: int
     full: int
-    ring: Ring
+    ring: wg.Ring
 
 
 def query_shared(D: int, rows: int, stages: int) -> QueryShared:
     """Addresses of rows x D of q, of do, the ring, then the barriers; `query_bytes` of it."""
-    q = shared_base()
+    q = wg.shared_base()
     tiles = int32(q + 2 * rows * D * 2)
     full = int32(tiles + stages * 2 * KEYS * D * 2)
-    ring = Ring(tiles, int32(2 * KEYS * D * 2), int32(full + 8), int32(full + 8 + 8 * stages))
+    ring = wg.Ring(tiles, int32(2 * KEYS * D * 2), int32(full + 8), int32(full + 8 + 8 * stages))
     return QueryShared(q, int32(q + rows * D * 2), full, ring)
 
 
@@ -196,62 +140,66 @@ def query_bytes(D: int, rows: int, stages: int) -> int:
     return 2 * rows * D * 2 + stages * 2 * KEYS * D * 2 + 8 + 16 * stages + 1024
 
 
-def fetch_rows(of: Pair, first: int, to: int, groups: int, D: int, full: int) -> None:
+def fetch_rows(of: wg.Pair, first: int, to: int, groups: int, D: int, full: int) -> None:
     """One thread: start fetching both arrays, from row `first` on, 64 rows for each warpgroup."""
     size = 64 * D * 2
     mbarrier_expect(full, int32(2 * groups * size))
     for group in range(groups):
         row = int32(first + 64 * group)
-        fetch(of.x, row, int32(to + group * size), 64, D, full)
-        fetch(of.y, row, int32(to + (groups + group) * size), 64, D, full)
+        wg.fetch(of.x, row, int32(to + group * size), 64, D, full)
+        wg.fetch(of.y, row, int32(to + (groups + group) * size), 64, D, full)
 
 
 def make_query_start(D: int, groups: int, stages: int) -> tuple[Callable, Callable]:
     """start(shared, block, queries, keys, at), and skip_keys(ring, block, keys, row, T)."""
     warps = 4 * groups
 
-    def start(shared: QueryShared, block: QueryBlock, queries: Pair, keys: Pair, at: Place) -> None:
+    def start(
+        shared: QueryShared, block: wg.QueryBlock, queries: wg.Pair, keys: wg.Pair, at: wg.Place
+    ) -> None:
         """Barriers; queries and the first stages on their way."""
         if at.thread == 0:
             mbarrier_init(shared.full, int32(1))
-            start_ring(shared.ring, stages)
+            wg.start_ring(shared.ring, stages)
             mbarrier_init_fence()
             fetch_rows(queries, block.first, shared.q, groups, D, shared.full)
             for i in range(min(int32(stages), block.steps)):
-                fill_pair(shared.ring, int32(i), keys, key_row(block, i, KEYS), KEYS, D)
+                fill_pair(shared.ring, int32(i), keys, wg.key_row(block, i, KEYS), KEYS, D)
         cuda.syncthreads()  # nobody waits at a barrier that is not there yet
 
-    def skip_keys(ring: Ring, block: QueryBlock, keys: Pair, row: int, T: int) -> int:
+    def skip_keys(ring: wg.Ring, block: wg.QueryBlock, keys: wg.Pair, row: int, T: int) -> int:
         """Leave the tiles that come after all of this warpgroup's queries; return how many."""
         own_steps = int32((min(T, int32(row + 64)) + KEYS - 1) // KEYS)
         skip = int32(block.end - own_steps)
         for step in range(skip):  # fewer than there are stages
-            if leave(ring, int32(step), warps) == warps - 1 and step + stages < block.steps:
-                row_k = key_row(block, step + stages, KEYS)
+            if wg.leave(ring, int32(step), warps) == warps - 1 and step + stages < block.steps:
+                row_k = wg.key_row(block, step + stages, KEYS)
                 fill_pair(ring, int32(step), keys, row_k, KEYS, D)
         return skip
 
     return start, skip_keys
 
 
-def save_rows(acc: Any, factor: float, to: Heads, row: int, tile: int, D: int, at: Place) -> None:
+def save_rows(
+    acc: Any, factor: float, to: wg.Heads, row: int, tile: int, D: int, at: wg.Place
+) -> None:
     """acc times factor, through a tile of this warpgroup that it needs no more, to memory."""
-    warpgroup_sync(at)  # every warp has read the tile that is overwritten now
-    stage_out(acc, factor, factor, tile, D, at)
-    hand_over(at)
+    wg.warpgroup_sync(at)  # every warp has read the tile that is overwritten now
+    wg.stage_out(acc, factor, factor, tile, D, at)
+    wg.hand_over(at)
     if at.thread & 127 == 0:
-        put(to, row, tile, D)
-        put_done()
+        wg.put(to, row, tile, D)
+        wg.put_done()
 
 
 def make_turn_back(D: int, turned: bool) -> Callable:
     """turn_back(acc, cos, sin, row, T, at): where heads are turned, acc by the opposite angles."""
     size = D // 2 if turned else 1
 
-    def turn_back(acc: Any, cos: int, sin: int, row: int, T: int, at: Place) -> None:
+    def turn_back(acc: Any, cos: int, sin: int, row: int, T: int, at: wg.Place) -> None:
         angles = cuda.local.array(size, float32)
         if turned:
-            first, last = int32(row + own_row(at)), int32(T - 1)
+            first, last = int32(row + wg.own_row(at)), int32(T - 1)
             above, below = min(first, last), min(int32(first + 8), last)
             take_angles(angles, cos, sin, above, below, D, at.lane)
             turn(acc, 0, angles, float32(-1), D)
@@ -278,17 +226,17 @@ class Arguments(NamedTuple):
     do: int
     lse: int
     delta: int
-    sizes: Sizes
+    sizes: layout.Sizes
     cos: int
     sin: int
 
 
-def outputs_of(x: Arguments, y: OutputArrays, block: QueryBlock) -> Outputs:
+def outputs_of(x: Arguments, y: OutputArrays, block: wg.QueryBlock) -> softmax.Outputs:
     """o and do of a block's head, and its lines."""
     head = block.batch * y.batch_step + block.head * y.head_step
-    line = 4 * (int64(block.number) * round_up(x.sizes.T, PAD))
-    o, do = Head(y.o + head, y.row_step), Head(y.do + head, y.row_step)
-    return Outputs(o, do, x.lse + line, x.delta + line)
+    line = 4 * (int64(block.number) * layout.round_up(x.sizes.T, layout.PAD))
+    o, do = layout.Head(y.o + head, y.row_step), layout.Head(y.do + head, y.row_step)
+    return softmax.Outputs(o, do, x.lse + line, x.delta + line)
 
 
 def dq_body(form: Form) -> Callable:
@@ -298,14 +246,14 @@ def dq_body(form: Form) -> Callable:
     half, tile_half, quarter = D // 2, KEYS // 2, KEYS // 4
     turn_back, loop = make_turn_back(D, form.turned), over_keys(D, warps, stages)
     start, skip_keys = make_query_start(D, groups, stages)
-    take_deltas = make_take_deltas(D, 2, quarter_dot)
+    take_deltas = softmax.make_take_deltas(D, 2, layout.quarter_dot)
 
     def block_of_queries(x: Arguments, map_dq: int, arrays: OutputArrays) -> None:
-        prefetch_maps(x.q, x.k, x.v, x.do)
-        T, at, block = x.sizes.T, place(), query_block(x.sizes, rows, KEYS)
+        wg.prefetch_maps(x.q, x.k, x.v, x.do)
+        T, at, block = x.sizes.T, wg.place(), wg.query_block(x.sizes, rows, KEYS)
         batch, head, kv = block.batch, block.head, block.kv
-        queries = Pair(Heads(x.q, batch, head), Heads(x.do, batch, head))
-        keys = Pair(Heads(x.k, batch, kv), Heads(x.v, batch, kv))
+        queries = wg.Pair(wg.Heads(x.q, batch, head), wg.Heads(x.do, batch, head))
+        keys = wg.Pair(wg.Heads(x.k, batch, kv), wg.Heads(x.v, batch, kv))
         shared = query_shared(D, rows, stages)
         start(shared, block, queries, keys, at)
         parts = QueryParts(
@@ -313,17 +261,17 @@ def dq_body(form: Form) -> Callable:
             cuda.local.array(quarter, int32), cuda.local.array(half, float32),
             cuda.local.array(2, float32), cuda.local.array(2, float32),
         )  # fmt: skip
-        clear(parts.dq, half)
+        layout.clear(parts.dq, half)
         row, tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 64 * D * 2)
         y = outputs_of(x, arrays, block)
-        take_deltas(parts.lse, parts.delta, y, int32(row + own_row(at)), at.lane, T)
-        pad_line(y.delta, int32(block.first + rows), T, float32(0), at.thread, threads)
-        own = Own(at, tile, row, limits_of(x.sizes.limit, batch, row, int32(row + 63)))
+        take_deltas(parts.lse, parts.delta, y, int32(row + wg.own_row(at)), at.lane, T)
+        softmax.pad_line(y.delta, int32(block.first + rows), T, float32(0), at.thread, threads)
+        own = wg.Own(at, tile, row, wg.limits_of(x.sizes.limit, batch, row, int32(row + 63)))
         skip = skip_keys(shared.ring, block, keys, row, T)
         mbarrier_wait(shared.full, int32(0))
         loop(parts, own, shared.ring, keys, block, skip, x.sizes.scale)
         turn_back(parts.dq, x.cos, x.sin, row, T, at)
-        save_rows(parts.dq, x.sizes.root, Heads(map_dq, batch, head), row, tile, D, at)
+        save_rows(parts.dq, x.sizes.root, wg.Heads(map_dq, batch, head), row, tile, D, at)
 
     return block_of_queries
 
@@ -337,7 +285,7 @@ def dq_kernel(form: Form) -> Kernel:
         map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
         T, heads, sharing, scale, root, cos, sin, first,
     ):  # fmt: skip
-        sizes = Sizes(T, heads, sharing, scale, root, Limit(limited, first, T))
+        sizes = layout.Sizes(T, heads, sharing, scale, root, layout.Limit(limited, first, T))
         x = Arguments(map_q, map_k, map_v, map_do, lse, delta, sizes, cos, sin)
         body(x, map_dq, OutputArrays(o, do, batch_step, head_step, row_step))
 
@@ -364,44 +312,44 @@ class KeyParts(NamedTuple):
 def in_halves(D: int, queries: int) -> tuple[Callable, Callable]:
     """dv += p^T do and dk += ds^T q, a half of the queries beside the other half's product."""
     half, skip = queries // 2, queries // 2 * 128  # bytes of half a panel
-    first, second, add = Span(0, half), Span(half, half), add_product(D, half)
+    first, second, add = softmax.Span(0, half), softmax.Span(half, half), add_product(D, half)
     dp_done, dv_done = product_done(queries, 1), product_done(D, 1)
 
     def to_values(parts: KeyParts, do: int, lse: int, scale: float) -> None:
-        column_probabilities(parts.s, first, lse, scale)
-        pack(parts.s, first, parts.low)
-        add(parts.dv, parts.low, by_columns(do, queries))
-        column_probabilities(parts.s, second, lse, scale)
-        pack(parts.s, second, parts.high)
-        add(parts.dv, parts.high, by_columns(int32(do + skip), queries))
+        softmax.column_probabilities(parts.s, first, lse, scale)
+        softmax.pack(parts.s, first, parts.low)
+        add(parts.dv, parts.low, wg.by_columns(do, queries))
+        softmax.column_probabilities(parts.s, second, lse, scale)
+        softmax.pack(parts.s, second, parts.high)
+        add(parts.dv, parts.high, wg.by_columns(int32(do + skip), queries))
 
     def to_keys(parts: KeyParts, q: int, delta: int) -> None:
         dp_done(parts.dp)  # and the first half of dv, so that `low` is free
-        column_gradients(parts.s, parts.dp, first, delta)
-        pack(parts.s, first, parts.low)
-        add(parts.dk, parts.low, by_columns(q, queries))
+        softmax.column_gradients(parts.s, parts.dp, first, delta)
+        softmax.pack(parts.s, first, parts.low)
+        add(parts.dk, parts.low, wg.by_columns(q, queries))
         dv_done(parts.dv)  # the second half
-        column_gradients(parts.s, parts.dp, second, delta)
-        pack(parts.s, second, parts.high)
-        add(parts.dk, parts.high, by_columns(int32(q + skip), queries))
+        softmax.column_gradients(parts.s, parts.dp, second, delta)
+        softmax.pack(parts.s, second, parts.high)
+        add(parts.dk, parts.high, wg.by_columns(int32(q + skip), queries))
 
     return to_values, to_keys
 
 
 def at_once(D: int, queries: int) -> tuple[Callable, Callable]:
     """The same in one product each, which takes fewer registers."""
-    whole, add, dp_done = Span(0, queries), add_product(D, queries), product_done(queries)
+    whole, add, dp_done = softmax.Span(0, queries), add_product(D, queries), product_done(queries)
 
     def to_values(parts: KeyParts, do: int, lse: int, scale: float) -> None:
-        column_probabilities(parts.s, whole, lse, scale)
-        pack(parts.s, whole, parts.low)
-        add(parts.dv, parts.low, by_columns(do, queries))
+        softmax.column_probabilities(parts.s, whole, lse, scale)
+        softmax.pack(parts.s, whole, parts.low)
+        add(parts.dv, parts.low, wg.by_columns(do, queries))
 
     def to_keys(parts: KeyParts, q: int, delta: int) -> None:
         dp_done(parts.dp)  # and dv, so that `low` is free
-        column_gradients(parts.s, parts.dp, whole, delta)
-        pack(parts.s, whole, parts.low)
-        add(parts.dk, parts.low, by_columns(q, queries))
+        softmax.column_gradients(parts.s, parts.dp, whole, delta)
+        softmax.pack(parts.s, whole, parts.low)
+        add(parts.dk, parts.low, wg.by_columns(q, queries))
 
     return to_values, to_keys
 
@@ -431,14 +379,14 @@ class Queries(NamedTuple):
 
 
 def fill_queries(
-    ring: Ring, lines: int, stage: int, source: Queries, at: Cursor, queries: int, D: int
+    ring: wg.Ring, lines: int, stage: int, source: Queries, at: Cursor, queries: int, D: int
 ) -> None:
     """One thread: start filling a stage with q, do, lse and delta of one tile of queries."""
-    full, to, row = full_of(ring, stage), tile_of(ring, stage), int32(at.tile * queries)
+    full, to, row = wg.full_of(ring, stage), wg.tile_of(ring, stage), int32(at.tile * queries)
     mbarrier_expect(full, int32(ring.size + 8 * queries))
-    fetch(Heads(source.q, source.batch, at.head), row, to, queries, D, full)
+    wg.fetch(wg.Heads(source.q, source.batch, at.head), row, to, queries, D, full)
     do_to = int32(to + queries * D * 2)
-    fetch(Heads(source.do, source.batch, at.head), row, do_to, queries, D, full)
+    wg.fetch(wg.Heads(source.do, source.batch, at.head), row, do_to, queries, D, full)
     here = 4 * (int64(source.number + at.head) * source.line + row)
     line = int32(lines + stage * 8 * queries)
     load_bytes(line, source.lse + here, int32(4 * queries), full)
@@ -461,17 +409,17 @@ class KeyShared(NamedTuple):
     k: int
     v: int
     full: int
-    ring: Ring
+    ring: wg.Ring
     lines: int
 
 
 def key_shared(D: int, rows: int, queries: int, stages: int) -> KeyShared:
     """Addresses of rows x D of k, of v, the ring, the lines, the barriers; `key_bytes` of it."""
-    k = shared_base()
+    k = wg.shared_base()
     tiles, size = int32(k + 2 * rows * D * 2), 2 * queries * D * 2
     lines = int32(tiles + stages * size)
     full = int32(lines + stages * 8 * queries)
-    ring = Ring(tiles, int32(size), int32(full + 8), int32(full + 8 + 8 * stages))
+    ring = wg.Ring(tiles, int32(size), int32(full + 8), int32(full + 8 + 8 * stages))
     return KeyShared(k, int32(k + rows * D * 2), full, ring, lines)
 
 
@@ -502,23 +450,23 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
     dk_before = product_done(D, 1)
 
     def multiply(
-        parts: KeyParts, own: Own, shared: KeyShared, source: Queries, of: Step, scale: float
+        parts: KeyParts, own: wg.Own, shared: KeyShared, source: Queries, of: Step, scale: float
     ) -> None:
         """dv += p^T do, dk += ds^T q; then stage `before` is left, and gets tile `later`."""
         at, key, stage, before = own.at, own.row, of.stage, of.before
-        q, row = int32(tile_of(shared.ring, stage) + skip), int32(of.tile * queries + first)
+        q, row = int32(wg.tile_of(shared.ring, stage) + skip), int32(of.tile * queries + first)
         k, v, do = own.tile, int32(own.tile + apart), int32(q + queries * D * 2)
-        line = int32(shared.lines + stage * 8 * queries + 4 * (first + own_column(at)))
-        rows_times(parts.s, by_rows(k), by_rows(q))
+        line = int32(shared.lines + stage * 8 * queries + 4 * (first + wg.own_column(at)))
+        rows_times(parts.s, wg.by_rows(k), wg.by_rows(q))
         dk_before(parts.dk)  # the step before has read its operands
-        rows_times(parts.dp, by_rows(v), by_rows(do))
+        rows_times(parts.dp, wg.by_rows(v), wg.by_rows(do))
         left = int32(-1)
         if before >= 0:
-            left = leave(shared.ring, before, warps)
+            left = wg.leave(shared.ring, before, warps)
         s_done(parts.s)
         if row < key + 63:
-            forbid_earlier(parts.s, count, row, key, at)
-        forbid_foreign(parts.s, count, row, own.limits, at)
+            wg.forbid_earlier(parts.s, count, row, key, at)
+        wg.forbid_foreign(parts.s, count, row, own.limits, at)
         to_values(parts, do, line, scale)
         if left == warps - 1 and of.refill:
             fill_queries(shared.ring, shared.lines, before, source, of.later, queries, D)
@@ -532,11 +480,11 @@ def over_nothing(D: int, warps: int, queries: int) -> Callable:
     all_done = product_done(D)
 
     def skip(
-        parts: KeyParts, own: Own, shared: KeyShared, source: Queries, of: Step, scale: float
+        parts: KeyParts, own: wg.Own, shared: KeyShared, source: Queries, of: Step, scale: float
     ) -> None:
         """Stage `before` is left, and gets tile `later`."""
         all_done(parts.dk)
-        if of.before >= 0 and leave(shared.ring, of.before, warps) == warps - 1 and of.refill:
+        if of.before >= 0 and wg.leave(shared.ring, of.before, warps) == warps - 1 and of.refill:
             fill_queries(shared.ring, shared.lines, of.before, source, of.later, queries, D)
 
     return skip
@@ -548,14 +496,14 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
     early = over_tile(D, warps, queries, 64) if queries > 64 else over_nothing(D, warps, queries)
 
     def loop(
-        parts: KeyParts, own: Own, shared: KeyShared, source: Queries, head: int, steps: int,
+        parts: KeyParts, own: wg.Own, shared: KeyShared, source: Queries, head: int, steps: int,
         scale: float,
     ) -> None:  # fmt: skip
         """dv += p^T do, dk += ds^T q. head: the group's first."""
         now, later = Cursor(head, source.first), ahead(source, head, stages)
         step, before, stage, phase = int32(0), int32(-1), int32(0), int32(0)
         while True:  # at least once, and the compiler must know it
-            mbarrier_wait(full_of(shared.ring, stage), phase)
+            mbarrier_wait(wg.full_of(shared.ring, stage), phase)
             of = Step(stage, now.tile, before, later, step - 1 + stages < steps)
             if own.row - now.tile * queries >= 64:  # its first 64 queries come before all keys
                 early(parts, own, shared, source, of, scale)
@@ -577,7 +525,7 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
 def ahead(source: Queries, head: int, steps: int) -> Cursor:
     """The tile that comes `steps` steps after the first one of `head`."""
     tiles = int32(source.end - source.first)
-    heads = divide(steps, tiles)
+    heads = wg.divide(steps, tiles)
     return Cursor(int32(head + heads), int32(source.first + steps - heads * tiles))
 
 
@@ -585,12 +533,18 @@ def make_key_start(D: int, groups: int, queries: int, stages: int) -> Callable:
     """start(shared, source, keys, key, head, steps, at)."""
 
     def start(
-        shared: KeyShared, source: Queries, keys: Pair, key: int, head: int, steps: int, at: Place
+        shared: KeyShared,
+        source: Queries,
+        keys: wg.Pair,
+        key: int,
+        head: int,
+        steps: int,
+        at: wg.Place,
     ) -> None:
         """Barriers; keys, values and the first stages on their way."""
         if at.thread == 0:
             mbarrier_init(shared.full, int32(1))
-            start_ring(shared.ring, stages)
+            wg.start_ring(shared.ring, stages)
             mbarrier_init_fence()
             fetch_rows(keys, key, shared.k, groups, D, shared.full)
             now = Cursor(head, source.first)
@@ -610,11 +564,11 @@ def step_queries(D: int) -> int:
     return 128 if D == 64 else 64
 
 
-def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: Limit) -> int:
+def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: layout.Limit) -> int:
     """The end of the tiles of queries that a block of keys, `key` on, goes through."""
     end = int32((T + queries - 1) // queries)
     if limit.on:
-        end = int32(limit_of(limit, batch, int32(key + rows - 1)) // queries + 1)
+        end = int32(layout.limit_of(limit, batch, int32(key + rows - 1)) // queries + 1)
     return end
 
 
@@ -627,34 +581,34 @@ def dkdv_body(form: Form) -> Callable:
     begin = make_key_start(D, groups, queries, stages)
 
     def block_of_keys(x: Arguments, map_dk: int, map_dv: int) -> None:
-        prefetch_maps(x.q, x.k, x.v, x.do)
-        sizes, at, number, key = x.sizes, place(), block_head(), int32(cuda.blockIdx.y * rows)
-        kv_heads = divide(sizes.heads, sizes.sharing)
-        batch = divide(number, kv_heads)
+        wg.prefetch_maps(x.q, x.k, x.v, x.do)
+        sizes, at, number, key = x.sizes, wg.place(), wg.block_head(), int32(cuda.blockIdx.y * rows)
+        kv_heads = wg.divide(sizes.heads, sizes.sharing)
+        batch = wg.divide(number, kv_heads)
         kv = int32(number - batch * kv_heads)
         end = last_tile(sizes.T, queries, rows, key, batch, sizes.limit)
         first, head = int32(key // queries), int32(kv * sizes.sharing)
         steps = int32((end - first) * sizes.sharing)
-        start, line = int32(batch * sizes.heads), round_up(sizes.T, PAD)
+        start, line = int32(batch * sizes.heads), layout.round_up(sizes.T, layout.PAD)
         source = Queries(x.q, x.do, x.lse, x.delta, batch, start, line, first, end)
         shared = key_shared(D, rows, queries, stages)
-        keys = Pair(Heads(x.k, batch, kv), Heads(x.v, batch, kv))
+        keys = wg.Pair(wg.Heads(x.k, batch, kv), wg.Heads(x.v, batch, kv))
         begin(shared, source, keys, key, head, steps, at)
         parts = KeyParts(
             cuda.local.array(tile_half, float32), cuda.local.array(tile_half, float32),
             cuda.local.array(packed, int32), cuda.local.array(packed, int32),
             cuda.local.array(half, float32), cuda.local.array(half, float32),
         )  # fmt: skip
-        clear(parts.dk, half)
-        clear(parts.dv, half)
+        layout.clear(parts.dk, half)
+        layout.clear(parts.dv, half)
         row, size = int32(key + at.group * 64), 64 * D * 2
         k, v = int32(shared.k + at.group * size), int32(shared.v + at.group * size)
-        own = Own(at, k, row, limits_of(sizes.limit, batch, row, row))
+        own = wg.Own(at, k, row, wg.limits_of(sizes.limit, batch, row, row))
         mbarrier_wait(shared.full, int32(0))
         loop(parts, own, shared, source, head, steps, sizes.scale)
         turn_back(parts.dk, x.cos, x.sin, row, sizes.T, at)
-        save_rows(parts.dk, sizes.root, Heads(map_dk, batch, kv), row, k, D, at)
-        save_rows(parts.dv, float32(1), Heads(map_dv, batch, kv), row, v, D, at)
+        save_rows(parts.dk, sizes.root, wg.Heads(map_dk, batch, kv), row, k, D, at)
+        save_rows(parts.dv, float32(1), wg.Heads(map_dv, batch, kv), row, v, D, at)
 
     return block_of_keys
 
@@ -668,7 +622,7 @@ def dkdv_kernel(form: Form) -> Kernel:
         map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
         cos, sin, last,
     ):  # fmt: skip
-        sizes = Sizes(T, heads, sharing, scale, root, Limit(limited, last, T))
+        sizes = layout.Sizes(T, heads, sharing, scale, root, layout.Limit(limited, last, T))
         x = Arguments(map_q, map_k, map_v, map_do, lse, delta, sizes, cos, sin)
         body(x, map_dk, map_dv)
 

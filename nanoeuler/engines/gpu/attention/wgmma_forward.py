@@ -13,14 +13,8 @@ T positions, D head width. s scores, p probabilities not yet divided by their su
 import functools
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import (
-    PAD,
-    Limit,
-    Sizes,
-    limit_of,
-    quad_maxima,
-    round_up,
-)
+from nanoeuler.engines.gpu.attention import layout
+from nanoeuler.engines.gpu.attention import wgmma_parts as wg
 from nanoeuler.engines.gpu.attention.softmax import (
     Rows,
     Span,
@@ -33,65 +27,10 @@ from nanoeuler.engines.gpu.attention.softmax import (
     save_lse,
     start_rows,
 )
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.attention.wgmma_parts import (
-    BOX,
-    Heads,
-    Limits,
-    Own,
-    Place,
-    QueryBlock,
-    Ring,
-    advance,
-    by_columns,
-    by_rows,
-    fetch,
-    forbid_later,
-    forbid_others,
-    full_of,
-    hand_over,
-    key_row,
-    leave,
-    limits_of,
-    own_row,
-    place,
-    prefetch_maps,
-    put,
-    query_block,
-    shared_base,
-    stage_out,
-    tile_of,
-    warpgroup_sync,
-)
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.lang.hopper import (
-    add_product,
-    bulk_commit,
-    bulk_wait_read_all,
-    mbarrier_arrive,
-    mbarrier_expect,
-    mbarrier_init,
-    mbarrier_init_fence,
-    mbarrier_wait,
-    product_done,
-    product_of_rows,
-    set_registers,
-)
+from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    barrier,
-    barrier_arrive,
-    larger,
-    reciprocal,
-    store_shared_int,
-)
+from nanoeuler.engines.gpu.tile.ring import advance
 from nanoeuler.errors import UserError
 
 QUERIES = 128  # of a tile, 64 to each of two warpgroups
@@ -112,28 +51,28 @@ class Output(NamedTuple):
 
     lse: int
     number: int
-    heads: Heads
+    heads: wg.Heads
     D: int
 
 
-def save(rows: Rows, of: Output, own: Own, T: int, scale: float) -> None:
+def save(rows: Rows, of: Output, own: wg.Own, T: int, scale: float) -> None:
     """lse and output of this warpgroup's rows, through their tile, on its way to memory."""
     at, D = own.at, of.D
-    line = of.lse + 4 * (int64(of.number) * round_up(T, PAD))
-    save_lse(rows, line, int32(own.row + own_row(at)), at.lane, T, scale)
-    above, below = reciprocal(rows.total[0]), reciprocal(rows.total[1])
-    warpgroup_sync(at)  # every warp has read the queries that are overwritten now
-    stage_out(rows.o, above, below, own.tile, D, at)
-    hand_over(at)
+    line = of.lse + 4 * (int64(of.number) * layout.round_up(T, layout.PAD))
+    save_lse(rows, line, int32(own.row + wg.own_row(at)), at.lane, T, scale)
+    above, below = ptx.reciprocal(rows.total[0]), ptx.reciprocal(rows.total[1])
+    wg.warpgroup_sync(at)  # every warp has read the queries that are overwritten now
+    wg.stage_out(rows.o, above, below, own.tile, D, at)
+    wg.hand_over(at)
     if at.thread & 127 == 0:
-        put(of.heads, own.row, own.tile, D)
-        bulk_commit()
+        wg.put(of.heads, own.row, own.tile, D)
+        hopper.bulk_commit()
 
 
-def outputs_read(at: Place) -> None:
+def outputs_read(at: wg.Place) -> None:
     """Before its end: the copies of `save` have read this block's shared memory."""
     if at.thread & 127 == 0:
-        bulk_wait_read_all()
+        hopper.bulk_wait_read_all()
 
 
 class Maps(NamedTuple):
@@ -150,39 +89,39 @@ class Shared(NamedTuple):
 
     q: int
     q_full: int
-    k: Ring
-    v: Ring
+    k: wg.Ring
+    v: wg.Ring
 
 
-def fill(ring: Ring, stage: int, heads: Heads, row: int, D: int) -> None:
+def fill(ring: wg.Ring, stage: int, heads: wg.Heads, row: int, D: int) -> None:
     """One thread: start filling a stage with KEYS keys or values from `row` on."""
-    mbarrier_expect(full_of(ring, stage), ring.size)
-    fetch(heads, row, tile_of(ring, stage), KEYS, D, full_of(ring, stage))
+    hopper.mbarrier_expect(wg.full_of(ring, stage), ring.size)
+    wg.fetch(heads, row, wg.tile_of(ring, stage), KEYS, D, wg.full_of(ring, stage))
 
 
 # %% sec-flash-tensor-narrow
 WARPS = 8  # of a block that multiply; all leave a stage before it is filled again
 
 # q k^T of a step's keys, and its end
-scores, scores_done = product_of_rows(KEYS, 64), product_done(KEYS)
+scores, scores_done = hopper.product_of_rows(KEYS, 64), hopper.product_done(KEYS)
 # the same for half of the keys
-half_scores, half_scores_done = product_of_rows(HALF, 64), product_done(HALF)
+half_scores, half_scores_done = hopper.product_of_rows(HALF, 64), hopper.product_done(HALF)
 # o += p v over half of the keys, and the end of all that adds to o
-add_half, narrow_done = add_product(64, HALF), product_done(64)
+add_half, narrow_done = hopper.add_product(64, HALF), hopper.product_done(64)
 
 
 def weigh_first(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
     """The first half of the keys: exponentials, and o += p v on its way."""
     weigh(s, Span(0, HALF), rows, scale)
     pack(s, Span(0, HALF), p)
-    add_half(rows.o, p, by_columns(v, KEYS))
+    add_half(rows.o, p, wg.by_columns(v, KEYS))
 
 
 def weigh_second(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
     """The second half: its exponentials beside the first half's product; then o is there."""
     weigh(s, Span(HALF, HALF), rows, scale)
     pack(s, Span(HALF, HALF), p)
-    add_half(rows.o, p, by_columns(int32(v + HALF * 128), KEYS))
+    add_half(rows.o, p, wg.by_columns(int32(v + HALF * 128), KEYS))
     narrow_done(rows.o)
 
 
@@ -199,8 +138,8 @@ def raise_lazily(s: Any, rows: Rows, scale: float) -> None:
     """
     m = rows.m
     above, below = lane_maxima(s, KEYS, m[0], m[1])
-    if cuda.any_sync(-1, larger(above - m[0], below - m[1]) * scale > float32(LEAP)):
-        above, below = quad_maxima(above, below)
+    if cuda.any_sync(-1, ptx.larger(above - m[0], below - m[1]) * scale > float32(LEAP)):
+        above, below = layout.quad_maxima(above, below)
         if (above - m[0]) * scale <= float32(LEAP):
             above = m[0]
         if (below - m[1]) * scale <= float32(LEAP):
@@ -237,7 +176,7 @@ class Links(NamedTuple):
     per_link: int
     per_head: int
     per_sharing: int
-    limit: Limit
+    limit: layout.Limit
 
 
 class Link(NamedTuple):
@@ -261,13 +200,13 @@ def place_in(n: int, links: Links) -> tuple[int, int]:
     return number, int32(n - number * links.of_head)
 
 
-def steps_left(limit: Limit, batch: int, long: int, steps: int) -> tuple[int, int]:
+def steps_left(limit: layout.Limit, batch: int, long: int, steps: int) -> tuple[int, int]:
     """What documents leave of a link's steps: down to the earliest key that a tile sees."""
     short = int32(steps - long)
-    left = int32(long - limit_of(limit, batch, int32((long - 1) * QUERIES)) // KEYS)
+    left = int32(long - layout.limit_of(limit, batch, int32((long - 1) * QUERIES)) // KEYS)
     count = left
     if short > 0:
-        below = limit_of(limit, batch, int32((short - 1) * QUERIES)) // KEYS
+        below = layout.limit_of(limit, batch, int32((short - 1) * QUERIES)) // KEYS
         count = int32(left + short - below)
     return left, count
 
@@ -337,29 +276,30 @@ def cursor_key(now: Cursor, links: Links) -> int:
 
 STAGES = 2    # of keys and values, which are left, and filled again, together
 RESIDENT = 2  # blocks of a multiprocessor, four warpgroups
-NARROW_BYTES = 4 * BOX + 2 * STAGES * KEYS * 128 + 32 + 24 * STAGES + 1024  # with room to round up
+# With room to round up.
+NARROW_BYTES = 4 * wg.BOX + 2 * STAGES * KEYS * 128 + 32 + 24 * STAGES + 1024
 
 
 def narrow_memory() -> Shared:
     """For each warpgroup two tiles of queries, keys, values, then the barriers. One count of who
     left a stage serves keys and values.
     """
-    q, size = shared_base(), int32(KEYS * 128)
-    k = int32(q + 4 * BOX)
+    q, size = wg.shared_base(), int32(KEYS * 128)
+    k = int32(q + 4 * wg.BOX)
     v = int32(k + STAGES * size)
     q_full = int32(v + STAGES * size)
     k_full = int32(q_full + 32)
     v_full = int32(k_full + 8 * STAGES)
     left = int32(v_full + 8 * STAGES)
-    return Shared(q, q_full, Ring(k, size, k_full, left), Ring(v, size, v_full, left))
+    return Shared(q, q_full, wg.Ring(k, size, k_full, left), wg.Ring(v, size, v_full, left))
 
 
-def query_tile(shared: Shared, item: int, at: Place) -> int:
+def query_tile(shared: Shared, item: int, at: wg.Place) -> int:
     """Where this warpgroup has the queries of a block's tile number `item`."""
-    return int32(shared.q + (2 * (item & 1) + at.group) * BOX)
+    return int32(shared.q + (2 * (item & 1) + at.group) * wg.BOX)
 
 
-def query_full(shared: Shared, item: int, at: Place) -> int:
+def query_full(shared: Shared, item: int, at: wg.Place) -> int:
     """The mbarrier of the same; its phase is that of `item` // 2."""
     return int32(shared.q_full + 8 * (2 * (item & 1) + at.group))
 
@@ -370,15 +310,16 @@ class Chain(NamedTuple):
     shared: Shared
     links: Links
     maps: Maps
-    at: Place
+    at: wg.Place
 
 
 def fetch_item(chain: Chain, item: int, link: Link, first: int) -> None:
     """One thread of a warpgroup: start filling its tile of queries."""
     full, row = query_full(chain.shared, item, chain.at), int32(first + 64 * chain.at.group)
-    mbarrier_expect(full, int32(BOX))
-    heads, to = Heads(chain.maps.q, link.batch, link.head), query_tile(chain.shared, item, chain.at)
-    fetch(heads, row, to, 64, 64, full)
+    hopper.mbarrier_expect(full, int32(wg.BOX))
+    heads = wg.Heads(chain.maps.q, link.batch, link.head)
+    to = query_tile(chain.shared, item, chain.at)
+    wg.fetch(heads, row, to, 64, 64, full)
 
 
 def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
@@ -387,7 +328,7 @@ def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
     They come to where the output of the tile before stood, which has gone.
     """
     if chain.at.thread & 127 == 0:
-        bulk_wait_read_all()
+        hopper.bulk_wait_read_all()
         if part == 0 and link.steps > link.long:
             fetch_item(chain, int32(item + 1), link, short_row(link, chain.links))
         elif link.n + cuda.gridDim.x < chain.links.count:
@@ -398,8 +339,8 @@ def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
 def fill_both(chain: Chain, stage: int, now: Cursor) -> None:
     """One thread: keys and values of the cursor's tile into a stage."""
     key = cursor_key(now, chain.links)
-    fill(chain.shared.k, stage, Heads(chain.maps.k, now.batch, now.kv), key, 64)
-    fill(chain.shared.v, stage, Heads(chain.maps.v, now.batch, now.kv), key, 64)
+    fill(chain.shared.k, stage, wg.Heads(chain.maps.k, now.batch, now.kv), key, 64)
+    fill(chain.shared.v, stage, wg.Heads(chain.maps.v, now.batch, now.kv), key, 64)
 
 
 class Stand(NamedTuple):
@@ -419,10 +360,10 @@ def narrow_start(chain: Chain, link: Link) -> Stand:
     shared, at, now, left = chain.shared, chain.at, cursor_at(link), int32(-1)
     if at.thread == 0:
         for i in range(4 + 2 * STAGES):  # those of queries, of keys, of values
-            mbarrier_init(int32(shared.q_full + 8 * i), int32(1))
+            hopper.mbarrier_init(int32(shared.q_full + 8 * i), int32(1))
         for i in range(STAGES):
-            store_shared_int(int32(shared.k.left + 8 * i), int32(0))
-        mbarrier_init_fence()
+            ptx.store_shared_int(int32(shared.k.left + 8 * i), int32(0))
+        hopper.mbarrier_init_fence()
         fill_both(chain, int32(0), now)
         left = int32(WARPS - 1)
     cuda.syncthreads()  # nobody waits at a barrier that is not there yet
@@ -439,7 +380,7 @@ def refill(chain: Chain, stand: Stand) -> None:
 
 def go_on(chain: Chain, stand: Stand) -> Stand:
     """This warp has left its stage, and stands at the next."""
-    left = leave(chain.shared.k, stand.stage, WARPS)
+    left = wg.leave(chain.shared.k, stand.stage, WARPS)
     stage, phase = advance(stand.stage, stand.phase, STAGES)
     return Stand(stage, phase, stand.stage, left, next_of(stand.later, chain.links))
 
@@ -452,7 +393,7 @@ class Item(NamedTuple):
     number: int
     link: Link
     part: int
-    own: Own
+    own: wg.Own
 
 
 class Scores(NamedTuple):
@@ -479,68 +420,68 @@ def diagonal(
 
     The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
     """
-    s, at, q = tile.s, chain.at, by_rows(query_tile(chain.shared, item.number, chain.at))
-    k, v = tile_of(chain.shared.k, stand.stage), tile_of(chain.shared.v, stand.stage)
+    s, at, q = tile.s, chain.at, wg.by_rows(query_tile(chain.shared, item.number, chain.at))
+    k, v = wg.tile_of(chain.shared.k, stand.stage), wg.tile_of(chain.shared.v, stand.stage)
     row, limits = item.own.row, item.own.limits
     key = int32(row - at.group * 64)
-    mbarrier_wait(query_full(chain.shared, item.number, at), int32(item.number >> 1 & 1))
-    mbarrier_wait(full_of(chain.shared.k, stand.stage), stand.phase)
+    hopper.mbarrier_wait(query_full(chain.shared, item.number, at), int32(item.number >> 1 & 1))
+    hopper.mbarrier_wait(wg.full_of(chain.shared.k, stand.stage), stand.phase)
     if at.group == 0:
-        half_scores(s, q, by_rows(k))
+        half_scores(s, q, wg.by_rows(k))
         refill(chain, stand)
         fetch_next(chain, item.number, item.link, item.part)
         half_scores_done(s)
-        forbid_later(s, HALF, key, row, at)
-        forbid_others(s, HALF, key, limits, at)
+        wg.forbid_later(s, HALF, key, row, at)
+        wg.forbid_others(s, HALF, key, limits, at)
         raise_maxima(s, HALF, rows, scale)
-        mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
+        hopper.mbarrier_wait(wg.full_of(chain.shared.v, stand.stage), stand.phase)
         weigh_first(s, tile.p, rows, v, scale)
         narrow_done(rows.o)
     else:
-        scores(s, q, by_rows(k))
+        scores(s, q, wg.by_rows(k))
         refill(chain, stand)
         fetch_next(chain, item.number, item.link, item.part)
         scores_done(s)
-        forbid_later(s, KEYS, key, row, at)
-        forbid_others(s, KEYS, key, limits, at)
+        wg.forbid_later(s, KEYS, key, row, at)
+        wg.forbid_others(s, KEYS, key, limits, at)
         raise_maxima(s, KEYS, rows, scale)
-        mbarrier_wait(full_of(chain.shared.v, stand.stage), stand.phase)
+        hopper.mbarrier_wait(wg.full_of(chain.shared.v, stand.stage), stand.phase)
         weigh_first(s, tile.p, rows, v, scale)
         weigh_second(s, tile.p2, rows, v, scale)
 
 
 def earlier(
-    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, own: Own, scale: float
+    tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, own: wg.Own, scale: float
 ) -> Stand:
     """The tiles before the diagonal, where every query sees every key of its document, the latest
     first. steps: with that on the diagonal.
     """
     k, v, limits = chain.shared.k, chain.shared.v, own.limits
     for i in range(1, steps):
-        mbarrier_wait(full_of(k, stand.stage), stand.phase)
-        scores(tile.s, by_rows(own.tile), by_rows(tile_of(k, stand.stage)))
+        hopper.mbarrier_wait(wg.full_of(k, stand.stage), stand.phase)
+        scores(tile.s, wg.by_rows(own.tile), wg.by_rows(wg.tile_of(k, stand.stage)))
         refill(chain, stand)
         scores_done(tile.s)
-        forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
+        wg.forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
         raise_lazily(tile.s, rows, scale)
-        mbarrier_wait(full_of(v, stand.stage), stand.phase)
-        weigh_first(tile.s, tile.p, rows, tile_of(v, stand.stage), scale)
-        weigh_second(tile.s, tile.p2, rows, tile_of(v, stand.stage), scale)
+        hopper.mbarrier_wait(wg.full_of(v, stand.stage), stand.phase)
+        weigh_first(tile.s, tile.p, rows, wg.tile_of(v, stand.stage), scale)
+        weigh_second(tile.s, tile.p2, rows, wg.tile_of(v, stand.stage), scale)
         stand = go_on(chain, stand)
     return stand
 
 
-def limits_of_tile(link: Link, part: int, links: Links, at: Place) -> Limits:
+def limits_of_tile(link: Link, part: int, links: Links, at: wg.Place) -> wg.Limits:
     """Those of this warpgroup's rows of a link's long tile, or, of part 1, of its short one."""
     row = long_row(link, links) if part == 0 else short_row(link, links)
     row = int32(row + at.group * 64)
-    return limits_of(links.limit, link.batch, row, int32(row + 63))
+    return wg.limits_of(links.limit, link.batch, row, int32(row + 63))
 
 
 def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
     """o and lse for D = 64."""
-    prefetch_maps(maps.q, maps.k, maps.v, maps.o)
-    at = place()
+    wg.prefetch_maps(maps.q, maps.k, maps.v, maps.o)
+    at = wg.place()
     chain = Chain(narrow_memory(), links, maps, at)
     link, number = link_of(int32(cuda.blockIdx.x), links), int32(0)
     stand = narrow_start(chain, link)
@@ -552,7 +493,7 @@ def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
             limits = limits_of_tile(link, part, links, at)
             if links.limit.on:
                 row = limits.row
-            own = Own(at, query_tile(chain.shared, number, at), row, limits)
+            own = wg.Own(at, query_tile(chain.shared, number, at), row, limits)
             start_rows(rows, 64)
             # 2. The tile on the diagonal.
             diagonal(tile, rows, chain, stand, Item(number, link, part, own), scale)
@@ -560,7 +501,7 @@ def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
             # 3. The tiles before it.
             stand = earlier(tile, rows, chain, stand, steps, own, scale)
             # 4. Out, while the next tile's queries come.
-            heads = Heads(maps.o, link.batch, link.head)
+            heads = wg.Heads(maps.o, link.batch, link.head)
             save(rows, Output(lse, link.number, heads, 64), own, T, scale)
             number = int32(number + 1)
         link = link_of(int32(link.n + cuda.gridDim.x), links)
@@ -575,7 +516,7 @@ def narrow_kernel(limited: bool) -> Kernel:
         map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link,
         per_head, per_sharing, first,
     ):  # fmt: skip
-        limit = Limit(limited, first, T)
+        limit = layout.Limit(limited, first, T)
         links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
         narrow(Maps(map_q, map_k, map_v, map_o), lse, T, links, scale)
 
@@ -590,20 +531,20 @@ PRODUCER = 2             # the warpgroup that copies, after the two that multipl
 FIRST_TURN = 3           # named barriers 3 and 4: whose turn it is to issue products
 
 # q k^T of a step's keys, and its end
-wide_scores, wide_scores_done = product_of_rows(KEYS, 128), product_done(KEYS)
+wide_scores, wide_scores_done = hopper.product_of_rows(KEYS, 128), hopper.product_done(KEYS)
 # o += p v
-wide_add, wide_done = add_product(128, KEYS), product_done(128)
-scores_first = product_done(KEYS, 1)  # the scores are there, o += p v may still be in flight
-fewer_registers, more_registers = set_registers(24, False), set_registers(240, True)
+wide_add, wide_done = hopper.add_product(128, KEYS), hopper.product_done(128)
+scores_first = hopper.product_done(KEYS, 1)  # the scores are there, o += p v may still be in flight
+fewer_registers, more_registers = hopper.set_registers(24, False), hopper.set_registers(240, True)
 
 
 def wide_memory() -> Shared:
     """Queries, keys, values, then the barriers; WIDE_BYTES of it."""
-    q, stages = shared_base(), WIDE_STAGES
+    q, stages = wg.shared_base(), WIDE_STAGES
     size, bars = int32(KEYS * 256), int32(q + (QUERIES + 2 * stages * KEYS) * 256)
-    k = Ring(int32(q + QUERIES * 256), size, int32(bars + 8), int32(bars + 8 + 16 * stages))
+    k = wg.Ring(int32(q + QUERIES * 256), size, int32(bars + 8), int32(bars + 8 + 16 * stages))
     v_tiles = int32(k.tiles + stages * size)
-    v = Ring(v_tiles, size, int32(k.full + 8 * stages), int32(k.left + 8 * stages))
+    v = wg.Ring(v_tiles, size, int32(k.full + 8 * stages), int32(k.left + 8 * stages))
     return Shared(q, bars, k, v)
 
 
@@ -611,37 +552,37 @@ def wide_memory() -> Shared:
 WIDE_BYTES = (QUERIES + 2 * WIDE_STAGES * KEYS) * 256 + 8 + 32 * WIDE_STAGES + 1024
 
 
-def fetch_queries(heads: Heads, first: int, shared: Shared) -> None:
+def fetch_queries(heads: wg.Heads, first: int, shared: Shared) -> None:
     """One thread: start filling the two tiles of queries, one to a warpgroup."""
-    mbarrier_expect(shared.q_full, int32(QUERIES * 256))
+    hopper.mbarrier_expect(shared.q_full, int32(QUERIES * 256))
     for group in range(2):
-        tile = int32(shared.q + group * 2 * BOX)
-        fetch(heads, int32(first + 64 * group), tile, 64, 128, shared.q_full)
+        tile = int32(shared.q + group * 2 * wg.BOX)
+        wg.fetch(heads, int32(first + 64 * group), tile, 64, 128, shared.q_full)
 
 
-def produce(shared: Shared, block: QueryBlock, maps: Maps) -> None:
+def produce(shared: Shared, block: wg.QueryBlock, maps: Maps) -> None:
     """One thread of the producer: every tile, as soon as all 8 warps have left its stage."""
-    q = Heads(maps.q, block.batch, block.head)
-    k, v = Heads(maps.k, block.batch, block.kv), Heads(maps.v, block.batch, block.kv)
+    q = wg.Heads(maps.q, block.batch, block.head)
+    k, v = wg.Heads(maps.k, block.batch, block.kv), wg.Heads(maps.v, block.batch, block.kv)
     fetch_queries(q, block.first, shared)
     stage, phase = int32(0), int32(0)
     for step in range(block.steps):
-        row = key_row(block, step, KEYS)
-        mbarrier_wait(int32(shared.k.left + 8 * stage), int32(phase ^ 1))
+        row = wg.key_row(block, step, KEYS)
+        hopper.mbarrier_wait(int32(shared.k.left + 8 * stage), int32(phase ^ 1))
         fill(shared.k, stage, k, row, 128)
-        mbarrier_wait(int32(shared.v.left + 8 * stage), int32(phase ^ 1))
+        hopper.mbarrier_wait(int32(shared.v.left + 8 * stage), int32(phase ^ 1))
         fill(shared.v, stage, v, row, 128)
         stage, phase = advance(stage, phase, WIDE_STAGES)
 
 
-def hand_back(ring: Ring, stage: int, at: Place) -> None:
+def hand_back(ring: wg.Ring, stage: int, at: wg.Place) -> None:
     """This warp has left a stage: one of 8 arrivals that the producer waits for."""
     if at.lane == 0:
-        mbarrier_arrive(int32(ring.left + 8 * stage))
+        hopper.mbarrier_arrive(int32(ring.left + 8 * stage))
 
 
 def take_turns(
-    tile: Scores, rows: Rows, shared: Shared, block: QueryBlock, own: Own, scale: float
+    tile: Scores, rows: Rows, shared: Shared, block: wg.QueryBlock, own: wg.Own, scale: float
 ) -> None:
     """All tiles after the first one's scores, and its own last product.
 
@@ -653,36 +594,36 @@ def take_turns(
     for step in range(1, block.steps):
         v_stage, v_phase = stage, phase
         stage, phase = advance(stage, phase, WIDE_STAGES)
-        mbarrier_wait(full_of(k, stage), phase)
-        barrier(int32(FIRST_TURN + at.group), int32(256))
-        wide_scores(s, by_rows(own.tile), by_rows(tile_of(k, stage)))
-        mbarrier_wait(full_of(v, v_stage), v_phase)
-        wide_add(rows.o, p, by_columns(tile_of(v, v_stage), KEYS))
-        barrier_arrive(int32(FIRST_TURN + 1 - at.group), int32(256))
+        hopper.mbarrier_wait(wg.full_of(k, stage), phase)
+        ptx.barrier(int32(FIRST_TURN + at.group), int32(256))
+        wide_scores(s, wg.by_rows(own.tile), wg.by_rows(wg.tile_of(k, stage)))
+        hopper.mbarrier_wait(wg.full_of(v, v_stage), v_phase)
+        wide_add(rows.o, p, wg.by_columns(wg.tile_of(v, v_stage), KEYS))
+        ptx.barrier_arrive(int32(FIRST_TURN + 1 - at.group), int32(256))
         scores_first(s)
         hand_back(k, stage, at)
-        forbid_others(s, KEYS, key_row(block, step, KEYS), own.limits, at)
+        wg.forbid_others(s, KEYS, wg.key_row(block, step, KEYS), own.limits, at)
         raise_maxima(s, KEYS, rows, scale)
         weigh(s, Span(0, KEYS), rows, scale)
         wide_done(rows.o)  # only now may o be corrected, and p be written
         hand_back(v, v_stage, at)
         correct(rows, 128)
         pack(s, Span(0, KEYS), p)
-    mbarrier_wait(full_of(v, stage), phase)
-    wide_add(rows.o, p, by_columns(tile_of(v, stage), KEYS))
+    hopper.mbarrier_wait(wg.full_of(v, stage), phase)
+    wide_add(rows.o, p, wg.by_columns(wg.tile_of(v, stage), KEYS))
     wide_done(rows.o)
 
 
-def wide_start(shared: Shared, at: Place) -> None:
+def wide_start(shared: Shared, at: wg.Place) -> None:
     """Barriers: one arrival fills a stage, one of each of 8 warps hands it back."""
     if at.thread == 0:
-        mbarrier_init(shared.q_full, int32(1))
+        hopper.mbarrier_init(shared.q_full, int32(1))
         for i in range(WIDE_STAGES):
-            mbarrier_init(full_of(shared.k, i), int32(1))
-            mbarrier_init(full_of(shared.v, i), int32(1))
-            mbarrier_init(int32(shared.k.left + 8 * i), int32(WARPS))
-            mbarrier_init(int32(shared.v.left + 8 * i), int32(WARPS))
-        mbarrier_init_fence()
+            hopper.mbarrier_init(wg.full_of(shared.k, i), int32(1))
+            hopper.mbarrier_init(wg.full_of(shared.v, i), int32(1))
+            hopper.mbarrier_init(int32(shared.k.left + 8 * i), int32(WARPS))
+            hopper.mbarrier_init(int32(shared.v.left + 8 * i), int32(WARPS))
+        hopper.mbarrier_init_fence()
     cuda.syncthreads()  # nobody waits at a barrier that is not there yet
 
 
@@ -695,28 +636,28 @@ def wide_registers() -> tuple[Scores, Rows]:
 
 
 def first_tile(
-    tile: Scores, rows: Rows, shared: Shared, block: QueryBlock, own: Own, scale: float
+    tile: Scores, rows: Rows, shared: Shared, block: wg.QueryBlock, own: wg.Own, scale: float
 ) -> None:
     """Probabilities of the tile on the diagonal."""
-    at, key = own.at, key_row(block, 0, KEYS)
-    mbarrier_wait(shared.q_full, int32(0))
+    at, key = own.at, wg.key_row(block, 0, KEYS)
+    hopper.mbarrier_wait(shared.q_full, int32(0))
     if at.group == 1:
-        barrier_arrive(int32(FIRST_TURN), int32(256))  # the first turn is warpgroup 0's
-    mbarrier_wait(shared.k.full, int32(0))
-    wide_scores(tile.s, by_rows(own.tile), by_rows(shared.k.tiles))
+        ptx.barrier_arrive(int32(FIRST_TURN), int32(256))  # the first turn is warpgroup 0's
+    hopper.mbarrier_wait(shared.k.full, int32(0))
+    wide_scores(tile.s, wg.by_rows(own.tile), wg.by_rows(shared.k.tiles))
     wide_scores_done(tile.s)
     hand_back(shared.k, 0, at)
-    forbid_later(tile.s, KEYS, key, own.row, at)
-    forbid_others(tile.s, KEYS, key, own.limits, at)
+    wg.forbid_later(tile.s, KEYS, key, own.row, at)
+    wg.forbid_others(tile.s, KEYS, key, own.limits, at)
     raise_maxima(tile.s, KEYS, rows, scale)
     weigh(tile.s, Span(0, KEYS), rows, scale)
     pack(tile.s, Span(0, KEYS), tile.p)
 
 
-def wide(maps: Maps, lse: int, sizes: Sizes) -> None:
+def wide(maps: Maps, lse: int, sizes: layout.Sizes) -> None:
     """o and lse for D = 128."""
-    prefetch_maps(maps.q, maps.k, maps.v, maps.o)
-    at, block = place(), query_block(sizes, QUERIES, KEYS)
+    wg.prefetch_maps(maps.q, maps.k, maps.v, maps.o)
+    at, block = wg.place(), wg.query_block(sizes, QUERIES, KEYS)
     shared = wide_memory()
     wide_start(shared, at)
     if at.group == PRODUCER:
@@ -725,13 +666,13 @@ def wide(maps: Maps, lse: int, sizes: Sizes) -> None:
             produce(shared, block, maps)
     else:
         more_registers()
-        row, q_tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 2 * BOX)
-        own = Own(at, q_tile, row, limits_of(sizes.limit, block.batch, row, int32(row + 63)))
+        row, q_tile = int32(block.first + at.group * 64), int32(shared.q + at.group * 2 * wg.BOX)
+        own = wg.Own(at, q_tile, row, wg.limits_of(sizes.limit, block.batch, row, int32(row + 63)))
         tile, rows = wide_registers()
         start_rows(rows, 128)
         first_tile(tile, rows, shared, block, own, sizes.scale)
         take_turns(tile, rows, shared, block, own, sizes.scale)
-        heads = Heads(maps.o, block.batch, block.head)
+        heads = wg.Heads(maps.o, block.batch, block.head)
         save(rows, Output(lse, block.number, heads, 128), own, sizes.T, sizes.scale)
         outputs_read(at)
 
@@ -741,7 +682,7 @@ def wide_kernel(limited: bool) -> Kernel:
     """The same for D = 128."""
 
     def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
-        sizes = Sizes(T, heads, sharing, scale, scale, Limit(limited, first, T))
+        sizes = layout.Sizes(T, heads, sharing, scale, scale, layout.Limit(limited, first, T))
         wide(Maps(map_q, map_k, map_v, map_o), lse, sizes)
 
     # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.

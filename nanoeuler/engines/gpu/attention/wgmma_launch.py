@@ -10,35 +10,12 @@ which family of kernels a card gets (choice.py).
 
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.attention import layout, wgmma_backward, wgmma_forward
 from nanoeuler.engines.gpu.attention.documents import Documents, expect_documents
-from nanoeuler.engines.gpu.attention.layout import (
-    BACKWARD_SHARE,
-    FORWARD_SHARE,
-    Backward,
-    backward_shape,
-    expect_lines,
-    grid_of,
-    scales,
-    shared_shape,
-)
-from nanoeuler.engines.gpu.attention.wgmma_backward import (
-    Form,
-    dkdv_kernel,
-    dq_kernel,
-    step_queries,
-)
-from nanoeuler.engines.gpu.attention.wgmma_forward import (
-    KEYS,
-    QUERIES,
-    RESIDENT,
-    narrow_kernel,
-    reciprocal_of,
-    wide_kernel,
-)
 from nanoeuler.engines.gpu.attention.wgmma_parts import MOST
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, expect_turning
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
+from nanoeuler.engines.gpu.tile.rope import Turning, expect_turning
 from nanoeuler.errors import UserError
 
 WIDTHS = 64, 128  # head widths: whole panels of the widest swizzle, and accumulators that fit
@@ -58,26 +35,28 @@ def _countable(heads: int, T: int) -> None:
 
 def forward_launch(
     q: Any, k: Any, v: Any, o: Any, lse: Any, documents: Documents | None = None,
-    places: int = RESIDENT * MULTIPROCESSORS,
+    places: int = wgmma_forward.RESIDENT * MULTIPROCESSORS,
 ) -> Launch:  # fmt: skip
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
     lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of width
     64 the card runs at once. documents: within which each position sees others.
     """
-    B, H, G, T, D = shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
-    expect_lines(B, H, T, lse=lse)
+    B, H, G, T, D = layout.shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
+    layout.expect_lines(B, H, T, lse=lse)
     _countable(B * H, T)
     first, limited = expect_documents(documents, B, T)[0], documents is not None
-    maps = _box(q, 64), _box(k, KEYS), _box(v, KEYS), _box(o, 64)
-    tiles, scale = cover(T, QUERIES), scales(D)[0]
+    maps = _box(q, 64), _box(k, wgmma_forward.KEYS), _box(v, wgmma_forward.KEYS), _box(o, 64)
+    tiles, scale = cover(T, wgmma_forward.QUERIES), layout.scales(D)[0]
     if D == 128:
-        grid = grid_of(B * H, tiles, 4 * T * D, FORWARD_SHARE)
-        return Launch(wide_kernel(limited), grid, (*maps, lse, T, H, H // G, scale, first))
+        grid = layout.grid_of(B * H, tiles, 4 * T * D, layout.FORWARD_SHARE)
+        return Launch(
+            wgmma_forward.wide_kernel(limited), grid, (*maps, lse, T, H, H // G, scale, first)
+        )
     deal = deal_tiles(B * H, tiles, places)
-    by = (reciprocal_of(n, deal.links) for n in (deal.of_head, H, H // G))
+    by = (wgmma_forward.reciprocal_of(n, deal.links) for n in (deal.of_head, H, H // G))
     args = *maps, lse, T, H, tiles, *deal[1:], scale, *by, first
-    return Launch(narrow_kernel(limited), (deal.blocks,), args)
+    return Launch(wgmma_forward.narrow_kernel(limited), (deal.blocks,), args)
 
 
 class Deal(NamedTuple):
@@ -101,7 +80,7 @@ def warpgroups(most: int, T: int, heads: int, multiprocessors: int) -> int:
 
 
 def backward_launches(
-    a: Backward, documents: Documents | None = None, turn: Turning | None = None,
+    a: layout.Backward, documents: Documents | None = None, turn: Turning | None = None,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
@@ -109,7 +88,7 @@ def backward_launches(
     delta is working memory. Every dq, dk, dv and delta is written. do and o are laid out alike.
     turn: by what q and k were turned; then dq and dk are the gradients of what they were before.
     """
-    B, H, G, T, D = backward_shape(a, WIDTHS)
+    B, H, G, T, D = layout.backward_shape(a, WIDTHS)
     do, q, k, v, o, lse, delta, dq, dk, dv = a
     _countable(B * H, T)
     if o.strides != do.strides:
@@ -117,16 +96,16 @@ def backward_launches(
     expect_turning(turn, T, (H + G) * D, D if turn else 0)
     if turn and turn[2:] != (T, (H + G) * D):
         raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
-    rest = T, H, H // G, *scales(D), *(turn[:2] if turn else (0, 0))
-    form = Form(D, 1, turn is not None, documents is not None)
+    rest = T, H, H // G, *layout.scales(D), *(turn[:2] if turn else (0, 0))
+    form = wgmma_backward.Form(D, 1, turn is not None, documents is not None)
     lines = expect_documents(documents, B, T)
     groups = warpgroups(2 if D == 64 else 3, T, B * H, multiprocessors)
     maps = [_box(array, 64) for array in (q, k, v, do, dq)]
-    grid = grid_of(B * H, cover(T, 64 * groups), 4 * T * D, BACKWARD_SHARE)
+    grid = layout.grid_of(B * H, cover(T, 64 * groups), 4 * T * D, layout.BACKWARD_SHARE)
     args = *maps, o, do, *o.strides[:3], lse, delta, *rest, lines[0]
-    first = Launch(dq_kernel(form._replace(groups=groups)), grid, args)
-    groups, queries = warpgroups(2, T, B * G, multiprocessors), step_queries(D)
+    first = Launch(wgmma_backward.dq_kernel(form._replace(groups=groups)), grid, args)
+    groups, queries = warpgroups(2, T, B * G, multiprocessors), wgmma_backward.step_queries(D)
     maps = [_box(q, queries), _box(k, 64), _box(v, 64), _box(do, queries), _box(dk, 64)]
-    grid = grid_of(B * G, cover(T, 64 * groups), 4 * T * D * (H // G), BACKWARD_SHARE)
+    grid = layout.grid_of(B * G, cover(T, 64 * groups), 4 * T * D * (H // G), layout.BACKWARD_SHARE)
     args = *maps, _box(dv, 64), lse, delta, *rest, lines[1]
-    return first, Launch(dkdv_kernel(form._replace(groups=groups)), grid, args)
+    return first, Launch(wgmma_backward.dkdv_kernel(form._replace(groups=groups)), grid, args)

@@ -10,43 +10,13 @@ and global addresses are int64, all else int32. T positions, D head width. Left 
 
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.attention.layout import (
-    Limit,
-    Sizes,
-    forbid_left,
-    forbid_right,
-    lane_column,
-    lane_row,
-    limit_of,
-    round_up,
-)
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.lang.hopper import (
-    bulk_commit,
-    bulk_wait_read_all,
-    descriptor,
-    load_tile,
-    mbarrier_init,
-    prefetch_map,
-    proxy_fence,
-    stmatrix4,
-    store_tile,
-)
+from nanoeuler.engines.gpu.attention import layout
+from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
-from nanoeuler.engines.gpu.lang.ptx import (
-    barrier,
-    pack_bf16,
-    reciprocal,
-    shared_address,
-    store_shared_int,
-    ticket,
-    uniform,
-)
+from nanoeuler.engines.gpu.tile.layout import PANEL, lane_column, lane_row
+from nanoeuler.engines.gpu.tile.ring import aligned
+from nanoeuler.engines.gpu.tile.store import put_scaled
 
-PANEL = 64         # columns of a panel: 128 bytes, the widest swizzle
 BOX = 64 * 128     # bytes of a panel of 64 rows
 STRIDE = 1024      # bytes from 8 rows of a panel to the next 8: the swizzle repeats after them
 
@@ -63,7 +33,7 @@ class Place(NamedTuple):
 def place() -> Place:
     """This thread's place. `uniform` tells the compiler that a warp agrees on its warpgroup."""
     t = int32(cuda.threadIdx.x)
-    return Place(t, int32(t & 31), int32(t >> 5 & 3), uniform(int32(t >> 7)))
+    return Place(t, int32(t & 31), int32(t >> 5 & 3), ptx.uniform(int32(t >> 7)))
 
 
 def own_row(at: Place) -> int:
@@ -78,7 +48,7 @@ def own_column(at: Place) -> int:
 
 def shared_base() -> int:
     """The address of dynamic shared memory, rounded up to what the swizzle repeats after."""
-    return round_up(shared_address(cuda.shared.array(0, int8)), 1024)
+    return aligned(ptx.shared_address(cuda.shared.array(0, int8)))
 
 
 class Heads(NamedTuple):
@@ -93,32 +63,33 @@ def fetch(heads: Heads, row: int, to: int, rows: int, D: int, full: int) -> None
     """One thread: start copying rows x D, from `row` on, to a tile; `full` gets the bytes."""
     for c in range(D // PANEL):
         panel = int32(to + c * rows * 128)
-        load_tile(panel, heads.map, int32(c * PANEL), row, heads.head, heads.batch, full)
+        hopper.load_tile(panel, heads.map, int32(c * PANEL), row, heads.head, heads.batch, full)
 
 
 def put(heads: Heads, row: int, tile: int, D: int) -> None:
     """One thread: start copying a tile of 64 x D to `row` on; rows past T are left out."""
     for c in range(D // PANEL):
         panel = int32(tile + c * BOX)
-        store_tile(heads.map, int32(c * PANEL), row, heads.head, heads.batch, panel)
+        hopper.store_tile(heads.map, int32(c * PANEL), row, heads.head, heads.batch, panel)
 
 
 def prefetch_maps(first: int, second: int, third: int, fourth: int) -> None:
     """The maps on their way, before the first copies ask for them."""
     if cuda.threadIdx.x == 0:
-        prefetch_map(first)
-        prefetch_map(second)
-        prefetch_map(third)
-        prefetch_map(fourth)
+        hopper.prefetch_map(first)
+        hopper.prefetch_map(second)
+        hopper.prefetch_map(third)
+        hopper.prefetch_map(fourth)
 
 
 def put_done() -> None:
     """One thread: wait until its copies have read shared memory, which ends with the block."""
-    bulk_commit()
-    bulk_wait_read_all()
+    hopper.bulk_commit()
+    hopper.bulk_wait_read_all()
 
 
-BY_ROWS, BY_COLUMNS = descriptor(16, STRIDE), descriptor(0, STRIDE)  # addresses are added
+# Addresses are added.
+BY_ROWS, BY_COLUMNS = hopper.descriptor(16, STRIDE), hopper.descriptor(0, STRIDE)
 
 
 def by_rows(tile: int) -> int:
@@ -146,8 +117,8 @@ class Ring(NamedTuple):
 def start_ring(ring: Ring, stages: int) -> None:
     """One thread: each mbarrier waits for one arrival, the fetching thread's; no warp has left."""
     for i in range(stages):
-        mbarrier_init(int32(ring.full + 8 * i), int32(1))
-        store_shared_int(int32(ring.left + 8 * i), int32(0))
+        hopper.mbarrier_init(int32(ring.full + 8 * i), int32(1))
+        ptx.store_shared_int(int32(ring.left + 8 * i), int32(0))
 
 
 def tile_of(ring: Ring, stage: int) -> int:
@@ -167,15 +138,7 @@ def leave(ring: Ring, stage: int, warps: int) -> int:
     issued may not have read it yet. A single thread gets warps - 1, in the last warp: it refills
     the stage. The answer takes a while; it is looked at as late as possible.
     """
-    return ticket(int32(ring.left + 8 * stage), int32(warps - 1))
-
-
-def advance(stage: int, phase: int, stages: int) -> tuple[int, int]:
-    """The next stage, and the parity of its mbarrier's next filling."""
-    stage = int32(stage + 1)
-    if stage == stages:
-        return int32(0), int32(phase ^ 1)
-    return stage, phase
+    return ptx.ticket(int32(ring.left + 8 * stage), int32(warps - 1))
 
 
 MOST = 1 << 22  # what `divide` takes: above, its float32 could be off by more than one
@@ -183,7 +146,7 @@ MOST = 1 << 22  # what `divide` takes: above, its float32 could be off by more t
 
 def divide(x: int, n: int) -> int:
     """x // n of 0 <= x < MOST and n > 0: a quotient in float32, put right."""
-    q = int32(float32(x) * reciprocal(float32(n)))
+    q = int32(float32(x) * ptx.reciprocal(float32(n)))
     rest = int32(x - q * n)
     if rest < 0:
         q = int32(q - 1)
@@ -220,7 +183,7 @@ def block_head() -> int:
     return int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
 
 
-def query_block(sizes: Sizes, rows: int, keys: int) -> QueryBlock:
+def query_block(sizes: layout.Sizes, rows: int, keys: int) -> QueryBlock:
     """This block's queries: the last tile first, because it has the most keys to see."""
     number = block_head()
     batch = divide(number, sizes.heads)
@@ -229,7 +192,7 @@ def query_block(sizes: Sizes, rows: int, keys: int) -> QueryBlock:
     end = int32((min(sizes.T, int32(first + rows)) + keys - 1) // keys)
     steps = end
     if sizes.limit.on:
-        steps = int32(end - limit_of(sizes.limit, batch, first) // keys)
+        steps = int32(end - layout.limit_of(sizes.limit, batch, first) // keys)
     return QueryBlock(first, end, steps, number, batch, head, divide(head, sizes.sharing))
 
 
@@ -242,13 +205,13 @@ def forbid_later(s: Any, keys: int, first: int, row: int, at: Place) -> None:
     """Forbid keys, from `first` on, that come after their query; the 64 queries are from `row` on.
     """
     above = int32(row + own_row(at) - first - own_column(at))
-    forbid_right(s, keys, above, int32(above + 8))
+    layout.forbid_right(s, keys, above, int32(above + 8))
 
 
 def forbid_earlier(s: Any, queries: int, first: int, key: int, at: Place) -> None:
     """The same on a transposed tile: forbid queries, from `first` on, before their key."""
     above = int32(key + own_row(at) - first - own_column(at))
-    forbid_left(s, queries, above, int32(above + 8))
+    layout.forbid_left(s, queries, above, int32(above + 8))
 
 
 # %% sec-flash-tensor-documents
@@ -257,16 +220,16 @@ class Limits(NamedTuple):
     one does not touch needs no mask.
     """
 
-    limit: Limit
+    limit: layout.Limit
     batch: int
     row: int
     strictest: int
 
 
-def limits_of(limit: Limit, batch: int, row: int, strictest: int) -> Limits:
+def limits_of(limit: layout.Limit, batch: int, row: int, strictest: int) -> Limits:
     """The limits of 64 rows from `row` on, of which row number `strictest` has the strictest."""
     if limit.on:
-        return Limits(limit, batch, row, limit_of(limit, batch, strictest))
+        return Limits(limit, batch, row, layout.limit_of(limit, batch, strictest))
     return Limits(limit, int32(0), int32(0), int32(0))
 
 
@@ -287,8 +250,8 @@ def own_limits(limits: Limits, first: int, at: Place) -> tuple[int, int]:
     They are loaded where they are needed: to keep them would take registers in every step.
     """
     row, column = int32(limits.row + own_row(at)), int32(first + own_column(at))
-    above = limit_of(limits.limit, limits.batch, row)
-    below = limit_of(limits.limit, limits.batch, int32(row + 8))
+    above = layout.limit_of(limits.limit, limits.batch, row)
+    below = layout.limit_of(limits.limit, limits.batch, int32(row + 8))
     return int32(above - column), int32(below - column)
 
 
@@ -296,7 +259,7 @@ def forbid_others(s: Any, keys: int, first: int, limits: Limits, at: Place) -> N
     """Forbid keys, from `first` on, of documents before their query's."""
     if limits.limit.on and first < limits.strictest:
         above, below = own_limits(limits, first, at)
-        forbid_left(s, keys, above, below)
+        layout.forbid_left(s, keys, above, below)
 
 
 def forbid_foreign(s: Any, queries: int, first: int, limits: Limits, at: Place) -> None:
@@ -305,29 +268,21 @@ def forbid_foreign(s: Any, queries: int, first: int, limits: Limits, at: Place) 
     """
     if limits.limit.on and first + queries - 1 > limits.strictest:
         above, below = own_limits(limits, first, at)
-        forbid_right(s, queries, above, below)
+        layout.forbid_right(s, queries, above, below)
 
 
 def warpgroup_sync(at: Place) -> None:
     """Wait for this warpgroup's other threads, at the named barrier 1, 2 or 3 that is its own."""
-    barrier(int32(1 + at.group), int32(128))
+    ptx.barrier(int32(1 + at.group), int32(128))
 
 
 def stage_out(acc: Any, above: float, below: float, tile: int, D: int, at: Place) -> None:
     """acc, 64 x D, its two rows times `above` and `below`, as bf16 into a swizzled tile."""
-    row = int32(at.warp * 16 + (at.lane & 15))
-    for n in range(0, D // 8, 2):
-        chunk = int32((n & 7) + (at.lane >> 4))  # 16 bytes, moved by the swizzle
-        stmatrix4(
-            int32(tile + n // 8 * BOX + row * 128 + ((chunk ^ row & 7) << 4)),
-            pack_bf16(acc[4 * n] * above, acc[4 * n + 1] * above),
-            pack_bf16(acc[4 * n + 2] * below, acc[4 * n + 3] * below),
-            pack_bf16(acc[4 * n + 4] * above, acc[4 * n + 5] * above),
-            pack_bf16(acc[4 * n + 6] * below, acc[4 * n + 7] * below),
-        )
+    for c in range(D // PANEL):
+        put_scaled(acc, 32 * c, int32(tile + c * BOX), int32(at.thread & 127), above, below)
 
 
 def hand_over(at: Place) -> None:
     """After `stage_out`: the warpgroup's plain stores become visible to the copy engine."""
-    proxy_fence()
+    hopper.proxy_fence()
     warpgroup_sync(at)

@@ -13,28 +13,10 @@ not divided, the largest score and the sum of the weights; `gemv`'s front puts t
 from collections.abc import Callable
 from functools import cache
 
-from nanoeuler.engines.gpu.decode.gemv import (
-    LINE,
-    LOWEST,
-    Heads,
-    nothing,
-    part_count,
-    start_next,
-    wait_before,
-)
+from nanoeuler.engines.gpu.decode import gemv
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    divide,
-    exp2,
-    high_bf16,
-    larger,
-    load_own_float4,
-    load_own_int4,
-    low_bf16,
-    shuffle_xor,
-    store_float,
-)
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES, warp_sum
 from nanoeuler.engines.gpu.rows.block_reduce import warp_max
 from nanoeuler.errors import UserError
@@ -45,8 +27,8 @@ def make_unpack(kind: str) -> Callable:
 
     def unpack_bf16(values, words, i):
         for k in range(4):
-            values[2 * k] = low_bf16(words[4 * i + k])
-            values[2 * k + 1] = high_bf16(words[4 * i + k])
+            values[2 * k] = ptx.low_bf16(words[4 * i + k])
+            values[2 * k + 1] = ptx.high_bf16(words[4 * i + k])
 
     def unpack_floats(values, words, i):
         for k in range(4):
@@ -55,7 +37,7 @@ def make_unpack(kind: str) -> Callable:
     return unpack_bf16 if kind == "bf16" else unpack_floats
 
 
-def make_scores(kind: str, heads: Heads, warps: int) -> Callable:
+def make_scores(kind: str, heads: gemv.Heads, warps: int) -> Callable:
     """score(q, held, scores, count, warp, lane): of all keys of the block, to shared memory."""
     D, chunk, share, width = heads.D, heads.chunk, heads.H // heads.G, 16 // SIZES[kind]
     lanes, unpack = D // width, make_unpack(kind)
@@ -65,7 +47,7 @@ def make_scores(kind: str, heads: Heads, warps: int) -> Callable:
     def score(q, held, scores, count, warp, lane):
         numbers = cuda.local.array(width, float32)
         for i in range(rounds):
-            key = (i * warps + warp) * abreast + divide(lane, lanes)
+            key = (i * warps + warp) * abreast + ptx.divide(lane, lanes)
             unpack(numbers, held, i)
             for h in range(share):
                 value = float32(0)
@@ -73,14 +55,14 @@ def make_scores(kind: str, heads: Heads, warps: int) -> Callable:
                     value += q[h * width + d] * numbers[d]
                 for step in range(5):
                     if (1 << step) < lanes:
-                        value += shuffle_xor(value, 1 << step)
+                        value += ptx.shuffle_xor(value, 1 << step)
                 if lane & (lanes - 1) == 0:
-                    scores[h * chunk + key] = value if key < count else float32(LOWEST)
+                    scores[h * chunk + key] = value if key < count else float32(gemv.LOWEST)
 
     return score
 
 
-def make_weigh(kind: str, heads: Heads, warps: int) -> Callable:
+def make_weigh(kind: str, heads: gemv.Heads, warps: int) -> Callable:
     """weigh(held, scores, sums, warp, lane): each warp's sum of values, to shared memory."""
     D, chunk, share, width = heads.D, heads.chunk, heads.H // heads.G, 16 // SIZES[kind]
     lanes, unpack = D // width, make_unpack(kind)
@@ -92,7 +74,7 @@ def make_weigh(kind: str, heads: Heads, warps: int) -> Callable:
         for k in range(many):
             acc[k] = float32(0)
         for i in range(rounds):
-            key = (i * warps + warp) * abreast + divide(lane, lanes)
+            key = (i * warps + warp) * abreast + ptx.divide(lane, lanes)
             unpack(numbers, held, i)
             for h in range(share):
                 weight = scores[h * chunk + key]
@@ -103,25 +85,25 @@ def make_weigh(kind: str, heads: Heads, warps: int) -> Callable:
                 value = acc[h * width + d]
                 for step in range(5):
                     if (1 << step) >= lanes:
-                        value += shuffle_xor(value, 1 << step)
+                        value += ptx.shuffle_xor(value, 1 << step)
                 if lane < lanes:
                     sums[(warp * share + h) * D + lane * width + d] = value
 
     return weigh
 
 
-def make_collect(kind: str, heads: Heads, warps: int) -> Callable:
+def make_collect(kind: str, heads: gemv.Heads, warps: int) -> Callable:
     """collect(held, array, at, count, warp, lane): the block's keys or values; zeros behind them.
     """
     size, width = SIZES[kind], 16 // SIZES[kind]
     lanes, row = heads.D // width, heads.D * size
     abreast = LANES // lanes
     rounds, bf16 = heads.chunk // (abreast * warps), kind == "bf16"
-    load, zero = (load_own_int4, int32) if bf16 else (load_own_float4, float32)
+    load, zero = (ptx.load_own_int4, int32) if bf16 else (ptx.load_own_float4, float32)
 
     def collect(held, array, at, count, warp, lane):
         for i in range(rounds):
-            key = (i * warps + warp) * abreast + divide(lane, lanes)
+            key = (i * warps + warp) * abreast + ptx.divide(lane, lanes)
             a, b, c, d = zero(0), zero(0), zero(0), zero(0)
             if key < count:
                 a, b, c, d = load(array + at + key * row + (lane & (lanes - 1)) * 16)
@@ -130,36 +112,36 @@ def make_collect(kind: str, heads: Heads, warps: int) -> Callable:
     return collect
 
 
-def make_soften(heads: Heads, warps: int) -> Callable:
+def make_soften(heads: gemv.Heads, warps: int) -> Callable:
     """soften(scores, tops, weights, at, warp, lane): scores to weights, a head to a warp.
 
     Leaves largest score and sum of weights at `at`, the heads' `parts` apart.
     """
-    chunk, share, parts = heads.chunk, heads.H // heads.G, part_count(heads)
+    chunk, share, parts = heads.chunk, heads.H // heads.G, gemv.part_count(heads)
 
     def soften(scores, tops, weights, at, warp, lane):
         for h in range(warp, share, warps):
-            best, total = float32(LOWEST), float32(0)
+            best, total = float32(gemv.LOWEST), float32(0)
             for j in range(lane, chunk, LANES):
-                best = larger(best, scores[h * chunk + j])
+                best = ptx.larger(best, scores[h * chunk + j])
             best = warp_max(best)
             for j in range(lane, chunk, LANES):
-                weight = exp2(scores[h * chunk + j] - best)
+                weight = ptx.exp2(scores[h * chunk + j] - best)
                 scores[h * chunk + j] = weight
                 total += weight
             total = warp_sum(total)
             if lane == 0:
-                store_float(tops + (at + h * parts) * 4, best)
-                store_float(weights + (at + h * parts) * 4, total)
+                ptx.store_float(tops + (at + h * parts) * 4, best)
+                ptx.store_float(weights + (at + h * parts) * 4, total)
 
     return soften
 
 
 @cache
-def newest_kernel(kind: str, heads: Heads, warps: int = 4, early: bool = False) -> Kernel:
+def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = False) -> Kernel:
     """newest(q, keys, values, lines, out, tops, weights); D / width lanes have a key together."""
     H, G, D, context, chunk = heads.H, heads.G, heads.D, heads.context, heads.chunk
-    size, width, share, parts = SIZES[kind], 16 // SIZES[kind], H // G, part_count(heads)
+    size, width, share, parts = SIZES[kind], 16 // SIZES[kind], H // G, gemv.part_count(heads)
     lanes = max(1, D // width)
     if D % width or LANES % lanes or chunk % (LANES // lanes * warps):
         raise UserError(
@@ -169,7 +151,7 @@ def newest_kernel(kind: str, heads: Heads, warps: int = 4, early: bool = False) 
     scored, summed = share * chunk, warps * share * D
     collect, score = make_collect(kind, heads, warps), make_scores(kind, heads, warps)
     soften, weigh = make_soften(heads, warps), make_weigh(kind, heads, warps)
-    first, ready = (start_next, wait_before) if early else (nothing, nothing)
+    first, ready = (gemv.start_next, gemv.wait_before) if early else (gemv.nothing, gemv.nothing)
 
     def newest(q, keys, values, lines, out, tops, weights):
         first()
@@ -180,13 +162,13 @@ def newest_kernel(kind: str, heads: Heads, warps: int = 4, early: bool = False) 
         k, v = cuda.local.array(words, number), cuda.local.array(words, number)
         qs = cuda.local.array(many, float32)
         ready()
-        _, position, text, _ = load_own_int4(lines + int64(r) * LINE)
+        _, position, text, _ = ptx.load_own_int4(lines + int64(r) * gemv.LINE)
         count, head = min(position + 1 - c * chunk, chunk), r * H + g * share
         if count > 0:
             at = ((int64(text) * G + g) * context + c * chunk) * (D * size)
             for i in range(0, many, 4):
-                d = int32(divide(i, width) * D + (lane & (lanes - 1)) * width + i % width)
-                qs[i], qs[i + 1], qs[i + 2], qs[i + 3] = load_own_float4(
+                d = int32(ptx.divide(i, width) * D + (lane & (lanes - 1)) * width + i % width)
+                qs[i], qs[i + 1], qs[i + 2], qs[i + 3] = ptx.load_own_float4(
                     q + (int64(head) * D + d) * 4)
             collect(k, keys, at, count, warp, lane)
             collect(v, values, at, count, warp, lane)
@@ -197,11 +179,11 @@ def newest_kernel(kind: str, heads: Heads, warps: int = 4, early: bool = False) 
             weigh(v, scores, sums, warp, lane)
             cuda.syncthreads()  # the warps' sums are there
             for i in range(t, share * D, threads):
-                h, total = divide(i, D), float32(0)
+                h, total = ptx.divide(i, D), float32(0)
                 for w in range(warps):
                     total += sums[w * share * D + i]
                 to = ((int64(head + h) * parts + c) * D + (i - h * D)) * 4
-                store_float(out + to, total)
+                ptx.store_float(out + to, total)
 
     target = (9, 0) if early else (8, 0)
     return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, target, early=early)

@@ -18,19 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.decode import gemv
 from nanoeuler.engines.gpu.decode.attention import newest_kernel
-from nanoeuler.engines.gpu.decode.gemv import (
-    MOST_TILES,
-    OUT,
-    PAD,
-    Form,
-    Heads,
-    Shape,
-    few_rows_kernel,
-    pack,
-    pairs,
-    part_count,
-)
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES
@@ -74,14 +63,16 @@ class Decoding(NamedTuple):
     warps: int = 4
 
     @property
-    def heads(self) -> Heads:
+    def heads(self) -> gemv.Heads:
         """Attention's sizes; a block's positions are such that a lane has eight keys, or fewer."""
         c, width = self.config, 16 // SIZES[self.kind]
         chunk = min(self.chunk, 1024 // max(1, c.head_dim // width))
-        return Heads(c.n_heads, c.n_kv_heads, c.head_dim, c.context, c.position == "rope", chunk)
+        return gemv.Heads(
+            c.n_heads, c.n_kv_heads, c.head_dim, c.context, c.position == "rope", chunk
+        )
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, gemv.Shape]:
         """Name -> how each of a block's matrices, and the embedding and the output, is packed."""
         c, D = self.config, self.config.head_dim
         up = 2 * c.hidden if c.mlp == "swiglu" else c.hidden
@@ -89,7 +80,7 @@ class Decoding(NamedTuple):
             "wqkv": (c.dim, (c.n_heads + 2 * c.n_kv_heads) * D), "wo": (c.n_heads * D, c.dim),
             "w_up": (c.dim, up), "w_down": (c.hidden, c.dim), "output": (c.dim, c.vocab_size),
         }  # fmt: skip
-        return {name: Shape(self.kind, *size) for name, size in sizes.items()}
+        return {name: gemv.Shape(self.kind, *size) for name, size in sizes.items()}
 
 
 SUPPORTS = {
@@ -102,7 +93,7 @@ def check_model(this: Decoding) -> None:
     """UserError for a model that cannot be decoded here."""
     c = this.config
     require(c, SUPPORTS, "decoding on a GPU")
-    if c.dim % OUT or c.hidden % OUT or c.head_dim % OUT:
+    if c.dim % gemv.OUT or c.hidden % gemv.OUT or c.head_dim % gemv.OUT:
         raise UserError(
             f"decoding on a GPU wants dim, hidden and the width of heads in eights, not "
             f"{c.dim}, {c.hidden} and {c.head_dim}: choose the engine cpu")
@@ -112,7 +103,7 @@ def check_model(this: Decoding) -> None:
 ENOUGH = 1024  # blocks that keep a large GPU busy, about eight for each multiprocessor
 
 
-def form_of(this: Decoding, name: str, rows: int) -> Form:
+def form_of(this: Decoding, name: str, rows: int) -> gemv.Form:
     """The form of one of the products of a pass over R rows.
 
     A block takes one group of eight outputs, or up to four where there are many.
@@ -121,10 +112,12 @@ def form_of(this: Decoding, name: str, rows: int) -> Form:
     norm = config.norm
     front = {"wo": "parts", "w_down": "plain"}.get(name, norm)
     ends = {"wqkv": "heads", "w_up": config.mlp, "output": "store"}
-    most = 1 if shape.groups * cover(rows, tile) <= ENOUGH else PAD if rows == 1 else 2
-    groups = max(n for n in (1, 2, PAD) if n == 1 or n <= most and n * shape.tiles <= MOST_TILES)
+    most = 1 if shape.groups * cover(rows, tile) <= ENOUGH else gemv.PAD if rows == 1 else 2
+    groups = max(
+        n for n in (1, 2, gemv.PAD) if n == 1 or n <= most and n * shape.tiles <= gemv.MOST_TILES
+    )
     heads = this.heads if name in ("wqkv", "wo") else None
-    return Form(shape, tile, front, ends.get(name, "add"), groups, this.early, heads)
+    return gemv.Form(shape, tile, front, ends.get(name, "add"), groups, this.early, heads)
 
 
 def pack_block(this: Decoding, block: Block) -> dict[str, np.ndarray]:
@@ -138,9 +131,9 @@ def pack_block(this: Decoding, block: Block) -> dict[str, np.ndarray]:
         shape = this.shapes[name]
         order = np.arange(shape.outputs)
         if name in orders:
-            order = pairs(shape.outputs, orders[name])
-        made[name] = pack(shape, matrix[:, order])
-        made[f"{name}_bias"] = np.zeros(shape.groups * OUT, np.float32)
+            order = gemv.pairs(shape.outputs, orders[name])
+        made[name] = gemv.pack(shape, matrix[:, order])
+        made[f"{name}_bias"] = np.zeros(shape.groups * gemv.OUT, np.float32)
         if bias is not None:
             made[f"{name}_bias"][: shape.outputs] = bias[order]
     for name in ("norm1", "norm2"):
@@ -158,24 +151,24 @@ def pack_ends(this: Decoding, w: Weights) -> dict[str, np.ndarray]:
     made = {"norm": gain, "norm_bias": np.zeros(gain.shape) if bias is None else bias}
     made["positions"] = w.get("positions", np.zeros((1, 4)))
     made["cos"], made["sin"] = rope_tables(config.context, config.head_dim)
-    made["output_bias"] = np.zeros(shape.groups * OUT)
+    made["output_bias"] = np.zeros(shape.groups * gemv.OUT)
     arrays = {name: np.ascontiguousarray(a, np.float32) for name, a in made.items()}
-    arrays["embedding"] = pack(shape, w["embedding"].T)
+    arrays["embedding"] = gemv.pack(shape, w["embedding"].T)
     if not config.tied:
-        arrays["output"] = pack(shape, w["output"][:, : config.vocab_size])
+        arrays["output"] = gemv.pack(shape, w["output"][:, : config.vocab_size])
     return arrays
 
 
 def working_shapes(this: Decoding, rows: int) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Name -> shape and dtype of what a pass over R rows works in."""
     config, heads = this.config, this.heads
-    H, D, N = heads.H, heads.D, part_count(heads)
+    H, D, N = heads.H, heads.D, gemv.part_count(heads)
     return {
         "lines": ((rows, 4), np.int32), "x": ((rows, config.dim), np.float32),
         "q": ((rows, H, D), np.float32), "parts": ((rows, H, N, D), np.float32),
         "tops": ((rows, H, N), np.float32), "weights": ((rows, H, N), np.float32),
         "h": ((rows, this.shapes["w_down"].padded), DTYPES[this.kind]),
-        "logits": ((rows, this.shapes["output"].groups * OUT), np.float32),
+        "logits": ((rows, this.shapes["output"].groups * gemv.OUT), np.float32),
         "said": ((rows, config.context), np.int32),
     }  # fmt: skip
 
@@ -210,7 +203,7 @@ class ForwardPass:
         rows of `stride` go; cache: keys and values of the layer.
         """
         form = form_of(self.this, name, self.rows)
-        kernel = few_rows_kernel(form)
+        kernel = gemv.few_rows_kernel(form)
         grid = form.shape.groups // form.groups, cover(self.rows, form.rows)
         args = (
             given[name], given[f"{name}_bias"], *reads, y, stride, *cache,

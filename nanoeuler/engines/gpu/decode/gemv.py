@@ -14,46 +14,17 @@ together) and after it is part of the kernel. Left out: more than 16 rows at a t
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.lang import instruction, ptx
 from nanoeuler.engines.gpu.lang.bf16 import to_bf16
-from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64, ptx
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
-from nanoeuler.engines.gpu.tile.curves import gelu_share, sigmoid
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.lang.ptx import (
-    bits_of,
-    divide,
-    exp2,
-    float_of,
-    inverse_root,
-    load_float,
-    load_float4,
-    load_float4_if_below,
-    load_int4,
-    load_own_float,
-    load_own_float4,
-    load_own_int4,
-    load_shared_float4,
-    load_shared_int,
-    load_shared_int4,
-    mma,
-    pack_bf16,
-    reciprocal,
-    shared_address,
-    shuffle_xor,
-    store_float,
-    store_shared_float2,
-    store_shared_float4,
-    store_shared_int,
-    store_short,
-)
 from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
 from nanoeuler.engines.gpu.rows.residual_norm import EPS
+from nanoeuler.engines.gpu.tile.curves import gelu_share, sigmoid
 from nanoeuler.errors import UserError
 
 OUT = 8         # outputs of a tile: the columns of B in mma.sync.m16n8k16
@@ -139,9 +110,9 @@ def pairs(outputs: int, half: int) -> np.ndarray:
 
 
 # Hopper: the next kernel of the stream may be started; its memory is not ready yet
-start_next = ptx("griddepcontrol.launch_dependents;")
+start_next = instruction.ptx("griddepcontrol.launch_dependents;")
 # Hopper: wait until the kernel before has ended and what it wrote is there
-wait_before = ptx("griddepcontrol.wait;")
+wait_before = instruction.ptx("griddepcontrol.wait;")
 
 
 @dataclass(frozen=True)
@@ -206,7 +177,7 @@ def nothing() -> None:
 
 def make_fetch(form: Form) -> Callable:
     """fetch(held, weights, block, warp, lane): all of this lane's weights, loads before uses."""
-    load = load_int4 if form.shape.kind == "bf16" else load_float4
+    load = ptx.load_int4 if form.shape.kind == "bf16" else ptx.load_float4
     groups, tiles, whole = form.groups, form.shape.tiles, form.shape.tiles * form.shape.warps
 
     def fetch(held, weights, block, warp, lane):
@@ -225,13 +196,14 @@ def make_keep(form: Form) -> Callable:
 
     def keep_pairs(values, i, at, column):
         if column < padded:
-            low, high = pack_bf16(values[i], values[i + 1]), pack_bf16(values[i + 2], values[i + 3])
-            store_shared_float2(int32(at + column * 2), float_of(low), float_of(high))
+            low = ptx.pack_bf16(values[i], values[i + 1])
+            high = ptx.pack_bf16(values[i + 2], values[i + 3])
+            ptx.store_shared_float2(int32(at + column * 2), ptx.float_of(low), ptx.float_of(high))
 
     def keep_floats(values, i, at, column):
         if column < padded:
             a, b, c, d = values[i], values[i + 1], values[i + 2], values[i + 3]
-            store_shared_float4(int32(at + column * 4), a, b, c, d)
+            ptx.store_shared_float4(int32(at + column * 4), a, b, c, d)
 
     return keep_pairs if bf16 else keep_floats
 
@@ -250,7 +222,7 @@ def make_row(form: Form) -> tuple[Callable, Callable]:
         for j in range(pieces):
             a, b, c, d, i = float32(0), float32(0), float32(0), float32(0), 4 * j
             if (j * 32 + lane) * 4 < columns:
-                a, b, c, d = load_own_float4(address + (j * 32 + lane) * 16)
+                a, b, c, d = ptx.load_own_float4(address + (j * 32 + lane) * 16)
             values[i], values[i + 1], values[i + 2], values[i + 3] = a, b, c, d
 
     def settle(values, lane):
@@ -263,7 +235,7 @@ def make_row(form: Form) -> tuple[Callable, Callable]:
             if ((k >> 2) * 32 + lane) * 4 < columns:
                 values[k] -= mean
                 total += values[k] * values[k]
-        return inverse_root(warp_sum(total) * float32(share) + float32(eps))
+        return ptx.inverse_root(warp_sum(total) * float32(share) + float32(eps))
 
     return load, settle
 
@@ -281,11 +253,11 @@ def make_norm_front(form: Form) -> Callable:
     def scale(values, i, inverse, gain, shift, column):
         gains = cuda.local.array(4, float32)
         if column < columns:
-            gains[0], gains[1], gains[2], gains[3] = load_float4(gain + column * 4)
+            gains[0], gains[1], gains[2], gains[3] = ptx.load_float4(gain + column * 4)
             for k in range(4):
                 values[i + k] *= inverse * gains[k]
             if centred:
-                gains[0], gains[1], gains[2], gains[3] = load_float4(shift + column * 4)
+                gains[0], gains[1], gains[2], gains[3] = ptx.load_float4(shift + column * 4)
                 for k in range(4):
                     values[i + k] += gains[k]
 
@@ -318,23 +290,23 @@ def make_add_parts(form: Form) -> Callable:
         values = cuda.local.array(four, float32)
         for i in range(0, AT_ONCE, 4):
             a = at + 4 * (first + i)
-            tops[i], tops[i + 1], tops[i + 2], tops[i + 3] = load_own_float4(top + a)
-            sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3] = load_own_float4(weight + a)
+            tops[i], tops[i + 1], tops[i + 2], tops[i + 3] = ptx.load_own_float4(top + a)
+            sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3] = ptx.load_own_float4(weight + a)
         for i in range(AT_ONCE):
             k, place = 4 * i, int32(first + i)
-            values[k], values[k + 1], values[k + 2], values[k + 3] = load_float4_if_below(
+            values[k], values[k + 1], values[k + 2], values[k + 3] = ptx.load_float4_if_below(
                 x + (at + 4 * place) * D, place, count)
         new = best
         for i in range(AT_ONCE):
             if first + i < count and tops[i] > new:
                 new = tops[i]
-        scale = exp2(best - new)
+        scale = ptx.exp2(best - new)
         total *= scale
         for k in range(4):
             o[k] *= scale
         for i in range(AT_ONCE):
             if first + i < count:  # behind it stands what earlier tokens left
-                share = exp2(tops[i] - new)
+                share = ptx.exp2(tops[i] - new)
                 total += sizes[i] * share
                 for k in range(4):
                     o[k] += values[4 * i + k] * share
@@ -358,14 +330,14 @@ def make_parts_front(form: Form) -> Callable:
     def front(x, gain, shift, lines, tile, shared, t):
         o = cuda.local.array(4, float32)
         for item in range(t, rows * padded // 4, threads):
-            row = divide(item, padded // 4)
+            row = ptx.divide(item, padded // 4)
             column = int32(item - row * (padded // 4)) * 4
             for k in range(4):
                 o[k] = float32(0)
             if column < channels:
                 line = int64(tile * rows + row)
-                _, position, _, _ = load_own_int4(lines + line * LINE)
-                head = divide(column, D)
+                _, position, _, _ = ptx.load_own_int4(lines + line * LINE)
+                head = ptx.divide(column, D)
                 at = (line * H + head) * (4 * parts)
                 inside = int64(column - head * D) * 4
                 count, best, total = int32((position + chunk) >> log), float32(LOWEST), float32(0)
@@ -373,7 +345,7 @@ def make_parts_front(form: Form) -> Callable:
                     best, total = add_parts(
                         o, x + inside, gain, shift, at, first, count, best, total)
                 if count > 0:
-                    whole = reciprocal(total)
+                    whole = ptx.reciprocal(total)
                     for k in range(4):
                         o[k] *= whole
             keep(o, 0, shared + row * stride, column)
@@ -392,8 +364,8 @@ def make_operand(form: Form) -> Callable:
     """
     rows, stride, bytes_of = form.rows, form.stride, form.shape.padded * form.size
     bf16, plain = form.shape.kind == "bf16", form.front == "plain"
-    near = load_shared_int4 if bf16 else load_shared_float4
-    far = load_own_int4 if bf16 else load_own_float4
+    near = ptx.load_shared_int4 if bf16 else ptx.load_shared_float4
+    far = ptx.load_own_int4 if bf16 else ptx.load_own_float4
     zero = int32 if bf16 else float32
 
     def of_memory(x, shared, tile, row, offset):
@@ -433,15 +405,15 @@ def make_multiply(form: Form) -> Callable:
                 k, i = 4 * (n * tiles + j), 4 * n
                 for half in range(2):
                     u, v, w, z = (a0, b0, a1, b1) if half == 0 else (a2, b2, a3, b3)
-                    acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
+                    acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = ptx.mma(
                         u, v, w, z, held[k + 2 * half], held[k + 2 * half + 1],
                         acc[i], acc[i + 1], acc[i + 2], acc[i + 3])
         for n in range(groups):
             at = sums + ((warp * rows + g) * wide + n * 8 + 2 * q) * 4
             if g < rows:
-                store_shared_float2(int32(at), acc[4 * n], acc[4 * n + 1])
+                ptx.store_shared_float2(int32(at), acc[4 * n], acc[4 * n + 1])
             if g + 8 < rows:
-                store_shared_float2(int32(at + 8 * wide * 4), acc[4 * n + 2], acc[4 * n + 3])
+                ptx.store_shared_float2(int32(at + 8 * wide * 4), acc[4 * n + 2], acc[4 * n + 3])
 
     return multiply
 
@@ -467,8 +439,8 @@ def make_multiply_floats(form: Form) -> Callable:
         for row in range(rows):
             for n in range(groups):
                 value = acc[row * groups + n]
-                value += shuffle_xor(value, 1)
-                value += shuffle_xor(value, 2)
+                value += ptx.shuffle_xor(value, 1)
+                value += ptx.shuffle_xor(value, 2)
                 if q == 0:
                     at = sums + ((warp * rows + row) * wide + n * 8 + g) * 4
                     store_shared_float(int32(at), value)
@@ -478,7 +450,7 @@ def make_multiply_floats(form: Form) -> Callable:
 
 def store_shared_float(address, value):
     """A float32 to shared memory."""
-    store_shared_int(address, bits_of(value))
+    ptx.store_shared_int(address, ptx.bits_of(value))
 
 
 def make_total(form: Form) -> Callable:
@@ -489,7 +461,7 @@ def make_total(form: Form) -> Callable:
         value = float32(0)
         for warp in range(warps):
             at = sums + ((warp * rows + row) * wide + output) * 4
-            value += float_of(load_shared_int(int32(at)))
+            value += ptx.float_of(ptx.load_shared_int(int32(at)))
         return value
 
     return total
@@ -500,16 +472,39 @@ def make_put(kind: str) -> Callable:
     """put(address, i, value): element i of an array of this kind = value."""
 
     def put_bf16(address, i, value):
-        store_short(address + 2 * int64(i), pack_bf16(value, float32(0)))
+        ptx.store_short(address + 2 * int64(i), ptx.pack_bf16(value, float32(0)))
 
     def put_float(address, i, value):
-        store_float(address + 4 * int64(i), value)
+        ptx.store_float(address + 4 * int64(i), value)
 
     return put_bf16 if kind == "bf16" else put_float
 
 
+class Item(NamedTuple):
+    """Item i of a thread: what it keeps while the block multiplies, two numbers each; its number in
+    the block, the block of outputs, the tile of rows."""
+
+    kept: Any
+    spots: Any
+    i: int
+    item: int
+    block: int
+    tile: int
+
+
+class Target(NamedTuple):
+    """Where outputs go: y and its row's elements, or keys and values; by what they are scaled."""
+
+    y: int
+    stride: int
+    keys: int
+    values: int
+    scale: float
+
+
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
-    """prepare(kept, i, ...), finish(kept, i, ...) of an item that is one output: add, store, gelu.
+    """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
+    one output: add, store, gelu.
 
     What is ready before the products is loaded before them: the old stream.
     """
@@ -517,27 +512,27 @@ def make_single_end(form: Form) -> tuple[Callable, Callable]:
     put, total = make_put(form.shape.kind), make_total(form)
     adds, curves = form.end == "add", form.end == "gelu"
 
-    def place(item, block, tile):
-        row = divide(item, wide)
-        output = int32(item - row * wide)
-        return row, output, int32(block * wide + output), int64(tile * rows + row)
+    def place(of):
+        row = ptx.divide(of.item, wide)
+        output = int32(of.item - row * wide)
+        return row, output, int32(of.block * wide + output), int64(of.tile * rows + row)
 
-    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+    def prepare(of, y, stride, cos, sin, lines):
         if adds:
-            _, _, column, line = place(item, block, tile)
+            _, _, column, line = place(of)
             if column < outputs:
-                kept[2 * i] = load_own_float(y + (line * stride + column) * 4)
+                of.kept[2 * of.i] = ptx.load_own_float(y + (line * stride + column) * 4)
 
-    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
-        row, output, column, line = place(item, block, tile)
-        value, at = total(sums, row, output) + shifts[2 * i], line * stride + column
+    def finish(of, sums, shifts, to):
+        row, output, column, line = place(of)
+        value, at = total(sums, row, output) + shifts[2 * of.i], line * to.stride + column
         if column < outputs:
             if adds:
-                store_float(y + at * 4, kept[2 * i] + scale * value)
+                ptx.store_float(to.y + at * 4, of.kept[2 * of.i] + to.scale * value)
             elif curves:
-                put(y, at, value * gelu_share(value))
+                put(to.y, at, value * gelu_share(value))
             else:
-                store_float(y + at * 4, value)
+                ptx.store_float(to.y + at * 4, value)
 
     return prepare, finish
 
@@ -547,17 +542,18 @@ def make_gate_end(form: Form) -> tuple[Callable, Callable]:
     pairs_wide, half, rows = 4 * form.groups, form.shape.outputs // 2, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
 
-    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
+    def prepare(of, y, stride, cos, sin, lines):
         return
 
-    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
-        row = divide(item, pairs_wide)
-        pair = int32(item - row * pairs_wide)
-        column, output = int32(block * pairs_wide + pair), int32((pair >> 2) * 8 + (pair & 3))
-        gate = total(sums, row, output) + shifts[2 * i]
-        up = total(sums, row, output + 4) + shifts[2 * i + 1]
+    def finish(of, sums, shifts, to):
+        row = ptx.divide(of.item, pairs_wide)
+        pair = int32(of.item - row * pairs_wide)
+        column, output = int32(of.block * pairs_wide + pair), int32((pair >> 2) * 8 + (pair & 3))
+        gate = total(sums, row, output) + shifts[2 * of.i]
+        up = total(sums, row, output + 4) + shifts[2 * of.i + 1]
         if column < half:
-            put(y, int64(tile * rows + row) * stride + column, gate * sigmoid(gate) * up)
+            at = int64(of.tile * rows + row) * to.stride + column
+            put(to.y, at, gate * sigmoid(gate) * up)
 
     return prepare, finish
 
@@ -567,9 +563,9 @@ def make_place(form: Form) -> Callable:
     wide, half = 4 * form.groups, form.heads.D // 2
 
     def place(item, block):
-        row = divide(item, wide)
+        row = ptx.divide(item, wide)
         pair = int32(block * wide + item - row * wide)  # among the pairs of all heads
-        head = divide(pair, half)
+        head = ptx.divide(pair, half)
         return row, int32(item - row * wide), head, int32(pair - head * half)
 
     return place
@@ -586,27 +582,29 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
     half, all_heads = D // 2, heads.H + 2 * heads.G
     put, total = make_put(form.shape.kind), make_total(form)
 
-    def prepare(kept, spots, i, item, block, tile, y, stride, cos, sin, lines):
-        row, _, head, channel = place(item, block)
-        _, position, text, _ = load_own_int4(lines + int64(tile * rows + row) * LINE)
+    def prepare(of, y, stride, cos, sin, lines):
+        kept, spots, i = of.kept, of.spots, of.i
+        row, _, head, channel = place(of.item, of.block)
+        _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
         spots[2 * i], spots[2 * i + 1] = position, text
         kept[2 * i], kept[2 * i + 1] = float32(1), float32(0)
         if turned and head < H + G:
             at = (int64(max(position, 0)) * half + channel) * 4
-            kept[2 * i], kept[2 * i + 1] = load_float(cos + at), load_float(sin + at)
+            kept[2 * i], kept[2 * i + 1] = ptx.load_float(cos + at), ptx.load_float(sin + at)
 
-    def finish(kept, spots, i, item, block, tile, sums, shifts, y, stride, keys, values, scale):
-        row, pair, head, channel = place(item, block)
+    def finish(of, sums, shifts, to):
+        kept, spots, i = of.kept, of.spots, of.i
+        row, pair, head, channel = place(of.item, of.block)
         output, position, text = (pair >> 2) * 8 + (pair & 3), spots[2 * i], spots[2 * i + 1]
         a = total(sums, row, output) + shifts[2 * i]
         b = total(sums, row, output + 4) + shifts[2 * i + 1]
         left, right = a * kept[2 * i] - b * kept[2 * i + 1], a * kept[2 * i + 1] + b * kept[2 * i]
         if head < H:
-            at = y + ((int64(tile * rows + row) * H + head) * D + channel) * 4
-            store_float(at, left * scale)
-            store_float(at + half * 4, right * scale)
+            at = to.y + ((int64(of.tile * rows + row) * H + head) * D + channel) * 4
+            ptx.store_float(at, left * to.scale)
+            ptx.store_float(at + half * 4, right * to.scale)
         elif head < all_heads and position >= 0:
-            cache, group = (keys, head - H) if head < H + G else (values, head - H - G)
+            cache, group = (to.keys, head - H) if head < H + G else (to.values, head - H - G)
             at = ((int64(text) * G + group) * context + position) * D + channel
             put(cache, at, left)
             put(cache, at + half, right)
@@ -660,30 +658,31 @@ def few_rows_kernel(form: Form) -> Kernel:
         block, tile, warp, lane = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), t >> 5, t & 31
         held, spots = cuda.local.array(many, number), cuda.local.array(twice, int32)
         kept, shifts = cuda.local.array(twice, float32), cuda.local.array(twice, float32)
-        shared = shared_address(cuda.shared.array(0, int8))
+        shared = ptx.shared_address(cuda.shared.array(0, int8))
         sums = int32(shared + operand)
         fetch(held, weights, block, warp, lane)
         for i in range(own):
             column = int32(t + i * threads)
-            column -= divide(column, per_row) * per_row
+            column -= ptx.divide(column, per_row) * per_row
             if paired:
                 column = int32((column >> 2) * 8 + (column & 3))
             at = bias + (int64(block) * wide + column) * 4
-            shifts[2 * i] = load_float(at)
+            shifts[2 * i] = ptx.load_float(at)
             if paired:
-                shifts[2 * i + 1] = load_float(at + 16)
+                shifts[2 * i + 1] = ptx.load_float(at + 16)
         ready()
         for i in range(own):
             if t + i * threads < items:
-                prepare(kept, spots, i, t + i * threads, block, tile, y, stride, cos, sin, lines)
+                of = Item(kept, spots, i, t + i * threads, block, tile)
+                prepare(of, y, stride, cos, sin, lines)
         front(x, gain, shift, lines, tile, shared, t)
         cuda.syncthreads()  # X is there
         multiply(held, x, shared, sums, tile, warp, lane)
         cuda.syncthreads()  # all shares are there
         for i in range(own):
             if t + i * threads < items:
-                finish(kept, spots, i, t + i * threads, block, tile, sums, shifts, y, stride,
-                       keys, values, scale)  # fmt: skip
+                of = Item(kept, spots, i, t + i * threads, block, tile)
+                finish(of, sums, shifts, Target(y, stride, keys, values, scale))
 
     shared_bytes = operand + 4 * form.shape.warps * form.rows * wide
     resident = max(1, room(form) // threads)

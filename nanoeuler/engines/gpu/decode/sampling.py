@@ -11,14 +11,9 @@ is free. A row whose position is negative is not there: nothing of it is kept.
 from functools import cache
 
 from nanoeuler.engines.gpu.decode.gemv import LINE, TILE, Shape, nothing, start_next, wait_before
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    load_float4_if_below,
-    load_own_int4,
-    store_int,
-    store_int2,
-)
 from nanoeuler.engines.gpu.lang.vectors import make_load, make_store
 from nanoeuler.engines.gpu.rows.block_reduce import block_max
 
@@ -44,7 +39,7 @@ def enter_kernel(shape: Shape, learned: bool, early: bool = False) -> Kernel:
         ready()
         row = int64(cuda.blockIdx.x)
         values, others = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        token, position, _, _ = load_own_int4(lines + row * LINE)
+        token, position, _, _ = ptx.load_own_int4(lines + row * LINE)
         tile = table + int64(token >> 3) * (whole * TILE) + (token & 7) * 64
         for column in range(int32(cuda.threadIdx.x) * width, columns, EMBED_THREADS * width):
             n, rest = int32(column // deep), int32(column % deep)
@@ -81,7 +76,7 @@ def pick_kernel(vocabulary: int, context: int, threads: int, early: bool = False
         for start in range(t * 4, vocabulary, threads * many):
             for i in range(AHEAD):
                 k, at = 4 * i, int32(start + i * threads * 4)
-                values[k], values[k + 1], values[k + 2], values[k + 3] = load_float4_if_below(
+                values[k], values[k + 1], values[k + 2], values[k + 3] = ptx.load_float4_if_below(
                     logits + (row * stride + at) * 4, at, vocabulary)
             for k in range(many):
                 at = int32(start + (k >> 2) * threads * 4 + (k & 3))
@@ -92,10 +87,10 @@ def pick_kernel(vocabulary: int, context: int, threads: int, early: bool = False
         own = float32(-name) if mine == best else float32(-vocabulary)
         name = min(int32(-block_max(own, float32(-vocabulary), threads // 32)), vocabulary - 1)
         if t == 0:
-            _, position, _, _ = load_own_int4(lines + row * LINE)
+            _, position, _, _ = ptx.load_own_int4(lines + row * LINE)
             if 0 <= position < last:
-                store_int2(lines + row * LINE, int32(name), int32(position + 1))
-                store_int(said + (row * context + position + 1) * 4, int32(name))
+                ptx.store_int2(lines + row * LINE, int32(name), int32(position + 1))
+                ptx.store_int(said + (row * context + position + 1) * 4, int32(name))
 
     target = (9, 0) if early else (8, 0)
     return Kernel(pick, "l r l l", threads, 0, 1, 1, target, early=early)

@@ -16,18 +16,10 @@ from typing import Any, TypedDict, Unpack
 
 from nanoeuler.engines.gpu.gemm.choice import product_on
 from nanoeuler.engines.gpu.gemm.mma_form import pitch, require
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
-from nanoeuler.engines.gpu.lang.ptx import (
-    bits_of,
-    divide,
-    float_of,
-    high_bf16,
-    low_bf16,
-    pack_bf16,
-    store_int4,
-)
 from nanoeuler.engines.gpu.lang.vectors import ACCESS, STEP, make_load
 from nanoeuler.errors import UserError
 
@@ -47,19 +39,19 @@ TOP = 0x7F7F8000  # bits of the smallest float32 that rounds to infinity as a bf
 
 def inside(x):
     """x, cut off to a bf16 where rounding would leave bf16's range."""
-    bits = int32(bits_of(x))
+    bits = int32(ptx.bits_of(x))
     size = int32(bits & 0x7FFFFFFF)
-    return float_of(int32(bits & -65536)) if size >= TOP else x
+    return ptx.float_of(int32(bits & -65536)) if size >= TOP else x
 
 
 def cut(values, words, p):
     """The p-th pieces of eight numbers into words, and what they leave into values."""
     for j in range(WIDTH // 2):
         a, b = values[2 * j], values[2 * j + 1]
-        word = pack_bf16(inside(a), inside(b)) if p == 0 else pack_bf16(a, b)
+        word = ptx.pack_bf16(inside(a), inside(b)) if p == 0 else ptx.pack_bf16(a, b)
         words[p * (WIDTH // 2) + j] = word
-        values[2 * j] = a - low_bf16(word)
-        values[2 * j + 1] = b - high_bf16(word)
+        values[2 * j] = a - ptx.low_bf16(word)
+        values[2 * j + 1] = b - ptx.high_bf16(word)
 
 
 @functools.cache
@@ -78,7 +70,7 @@ def split_kernel(which: tuple[int, ...]) -> Kernel:
         values = cuda.local.array(WIDTH, float32)
         words = cuda.local.array(held, int32)
         if i < vectors:
-            row = divide(i, across)
+            row = ptx.divide(i, across)
             column = int32(i - row * across) * WIDTH
             load(values, 0, x + int64(row) * wide + int64(column) * 4)
             for p in range(count):
@@ -86,7 +78,7 @@ def split_kernel(which: tuple[int, ...]) -> Kernel:
             at = out + int64(row) * line + int64(column) * 2
             for q in range(len(which)):
                 w = which[q] * each
-                store_int4(at, words[w], words[w + 1], words[w + 2], words[w + 3])
+                ptx.store_int4(at, words[w], words[w + 1], words[w + 2], words[w + 3])
                 at += step
 
     return Kernel(split, "l l r r l l l", THREADS, target=(8, 0))

@@ -12,27 +12,13 @@ from typing import NamedTuple
 
 from nanoeuler.engines.gpu.gemm.mma_form import SIDE, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import Matrix
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, int32, int64
-from nanoeuler.engines.gpu.lang.ptx import (
-    copy_async_part,
-    copy_commit,
-    copy_wait,
-    high_bf16,
-    load_float2_if,
-    load_shared_int,
-    load_shared_int4,
-    low_bf16,
-    pack_bf16,
-    store_float2_if,
-    store_int4,
-    store_shared_int,
-    store_short,
-)
 from nanoeuler.engines.gpu.tile.accumulator import make_bias, same
 from nanoeuler.engines.gpu.tile.curves import gelu_fast
 from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_column, lane_row, pair_at
 
-wait_all = copy_wait(0)  # for all of the thread's copies
+wait_all = ptx.copy_wait(0)  # for all of the thread's copies
 
 
 class Tile(NamedTuple):
@@ -70,19 +56,19 @@ def add_residual(acc, tile):
         r = box_row(p, tile.lane)
         at = x.start + (int64(tile.row + r) * x.pitch + tile.column + chunk * 8) * 2
         to = int32(tile.box + chunk_at(r, chunk, PANEL))
-        copy_async_part(to, at, size if tile.row + r < x.rows else int32(0))
-    copy_commit()
+        ptx.copy_async_part(to, at, size if tile.row + r < x.rows else int32(0))
+    ptx.copy_commit()
     wait_all()
     cuda.syncwarp()
     own = int32(tile.box + pair_at(tile.lane))
     for i in range(4):
         for j in range(8):
             q, at = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
-            above, below = load_shared_int(at), load_shared_int(at + 1024)
-            acc[q] += low_bf16(above)
-            acc[q + 1] += high_bf16(above)
-            acc[q + 2] += low_bf16(below)
-            acc[q + 3] += high_bf16(below)
+            above, below = ptx.load_shared_int(at), ptx.load_shared_int(at + 1024)
+            acc[q] += ptx.low_bf16(above)
+            acc[q + 1] += ptx.high_bf16(above)
+            acc[q + 2] += ptx.low_bf16(below)
+            acc[q + 3] += ptx.high_bf16(below)
 
 
 def put_box(acc, tile):
@@ -91,8 +77,8 @@ def put_box(acc, tile):
     for i in range(4):
         for j in range(8):
             q, to = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
-            store_shared_int(to, pack_bf16(acc[q], acc[q + 1]))
-            store_shared_int(to + 1024, pack_bf16(acc[q + 2], acc[q + 3]))
+            ptx.store_shared_int(to, ptx.pack_bf16(acc[q], acc[q + 1]))
+            ptx.store_shared_int(to + 1024, ptx.pack_bf16(acc[q + 2], acc[q + 3]))
     cuda.syncwarp()
 
 
@@ -100,9 +86,9 @@ def put_edge(address, words, count):
     """The first `count` of 8 bf16, one by one."""
     for i in range(4):
         if 2 * i < count:
-            store_short(address + 4 * i, words[i])
+            ptx.store_short(address + 4 * i, words[i])
         if 2 * i + 1 < count:
-            store_short(address + 4 * i + 2, words[i] >> 16)
+            ptx.store_short(address + 4 * i + 2, words[i] >> 16)
 
 
 def send_box(acc, tile):
@@ -111,11 +97,11 @@ def send_box(acc, tile):
     count = int32(c.columns - tile.column - chunk * 8)
     for p in range(16):
         r = box_row(p, tile.lane)
-        words = load_shared_int4(tile.box + chunk_at(r, chunk, PANEL))
+        words = ptx.load_shared_int4(tile.box + chunk_at(r, chunk, PANEL))
         at = c.start + (int64(tile.row + r) * c.pitch + tile.column + chunk * 8) * 2
         if tile.row + r < c.rows:
             if count >= 8:
-                store_int4(at, words[0], words[1], words[2], words[3])
+                ptx.store_int4(at, words[0], words[1], words[2], words[3])
             else:
                 put_edge(at, words, count)
 
@@ -125,10 +111,10 @@ def make_store_floats(add: bool) -> Callable:
 
     def put(at, x, y, count):
         if add:
-            old_x, old_y = load_float2_if(at, count)
+            old_x, old_y = ptx.load_float2_if(at, count)
             x += old_x
             y += old_y
-        store_float2_if(at, x, y, count)
+        ptx.store_float2_if(at, x, y, count)
 
     def store_floats(acc, tile):
         c, down = tile.c, int32(tile.row + lane_row(tile.lane))

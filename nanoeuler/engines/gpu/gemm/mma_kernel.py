@@ -17,19 +17,9 @@ from typing import Any
 from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
 from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, DEPTH, FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    copy_commit,
-    copy_wait,
-    divide,
-    load_float2_if,
-    load_float4,
-    mma_tile,
-    shared_address,
-    store_float2_if,
-    zeros,
-)
 from nanoeuler.engines.gpu.tile.accumulator import in_order
 
 SUM_THREADS = 128  # of a block that sums pieces: 512 columns of a row
@@ -43,11 +33,11 @@ def make_corner(form: MmaForm) -> Any:
     rows, columns, group = form.rows, form.columns, form.group
 
     def corner(block, m, n):
-        down, across = divide(m + (rows - 1), rows), divide(n + (columns - 1), columns)
-        first = int32(divide(block, across * group) * group)
+        down, across = ptx.divide(m + (rows - 1), rows), ptx.divide(n + (columns - 1), columns)
+        first = int32(ptx.divide(block, across * group) * group)
         rest = int32(block - first * across)
         height = int32(min(group, down - first))
-        y = divide(rest, height)
+        y = ptx.divide(rest, height)
         return int32((first + rest - y * height) * rows), int32(y * columns)
 
     return corner
@@ -100,7 +90,7 @@ def make_multiply(form: MmaForm) -> Any:
     stages, stage = form.stages, form.stage
     _, fetch, forward = make_sources(form)
     find, load = make_fragments(form)
-    mma, wait = mma_tile(SIDE, SIDE), copy_wait(stages - 2)
+    mma, wait = ptx.mma_tile(SIDE, SIDE), ptx.copy_wait(stages - 2)
     last = (stages - 1) * stage
 
     def multiply(acc, base, sources, count, warp, lane):
@@ -109,7 +99,7 @@ def make_multiply(form: MmaForm) -> Any:
         for s in range(stages - 1):  # (1) the ring fills, but for one stage
             for part in range(PARTS):
                 fetch(part, s * stage, sources)
-            copy_commit()
+            ptx.copy_commit()
             sources = forward(sources)
         wait()
         cuda.syncthreads()
@@ -124,7 +114,7 @@ def make_multiply(form: MmaForm) -> Any:
             mma(acc, a1, b1)
             load(a1, b1, at, slot, 3)
             fetch(2, ahead, sources)
-            copy_commit()
+            ptx.copy_commit()
             mma(acc, a0, b0)
             wait()  # (3) my copies of the next k-block have come
             cuda.syncthreads()  # so have all others'; and this one is read by all
@@ -144,19 +134,19 @@ def mma_kernel(form: MmaForm) -> Kernel:
     With pieces, blockIdx.y has a range of the k-blocks each, and C is `pieces` of float32 (m, n).
     """
     corner, multiply, finish = make_corner(form), make_multiply(form), in_order(epilogue(form))
-    begin, upright, clear = make_sources(form)[0], form.rows // SIDE, zeros(SUMS)
+    begin, upright, clear = make_sources(form)[0], form.rows // SIDE, ptx.zeros(SUMS)
     dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
     def gemm_mma(a, b, c, aux, m, n, k, of_a, of_b, of_c, of_aux):
         shared = cuda.shared.array(0, int8)
-        base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
+        base = int32((ptx.shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
         t = int32(cuda.threadIdx.x)
         warp, lane = int32(t >> 5), int32(t & 31)
         row, column = corner(int32(cuda.blockIdx.x), m, n)
         piece, pieces = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-        blocks = divide(k + (DEPTH - 1), DEPTH)
-        first = divide(blocks * piece, pieces)
-        last = divide(blocks * (piece + 1), pieces)
+        blocks = ptx.divide(k + (DEPTH - 1), DEPTH)
+        first = ptx.divide(blocks * piece, pieces)
+        last = ptx.divide(blocks * (piece + 1), pieces)
         acc = cuda.local.array(SUMS, float32)
         clear(acc)
         end = int32(min(k, last * DEPTH))
@@ -191,7 +181,7 @@ def sum_kernel(add: bool) -> Kernel:
             x, y, z, w = float32(0), float32(0), float32(0), float32(0)
             at = space + (int64(row) * of_space + column) * 4
             for _ in range(pieces):
-                more = load_float4(at)
+                more = ptx.load_float4(at)
                 x += more[0]
                 y += more[1]
                 z += more[2]
@@ -199,10 +189,10 @@ def sum_kernel(add: bool) -> Kernel:
                 at += int64(m) * of_space * 4
             to = c + (int64(row) * of_c + column) * 4
             if add:
-                old_x, old_y = load_float2_if(to, n - column)
-                old_z, old_w = load_float2_if(to + 8, n - column - 2)
+                old_x, old_y = ptx.load_float2_if(to, n - column)
+                old_z, old_w = ptx.load_float2_if(to + 8, n - column - 2)
                 x, y, z, w = old_x + x, old_y + y, old_z + z, old_w + w
-            store_float2_if(to, x, y, n - column)
-            store_float2_if(to + 8, z, w, n - column - 2)
+            ptx.store_float2_if(to, x, y, n - column)
+            ptx.store_float2_if(to + 8, z, w, n - column - 2)
 
     return Kernel(gemm_mma_sum, "l l r r r r r", SUM_THREADS, target=(8, 0))

@@ -7,15 +7,9 @@
 from functools import cache
 
 from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
-from nanoeuler.engines.gpu.lang.ptx import (
-    load_float4_if_below,
-    load_own_float,
-    shuffle_xor,
-    store_float,
-    store_float2,
-)
 
 
 def halve(sums, count, bit, lane):
@@ -23,7 +17,7 @@ def halve(sums, count, bit, lane):
     for i in range(count):
         low, high = sums[i], sums[count + i]
         keep, give = (high, low) if lane & bit else (low, high)
-        sums[i] = keep + shuffle_xor(give, bit)
+        sums[i] = keep + ptx.shuffle_xor(give, bit)
 
 
 def strip_columns(acc, i, lines, column, line, n, lane):
@@ -37,7 +31,7 @@ def strip_columns(acc, i, lines, column, line, n, lane):
     halve(sums, 2, 4, lane)
     at = int32(column + lane * 2)
     if at < n:
-        store_float2(lines + (int64(line) * n + at) * 4, sums[0], sums[1])
+        ptx.store_float2(lines + (int64(line) * n + at) * 4, sums[0], sums[1])
 
 
 WIDE = 32  # columns of a block: 8 lanes with 16 bytes each
@@ -59,11 +53,11 @@ def columns_kernel(add: bool) -> Kernel:
         limit = count if column < n else 0
         for line in range(t >> 3, limit, 4 * DEEP):
             at = space + HEADER + (int64(line) * n + column) * 4
-            e, f, g, h = load_float4_if_below(at, line, limit)
+            e, f, g, h = ptx.load_float4_if_below(at, line, limit)
             a, b, c, d = a + e, b + f, c + g, d + h
         for bit in (8, 16):
-            a, b = a + shuffle_xor(a, bit), b + shuffle_xor(b, bit)
-            c, d = c + shuffle_xor(c, bit), d + shuffle_xor(d, bit)
+            a, b = a + ptx.shuffle_xor(a, bit), b + ptx.shuffle_xor(b, bit)
+            c, d = c + ptx.shuffle_xor(c, bit), d + ptx.shuffle_xor(d, bit)
         if t & 24 == 0:
             w, i = t >> 5, (t & 7) * 4
             parts[w, i], parts[w, i + 1], parts[w, i + 2], parts[w, i + 3] = a, b, c, d
@@ -74,6 +68,6 @@ def columns_kernel(add: bool) -> Kernel:
             for w in range(DEEP):
                 total += parts[w, t]
             place = out + int64(own) * 4
-            store_float(place, total + load_own_float(place) if add else total)
+            ptx.store_float(place, total + ptx.load_own_float(place) if add else total)
 
     return Kernel(gemm_columns, "l r r l", DEEP * 32, target=(8, 0))

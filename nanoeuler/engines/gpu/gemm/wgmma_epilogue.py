@@ -12,49 +12,15 @@ each other (`tile.layout`; chapter 11b has the table). An operation is a functio
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.gemm import wgmma_form as forms
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
-from nanoeuler.engines.gpu.gemm.wgmma_form import (
-    BOX,
-    STRIPS,
-    Form,
-    advance,
-    bays_bars,
-    make_release,
-)
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, position, take_angles, turn
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.lang.hopper import (
-    bulk_commit,
-    bulk_wait_read,
-    bulk_wait_read_all,
-    mbarrier_arrive,
-    mbarrier_wait,
-    proxy_fence,
-    stmatrix4,
-    store_tile,
-    tma_add,
-    tma_store,
-)
+from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32
-from nanoeuler.engines.gpu.lang.ptx import (
-    barrier,
-    high_bf16,
-    ldmatrix4,
-    low_bf16,
-    pack_bf16,
-    store_shared_float2,
-)
+from nanoeuler.engines.gpu.tile import curves, ring
 from nanoeuler.engines.gpu.tile.accumulator import make_bias
-from nanoeuler.engines.gpu.tile.curves import (
-    gelu_and_slope_fast,
-    gelu_fast,
-    silu_fast,
-    swiglu_and_slopes_fast,
-)
 from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_row, squares_at
+from nanoeuler.engines.gpu.tile.rope import Turning, position, take_angles, turn
+from nanoeuler.engines.gpu.tile.store import put_bf16
 
 
 class Arguments(NamedTuple):
@@ -99,7 +65,7 @@ class Tile(NamedTuple):
     u: Any
 
 
-def make_add_bias(form: Form) -> Callable:
+def make_add_bias(form: forms.Form) -> Callable:
     """add_bias(acc, tile): acc += bias."""
     bias = make_bias(form.columns, 2 if form.pingpong else 1)
 
@@ -109,22 +75,11 @@ def make_add_bias(form: Form) -> Callable:
     return add_bias
 
 
-def put_bf16(acc, i, box, t):
-    """32 registers from `i` on to a box of 64 x 64 bf16."""
-    for j in range(4):
-        k = i + j * 8
-        stmatrix4(
-            int32(box + squares_at(t, j)),
-            pack_bf16(acc[k], acc[k + 1]), pack_bf16(acc[k + 2], acc[k + 3]),
-            pack_bf16(acc[k + 4], acc[k + 5]), pack_bf16(acc[k + 6], acc[k + 7]),
-        )  # fmt: skip
-
-
 def put_pairs(pairs, i, box, t):
     """The same of 16 registers that hold pairs of bf16."""
     for j in range(4):
         k, place = i + 4 * j, int32(box + squares_at(t, j))
-        stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
+        hopper.stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
 
 
 def put_float32(acc, i, box, t):
@@ -133,8 +88,8 @@ def put_float32(acc, i, box, t):
     for j in range(4):
         chunk, k = int32(2 * j + (pair >> 1)), i + 4 * j
         at = int32(box + chunk_at(row, chunk, PANEL) + (pair & 1) * 8)
-        store_shared_float2(at, acc[k], acc[k + 1])
-        store_shared_float2(at + 1024, acc[k + 2], acc[k + 3])
+        ptx.store_shared_float2(at, acc[k], acc[k + 1])
+        ptx.store_shared_float2(at + 1024, acc[k + 2], acc[k + 3])
 
 
 class Corner(NamedTuple):
@@ -148,8 +103,8 @@ class Corner(NamedTuple):
 def free(me):
     """The consumer's threads go on when the older of its two boxes can be written."""
     if me.t == 0:
-        bulk_wait_read()  # what stood in this box has left
-    barrier(1 + me.c, 128)
+        hopper.bulk_wait_read()  # what stood in this box has left
+    ptx.barrier(1 + me.c, 128)
 
 
 def make_strip(put: Callable, add: bool = False) -> Callable:
@@ -157,14 +112,14 @@ def make_strip(put: Callable, add: bool = False) -> Callable:
     `Corner`, stored there or added to what is there."""
 
     def send(box, to, me):
-        proxy_fence()
-        barrier(1 + me.c, 128)  # all have written the box
+        hopper.proxy_fence()
+        ptx.barrier(1 + me.c, 128)  # all have written the box
         if me.t == 0:
             if add:
-                tma_add(to.map, to.column, to.row, box)
+                hopper.tma_add(to.map, to.column, to.row, box)
             else:
-                tma_store(to.map, to.column, to.row, box)
-            bulk_commit()
+                hopper.tma_store(to.map, to.column, to.row, box)
+            hopper.bulk_commit()
 
     def strip(registers, i, box, to, me):
         free(me)
@@ -174,7 +129,7 @@ def make_strip(put: Callable, add: bool = False) -> Callable:
     return strip
 
 
-def make_strip_of_c(form: Form) -> Callable:
+def make_strip_of_c(form: forms.Form) -> Callable:
     """The same of sums as they are, in C's dtype, stored in C or added to it."""
     return make_strip(put_float32 if form.out == "float32" else put_bf16, form.epilogue == "add")
 
@@ -188,7 +143,7 @@ class Strip(NamedTuple):
     down: int
 
 
-def strips(form: Form) -> list[Strip]:
+def strips(form: forms.Form) -> list[Strip]:
     """All strips of a consumer's tile, from left to right, then those below; of SwiGLU, of gates.
     """
     wide = 128 // (4 if form.out == "float32" else 2)
@@ -198,7 +153,7 @@ def strips(form: Form) -> list[Strip]:
     return [Strip(q * apart, q % across * wide, q // across * 64) for q in every]
 
 
-def make_store(form: Form, strip: Strip, box: int, second: bool = False) -> Callable:
+def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -> Callable:
     """store(acc, tile): a strip of the sums by way of a box to C, or to the second array; there,
     where sums met a tile from the ring, it is what that tile became."""
     i, right, down = strip
@@ -208,7 +163,7 @@ def make_store(form: Form, strip: Strip, box: int, second: bool = False) -> Call
     def store(acc, tile):
         to = tile.of.second if second else tile.of.c
         to = Corner(to, int32(tile.column + right), int32(tile.row + down))
-        at = int32(tile.me.boxes + box * BOX)
+        at = int32(tile.me.boxes + box * forms.BOX)
         if pairs:
             put(tile.u, i // 2, at, to, tile.me)
         else:
@@ -217,7 +172,7 @@ def make_store(form: Form, strip: Strip, box: int, second: bool = False) -> Call
     return store
 
 
-def make_curve(form: Form, strip: Strip) -> Callable:
+def make_curve(form: forms.Form, strip: Strip) -> Callable:
     """curve(acc, tile): a strip becomes its GELU, of bf16 where that is stored."""
     second, first = form.second, strip.i
 
@@ -225,27 +180,27 @@ def make_curve(form: Form, strip: Strip) -> Callable:
         for j in range(first, first + 32, 2):
             low, high = acc[j], acc[j + 1]
             if second:
-                pair = pack_bf16(low, high)
-                low, high = low_bf16(pair), high_bf16(pair)
-            acc[j], acc[j + 1] = gelu_fast(low), gelu_fast(high)
+                pair = ptx.pack_bf16(low, high)
+                low, high = ptx.low_bf16(pair), ptx.high_bf16(pair)
+            acc[j], acc[j + 1] = curves.gelu_fast(low), curves.gelu_fast(high)
 
     return curve
 
 
 def residual_pair(acc, i, pair):
     """acc[i : i + 2] += a pair of bf16, which is returned."""
-    acc[i] += low_bf16(pair)
-    acc[i + 1] += high_bf16(pair)
+    acc[i] += ptx.low_bf16(pair)
+    acc[i + 1] += ptx.high_bf16(pair)
     return pair
 
 
 def gelu_backward_pair(acc, i, pair):
     """acc[i : i + 2] *= GELU' of a pair of bf16; returns GELU of the pair."""
-    low, low_slope = gelu_and_slope_fast(low_bf16(pair))
-    high, high_slope = gelu_and_slope_fast(high_bf16(pair))
+    low, low_slope = curves.gelu_and_slope_fast(ptx.low_bf16(pair))
+    high, high_slope = curves.gelu_and_slope_fast(ptx.high_bf16(pair))
     acc[i] *= low_slope
     acc[i + 1] *= high_slope
-    return pack_bf16(low, high)
+    return ptx.pack_bf16(low, high)
 
 
 # What becomes of a pair of sums and of the pair that they meet, by the epilogue.
@@ -256,24 +211,24 @@ def read_strip(u, q, at, t):
     """Registers 16 q to 16 q + 15 of u: a box of 64 x 64, pairs as `put_bf16` would pack them."""
     for j in range(4):
         i = q * 16 + j * 4
-        u[i], u[i + 1], u[i + 2], u[i + 3] = ldmatrix4(int32(at + squares_at(t, j)))
+        u[i], u[i + 1], u[i + 2], u[i + 3] = ptx.ldmatrix4(int32(at + squares_at(t, j)))
 
 
-def make_read_tile(form: Form) -> Callable:
+def make_read_tile(form: forms.Form) -> Callable:
     """read_tile(tile, stage, phase): the tile that waits in the ring, 128 x 128 a stage in boxes of
     64 columns, into tile.u. Returns the ring's state after it; without such a tile, as it was."""
-    stages, stage_bytes, release = form.stages, form.stage, make_release(form)
+    stages, stage_bytes, release = form.stages, form.stage, forms.make_release(form)
 
     def read_tile(tile, stage, phase):
         me = tile.me
         for half in range(2):
-            mbarrier_wait(me.bars + 8 * stage, phase)
-            at = int32(me.base + stage * stage_bytes + me.c * BOX)
+            hopper.mbarrier_wait(me.bars + 8 * stage, phase)
+            at = int32(me.base + stage * stage_bytes + me.c * forms.BOX)
             for q in range(2):
-                read_strip(tile.u, half * 2 + q, int32(at + q * 2 * BOX), me.t)
-            barrier(1 + me.c, 128)  # all warps have read it, not only the one that says so
+                read_strip(tile.u, half * 2 + q, int32(at + q * 2 * forms.BOX), me.t)
+            ptx.barrier(1 + me.c, 128)  # all warps have read it, not only the one that says so
             release(me.bars + 8 * (stages + stage), me.t)
-            stage, phase = advance(stage, phase, stages)
+            stage, phase = ring.advance(stage, phase, stages)
         return stage, phase
 
     def nothing(tile, stage, phase):
@@ -282,7 +237,7 @@ def make_read_tile(form: Form) -> Callable:
     return read_tile if form.ringed else nothing
 
 
-def make_meet(form: Form, strip: Strip) -> Callable:
+def make_meet(form: forms.Form, strip: Strip) -> Callable:
     """meet(acc, tile): a strip of the sums and that of tile.u, which in a backward one becomes
     GELU."""
     meet_pair, half = PAIRS[form.epilogue], strip.i // 2
@@ -294,7 +249,7 @@ def make_meet(form: Form, strip: Strip) -> Callable:
     return meet
 
 
-def make_store_gates(form: Form) -> Callable:
+def make_store_gates(form: forms.Form) -> Callable:
     """store_gates(acc, tile): gates and ups, rounded, to the second array (m, 2 n).
 
     n is a multiple of 64, so that a strip of gates ends where they end.
@@ -306,7 +261,7 @@ def make_store_gates(form: Form) -> Callable:
         if x < n:  # for both boxes, so that they stay in turn
             me, to = tile.me, tile.of.second
             strip(acc, i, me.boxes, Corner(to, x, y), me)
-            strip(acc, i + away, int32(me.boxes + BOX), Corner(to, int32(x + n), y), me)
+            strip(acc, i + away, int32(me.boxes + forms.BOX), Corner(to, int32(x + n), y), me)
 
     def store_gates(acc, tile):
         half(acc, tile, first.i, first.right, first.down)
@@ -315,7 +270,7 @@ def make_store_gates(form: Form) -> Callable:
     return store_gates
 
 
-def make_gate(form: Form) -> Callable:
+def make_gate(form: forms.Form) -> Callable:
     """gate_all(acc, tile): gates become silu(gate) up, of bf16 where they are stored."""
     away, second, on = 32 if form.pingpong else 64, form.second, strips(form)[1].i
 
@@ -325,15 +280,15 @@ def make_gate(form: Form) -> Callable:
                 i = half * on + j
                 gate, up = acc[i], acc[i + away]
                 if second:
-                    pair = pack_bf16(gate, up)
-                    gate, up = low_bf16(pair), high_bf16(pair)
-                acc[i] = silu_fast(gate) * up
+                    pair = ptx.pack_bf16(gate, up)
+                    gate, up = ptx.low_bf16(pair), ptx.high_bf16(pair)
+                acc[i] = curves.silu_fast(gate) * up
 
     return gate_all
 
 
 # %% sec-gemm-turn
-def make_turns_of_heads(form: Form) -> tuple[Callable, Callable]:
+def make_turns_of_heads(form: forms.Form) -> tuple[Callable, Callable]:
     """look_up(angles, by, row, t) before a tile is multiplied, whose first row is `row`;
     turn_heads(acc, tile): the heads in its columns that are turned."""
     D, columns, pingpong = form.way.turn, form.columns, form.pingpong
@@ -362,12 +317,12 @@ def make_turns_of_heads(form: Form) -> tuple[Callable, Callable]:
 # %% sec-gemm-bays
 def swiglu_backward_pair(acc, i, gates, ups):
     """acc[i : i + 2] meet a pair of gates and one of ups; pairs of slopes of both, and of h."""
-    a, b, c = swiglu_and_slopes_fast(acc[i], low_bf16(gates), low_bf16(ups))
-    d, e, f = swiglu_and_slopes_fast(acc[i + 1], high_bf16(gates), high_bf16(ups))
-    return pack_bf16(a, d), pack_bf16(b, e), pack_bf16(c, f)
+    a, b, c = curves.swiglu_and_slopes_fast(acc[i], ptx.low_bf16(gates), ptx.low_bf16(ups))
+    d, e, f = curves.swiglu_and_slopes_fast(acc[i + 1], ptx.high_bf16(gates), ptx.high_bf16(ups))
+    return ptx.pack_bf16(a, d), ptx.pack_bf16(b, e), ptx.pack_bf16(c, f)
 
 
-def make_meet_bay(form: Form) -> Callable:
+def make_meet_bay(form: forms.Form) -> Callable:
     """meet_bay(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
 
     What is stored beside C stands in the bay then.
@@ -377,16 +332,16 @@ def make_meet_bay(form: Form) -> Callable:
     def meet_two(acc, i, bay, box, t):
         gates, ups = cuda.local.array(16, int32), cuda.local.array(16, int32)
         read_strip(gates, 0, bay, t)
-        read_strip(ups, 0, bay + BOX, t)
+        read_strip(ups, 0, bay + forms.BOX, t)
         for j in range(4):
             k, at = i + 8 * j, squares_at(t, j)
             a, e, u = swiglu_backward_pair(acc, k, gates[4 * j], ups[4 * j])
             b, f, v = swiglu_backward_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
             c, g, w = swiglu_backward_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
             d, h, x = swiglu_backward_pair(acc, k + 6, gates[4 * j + 3], ups[4 * j + 3])
-            stmatrix4(bay + at, a, b, c, d)
-            stmatrix4(bay + BOX + at, e, f, g, h)
-            stmatrix4(box + at, u, v, w, x)
+            hopper.stmatrix4(bay + at, a, b, c, d)
+            hopper.stmatrix4(bay + forms.BOX + at, e, f, g, h)
+            hopper.stmatrix4(box + at, u, v, w, x)
 
     def meet_one(acc, i, bay, box, t):
         u = cuda.local.array(16, int32)
@@ -400,57 +355,58 @@ def make_meet_bay(form: Form) -> Callable:
     return meet_two if form.beside == 2 else meet_one
 
 
-def make_send_met(form: Form) -> Callable:
+def make_send_met(form: forms.Form) -> Callable:
     """send_met(of, x, y, box, bay): C's strip from its box, and what a bay holds."""
     two, second = form.beside == 2, form.second
 
     def send_met(of, x, y, box, bay):
-        tma_store(of.c, x, y, box)
+        hopper.tma_store(of.c, x, y, box)
         if two:
-            store_tile(of.second, x, y, 0, 0, bay)
-            store_tile(of.second, x, y, 1, 0, bay + BOX)
+            hopper.store_tile(of.second, x, y, 0, 0, bay)
+            hopper.store_tile(of.second, x, y, 1, 0, bay + forms.BOX)
         elif second:
-            tma_store(of.second, x, y, bay)
-        bulk_commit()
+            hopper.tma_store(of.second, x, y, bay)
+        hopper.bulk_commit()
 
     return send_met
 
 
-def make_met_strip(form: Form, q: int) -> Callable:
+def make_met_strip(form: forms.Form, q: int) -> Callable:
     """met_strip(acc, tile): strip q meets what is in its bay and goes to C, and what it met to the
     second array."""
     beside, second, meet, send = form.beside, form.second, make_meet_bay(form), make_send_met(form)
-    bays, bars, (i, right, down) = form.bays, bays_bars(form), strips(form)[q]
+    bays, bars, (i, right, down) = form.bays, forms.bays_bars(form), strips(form)[q]
 
     def met_strip(acc, tile):
         me, hidden = tile.me, int32(tile.lap >> 1)  # lap is 0 or 1, but no compiler knows
-        full, box = int32(me.bars + hidden + bars), int32(me.boxes + (q & 1) * BOX)
-        bay, empty = int32(me.base + hidden + bays + q * beside * BOX), full + (2 * STRIPS + q) * 8
-        mbarrier_wait(full + (me.c * STRIPS + q) * 8, tile.lap)
+        full, box = int32(me.bars + hidden + bars), int32(me.boxes + (q & 1) * forms.BOX)
+        bay = int32(me.base + hidden + bays + q * beside * forms.BOX)
+        empty = full + (2 * forms.STRIPS + q) * 8
+        hopper.mbarrier_wait(full + (me.c * forms.STRIPS + q) * 8, tile.lap)
         free(me)
         if second and q > 1 and me.t == 0:
-            mbarrier_arrive(empty - 16)  # strip q - 2 has left with its box
+            hopper.mbarrier_arrive(empty - 16)  # strip q - 2 has left with its box
         meet(acc, i, bay, box, me.t)
-        proxy_fence()
-        barrier(1 + me.c, 128)
+        hopper.proxy_fence()
+        ptx.barrier(1 + me.c, 128)
         if me.t == 0:
             send(tile.of, int32(tile.column + right), int32(tile.row + down), box, bay)
             if not second:
-                mbarrier_arrive(empty)
+                hopper.mbarrier_arrive(empty)
 
     return met_strip
 
 
-def make_leave(form: Form) -> Callable:
+def make_leave(form: forms.Form) -> Callable:
     """leave(acc, tile): a tile's last two strips have left their bays."""
-    bars = bays_bars(form)
+    bars = forms.bays_bars(form)
 
     def leave(acc, tile):
         full = int32(tile.me.bars + int32(tile.lap >> 1) + bars)
         if tile.me.t == 0:
-            bulk_wait_read_all()
-            mbarrier_arrive(full + (3 * STRIPS - 2) * 8)
-            mbarrier_arrive(full + (3 * STRIPS - 1) * 8)
+            hopper.bulk_wait_read_all()
+            hopper.mbarrier_arrive(full + (3 * forms.STRIPS - 2) * 8)
+            hopper.mbarrier_arrive(full + (3 * forms.STRIPS - 1) * 8)
 
     return leave
 
@@ -468,7 +424,7 @@ def make_sum_columns(strip: Strip) -> Callable:
     return sum_columns
 
 
-def of_strip(form: Form, q: int, strip: Strip) -> list[Callable]:
+def of_strip(form: forms.Form, q: int, strip: Strip) -> list[Callable]:
     """What is done with one strip of a tile."""
     sums = [make_sum_columns(strip)] if form.sums != "no" else []
     if form.beside:
@@ -482,7 +438,7 @@ def of_strip(form: Form, q: int, strip: Strip) -> list[Callable]:
     return [*made, *sums, make_store(form, strip, 1 if both else q % form.boxes[1])]
 
 
-def epilogue(form: Form) -> list[Callable]:
+def epilogue(form: forms.Form) -> list[Callable]:
     """What is done with a tile's sums until they are in C: operations on acc and a `Tile`."""
     made = [make_turns_of_heads(form)[1]] if form.way.turn else []
     if form.way.aux == "bias":

@@ -17,21 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import TILE_K
-from nanoeuler.engines.gpu.lang.hopper import (
-    mbarrier_arrive,
-    mbarrier_arrive_at,
-    mbarrier_init,
-    mbarrier_init_fence,
-)
-from nanoeuler.engines.gpu.lang.instruction import int32
-from nanoeuler.engines.gpu.lang.ptx import divide
+from nanoeuler.engines.gpu.lang import hopper
+from nanoeuler.engines.gpu.tile.ring import ALIGN
 from nanoeuler.errors import UserError
 
 TILE_M = 128      # rows of C in a block's tile: two warpgroups of 64, the m of wgmma
 BOX = 8192        # bytes: 64 rows of 128, a box of the copy engine
 RING = 196608     # bytes of the ring: 192 of the 227 KiB that a block can have
 SLOTS = 4         # boxes on their way out, two of each consumer
-ALIGN = 1024      # bytes: the swizzle's period
 SHARED = ALIGN + RING + SLOTS * BOX + 256  # the last for the mbarriers
 THREADS = 384     # a producer's warpgroup and two consumers'
 REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 over 128 threads
@@ -198,31 +191,15 @@ class Form:
         return 16 if self.out == "float32" else 32
 
 
-def advance(stage, phase, stages):
-    """The next stage of the ring, and its parity."""
-    stage = int32(stage + 1)
-    if stage == stages:
-        stage = int32(0)
-        phase = int32(phase ^ 1)
-    return stage, phase
-
-
-def skip(stage, phase, stages, count):
-    """The stage and parity after `count` more stages."""
-    stage = int32(stage + count)
-    rounds = divide(stage, stages)
-    return int32(stage - rounds * stages), int32((phase ^ rounds) & 1)
-
-
 def prepare(bars, stages, arrivals):
     """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong, then
     those of bays: full ones of consumer 0, of consumer 1, empty ones."""
     for s in range(stages):
-        mbarrier_init(bars + 8 * s, 1)
-        mbarrier_init(bars + 8 * (stages + s), arrivals)
+        hopper.mbarrier_init(bars + 8 * s, 1)
+        hopper.mbarrier_init(bars + 8 * (stages + s), arrivals)
     for i in range(2 + 3 * STRIPS):
-        mbarrier_init(bars + 16 * stages + 8 * i, 1)
-    mbarrier_init_fence()
+        hopper.mbarrier_init(bars + 16 * stages + 8 * i, 1)
+    hopper.mbarrier_init_fence()
 
 
 def bays_bars(form: Form) -> int:
@@ -237,8 +214,8 @@ def make_release(form: Form) -> Any:
     def release(empty, t):
         if cluster > 1:
             if t < cluster:
-                mbarrier_arrive_at(empty, t)
+                hopper.mbarrier_arrive_at(empty, t)
         elif t == 0:
-            mbarrier_arrive(empty)
+            hopper.mbarrier_arrive(empty)
 
     return release

@@ -14,6 +14,7 @@
 from collections.abc import Callable
 from functools import cache
 
+from nanoeuler.engines.gpu.gemm import wgmma_form as forms
 from nanoeuler.engines.gpu.gemm.wgmma_epilogue import (
     Arguments,
     Consumer,
@@ -22,58 +23,18 @@ from nanoeuler.engines.gpu.gemm.wgmma_epilogue import (
     make_read_tile,
     make_turns_of_heads,
 )
-from nanoeuler.engines.gpu.gemm.wgmma_form import (
-    ALIGN,
-    BOX,
-    FEW,
-    HEADER,
-    LINES,
-    MANY,
-    PIECE,
-    RING,
-    SHARED,
-    SLOTS,
-    STRIPS,
-    THREADS,
-    TILE_M,
-    Form,
-    advance,
-    bays_bars,
-    make_release,
-    prepare,
-    skip,
-)
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import TILE_K
 from nanoeuler.engines.gpu.gemm.wgmma_split_k import make_sums, put_piece
-from nanoeuler.engines.gpu.lang.hopper import (
-    bulk_wait,
-    cluster_arrive,
-    cluster_wait,
-    descriptor,
-    load_tile,
-    map_acquire,
-    mbarrier_arrive,
-    mbarrier_expect,
-    mbarrier_wait,
-    set_registers,
-    tma_load,
-    tma_load_multicast,
-    wgmma,
-    wgmma_wait,
-    wgmma_wait_previous,
-)
+from nanoeuler.engines.gpu.lang import hopper
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.lang.ptx import barrier, grid_barrier, load_int4, shared_address
+from nanoeuler.engines.gpu.tile import ring
 from nanoeuler.engines.gpu.tile.accumulator import in_order
+from nanoeuler.engines.gpu.tile.rope import Turning
 
 
-def make_rank(form: Form) -> Callable:
+def make_rank(form: forms.Form) -> Callable:
     """rank(): this block's number in its cluster."""
     cluster = form.cluster
 
@@ -83,7 +44,7 @@ def make_rank(form: Form) -> Callable:
     return rank
 
 
-def make_fetch_b(form: Form) -> Callable:
+def make_fetch_b(form: forms.Form) -> Callable:
     """fetch_b(of, to, full, k, y): the block's share of B of tiles in column y."""
     cluster, dense, gated = form.cluster, form.layout[1] == "T", form.epilogue == "swiglu"
     share, of_c, everyone = form.columns // cluster, form.of_c, (1 << cluster) - 1
@@ -93,15 +54,16 @@ def make_fetch_b(form: Form) -> Callable:
 
     def load(to, map_b, x, y, full):
         if cluster > 1:
-            tma_load_multicast(to, map_b, x, y, full, everyone)
+            hopper.tma_load_multicast(to, map_b, x, y, full, everyone)
         else:
-            tma_load(to, map_b, x, y, full)
+            hopper.tma_load(to, map_b, x, y, full)
 
     def fetch_b(of, to, full, k, y):
         rank = rank_of()
         if halved:
             for j in range(of_c // 64):
-                at, x = int32(to + j * BOX + rank * (BOX // 2)), int32(y * of_c + j * 64)
+                at = int32(to + j * forms.BOX + rank * (forms.BOX // 2))
+                x = int32(y * of_c + j * 64)
                 load(at, of.b, x, k + rank * part_of_k, full)
             return
         column = int32(y * of_c + rank * (of.n if gated else share))
@@ -112,27 +74,27 @@ def make_fetch_b(form: Form) -> Callable:
                 load(at, of.b, k, x, full)
             else:
                 for j in range(wide // 64):
-                    load(at + j * BOX, of.b, x + j * 64, k, full)
+                    load(at + j * forms.BOX, of.b, x + j * 64, k, full)
 
     return fetch_b
 
 
-def make_fetch(form: Form) -> Callable:
+def make_fetch(form: forms.Form) -> Callable:
     """fetch(of, to, full, k, row, y): one k-block of A and B into a stage."""
-    layout, a_bytes, fetch_b = form.layout, TILE_M * TILE_K * 2, make_fetch_b(form)
+    layout, a_bytes, fetch_b = form.layout, forms.TILE_M * TILE_K * 2, make_fetch_b(form)
 
     def fetch(of, to, full, k, row, y):
         if layout == "TN":
-            tma_load(to, of.a, row, k, full)
-            tma_load(to + BOX, of.a, row + 64, k, full)
+            hopper.tma_load(to, of.a, row, k, full)
+            hopper.tma_load(to + forms.BOX, of.a, row + 64, k, full)
         else:
-            tma_load(to, of.a, k, row, full)
+            hopper.tma_load(to, of.a, k, row, full)
         fetch_b(of, int32(to + a_bytes), full, k, y)
 
     return fetch
 
 
-def make_fetch_tile(form: Form) -> Callable:
+def make_fetch_tile(form: forms.Form) -> Callable:
     """fetch_tile(base, bars, map_d, row, column, stage, phase): of another array, for `read_tile`.
 
     128 x 128 a stage. Returns the ring's state after them.
@@ -142,46 +104,48 @@ def make_fetch_tile(form: Form) -> Callable:
     def fetch_tile(base, bars, map_d, row, column, stage, phase):
         for half in range(2):
             full = int32(bars + 8 * stage)
-            mbarrier_wait(full + 8 * stages, phase ^ 1)
-            mbarrier_expect(full, 4 * BOX)
+            hopper.mbarrier_wait(full + 8 * stages, phase ^ 1)
+            hopper.mbarrier_expect(full, 4 * forms.BOX)
             to = int32(base + stage * stage_bytes)
             for j in range(2):
-                tma_load(to + j * 2 * BOX, map_d, column + half * 128 + j * 64, row, full)
-            stage, phase = advance(stage, phase, stages)
+                hopper.tma_load(
+                    to + j * 2 * forms.BOX, map_d, column + half * 128 + j * 64, row, full
+                )
+            stage, phase = ring.advance(stage, phase, stages)
         return stage, phase
 
     return fetch_tile
 
 
-def make_bring(form: Form) -> Callable:
+def make_bring(form: forms.Form) -> Callable:
     """bring(of, base, bars, item, end): one thread fetches what strips meet into bays."""
-    cluster, beside, first = form.cluster, form.beside, bays_bars(form)
+    cluster, beside, first = form.cluster, form.beside, forms.bays_bars(form)
     of_c, bays, both, rank_of = form.of_c, form.bays, beside == 2, make_rank(form)
 
     def bring(of, base, bars, item, end):
         rank, phase, aux = rank_of(), int32(0), of.aux
-        map_acquire(aux)
+        hopper.map_acquire(aux)
         while item < end:
             x, y, _, _ = load_int4(of.work + int64(item) * 16)
-            row, column = int32((x * cluster + rank) * TILE_M), int32(y * of_c)
-            for q in range(STRIPS):
-                full = int32(bars + first + (phase * STRIPS + q) * 8)
-                to = int32(base + bays + q * beside * BOX)
+            row, column = int32((x * cluster + rank) * forms.TILE_M), int32(y * of_c)
+            for q in range(forms.STRIPS):
+                full = int32(bars + first + (phase * forms.STRIPS + q) * 8)
+                to = int32(base + bays + q * beside * forms.BOX)
                 at, down = int32(column + q % 2 * 64), int32(row + q // 2 * 64)
-                empty = int32(bars + first + (2 * STRIPS + q) * 8)
-                mbarrier_wait(empty, phase ^ 1)  # what was there has left
-                mbarrier_expect(full, beside * BOX)
+                empty = int32(bars + first + (2 * forms.STRIPS + q) * 8)
+                hopper.mbarrier_wait(empty, phase ^ 1)  # what was there has left
+                hopper.mbarrier_expect(full, beside * forms.BOX)
                 if both:
-                    load_tile(to, aux, at, down, 0, 0, full)
-                    load_tile(to + BOX, aux, at, down, 1, 0, full)
+                    hopper.load_tile(to, aux, at, down, 0, 0, full)
+                    hopper.load_tile(to + forms.BOX, aux, at, down, 1, 0, full)
                 else:
-                    tma_load(to, aux, at, down, full)
+                    hopper.tma_load(to, aux, at, down, full)
             item, phase = int32(item + 1), int32(phase ^ 1)
 
     return bring
 
 
-def make_produce(form: Form) -> Callable:
+def make_produce(form: forms.Form) -> Callable:
     """produce(of, base, bars, item, end): one thread walks the list of items and keeps the ring
     full."""
     cluster, stages, stage_bytes, columns = form.cluster, form.stages, form.stage, form.columns
@@ -189,21 +153,21 @@ def make_produce(form: Form) -> Callable:
     rank_of = make_rank(form)
 
     def produce(of, base, bars, item, end):
-        map_acquire(of.a)
-        map_acquire(of.b)
+        hopper.map_acquire(of.a)
+        hopper.map_acquire(of.b)
         if met:
-            map_acquire(of.aux)
+            hopper.map_acquire(of.aux)
         stage, phase = int32(0), int32(0)
         while item < end:
             x, y, ks, _ = load_int4(of.work + int64(item) * 16)
-            row = int32((x * cluster + rank_of()) * TILE_M)
+            row = int32((x * cluster + rank_of()) * forms.TILE_M)
             for k in range(ks & 0xFFFF, ks >> 16):
                 full = int32(bars + 8 * stage)
-                mbarrier_wait(full + 8 * stages, phase ^ 1)  # its last readers are done
-                mbarrier_expect(full, stage_bytes)
+                hopper.mbarrier_wait(full + 8 * stages, phase ^ 1)  # its last readers are done
+                hopper.mbarrier_expect(full, stage_bytes)
                 to = int32(base + stage * stage_bytes)
                 fetch(of, to, full, int32(k * TILE_K), row, y)
-                stage, phase = advance(stage, phase, stages)
+                stage, phase = ring.advance(stage, phase, stages)
             if met:
                 column = int32(y * columns)
                 stage, phase = fetch_tile(base, bars, of.aux, row, column, stage, phase)
@@ -212,7 +176,7 @@ def make_produce(form: Form) -> Callable:
     return produce
 
 
-def make_multiply(form: Form) -> Callable:
+def make_multiply(form: forms.Form) -> Callable:
     """multiply(acc, operands, me, stage, phase, count): acc = the product over `count` k-blocks.
 
     operands: the descriptors of A and B in stage 0. Returns the stage and parity that follow, and
@@ -222,26 +186,26 @@ def make_multiply(form: Form) -> Callable:
     # Where k is dense in memory a step of 16 is 32 bytes on, else 16 rows of 128 bytes.
     a_step, b_step = (128 if form.layout[0] == "T" else 2), (128 if form.layout[1] == "N" else 2)
     rows = 2 if form.pingpong else 1
-    mma = wgmma(form.columns, TILE_K // 16, a_step, b_step, form.layout, rows)
-    release = make_release(form)
+    mma = hopper.wgmma(form.columns, TILE_K // 16, a_step, b_step, form.layout, rows)
+    release = forms.make_release(form)
 
     def multiply(acc, operands, me, stage, phase, count):
         (a, b), bars, t, last = operands, me.bars, me.t, stage
         for k in range(count):
-            mbarrier_wait(bars + 8 * stage, phase)
+            hopper.mbarrier_wait(bars + 8 * stage, phase)
             offset = int64(stage * (stage_bytes >> 4))
             mma(acc, a + offset, b + offset, k)
             if k > 0:
-                wgmma_wait_previous()
+                hopper.wgmma_wait_previous()
                 release(bars + 8 * (stages + last), t)
             last = stage
-            stage, phase = advance(stage, phase, stages)
+            stage, phase = ring.advance(stage, phase, stages)
         return stage, phase, last
 
     return multiply
 
 
-def make_finish(form: Form) -> Callable:
+def make_finish(form: forms.Form) -> Callable:
     """finish(acc, tile, slot, stage, phase): a tile's registers to C, or as a piece to memory;
     returns the ring's state."""
     read_tile, leave, rank = make_read_tile(form), in_order(epilogue(form)), make_rank(form)
@@ -250,8 +214,8 @@ def make_finish(form: Form) -> Callable:
     def finish(acc, tile, slot, stage, phase):
         stage, phase = read_tile(tile, stage, phase)
         if split and slot >= 0:
-            piece = tile.of.space + int64(int32(slot * cluster + rank())) * PIECE
-            put_piece(acc, piece + int64(tile.me.c * (PIECE // 2)), tile.me.t)
+            piece = tile.of.space + int64(int32(slot * cluster + rank())) * forms.PIECE
+            put_piece(acc, piece + int64(tile.me.c * (forms.PIECE // 2)), tile.me.t)
         else:
             leave(acc, tile)
         return stage, phase
@@ -259,7 +223,7 @@ def make_finish(form: Form) -> Callable:
     return finish
 
 
-def make_turns(form: Form) -> tuple[Callable, Callable]:
+def make_turns(form: forms.Form) -> tuple[Callable, Callable]:
     """take(bars, turn, c) and pass_on(bars, c, t): of two ping-pong consumers, one multiplies.
 
     Turns also keep a consumer from taking a round of the ring for the one after the next.
@@ -269,22 +233,22 @@ def make_turns(form: Form) -> tuple[Callable, Callable]:
 
     def take(bars, turn, c):
         if pingpong:
-            mbarrier_wait(bars + turns + 8 * c, turn)
+            hopper.mbarrier_wait(bars + turns + 8 * c, turn)
         return int32(turn ^ 1)
 
     def pass_on(bars, c, t):
         if pingpong and t == 0:
-            mbarrier_arrive(bars + turns + 8 * (c ^ 1))
+            hopper.mbarrier_arrive(bars + turns + 8 * (c ^ 1))
 
     return take, pass_on
 
 
-def make_operands(form: Form) -> Callable:
+def make_operands(form: forms.Form) -> Callable:
     """operands(me): the descriptors of a consumer's rows of A and of B in stage 0."""
     # Dense along k: groups of 8 rows, 1024 bytes apart. Else boxes of 64 rows of k, 8192 apart.
-    of_a = descriptor(BOX if form.layout[0] == "T" else 16, 1024)
-    of_b = descriptor(BOX if form.layout[1] == "N" else 16, 1024)
-    a_bytes, own = TILE_M * TILE_K * 2, 0 if form.pingpong else BOX
+    of_a = hopper.descriptor(forms.BOX if form.layout[0] == "T" else 16, 1024)
+    of_b = hopper.descriptor(forms.BOX if form.layout[1] == "N" else 16, 1024)
+    a_bytes, own = forms.TILE_M * TILE_K * 2, 0 if form.pingpong else forms.BOX
 
     def operands(me):
         # A descriptor has 18 bits of address; above them a cluster's addresses have the rank.
@@ -294,25 +258,27 @@ def make_operands(form: Form) -> Callable:
     return operands
 
 
-def make_corner(form: Form) -> Callable:
+def make_corner(form: forms.Form) -> Callable:
     """corner(x, y, me): where a consumer has tile x, y: the first row and column of C, and the
     line of sums that this warp leaves."""
     cluster, of_c, own, rank = form.cluster, form.of_c, 0 if form.pingpong else 64, make_rank(form)
 
     def corner(x, y, me):
         block = int32(x * cluster + rank())
-        line = int32(block * LINES + me.c * (own // 16) + (me.t >> 5))
-        return int32(block * TILE_M + me.c * own), int32(y * of_c), line
+        line = int32(block * forms.LINES + me.c * (own // 16) + (me.t >> 5))
+        return int32(block * forms.TILE_M + me.c * own), int32(y * of_c), line
 
     return corner
 
 
-def make_consume(form: Form) -> Callable:
+def make_consume(form: forms.Form) -> Callable:
     """consume(of, me, item, end): a warpgroup walks the list of items and multiplies."""
     pingpong, stages, registers = form.pingpong, form.stages, form.registers
-    multiply, release, finish = make_multiply(form), make_release(form), make_finish(form)
+    multiply, release, finish = make_multiply(form), forms.make_release(form), make_finish(form)
     (take, pass_on), (look_up, _) = make_turns(form), make_turns_of_heads(form)
-    corner, wait, of_angles = make_corner(form), wgmma_wait(registers), form.way.turn // 2 or 1
+    corner = make_corner(form)
+    wait = hopper.wgmma_wait(registers)
+    of_angles = form.way.turn // 2 or 1
     operands_of, step = make_operands(form), 2 if pingpong else 1
 
     def consume(of, me, item, end):
@@ -321,7 +287,7 @@ def make_consume(form: Form) -> Callable:
         stage, phase, turn = int32(0), int32(0), int32(c ^ 1)
         x, y, ks, slot = load_int4(of.work + int64(item) * 16)
         if pingpong and c == 1:  # the second tile, and so on
-            stage, phase = skip(stage, phase, stages, ks >> 16)
+            stage, phase = ring.skip(stage, phase, stages, ks >> 16)
             item = int32(item + 1)
             x, y, ks, slot = load_int4(of.work + int64(item) * 16)
         while item < end:
@@ -338,7 +304,7 @@ def make_consume(form: Form) -> Callable:
             tile = Tile(of, me, row, column, line, int32(turn ^ c), angles, u)
             stage, phase = finish(acc, tile, slot, stage, phase)
             if pingpong:  # pass over the other consumer's stages
-                stage, phase = skip(stage, phase, stages, count)
+                stage, phase = ring.skip(stage, phase, stages, count)
             x, y, ks, slot = next_x, next_y, next_ks, next_slot
 
     return consume
@@ -349,7 +315,7 @@ def arrival(block, blocks):
     return 0x80000000 - (blocks - 1) if block == 0 else 1
 
 
-def make_together(form: Form) -> Callable:
+def make_together(form: forms.Form) -> Callable:
     """together(of, me): the consumers of all blocks wait for each other, then sum the pieces.
 
     The first word of the space has some top bit and zeros below, before and after.
@@ -361,7 +327,7 @@ def make_together(form: Form) -> Callable:
             barrier(3, 256)
             if me.c == 0 and me.t == 0:
                 step = int32(arrival(cuda.blockIdx.x, cuda.gridDim.x))
-                grid_barrier(of.space - HEADER, step)
+                grid_barrier(of.space - forms.HEADER, step)
             barrier(3, 256)
             sums(of, int32(cuda.gridDim.x // cluster + cuda.blockIdx.x * 2 + me.c), me)
 
@@ -369,27 +335,29 @@ def make_together(form: Form) -> Callable:
 
 
 @cache
-def gemm_kernel(form: Form) -> Kernel:
+def gemm_kernel(form: forms.Form) -> Kernel:
     """The kernel of a form: maps of A, B, C, another output; aux (bias, or map), work list, space
     for pieces or for sums of columns, columns of C, a `Turning`."""
     cluster, stages, brought = form.cluster, form.stages, form.beside > 0
     produce, consume, together = make_produce(form), make_consume(form), make_together(form)
-    fewer, more, bring = set_registers(FEW, False), set_registers(MANY, True), make_bring(form)
+    fewer = hopper.set_registers(forms.FEW, False)
+    more = hopper.set_registers(forms.MANY, True)
+    bring = make_bring(form)
     readers = cluster if form.pingpong else 2 * cluster  # warpgroups that give a stage back
     second, (first_box, boxes) = form.second, form.boxes
 
     def gemm_wgmma(map_a, map_b, map_c, map_d, aux, work, space, n, cos, sin, T, turned):
         by = Turning(cos, sin, T, turned)
-        of = Arguments(map_a, map_b, map_c, map_d, aux, work, space + HEADER, n, by)
+        of = Arguments(map_a, map_b, map_c, map_d, aux, work, space + forms.HEADER, n, by)
         shared = cuda.shared.array(0, int8)
-        base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
-        bars = int32(base + RING + SLOTS * BOX)
+        base = ring.aligned(shared_address(shared))
+        bars = int32(base + forms.RING + forms.SLOTS * forms.BOX)
         t, group = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
         if cuda.threadIdx.x == 0:
-            prepare(bars, stages, readers)
+            forms.prepare(bars, stages, readers)
         if cluster > 1:
-            cluster_arrive()
-            cluster_wait()
+            hopper.cluster_arrive()
+            hopper.cluster_wait()
         cuda.syncthreads()
         item, end, _, _ = load_int4(work + int64(cuda.blockIdx.x // cluster) * 16)
         if group == 0:
@@ -402,37 +370,39 @@ def gemm_kernel(form: Form) -> Kernel:
             more()
             c = int32(group - 1)
             if t == 0:
-                map_acquire(map_c)
+                hopper.map_acquire(map_c)
                 if second:
-                    map_acquire(map_d)
-            me = Consumer(base, bars, int32(base + first_box + c * boxes * BOX), c, t)
+                    hopper.map_acquire(map_d)
+            me = Consumer(base, bars, int32(base + first_box + c * boxes * forms.BOX), c, t)
             consume(of, me, item, end)
             together(of, me)
             if t == 0:
-                bulk_wait()
+                hopper.bulk_wait()
         if cluster > 1:  # others may still write or signal here
-            cluster_arrive()
-            cluster_wait()
+            hopper.cluster_arrive()
+            hopper.cluster_wait()
 
     args = "l l l l l l l r l l r r"
-    return Kernel(gemm_wgmma, args, THREADS, SHARED, cluster, together=form.pieces == "together")
+    return Kernel(
+        gemm_wgmma, args, forms.THREADS, forms.SHARED, cluster, together=form.pieces == "together"
+    )
 
 
 @cache
-def sum_kernel(form: Form) -> Kernel:
+def sum_kernel(form: forms.Form) -> Kernel:
     """The kernel that sums the pieces afterwards: map of C, work list, pieces, blocks of `gemm`."""
     sums, cluster = make_sums(form), form.cluster
 
     def gemm_sum_pieces(map_c, work, space, blocks):
         shared = cuda.shared.array(0, int8)
-        base = int32((shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
+        base = ring.aligned(shared_address(shared))
         t, c = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
-        of = Arguments(0, 0, map_c, 0, 0, work, space + HEADER, 0, Turning(0, 0, 0, 0))
+        of = Arguments(0, 0, map_c, 0, 0, work, space + forms.HEADER, 0, Turning(0, 0, 0, 0))
         if t == 0:
-            map_acquire(map_c)
-        me = Consumer(base, base, int32(base + c * 2 * BOX), c, t)
+            hopper.map_acquire(map_c)
+        me = Consumer(base, base, int32(base + c * 2 * forms.BOX), c, t)
         sums(of, int32(blocks // cluster + cuda.blockIdx.x * 2 + c), me)
         if t == 0:
-            bulk_wait()
+            hopper.bulk_wait()
 
-    return Kernel(gemm_sum_pieces, "l l l r", 256, ALIGN + SLOTS * BOX)
+    return Kernel(gemm_sum_pieces, "l l l r", 256, ring.ALIGN + forms.SLOTS * forms.BOX)

@@ -16,28 +16,14 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm import wgmma_form as forms
+from nanoeuler.engines.gpu.gemm import wgmma_schedule as schedule
 from nanoeuler.engines.gpu.gemm.mma_form import extents, require, require_space
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
-from nanoeuler.engines.gpu.gemm.wgmma_form import (
-    EPILOGUES,
-    HEADER,
-    LINES,
-    PIECE,
-    REGISTERS,
-    TILE_M,
-    Form,
-)
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning, expect_turning
-from nanoeuler.engines.gpu.gemm.wgmma_schedule import (
-    TILE_K,
-    Plan,
-    split,
-    tiles,
-    whole,
-)
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
+from nanoeuler.engines.gpu.tile.rope import Turning, expect_turning
 from nanoeuler.errors import UserError
 
 
@@ -60,7 +46,7 @@ class Operands:
     turn: Turning | None = None
 
 
-def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
+def sizes(form: forms.Form, of: Operands) -> tuple[int, int, int]:
     """m, n and k of a product, n of C's columns; UserError where something does not fit."""
     gated = form.epilogue == "swiglu"
     m, n, k = extents(form, of.a, of.b, of.c, 2 if gated else 1)
@@ -74,37 +60,39 @@ def sizes(form: Form, of: Operands) -> tuple[int, int, int]:
         raise UserError(f"columns with a bias or sums come in eights, not {n}: pad B by zeros")
     if gated and form.second and n % 64:
         raise UserError(f"gates that are stored come in sixty-fours, not {n}")
-    if cover(k, TILE_K) >= 1 << 15:
-        raise UserError(f"k is at most {(1 << 15) * TILE_K - TILE_K}, not {k}")
+    if cover(k, schedule.TILE_K) >= 1 << 15:
+        raise UserError(f"k is at most {(1 << 15) * schedule.TILE_K - schedule.TILE_K}, not {k}")
     return m, n, k
 
 
 @cache
 def plan(
-    form: Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
-) -> Plan:
+    form: forms.Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
+) -> schedule.Plan:
     """Who multiplies what on a machine with room for `blocks` blocks; cut: `wgmma_schedule.split`.
 
     Equal arguments give the same plan, and so the same array of words.
     """
-    order = tiles(m, n, TILE_M * form.cluster, form.of_c)
-    clusters, k_blocks = blocks // form.cluster, cover(k, TILE_K)
+    order = schedule.tiles(m, n, forms.TILE_M * form.cluster, form.of_c)
+    clusters, k_blocks = blocks // form.cluster, cover(k, schedule.TILE_K)
     if form.pieces == "no":
-        return whole(order, k_blocks, clusters)
-    return split(order, k_blocks, clusters, form.cluster, REGISTERS // form.strip, cut)
+        return schedule.whole(order, k_blocks, clusters)
+    return schedule.split(
+        order, k_blocks, clusters, form.cluster, forms.REGISTERS // form.strip, cut
+    )
 
 
 # %% sec-gemm-space
-def maps(form: Form, of: Operands) -> list[Any]:
+def maps(form: forms.Form, of: Operands) -> list[Any]:
     """A, B, C, the second array and aux as the kernel takes them; 0 for what there is not."""
     rows_b = form.columns // (2 if form.epilogue == "swiglu" else form.cluster)
-    rows_of_k = TILE_K // 2 if form.halved else TILE_K
+    rows_of_k = schedule.TILE_K // 2 if form.halved else schedule.TILE_K
     second, aux = of.second, of.aux
     box = (1, 1, 64, 64) if form.beside == 2 else (64, 64)
-    met = (TILE_M, 64) if form.ringed else box
+    met = (forms.TILE_M, 64) if form.ringed else box
     return [
-        Map(of.a, (64, 64) if form.layout[0] == "T" else (TILE_M, TILE_K)),
-        Map(of.b, (rows_of_k, 64) if form.layout[1] == "N" else (rows_b, TILE_K)),
+        Map(of.a, (64, 64) if form.layout[0] == "T" else (forms.TILE_M, schedule.TILE_K)),
+        Map(of.b, (rows_of_k, 64) if form.layout[1] == "N" else (rows_b, schedule.TILE_K)),
         Map(of.c, (64, 32) if form.out == "float32" else (64, 64)),
         0 if second is None else Map(second, box),
         0 if aux is None else aux if form.way.aux == "bias" else Map(aux, met),
@@ -112,13 +100,16 @@ def maps(form: Form, of: Operands) -> list[Any]:
 
 
 def space_bytes(
-    form: Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
+    form: forms.Form, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS, cut: str = "best"
 ) -> int:
     """Bytes of workspace that a product wants, for pieces or for sums of columns; 0: none."""
     if form.sums != "no":
-        return HEADER + cover(m, TILE_M * form.cluster) * form.cluster * LINES * n * 4
+        return (
+            forms.HEADER
+            + cover(m, forms.TILE_M * form.cluster) * form.cluster * forms.LINES * n * 4
+        )
     if form.pieces != "no":
-        return HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * PIECE
+        return forms.HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * forms.PIECE
     return 0
 
 
@@ -141,7 +132,7 @@ class Given(TypedDict, total=False):
 
 
 def product(
-    form: Form, a: Any, b: Any, c: Any, aux: Any = None, **given: Unpack[Given]
+    form: forms.Form, a: Any, b: Any, c: Any, aux: Any = None, **given: Unpack[Given]
 ) -> list[Launch]:
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
@@ -163,7 +154,7 @@ def product(
     if form.pieces == "after" and who.slots:
         launches.append(Launch(sum_kernel(form), (grid,), (views[2], work, space, grid)))
     if form.sums != "no":
-        args = space, cover(m, TILE_M) * LINES, n, of.sums
+        args = space, cover(m, forms.TILE_M) * forms.LINES, n, of.sums
         launches.append(Launch(columns_kernel(form.sums == "add"), (cover(n, WIDE),), args))
     return launches
 
@@ -240,11 +231,11 @@ def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
 
 def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[bool, int, str]:
     """The same by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
-    few = cover(m, TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
+    few = cover(m, forms.TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
     pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
-    cluster = 1 if m <= TILE_M or few else 2
-    clusters, blocks = MULTIPROCESSORS // cluster, cover(k, TILE_K)
-    count = cover(m, TILE_M * cluster) * cover(n, 256)
+    cluster = 1 if m <= forms.TILE_M or few else 2
+    clusters, blocks = MULTIPROCESSORS // cluster, cover(k, schedule.TILE_K)
+    count = cover(m, forms.TILE_M * cluster) * cover(n, 256)
     saved = cover(count, clusters) * blocks - cover(count * blocks, clusters)
     return pingpong, cluster, "together" if cut and not pingpong and saved > WORTH else "no"
 
@@ -252,9 +243,9 @@ def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[b
 def choose(
     layout: str, sizes: tuple[int, int, int], epilogue: str = "store", out: str = "bf16",
     second: bool = False, sums: str = "no",
-) -> Form:  # fmt: skip
+) -> forms.Form:  # fmt: skip
     """The form that was fastest for a product like this one of m, n, k, or one by these sizes."""
-    way = EPILOGUES[epilogue]
+    way = forms.EPILOGUES[epilogue]
     name = "store" if epilogue == "add" else epilogue
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
     found = like((layout, name, out, second), sizes)
@@ -262,4 +253,4 @@ def choose(
     pingpong, cluster, pieces, narrow = (*found, False)[:4]
     pieces = pieces if way.cut and sums == "no" else "no"
     pingpong = pingpong if way.pingpong is None else way.pingpong
-    return Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums, narrow)
+    return forms.Form(layout, pingpong, cluster, epilogue, out, pieces, second, sums, narrow)

@@ -9,29 +9,32 @@ global memory and of tensor maps are int64. What these need: compute capability 
 every form of an instruction that no kernel of ours uses.
 """
 
-from nanoeuler.engines.gpu.lang.instruction import Instruction, ptx
+from nanoeuler.engines.gpu.lang.instruction import Instruction
+from nanoeuler.engines.gpu.lang.instruction import ptx as instruction
 
 # address of a row, one a lane; a pair of each of the four matrices from each lane
-stmatrix4 = ptx("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", "r r r r r")
+stmatrix4 = instruction(
+    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", "r r r r r"
+)
 
 
 # address, arrivals that complete a phase
-mbarrier_init = ptx("mbarrier.init.shared::cta.b64 [$0], $1;", "r r")
+mbarrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", "r r")
 # what was initialised is there for the copy engine and for the other blocks of the cluster
-mbarrier_init_fence = ptx("fence.mbarrier_init.release.cluster;")
+mbarrier_init_fence = instruction("fence.mbarrier_init.release.cluster;")
 # address: one arrival; all accesses before it come before what waits for the phase
-mbarrier_arrive = ptx("mbarrier.arrive.shared::cta.b64 _, [$0];", "r")
+mbarrier_arrive = instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", "r")
 # address, bytes: one arrival, and the phase waits for so many bytes from the copy engine as well
-mbarrier_expect = ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r r")
+mbarrier_expect = instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r r")
 # address, rank: an arrival at the barrier that stands at this offset in that block of the cluster.
 # Without .release.cluster, which would flush all the block wrote; a stage that was read needs none.
-mbarrier_arrive_at = ptx(
+mbarrier_arrive_at = instruction(
     "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1;"
     " mbarrier.arrive.shared::cluster.b64 _, [a]; }",
     "r r",
 )
 # address, parity: returns when the phase of this parity is complete
-mbarrier_wait = ptx(
+mbarrier_wait = instruction(
     "{ .reg .pred p;\n WAIT:\n mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1;\n"
     " @p bra DONE;\n bra WAIT;\n DONE:\n }",
     "r r",
@@ -39,47 +42,47 @@ mbarrier_wait = ptx(
 
 
 # map: what the host wrote into the map is there; once in each thread, before its first use
-map_acquire = ptx("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l")
+map_acquire = instruction("fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l")
 # shared, map, column, row, mbarrier: fetch the box that begins there; its bytes count on mbarrier
-tma_load = ptx(
+tma_load = instruction(
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     " [$0], [$1, {$2, $3}], [$4];",
     "r l r r r",
 )
 # ..., mask: the same into every block of the mask, to the same offset, each on its own mbarrier
-tma_load_multicast = ptx(
+tma_load_multicast = instruction(
     "{ .reg .b16 m; cvt.u16.u32 m, $5; cp.async.bulk.tensor.2d.shared::cluster.global.tile"
     ".mbarrier::complete_tx::bytes.multicast::cluster [$0], [$1, {$2, $3}], [$4], m; }",
     "r l r r r r",
 )
 # map, column, row, shared: write a box; belongs to the bulk group of this thread
-tma_store = ptx(
+tma_store = instruction(
     "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [$0, {$1, $2}], [$3];", "l r r r"
 )
 # the same, but add to what is there, element by element
-tma_add = ptx(
+tma_add = instruction(
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$1, $2}], [$3];",
     "l r r r",
 )
 # the copies that this thread asked for since the last such word are a group
-bulk_commit = ptx("cp.async.bulk.commit_group;")
+bulk_commit = instruction("cp.async.bulk.commit_group;")
 # at most one group of this thread has still to read its shared memory
-bulk_wait_read = ptx("cp.async.bulk.wait_group.read 1;")
+bulk_wait_read = instruction("cp.async.bulk.wait_group.read 1;")
 # all groups of this thread are complete: what they wrote is in global memory
-bulk_wait = ptx("cp.async.bulk.wait_group 0;")
+bulk_wait = instruction("cp.async.bulk.wait_group 0;")
 # what this thread stored in shared memory is there for the copy engine and for wgmma
-proxy_fence = ptx("fence.proxy.async.shared::cta;")
+proxy_fence = instruction("fence.proxy.async.shared::cta;")
 
 
 # all threads of the cluster: what was written before it is there after cluster_wait
-cluster_arrive = ptx("barrier.cluster.arrive.release.aligned;")
+cluster_arrive = instruction("barrier.cluster.arrive.release.aligned;")
 # all threads of the cluster: return when all have arrived
-cluster_wait = ptx("barrier.cluster.wait.acquire.aligned;")
+cluster_wait = instruction("barrier.cluster.wait.acquire.aligned;")
 
 
 def set_registers(count: int, more: bool) -> Instruction:
     """This warpgroup's registers become `count` a thread (a multiple of 8): more, or fewer."""
-    return ptx(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};")
+    return instruction(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32 {count};")
 
 
 def descriptor(leading: int, stride: int) -> int:
@@ -116,41 +119,41 @@ def wgmma(n: int, steps: int, a_step: int, b_step: int, layout: str, rows: int =
                 f" {transposed};"
             )
     lines.append("wgmma.commit_group.sync.aligned; }")
-    return ptx("\n".join(lines), f"+f*{rows * size} l l r")
+    return instruction("\n".join(lines), f"+f*{rows * size} l l r")
 
 
 def wgmma_wait(registers: int) -> Instruction:
     """acc: returns when all groups are complete; acc passes through, so that none is read early."""
-    return ptx("wgmma.wait_group.sync.aligned 0;", f"+f*{registers}")
+    return instruction("wgmma.wait_group.sync.aligned 0;", f"+f*{registers}")
 
 
 # at most one group is not complete: all before the last have read their operands
-wgmma_wait_previous = ptx("wgmma.wait_group.sync.aligned 1;")
+wgmma_wait_previous = instruction("wgmma.wait_group.sync.aligned 1;")
 
 
 # %% sec-gemm-ptx-attention
 # ---- The copy engine, for maps of [batch, heads, rows, columns].
 
 # shared, map, column, row, head, batch, mbarrier: fetch the box there; its bytes count on mbarrier
-load_tile = ptx(
+load_tile = instruction(
     "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     " [$0], [$1, {$2, $3, $4, $5}], [$6];",
     "r l r r r r r",
 )
 # map, column, row, head, batch, shared: write a box; belongs to the bulk group of this thread
-store_tile = ptx(
+store_tile = instruction(
     "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [$0, {$1, $2, $3, $4}], [$5];",
     "l r r r r r",
 )
 # shared, global, bytes, mbarrier: fetch bytes that lie together; all three are multiples of 16
-load_bytes = ptx(
+load_bytes = instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
     "r l r r",
 )
 # map: on its way into the copy engine's cache
-prefetch_map = ptx("prefetch.tensormap [$0];", "l")
+prefetch_map = instruction("prefetch.tensormap [$0];", "l")
 # all groups of this thread have read their shared memory
-bulk_wait_read_all = ptx("cp.async.bulk.wait_group.read 0;")
+bulk_wait_read_all = instruction("cp.async.bulk.wait_group.read 0;")
 
 
 # ---- The tensor cores, for attention. Tiles are rows of panels of 64 columns, 128-byte swizzled.
@@ -164,7 +167,7 @@ def _group(lines: list[str], operands: str, commit: bool) -> Instruction:
         "wgmma.fence.sync.aligned;",
     ]
     tail = ["wgmma.commit_group.sync.aligned; }" if commit else "}"]
-    return ptx("\n".join(head + lines + tail), operands)
+    return instruction("\n".join(head + lines + tail), operands)
 
 
 def product_of_rows(n: int, depth: int) -> Instruction:
@@ -199,4 +202,4 @@ def add_product(n: int, depth: int, commit: bool = True) -> Instruction:
 
 def product_done(n: int, later: int = 0) -> Instruction:
     """acc (64 x n): returns when all groups but the `later` last are complete; acc is there."""
-    return ptx(f"wgmma.wait_group.sync.aligned {later};", f"+f*{n // 2}")
+    return instruction(f"wgmma.wait_group.sync.aligned {later};", f"+f*{n // 2}")

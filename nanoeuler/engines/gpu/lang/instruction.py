@@ -8,14 +8,17 @@ A kernel is a plain function. Its `Instruction`s and `Name`s mean nothing by the
 the compiler or the emulator, gives the same code other objects for them (`rebind`). No CUDA here.
 """
 
+import dis
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nanoeuler.errors import UserError
 
+PACKAGE = __name__.partition(".")[0] + "."  # how names of our modules begin
+ATTRIBUTES = "LOAD_ATTR", "LOAD_METHOD"  # what follows a module's name where `module.name` is used
 # A token of an operand list: a letter; for registers their number, + where they are written too,
 # = where they are only written; for an array that a kernel indexes, its axes.
 OPERAND = re.compile(r"(?:[rlfp]|[+=]?[rlf]\*[1-9]\d*|[hrlf]\[[1-4]\])")
@@ -119,9 +122,31 @@ int8, int32, int64, float32 = Name("int8"), Name("int32"), Name("int64"), Name("
 
 
 def used(code: CodeType) -> set[str]:
-    """The names of globals that a function's code, or a function inside it, may look up."""
+    """The globals that a function's code, or one inside it, looks up: `name`, `module.name`."""
     inner = [used(part) for part in code.co_consts if isinstance(part, CodeType)]
-    return set(code.co_names).union(*inner)
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
+    steps = [step for step in steps if step[0] != "EXTENDED_ARG"]
+    names = set()
+    for (op, name), (after, attribute) in zip(steps, [*steps[1:], ("", "")], strict=True):
+        if op == "LOAD_GLOBAL":
+            names |= {name, f"{name}.{attribute}"} if after in ATTRIBUTES else {name}
+    return names.union(*inner)
+
+
+def looked_up(function: FunctionType) -> dict[str, Any]:
+    """Name -> object of all globals that a function uses; in place of a module of ours, what it
+    uses of that: `module.name` -> object.
+    """
+    place, found = function.__globals__, {}
+    for name in sorted(used(function.__code__)):
+        first, _, attribute = name.partition(".")
+        value = place.get(first)
+        module = isinstance(value, ModuleType) and value.__name__.startswith(PACKAGE)
+        if module and attribute:
+            found[name] = getattr(value, attribute)
+        elif first in place and not module and not attribute:
+            found[name] = value
+    return found
 
 
 def rebind(
@@ -143,9 +168,13 @@ def rebind(
         return made[id(value)]
 
     def copy(old: FunctionType) -> FunctionType:
-        names = used(old.__code__) & old.__globals__.keys()
-        place = {name: other(old.__globals__[name]) for name in names}
-        place["__name__"] = old.__module__
+        place: dict[str, Any] = {"__name__": old.__module__}
+        for name, value in looked_up(old).items():
+            module, _, attribute = name.rpartition(".")
+            if module:
+                setattr(place.setdefault(module, ModuleType(module)), attribute, other(value))
+            else:
+                place[name] = other(value)
         cells = tuple(CellType(other(cell.cell_contents)) for cell in old.__closure__ or ())
         new = FunctionType(old.__code__, place, old.__name__, old.__defaults__, cells)
         new.__kwdefaults__ = old.__kwdefaults__

@@ -13,23 +13,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int64
 from nanoeuler.engines.gpu.lang.kernel import cover
-from nanoeuler.engines.gpu.lang.ptx import (
-    high_bf16,
-    load_float4,
-    load_int2,
-    load_int4,
-    load_own_float4,
-    load_own_int2,
-    load_own_int4,
-    low_bf16,
-    pack_bf16,
-    shuffle_xor,
-    store_float4,
-    store_int2,
-    store_int4,
-)
 from nanoeuler.errors import UserError
 
 SIZES = {"bf16": 2, "float32": 4}  # bytes of an element
@@ -54,23 +40,23 @@ def make_load(kind: str, width: int, own: bool = False) -> Callable:
 
     own: other threads do not write them, but this one may; otherwise nobody does.
     """
-    floats = load_own_float4 if own else load_float4
-    pairs, fours = (load_own_int2, load_own_int4) if own else (load_int2, load_int4)
+    floats = ptx.load_own_float4 if own else ptx.load_float4
+    pairs, fours = (ptx.load_own_int2, ptx.load_own_int4) if own else (ptx.load_int2, ptx.load_int4)
 
     def load_floats(values, i, address):
         values[i], values[i + 1], values[i + 2], values[i + 3] = floats(address)
 
     def load_four(values, i, address):
         a, b = pairs(address)
-        values[i], values[i + 1] = low_bf16(a), high_bf16(a)
-        values[i + 2], values[i + 3] = low_bf16(b), high_bf16(b)
+        values[i], values[i + 1] = ptx.low_bf16(a), ptx.high_bf16(a)
+        values[i + 2], values[i + 3] = ptx.low_bf16(b), ptx.high_bf16(b)
 
     def load_eight(values, i, address):
         a, b, c, d = fours(address)
-        values[i], values[i + 1] = low_bf16(a), high_bf16(a)
-        values[i + 2], values[i + 3] = low_bf16(b), high_bf16(b)
-        values[i + 4], values[i + 5] = low_bf16(c), high_bf16(c)
-        values[i + 6], values[i + 7] = low_bf16(d), high_bf16(d)
+        values[i], values[i + 1] = ptx.low_bf16(a), ptx.high_bf16(a)
+        values[i + 2], values[i + 3] = ptx.low_bf16(b), ptx.high_bf16(b)
+        values[i + 4], values[i + 5] = ptx.low_bf16(c), ptx.high_bf16(c)
+        values[i + 6], values[i + 7] = ptx.low_bf16(d), ptx.high_bf16(d)
 
     def load_twice(values, i, address):
         load_floats(values, i, address)
@@ -87,16 +73,16 @@ def make_store(kind: str, width: int) -> Callable:
     """store(values, i, address): the numbers there = values[i : i + width], rounded to `kind`."""
 
     def store_floats(values, i, address):
-        store_float4(address, values[i], values[i + 1], values[i + 2], values[i + 3])
+        ptx.store_float4(address, values[i], values[i + 1], values[i + 2], values[i + 3])
 
     def pair(values, i):
-        return pack_bf16(values[i], values[i + 1])
+        return ptx.pack_bf16(values[i], values[i + 1])
 
     def store_four(values, i, address):
-        store_int2(address, pair(values, i), pair(values, i + 2))
+        ptx.store_int2(address, pair(values, i), pair(values, i + 2))
 
     def store_eight(values, i, address):
-        store_int4(
+        ptx.store_int4(
             address, pair(values, i), pair(values, i + 2), pair(values, i + 4), pair(values, i + 6)
         )
 
@@ -173,8 +159,8 @@ def make_round_row(layout: Layout, kind: str) -> Callable:
     def settle(values):
         if rounds:
             for k in range(0, own, 2):
-                both = pack_bf16(values[k], values[k + 1])
-                values[k], values[k + 1] = low_bf16(both), high_bf16(both)
+                both = ptx.pack_bf16(values[k], values[k + 1])
+                values[k], values[k + 1] = ptx.low_bf16(both), ptx.high_bf16(both)
 
     return settle
 
@@ -197,7 +183,7 @@ def make_store_row(layout: Layout, kind: str) -> Callable:
 def warp_sum(value):
     """The sum over a warp's lanes, the same bits in each: by halves, as a + b is b + a."""
     for step in range(5):
-        value += shuffle_xor(value, 16 >> step)
+        value += ptx.shuffle_xor(value, 16 >> step)
     return value
 
 

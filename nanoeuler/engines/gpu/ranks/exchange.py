@@ -104,7 +104,6 @@ class RankEngine(CudaEngine):
     before_attention: Callable[[], None]
 
     def begin(self) -> None:
-        """As `Engine.begin`."""
         super().begin()
         self.left -= 1
 
@@ -122,7 +121,6 @@ class RankEngine(CudaEngine):
     def attention_backward(
         self, dy: Array, heads: Array, n_kv: int, p: Any, first: Any = None, rope: Any = None
     ) -> Array:
-        """As `Engine.attention_backward`."""
         self.before_attention()
         return super().attention_backward(dy, heads, n_kv, p, first, rope)
 
@@ -145,7 +143,6 @@ class RankBuilder(ProgramBuilder):
             self.copies = self.recording.whole(COPIES, (self.length,), np.uint16)
 
     def read(self) -> Weights:
-        """As `ProgramBuilder.read`."""
         if not self.copied:
             self.flat = self.entire(WEIGHTS)
             return super().read()

@@ -123,11 +123,9 @@ class CudaRankStepper(Dealt, CudaStepper):
         return parts_of(rows, tokens, targets, first)
 
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
-        """As `Dealt.step_part`."""
         return self.step_scaled(part.tokens, part.targets, part.scale, lr, number, part.first)
 
     def sums_part(self, part: Part) -> np.ndarray:
-        """As `Dealt.sums_part`."""
         found = np.zeros(part.targets.shape[2])
         if len(part.tokens):
             found = CudaStepper.sums(self, part.tokens, part.targets, part.first)

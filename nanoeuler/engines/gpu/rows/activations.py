@@ -13,19 +13,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from nanoeuler.engines.gpu.lang import vectors
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.lang.vectors import (
-    SIZES,
-    expect,
-    given,
-    kind_of,
-    make_load,
-    make_store,
-    piece,
-    place,
-)
 from nanoeuler.engines.gpu.rows.column_sums import (
     FREE,
     SUMMING,
@@ -42,20 +33,20 @@ AHEAD = 2  # rows that a thread loads before it uses one, on the way back
 @functools.cache
 def swiglu_kernel(kind: str, threads: int) -> Kernel:
     """h = silu(gate) up; see `Walk` for who has what of h."""
-    width, size = piece(kind), SIZES[kind]
-    load, store = make_load(kind, width), make_store(kind, width)
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
+    load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
     def gated(u, h, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
         gate, up = cuda.local.array(width, float32), cuda.local.array(width, float32)
         row = int32(cuda.blockIdx.y)
         while row < rows and column < columns:
-            start = place(u, row, 2 * columns, size) + int64(column) * size
+            start = vectors.place(u, row, 2 * columns, size) + int64(column) * size
             load(gate, 0, start)
             load(up, 0, start + int64(columns) * size)
             for k in range(width):
                 gate[k], _ = swiglu(gate[k], up[k])
-            store(gate, 0, place(h, row, columns, size) + int64(column) * size)
+            store(gate, 0, vectors.place(h, row, columns, size) + int64(column) * size)
             row += int32(cuda.gridDim.y)
 
     return Kernel(gated, "l l r r", threads, resident=FREE // threads, target=(8, 0))
@@ -64,8 +55,8 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
 @functools.cache
 def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
     """h = gelu(u + bias); see `Walk` for who has what."""
-    width, size = piece(kind), SIZES[kind]
-    load, store = make_load(kind, width), make_store(kind, width)
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
+    load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
     def curved(u, bias, h, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
@@ -74,11 +65,11 @@ def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
         if biased and column < columns:
             load(shift, 0, bias + int64(column) * size)
         while row < rows and column < columns:
-            load(values, 0, place(u, row, columns, size) + int64(column) * size)
+            load(values, 0, vectors.place(u, row, columns, size) + int64(column) * size)
             for k in range(width):
                 value = values[k] + shift[k] if biased else values[k]
                 values[k] = value * gelu_share(value)
-            store(values, 0, place(h, row, columns, size) + int64(column) * size)
+            store(values, 0, vectors.place(h, row, columns, size) + int64(column) * size)
             row += int32(cuda.gridDim.y)
 
     return Kernel(curved, "l l l r r", threads, resident=FREE // threads, target=(8, 0))
@@ -90,9 +81,9 @@ def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
     here, wide: bytes from the beginning of h and u to this thread's in the first row; step: of h
     from row to row; half: from gate to up. Adds du to left (dgate) and right (dup).
     """
-    width, many = piece(kind), count * piece(kind)
-    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
-    store = make_store(kind, width)
+    width, many = vectors.piece(kind), count * vectors.piece(kind)
+    load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
+    store = vectors.make_store(kind, width)
 
     def gated_rows(dh, u, du, h, here, wide, step, half, left, right):
         slope, gate = cuda.local.array(many, float32), cuda.local.array(many, float32)
@@ -119,7 +110,7 @@ def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
 @functools.cache
 def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -> Kernel:
     """du of dh and u, and h once more (again), and partial sums of du's columns (summed)."""
-    width, size = piece(kind), SIZES[kind]
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
     one, several = make_gated_rows(kind, 1, again), make_gated_rows(kind, AHEAD, again)
     zero, put = make_zero(width), make_put(width)
 
@@ -140,7 +131,7 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
                 one(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
                 row += slabs
             if summed:
-                out = place(partials, cuda.blockIdx.y, 2 * columns, 4) + int64(column) * 4
+                out = vectors.place(partials, cuda.blockIdx.y, 2 * columns, 4) + int64(column) * 4
                 put(left, out)
                 put(right, out + int64(columns) * 4)
 
@@ -153,9 +144,9 @@ def make_curved_rows(kind: str, count: int, again: bool) -> Callable:
 
     here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
     """
-    width, many = piece(kind), count * piece(kind)
-    load, load_u = make_load(kind, width), make_load(kind, width, own=True)
-    store = make_store(kind, width)
+    width, many = vectors.piece(kind), count * vectors.piece(kind)
+    load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
+    store = vectors.make_store(kind, width)
 
     def curved_rows(dh, u, du, h, here, step, shift, sums):
         slope, value = cuda.local.array(many, float32), cuda.local.array(many, float32)
@@ -182,8 +173,8 @@ def gelu_backward_kernel(
     kind: str, biased: bool, again: bool, summed: bool, threads: int
 ) -> Kernel:
     """du of dh and u, h once more (again), and partial sums of du's columns (summed)."""
-    width, size = piece(kind), SIZES[kind]
-    load, zero, put = make_load(kind, width), make_zero(width), make_put(width)
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
+    load, zero, put = vectors.make_load(kind, width), make_zero(width), make_put(width)
     one, several = make_curved_rows(kind, 1, again), make_curved_rows(kind, AHEAD, again)
 
     def curved_backward(dh, u, bias, du, h, partials, rows, columns):
@@ -197,13 +188,13 @@ def gelu_backward_kernel(
             if biased:
                 load(shift, 0, bias + at)
             while row + (AHEAD - 1) * slabs < rows:
-                several(dh, u, du, h, place(at, row, columns, size), step, shift, sums)
+                several(dh, u, du, h, vectors.place(at, row, columns, size), step, shift, sums)
                 row += AHEAD * slabs
             while row < rows:
-                one(dh, u, du, h, place(at, row, columns, size), step, shift, sums)
+                one(dh, u, du, h, vectors.place(at, row, columns, size), step, shift, sums)
                 row += slabs
             if summed:
-                put(sums, place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)
+                put(sums, vectors.place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)
 
     args = "l l l l l l r r"
     return Kernel(curved_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
@@ -214,12 +205,12 @@ def _walk(
 ) -> tuple[str, Walk]:
     # The kind of u (rows, wide * F) and who has what of (rows, F), which the others are.
     rows, columns = u.shape[0], u.shape[1] // wide
-    kind = kind_of(u)
-    walk = Walk(rows, columns, piece(kind), room, multiprocessors)
-    expect(f"{name}'s u", u, (rows, wide * columns), kind)
+    kind = vectors.kind_of(u)
+    walk = Walk(rows, columns, vectors.piece(kind), room, multiprocessors)
+    vectors.expect(f"{name}'s u", u, (rows, wide * columns), kind)
     for other, (array, across) in others.items():
         if array is not None:
-            expect(f"{name}'s {other}", array, (rows, across * columns), kind)
+            vectors.expect(f"{name}'s {other}", array, (rows, across * columns), kind)
     return kind, walk
 
 
@@ -236,16 +227,16 @@ def gelu_launch(
     """h (rows, F) = gelu(u + bias), tanh form, of u (rows, F), bias (F,) or none."""
     kind, walk = _walk("GELU", u, 1, FREE, multiprocessors, h=(h, 1))
     if bias is not None:
-        expect("GELU's bias", bias, (walk.columns,), kind)
+        vectors.expect("GELU's bias", bias, (walk.columns,), kind)
     kernel = gelu_kernel(kind, bias is not None, walk.threads)
-    return Launch(kernel, walk.grid, (u, given(bias), h, walk.rows, walk.columns))
+    return Launch(kernel, walk.grid, (u, vectors.given(bias), h, walk.rows, walk.columns))
 
 
 def partials_shape(
     rows: int, F: int, kind: str, wide: int, multiprocessors: int = MULTIPROCESSORS
 ) -> tuple[int, int]:
     """The shape of the partial sums of du (rows, wide * F): wide is 2 of SwiGLU, 1 of GELU."""
-    return Walk(rows, F, piece(kind), SUMMING, multiprocessors).slabs, wide * F
+    return Walk(rows, F, vectors.piece(kind), SUMMING, multiprocessors).slabs, wide * F
 
 
 def _sums(sums: tuple[Any, Any] | None, slabs: int, width: int) -> list[Launch]:
@@ -253,7 +244,7 @@ def _sums(sums: tuple[Any, Any] | None, slabs: int, width: int) -> list[Launch]:
     if sums is None:
         return []
     dbias, partials = sums
-    expect("partial sums", partials, (slabs, width), "float32")
+    vectors.expect("partial sums", partials, (slabs, width), "float32")
     return [sum_launch(partials, (dbias,), add=True)]
 
 
@@ -269,7 +260,7 @@ def swiglu_backward_launches(
     others = {"dh": (dh, 1), "du": (du, 2), "h": (h, 1)}
     kind, walk = _walk("SwiGLU", u, 2, SUMMING, multiprocessors, **others)
     kernel = swiglu_backward_kernel(kind, h is not None, sums is not None, walk.threads)
-    args = dh, u, du, given(h), sums[1] if sums else 0, walk.rows, walk.columns
+    args = dh, u, du, vectors.given(h), sums[1] if sums else 0, walk.rows, walk.columns
     return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, 2 * walk.columns)]
 
 
@@ -284,9 +275,9 @@ def gelu_backward_launches(
     others = {"dh": (dh, 1), "du": (du, 1), "h": (h, 1)}
     kind, walk = _walk("GELU", u, 1, SUMMING, multiprocessors, **others)
     if bias is not None:
-        expect("GELU's bias", bias, (walk.columns,), kind)
+        vectors.expect("GELU's bias", bias, (walk.columns,), kind)
     wanted = bias is not None, h is not None, sums is not None
     kernel = gelu_backward_kernel(kind, *wanted, walk.threads)
     partials = sums[1] if sums else 0
-    args = dh, u, given(bias), du, given(h), partials, walk.rows, walk.columns
+    args = dh, u, vectors.given(bias), du, vectors.given(h), partials, walk.rows, walk.columns
     return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, walk.columns)]

@@ -16,18 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.lang.ptx import (
-    load_float4,
-    load_int4,
-    load_own_float4,
-    pack_bf16,
-    reciprocal,
-    square_root,
-    store_float4,
-    store_int2,
-)
 from nanoeuler.engines.gpu.lang.vectors import expect
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
@@ -57,8 +48,8 @@ def change(rates, w, g, m, v):
     g = float32(g * rates.clip)
     m = float32(rates.beta1 * m + rates.rest1 * g)                           # (1)
     v = float32(rates.beta2 * v + rates.rest2 * (g * g))                     # (2)
-    root = float32(square_root(float32(v * rates.v_scale)) + rates.eps)
-    s = float32(float32(m * rates.m_scale) * reciprocal(root))               # (3)
+    root = float32(ptx.square_root(float32(v * rates.v_scale)) + rates.eps)
+    s = float32(float32(m * rates.m_scale) * ptx.reciprocal(root))               # (3)
     return float32(w - rates.lr * (s + rates.decay * w)), m, v               # (4)
 
 
@@ -67,21 +58,21 @@ def fetch(here, address, first, count, t, rounds):
     for i in range(rounds):
         at = int32((i * THREADS + t) * LANE)
         if at < count:
-            a, b, c, d = load_own_float4(address + 4 * int64(first + at))
+            a, b, c, d = ptx.load_own_float4(address + 4 * int64(first + at))
             here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3] = a, b, c, d
 
 
 def put(here, i, address, at):
     """LANE parameters back to memory."""
     a, b, c, d = here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3]
-    store_float4(address + 4 * int64(at), a, b, c, d)
+    ptx.store_float4(address + 4 * int64(at), a, b, c, d)
 
 
 def put_copy(here, i, address, at):
     """LANE parameters to memory as bf16."""
-    low = pack_bf16(here[4 * i], here[4 * i + 1])
-    high = pack_bf16(here[4 * i + 2], here[4 * i + 3])
-    store_int2(address + 2 * int64(at), low, high)
+    low = ptx.pack_bf16(here[4 * i], here[4 * i + 1])
+    high = ptx.pack_bf16(here[4 * i + 2], here[4 * i + 3])
+    ptx.store_int2(address + 2 * int64(at), low, high)
 
 
 @cache
@@ -96,9 +87,9 @@ def adamw_kernel(rounds: int = ROUNDS) -> Kernel:
 
     def adamw(tiles, decision, weights, gradients, m, v, copy, beta1, rest1, beta2, rest2, eps):
         t = int32(cuda.threadIdx.x)
-        lr, m_scale, v_scale, decay = load_float4(decision)
-        clip, norm, go, spare = load_float4(decision + 16)
-        first, count, to, decays = load_int4(tiles + 16 * int64(cuda.blockIdx.x))
+        lr, m_scale, v_scale, decay = ptx.load_float4(decision)
+        clip, norm, go, spare = ptx.load_float4(decision + 16)
+        first, count, to, decays = ptx.load_int4(tiles + 16 * int64(cuda.blockIdx.x))
         if go == float32(0):
             return
         if decays == 0:

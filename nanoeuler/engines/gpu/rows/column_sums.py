@@ -14,28 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nanoeuler.engines.gpu.lang import ptx, vectors
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
-from nanoeuler.engines.gpu.lang.ptx import (
-    divide,
-    load_float,
-    load_int4,
-    load_own_float,
-    store_float,
-)
-from nanoeuler.engines.gpu.lang.vectors import (
-    LANES,
-    SIZES,
-    STEP,
-    expect,
-    given,
-    kind_of,
-    make_load,
-    make_store,
-    piece,
-    place,
-)
 from nanoeuler.errors import UserError
 
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
@@ -61,9 +43,11 @@ class Walk:
     multiprocessors: int = MULTIPROCESSORS
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < 1 or self.columns % STEP:
+        if self.rows < 1 or self.columns < 1 or self.columns % vectors.STEP:
             shape = f"{self.rows} x {self.columns}"
-            raise UserError(f"a matrix has rows and a multiple of {STEP} columns, not {shape}")
+            raise UserError(
+                f"a matrix has rows and a multiple of {vectors.STEP} columns, not {shape}"
+            )
 
     @property
     def strips(self) -> int:
@@ -73,7 +57,7 @@ class Walk:
     @property
     def threads(self) -> int:
         """Threads of a block: whole warps."""
-        return LANES * cover(cover(self.columns // self.width, self.strips), LANES)
+        return vectors.LANES * cover(cover(self.columns // self.width, self.strips), vectors.LANES)
 
     @property
     def slabs(self) -> int:
@@ -104,7 +88,7 @@ def make_zero(width: int) -> Callable:
 
 def make_put(width: int) -> Callable:
     """put(sums, address): float32 sums[:width] to memory."""
-    store = make_store("float32", 4)
+    store = vectors.make_store("float32", 4)
 
     def put(sums, address):
         for k in range(0, width, 4):
@@ -116,8 +100,8 @@ def make_put(width: int) -> Callable:
 @functools.cache
 def columns_kernel(kind: str, threads: int) -> Kernel:
     """Partial sums of a matrix of this kind; see `Walk` for who has what."""
-    width, ahead, size = piece(kind), AHEAD * piece(kind), SIZES[kind]
-    load, zero, put = make_load(kind, width), make_zero(width), make_put(width)
+    width, ahead, size = vectors.piece(kind), AHEAD * vectors.piece(kind), vectors.SIZES[kind]
+    load, zero, put = vectors.make_load(kind, width), make_zero(width), make_put(width)
 
     def slab_sums(matrix, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
@@ -128,17 +112,17 @@ def columns_kernel(kind: str, threads: int) -> Kernel:
             row, start = slab, matrix + int64(column) * size
             while row + (AHEAD - 1) * slabs < rows:
                 for i in range(AHEAD):
-                    load(values, i * width, place(start, row + i * slabs, columns, size))
+                    load(values, i * width, vectors.place(start, row + i * slabs, columns, size))
                 for i in range(AHEAD):
                     for k in range(width):
                         sums[k] += values[i * width + k]
                 row += AHEAD * slabs
             while row < rows:
-                load(values, 0, place(start, row, columns, size))
+                load(values, 0, vectors.place(start, row, columns, size))
                 for k in range(width):
                     sums[k] += values[k]
                 row += slabs
-            put(sums, place(partials, slab, columns, 4) + int64(column) * 4)
+            put(sums, vectors.place(partials, slab, columns, 4) + int64(column) * 4)
 
     return Kernel(slab_sums, "l l r r", threads, resident=SUMMING // threads, target=(8, 0))
 
@@ -148,14 +132,14 @@ def total_of(partials, count, pitch, column, inside, lane, warp):
 
     Warp w sums rows w, w + 16, ... in order, then the first warp sums the warps' sums in order.
     """
-    sums = cuda.shared.array((SUM_WARPS, LANES), float32)
+    sums = cuda.shared.array((SUM_WARPS, vectors.LANES), float32)
     total = float32(0)
     if inside:
         for start in range(warp, count, SUM_WARPS * SUM_AHEAD):
             for k in range(SUM_AHEAD):
                 row = start + k * SUM_WARPS
                 here = min(row, count - 1)  # a load that there is, in any case
-                value = load_float(partials + (int64(here) * pitch + column) * 4)
+                value = ptx.load_float(partials + (int64(here) * pitch + column) * 4)
                 total += value if row < count else float32(0)
     sums[warp, lane] = total
     cuda.syncthreads()  # all sums are there
@@ -172,19 +156,19 @@ def sum_kernel(add: bool) -> Kernel:
     """
 
     def add_up(partials, count, width, part, first, second, third):
-        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        column = int32(cuda.blockIdx.x * LANES + lane)
+        lane, warp = cuda.threadIdx.x % vectors.LANES, cuda.threadIdx.x // vectors.LANES
+        column = int32(cuda.blockIdx.x * vectors.LANES + lane)
         total = total_of(partials, count, width, column, column < width, lane, warp)
         if warp == 0 and column < width:
-            which = divide(column, part)
+            which = ptx.divide(column, part)
             out = first if which == 0 else second if which == 1 else third
             if out != 0:
                 out += int64(column - which * part) * 4
                 if add:
-                    total += load_own_float(out)
-                store_float(out, total)
+                    total += ptx.load_own_float(out)
+                ptx.store_float(out, total)
 
-    return Kernel(add_up, "l r r r l l l", LANES * SUM_WARPS, target=(8, 0))
+    return Kernel(add_up, "l r r r l l l", vectors.LANES * SUM_WARPS, target=(8, 0))
 
 
 def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
@@ -196,11 +180,11 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     columns = width // len(outs)
     for out in outs:
         if out is not None:
-            expect("a sum over rows", out, (columns,), "float32")
-    expect("partial sums", partials, (count, columns * len(outs)), "float32")
-    places = [given(out) for out in outs] + [0] * (3 - len(outs))
+            vectors.expect("a sum over rows", out, (columns,), "float32")
+    vectors.expect("partial sums", partials, (count, columns * len(outs)), "float32")
+    places = [vectors.given(out) for out in outs] + [0] * (3 - len(outs))
     args = partials, count, width, columns, *places
-    return Launch(sum_kernel(add), (cover(width, LANES),), args)
+    return Launch(sum_kernel(add), (cover(width, vectors.LANES),), args)
 
 
 COUNTED = 8  # bits of a line's second number that say how many columns there are
@@ -215,25 +199,25 @@ def sum_lines(
     `first`; they are added to `columns` floats from number `out` on.
     """
     return [
-        (first + c, count << COUNTED | min(LANES, columns - c), pitch, out + c)
-        for c in range(0, columns, LANES)
+        (first + c, count << COUNTED | min(vectors.LANES, columns - c), pitch, out + c)
+        for c in range(0, columns, vectors.LANES)
     ]
 
 
 def add_up_lines(table, partials, outs):
     """Block b has line b of the table, a lane each column."""
-    lane, warp = int32(cuda.threadIdx.x % LANES), int32(cuda.threadIdx.x // LANES)
-    first, sizes, pitch, out = load_int4(table + 16 * int64(cuda.blockIdx.x))
+    lane, warp = int32(cuda.threadIdx.x % vectors.LANES), int32(cuda.threadIdx.x // vectors.LANES)
+    first, sizes, pitch, out = ptx.load_int4(table + 16 * int64(cuda.blockIdx.x))
     inside = lane < (sizes & ((1 << COUNTED) - 1))
     start = partials + int64(first) * 4
     total = total_of(start, sizes >> COUNTED, pitch, lane, inside, lane, warp)
     if warp == 0 and inside:
         place_of = outs + int64(out + lane) * 4
-        store_float(place_of, total + load_own_float(place_of))
+        ptx.store_float(place_of, total + ptx.load_own_float(place_of))
 
 
 # A block for each line; as many warps as where all do the same.
-SUM_TABLE = Kernel(add_up_lines, "l l l", LANES * SUM_WARPS, target=(8, 0))
+SUM_TABLE = Kernel(add_up_lines, "l l l", vectors.LANES * SUM_WARPS, target=(8, 0))
 
 
 def sum_table_launch(table: Any, partials: Any, outs: Any) -> Launch:
@@ -241,9 +225,9 @@ def sum_table_launch(table: Any, partials: Any, outs: Any) -> Launch:
 
     No place of outs may be in two lines.
     """
-    expect("the table of sums", table, (table.shape[0], 4), "int32")
-    expect("partial sums", partials, tuple(partials.shape), "float32")
-    expect("what sums are added to", outs, tuple(outs.shape), "float32")
+    vectors.expect("the table of sums", table, (table.shape[0], 4), "int32")
+    vectors.expect("partial sums", partials, tuple(partials.shape), "float32")
+    vectors.expect("what sums are added to", outs, tuple(outs.shape), "float32")
     return Launch(SUM_TABLE, (table.shape[0],), (table, partials, outs))
 
 
@@ -255,10 +239,10 @@ def columns_launches(
     partials: float32 of `partials_shape(*matrix.shape, piece(kind), multiprocessors)`.
     """
     rows, columns = matrix.shape
-    kind = kind_of(matrix)
-    walk = Walk(rows, columns, piece(kind), SUMMING, multiprocessors)
-    expect("the matrix", matrix, (rows, columns), kind)
-    expect("partial sums", partials, (walk.slabs, columns), "float32")
+    kind = vectors.kind_of(matrix)
+    walk = Walk(rows, columns, vectors.piece(kind), SUMMING, multiprocessors)
+    vectors.expect("the matrix", matrix, (rows, columns), kind)
+    vectors.expect("partial sums", partials, (walk.slabs, columns), "float32")
     kernel = columns_kernel(kind, walk.threads)
     first = Launch(kernel, walk.grid, (matrix, partials, rows, columns))
     return first, sum_launch(partials, (out,), add)

@@ -17,39 +17,12 @@ import math
 from functools import cache
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.card import SHARED, SYSTEM, THREADS, limit
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.rows.block_reduce import WARPS, block_max, block_sum
-
-# isort: split
-
-
-from nanoeuler.engines.gpu.lang.ptx import (
-    bits_of,
-    copy_async,
-    copy_commit,
-    copy_wait,
-    divide,
-    exp2,
-    float_of,
-    fma,
-    high_bf16,
-    larger,
-    larger_pair,
-    load_float,
-    load_int,
-    load_own_int4,
-    load_shared_int4,
-    log2,
-    low_bf16,
-    pack_bf16,
-    reciprocal,
-    shared_address,
-    store_float,
-    store_int4,
-)
 from nanoeuler.engines.gpu.lang.vectors import ACCESS, SIZES, expect, kind_of
+from nanoeuler.engines.gpu.rows.block_reduce import WARPS, block_max, block_sum
 from nanoeuler.errors import UserError
 
 
@@ -75,7 +48,7 @@ NAN = math.nan
 NOTHING, NOTHINGS = -0x800000, -0x7F0080  # the bits of -infinity, and of two in bf16, as int32
 LOWEST = -1e38  # the largest logit before any is seen; times LOG2E it is still a float32
 LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
-copy_wait_all = copy_wait(0)  # of the thread's own copies
+copy_wait_all = ptx.copy_wait(0)  # of the thread's own copies
 
 
 def vector(row, i):
@@ -99,9 +72,9 @@ def fetch(here, row, first, count):
         left = int32(row.columns - n * row.lane)
         a, b, c, d = int32(0), int32(0), int32(0), int32(0)
         if left > 0 and row.base >= 0:
-            a, b, c, d = load_shared_int4(int32(row.base + ACCESS * n))
+            a, b, c, d = ptx.load_shared_int4(int32(row.base + ACCESS * n))
         elif left > 0:
-            a, b, c, d = load_own_int4(row.address + ACCESS * int64(n))
+            a, b, c, d = ptx.load_own_int4(row.address + ACCESS * int64(n))
         if left < row.lane:
             each = row.lane >> 2  # columns of a word
             a, b = blank(a, left, row.wide), blank(b, left - each, row.wide)
@@ -113,36 +86,36 @@ def unpack(x, here, i, wide):
     """Vector i of the registers as numbers x."""
     for j in range(4):
         if wide:
-            x[j] = float_of(here[4 * i + j])
+            x[j] = ptx.float_of(here[4 * i + j])
         else:
-            x[2 * j] = low_bf16(here[4 * i + j])
-            x[2 * j + 1] = high_bf16(here[4 * i + j])
+            x[2 * j] = ptx.low_bf16(here[4 * i + j])
+            x[2 * j + 1] = ptx.high_bf16(here[4 * i + j])
 
 
 def pack(here, i, x, wide):
     """Numbers x into vector i of the registers."""
     for j in range(4):
         if wide:
-            here[4 * i + j] = bits_of(x[j])
+            here[4 * i + j] = ptx.bits_of(x[j])
         else:
-            here[4 * i + j] = pack_bf16(x[2 * j], x[2 * j + 1])
+            here[4 * i + j] = ptx.pack_bf16(x[2 * j], x[2 * j + 1])
 
 
 def highest(here, count, wide, top):
     """The largest of `top` and the logits in registers."""
     if wide:
         for i in range(4 * count):
-            top = larger(top, float_of(here[i]))
+            top = ptx.larger(top, ptx.float_of(here[i]))
         return top
     both = here[0]
     for i in range(1, 4 * count):
-        both = larger_pair(both, here[i])
-    return larger(top, larger(low_bf16(both), high_bf16(both)))
+        both = ptx.larger_pair(both, here[i])
+    return ptx.larger(top, ptx.larger(ptx.low_bf16(both), ptx.high_bf16(both)))
 
 
 def power(x, shift):
     """exp(x - top), for a shift of top * log2(e); its rounding is one factor for all of a row."""
-    return exp2(fma(x, float32(LOG2E), float32(-shift)))
+    return ptx.exp2(ptx.fma(x, float32(LOG2E), float32(-shift)))
 
 
 def mass(here, x, row, first, count, shift):
@@ -165,24 +138,24 @@ def gather(here, x, row, end, count, warps):
         top, before = highest(here, count, row.wide, top), own
         own = float32(top * float32(LOG2E))
         part = mass(here, x, row, first, count, own)
-        total = float32(total * exp2(float32(before - own)) + part)
+        total = float32(total * ptx.exp2(float32(before - own)) + part)
     shift = float32(block_max(top, float32(LOWEST), warps) * float32(LOG2E))
-    return shift, block_sum(float32(total * exp2(float32(own - shift))), warps)
+    return shift, block_sum(float32(total * ptx.exp2(float32(own - shift))), warps)
 
 
 def judge(here, x, row, target, shift, total, address):
     """The thread that has the target's column writes the loss: log total - (x - top)."""
-    n = divide(max(target, 0), row.lane)
-    if n - row.threads * divide(n, row.threads) == row.t and 0 <= target < row.columns:
-        a, b, c, d = load_own_int4(row.address + ACCESS * int64(n))
+    n = ptx.divide(max(target, 0), row.lane)
+    if n - row.threads * ptx.divide(n, row.threads) == row.t and 0 <= target < row.columns:
+        a, b, c, d = ptx.load_own_int4(row.address + ACCESS * int64(n))
         here[0], here[1], here[2], here[3] = a, b, c, d
         unpack(x, here, 0, row.wide)
         for j in range(row.lane):
             if n * row.lane + j == target:
-                below = fma(x[j], float32(LOG2E), float32(-shift))
-                store_float(address, float32(float32(LN2) * float32(log2(total) - below)))
+                below = ptx.fma(x[j], float32(LOG2E), float32(-shift))
+                ptx.store_float(address, float32(float32(LN2) * float32(ptx.log2(total) - below)))
     if row.t == 0 and (target < 0 or target >= row.columns):
-        store_float(address, float32(NAN))
+        ptx.store_float(address, float32(NAN))
 
 
 def spread(here, x, i, n, row, target, shift, weight, scale):
@@ -198,20 +171,20 @@ def spread(here, x, i, n, row, target, shift, weight, scale):
                     x[j] = float32(x[j] - scale)                             # (2)
         pack(here, i, x, row.wide)
         a, b, c, d = here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3]
-        store_int4(row.address + ACCESS * int64(n), a, b, c, d)
+        ptx.store_int4(row.address + ACCESS * int64(n), a, b, c, d)
 
 
 def erase(row):
     """Zeros, for a row whose target is not counted."""
     for n in range(row.t, row.vectors, row.threads):
-        store_int4(row.address + ACCESS * int64(n), 0, 0, 0, 0)
+        ptx.store_int4(row.address + ACCESS * int64(n), 0, 0, 0, 0)
 
 
 def bring(row):
     """A thread's part of the row to shared memory; other threads' parts it never reads."""
     for n in range(row.t, row.vectors, row.threads):
-        copy_async(int32(row.base + ACCESS * n), row.address + ACCESS * int64(n))
-    copy_commit()
+        ptx.copy_async(int32(row.base + ACCESS * n), row.address + ACCESS * int64(n))
+    ptx.copy_commit()
     copy_wait_all()
 
 
@@ -249,28 +222,30 @@ def loss_kernel(form: Form) -> Kernel:
 
     def loss(logits, targets, scales, losses, start, heads, columns, vectors):
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
-        target = load_int(targets + 4 * int64(start + n))
+        target = ptx.load_int(targets + 4 * int64(start + n))
         address, its_loss = logits + ACCESS * int64(n) * vectors, losses + 4 * int64(start + n)
         base = int32(-1)
         if shared:
-            base = int32((shared_address(cuda.shared.array(0, int8)) + ACCESS - 1) & -ACCESS)
+            base = int32((ptx.shared_address(cuda.shared.array(0, int8)) + ACCESS - 1) & -ACCESS)
         row = Row(address, base, columns, vectors, t, threads, lane, wide)
         if target == IGNORE:
             if gradient:
                 erase(row)
             if t == 0:
-                store_float(its_loss, float32(0))
+                ptx.store_float(its_loss, float32(0))
             return
         if shared:
             bring(row)
         here, x = cuda.local.array(words, int32), cuda.local.array(8, float32)
         spare = cuda.local.array(4, int32)
-        end = count if once else divide(vectors + threads - 1, threads)
+        end = count if once else ptx.divide(vectors + threads - 1, threads)
         shift, total = gather(here, x, row, end, count, warps)
         judge(spare, x, row, target, shift, total, its_loss)
         if gradient:
-            scale = load_float(scales + 4 * int64(start + n - heads * divide(start + n, heads)))
-            weight = float32(scale * reciprocal(total))
+            scale = ptx.load_float(
+                scales + 4 * int64(start + n - heads * ptx.divide(start + n, heads))
+            )
+            weight = float32(scale * ptx.reciprocal(total))
             for first in range(0, end, count):
                 if not once:
                     fetch(here, row, first, count)
@@ -347,10 +322,10 @@ def add_losses(losses, sums, rows, heads):
     """sums (heads,) of losses (rows, heads): block k adds column k, a thread every ADDERS-th."""
     t, k, total = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), float32(0)
     for i in range(t, rows, ADDERS):
-        total = float32(total + load_float(losses + 4 * (int64(i) * heads + k)))
+        total = float32(total + ptx.load_float(losses + 4 * (int64(i) * heads + k)))
     total = block_sum(total, ADDERS // 32)
     if t == 0:
-        store_float(sums + 4 * int64(k), total)
+        ptx.store_float(sums + 4 * int64(k), total)
 
 
 # Of any number of losses.

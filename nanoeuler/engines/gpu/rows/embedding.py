@@ -14,22 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler.engines.gpu.lang import vectors
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
 from nanoeuler.engines.gpu.lang.ptx import divide, load_int, load_int4
-from nanoeuler.engines.gpu.lang.vectors import (
-    LANES,
-    SIZES,
-    STEP,
-    expect,
-    given,
-    kind_of,
-    make_load,
-    make_store,
-    piece,
-    place,
-)
 from nanoeuler.errors import UserError
 
 CHUNK = 32   # rows of dx that one warp adds up; a token with more has several chunks
@@ -40,18 +29,20 @@ BLOCKS = 8   # of a multiprocessor
 
 def make_look(columns: int, kind: str, stream: str, learned: bool) -> Any:
     """look(table, token, positions, at, x, row): a token's row of the table, and of positions."""
-    width, size, size_x = piece(kind, stream), SIZES[kind], SIZES[stream]
-    load, store = make_load(kind, width), make_store(stream, width)
+    width, size, size_x = vectors.piece(kind, stream), vectors.SIZES[kind], vectors.SIZES[stream]
+    load, store = vectors.make_load(kind, width), vectors.make_store(stream, width)
 
     def look(table, token, positions, at, x, row):
         values, others = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        for column in range(int32(cuda.threadIdx.x % LANES) * width, columns, LANES * width):
-            load(values, 0, place(table, token, columns, size) + column * size)
+        for column in range(
+            int32(cuda.threadIdx.x % vectors.LANES) * width, columns, vectors.LANES * width
+        ):
+            load(values, 0, vectors.place(table, token, columns, size) + column * size)
             if learned:
-                load(others, 0, place(positions, at, columns, size) + column * size)
+                load(others, 0, vectors.place(positions, at, columns, size) + column * size)
                 for k in range(width):
                     values[k] += others[k]
-            store(values, 0, place(x, row, columns, size_x) + column * size_x)
+            store(values, 0, vectors.place(x, row, columns, size_x) + column * size_x)
 
     return look
 
@@ -62,13 +53,13 @@ def embed_kernel(columns: int, kind: str, stream: str, learned: bool) -> Kernel:
     look = make_look(columns, kind, stream, learned)
 
     def embed(tokens, table, positions, x, rows, T, start):
-        row = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
+        row = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // vectors.LANES)
         if row < rows:
             token = load_int(tokens + int64(row) * 4)
             at = int32(start + row - T * divide(row, T))
             look(table, token, positions, at, x, row)
 
-    return Kernel(embed, "l l l l r r r", LANES * WARPS, target=(8, 0))
+    return Kernel(embed, "l l l l r r r", vectors.LANES * WARPS, target=(8, 0))
 
 
 @functools.cache
@@ -77,12 +68,12 @@ def embed_places_kernel(columns: int, kind: str, stream: str) -> Kernel:
     look = make_look(columns, kind, stream, True)
 
     def embed_places(tokens, table, positions, x, rows, places):
-        row = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
+        row = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // vectors.LANES)
         if row < rows:
             token, at = load_int(tokens + int64(row) * 4), load_int(places + int64(row) * 4)
             look(table, token, positions, at, x, row)
 
-    return Kernel(embed_places, "l l l l r l", LANES * WARPS, target=(8, 0))
+    return Kernel(embed_places, "l l l l r l", vectors.LANES * WARPS, target=(8, 0))
 
 
 def embed_launch(
@@ -95,29 +86,29 @@ def embed_launch(
     places int32 (rows,) are given, row places[i].
     """
     (rows,), (V, columns) = tokens.shape, table.shape
-    kind, stream = kind_of(table), kind_of(x)
-    expect("tokens", tokens, (rows,), "int32")
-    expect("the table", table, (V, columns), kind)
-    expect("x", x, (rows, columns), stream)
+    kind, stream = vectors.kind_of(table), vectors.kind_of(x)
+    vectors.expect("tokens", tokens, (rows,), "int32")
+    vectors.expect("the table", table, (V, columns), kind)
+    vectors.expect("x", x, (rows, columns), stream)
     _fit(columns, rows, T)
     if positions is not None:
         context = positions.shape[0]
-        expect("positions", positions, (context, columns), kind)
+        vectors.expect("positions", positions, (context, columns), kind)
         if start < 0 or start + T > context:
             raise UserError(f"positions {start} to {start + T} are not among {context}")
     if positions is not None and places is not None:
-        expect("places", places, (rows,), "int32")
+        vectors.expect("places", places, (rows,), "int32")
         kernel = embed_places_kernel(columns, kind, stream)
         return Launch(kernel, (cover(rows, WARPS),), (tokens, table, positions, x, rows, places))
     kernel = embed_kernel(columns, kind, stream, positions is not None)
-    args = tokens, table, given(positions), x, rows, T, start
+    args = tokens, table, vectors.given(positions), x, rows, T, start
     return Launch(kernel, (cover(rows, WARPS),), args)
 
 
 def _fit(columns: int, rows: int, T: int) -> None:
-    if columns % STEP or T < 1 or rows < 1 or rows % T:
+    if columns % vectors.STEP or T < 1 or rows < 1 or rows % T:
         raise UserError(
-            f"rows of {STEP} columns or a multiple, in sequences of T: "
+            f"rows of {vectors.STEP} columns or a multiple, in sequences of T: "
             f"not {columns} columns, {rows} rows, T = {T}"
         )
 
@@ -173,7 +164,7 @@ def make_pile(kind: str, width: int, listed: bool) -> Any:
     Row i of first to end - 1 is order[i] if listed, else base + i * step. matrix: the address of
     this thread's columns in row 0.
     """
-    load, size = make_load(kind, width), SIZES[kind]
+    load, size = vectors.make_load(kind, width), vectors.SIZES[kind]
     ahead = AHEAD * width
 
     def row_of(order, i, step, base):
@@ -187,13 +178,13 @@ def make_pile(kind: str, width: int, listed: bool) -> Any:
         while i + AHEAD <= end:
             for k in range(AHEAD):
                 row = row_of(order, i + k, step, base)
-                load(values, k * width, place(matrix, row, columns, size))
+                load(values, k * width, vectors.place(matrix, row, columns, size))
             for k in range(AHEAD):
                 for c in range(width):
                     sums[c] += values[k * width + c]
             i += AHEAD
         while i < end:
-            load(values, 0, place(matrix, row_of(order, i, step, base), columns, size))
+            load(values, 0, vectors.place(matrix, row_of(order, i, step, base), columns, size))
             for c in range(width):
                 sums[c] += values[c]
             i += 1
@@ -203,7 +194,7 @@ def make_pile(kind: str, width: int, listed: bool) -> Any:
 
 def make_put(width: int) -> Any:
     """put(sums, address, add): float32 sums to memory, or added to what is there."""
-    load, store = make_load("float32", 4, own=True), make_store("float32", 4)
+    load, store = vectors.make_load("float32", 4, own=True), vectors.make_store("float32", 4)
 
     def put(sums, address, add):
         old = cuda.local.array(4, float32)
@@ -225,70 +216,70 @@ def scatter_kernel(columns: int, kind: str) -> Kernel:
 
     A warp has a chunk's strip of 32 pieces; of W warps, warp w has strips w, w + W, ...
     """
-    width, size = piece(kind), SIZES[kind]
-    strips = cover(columns, LANES * width)
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
+    strips = cover(columns, vectors.LANES * width)
     pile, put = make_pile(kind, width, listed=True), make_put(width)
 
     def scatter(dx, plan, offset, dtable, slots):
         order = plan + offset  # where the places begin
-        sums, lane = cuda.local.array(width, float32), int32(cuda.threadIdx.x % LANES)
-        item = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
+        sums, lane = cuda.local.array(width, float32), int32(cuda.threadIdx.x % vectors.LANES)
+        item = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // vectors.LANES)
         count, _, _, _ = load_int4(plan)
         while item < count * strips:
             chunk = item // strips
-            column = int32((item - chunk * strips) * LANES + lane) * width
+            column = int32((item - chunk * strips) * vectors.LANES + lane) * width
             token, first, end, slot = load_int4(plan + int64(1 + chunk) * 16)
             if column < columns:
                 pile(sums, dx + column * size, order, first, end, 0, 0, columns)
                 if slot < 0:
-                    put(sums, place(dtable, token, columns, 4) + column * 4, True)
+                    put(sums, vectors.place(dtable, token, columns, 4) + column * 4, True)
                 else:
-                    put(sums, place(slots, slot, columns, 4) + column * 4, False)
+                    put(sums, vectors.place(slots, slot, columns, 4) + column * 4, False)
             item += int32(cuda.gridDim.x * WARPS)
 
-    return Kernel(scatter, "l l l l l", LANES * WARPS, target=(8, 0))
+    return Kernel(scatter, "l l l l l", vectors.LANES * WARPS, target=(8, 0))
 
 
 @functools.cache
 def several_kernel(columns: int) -> Kernel:
     """Adds up the slots of each token with several chunks, into its row; as `scatter_kernel`."""
-    width = piece("float32")
-    strips = cover(columns, LANES * width)
+    width = vectors.piece("float32")
+    strips = cover(columns, vectors.LANES * width)
     pile, put = make_pile("float32", width, listed=False), make_put(width)
 
     def several(plan, room, dtable, slots):
-        sums, lane = cuda.local.array(width, float32), int32(cuda.threadIdx.x % LANES)
-        item = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
+        sums, lane = cuda.local.array(width, float32), int32(cuda.threadIdx.x % vectors.LANES)
+        item = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // vectors.LANES)
         _, count, _, _ = load_int4(plan)
         while item < count * strips:
             which = item // strips
-            column = int32((item - which * strips) * LANES + lane) * width
+            column = int32((item - which * strips) * vectors.LANES + lane) * width
             token, first, end, _ = load_int4(plan + int64(1 + room + which) * 16)
             if column < columns:
                 pile(sums, slots + column * 4, slots, first, end, 1, 0, columns)
-                put(sums, place(dtable, token, columns, 4) + column * 4, True)
+                put(sums, vectors.place(dtable, token, columns, 4) + column * 4, True)
             item += int32(cuda.gridDim.x * WARPS)
 
-    return Kernel(several, "l r l l", LANES * WARPS, target=(8, 0))
+    return Kernel(several, "l r l l", vectors.LANES * WARPS, target=(8, 0))
 
 
 @functools.cache
 def positions_kernel(columns: int, kind: str) -> Kernel:
     """Adds row t of every sequence, in their order, to row t of dpositions; as `scatter_kernel`."""
-    width, size = piece(kind), SIZES[kind]
-    strips = cover(columns, LANES * width)
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
+    strips = cover(columns, vectors.LANES * width)
     pile, put = make_pile(kind, width, listed=False), make_put(width)
 
     def add_positions(dx, dpositions, B, T):
-        sums, lane = cuda.local.array(width, float32), int32(cuda.threadIdx.x % LANES)
-        item = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES)
+        sums, lane = cuda.local.array(width, float32), int32(cuda.threadIdx.x % vectors.LANES)
+        item = int32(cuda.blockIdx.x * WARPS + cuda.threadIdx.x // vectors.LANES)
         t = item // strips
-        column = int32((item - t * strips) * LANES + lane) * width
+        column = int32((item - t * strips) * vectors.LANES + lane) * width
         if t < T and column < columns:
             pile(sums, dx + column * size, dx, 0, B, T, t, columns)
-            put(sums, place(dpositions, t, columns, 4) + column * 4, True)
+            put(sums, vectors.place(dpositions, t, columns, 4) + column * 4, True)
 
-    return Kernel(add_positions, "l l r r", LANES * WARPS, target=(8, 0))
+    return Kernel(add_positions, "l l r r", vectors.LANES * WARPS, target=(8, 0))
 
 
 def slots_shape(rows: int, V: int, columns: int) -> tuple[int, int]:
@@ -304,25 +295,28 @@ def embed_backward_launches(
 
     dx (rows, C); plan: `scatter_plan` of the tokens, on the device; slots: `slots_shape`.
     """
-    (rows, columns), V, kind = dx.shape, dtable.shape[0], kind_of(dx)
+    (rows, columns), V, kind = dx.shape, dtable.shape[0], vectors.kind_of(dx)
     room, several, _ = plan_sizes(rows, V)
     _fit(columns, rows, T)
-    expect("dx", dx, (rows, columns), kind)
-    expect("the table's gradient", dtable, (V, columns), "float32")
-    expect("the plan", plan, (plan_length(rows, V),), "int32")
-    expect("slots", slots, slots_shape(rows, V, columns), "float32")
+    vectors.expect("dx", dx, (rows, columns), kind)
+    vectors.expect("the table's gradient", dtable, (V, columns), "float32")
+    vectors.expect("the plan", plan, (plan_length(rows, V),), "int32")
+    vectors.expect("slots", slots, slots_shape(rows, V, columns), "float32")
 
     def grid(items: int) -> tuple[int]:
         return (min(cover(items, WARPS), multiprocessors * BLOCKS),)
 
-    strips, narrow = cover(columns, LANES * piece(kind)), cover(columns, LANES * 4)
+    strips = cover(columns, vectors.LANES * vectors.piece(kind))
+    narrow = cover(columns, vectors.LANES * 4)
     args = dx, plan, 16 * (1 + room + several), dtable, slots
     made = [Launch(scatter_kernel(columns, kind), grid(room * strips), args)]
     if several:
         args = plan, room, dtable, slots
         made.append(Launch(several_kernel(columns), grid(several * narrow), args))
     if dpositions is not None:
-        expect("the positions' gradient", dpositions, (dpositions.shape[0], columns), "float32")
+        vectors.expect(
+            "the positions' gradient", dpositions, (dpositions.shape[0], columns), "float32"
+        )
         if T > dpositions.shape[0]:
             raise UserError(f"sequences of {T} positions are longer than {dpositions.shape[0]}")
         args = dx, dpositions, rows // T, T

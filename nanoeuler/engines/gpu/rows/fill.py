@@ -13,18 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler.engines.gpu.lang import vectors
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
 from nanoeuler.engines.gpu.lang.ptx import divide, load_int4, store_float4
-from nanoeuler.engines.gpu.lang.vectors import (
-    SIZES,
-    STEP,
-    expect,
-    kind_of,
-    make_load,
-    make_store,
-    piece,
-)
 from nanoeuler.engines.gpu.rows.adamw import LANE, THREADS, Segment, tiles
 from nanoeuler.errors import UserError
 
@@ -59,17 +51,17 @@ def clear_table(spans: Sequence[tuple[int, int]], length: int) -> np.ndarray:
 
 def clear_launch(table: Any, flat: Any) -> Launch:
     """Zero the spans of flat (N,) float32 that a `clear_table` in device memory names."""
-    expect("the buffer", flat, tuple(flat.shape), "float32")
-    expect("the table", table, (table.shape[0], 4), "int32")
+    vectors.expect("the buffer", flat, tuple(flat.shape), "float32")
+    vectors.expect("the table", table, (table.shape[0], 4), "int32")
     return Launch(CLEAR, (table.shape[0],), (table, flat))
 
 
 @functools.cache
 def add_row_kernel(kind: str) -> Kernel:
     """y += row, of `pieces` pieces in all and `across` a row; thread i of the grid has piece i."""
-    width, size = piece(kind), SIZES[kind]
-    load, load_row = make_load(kind, width, own=True), make_load("float32", width)
-    store = make_store(kind, width)
+    width, size = vectors.piece(kind), vectors.SIZES[kind]
+    load, load_row = vectors.make_load(kind, width, own=True), vectors.make_load("float32", width)
+    store = vectors.make_store(kind, width)
 
     def add_row(y, row, pieces, across):
         i = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
@@ -91,12 +83,12 @@ def add_row_launch(y: Any, row: Any) -> Launch:
 
     Bytes of an element: read and written once; the row comes from the caches.
     """
-    (rows, columns), kind = y.shape, kind_of(y)
-    if columns % STEP:
+    (rows, columns), kind = y.shape, vectors.kind_of(y)
+    if columns % vectors.STEP:
         raise UserError(f"columns that a row is added to come in eights, not {columns}")
-    expect("y", y, (rows, columns), kind)
-    expect("the row", row, (columns,), "float32")
-    across = columns // piece(kind)
+    vectors.expect("y", y, (rows, columns), kind)
+    vectors.expect("the row", row, (columns,), "float32")
+    across = columns // vectors.piece(kind)
     pieces = counted(rows * across)
     return Launch(add_row_kernel(kind), (cover(pieces, THREADS),), (y, row, pieces, across))
 

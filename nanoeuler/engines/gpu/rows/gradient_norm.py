@@ -12,18 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.lang.ptx import (
-    load_float,
-    load_float4,
-    load_own_int,
-    reciprocal,
-    square_root,
-    store_float,
-    store_float4,
-    store_int,
-)
 from nanoeuler.engines.gpu.lang.vectors import expect
 from nanoeuler.engines.gpu.rows.block_reduce import block_sum
 from nanoeuler.errors import UserError
@@ -49,7 +40,7 @@ def add_squares(values, sums, vectors):
         for i in range(UNROLL):
             a, b, c, d = float32(0), float32(0), float32(0), float32(0)
             if first + i * step < vectors:
-                a, b, c, d = load_float4(values + 16 * int64(first + i * step))
+                a, b, c, d = ptx.load_float4(values + 16 * int64(first + i * step))
             x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3] = a, b, c, d
         for i in range(0, HELD, 4):
             sum0 = float32(sum0 + x[i] * x[i])
@@ -58,7 +49,7 @@ def add_squares(values, sums, vectors):
             sum3 = float32(sum3 + x[i + 3] * x[i + 3])
     total = block_sum(float32((sum0 + sum1) + (sum2 + sum3)), THREADS // 32)
     if t == 0:
-        store_float(sums + 4 * int64(cuda.blockIdx.x), total)
+        ptx.store_float(sums + 4 * int64(cuda.blockIdx.x), total)
 
 
 # As many blocks as `blocks_for` says.
@@ -80,23 +71,23 @@ def decide(sums, count, losses, heads, schedule, steps, number, limit, decision)
     """
     t, total = int32(cuda.threadIdx.x), float32(0)
     for i in range(t, count, THREADS):
-        total = float32(total + load_float(sums + 4 * int64(i)))
-    norm = square_root(block_sum(total, THREADS // 32))
+        total = float32(total + ptx.load_float(sums + 4 * int64(i)))
+    norm = ptx.square_root(block_sum(total, THREADS // 32))
     if t == 0:
         go, clip = float32(1), float32(1)
         if not finite(norm):
             go = float32(0)
         for k in range(heads):
-            if not finite(load_float(losses + 4 * int64(k))):
+            if not finite(ptx.load_float(losses + 4 * int64(k))):
                 go = float32(0)
         if norm > limit:
-            clip = float32(limit * reciprocal(norm))
-        step = load_own_int(number)
-        store_int(number, int32(step + 1))
+            clip = float32(limit * ptx.reciprocal(norm))
+        step = ptx.load_own_int(number)
+        ptx.store_int(number, int32(step + 1))
         row = schedule + 16 * int64(min(step, steps - 1))
-        lr, m_scale, v_scale, decay = load_float4(row)
-        store_float4(decision, lr, m_scale, v_scale, decay)
-        store_float4(decision + 16, clip, norm, go, float32(0))
+        lr, m_scale, v_scale, decay = ptx.load_float4(row)
+        ptx.store_float4(decision, lr, m_scale, v_scale, decay)
+        ptx.store_float4(decision + 16, clip, norm, go, float32(0))
 
 
 # One block.

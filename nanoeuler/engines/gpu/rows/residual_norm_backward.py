@@ -14,21 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
-from nanoeuler.engines.gpu.lang.ptx import (
-    load_float,
-    load_shared_float4,
-    shared_address,
-    store_float4,
-    store_shared_float4,
-)
-from nanoeuler.engines.gpu.rows.column_sums import sum_launch
-
-# isort: split
-
-
 from nanoeuler.engines.gpu.lang.vectors import (
     LANES,
     SIZES,
@@ -44,6 +33,7 @@ from nanoeuler.engines.gpu.lang.vectors import (
     piece,
     place,
 )
+from nanoeuler.engines.gpu.rows.column_sums import sum_launch
 from nanoeuler.engines.gpu.rows.residual_norm import NORMS
 from nanoeuler.errors import UserError
 
@@ -102,9 +92,9 @@ def make_read(form: Form) -> Callable:
         stats += int64(row) * kept
         mean = float32(0)
         if centred:
-            mean = load_float(stats)
+            mean = ptx.load_float(stats)
             stats += 4
-        inverse = load_float(stats)
+        inverse = ptx.load_float(stats)
         for k in range(own):
             x_hat[k] = (x_hat[k] - mean) * inverse
             sums[k] += g[k] * x_hat[k]                                  # (4)
@@ -148,9 +138,9 @@ def add_piece(sums, i, address, first):
     """Four of `sums` to shared memory: stored by the first who has them, added by others."""
     a, b, c, d = sums[i], sums[i + 1], sums[i + 2], sums[i + 3]
     if not first:
-        e, f, g, h = load_shared_float4(address)
+        e, f, g, h = ptx.load_shared_float4(address)
         a, b, c, d = e + a, f + b, g + c, h + d
-    store_shared_float4(address, a, b, c, d)
+    ptx.store_shared_float4(address, a, b, c, d)
 
 
 def make_write_sums(form: Form) -> Callable:
@@ -172,7 +162,7 @@ def make_write_sums(form: Form) -> Callable:
 
     def in_turn(sums, out, lane, warp):
         pile = cuda.shared.array(size, float32)
-        place_of = shared_address(pile)
+        place_of = ptx.shared_address(pile)
         for turn in range(warps):
             if warp == turn:
                 for s in range(count):
@@ -184,8 +174,8 @@ def make_write_sums(form: Form) -> Callable:
                                 add_piece(sums, s * own + j * width + k, at, turn == 0)
             cuda.syncthreads()  # the next warp adds to what this one has left
         for i in range(int32(cuda.threadIdx.x), size // 4, threads):
-            a, b, c, d = load_shared_float4(place_of + i * 16)
-            store_float4(out + i * 16, a, b, c, d)
+            a, b, c, d = ptx.load_shared_float4(place_of + i * 16)
+            ptx.store_float4(out + i * 16, a, b, c, d)
 
     return in_turn if warps > 1 else directly
 

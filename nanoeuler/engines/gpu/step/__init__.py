@@ -7,5 +7,5 @@ precision (kinds of numbers), engine (the model's operations, recorded), recordi
 stepper (runs it), backends (our products or NVIDIA's).
 
 May import: errors, model, engines, engines.gpu.lang, engines.gpu.host, engines.gpu.gemm,
-engines.gpu.rows, engines.gpu.attention.
+engines.gpu.rows, engines.gpu.attention, engines.gpu.tile.
 """

@@ -28,7 +28,6 @@ class Fastest(Multiplier):
     pieces_of: tuple[int, ...] = (1, 2)  # float32 without tensor cores is slower than in pieces
 
     def work(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Work]:
-        """As `Multiplier.work`."""
         sizes = *c.shape, a.shape[layout[0] == "N"]
         able = self.pieces in self.pieces_of and not any(n % EIGHTS for n in sizes)
         if able and end.name in self.ends and end == Epilogue(end.name):

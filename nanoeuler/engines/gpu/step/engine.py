@@ -25,7 +25,6 @@ from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.attention.layout import Backward, padded
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
-from nanoeuler.engines.gpu.gemm.wgmma_rope import Turning
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
 from nanoeuler.engines.gpu.rows import activations, column_sums
 from nanoeuler.engines.gpu.rows.column_sums import sum_lines, sum_table_launch
@@ -44,6 +43,7 @@ from nanoeuler.engines.gpu.rows.residual_norm_backward import (
     norm_backward_launches,
 )
 from nanoeuler.engines.gpu.rows.rope import rope_launch
+from nanoeuler.engines.gpu.tile.rope import Turning
 
 # isort: split
 
@@ -257,7 +257,6 @@ class CudaEngine(Engine):
         return out
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
-        """As `Engine.linear`."""
         y, end = self.take(*x.shape[:-1], w.shape[1]), STORE
         if bias is not None and self.bf16:
             end = Epilogue("bias", self.copy_of(bias))
@@ -276,7 +275,6 @@ class CudaEngine(Engine):
     def linear_backward(
         self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
     ) -> Array:
-        """As `Engine.linear_backward`."""
         dy = self.operand(dy, dbias, self.name_of(w))
         self.weight_gradient(dw, x, dy, self.name_of(w))
         return self.linear_dx(dy, w)
@@ -285,7 +283,6 @@ class CudaEngine(Engine):
         self, tokens: Array, table: Array, positions: Array | None = None,
         first: PackedRows | None = None,
     ) -> Array:  # fmt: skip
-        """As `Engine.embed`."""
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
         places = first and first.places
         launch = embed_launch(
@@ -299,7 +296,6 @@ class CudaEngine(Engine):
         self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
         first: PackedRows | None = None,
     ) -> None:  # fmt: skip
-        """As `Engine.embed_backward`."""
         if first is None or dpositions is None:
             self.scatter(dx, self.plan, dtable, T=tokens.shape[1], dpositions=dpositions)
         else:
@@ -316,13 +312,11 @@ class CudaEngine(Engine):
         self.record("embed backward", launches)
 
     def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
-        """As `Engine.add`."""
         out = self.take(*x.shape, kind=kind_of(x))
         self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(out)))
         return out
 
     def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
-        """As `Engine.add_into`."""
         self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(x)))
 
     def norm(
@@ -336,11 +330,9 @@ class CudaEngine(Engine):
         return n, stats
 
     def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
-        """As `Engine.rmsnorm`."""
         return self.norm("rms", x, gain)
 
     def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
-        """As `Engine.layernorm`."""
         return self.norm("layer", x, gain, bias)
 
     def norm_backward(
@@ -359,20 +351,17 @@ class CudaEngine(Engine):
     def rmsnorm_backward(
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array
     ) -> Array:
-        """As `Engine.rmsnorm_backward`."""
         return self.norm_backward("rms", (dy, x, stats, gain), dgain)
 
     def layernorm_backward(
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `Engine.layernorm_backward`."""
         return self.norm_backward("layer", (dy, x, stats, gain), dgain, dbias)
 
     def rope_tables(
         self, T: int, D: int, angles: Angles = Angles()  # noqa: B008 it's immutable
     ) -> tuple[Array, Array]:
-        """As `Engine.rope_tables`."""
         tables = rope_tables(T, D, angles)
         cos, sin = (self.recording.constant(table.astype(np.float32)) for table in tables)
         return cos, sin
@@ -424,14 +413,12 @@ class CudaEngine(Engine):
         return dheads
 
     def swiglu(self, gate_up: Array) -> Array:
-        """As `Engine.swiglu`."""
         h = self.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
         launch = activations.swiglu_launch(rows_of(gate_up), rows_of(h), self.multiprocessors)
         self.record("swiglu", launch)
         return h
 
     def gelu(self, u: Array) -> Array:
-        """As `Engine.gelu`."""
         h = self.take(*u.shape)
         count = self.multiprocessors
         launch = activations.gelu_launch(rows_of(u), rows_of(h), multiprocessors=count)
@@ -458,11 +445,9 @@ class CudaEngine(Engine):
         return du, h
 
     def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
-        """As `Engine.swiglu_backward`."""
         return self.activation_backward(True, dh, gate_up)[0]
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
-        """As `Engine.gelu_backward`."""
         return self.activation_backward(False, dh, u)[0]
 
     def loss_rows(
@@ -568,7 +553,6 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
-        """As `Engine.attend_backward`."""
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
         rope = self.fused_rope(config, T)
@@ -581,7 +565,6 @@ class CudaEngine(Engine):
         return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
-        """As `Engine.mlp`."""
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
             u, h = self.linear_gelu(n, b.w_up, b.w_up_bias)
@@ -631,7 +614,6 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
-        """As `Engine.mlp_backward`."""
         dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
         if config.mlp == "gelu" and self.multiply.fused:
             du, h = self.linear_gelu_backward(dout, b.w_down, u, db.w_up_bias)

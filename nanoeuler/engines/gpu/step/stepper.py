@@ -187,7 +187,6 @@ class CudaStepper(Stepper):
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
     def finish(self) -> list[Taken]:
-        """As `Stepper.finish`."""
         if self.in_flight is None:
             return []
         (number, this), self.in_flight = self.in_flight, None

@@ -6,6 +6,7 @@
 
 layout: where an element stands in shared memory, and which lane holds it. curves: activation
 functions and their slopes. accumulator: what is done with sums before they leave the registers.
+rope: heads turned there. ring: stages in turn. store: sums to a box that the copy engine takes.
 
-May import: model, engines.gpu.lang.
+May import: errors, model, engines.gpu.lang.
 """

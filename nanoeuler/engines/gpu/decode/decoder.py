@@ -86,6 +86,8 @@ class Decoding(NamedTuple):
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler",),
+    "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0), "head_width": (0, 16),
+    "rope_scaling": ("none", "linear", "llama3"), "qkv_bias": (False, True),
 }  # fmt: skip
 
 
@@ -117,7 +119,8 @@ def form_of(this: Decoding, name: str, rows: int) -> gemv.Form:
         n for n in (1, 2, gemv.PAD) if n == 1 or n <= most and n * shape.tiles <= gemv.MOST_TILES
     )
     heads = this.heads if name in ("wqkv", "wo") else None
-    return gemv.Form(shape, tile, front, ends.get(name, "add"), groups, this.early, heads)
+    end = ends.get(name, "add")
+    return gemv.Form(shape, tile, front, end, groups, this.early, heads, config.norm_eps)
 
 
 def pack_block(this: Decoding, block: Block) -> dict[str, np.ndarray]:
@@ -150,7 +153,7 @@ def pack_ends(this: Decoding, w: Weights) -> dict[str, np.ndarray]:
     gain, bias = w["norm"], w.get("norm_bias")
     made = {"norm": gain, "norm_bias": np.zeros(gain.shape) if bias is None else bias}
     made["positions"] = w.get("positions", np.zeros((1, 4)))
-    made["cos"], made["sin"] = rope_tables(config.context, config.head_dim)
+    made["cos"], made["sin"] = rope_tables(config.context, config.head_dim, config.angles)
     made["output_bias"] = np.zeros(shape.groups * gemv.OUT)
     arrays = {name: np.ascontiguousarray(a, np.float32) for name, a in made.items()}
     arrays["embedding"] = gemv.pack(shape, w["embedding"].T)

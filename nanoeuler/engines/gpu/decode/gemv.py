@@ -23,7 +23,6 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
-from nanoeuler.engines.gpu.rows.residual_norm import EPS
 from nanoeuler.engines.gpu.tile.curves import gelu_share, sigmoid
 from nanoeuler.errors import UserError
 
@@ -141,6 +140,7 @@ class Form:
     groups: int = 1             # of eight outputs, in a block
     early: bool = False         # whether it may start while the kernel before it runs
     heads: Heads | None = None  # of a kernel that touches attention
+    eps: float = 1e-5           # of the norm in front
 
     @property
     def size(self) -> int:
@@ -216,7 +216,7 @@ def make_row(form: Form) -> tuple[Callable, Callable]:
     """
     columns, pieces = form.shape.inputs, cover(form.shape.padded, 128)
     own, share, centred = 4 * pieces, 1 / columns, form.front == "layer"
-    eps = EPS.get(form.front, 0.0)
+    eps = form.eps
 
     def load(values, address, lane):
         for j in range(pieces):

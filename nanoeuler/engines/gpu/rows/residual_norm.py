@@ -41,14 +41,21 @@ MOST = 8  # columns that a lane is meant to hold: many small blocks (see the att
 EPS = {"rms": RMSNORM_EPS, "layer": LAYERNORM_EPS}
 
 
-def make_norm(layout: Layout, norm: str) -> Callable:
+class Norm(NamedTuple):
+    """A norm, "rms" or "layer", and its epsilon, which a kernel is compiled for."""
+
+    kind: str
+    eps: float
+
+
+def make_norm(layout: Layout, norm: Norm) -> Callable:
     """normed(values, stats, lane): values = (values - mean) / deviation, of a row; fills stats.
 
     Of "rms" the mean is left where it is.
     """
-    row_sum, eps, share = make_row_sum(layout), EPS[norm], 1 / layout.columns
+    row_sum, eps, share = make_row_sum(layout), norm.eps, 1 / layout.columns
     columns, width, lanes, whole = layout.columns, layout.width, layout.lanes, layout.whole
-    pieces, centred = layout.pieces, norm == "layer"
+    pieces, centred = layout.pieces, norm.kind == "layer"
 
     def inside(j, lane):
         return whole or (j * lanes + lane) * width < columns
@@ -83,7 +90,7 @@ def make_norm(layout: Layout, norm: str) -> Callable:
 
 @functools.cache
 def move_norm_kernel(
-    columns: int, norm: str, stream: str, kind: str, move: bool, biased: bool
+    columns: int, norm: Norm, stream: str, kind: str, move: bool, biased: bool
 ) -> Kernel:
     """n = norm(x + weight t) gain + bias, of rows of these kinds; see `move_norm_launch`.
 
@@ -95,7 +102,7 @@ def move_norm_kernel(
     store_x, store_n = make_store_row(layout, stream), make_store_row(layout, kind)
     settle, normed = make_round_row(layout, stream), make_norm(layout, norm)
     lanes, rows_a_block, own = layout.lanes, layout.rows, layout.pieces * layout.width
-    size, size_n, kept = SIZES[stream], SIZES[kind], NORMS[norm]
+    size, size_n, kept = SIZES[stream], SIZES[kind], NORMS[norm.kind]
 
     def move_norm(x, t, weight, moved, n, gain, bias, stats, rows):
         thread = int32(cuda.threadIdx.x)
@@ -132,23 +139,25 @@ class Add(NamedTuple):
 
 
 def move_norm_launch(
-    norm: str, x: Any, n: Any, gain: Any, stats: Any, bias: Any = None, add: Add | None = None
-) -> Launch:
+    norm: str | Norm, x: Any, n: Any, gain: Any, stats: Any, bias: Any = None,
+    add: Add | None = None,
+) -> Launch:  # fmt: skip
     """n and stats of x, or of the residual stream that `add` makes of x.
 
-    Shapes and kinds as above; "layer" alone takes a bias.
+    Shapes and kinds as above; "layer" alone takes a bias. A norm's name means its usual epsilon.
     """
     t, weight, moved = add or Add(None, 1.0, None)
-    if norm not in NORMS:
-        raise UserError(f"norms are {' and '.join(NORMS)}, not {norm!r}")
-    if norm == "rms" and bias is not None:
+    norm = norm if isinstance(norm, Norm) else Norm(norm, EPS.get(norm, 0.0))
+    if norm.kind not in NORMS:
+        raise UserError(f"norms are {' and '.join(NORMS)}, not {norm.kind!r}")
+    if norm.kind == "rms" and bias is not None:
         raise UserError("the root mean square's norm has no bias")
     rows, columns = x.shape
     stream, kind = kind_of(x), kind_of(n)
     expect("x", x, (rows, columns), stream)
     expect("n", n, (rows, columns), kind)
     expect("gain", gain, (columns,), "float32")
-    expect("stats", stats, (rows, NORMS[norm]), "float32")
+    expect("stats", stats, (rows, NORMS[norm.kind]), "float32")
     if t is not None:
         expect("t", t, (rows, columns), kind)
         expect("the moved stream", moved, (rows, columns), stream)

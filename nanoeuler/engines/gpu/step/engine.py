@@ -34,6 +34,7 @@ from nanoeuler.engines.gpu.rows.fill import add_row_launch
 from nanoeuler.engines.gpu.rows.residual_norm import (
     NORMS,
     Add,
+    Norm,
     add_scaled_launch,
     move_norm_launch,
 )
@@ -55,7 +56,7 @@ from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
-from nanoeuler.model.layers import Angles, rope_tables
+from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, Angles, rope_tables
 from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
@@ -70,7 +71,8 @@ PARTIALS = "partials"  # the memory of partial sums that are reduced at the end 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
     "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
-    "sliding_window": (0, 2),
+    "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
+    "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
 
 
@@ -320,20 +322,22 @@ class CudaEngine(Engine):
         self.record("add", add_scaled_launch(rows_of(x), rows_of(y), float(h), rows_of(x)))
 
     def norm(
-        self, norm: str, x: Array, gain: Array, bias: Array | None = None, add: Add | None = None
+        self, norm: Norm, x: Array, gain: Array, bias: Array | None = None, add: Add | None = None
     ) -> tuple[Array, Array]:
         """n and stats of x, or of the residual stream that `add` makes of it."""
         n, rows = self.take(*x.shape), rows_of(x)
-        stats = self.take(rows.shape[0], NORMS[norm], kind="float32")
+        stats = self.take(rows.shape[0], NORMS[norm.kind], kind="float32")
         launch = move_norm_launch(norm, rows, rows_of(n), gain, stats, bias, add)
         self.record("move and norm" if add else "norm", launch)
         return n, stats
 
-    def rmsnorm(self, x: Array, gain: Array) -> tuple[Array, Array]:
-        return self.norm("rms", x, gain)
+    def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
+        return self.norm(Norm("rms", eps), x, gain)
 
-    def layernorm(self, x: Array, gain: Array, bias: Array | None = None) -> tuple[Array, Array]:
-        return self.norm("layer", x, gain, bias)
+    def layernorm(
+        self, x: Array, gain: Array, bias: Array | None = None, eps: float = LAYERNORM_EPS
+    ) -> tuple[Array, Array]:
+        return self.norm(Norm("layer", eps), x, gain, bias)
 
     def norm_backward(
         self, norm: str, given: tuple, dgain: Array, dbias: Array | None = None,
@@ -490,13 +494,13 @@ class CudaEngine(Engine):
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """As `Engine.move_norm`: the last term is added where the sum is normed."""
         if not terms:
-            return x, *self.norm(config.norm, x, gain, bias)
+            return x, *self.norm(Norm(config.norm, config.norm_eps), x, gain, bias)
         *others, (weight, k) = terms
         for each, velocity in others:
             x = self.add(x, velocity, each)
         moved = self.take(*x.shape, kind=self.precision.stream)
         add = Add(rows_of(k), float(weight), rows_of(moved))
-        return moved, *self.norm(config.norm, x, gain, bias, add)
+        return moved, *self.norm(Norm(config.norm, config.norm_eps), x, gain, bias, add)
 
     def move_norm_backward(
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
@@ -515,7 +519,8 @@ class CudaEngine(Engine):
         D, able = config.head_dim, self.multiply.fused and self.precision.fused_rope
         if config.position != "rope" or not able or f"rope {D}" not in EPILOGUES:
             return None
-        cos, sin = (x[start : start + T] for x in self.rope_tables(config.context, D))
+        tables = self.rope_tables(config.context, D, config.angles)
+        cos, sin = (x[start : start + T] for x in tables)
         return Turning(cos, sin, T, (config.n_heads + config.n_kv_heads) * D)
 
     def first_keys(
@@ -559,7 +564,7 @@ class CudaEngine(Engine):
         dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
         if config.position == "rope" and rope is None:
-            cos, sin = self.rope_tables(config.context, config.head_dim)
+            cos, sin = self.rope_tables(config.context, config.head_dim, config.angles)
             self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
         return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)

@@ -285,7 +285,7 @@ def stepped(config, f, x, gain):
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 def test_the_backward_of_a_step_of_any_table(stages, h, monkeypatch):
     monkeypatch.setitem(INTEGRATORS, "drawn", drawn(stages, stages))
-    config = SimpleNamespace(integrator="drawn", step_size=h, norm="rms")
+    config = SimpleNamespace(integrator="drawn", step_size=h, norm="rms", norm_eps=1e-5)
     rng = np.random.default_rng(stages)
     x, dy, matrix = (rng.standard_normal(shape) for shape in [(2, 3), (2, 3), (3, 3)])
     gain = rng.standard_normal(3)
@@ -315,13 +315,13 @@ def test_the_backward_of_a_step_of_any_table(stages, h, monkeypatch):
 class NoNorm(ReferenceEngine):
     """An engine whose norm leaves everything as it is, to see the step alone."""
 
-    rmsnorm = staticmethod(lambda x, gain: (x, None))
+    rmsnorm = staticmethod(lambda x, gain, eps: (x, None))
     rmsnorm_backward = staticmethod(lambda dy, x, gain, stats, dgain: dy.copy())
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_a_step_is_that_of_chapter_two(integrator):
-    config = SimpleNamespace(integrator=integrator, step_size=0.5, norm="rms")
+    config = SimpleNamespace(integrator=integrator, step_size=0.5, norm="rms", norm_eps=1e-5)
     x, k = np.random.default_rng(0).standard_normal((2, 2, 3))
     f, none = (lambda n, i: (np.sin(n), i)), (None, None)
     # Terms that are pending are the first thing that a step adds.
@@ -336,7 +336,7 @@ def test_a_step_is_that_of_chapter_two(integrator):
 def test_a_step_leaves_what_it_was_given():
     x, seen, none = np.ones((1, 2)), [], (None, None)
     # With h = 2 the weight of each stage is 1.
-    config = SimpleNamespace(integrator="heun", step_size=2.0, norm="rms")
+    config = SimpleNamespace(integrator="heun", step_size=2.0, norm="rms", norm_eps=1e-5)
     _, _, stages = step(NoNorm(), config, lambda n, i: (n, None), none, x, [])
     assert np.all(x == 1) and stages[0].x is x
     dx = np.ones((1, 2))

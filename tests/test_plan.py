@@ -99,14 +99,20 @@ class CountingEngine(ReferenceEngine):
         self.multiply_adds += 4 * B * (N - 2 * G) * T * T * D  # dv, dp, dq, dk
         return super().attention_backward(dy, heads, n_kv, p, first)
 
-    def layernorm(self, x, gain, bias=None):
+    def layernorm(self, x, gain, bias=None, eps=1e-5):
         self.elements["layernorm"] += x.size
         self.elements["bias"] += x.size * has(bias)
-        return super().layernorm(x, gain, bias)
+        return super().layernorm(x, gain, bias, eps)
 
-    def rmsnorm(self, x, gain):
+    def rmsnorm(self, x, gain, eps=1e-5):
         self.elements["rmsnorm"] += x.size
-        return super().rmsnorm(x, gain)
+        return super().rmsnorm(x, gain, eps)
+
+    def norm_heads(self, heads, n_kv, gains, eps):
+        normed = heads[:, :, : heads.shape[2] - n_kv].size
+        self.elements["qk_norm"] += normed
+        self.elements["rmsnorm"] -= normed  # which it will count
+        return super().norm_heads(heads, n_kv, gains, eps)
 
     def embed(self, tokens, table, positions=None, first=None):
         x = super().embed(tokens, table, positions, first)
@@ -133,6 +139,10 @@ class CountingEngine(ReferenceEngine):
     def gelu(self, u):
         self.elements["gelu"] += u.size
         return super().gelu(u)
+
+    def gelu_exact(self, u):
+        self.elements["gelu_exact"] += u.size
+        return super().gelu_exact(u)
 
     def swiglu(self, gate_up):
         h = super().swiglu(gate_up)

@@ -22,9 +22,9 @@ MOST = 3  # files
 
 # A class of the copy's code, its edits as {file: [(old, new), ...]}.
 RELU2 = {
-    "model/config.py": [('("swiglu", "gelu")', '("swiglu", "gelu", "relu2")')],
+    "model/config.py": [('"gelu_exact")', '"gelu_exact", "relu2")')],
     "engines/reference.py": [
-        ('("swiglu", "gelu")', '("swiglu", "gelu", "relu2")'),
+        ('"gelu_exact")', '"gelu_exact", "relu2")'),
         ("    def add_into(", '''    def relu2(self, u: Array) -> Array:
         """The square of what is positive in u (So et al. 2021, Primer)."""
         return np.where(u.real > 0, u * u, 0)
@@ -38,7 +38,7 @@ RELU2 = {
          "import numpy as np\n\nfrom nanoeuler.engines.interface"),
     ],
     "engines/cpu/engine.py": [
-        ('("swiglu", "gelu")', '("swiglu", "gelu", "relu2")'),
+        ('"gelu_exact")', '"gelu_exact", "relu2")'),
         ("    def gelu(self,", '''    def relu2(self, u: Array) -> Array:
         """As `ReferenceEngine.relu2`."""
         h = np.maximum(u, 0, out=self.arena.take(*u.shape))
@@ -53,15 +53,23 @@ RELU2 = {
     def gelu(self,'''),
     ],
 }  # fmt: skip
-HEAD_WIDTH = {  # 256 channels a head, whatever the width of the stream
+SCALE = {  # what enters the stream is multiplied by a number, as Gemma does by the root of C
     "model/config.py": [
-        ('    "integrator": tuple', '    "head_width": (0, 256),\n    "integrator": tuple'),
+        ('    "integrator": tuple',
+         '    "embedding_scale": (1.0, 8.0),\n    "integrator": tuple'),
         ("    sliding_window: int = 0",
-         "    head_width: int = 0  # D; 0: dim / n_heads\n    sliding_window: int = 0"),
-        ("return self.dim // self.n_heads", "return self.head_width or self.dim // self.n_heads"),
+         "    embedding_scale: float = 1.0  # of what enters\n    sliding_window: int = 0"),
+    ],
+    "engines/interface.py": [
+        ('        return self.embed(tokens, w["embedding"], positions, first)',
+         '''        x = self.embed(tokens, w["embedding"], positions, first)
+        return x if config.embedding_scale == 1 else self.scale(x, config.embedding_scale)'''),
+        ("        self.embed_backward(dx,", '''        if config.embedding_scale != 1:
+            dx = self.scale(dx, config.embedding_scale)
+        self.embed_backward(dx,'''),
     ],
     "engines/reference.py": [
-        ('    "sliding_window"', '    "head_width": (0, 256),\n    "sliding_window"'),
+        ('    "sliding_window"', '    "embedding_scale": (1.0, 8.0),\n    "sliding_window"'),
     ],
 }
 BLOCKS = {  # block-local attention: a query sees the keys of its own block of positions
@@ -126,7 +134,7 @@ OPTIMIZERS = {"adamw": AdamW, "lion": Lion}
     ],
 }  # fmt: skip
 VARIANTS = {
-    "an activation": RELU2, "a head width": HEAD_WIDTH, "a mask": BLOCKS, "an optimizer": LION
+    "an activation": RELU2, "a number": SCALE, "a mask": BLOCKS, "an optimizer": LION
 }
 
 COMMON = '''
@@ -217,7 +225,7 @@ def switched(name, value):
 '''
 SCRIPTS = {
     "an activation": "switched('mlp', 'relu2')",
-    "a head width": "switched('head_width', 256)",
+    "a number": "switched('embedding_scale', 8.0)",
     "a mask": '''
 switched("local_block", 2)
 from nanoeuler.model.config import first_keys
@@ -305,7 +313,7 @@ def test_the_window_is_one_function_and_names_in_lists():
 # Mistakes of a variant that its script has to see: it would prove nothing if it did not.
 WRONG = {
     "an activation": ("engines/cpu/engine.py", "du *= np.float32(2)", "du *= np.float32(1)"),
-    "a head width": ("model/config.py", "self.head_width or self", "self"),
+    "a number": ("engines/interface.py", "dx = self.scale(dx, config.embedding_scale)", "pass"),
     "a mask": ("model/config.py", "t // config.local_block * config.local_block", "0 * t"),
     "an optimizer": ("training/optim.py", "np.sign(self.beta1 * m +", "(self.beta1 * m +"),
 }
@@ -330,4 +338,4 @@ def test_an_activation_without_code_is_refused_by_name(program, compiled, tmp_pa
     edits = {name: RELU2[name] for name in RELU2 if name != program}
     variant(compiled, tmp_path, edits)
     done = run(tmp_path, SCRIPTS["an activation"])
-    assert "UserError: expected mlp swiglu or gelu for " in done.stderr, done.stderr
+    assert "UserError: expected mlp swiglu or gelu or gelu_exact for " in done.stderr, done.stderr

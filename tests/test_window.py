@@ -434,7 +434,7 @@ def test_mistakes_that_the_compiled_reader_is_given_are_seen(wrong, monkeypatch)
 
 @pytest.mark.long  # each compiles the pass
 @pytest.mark.parametrize("old, new", [("low : t + 1", "0 : t + 1"), ("values[low:]", "values"),
-                                      ("m.first[t]", "min(t, m.first[t] + 1)")])  # fmt: skip
+                                      ("begins[t]", "min(t, begins[t] + 1)")])  # fmt: skip
 def test_mistakes_of_the_compiled_reader_are_seen(old, new, monkeypatch):
     monkeypatch.setitem(options.KERNEL, "cache", False)  # there is no file to keep it beside
     wrong = load(Mutant("engines.cpu.decode", "_group", "window", old, new))

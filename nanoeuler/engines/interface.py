@@ -35,7 +35,7 @@ class SavedAttention(NamedTuple):
     y: Array                # (B, T, H*D) the input of wo
     first: Array | None = None  # (B, T) the first key that each query sees
     raw: Array | None = None  # (B, T, H+2G, D) the heads before they were normed, if they are
-    stats: Array | None = None  # (B, T, H+G, 1) what the norm saved
+    roots: Array | None = None  # (B, T, H+G, 1) what that norm saved
 
 
 class SavedMlp(NamedTuple):
@@ -111,7 +111,7 @@ class Engine(ABC):
             dheads = self.rope_backward(dheads, H + G, cos[:T], sin[:T])
         if config.qk_norm:
             gains, dgains = (b.q_norm, b.k_norm), (db.q_norm, db.k_norm)
-            dheads = self.norm_heads_backward(dheads, saved.raw, gains, saved.stats, dgains)
+            dheads = self.norm_heads_backward(dheads, saved.raw, gains, saved.roots, dgains)
         dheads = dheads.reshape(B, T, -1)
         return self.linear_backward(dheads, saved.n, b.wqkv, db.wqkv, db.wqkv_bias)
 

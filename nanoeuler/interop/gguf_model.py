@@ -275,6 +275,19 @@ def _kind(name, shape, kind):
     return "F16" if kind == "Q8_0" and shape[-1] % 32 else kind
 
 
+def _check_known(config, family):
+    """UserError, by name, for a model of this family that llama.cpp has no code for."""
+    if config.mlp == "gelu_exact":
+        raise UserError("llama.cpp's gpt2 has mlp gelu, and this model gelu_exact: it can't be "
+                        "exported; export it to Hugging Face's format")  # fmt: skip
+    if config.rope_scaling == "llama3" and family in ("qwen2", "qwen3"):
+        raise UserError(f"llama.cpp has rope_scaling llama3 for llama alone, and this is a model "
+                        f"of the family {family}: export it to Hugging Face's format")  # fmt: skip
+    if family == "qwen2" and config.head_dim * config.n_heads != config.dim:
+        raise UserError(f"llama.cpp's qwen2 has heads of dim / n_heads channels, and this model's "
+                        f"have {config.head_dim}: export it to Hugging Face's format")  # fmt: skip
+
+
 def write_model(
     path: str | Path, config: ModelConfig, weights: Weights, kind: str = "F16",
     tokenizer_metadata: Mapping[str, Any] | None = None, name: str = "nanoeuler",
@@ -288,18 +301,10 @@ def write_model(
         raise UserError(f"expected {', '.join(FILE_TYPES)}, got {quoted(kind)!r}: choose one of "
                         "them")  # fmt: skip
     family, said = family_of(config), left_out(config)
-    if config.mlp == "gelu_exact":
-        raise UserError("llama.cpp's gpt2 has mlp gelu, and this model gelu_exact: it can't be "
-                        "exported; export it to Hugging Face's format")  # fmt: skip
+    _check_known(config, family)
     if config.sliding_window:
         said.append(f"llama.cpp may ignore the window of {config.sliding_window} tokens, and then "
                     "computes something else after as many")  # fmt: skip
-    if config.rope_scaling == "llama3" and family in ("qwen2", "qwen3"):
-        raise UserError(f"llama.cpp has rope_scaling llama3 for llama alone, and this is a model "
-                        f"of the family {family}: export it to Hugging Face's format")  # fmt: skip
-    if family == "qwen2" and config.head_dim * config.n_heads != config.dim:
-        raise UserError(f"llama.cpp's qwen2 has heads of dim / n_heads channels, and this model's "
-                        f"have {config.head_dim}: export it to Hugging Face's format")  # fmt: skip
     architecture = "llama" if family == "mistral" else family
     target = target_of(config, family)
     shapes, make = exported(config, weights, table_of(target, ARCHITECTURES[architecture]))

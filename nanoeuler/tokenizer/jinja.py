@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-templates
 """Chat templates in Jinja, in its sandbox: a conversation as text, as ids, and what to learn of it.
 
 Leaves out a conversation of our own models without Jinja (chat_template.py).

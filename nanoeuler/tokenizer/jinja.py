@@ -161,6 +161,9 @@ class ChatTemplate:
             said = str(message.get("content") or "").strip()
             begin = len(before) if len(before) >= at and text.startswith(before) else at
             found = text.find(said, begin)
+            if found < 0:  # of an older answer some templates leave the thoughts out
+                said = said.rpartition("</think>")[2].strip()
+                found = text.find(said, begin)
             if found < 0:
                 raise UserError(f"the chat template changes the answer {said!r:.60}, so we can't "
                                 "tell what to learn: give it as the model says it")  # fmt: skip

@@ -23,7 +23,7 @@ from nanoeuler.tokenizer.pretokenizer import (
 
 # Scanners by the name that a file of ours gives them; a scanner's number is its place here.
 SCANNERS = ("gpt2", "digits", "llama3", "qwen2", "spans")
-GPT2, DIGITS, LLAMA3, QWEN2, SPANS = range(5)
+GPT2, DIGITS, LLAMA3, QWEN2, SPANS = range(5)  # their places
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -7,10 +7,13 @@ import pytest
 from test_their_tokenizers import spm_model, spm_pieces
 from test_tokenizer import RIVER, refuse
 
+from nanoeuler.data.conversations import Conversation
+from nanoeuler.inference.chat import Memory, Turn
 from nanoeuler.tokenizer import chat_template, sentencepiece
 from nanoeuler.tokenizer.huggingface import vocabulary_of
 from nanoeuler.tokenizer.jinja import GUARDS, OURS, ChatTemplate
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.sft import Conversations, spell
 
 # Written for these tests from what the formats' documentation says, not taken from a model's files.
 CHATML = """{%- for message in messages %}
@@ -182,6 +185,30 @@ def test_our_own_template_is_one_case_among_others():
     assert template.conversation(TALK) == (first[0] + second[0], first[1] + second[1])
     assert template.prompt(talk[:1]) == chat_template.prompt(tokenizer, "Where to? ")
     assert template.source == OURS and template.stops == (tokenizer.special["<|end|>"],)
+
+
+def test_a_conversation_remembers_in_the_tokenizers_own_template():
+    tokenizer = of_bytes(CHATML, eos="<|im_end|>")
+    template, memory = ChatTemplate(tokenizer), Memory(tokenizer, 400)
+    memory.tell("Be brief.")
+    memory.turns = [Turn("Where to? ", "Down.", [])]
+    before, ids = memory.sees("And then?")
+    assert before + ids == template.prompt(TALK[:4])
+    assert before == template.conversation(TALK[:3])[0]
+    memory.context = 2 * len(before + ids) - 2  # one token too few for all of it
+    before, ids = memory.sees("And then?")
+    assert before == [] and ids == template.prompt([TALK[0], TALK[3]])
+    refuse("shorten it", memory.sees, "And then? " * 99)
+
+
+def test_fine_tuning_learns_the_answers_of_the_tokenizers_own_template():
+    tokenizer = of_bytes(CHATML, eos="<|im_end|>")
+    talk = Conversation([("Where to? ", "Down."), ("And then?", "To the sea.")], "Be brief.")
+    assert spell(tokenizer, talk) == ChatTemplate(tokenizer).conversation(TALK)
+    rows = Conversations(tokenizer, [talk, ("a", "b")], 1, 400, 1)
+    filling = tokenizer.special["<|im_end|>"]
+    assert rows.tokens[0, -1] == filling == chat_template.end_of(tokenizer)
+    refuse("would never stop", chat_template.end_of, of_bytes("{{ messages }}"))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "<|im_start|>assistant\nYes<|im_end|>", GUARDS[0],

@@ -85,8 +85,8 @@ class Memory:
                 same = [a == b for a, b in zip(earlier, ids[:-1], strict=False)]
                 cut = same.index(False) if False in same else len(same)
                 return ids[:cut], ids[cut:]
-        raise UserError(f"expected a question of at most {room} tokens with what the template writes "
-                        f"around it, got {len(ids)}: shorten it")  # fmt: skip
+        raise UserError(f"expected a question of at most {room} tokens, template and all, "
+                        f"got {len(ids)}: shorten it")  # fmt: skip
 
 
 # %% sec-chat-loop

@@ -1,9 +1,11 @@
 """Wrong answers to the exercises of chapter 19b, each of which its check must refuse."""
 
+import random
+import re
 from itertools import pairwise
 
 CHAPTER = "19b-other-peoples-tokenizers"
-NAMES = dict(pairwise=pairwise)
+NAMES = dict(pairwise=pairwise, random=random, re=re)
 
 # (exercise, what is wrong, text of the solution, what it becomes)
 ANSWERS = [

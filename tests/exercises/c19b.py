@@ -22,7 +22,6 @@ ANSWERS = [
     ("white", "gives up nothing", "return end - 1", "return end"),
     ("white", "gives up two", "return end - 1", "return end - 2"),
     ("white", "only blanks are white space", "text[end].isspace()", "text[end] == ' '"),
-    ("white", "the run without its first", "end = at\n", "end = at + 1\n"),
     ("white", "gives up behind a line end, too", "return lines[-1] + 1",
      "return lines[-1] + 1 - (end > lines[-1] + 1)"),
     ("white", "the length", "    return end\n", "    return end - at\n"),

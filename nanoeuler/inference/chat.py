@@ -18,7 +18,7 @@ from nanoeuler.inference.decoder import Decoder, generate, text_pieces
 from nanoeuler.inference.sampling import Knobs, check
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
-from nanoeuler.tokenizer.chat_template import END, prompt
+from nanoeuler.tokenizer.chat_template import end_of, messages_of, prompt, template_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the likely
@@ -55,6 +55,8 @@ class Memory:
     def sees(self, question: str) -> tuple[list[int], list[int]]:
         """What it has before it for an answer: ids it remembers, the question's. UserError if long.
         """
+        if self.tokenizer.template:
+            return self._rendered(question)
         ids = prompt(self.tokenizer, question)
         room = self.context // 2 - len(self.first)
         if len(ids) > room:
@@ -72,7 +74,22 @@ class Memory:
             said += [("user", turn.question), ("assistant", turn.answer)]
         return [{"role": role, "content": text} for role, text in said]
 
+    def _rendered(self, question: str) -> tuple[list[int], list[int]]:
+        """What `sees` gives, in the tokenizer's own template."""
+        template, room = template_of(self.tokenizer), self.context // 2
+        for oldest in range(len(self.turns) + 1):
+            turns = [(turn.question, turn.answer) for turn in self.turns[oldest:]]
+            ids = template.prompt(messages_of([*turns, (question, None)], self.system))
+            if len(ids) <= room:
+                earlier = template.conversation(messages_of(turns, self.system))[0] if turns else []
+                same = [a == b for a, b in zip(earlier, ids[:-1], strict=False)]
+                cut = same.index(False) if False in same else len(same)
+                return ids[:cut], ids[cut:]
+        raise UserError(f"expected a question of at most {room} tokens, template and all, "
+                        f"got {len(ids)}: shorten it")  # fmt: skip
 
+
+# %% sec-chat-loop
 class ChatOptions(Knobs, total=False):
     """How a conversation is held: beside the `Knobs`, what stands before it, and who reads."""
 
@@ -137,7 +154,7 @@ class Chat:
             whole = True
         finally:
             if whole or answer:
-                said, end = self.tokenizer.decode_text(answer), self.tokenizer.special[END]
+                said, end = self.tokenizer.decode_text(answer), end_of(self.tokenizer)
                 self.memory.turns.append(Turn(question, said, [*ids, *answer, end]))
 
 

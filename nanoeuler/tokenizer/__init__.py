@@ -3,7 +3,8 @@
 
 # %% sec-tokenizer-hand
 """Text to ids and back: reference (chapter 2's), pretokenizer, encode, learn, tokenizer, its file,
-tiktoken (GPT-2's ranks), chat_template.
+tiktoken (GPT-2's ranks), chat_template. Other people's: others (readers and writers), scanners,
+vocabulary, segments, huggingface, sentencepiece, ggml, jinja (chat templates).
 
 May import: jit, errors, files, measurements.
 """

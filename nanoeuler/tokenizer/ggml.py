@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-gguf
 """A tokenizer in the metadata of a GGUF file, keys `tokenizer.ggml.*`: read and written.
 
 Leaves out the file itself. Kinds of tokens have the numbers of SentencePiece's pieces.

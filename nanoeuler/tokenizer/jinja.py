@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-templates
 """Chat templates in Jinja, in its sandbox: a conversation as text, as ids, and what to learn of it.
 
 Leaves out a conversation of our own models without Jinja (chat_template.py).
@@ -161,6 +161,9 @@ class ChatTemplate:
             said = str(message.get("content") or "").strip()
             begin = len(before) if len(before) >= at and text.startswith(before) else at
             found = text.find(said, begin)
+            if found < 0:  # of an older answer some templates leave the thoughts out
+                said = said.rpartition("</think>")[2].strip()
+                found = text.find(said, begin)
             if found < 0:
                 raise UserError(f"the chat template changes the answer {said!r:.60}, so we can't "
                                 "tell what to learn: give it as the model says it")  # fmt: skip

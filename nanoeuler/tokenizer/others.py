@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-gguf
 """Other people's tokenizers by the names of their files: readers and writers.
 
 Leaves out what is in the files (huggingface.py, sentencepiece.py, ggml.py).

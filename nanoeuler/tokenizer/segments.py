@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-added
 """What happens to a text before it is cut into words: added tokens, NFC, a space before it.
 
 Leaves out merging (encode.py).
@@ -134,7 +134,7 @@ class Segments:
         )
 
 
-# %% ch-their-tokenizers
+# %% sec-their-added
 class _Names:
     """Finds names in a text: from the left, of several at one place the longest."""
 

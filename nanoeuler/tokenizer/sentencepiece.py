@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-sentencepiece
 """SentencePiece's models of the BPE kind: tokenizer.model, and llama2.c's tokenizer.bin.
 
 The first is a protocol buffer, which is read here by hand. Leaves out unigram models, which merge

@@ -1,7 +1,7 @@
 # Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% ch-their-tokenizers
+# %% sec-their-ids
 """What a tokenizer is made of, ours or another's: its tokens, merges and rules, and their tables.
 
 Leaves out the files that it is read from, and encoding (encode.py).
@@ -87,6 +87,7 @@ class Vocabulary:
         return table, rules
 
 
+# %% sec-their-sentencepiece
 def _characters(vocabulary: Vocabulary) -> dict[bytes, int]:
     """The tokens that are one character, by their bytes."""
     bare = {*vocabulary.byte_ids.tolist(), vocabulary.unknown}

@@ -24,7 +24,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
-from nanoeuler.tokenizer.chat_template import END, conversation
+from nanoeuler.tokenizer.chat_template import dialogue, end_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import Request, load_model, read_record, read_request
 from nanoeuler.training.folder import checkpoints
@@ -38,11 +38,7 @@ Spelled = tuple[list[int], list[bool]]  # ids, and for each whether the loss cou
 
 def spell(tokenizer: Tokenizer, talk: Pair | Conversation) -> Spelled:
     """The ids of a conversation in the template, and for each whether the loss counts it."""
-    ids, counted, system = [], [], talk.system if isinstance(talk, Conversation) else None
-    for question, answer in turns_of(talk):
-        more, which = conversation(tokenizer, question, answer, system)
-        ids, counted, system = ids + more, counted + which, None  # it is said once
-    return ids, counted
+    return dialogue(tokenizer, turns_of(talk), getattr(talk, "system", None))
 
 
 def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]], list[int]]:
@@ -87,7 +83,7 @@ class Conversations:
                 "give shorter ones, or more"
             )
         shape = len(rows), context + n_predict
-        self.tokens = np.full(shape, tokenizer.special[END], np.int32)
+        self.tokens = np.full(shape, end_of(tokenizer), np.int32)
         self.counted, self.first = np.zeros(shape, bool), np.zeros(shape, np.int32)
         for i, row in enumerate(rows):
             end = 0
@@ -126,7 +122,7 @@ def held_out_answers(
     every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
     inputs, targets, first = every.rows(np.arange(every.windows))
     answers = targets[:, :, 0]
-    judged = np.where(answers == tokenizer.special[END], IGNORE, answers)
+    judged = np.where(answers == end_of(tokenizer), IGNORE, answers)
     if (judged == IGNORE).all():
         raise UserError(
             "expected answers to judge the model by, but the last tenth of the pairs, which is "

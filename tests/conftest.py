@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -16,10 +15,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
-
-# jsonschema, which reads notebooks, does without the package for internet addresses, whose import
-# builds a grammar for longer than most tests take. (pyproject.toml leaves nbval out for the same.)
-sys.modules.setdefault("rfc3987_syntax", None)
 
 # A shell has what it starts in the background ignore Ctrl-C, and so do children of that, down to
 # the programs that tests interrupt. A handler ends that; programs that are started inherit none.

@@ -1,10 +1,12 @@
-"""What all tests share: the same examples, an order that keeps workers busy, a limit, no GPU."""
+"""What all tests share: the same examples, an order that keeps workers busy, limits, no GPU."""
 
+import faulthandler
 import os
 import signal
 import time
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 BEGUN = pytest.StashKey[float]()
@@ -32,10 +34,32 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--minutes", type=float, help="skip the tests that have not begun by then")
+    parser.addoption("--processor-seconds", type=float, default=600, help="what a test may use")
 
 
 def pytest_configure(config):
     config.stash[BEGUN] = time.monotonic()
+
+
+def pytest_sessionstart(session):
+    if hasattr(signal, "SIGPROF"):  # the timer's: says where all threads are, and ends the process
+        where = session.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.register(signal.SIGPROF, file=where, all_threads=True, chain=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """A test that turns in a circle ends its process, also where compiled code holds it.
+
+    Its processor time counts, of all threads: on a busy machine a sound test may wait for minutes.
+    """
+    if not hasattr(signal, "setitimer"):
+        return (yield)
+    signal.setitimer(signal.ITIMER_PROF, item.config.getoption("processor_seconds"))
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def pytest_runtest_setup(item):

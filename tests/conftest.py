@@ -1,11 +1,12 @@
-"""What all tests share: the same examples, an order that keeps workers busy, a limit, no GPU."""
+"""What all tests share: the same examples, an order that keeps workers busy, limits, no GPU."""
 
+import faulthandler
 import os
 import signal
-import sys
 import time
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 BEGUN = pytest.StashKey[float]()
@@ -16,10 +17,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
-
-# jsonschema, which reads notebooks, does without the package for internet addresses, whose import
-# builds a grammar for longer than most tests take. (pyproject.toml leaves nbval out for the same.)
-sys.modules.setdefault("rfc3987_syntax", None)
 
 # A shell has what it starts in the background ignore Ctrl-C, and so do children of that, down to
 # the programs that tests interrupt. A handler ends that; programs that are started inherit none.
@@ -37,10 +34,32 @@ def pytest_collection_modifyitems(items):
 
 def pytest_addoption(parser):
     parser.addoption("--minutes", type=float, help="skip the tests that have not begun by then")
+    parser.addoption("--processor-seconds", type=float, default=600, help="what a test may use")
 
 
 def pytest_configure(config):
     config.stash[BEGUN] = time.monotonic()
+
+
+def pytest_sessionstart(session):
+    if hasattr(signal, "SIGPROF"):  # the timer's: says where all threads are, and ends the process
+        where = session.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.register(signal.SIGPROF, file=where, all_threads=True, chain=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """A test that turns in a circle ends its process, also where compiled code holds it.
+
+    Its processor time counts, of all threads: on a busy machine a sound test may wait for minutes.
+    """
+    if not hasattr(signal, "setitimer"):
+        return (yield)
+    signal.setitimer(signal.ITIMER_PROF, item.config.getoption("processor_seconds"))
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def pytest_runtest_setup(item):

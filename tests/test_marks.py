@@ -2,7 +2,6 @@
 
 import re
 
-import nbformat
 import pytest
 
 from nanoeuler.book import build
@@ -56,7 +55,7 @@ MARKS = re.compile(
 
 @pytest.mark.parametrize("chapter", build.texts(ROOT), ids=lambda path: path.stem)
 def test_no_notebook_has_a_mark_and_its_links_lead_somewhere(chapter):
-    notebook = nbformat.read(chapter.with_suffix(".ipynb"), as_version=4)
+    notebook = build.stored(chapter)
     prose = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     assert not MARKS.findall(prose)
     for file, label in re.findall(r"\]\(([a-z0-9-]*\.ipynb)?#([a-z0-9-]+)\)", prose):

@@ -92,7 +92,7 @@ def test_texts_of_unequal_length_grow_together(data):
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("switches", [{}, ARCHITECTURES[-1], {"dim": 128, "hidden": 300}], ids=str)
-def test_no_bit_hangs_on_threads_nor_on_who_is_read_beside(switches, int8):
+def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, int8):
     config, weights = model(dtype=np.float32, **switches)
     texts = np.random.default_rng(1).integers(23, size=(5, config.context)).tolist()
     lengths = [12, 1, 7, 3, 12]

@@ -251,8 +251,9 @@ class _Fit:
         if run.settings.steps is None:
             steps = max(run.step, speed.steps(run.settings.minutes))
             run.settings = dataclasses.replace(run.settings, steps=steps)
-            self.display.say(f"{steps:,} steps fit into {run.settings.minutes:g} minutes at "
-                             f"{1e3 * speed.step:.3g} ms a step; --steps chooses another number")
+            self.display.say(f"{steps:,} steps and their validations fit into "
+                             f"{run.settings.minutes:g} minutes, at {1e3 * speed.step:,.1f} ms "
+                             "a step; --steps chooses another number")
             self.announce()
         if self.execution.on_estimate and (left := run.settings.steps - run.step):
             self.execution.on_estimate(run, speed.seconds(run.step, run.settings.steps) / left)

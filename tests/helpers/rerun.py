@@ -15,12 +15,13 @@ from nanoeuler.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 INSIDE = Path(__file__).with_name("inside")  # what is changed in each Python that is started
-# pytest with nbval and no other plugin. jsonschema, which reads notebooks, does without the package
-# for internet addresses, whose import builds a grammar for longer than most chapters take. A cell's
-# kernel is dead after 500 s: before the limit of the test that waits for it (pyproject.toml).
+# pytest with nbval and no other plugin. First the book's tool, which spares all who read notebooks
+# the slow half of jsonschema; ROOT's tool, since `-c` looks there before it looks at a chapter's
+# part of the package. A cell's kernel is dead after 500 s: before the limit of the test that waits
+# for it (pyproject.toml).
 NBVAL = """
 import sys
-sys.modules["rfc3987_syntax"] = None
+import nanoeuler.book.build
 import pytest
 sys.exit(pytest.main(["-p", "nbval.plugin", "--nbval", "--nbval-current-env",
                       "--nbval-cell-timeout=500", *sys.argv[1:]]))

@@ -1,7 +1,7 @@
-# Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-their-json
+# %% sec-tokenizer-others
 """Hugging Face's tokenizer.json, of byte-level BPE and of SentencePiece's kind: read and written.
 
 Leaves out files of ours, which file.py knows, and the tokenizer that is made of what is read.

@@ -1,7 +1,7 @@
-# Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-their-words
+# %% sec-tokenizer-others
 """Where other people's pre-tokenizers cut a text into words: Llama 3, Qwen, SmolLM2, SentencePiece.
 
 Leaves out GPT-2's (pretokenizer.py). A scanner has a number, so that the compiled encoder can take
@@ -180,7 +180,6 @@ def words_of(text: bytes, scanner: str, joins: np.ndarray | None = None) -> list
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-# %% sec-their-cuts
 @njit(cache=True, nogil=True)
 def _may_cut(before, after, x, y, scanner):
     """Whether a text may be cut between characters of these classes; x and y: the bytes there."""

@@ -1,7 +1,7 @@
-# Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-their-added
+# %% sec-tokenizer-others
 """What happens to a text before it is cut into words: added tokens, NFC, a space before it.
 
 Leaves out merging (encode.py).
@@ -134,7 +134,7 @@ class Segments:
         )
 
 
-# %% sec-their-added
+# %% sec-tokenizer-others
 class _Names:
     """Finds names in a text: from the left, of several at one place the longest."""
 

@@ -1,7 +1,7 @@
-# Made from book/19b-other-peoples-tokenizers.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/b-a-tokenizer-at-full-speed.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-their-ids
+# %% sec-tokenizer-others
 """What a tokenizer is made of, ours or another's: its tokens, merges and rules, and their tables.
 
 Leaves out the files that it is read from, and encoding (encode.py).
@@ -87,7 +87,7 @@ class Vocabulary:
         return table, rules
 
 
-# %% sec-their-sentencepiece
+# %% sec-tokenizer-others
 def _characters(vocabulary: Vocabulary) -> dict[bytes, int]:
     """The tokens that are one character, by their bytes."""
     bare = {*vocabulary.byte_ids.tolist(), vocabulary.unknown}

@@ -249,8 +249,8 @@ MISTAKES = [
      "turn)", "pass", "any"),
     ("ping-pong", "consume_in_turn", "the turn is not passed on",
      "mbarrier_arrive(turns + 8 * (c ^ 1))", "pass", "deadlock"),
-    ("ping-pong", "consume_in_turn", "not stepped over the other's", "skip(stage, phase, blocks",
-     "skip(stage, phase, 0", "any"),
+    ("ping-pong", "consume_in_turn", "not stepped over the other's",
+     "skip(stage, phase, STAGES, blocks", "skip(stage, phase, STAGES, 0", "any"),
     ("ping-pong", "skip", "parity as it was", "(phase ^ rounds) & 1", "phase", "any"),
 ]  # fmt: skip
 

@@ -927,8 +927,8 @@ def fits(monkeypatch, steps):
 
 
 def test_as_many_steps_as_fit_into_the_minutes(tmp_path, capsys, monkeypatch):
-    # Minutes of a core: beside other programs, half a second by the clock can be one step's.
-    clock = SimpleNamespace(perf_counter=time.process_time)
+    # Minutes of a thread: beside other programs, half a second by the clock can be one step's.
+    clock = SimpleNamespace(perf_counter=time.thread_time)
     monkeypatch.setattr("nanoeuler.training.throughput.time", clock)
     seen = []
     chosen = Settings(minutes=0.01, batch_size=8, seed=5, lr=0.01)

@@ -25,8 +25,10 @@ from nanoeuler import __version__
 from nanoeuler.data.batches import check_batch_size
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.config import ModelConfig, count_parameters, telling
+from nanoeuler.model.lora import AdaptedWeights, Lora
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training.lora import LoraAdamW, facts_of
 from nanoeuler.training.optim import (
     BETA2,
     CLIP_NORM,
@@ -155,8 +157,9 @@ class Run:
         settings = settings.with_rate(rate_for(config.dim))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
-            optimizer = AdamW(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
-                              clip_norm=settings.clip)  # fmt: skip
+            kind = LoraAdamW if isinstance(weights, AdaptedWeights) else AdamW
+            optimizer = kind(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                             clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property
@@ -167,9 +170,15 @@ class Run:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What it began with, for config.json: FACTS."""
+        """What it began with, for config.json: FACTS, and of a run with adapters, these."""
         values = dataclasses.asdict(self.config), dataclasses.asdict(self.settings)
-        return dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
+        known = dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
+        return known | facts_of(self.weights)
+
+    @property
+    def lora(self) -> Lora | None:
+        """What adapters it trains; None: all weights."""
+        return self.weights.lora if isinstance(self.weights, AdaptedWeights) else None
 
 
 # Of config.json, besides the program that wrote it: in what a resumed run must be the same.
@@ -186,4 +195,5 @@ def identity(facts: dict) -> str:
     training.pop("minutes", None)
     known = {name: facts[name] for name in FACTS}
     known |= {"model": telling(facts["model"]), "training": training}
+    known |= {"lora": facts["lora"]} if facts.get("lora") else {}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]

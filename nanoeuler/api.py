@@ -19,6 +19,7 @@ from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.interop import source
+from nanoeuler.interop.peft import with_adapter
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
 from nanoeuler.model.lora import Lora, merged
 from nanoeuler.model.sizes import resized as resized
@@ -246,11 +247,14 @@ def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
     return None if resume and model is None else path_of("model, if it is no Model,", model)
 
 
-def load(run: Path | str, *, context: int | None = None) -> Model:
+def load(
+    run: Path | str, *, context: int | None = None, adapter: Path | str | None = None
+) -> Model:
     """The model of a run, at its newest save; that of best/ in it is the best. UserError if none.
 
     Or another's model: a folder of the Hub, a .gguf file, llama2.c's .bin, or "hf:OWNER/NAME"; of
-    it with `context` positions, if those are fewer than it has.
+    it with `context` positions, if those are fewer than it has. adapter: a folder of PEFT's LoRA
+    adapters, which are merged into it.
 
     >>> import nanoeuler as ne
     >>> model = ne.load(folder / "base")
@@ -263,6 +267,8 @@ def load(run: Path | str, *, context: int | None = None) -> Model:
         model = Model(*load_model(Path(run)))
     else:
         raise UserError("a context can be chosen where another's model is read: import it anew")
+    if adapter is not None:
+        model = Model(model.config, model.tokenizer, with_adapter(model.weights, adapter))
     config = model.config
     cache = 2 * config.n_layers * stages(config) * config.n_kv_heads * config.head_dim
     need(4 * cache * config.context, f"the cache of the model in {run} for {config.context} tokens",

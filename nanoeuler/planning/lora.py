@@ -12,7 +12,7 @@ import math
 
 from nanoeuler.engines.cpu.stepper import cores, shards
 from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes
-from nanoeuler.model.lora import Lora, adapter_shapes, adapted, count_adapters
+from nanoeuler.model.lora import Lora, adapted, adapter_shapes, count_adapters
 from nanoeuler.model.weights import PADDING
 from nanoeuler.planning.counts import MASTER_BYTES, memory
 from nanoeuler.planning.plan import PROCESS_BYTES, cpu_memory

@@ -33,7 +33,7 @@ from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, fsync, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
-from nanoeuler.model.lora import AdaptedWeights, Lora, adapter_shapes, learned, merged
+from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora, adapter_shapes, learned, merged
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
@@ -485,6 +485,18 @@ def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
     weights = _weights(out, record)
     _fill(weights, tensors)
     return record.config, record.tokenizer, merged(weights)
+
+
+def load_adapters(out: str | Path) -> tuple[Adapters, Adaptation]:
+    """The adapters in the newest save of a run, and what they belong to. UserError without any."""
+    record, _, tensors = read_save(Path(out), [MODEL])
+    if record.adaptation is None:
+        raise UserError(f"expected a run with LoRA adapters in {out}, but it trained all weights: "
+                        "export it whole, without --adapter")  # fmt: skip
+    adapters = Adapters(record.config, record.adaptation.lora)
+    for name, tensor in adapters.items():
+        tensor[...] = tensors[name]
+    return adapters, record.adaptation
 
 
 def load(out: str | Path) -> Run:

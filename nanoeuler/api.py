@@ -211,7 +211,8 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
     out, execution = path_of("out", out), Execution(**options)
-    lora = Lora(lora) if type(lora) is int else lora
+    if isinstance(lora, int):
+        lora = Lora(lora)
     _check(resume, settings=settings, lora=lora)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and checkpoints(out)

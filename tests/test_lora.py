@@ -56,6 +56,8 @@ CASES = {
     "shared layers, RK4": (RK4, Lora(2, 1.0, ("k", "down"))),
     "a window": (replace(TINY, sliding_window=2), Lora(1, None, ("o", "up"))),
 }
+if "qk_norm" in ReferenceEngine.supports:  # whose gains are frozen, as all are
+    CASES["QK-norm, exact GELU"] = (replace(TINY, qk_norm=True, mlp="gelu_exact"), Lora(2))
 LLAMA = ModelConfig(vocab_size=40, dim=24, n_layers=3, n_heads=4, n_kv_heads=2, hidden=32,
                     context=16, n_predict=1)  # fmt: skip
 
@@ -737,5 +739,6 @@ def test_the_plan_counts_what_a_step_holds():
 
 
 def test_a_run_keeps_its_identity_without_adapters():
-    run = Run.begin(SMALL, Settings(steps=1), Tokenizer.train("the number of the beast is a number. " * 9, 270), "digest")
+    words = Tokenizer.train("the number of the beast is a number. " * 9, 270)
+    run = Run.begin(SMALL, Settings(steps=1), words, "digest")
     assert "lora" not in run.facts and run.lora is None

@@ -58,11 +58,9 @@ def write_adapter(
     names = [*names_of(config, lora.targets or ())]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"expected {folder} to be new or empty: choose another folder")
-    shapes, ours = {}, {}
-    for own, module in names:
-        for side in "AB":
-            name = f"{module}.lora_{side}.weight"
-            shapes[name], ours[name] = adapters[f"{own}.{side}"].shape[::-1], f"{own}.{side}"
+    ours = {f"{module}.lora_{side}.weight": f"{own}.{side}"
+            for own, module in names for side in "AB"}  # fmt: skip
+    shapes = {name: adapters[own].shape[::-1] for name, own in ours.items()}
 
     def make(name: str) -> np.ndarray:
         tensor = adapters[ours[name]].T

@@ -80,11 +80,13 @@ def for_adapters(engine: Engine) -> Engine:
 
     Only A and B learn: whatever else has a gradient in a model is left out, or forgotten.
     """
-    mine = {
+    mine: dict[str, Callable] = {
         "linear_backward": partial(linear_backward, engine, engine.linear_backward),
         "rmsnorm_backward": partial(_norm_backward, engine.rmsnorm_backward, 4),
         "layernorm_backward": partial(_norm_backward, engine.layernorm_backward, 4),
         "move_norm_backward": partial(_move_norm_backward, engine.move_norm_backward),
+        "norm_heads_backward": partial(_norm_heads_backward,
+                                       getattr(engine, "norm_heads_backward", None)),
         "enter_backward": lambda *arguments: None,  # of the embedding and the positions
     }
     for name, operation in mine.items():
@@ -96,6 +98,13 @@ def _move_norm_backward(dense, config, dn, x, gain, stats, dgain, dbias, dx=None
     """`Engine.move_norm_backward`, `dense`, for a gain that may be frozen: dgain None."""
     dgain = np.zeros_like(gain) if dgain is None else dgain
     return dense(config, dn, x, gain, stats, dgain, dbias, dx)
+
+
+def _norm_heads_backward(dense, dheads, raw, gains, stats, dgains):
+    """`Engine.norm_heads_backward`, `dense`, for gains that may be frozen."""
+    pairs = zip(gains, dgains, strict=True)
+    into = tuple(np.zeros_like(gain) if each is None else each for gain, each in pairs)
+    return dense(dheads, raw, gains, stats, into)
 
 
 # %% sec-lora-targets
@@ -123,7 +132,7 @@ class Lora:
         if self.targets is not None:
             wrong = [name for name in self.targets if name not in TARGETS]
             if wrong or not self.targets or len({*self.targets}) < len(self.targets):
-                shown = quoted(",".join(map(str, self.targets)))
+                shown = quoted(",".join(map(str, self.targets)) or "none")
                 raise UserError(f"expected LoRA's targets to be some of {','.join(TARGETS)}, each "
                                 f"once, got {shown!r}")  # fmt: skip
 
@@ -154,6 +163,7 @@ class Lora:
         return lora
 
 
+# %% sec-lora-targets
 class Place(NamedTuple):
     """Where a target is: a tensor of a block, and which of its columns."""
 
@@ -223,6 +233,17 @@ class Adapters(Weights):
                        for i in range(config.n_blocks)]  # fmt: skip
         self.block_starts = []
 
+    def __getitem__(self, name: str) -> Any:
+        return self._gradients[name] if name in self._gradients else self._views[name]
+
+    def zeros_like(self) -> "Adapters":
+        """New ones of the same shapes and dtype, all zero, which are nobody's gradients."""
+        return Adapters(self.config, self.lora, self.flat.dtype)
+
+    def gradients(self) -> "Adapters":
+        """New ones, all zero, for the gradients of these."""
+        return Adapters(self.config, self.lora, self.flat.dtype, of=self)
+
     def _of(self, adapters):
         """The gradient of each tensor of the model: None, or LowRank."""
         found: dict[str, Any] = {
@@ -235,18 +256,8 @@ class Adapters(Weights):
             found[tensor] = LowRank((*found[tensor].adapters, mine))
         return found
 
-    def __getitem__(self, name: str) -> Any:
-        return self._gradients[name] if name in self._gradients else self._views[name]
 
-    def zeros_like(self) -> "Adapters":
-        """New ones of the same shapes and dtype, all zero, which are nobody's gradients."""
-        return Adapters(self.config, self.lora, self.flat.dtype)
-
-    def gradients(self) -> "Adapters":
-        """New ones, all zero, for the gradients of these."""
-        return Adapters(self.config, self.lora, self.flat.dtype, of=self)
-
-
+# %% sec-lora-merge
 def adapted(config: ModelConfig, lora: Lora) -> Iterator[tuple[str, str, slice]]:
     """For each adapter: its name, as block.0.q, the model's tensor, and the columns there."""
     places = places_of(config)
@@ -278,6 +289,10 @@ class AdaptedWeights(Weights):
         self.base = [self[tensor][:, columns].copy()
                      for _, tensor, columns in adapted(self.config, lora)]  # fmt: skip
 
+    def zeros_like(self) -> Adapters:
+        """The gradients that a step needs, or moments: those of the adapters, all zero."""
+        return self.adapters.gradients()
+
     def begin(self, seed: int) -> None:
         """Draw every A, uniform within 1 / sqrt(I) of 0, as PEFT does; each B is 0."""
         rng = np.random.default_rng((seed, self.lora.rank))
@@ -294,11 +309,8 @@ class AdaptedWeights(Weights):
             into[...] = base
             self.product(A * A.dtype.type(self.lora.scale), B, into)
 
-    def zeros_like(self) -> Adapters:
-        """The gradients that a step needs, or moments: those of the adapters, all zero."""
-        return self.adapters.gradients()
 
-
+# %% sec-lora-merge
 def learned(weights: Weights) -> Weights:
     """What training changes, and a save holds: all weights, or the adapters alone."""
     return weights.adapters if isinstance(weights, AdaptedWeights) else weights

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 from nanoeuler.engines.interface import Engine, Optimizer, Stepper
 from nanoeuler.errors import UserError
-from nanoeuler.model.lora import AdaptedWeights, for_adapters
 from nanoeuler.model.weights import Weights
 
 CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
@@ -68,7 +67,7 @@ def _for_adapters(name, weights, optimizer, threads, pieces):
     from nanoeuler.engines.cpu.stepper import CpuStepper
 
     make = engine_factory(name)
-    return CpuStepper(lambda: for_adapters(make()), weights, optimizer, threads, pieces)
+    return CpuStepper(lambda: weights.engine(make()), weights, optimizer, threads, pieces)
 
 
 def make_stepper(
@@ -87,7 +86,7 @@ def make_stepper(
     Threads change no bit of a result, and engines that compute in float32 only its last.
     """
     name, lead = engine_name(engine), LEAD.get()
-    if isinstance(weights, AdaptedWeights):
+    if hasattr(weights, "adapters"):  # of chapter 19d
         return _for_adapters(name, weights, optimizer, threads, pieces)
     if lead:
         return lead(name, weights, optimizer, threads, pieces)

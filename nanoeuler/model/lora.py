@@ -275,16 +275,15 @@ class AdaptedWeights(Weights):
     """Merged weights, which the model computes with, and the adapters that are in them.
 
     It takes over the memory of `weights`, and copies the adapted columns, which stay as they are.
-    `product(a, b, out)` adds a b to out, for `merge`. `origin` says of which saved model these
-    weights are, for whoever saves them. lora must be settled.
+    `product(a, b, out)` adds a b to out, for `merge`. lora must be settled.
     """
 
     def __init__(
         self, weights: Weights, lora: Lora,
-        product: Callable[[Array, Array, Array], None] = add_product, origin: Any = None,
+        product: Callable[[Array, Array, Array], None] = add_product,
     ) -> None:  # fmt: skip
         super().__init__(weights.config, weights.flat.dtype, weights.flat)
-        self.lora, self.product, self.origin = lora, product, origin
+        self.lora, self.product = lora, product
         self.adapters = Adapters(weights.config, lora, weights.flat.dtype)
         self.base = [self[tensor][:, columns].copy()
                      for _, tensor, columns in adapted(self.config, lora)]  # fmt: skip
@@ -292,6 +291,10 @@ class AdaptedWeights(Weights):
     def zeros_like(self) -> Adapters:
         """The gradients that a step needs, or moments: those of the adapters, all zero."""
         return self.adapters.gradients()
+
+    def engine(self, engine: Engine) -> Engine:
+        """`engine`, as it is needed for them."""
+        return for_adapters(engine)
 
     def begin(self, seed: int) -> None:
         """Draw every A, uniform within 1 / sqrt(I) of 0, as PEFT does; each B is 0."""
@@ -311,11 +314,6 @@ class AdaptedWeights(Weights):
 
 
 # %% sec-lora-merge
-def learned(weights: Weights) -> Weights:
-    """What training changes, and a save holds: all weights, or the adapters alone."""
-    return weights.adapters if isinstance(weights, AdaptedWeights) else weights
-
-
 def merged(weights: Weights) -> Weights:
     """The weights to use, in the same memory, without adapters to learn."""
     return Weights(weights.config, weights.flat.dtype, weights.flat)

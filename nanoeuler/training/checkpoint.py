@@ -23,6 +23,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,7 +34,6 @@ from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, fsync, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
-from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora, adapter_shapes, learned, merged
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
@@ -49,7 +49,6 @@ from nanoeuler.training.folder import (
     sweep,
     writing,
 )
-from nanoeuler.training.lora import Adaptation, adaptation_of, base_weights
 from nanoeuler.training.run import Run, Settings, check_sizes, identity, making_room, program
 
 
@@ -125,7 +124,7 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
     A crash at any moment leaves the saves before it whole, and this one whole or absent. windows:
     how many windows a pass over the data has, for the cursor that state.json shows.
     """
-    out, weights, moments = Path(out), dict(learned(run.weights)), run.moments
+    out, weights, moments = Path(out), dict(run.learned), run.moments
     for name, tensor in (weights | moments).items():
         if not np.isfinite(tensor).all():
             raise UserError(f"step {run.step}: {name} is not finite, so {out} was left as it was")
@@ -153,6 +152,8 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
 # Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
 # model needs the third, which has no settings at all, and only adapters the fourth.
 FORMAT, IMPORTED, ADAPTED = 2, 3, 4
+# Of such a run: it says what config.json holds of them. Named only: a later chapter builds it.
+ADAPTERS = "nanoeuler.training.lora"
 T = TypeVar("T")
 
 
@@ -208,7 +209,7 @@ class Record(NamedTuple):
     tokenizer: Tokenizer
     data: str  # the digest of the training text
     identity: str
-    adaptation: Adaptation | None = None  # of a run whose saves hold adapters alone
+    adaptation: Any = None  # of a run whose saves hold adapters alone: see ADAPTERS
 
 
 def write_record(out: Path, run: Run) -> None:
@@ -255,13 +256,14 @@ def _facts(record):
 
 def _adaptation(record, config):
     """What config.json says of adapters, None if nothing; Damage for what no run writes."""
+    if (record.get("lora") is None) == (record.get("format") == ADAPTED):
+        raise Damage("its format and its lora do not fit")
+    if record.get("lora") is None:
+        return None
     try:
-        known = adaptation_of(record, config)
+        return import_module(ADAPTERS).adaptation_of(record, config)
     except ValueError as error:
         raise Damage(str(error)) from None
-    if (known is None) == (record.get("format") == ADAPTED):
-        raise Damage("its format and its lora do not fit")
-    return known
 
 
 def _tokenizer(out, name):
@@ -297,7 +299,7 @@ class Request(NamedTuple):
     tokenizer: Tokenizer | None
     data: str  # the digest of the training text
     text: Path | None  # where it lies: a file, or a prepared folder
-    lora: Lora | None = None
+    lora: Any = None  # what adapters, a `model.lora.Lora`
 
 
 def write_request(out: Path, request: Request) -> None:
@@ -318,7 +320,9 @@ def write_request(out: Path, request: Request) -> None:
 
 def _wishes(record):
     """The config, settings, adapters, tokenizer's hash, data's digest and the text's place."""
-    kinds = ("model", ModelConfig), ("training", Settings), ("lora", Lora)
+    kinds = [("model", ModelConfig), ("training", Settings), ("lora", None)]
+    if record.get("lora") is not None:
+        kinds[-1] = "lora", import_module(ADAPTERS).Lora
     wishes = [_checked(cls, field_of(record, name, dict)) if record.get(name) is not None else None
               for name, cls in kinds]  # fmt: skip
     for name in ("tokenizer", "data", "text"):
@@ -389,7 +393,7 @@ def _check_tensors(path, file, record, kinds):
     if config.n_layers > config.repeat * len(tensors):  # or a huge number makes a huge dict
         raise Damage(f"{len(tensors)} tensors for {config.n_layers} layers")
     known = record.adaptation
-    shapes = adapter_shapes(config, known.lora) if known else parameter_shapes(config)
+    shapes = known.shapes(config) if known else parameter_shapes(config)
     wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes.items()}
     for name in sorted(tensors | wanted):
         if tensors.get(name) != wanted.get(name):
@@ -467,15 +471,16 @@ def _weights(out, record):
     """Room for the weights of a run; of one that trains adapters, with the model they belong to."""
     with making_room(record.config):
         if record.adaptation:
-            return base_weights(record.adaptation, Path(out), record.config)
+            return record.adaptation.weights(Path(out), record.config)
         return Weights(record.config)
 
 
 def _fill(weights, tensors):
     """Put what a save holds where training put it; adapters are merged."""
-    for name, tensor in learned(weights).items():
+    adapters = getattr(weights, "adapters", None)
+    for name, tensor in (weights if adapters is None else adapters).items():
         tensor[...] = tensors[name]
-    if isinstance(weights, AdaptedWeights):
+    if adapters is not None:
         weights.merge()
 
 
@@ -484,16 +489,16 @@ def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
     record, _, tensors = read_save(Path(out), [MODEL])
     weights = _weights(out, record)
     _fill(weights, tensors)
-    return record.config, record.tokenizer, merged(weights)
+    return record.config, record.tokenizer, Weights(record.config, flat=weights.flat)
 
 
-def load_adapters(out: str | Path) -> tuple[Adapters, Adaptation]:
-    """The adapters in the newest save of a run, and what they belong to. UserError without any."""
+def load_adapters(out: str | Path) -> tuple[Any, Any]:
+    """The `Adapters` in the newest save of a run, and its `Adaptation`. UserError without any."""
     record, _, tensors = read_save(Path(out), [MODEL])
     if record.adaptation is None:
         raise UserError(f"expected a run with LoRA adapters in {out}, but it trained all weights: "
                         "export it whole, without --adapter")  # fmt: skip
-    adapters = Adapters(record.config, record.adaptation.lora)
+    adapters = record.adaptation.adapters(record.config)
     for name, tensor in adapters.items():
         tensor[...] = tensors[name]
     return adapters, record.adaptation

@@ -22,7 +22,7 @@ from nanoeuler.engines.interface import Array
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import sha256_of
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.lora import AdaptedWeights, Lora
+from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora, adapter_shapes
 from nanoeuler.model.weights import Weights
 from nanoeuler.training.folder import checkpoints, reading
 from nanoeuler.training.optim import AdamW
@@ -57,20 +57,37 @@ class Adaptation(NamedTuple):
     base: str                   # the sha256 of that model's file of weights
     places: tuple[str, ...]     # where its run was: as a path of its own, and from the run's folder
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """It, for config.json."""
+        values = dataclasses.asdict(self.lora) | {"targets": [*(self.lora.targets or ())]}
+        return {"lora": {**values, "base": self.base}, "base": [*self.places]}
 
-def facts_of(weights: Weights) -> dict[str, Any]:
-    """What config.json says more of a run with adapters: an `Adaptation`. Of others, nothing."""
-    if not isinstance(weights, AdaptedWeights):
-        return {}
-    lora, base, places = weights.origin
-    return {"lora": {**dataclasses.asdict(lora), "targets": [*lora.targets], "base": base},
-            "base": [*places]}  # fmt: skip
+    def shapes(self, config: ModelConfig) -> dict[str, tuple[int, int]]:
+        """The shapes of what a save holds, by name."""
+        return adapter_shapes(config, self.lora)
+
+    def adapters(self, config: ModelConfig) -> Adapters:
+        """Adapters of these shapes, all zero."""
+        return Adapters(config, self.lora)
+
+    def weights(self, out: Path, config: ModelConfig) -> "TrainedAdapters":
+        """The model that the run in `out` adapts; its adapters are still zero."""
+        return TrainedAdapters(base_weights(self, out, config), self)
 
 
-def adaptation_of(record: dict[str, Any], config: ModelConfig) -> Adaptation | None:
-    """The `Adaptation` in a config.json; None if its run has none. ValueError for a damaged one."""
-    if record.get("lora") is None:
-        return None
+class TrainedAdapters(AdaptedWeights):
+    """Adapters that a run trains: with their optimizer, and what config.json says of them."""
+
+    optimizer = LoraAdamW
+
+    def __init__(self, weights: Weights, known: Adaptation) -> None:
+        super().__init__(weights, known.lora, add_product)
+        self.facts = known.facts
+
+
+def adaptation_of(record: dict[str, Any], config: ModelConfig) -> Adaptation:
+    """The `Adaptation` in a config.json. ValueError for a damaged one."""
     try:
         values, places = dict(record["lora"]), record["base"]
         base, targets = values.pop("base"), values.pop("targets")
@@ -121,8 +138,8 @@ def find_base(known: Adaptation, out: Path) -> Path:
                     f"in {first}, but {what}: put that run back")  # fmt: skip
 
 
-def base_weights(known: Adaptation, out: Path, config: ModelConfig) -> AdaptedWeights:
-    """The model that the run in `out` adapts, as `AdaptedWeights` whose adapters are still zero."""
+def base_weights(known: Adaptation, out: Path, config: ModelConfig) -> Weights:
+    """The weights of the model that the run in `out` adapts."""
     path, weights = find_base(known, out), Weights(config)
     try:
         with reading(path), safe_open(path, framework="numpy") as file:
@@ -136,7 +153,7 @@ def base_weights(known: Adaptation, out: Path, config: ModelConfig) -> AdaptedWe
     except SafetensorError as error:
         raise UserError(f"{path} is not the model that the adapters in {out} belong to "
                         f"({quoted(error)}): put that run back") from None  # fmt: skip
-    return AdaptedWeights(weights, known.lora, add_product, known)
+    return weights
 
 
 # Ten times the rate of all weights, `sft.LEARNING_RATE`, and as that by the width: Schulman and
@@ -146,7 +163,7 @@ LORA_RATE = 1e-2
 
 def adapt(
     base: Any, weights: Weights, out: str | Path, lora: Lora, seed: int
-) -> AdaptedWeights:  # fmt: skip
+) -> TrainedAdapters:  # fmt: skip
     """Fresh adapters for `weights`, the newest model of the run in `base`, for a run in `out`.
 
     UserError if `base` is no folder of a run, or one that has nothing but adapters itself.
@@ -158,6 +175,6 @@ def adapt(
         raise UserError(f"expected a whole model in {base}, but it holds adapters itself: export "
                         "it (--to hf), import that, and adapt the result")  # fmt: skip
     known = adaptation(Path(base), Path(out), lora.settled(weights.config))
-    adapted = AdaptedWeights(weights, known.lora, add_product, known)
+    adapted = TrainedAdapters(weights, known)
     adapted.begin(seed)
     return adapted

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import llvmlite.binding
 import numba
@@ -25,10 +26,8 @@ from nanoeuler import __version__
 from nanoeuler.data.batches import check_batch_size
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.config import ModelConfig, count_parameters, telling
-from nanoeuler.model.lora import AdaptedWeights, Lora
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.lora import LoraAdamW, facts_of
 from nanoeuler.training.optim import (
     BETA2,
     CLIP_NORM,
@@ -157,7 +156,7 @@ class Run:
         settings = settings.with_rate(rate_for(config.dim))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
-            kind = LoraAdamW if isinstance(weights, AdaptedWeights) else AdamW
+            kind = getattr(weights, "optimizer", AdamW)  # adapters have one of their own
             optimizer = kind(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
                              clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
@@ -173,12 +172,17 @@ class Run:
         """What it began with, for config.json: FACTS, and of a run with adapters, these."""
         values = dataclasses.asdict(self.config), dataclasses.asdict(self.settings)
         known = dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
-        return known | facts_of(self.weights)
+        return known | getattr(self.weights, "facts", {})
 
     @property
-    def lora(self) -> Lora | None:
-        """What adapters it trains; None: all weights."""
-        return self.weights.lora if isinstance(self.weights, AdaptedWeights) else None
+    def lora(self) -> Any:
+        """What adapters it trains, a `model.lora.Lora`; None: all weights."""
+        return getattr(self.weights, "lora", None)
+
+    @property
+    def learned(self) -> Weights:
+        """What training changes, and a save holds: all weights, or the adapters alone."""
+        return getattr(self.weights, "adapters", self.weights)
 
 
 # Of config.json, besides the program that wrote it: in what a resumed run must be the same.

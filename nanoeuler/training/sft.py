@@ -12,8 +12,9 @@ B batch, T positions (the context), K predicted tokens.
 import json
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -23,14 +24,18 @@ from nanoeuler.data.validation import HeldOut
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.lora import Lora
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.chat_template import END, conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import Request, load_model, read_record, read_request
+from nanoeuler.training.checkpoint import (
+    ADAPTERS,
+    Request,
+    load_model,
+    read_record,
+    read_request,
+)
 from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Options, fit
-from nanoeuler.training.lora import LORA_RATE, adapt
 from nanoeuler.training.optim import rate_for
 from nanoeuler.training.run import Run, Settings
 from nanoeuler.training.train import open_run
@@ -147,7 +152,7 @@ Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, o
 
 def finetune(
     base: Base | None, pairs: Iterable[Pair | Conversation], out: Path | str, *,
-    settings: Settings | None = None, resume: bool = False, lora: Lora | None = None,
+    settings: Settings | None = None, resume: bool = False, lora: Any = None,
     **options: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
@@ -155,7 +160,7 @@ def finetune(
     The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
     learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`, the run in `out` goes
     on: its settings hold, and base may be None; one that is not must have its architecture and its
-    tokenizer. With `lora`, adapters learn (chapter 19d), and `base` must be a run directory.
+    tokenizer. With `lora`, a `model.lora.Lora`, adapters learn, and `base` must be a run directory.
     `options` go to `loop.fit`. UserError for wrong pairs, and as `train` raises it.
     """
     pairs = checked_pairs(pairs)
@@ -172,8 +177,9 @@ def finetune(
         asked = read_request(out) if resume else None
         chosen = settings or asked and asked.settings or FINETUNING
         if (adapters := lora or asked and asked.lora) is not None:
-            chosen = chosen.with_rate(rate_for(config.dim, LORA_RATE))
-            weights = adapt(base, weights, out, adapters, chosen.seed)
+            room = import_module(ADAPTERS)
+            chosen = chosen.with_rate(rate_for(config.dim, room.LORA_RATE))
+            weights = room.adapt(base, weights, out, adapters, chosen.seed)
             return Run.begin(config, chosen, tokenizer, data, weights)
         chosen = chosen.with_rate(rate_for(config.dim, LEARNING_RATE))
         run = Run.begin(config, chosen, tokenizer, data)

@@ -22,7 +22,6 @@ from nanoeuler.data.text import Scanned, scanned
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
-from nanoeuler.model.lora import Lora
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import Request, load, read_origin, read_request, write_request
 from nanoeuler.training.folder import (
@@ -57,8 +56,7 @@ def settings_for(
 
 def _flat(of: Run | Request) -> dict:
     """What a run began with, or was asked for, as {name of a field: value}."""
-    values = {f"lora_{each.name}": getattr(of.lora, each.name, None)
-              for each in dataclasses.fields(Lora)}  # fmt: skip
+    values = {f"lora_{name}": getattr(of.lora, name, None) for name in ("rank", "alpha", "targets")}
     for each in filter(None, (of.settings, of.config)):
         values |= dataclasses.asdict(each)
     return values | {"data": of.data, "tokenizer": of.tokenizer and of.tokenizer.hash}

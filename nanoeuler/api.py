@@ -18,17 +18,20 @@ from nanoeuler.data.dataset import Prepared
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
+from nanoeuler.interop.peft import with_adapter
 from nanoeuler.interop.source import HUB, is_source, read_source
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
+from nanoeuler.model.lora import Lora, merged
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning.counts import stages
+from nanoeuler.planning.lora import lora_memory
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import sft
 from nanoeuler.training import train as training
-from nanoeuler.training.checkpoint import load_model
+from nanoeuler.training.checkpoint import load_model, read_record
 from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Execution, Options
 from nanoeuler.training.run import Run, Settings, check_batch
@@ -95,7 +98,7 @@ def pairs_of(data: Path | str) -> list[Pair | Conversation]:
 
 
 # The classes of arguments, by their names.
-KINDS = {"config": ModelConfig, "settings": Settings, "tokenizer": Tokenizer}
+KINDS = {"config": ModelConfig, "settings": Settings, "tokenizer": Tokenizer, "lora": Lora}
 
 
 def _check(resume: object, **given: object) -> None:
@@ -131,7 +134,7 @@ def _model(run: Run) -> Model:
     """The model of a run at its last step; KeyboardInterrupt if a signal has cut it short."""
     if run.settings.steps is None or run.step < run.settings.steps:
         raise KeyboardInterrupt
-    return Model(run.config, run.tokenizer, run.weights)
+    return Model(run.config, run.tokenizer, merged(run.weights))
 
 
 def _shows(options: Options) -> Options:
@@ -190,15 +193,16 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
 
 def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversation] | Path | str, *,
              out: Path | str, settings: Settings | None = None, resume: bool = False,
-             **options: Unpack[Options]) -> Model:  # fmt: skip
+             lora: Lora | int | None = None, **options: Unpack[Options]) -> Model:  # fmt: skip
     """Teach a model to answer, into the folder `out`; the model itself stays as it is.
 
     model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Conversation`,
     "docs", a file of them (`data.conversations.read_pairs`), or the folder of a prepared source.
     settings None: FINETUNING or, with `resume`, the run's; a learning rate that they leave open is
     that of FINETUNING. With `resume` the run in `out` goes on with its own weights: `model` may be
-    None, and one that is not must have the run's architecture and tokenizer. The rest is as
-    `train` has it.
+    None, and one that is not must have the run's architecture and tokenizer. With `lora`, a `Lora`
+    or its rank, adapters of that rank learn in the place of the weights, and model is the folder of
+    a run, which stays where it is. The rest is as `train` has it.
 
     >>> import nanoeuler as ne
     >>> pairs = [(f"What is {i}?", f"The number {i}.") for i in range(20)]
@@ -207,15 +211,29 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     >>> answer = "".join(chatty.chat().reply("What is 7?"))
     """
     out, execution = path_of("out", out), Execution(**options)
-    _check(resume, settings=settings)
+    if isinstance(lora, int):
+        lora = Lora(lora)
+    _check(resume, settings=settings, lora=lora)
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and checkpoints(out)
-    if isinstance(base, Path) and not begun:
+    if lora and isinstance(base, Path) and not begun:
+        adapters_fit(base, lora, FINETUNING if settings is None else settings, execution)
+    elif isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
         _fits(base[0], FINETUNING if settings is None else settings, execution)
-    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume,
+    return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume, lora=lora,
                                **_shows(options)))  # fmt: skip
+
+
+def adapters_fit(base: Path, lora: Lora, settings: Settings, execution: Execution) -> None:
+    """UserError if a step of adapters for the run in `base` cannot fit into this machine."""
+    config = read_record(base).config
+    check_batch(config, settings)
+    sizes = lora_memory(config, lora.settled(config), settings.batch_size, settings.accumulate,
+                        execution.threads)  # fmt: skip
+    need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
+         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
 
 
 def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:
@@ -230,11 +248,14 @@ def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
     return None if resume and model is None else path_of("model, if it is no Model,", model)
 
 
-def load(run: Path | str, *, context: int | None = None) -> Model:
+def load(
+    run: Path | str, *, context: int | None = None, adapter: Path | str | None = None
+) -> Model:
     """The model of a run, at its newest save; that of best/ in it is the best. UserError if none.
 
     Or another's model: a folder of the Hub, a .gguf file, llama2.c's .bin, or "hf:OWNER/NAME"; of
-    it with `context` positions, if those are fewer than it has.
+    it with `context` positions, if those are fewer than it has. adapter: a folder of PEFT's LoRA
+    adapters, which are merged into it.
 
     >>> import nanoeuler as ne
     >>> model = ne.load(folder / "base")
@@ -247,6 +268,8 @@ def load(run: Path | str, *, context: int | None = None) -> Model:
         model = Model(*load_model(Path(run)))
     else:
         raise UserError("a context can be chosen where another's model is read: import it anew")
+    if adapter is not None:
+        model = Model(model.config, model.tokenizer, with_adapter(model.weights, adapter))
     config = model.config
     cache = 2 * config.n_layers * stages(config) * config.n_kv_heads * config.head_dim
     need(4 * cache * config.context, f"the cache of the model in {run} for {config.context} tokens",

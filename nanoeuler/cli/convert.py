@@ -14,6 +14,7 @@ import typer
 
 from nanoeuler.cli import flags
 from nanoeuler.cli.stdio import tell
+from nanoeuler.errors import UserError
 
 _Source = Annotated[
     str,
@@ -29,26 +30,37 @@ _Kind = Annotated[
     str | None,
     typer.Option("--dtype", metavar="KIND", help="f32, f16, bf16, or q8_0 for gguf"),
 ]
+_Adapter = Annotated[
+    Path | None,
+    typer.Option("--adapter", metavar="DIR", help="LoRA adapters as PEFT saves them, to merge"),
+]
 _OutPath = Annotated[Path, typer.Option("--out", metavar="PATH", help="what to write")]
 
 
 def import_model(
     source: _Source, out: flags.Out = Path("runs/imported"), context: _Context = None,
-    tokenizer: _Words = None,
+    tokenizer: _Words = None, adapter: _Adapter = None,
 ) -> None:  # fmt: skip
     """Make a run of a model that others have trained.
 
-    All commands that use a run can use it then. Nothing is executed that came with the model.
+    All commands that use a run can use it then. Nothing is executed that came with the model. With
+    --adapter, PEFT's LoRA adapters are merged into it; SOURCE may then be a run of ours, too.
 
     Example: nanoeuler import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smol
     """
-    from nanoeuler.interop.source import read_source
+    from nanoeuler.interop.peft import with_adapter
+    from nanoeuler.interop.source import RUN, kind_of, read_source
     from nanoeuler.model.config import count_parameters
-    from nanoeuler.training.checkpoint import write_model
+    from nanoeuler.training.checkpoint import load_model, write_model
     from nanoeuler.training.folder import check_free
 
     check_free(out)
-    config, words, weights, origin = read_source(source, context, tokenizer)
+    if adapter and kind_of(source) == RUN:
+        config, words, weights, origin = *load_model(source), source
+    else:
+        config, words, weights, origin = read_source(source, context, tokenizer)
+    if adapter:
+        weights, origin = with_adapter(weights, adapter), f"{origin} with {adapter}"
     write_model(out, config, words, weights, origin)
     tell(f"{out}: {count_parameters(config):,} parameters in {config.n_layers} layers, "
          f"{words.vocab_size:,} tokens, a context of {config.context:,}")  # fmt: skip
@@ -57,6 +69,9 @@ def import_model(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
     to: _To, out: _OutPath, kind: _Kind = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="of a LoRA run its adapters alone, for PEFT (hf)")
+    ] = False,
 ) -> None:  # fmt: skip
     """Write the model of a run in another program's format.
 
@@ -64,9 +79,18 @@ def export(
 
     Example: nanoeuler export runs/chat --to gguf --dtype q8_0 --out mine.gguf
     """
+    from nanoeuler.interop.peft import write_adapter
     from nanoeuler.interop.source import write_source
-    from nanoeuler.training.checkpoint import load_model
+    from nanoeuler.training.checkpoint import load_adapters, load_model
 
+    if adapter:
+        if to != "hf":
+            raise UserError(f"adapters alone are written for PEFT (--to hf), got --to {to}: leave "
+                            "out --adapter to merge them")  # fmt: skip
+        adapters, known = load_adapters(run)
+        write_adapter(out, adapters.config, adapters, known.places[0], (kind or "F32").upper())
+        tell(f"wrote {out}")
+        return
     config, words, weights = load_model(run)
     for sentence in write_source(to, out, config, words, weights, kind):
         tell(f"note: {sentence}")

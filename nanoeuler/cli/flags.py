@@ -24,6 +24,7 @@ from nanoeuler.errors import UserError
 
 if TYPE_CHECKING:
     from nanoeuler.model.config import ModelConfig
+    from nanoeuler.model.lora import Lora
     from nanoeuler.tokenizer.tokenizer import Tokenizer as LoadedTokenizer
 
 
@@ -142,6 +143,15 @@ EXECUTION = {
     "save_every": whole("steps between checkpoints"),  # a crash costs at most so many
     "keep": whole("checkpoints to keep"),  # newer ones push out older ones
 }
+# Adapters, in the place of all weights: fields of model.lora.Lora.
+LORA = {
+    "lora": whole("low-rank adapters of this rank learn, and nothing else"),
+    "lora_alpha": _number("LoRA's alpha: A B counts alpha / rank times"),
+    "lora_targets": Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="matrices with adapters, of q,k,v,o,gate,up,down"),
+    ],
+}
 # What a run that learns from comparisons has besides: parameters of prefer.prefer.
 DPO = {
     "beta": _number("DPO beta: strength of the KL penalty"),
@@ -199,6 +209,20 @@ GENERATION = {
     "guesses": whole("speculative decoding: tokens guessed in a pass, if it has heads", least=0),
     **BACKEND,
 }
+
+
+def lora_of(adapters: dict[str, Any]) -> "Lora | None":
+    """What the flags LORA describe; None if there are none."""
+    from nanoeuler.model.lora import Lora
+
+    if "lora" not in adapters:
+        if adapters:
+            raise UserError(f"--{next(iter(adapters)).replace('_', '-')} describes adapters: give "
+                            "their rank, too (--lora)")  # fmt: skip
+        return None
+    targets = adapters.get("lora_targets")
+    return Lora(adapters["lora"], adapters.get("lora_alpha"),
+                None if targets is None else tuple(targets.split(",")))  # fmt: skip
 
 
 LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has seven

@@ -238,16 +238,18 @@ def check() -> None:
 
 
 @app.command()
-@flags.grouped(sizes=flags.SIZES)
+@flags.grouped(sizes=flags.SIZES, adapters=flags.LORA)
 def plan(
-    sizes: flags.Group, preset: flags.Preset = None, batch_size: flags.BatchSize = None,
-    tokens: flags.Tokens = None, engine: _PlannedEngine = None, ranks: flags.Ranks = None,
+    sizes: flags.Group, adapters: flags.Group, preset: flags.Preset = None,
+    batch_size: flags.BatchSize = None, tokens: flags.Tokens = None, engine: _PlannedEngine = None,
+    ranks: flags.Ranks = None, base: flags.FromRun = None,
 ) -> None:  # fmt: skip
     """Estimate what training takes: FLOPs, memory, and hours on several devices.
 
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
     tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
-    --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200.
+    --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200. With
+    --lora, the memory for adapters on a CPU is told. --from takes the model of a run.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
@@ -256,8 +258,16 @@ def plan(
     from nanoeuler.planning.ranks import report
 
     name = engine if engine in (*GPU_ENGINES, None) else engine_name(engine)
-    config, batch_size = flags.config_of(preset, sizes), batch_size or plan.BATCH_SIZE
-    if name in CPU_ENGINES:
+    config, batch_size = flags.config_of(preset, sizes, base), batch_size or plan.BATCH_SIZE
+    if config is None:
+        from nanoeuler.training.checkpoint import read_record
+
+        config = read_record(base).config
+    if lora := flags.lora_of(adapters):
+        from nanoeuler.planning.lora import lora_lines
+
+        print(lora_lines(config, lora, batch_size))
+    elif name in CPU_ENGINES:
         print(plan.here(config, batch_size, tokens, name))
     elif name:
         print(step.on_cards(config, batch_size, name))

@@ -34,6 +34,12 @@ def _print_plan(run, seconds_per_step, ranks=1):
         print(time_line(left, seconds_per_step), file=sys.stderr)
         return
     sizes = run.config, settings.batch_size
+    if run.lora:
+        from nanoeuler.planning.lora import lora_lines
+
+        print(lora_lines(run.config, run.lora, settings.batch_size, settings.accumulate),
+              file=sys.stderr)  # fmt: skip
+        return
     options = dict(accumulate=settings.accumulate, ranks=ranks)
     if engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory
@@ -113,9 +119,10 @@ def _answer(model, question):
         return f"({error})"
 
 
-@flags.grouped(settings=flags.SETTINGS, options=flags.EXECUTION)
+@flags.grouped(settings=flags.SETTINGS, options=flags.EXECUTION, adapters=flags.LORA)
 def sft(
-    call: typer.Context, settings: flags.Group, options: flags.Group, data: flags.Data = "docs",
+    call: typer.Context, settings: flags.Group, options: flags.Group, adapters: flags.Group,
+    data: flags.Data = "docs",
     base: flags.FromRun = None, out: flags.Out = flags.CHAT, engine: flags.Engine = "auto",
     ranks: flags.Ranks = None, resume: flags.Resume = False,
 ) -> None:  # fmt: skip
@@ -123,7 +130,8 @@ def sft(
 
     By default, --data is docs, and --from is runs/base. A file of --data has a line {"question":
     TEXT, "answer": TEXT} for each pair, or Alpaca's instruction, input and output, or messages of
-    user and assistant. With --resume, the model and all settings are the run's.
+    user and assistant. With --lora, adapters of that rank learn, and the model of --from stays as
+    it is. With --resume, the model and all settings are the run's.
 
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
@@ -134,6 +142,8 @@ def sft(
     from nanoeuler.training.folder import checkpoints
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
+
+    lora = flags.lora_of(adapters)
 
     def run(size):
         pairs, folder = api.pairs_of(data), flags.folder_out(out)
@@ -147,9 +157,11 @@ def sft(
 
         api.finetune(
             first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
-            settings=settings_for(folder, resume, FINETUNING, **settings),
+            settings=settings_for(folder, resume, FINETUNING, **settings), lora=lora,
             on_estimate=partial(_print_plan, ranks=size), **options,
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")
 
+    if lora and (ranks or 1) > 1:
+        raise UserError("LoRA adapters are not trained by several ranks yet: leave out --ranks")
     _over_ranks(call, ranks, run)

@@ -58,6 +58,18 @@ def engine_factory(name: str) -> Callable[[], Engine]:
     return {"cpu": CpuEngine, "fused": FusedEngine}[name]
 
 
+def _for_adapters(name, weights, optimizer, threads, pieces):
+    """`make_stepper` for weights with adapters, which one process on a CPU trains so far."""
+    if name in GPU_ENGINES or LEAD.get():
+        what = "several ranks" if LEAD.get() else f"the engine {name}"
+        raise UserError(f"LoRA adapters are not trained by {what} yet: choose --engine cpu, "
+                        "without --ranks")  # fmt: skip
+    from nanoeuler.engines.cpu.stepper import CpuStepper
+
+    make = engine_factory(name)
+    return CpuStepper(lambda: weights.engine(make()), weights, optimizer, threads, pieces)
+
+
 def make_stepper(
     engine: str,
     weights: Weights,
@@ -73,8 +85,10 @@ def make_stepper(
     parts a shard of the batch goes through memory.
     Threads change no bit of a result, and engines that compute in float32 only its last.
     """
-    name = engine_name(engine)
-    if lead := LEAD.get():
+    name, lead = engine_name(engine), LEAD.get()
+    if hasattr(weights, "adapters"):  # of chapter 19d
+        return _for_adapters(name, weights, optimizer, threads, pieces)
+    if lead:
         return lead(name, weights, optimizer, threads, pieces)
     if name in GPU_ENGINES:
         return import_module(STEPPER).cuda_stepper(name, weights, optimizer, pieces)

@@ -35,12 +35,14 @@ class Turn(NamedTuple):
 class Memory:
     """What was said, and how much of it a model of this context has before it at a question.
 
-    `turns` is all of it; `system` is read before everything else.
+    `turns` is all of it, the newest `kept` of which it had before it at the last question; `system`
+    is read before everything else.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: int):
         self.tokenizer, self.context = tokenizer, context
         self.turns: list[Turn] = []
+        self.kept = 0
         prompt(tokenizer, "")  # UserError for one that has no special tokens for a chat
         self.tell("")
 
@@ -63,8 +65,8 @@ class Memory:
             raise UserError(f"expected a question of at most {room - 2} tokens, got "
                             f"{len(ids) - 2}: shorten it")  # fmt: skip
         ends = itertools.accumulate(len(turn.ids) for turn in reversed(self.turns))
-        fit = sum(end <= room - len(ids) for end in ends)
-        newest = self.turns[len(self.turns) - fit :]
+        self.kept = sum(end <= room - len(ids) for end in ends)
+        newest = self.turns[len(self.turns) - self.kept :]
         return [*self.first, *itertools.chain(*(turn.ids for turn in newest))], ids
 
     def messages(self) -> list[dict[str, str]]:
@@ -81,6 +83,7 @@ class Memory:
             turns = [(turn.question, turn.answer) for turn in self.turns[oldest:]]
             ids = template.prompt(messages_of([*turns, (question, None)], self.system))
             if len(ids) <= room:
+                self.kept = len(turns)
                 earlier = template.conversation(messages_of(turns, self.system))[0] if turns else []
                 same = [a == b for a, b in zip(earlier, ids[:-1], strict=False)]
                 cut = same.index(False) if False in same else len(same)

@@ -294,7 +294,7 @@ def text_pieces(
 
 def _characters(tokenizer, ids):
     """The text of ids, piece by piece, never half a character."""
-    stream = tokenizer.stream()
+    stream = tokenizer.stream(begins=False)  # they go on with a text
     for token in ids:
         yield stream.feed(token)
     yield stream.flush()

@@ -160,7 +160,8 @@ class Model:
             ends.append(found)
         reader = make_reader(self.config, self.weights, engine, int8=int8)
         decoder = Decoder(self.config, self.weights, reader)
-        return decoder, self.tokenizer.encode(text).tolist(), ends, knobs
+        ids = [*self.tokenizer.begin, *self.tokenizer.encode(text).tolist()]
+        return decoder, ids, ends, knobs
 
     def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
                stop: Sequence[str] = (), guesses: int = 0, **options: Unpack[GenerateOptions]

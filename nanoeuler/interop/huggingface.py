@@ -171,7 +171,7 @@ def _shards(shapes, kind, most):
     return groups
 
 
-def _save_json(path, record):
+def save_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON object; the file is whole or not there."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -204,7 +204,7 @@ def write_folder(
         places |= dict.fromkeys(names, path.name)
     if len(groups) > 1:
         total = sum(math.prod(shape) for shape in shapes.values()) * SIZES[kind]
-        _save_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+        save_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
     record = families.record_of(target, family, DTYPES[kind]) | dict(extra or {})
-    _save_json(folder / "config.json", record)
+    save_json(folder / "config.json", record)
     return families.left_out(config)

@@ -18,7 +18,7 @@ from nanoeuler.inference.chat import TEMPERATURE, Memory, Turn
 from nanoeuler.inference.decoder import check_stop
 from nanoeuler.inference.sampling import Knobs, check
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.tokenizer.chat_template import USER, conversation
+from nanoeuler.tokenizer.chat_template import conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TOP = 20  # alternatives to a token that may be asked for: the protocol's own bound
@@ -168,7 +168,7 @@ def fitting(
     memory.tell(system or "")
     memory.turns = [Turn(*turn, conversation(tokenizer, *turn)[0]) for turn in turns]
     before, ids = memory.sees(question)
-    return before + ids, len(turns) - before.count(tokenizer.special[USER])
+    return before + ids, len(turns) - memory.kept
 
 
 # The fields that go to the sampler under their own names; it checks them.

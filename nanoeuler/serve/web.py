@@ -64,7 +64,7 @@ class Service:
         c = self.config
         own = {"parameters": count_parameters(c), "context": c.context, "layers": c.n_layers,
                "heads": c.n_heads, "guesses": c.n_predict - 1, "tokens": self.tokens,
-               "chat": USER in self.tokenizer.special}  # fmt: skip
+               "chat": bool(self.tokenizer.template) or USER in self.tokenizer.special}  # fmt: skip
         return {"id": self.name, "object": "model", "created": 0, "owned_by": "nanoeuler",
                 "nanoeuler": own}  # fmt: skip
 

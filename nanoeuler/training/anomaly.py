@@ -62,7 +62,7 @@ def first_bad_tensor(
     for name, tensor in weights.items():
         if not np.isfinite(tensor).all():
             return f"the weight {name}"
-    config, gradients = weights.config, weights.zeros_like()
+    config, gradients = weights.config, Weights(weights.config, weights.flat.dtype)
     scale = loss_scale(targets, head_weights(config.n_predict))
     engine = _Watched(weights, gradients)
     began = time.perf_counter()

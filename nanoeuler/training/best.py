@@ -20,7 +20,6 @@ from nanoeuler.data.validation import QUICK_WINDOWS, HeldOut
 from nanoeuler.engines.interface import Stepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
-from nanoeuler.model.weights import Weights
 from nanoeuler.training.checkpoint import MODEL, read_record, read_save, write_folder, write_record
 from nanoeuler.training.folder import (
     checkpoint_name,
@@ -78,7 +77,7 @@ class Best:
 
     def __init__(self, out: str | Path, run: Run, noise: float, windows: int) -> None:
         self.out, self.run, self.noise, self.windows = Path(out) / BEST, run, noise, windows
-        self.weights, self.written = Weights(run.config), True
+        self.weights, self.written = run.learned.zeros_like(), True
         self.step: int | None = None
         self.bits = math.inf
         self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
@@ -86,7 +85,7 @@ class Best:
     def take(self, stepper: Stepper, bits: float) -> None:
         """The model of the run at its step is the best so far."""
         stepper.pull()
-        self.weights.flat[...] = self.run.weights.flat
+        self.weights.flat[...] = self.run.learned.flat
         self.step, self.bits, self.written = self.run.step, bits, False
 
     def rewind(self) -> None:

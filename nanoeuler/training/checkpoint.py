@@ -23,6 +23,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -123,7 +124,7 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
     A crash at any moment leaves the saves before it whole, and this one whole or absent. windows:
     how many windows a pass over the data has, for the cursor that state.json shows.
     """
-    out, weights, moments = Path(out), dict(run.weights), run.moments
+    out, weights, moments = Path(out), dict(run.learned), run.moments
     for name, tensor in (weights | moments).items():
         if not np.isfinite(tensor).all():
             raise UserError(f"step {run.step}: {name} is not finite, so {out} was left as it was")
@@ -149,8 +150,10 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
 
 
 # Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
-# model needs the third, which has no settings at all.
-FORMAT, IMPORTED = 2, 3
+# model needs the third, which has no settings at all, and only adapters the fourth.
+FORMAT, IMPORTED, ADAPTED = 2, 3, 4
+# Of such a run: it says what config.json holds of them. Named only: a later chapter builds it.
+ADAPTERS = "nanoeuler.training.lora"
 T = TypeVar("T")
 
 
@@ -206,13 +209,15 @@ class Record(NamedTuple):
     tokenizer: Tokenizer
     data: str  # the digest of the training text
     identity: str
+    adaptation: Any = None  # of a run whose saves hold adapters alone: see ADAPTERS
 
 
 def write_record(out: Path, run: Run) -> None:
     """Write into the directory `out` what `run` began with."""
     run.tokenizer.save(out / "tokenizer.json")
     with replacing(out / "config.json") as temporary:
-        temporary.write_bytes(as_json({"format": FORMAT, "program": program(), **run.facts}))
+        version = ADAPTED if run.lora else FORMAT
+        temporary.write_bytes(as_json({"format": version, "program": program(), **run.facts}))
 
 
 def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
@@ -220,9 +225,9 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
     try:
         record = read_json(path)
         version = field_of({"format": 1} | record, "format", int)
-        if version > IMPORTED:
+        if version > ADAPTED:
             raise UserError(f"{path.parent} holds a run of format {version}, and this nanoeuler "
-                            f"knows formats up to {IMPORTED}: use a newer one")  # fmt: skip
+                            f"knows formats up to {ADAPTED}: use a newer one")  # fmt: skip
         if version < 1:
             raise CorruptFile(f"there is no format {version}")
         return parse(record)
@@ -249,6 +254,18 @@ def _facts(record):
     return config, settings, *digests, identity(record)
 
 
+def _adaptation(record, config):
+    """What config.json says of adapters, None if nothing; CorruptFile for what no run writes."""
+    if (record.get("lora") is None) == (record.get("format") == ADAPTED):
+        raise CorruptFile("its format and its lora do not fit")
+    if record.get("lora") is None:
+        return None
+    try:
+        return import_module(ADAPTERS).adaptation_of(record, config)
+    except ValueError as error:
+        raise CorruptFile(str(error)) from None
+
+
 def _tokenizer(out, name):
     """The tokenizer in the directory `out`, whose hash must be `name`."""
     tokenizer = Tokenizer.load(out / "tokenizer.json")
@@ -268,9 +285,10 @@ def read_record(out: str | Path) -> Record:
         if not path.exists():
             raise UserError(f"expected a run in {out}, but found no config.json there")
         config, settings, data, name, known = _read(path, _facts, "restore it")
+        adapters = _read(path, lambda record: _adaptation(record, config), "restore it")
         tokenizer = _tokenizer(out, name)
     check_sizes(config, tokenizer)
-    return Record(config, settings, tokenizer, data, known)
+    return Record(config, settings, tokenizer, data, known, adapters)
 
 
 class Request(NamedTuple):
@@ -281,16 +299,18 @@ class Request(NamedTuple):
     tokenizer: Tokenizer | None
     data: str  # the digest of the training text
     text: Path | None  # where it lies: a file, or a prepared folder
+    lora: Any = None  # what adapters, a `model.lora.Lora`
 
 
 def write_request(out: Path, request: Request) -> None:
     """Write `request` into the directory `out`, and its tokenizer as tokenizer.json."""
-    config, settings, tokenizer, data, text = request
+    config, settings, tokenizer, data, text, lora = request
     record = {
         "format": FORMAT, "model": config and dataclasses.asdict(config),
         "training": settings and dataclasses.asdict(settings), "data": data,
         "tokenizer": tokenizer and tokenizer.hash, "text": text and os.path.realpath(text),
     }  # fmt: skip
+    record |= {"lora": dataclasses.asdict(lora)} if lora else {}
     with writing(out, "what was asked could not be written"):
         if tokenizer:
             tokenizer.save(out / "tokenizer.json")
@@ -299,9 +319,12 @@ def write_request(out: Path, request: Request) -> None:
 
 
 def _wishes(record):
-    """The config, settings, tokenizer's hash, digest of the data and place of the text."""
+    """The config, settings, adapters, tokenizer's hash, data's digest and the text's place."""
+    kinds = [("model", ModelConfig), ("training", Settings), ("lora", None)]
+    if record.get("lora") is not None:
+        kinds[-1] = "lora", import_module(ADAPTERS).Lora
     wishes = [_checked(cls, field_of(record, name, dict)) if record.get(name) is not None else None
-              for name, cls in (("model", ModelConfig), ("training", Settings))]  # fmt: skip
+              for name, cls in kinds]  # fmt: skip
     for name in ("tokenizer", "data", "text"):
         optional = name != "data" and record.get(name) is None
         wishes.append(None if optional else field_of(record, name, str))
@@ -318,9 +341,10 @@ def read_request(out: str | Path) -> Request | None:
         if not (out / REQUEST).exists():
             return None
         cure = "remove it, and begin the run without --resume"
-        config, settings, name, data, text = _read(out / REQUEST, _wishes, cure)
+        config, settings, lora, name, data, text = _read(out / REQUEST, _wishes, cure)
         tokenizer = None if name is None else _tokenizer(out, name)
-    return Request(config, settings, tokenizer, data, None if text is None else Path(text))
+    where = None if text is None else Path(text)
+    return Request(config, settings, tokenizer, data, where, lora)
 
 
 def read_origin(out: str | Path) -> Record | Request | None:
@@ -360,16 +384,17 @@ def _check_digest(path, state):
         raise CorruptFile(f"{path.name} is not the file that was saved")
 
 
-def _check_tensors(path, file, config, kinds):
+def _check_tensors(path, file, record, kinds):
     """The names of the tensors in the open `file`: for each kind, a prefix, those of the model."""
-    tensors = {}
+    config, tensors = record.config, {}
     for name in file.keys():
         part = file.get_slice(name)
         tensors[name] = part.get_dtype(), tuple(part.get_shape())
     if config.n_layers > config.repeat * len(tensors):  # or a huge number makes a huge dict
         raise CorruptFile(f"{len(tensors)} tensors for {config.n_layers} layers")
-    shapes = parameter_shapes(config).items()
-    wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes}
+    known = record.adaptation
+    shapes = known.shapes(config) if known else parameter_shapes(config)
+    wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes.items()}
     for name in sorted(tensors | wanted):
         if tensors.get(name) != wanted.get(name):
             pair = [each.get(name, "nothing") for each in (wanted, tensors)]
@@ -385,11 +410,11 @@ def _check_names(path):
         raise CorruptFile(f"{path.name}: {error}") from None
 
 
-def _read_tensors(path, config, kinds):
+def _read_tensors(path, record, kinds):
     """The tensors of a file, finite float32: for each kind, a prefix, those of the model."""
     try:
         with safe_open(path, framework="numpy") as file:
-            names = _check_tensors(path, file, config, kinds)
+            names = _check_tensors(path, file, record, kinds)
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise CorruptFile(f"{path.name}: {error}") from None
@@ -433,7 +458,7 @@ def read_save(
             for name in names:
                 _check_digest(folder / name, state)
             for name in names:
-                tensors |= _read_tensors(folder / name, record.config, FILES[name])
+                tensors |= _read_tensors(folder / name, record, FILES[name])
     except CorruptFile as error:
         cure = f"it is the only save there: {locked}"
         if earlier:
@@ -442,14 +467,41 @@ def read_save(
     return record, state, tensors
 
 
+def _weights(out, record):
+    """Room for the weights of a run; of one that trains adapters, with the model they belong to."""
+    with making_room(record.config):
+        if record.adaptation:
+            return record.adaptation.weights(Path(out), record.config)
+        return Weights(record.config)
+
+
+def _fill(weights, tensors):
+    """Put what a save holds where training put it; adapters are merged."""
+    adapters = getattr(weights, "adapters", None)
+    for name, tensor in (weights if adapters is None else adapters).items():
+        tensor[...] = tensors[name]
+    if adapters is not None:
+        weights.merge()
+
+
 def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
     """The newest model of a run directory, to use it: its config, tokenizer and weights."""
     record, _, tensors = read_save(Path(out), [MODEL])
-    with making_room(record.config):
-        weights = Weights(record.config)
-    for name, tensor in weights.items():
+    weights = _weights(out, record)
+    _fill(weights, tensors)
+    return record.config, record.tokenizer, Weights(record.config, flat=weights.flat)
+
+
+def load_adapters(out: str | Path) -> tuple[Any, Any]:
+    """The `Adapters` in the newest save of a run, and its `Adaptation`. UserError without any."""
+    record, _, tensors = read_save(Path(out), [MODEL])
+    if record.adaptation is None:
+        raise UserError(f"expected a run with LoRA adapters in {out}, but it trained all weights: "
+                        "export it whole, without --adapter")  # fmt: skip
+    adapters = record.adaptation.adapters(record.config)
+    for name, tensor in adapters.items():
         tensor[...] = tensors[name]
-    return record.config, record.tokenizer, weights
+    return adapters, record.adaptation
 
 
 def load(out: str | Path) -> Run:
@@ -459,8 +511,9 @@ def load(out: str | Path) -> Run:
     """
     record, state, tensors = read_save(Path(out), FILES)
     with making_room(record.config):
-        run = Run.begin(*record[:4], Weights(record.config))
-    for name, tensor in {**run.weights, **run.moments}.items():
+        run = Run.begin(*record[:4], _weights(out, record))
+    _fill(run.weights, tensors)
+    for name, tensor in run.moments.items():
         tensor[...] = tensors[name]
     run.step, run.program = state["step"], state["program"]
     return run

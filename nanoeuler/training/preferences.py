@@ -23,7 +23,7 @@ from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import backward, stream
 from nanoeuler.model.weights import Weights, output_matrix
-from nanoeuler.tokenizer.chat_template import END, conversation
+from nanoeuler.tokenizer.chat_template import conversation, end_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.sft import Conversations
 
@@ -108,7 +108,7 @@ class Comparisons(Conversations):
     def __init__(self, tokenizer: Tokenizer, preferences: Sequence[Preference], batch_size: int,
                  context: int, n_predict: int, seed: int = 0):  # fmt: skip
         self.batch_size, self.seed = batch_size, seed
-        self.n_predict, self.filling = n_predict, tokenizer.special[END]
+        self.n_predict, self.filling = n_predict, end_of(tokenizer)
         texts = [[conversation(tokenizer, each.question, answer)
                   for answer in (each.chosen, each.rejected)] for each in preferences]
         fits = [max(len(ids) for ids, _ in both) <= context + 1 for both in texts]

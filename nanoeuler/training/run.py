@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import llvmlite.binding
 import numba
@@ -148,10 +149,9 @@ class Run:
         settings = settings.with_rate(optim.rate_for(config.dim))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
-            optimizer = optim.AdamW(
-                weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
-                clip_norm=settings.clip,
-            )  # fmt: skip
+            kind = getattr(weights, "optimizer", optim.AdamW)  # adapters have one of their own
+            optimizer = kind(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
+                             clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property
@@ -162,9 +162,20 @@ class Run:
 
     @property
     def facts(self) -> dict[str, object]:
-        """What it began with, for config.json: FACTS."""
+        """What it began with, for config.json: FACTS, and of a run with adapters, these."""
         values = dataclasses.asdict(self.config), dataclasses.asdict(self.settings)
-        return dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
+        known = dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
+        return known | getattr(self.weights, "facts", {})
+
+    @property
+    def lora(self) -> Any:
+        """What adapters it trains, a `model.lora.Lora`; None: all weights."""
+        return getattr(self.weights, "lora", None)
+
+    @property
+    def learned(self) -> Weights:
+        """What training changes, and a save holds: all weights, or the adapters alone."""
+        return getattr(self.weights, "adapters", self.weights)
 
 
 # Of config.json, besides the program that wrote it: in what a resumed run must be the same.
@@ -181,4 +192,5 @@ def identity(facts: dict) -> str:
     training.pop("minutes", None)
     known = {name: facts[name] for name in FACTS}
     known |= {"model": telling(facts["model"]), "training": training}
+    known |= {"lora": facts["lora"]} if facts.get("lora") else {}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]

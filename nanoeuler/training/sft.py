@@ -12,8 +12,9 @@ B batch, T positions (the context), K predicted tokens.
 import json
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -26,7 +27,13 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.chat_template import dialogue, end_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-from nanoeuler.training.checkpoint import Request, load_model, read_record, read_request
+from nanoeuler.training.checkpoint import (
+    ADAPTERS,
+    Request,
+    load_model,
+    read_record,
+    read_request,
+)
 from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Options, fit
 from nanoeuler.training.optim import rate_for
@@ -141,14 +148,16 @@ Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, o
 
 def finetune(
     base: Base | None, pairs: Iterable[Pair | Conversation], out: Path | str, *,
-    settings: Settings | None = None, resume: bool = False, **options: Unpack[Options],
+    settings: Settings | None = None, resume: bool = False, lora: Any = None,
+    **options: Unpack[Options],
 ) -> Run:  # fmt: skip
     """Fine-tune `base` on `pairs` into the directory `out`; the model of `base` is not changed.
 
     The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
     learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`, the run in `out` goes
     on: its settings hold, and base may be None; one that is not must have its architecture and its
-    tokenizer. `options` go to `loop.fit`. UserError for wrong pairs, and as `train` raises it.
+    tokenizer. With `lora`, a `model.lora.Lora`, adapters learn, and `base` must be a run directory.
+    `options` go to `loop.fit`. UserError for wrong pairs, and as `train` raises it.
     """
     pairs = checked_pairs(pairs)
     if len(pairs) < 2:
@@ -163,12 +172,17 @@ def finetune(
         config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
         asked = read_request(out) if resume else None
         chosen = settings or asked and asked.settings or FINETUNING
+        if (adapters := lora or asked and asked.lora) is not None:
+            room = import_module(ADAPTERS)
+            chosen = chosen.with_rate(rate_for(config.dim, room.LORA_RATE))
+            weights = room.adapt(base, weights, out, adapters, chosen.seed)
+            return Run.begin(config, chosen, tokenizer, data, weights)
         chosen = chosen.with_rate(rate_for(config.dim, LEARNING_RATE))
         run = Run.begin(config, chosen, tokenizer, data)
         run.weights.flat[...] = weights.flat
         return run
 
-    asked = Request(config, settings, tokenizer, data, None)
+    asked = Request(config, settings, tokenizer, data, None, lora)
     with open_run(out, begin, asked, resume) as run:
         shape = run.settings.batch_size, run.config.context, run.config.n_predict
         batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)

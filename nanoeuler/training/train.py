@@ -56,7 +56,7 @@ def settings_for(
 
 def _flat(of: Run | Request) -> dict:
     """What a run began with, or was asked for, as {name of a field: value}."""
-    values = {}
+    values = {f"lora_{name}": getattr(of.lora, name, None) for name in ("rank", "alpha", "targets")}
     for each in filter(None, (of.settings, of.config)):
         values |= dataclasses.asdict(each)
     return values | {"data": of.data, "tokenizer": of.tokenizer and of.tokenizer.hash}

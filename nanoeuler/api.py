@@ -25,7 +25,7 @@ from nanoeuler.model.lora import Lora, merged
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning.counts import stages
-from nanoeuler.planning.lora import lora_memory
+from nanoeuler.planning.lora import check_room
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -217,23 +217,16 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and checkpoints(out)
     if lora and isinstance(base, Path) and not begun:
-        adapters_fit(base, lora, FINETUNING if settings is None else settings, execution)
+        asked, config = settings or FINETUNING, read_record(base).config
+        check_batch(config, asked)
+        check_room(config, lora.settled(config), asked.batch_size, asked.accumulate,
+                   execution.threads)  # fmt: skip
     elif isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
         _fits(base[0], FINETUNING if settings is None else settings, execution)
     return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume, lora=lora,
                                **_shows(options)))  # fmt: skip
-
-
-def adapters_fit(base: Path, lora: Lora, settings: Settings, execution: Execution) -> None:
-    """UserError if a step of adapters for the run in `base` cannot fit into this machine."""
-    config = read_record(base).config
-    check_batch(config, settings)
-    sizes = lora_memory(config, lora.settled(config), settings.batch_size, settings.accumulate,
-                        execution.threads)  # fmt: skip
-    need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
-         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
 
 
 def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:

@@ -25,7 +25,7 @@ from nanoeuler.model.lora import Lora, merged
 from nanoeuler.model.sizes import resized as resized
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning.counts import stages
-from nanoeuler.planning.lora import check_room
+from nanoeuler.planning.lora import lora_memory
 from nanoeuler.planning.memory import need
 from nanoeuler.planning.plan import cpu_memory
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -110,9 +110,17 @@ def _check(resume: object, **given: object) -> None:
             check_kind(name, value, KINDS[name])
 
 
-def _fits(config: ModelConfig, settings: Settings, execution: Execution) -> None:
+def _fits(
+    config: ModelConfig, settings: Settings, execution: Execution, lora: Lora | None = None
+) -> None:
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
+    what = f"a step of {settings.batch_size} x {config.context} tokens"
+    less = "choose a smaller batch_size, more pieces to accumulate, or fewer threads"
+    shape = settings.batch_size, settings.accumulate, execution.threads
+    if lora:
+        need(sum(lora_memory(config, lora, *shape).values()), what, less)
+        return
     if execution.engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
 
@@ -125,9 +133,7 @@ def _fits(config: ModelConfig, settings: Settings, execution: Execution) -> None
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",
          "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
-    sizes = cpu_memory(config, settings.batch_size, settings.accumulate, execution.threads)
-    need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
-         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
+    need(sum(cpu_memory(config, *shape).values()), what, less)
 
 
 def _model(run: Run) -> Model:
@@ -217,10 +223,8 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and checkpoints(out)
     if lora and isinstance(base, Path) and not begun:
-        asked, config = settings or FINETUNING, read_record(base).config
-        check_batch(config, asked)
-        check_room(config, lora.settled(config), asked.batch_size, asked.accumulate,
-                   execution.threads)  # fmt: skip
+        config = read_record(base).config
+        _fits(config, FINETUNING if settings is None else settings, execution, lora.settled(config))
     elif isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:

@@ -110,9 +110,17 @@ def _check(resume: object, **given: object) -> None:
             check_kind(name, value, KINDS[name])
 
 
-def _fits(config: ModelConfig, settings: Settings, execution: Execution) -> None:
+def _fits(
+    config: ModelConfig, settings: Settings, execution: Execution, lora: Lora | None = None
+) -> None:
     """UserError, saying what is too large, if a training step cannot fit into this machine."""
     check_batch(config, settings)
+    what = f"a step of {settings.batch_size} x {config.context} tokens"
+    less = "choose a smaller batch_size, more pieces to accumulate, or fewer threads"
+    shape = settings.batch_size, settings.accumulate, execution.threads
+    if lora:
+        need(sum(lora_memory(config, lora, *shape).values()), what, less)
+        return
     if execution.engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
 
@@ -125,9 +133,7 @@ def _fits(config: ModelConfig, settings: Settings, execution: Execution) -> None
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",
          "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
-    sizes = cpu_memory(config, settings.batch_size, settings.accumulate, execution.threads)
-    need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
-         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
+    need(sum(cpu_memory(config, *shape).values()), what, less)
 
 
 def _model(run: Run) -> Model:
@@ -217,23 +223,14 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     pairs = pairs_of(pairs) if isinstance(pairs, str | Path) else pairs
     base, begun = _base(model, resume), resume and checkpoints(out)
     if lora and isinstance(base, Path) and not begun:
-        adapters_fit(base, lora, FINETUNING if settings is None else settings, execution)
+        config = read_record(base).config
+        _fits(config, FINETUNING if settings is None else settings, execution, lora.settled(config))
     elif isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
         _fits(base[0], FINETUNING if settings is None else settings, execution)
     return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume, lora=lora,
                                **_shows(options)))  # fmt: skip
-
-
-def adapters_fit(base: Path, lora: Lora, settings: Settings, execution: Execution) -> None:
-    """UserError if a step of adapters for the run in `base` cannot fit into this machine."""
-    config = read_record(base).config
-    check_batch(config, settings)
-    sizes = lora_memory(config, lora.settled(config), settings.batch_size, settings.accumulate,
-                        execution.threads)  # fmt: skip
-    need(sum(sizes.values()), f"a step of {settings.batch_size} x {config.context} tokens",
-         "choose a smaller batch_size, more pieces to accumulate, or fewer threads")  # fmt: skip
 
 
 def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:

@@ -683,7 +683,7 @@ def test_the_commands(runs, tmp_path, capsys):
     assert main(["export", lora, "--to", "hf", "--adapter", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["adapter_config.json",
                                                            "adapter_model.safetensors"]  # fmt: skip
-    assert main(["import", str(runs / "base"), "--adapter", str(out), "--out",
+    assert main(["import", str(runs / "base"), "--peft", str(out), "--out",
                  str(tmp_path / "merged")]) == 0  # fmt: skip
     one, two = (load_model(run)[2].flat for run in (runs / "lora", tmp_path / "merged"))
     assert np.allclose(one, two, rtol=0, atol=1e-6) and not np.array_equal(

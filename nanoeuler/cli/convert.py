@@ -32,7 +32,7 @@ _Kind = Annotated[
 ]
 _Adapter = Annotated[
     Path | None,
-    typer.Option("--adapter", metavar="DIR", help="LoRA adapters as PEFT saves them, to merge"),
+    typer.Option("--peft", metavar="DIR", help="LoRA adapters as PEFT saves them, to merge"),
 ]
 _OutPath = Annotated[Path, typer.Option("--out", metavar="PATH", help="what to write")]
 
@@ -44,7 +44,7 @@ def import_model(
     """Make a run of a model that others have trained.
 
     All commands that use a run can use it then. Nothing is executed that came with the model. With
-    --adapter, PEFT's LoRA adapters are merged into it; SOURCE may then be a run of ours, too.
+    --peft, PEFT's LoRA adapters are merged into it; SOURCE may then be a run of ours, too.
 
     Example: nanoeuler import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smol
     """

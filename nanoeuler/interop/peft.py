@@ -23,7 +23,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.lora import TARGETS, AdaptedWeights, Adapters, Lora, merged
 from nanoeuler.model.weights import Weights
 
-CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"  # PEFT's names
 PREFIX = "base_model.model."  # PEFT's wrapper, and the model inside it
 # Where the families' table has each target: a tensor of a block, and which of its parts.
 IN_TABLE = {"q": ("wqkv", 0), "k": ("wqkv", 1), "v": ("wqkv", 2), "o": ("wo", 0),

@@ -149,11 +149,11 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
             discard(folder)
 
 
+# What reads config.json's lora, and builds what it says: named only, a later chapter builds it.
+ADAPTERS = "nanoeuler.training.lora"
 # Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
 # model needs the third, which has no settings at all, and only adapters the fourth.
 FORMAT, IMPORTED, ADAPTED = 2, 3, 4
-# Of such a run: it says what config.json holds of them. Named only: a later chapter builds it.
-ADAPTERS = "nanoeuler.training.lora"
 T = TypeVar("T")
 
 

@@ -6,6 +6,7 @@ compile unchanged code again with the same compilers is to test these: here a ke
 shows that they are there and do what they did, and one in SHARE of each family is `long`.
 """
 
+import ast
 import importlib.util
 import linecache
 from types import FunctionType
@@ -14,6 +15,7 @@ import pytest
 import registers
 
 from nanoeuler.engines.gpu.host.compile import assembler
+from nanoeuler.files import project_root
 
 compiles = pytest.mark.skipif(
     importlib.util.find_spec("numba_cuda") is None or assembler() is None,
@@ -184,3 +186,15 @@ def test_shared_memory_is_read_off_the_text():
     ld.shared.b32 %r1, [%r2+8];
 """
     assert registers.static(text) == 512 + 4224 + 64
+
+
+def test_shapes_of_arrays_in_kernels_are_names():
+    """numba knows how large such an array is by names and numbers, and not by module.name."""
+    wrong = []
+    for path in sorted((project_root() / "nanoeuler" / "engines" / "gpu").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            made = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if made and ast.unparse(node.func).endswith((".shared.array", ".local.array")):
+                parts = (isinstance(x, ast.Attribute) for x in ast.walk(node.args[0]))
+                wrong += [f"{path.name}:{node.lineno}"] * any(parts)
+    assert not wrong

@@ -18,6 +18,7 @@ from nanoeuler.engines.gpu.lang import ptx, vectors
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
+from nanoeuler.engines.gpu.lang.vectors import LANES  # by name, as the shape of an array must be
 from nanoeuler.errors import UserError
 
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
@@ -57,7 +58,7 @@ class Walk:
     @property
     def threads(self) -> int:
         """Threads of a block: whole warps."""
-        return vectors.LANES * cover(cover(self.columns // self.width, self.strips), vectors.LANES)
+        return LANES * cover(cover(self.columns // self.width, self.strips), LANES)
 
     @property
     def slabs(self) -> int:
@@ -132,7 +133,7 @@ def total_of(partials, count, pitch, column, inside, lane, warp):
 
     Warp w sums rows w, w + 16, ... in order, then the first warp sums the warps' sums in order.
     """
-    sums = cuda.shared.array((SUM_WARPS, vectors.LANES), float32)
+    sums = cuda.shared.array((SUM_WARPS, LANES), float32)
     total = float32(0)
     if inside:
         for start in range(warp, count, SUM_WARPS * SUM_AHEAD):
@@ -156,8 +157,8 @@ def sum_kernel(add: bool) -> Kernel:
     """
 
     def add_up(partials, count, width, part, first, second, third):
-        lane, warp = cuda.threadIdx.x % vectors.LANES, cuda.threadIdx.x // vectors.LANES
-        column = int32(cuda.blockIdx.x * vectors.LANES + lane)
+        lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        column = int32(cuda.blockIdx.x * LANES + lane)
         total = total_of(partials, count, width, column, column < width, lane, warp)
         if warp == 0 and column < width:
             which = ptx.divide(column, part)
@@ -168,7 +169,7 @@ def sum_kernel(add: bool) -> Kernel:
                     total += ptx.load_own_float(out)
                 ptx.store_float(out, total)
 
-    return Kernel(add_up, "l r r r l l l", vectors.LANES * SUM_WARPS, target=(8, 0))
+    return Kernel(add_up, "l r r r l l l", LANES * SUM_WARPS, target=(8, 0))
 
 
 def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
@@ -184,7 +185,7 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     vectors.expect("partial sums", partials, (count, columns * len(outs)), "float32")
     places = [vectors.given(out) for out in outs] + [0] * (3 - len(outs))
     args = partials, count, width, columns, *places
-    return Launch(sum_kernel(add), (cover(width, vectors.LANES),), args)
+    return Launch(sum_kernel(add), (cover(width, LANES),), args)
 
 
 COUNTED = 8  # bits of a line's second number that say how many columns there are
@@ -199,14 +200,14 @@ def sum_lines(
     `first`; they are added to `columns` floats from number `out` on.
     """
     return [
-        (first + c, count << COUNTED | min(vectors.LANES, columns - c), pitch, out + c)
-        for c in range(0, columns, vectors.LANES)
+        (first + c, count << COUNTED | min(LANES, columns - c), pitch, out + c)
+        for c in range(0, columns, LANES)
     ]
 
 
 def add_up_lines(table, partials, outs):
     """Block b has line b of the table, a lane each column."""
-    lane, warp = int32(cuda.threadIdx.x % vectors.LANES), int32(cuda.threadIdx.x // vectors.LANES)
+    lane, warp = int32(cuda.threadIdx.x % LANES), int32(cuda.threadIdx.x // LANES)
     first, sizes, pitch, out = ptx.load_int4(table + 16 * int64(cuda.blockIdx.x))
     inside = lane < (sizes & ((1 << COUNTED) - 1))
     start = partials + int64(first) * 4
@@ -217,7 +218,7 @@ def add_up_lines(table, partials, outs):
 
 
 # A block for each line; as many warps as where all do the same.
-SUM_TABLE = Kernel(add_up_lines, "l l l", vectors.LANES * SUM_WARPS, target=(8, 0))
+SUM_TABLE = Kernel(add_up_lines, "l l l", LANES * SUM_WARPS, target=(8, 0))
 
 
 def sum_table_launch(table: Any, partials: Any, outs: Any) -> Launch:

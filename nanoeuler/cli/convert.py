@@ -1,7 +1,7 @@
-# Made from book/19c-in-and-out.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-in-out-run
+# %% sec-cli-convert
 """nanoeuler import and nanoeuler export: other people's models in, ours out.
 
 Imports inside functions, as main.py does.

@@ -35,7 +35,6 @@ RUN, FOLDER, GGUF, LLAMA2C, PICKLE, NOTHING = (
 # How a file begins. The last two are what torch.save writes, and a bare pickle.
 MAGIC = {b"GGUF": GGUF, b"24ka": LLAMA2C, b"PK\x03\x04": PICKLE, b"\x80\x02": PICKLE}
 
-
 class Imported(NamedTuple):
     """A model of others: its parts, and where it came from, in a line."""
 
@@ -43,7 +42,6 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer
     weights: Weights
     origin: str
-
 
 def kind_of(source: str | Path) -> str:
     """What `source` is, by its content: RUN, FOLDER, GGUF, LLAMA2C, PICKLE or NOTHING.
@@ -70,7 +68,6 @@ def kind_of(source: str | Path) -> str:
                         "the permissions") from None  # fmt: skip
     return next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), LLAMA2C)
 
-
 def is_source(path: str | Path) -> bool:
     """Whether `read_source` should read it, and not what reads runs, or says that there is none."""
     return kind_of(path) not in (RUN, NOTHING)
@@ -86,13 +83,11 @@ def _tokenizer_of(folder: Path) -> Tokenizer:
     raise UserError(f"expected tokenizer.json or tokenizer.model in {folder}, but there is none: "
                     "fetch the whole model, or name a tokenizer (--tokenizer)")  # fmt: skip
 
-
 def _given(path: Path, vocab_size: int) -> Tokenizer:
     """A tokenizer from a file that somebody names."""
     if path.suffix == ".bin":
         return read_llama2c_tokenizer(path, vocab_size)
     return read_sentencepiece(path) if path.suffix == ".model" else read_tokenizer_json(path)
-
 
 def _beside(path: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer.bin next to llama2.c's checkpoint."""
@@ -101,7 +96,6 @@ def _beside(path: Path, vocab_size: int) -> Tokenizer:
         raise UserError(f"expected {file}, the tokenizer of {path.name}, but it is not there: copy "
                         "it there, or name it (--tokenizer)")  # fmt: skip
     return read_llama2c_tokenizer(file, vocab_size)
-
 
 def read_source(
     source: str | Path, context: int | None = None, tokenizer: str | Path | None = None
@@ -129,7 +123,6 @@ def read_source(
         raise UserError(f"expected a model at {source}, {EXPECTED[kind]}")
     return Imported(config, words, weights, origin)
 
-
 # What is wrong with a source that is no model of others, and what to do.
 EXPECTED = {
     NOTHING: "but there is nothing: check the path, or write hf:OWNER/NAME for one of the Hub",
@@ -147,7 +140,6 @@ WANTED = (
     "generation_config.json",
 )  # fmt: skip
 
-
 @contextlib.contextmanager
 def _told(name: str) -> Iterator[None]:
     """Turn what the Hub's library raises into one line."""
@@ -157,7 +149,6 @@ def _told(name: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"hf:{name} could not be fetched ({type(error).__name__}: {reason}): check "
                         "the name and the connection, and try again") from None  # fmt: skip
-
 
 def fetch(name: str) -> Path:
     """The folder of a repository of the Hub, OWNER/NAME or OWNER/NAME@REVISION, fetched if need be.
@@ -201,7 +192,6 @@ FORMATS = {  # and the kinds of numbers that each can hold, the default first
     HUGGING_FACE: ("F32", "F16", "BF16"), LLAMA_CPP: ("F16", "F32", "BF16", "Q8_0"),
     KARPATHY: ("F32",),
 }  # fmt: skip
-
 
 def write_source(
     form: str, path: str | Path, config: ModelConfig, tokenizer: Tokenizer, weights: Weights,

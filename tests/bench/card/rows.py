@@ -356,10 +356,10 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
     ]
     makers = [partial(residual_norm_backward.norm_backward_kernel, form) for form in forms]
     for norm, kind in (("rms", "bf16"), ("layer", "bf16"), ("rms", "float32")):
+        form = residual_norm.Norm(norm, residual_norm.EPS[norm])
+        move, biased = True, norm == "layer"
         makers.append(
-            partial(
-                residual_norm.move_norm_kernel, width, norm, kind, "bf16", True, norm == "layer"
-            )
+            partial(residual_norm.move_norm_kernel, width, form, kind, "bf16", move, biased)
         )
     for kind in ("bf16", "float32"):
         threads = column_sums_module.Walk(1, width, piece(kind), column_sums_module.SUMMING).threads

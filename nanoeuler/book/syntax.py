@@ -67,7 +67,7 @@ def undocumented(file: str, text: str) -> Iterator[str]:
             if not any("#" in line for line in lines[node.lineno - 2 : node.end_lineno]):
                 yield f"{file}: {name} has no comment that says where its value comes from"
             continue
-        # A method without one in a class that inherits has its base's: `inspect.getdoc` shows it.
+        # A method without one in a class that inherits has its base's, which `help` shows.
         own = isinstance(node, ast.ClassDef) and not node.bases
         for item in (node, *(node.body if own else ())):
             if isinstance(item, (ast.FunctionDef, ast.ClassDef)) and not item.name.startswith("_"):

@@ -9,8 +9,7 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 
 CHAPTER = "11c-loss-and-update"
 NAMES = dict(np=np, run=run, Kernel=Kernel, Launch=Launch, cuda=cuda, float32=float32, int32=int32,
-             int64=int64, load_float4=ptx.load_float4, load_own_float4=ptx.load_own_float4,
-             store_float4=ptx.store_float4)  # fmt: skip
+             int64=int64, ptx=ptx)  # fmt: skip
 
 SLOPE, LENGTH = "np.exp(z - top) / s - q", "np.sqrt((y * y).sum(dtype=np.float32)) / scale"
 SCALE = "np.float32(2.0 ** np.clip(-np.frexp(top)[1], -126, 126))"
@@ -52,7 +51,7 @@ ANSWERS = [
     ("momentum", "no rate", "w1 - lr * m1", "w1 - m1"),
     ("momentum", "uphill", "w0 - lr * m0", "w0 + lr * m0"),
     ("momentum", "the gradient fades", "mu * m0 + g0", "m0 + mu * g0"),
-    ("momentum", "momentum is not kept", "store_float4(m + at, m0, m1, m2, m3)", "pass"),
+    ("momentum", "momentum is not kept", "ptx.store_float4(m + at, m0, m1, m2, m3)", "pass"),
     ("momentum", "two exchanged", "store_float4(m + at, m0, m1,", "store_float4(m + at, m1, m0,"),
     ("momentum", "past the end", "if i < count:", "if True:"),
     ("momentum", "the last four left out", "if i < count:", "if i + 4 < count:"),

@@ -1,4 +1,4 @@
-# Made from book/11b-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11a-a-ladder-on-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gemm-ptx

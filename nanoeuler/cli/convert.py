@@ -20,11 +20,7 @@ _Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="a folder, a .gguf or .bin file, or hf:OWNER/NAME"),
 ]
-_Context = flags.whole("positions, if fewer than the model has")
-_Words = Annotated[
-    Path | None,
-    typer.Option("--tokenizer", metavar="FILE", help="a tokenizer, where the source has none"),
-]
+_Context = flags.whole("context length, in tokens")  # at most the model's own
 _To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, gguf or llama2c")]
 _Kind = Annotated[
     str | None,
@@ -34,12 +30,12 @@ _Adapter = Annotated[
     Path | None,
     typer.Option("--peft", metavar="DIR", help="LoRA adapters as PEFT saves them, to merge"),
 ]
-_OutPath = Annotated[Path, typer.Option("--out", metavar="PATH", help="what to write")]
+_OutPath = Annotated[Path, typer.Option("--out", metavar="PATH", help="where to write")]
 
 
 def import_model(
     source: _Source, out: flags.Out = Path("runs/imported"), context: _Context = None,
-    tokenizer: _Words = None, adapter: _Adapter = None,
+    tokenizer: flags.Tokenizer = None, adapter: _Adapter = None,
 ) -> None:  # fmt: skip
     """Make a run of a model that others have trained.
 

@@ -154,7 +154,7 @@ ADAPTERS = "nanoeuler.training.lora"
 # Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
 # model needs the third, which has no settings at all, and only adapters the fourth.
 FORMAT, IMPORTED, ADAPTED = 2, 3, 4
-T = TypeVar("T")
+T = TypeVar("T")  # what a reader makes of a JSON object
 
 
 class CorruptFile(Exception):

@@ -145,7 +145,7 @@ def _told(name: str) -> Iterator[None]:
     """Turn what the Hub's library raises into one line."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError) as error:  # of HTTP, of names, of a cache
+    except Exception as error:  # of HTTP, of names, of a cache: a world of its own
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"hf:{name} could not be fetched ({type(error).__name__}: {reason}): check "
                         "the name and the connection, and try again") from None  # fmt: skip

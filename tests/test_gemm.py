@@ -16,6 +16,7 @@ from bench.card import gemm as card
 from hypothesis import example, given
 from hypothesis import strategies as st
 from mutants import Mutant, load, source
+from shapes import PUBLISHED
 from tiers import thinned
 
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
@@ -1122,7 +1123,7 @@ def test_registers_and_nothing_wider_than_one_is_carried_round_the_ring():
 @pytest.mark.parametrize("preset, sequences, positions, chunks", card.STEPS)
 def test_the_products_of_a_step_are_those_of_the_model(preset, sequences, positions, chunks):
     """A multiply-add for each row and each weight of a product, once forward and twice backward."""
-    config, rows = PRESETS[preset], sequences * positions
+    config, rows = (PRESETS | PUBLISHED)[preset], sequences * positions
     of = {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
     inside = sum(size for name, size in of.items() if ".w" in name and "bias" not in name)
     outputs = cover(config.vocab_size * config.n_predict, 64) * 64 * config.dim

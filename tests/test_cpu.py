@@ -444,7 +444,7 @@ def compare(config, B, T, engine):
             # Twice NumPy's own error in float32, since two sequences of roundings are not alike;
             # and the tensor's own sum over positions, whose longest chain of independent roundings
             # amounts to its root in u (Higham and Mary 2019), for NumPy may be lucky there.
-            # The gain of a head's norm is D numbers, sums over positions and heads whose terms cancel:
+            # The gain of a head's norm is D numbers, sums over positions and heads that cancel:
             # NumPy's own error is one draw of D numbers there, and the largest of all architectures
             # and both engines was 2.3 of it.
             of_heads = name.endswith(("q_norm", "k_norm"))

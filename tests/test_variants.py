@@ -173,15 +173,15 @@ def learned(engine, config, Optimizer=optim.AdamW, lr=1e-2):
     return np.array(losses), w
 
 
-def trains(config, **how):
-    """On both engines: the loss falls by a nat and more, alike in its digits."""
+def trains(config, alike=True, **how):
+    """On both engines: the loss falls by a nat and more, alike in its digits, or in the first."""
     by = {engine: learned(engine, config, **how) for engine in ("reference", "cpu")}
     for losses, _ in by.values():
         assert losses[0] - losses[-1] > 1, losses
     # A float32 sum of 64 terms is off by at most 64 roundings, and ten steps make ten of these.
     # Weights that differ differ in their gradients too: at most as much again (seen: a tenth).
     within = 2 * 10 * 64 * 2.0**-24
-    assert np.allclose(by["reference"][0], by["cpu"][0], rtol=within), by
+    assert not alike or np.allclose(by["reference"][0], by["cpu"][0], rtol=within), by
     assert np.allclose(by["reference"][0][0], by["cpu"][0][0], rtol=1e-6)
     return by["cpu"]
 
@@ -233,7 +233,8 @@ blocks = first_keys(replace(MODEL, local_block=3, sliding_window=2), 7, begins)
 assert blocks.tolist() == [[0, 0, 1, 3, 4, 4, 6]], blocks
 ''',
     "an optimizer": '''
-trains(MODEL, Optimizer=optim.Lion, lr=3e-3)
+# A step by signs is another one where an element is nearly zero: no bound holds for ten of them.
+trains(MODEL, alike=False, Optimizer=optim.Lion, lr=3e-3)
 w = initialise(MODEL, 0)
 before, dw, lion = w.flat.copy(), w.zeros_like(), optim.Lion(w, weight_decay=0.0)
 dw.flat[...] = np.random.default_rng(0).standard_normal(w.flat.size)

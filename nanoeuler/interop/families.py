@@ -125,6 +125,16 @@ def check_shapes(table: Table, shapes: Mapping[str, tuple[int, ...]], source: ob
                         "model")  # fmt: skip
 
 
+def cut_context(config: ModelConfig, context: int | None) -> ModelConfig:
+    """The config with a smaller context, for less memory; None leaves it as it is."""
+    if context is None:
+        return config
+    if type(context) is not int or not 1 <= context <= config.context:
+        raise UserError(f"expected a context from 1 to {config.context}, which the model has "
+                        f"learned, got {context!r}")  # fmt: skip
+    return replace(config, context=context)
+
+
 def weights_from(
     config: ModelConfig, table: Table, read: Callable[[str], np.ndarray], source: object = "it"
 ) -> Weights:

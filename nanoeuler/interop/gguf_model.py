@@ -19,6 +19,7 @@ from nanoeuler.interop import gguf
 from nanoeuler.interop.families import (
     Layout,
     check_shapes,
+    cut_context,
     exported,
     family_of,
     left_out,
@@ -212,10 +213,7 @@ def read_model(
     whole = config_of(metadata, tensors)
     shapes = _without_copy(tensors)
     whole = replace(whole, tied="output.weight" not in shapes)
-    if context is not None and not (type(context) is int and 1 <= context <= whole.context):
-        raise UserError(f"expected a context from 1 to {whole.context}, which the model has "
-                        f"learned, got {context!r}")  # fmt: skip
-    config = whole if context is None else replace(whole, context=context)
+    config = cut_context(whole, context)
     table = table_of(whole, ARCHITECTURES[metadata["general.architecture"]])
     if whole.bias:  # of attention alone, or of the MLP alone: the others are zero
         table = {name: parts for name, parts in table.items()

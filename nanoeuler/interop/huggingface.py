@@ -111,23 +111,17 @@ def _without_copy(folder, tensors, embedding):
     return shapes
 
 
-def cut_context(config: ModelConfig, context: int | None) -> ModelConfig:
-    """The config with a smaller context, for less memory; None leaves it as it is."""
-    if context is None:
-        return config
-    if type(context) is not int or not 1 <= context <= config.context:
-        raise UserError(f"expected a context from 1 to {config.context}, which the model has "
-                        f"learned, got {context!r}")  # fmt: skip
-    return families.replace(config, context=context)
+def _record(folder):
+    """The config.json of a folder, a dict. UserError if it has none."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"expected a model of Hugging Face's format in {folder}, but found no "
+                        "config.json there: check the path")  # fmt: skip
+    return read_json(folder / "config.json")
 
 
 def read_config(folder: str | Path) -> ModelConfig:
     """The architecture of the model in a folder, from its config.json. UserError, by name."""
-    folder = Path(folder)
-    if not (folder / "config.json").exists():
-        raise UserError(f"expected a model of Hugging Face's format in {folder}, but found no "
-                        "config.json there: check the path")  # fmt: skip
-    return families.config_of(read_json(folder / "config.json"))
+    return families.config_of(_record(Path(folder)))
 
 
 def read_folder(folder: str | Path, context: int | None = None) -> tuple[ModelConfig, Weights]:
@@ -137,9 +131,9 @@ def read_folder(folder: str | Path, context: int | None = None) -> tuple[ModelCo
     model can't be, and for damage. context: a smaller one than the model has.
     """
     folder = Path(folder)
-    whole = read_config(folder)
-    config = cut_context(whole, context)
-    record = read_json(folder / "config.json")
+    record = _record(folder)
+    whole = families.config_of(record)
+    config = families.cut_context(whole, context)
     tensors = open_folder(folder)
     layout = _layout(record["model_type"], tensors)
     table = families.table_of(whole, layout)

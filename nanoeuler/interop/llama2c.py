@@ -11,7 +11,6 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from nanoeuler.files import check_regular, replacing
 from nanoeuler.interop.families import (
     Layout,
     Table,
+    cut_context,
     exported,
     family_of,
     left_out,
@@ -150,10 +150,7 @@ def read_model(path: str | Path, context: int | None = None) -> tuple[ModelConfi
         raise UserError(f"expected a checkpoint of llama2.c, but {path}: {quoted(error, 200)}: "
                         "fetch it again") from None  # fmt: skip
     read = _reader(np.frombuffer(data, np.uint8), places, group)
-    if context is not None and not (type(context) is int and 1 <= context <= config.context):
-        raise UserError(f"expected a context from 1 to {config.context}, which the model has "
-                        f"learned, got {context!r}")  # fmt: skip
-    config = config if context is None else replace(config, context=context)
+    config = cut_context(config, context)
     return config, weights_from(config, table, read, path)
 
 

@@ -67,11 +67,14 @@ def linear_backward(
     return dx
 
 
-def _norm_backward(dense, at, *arguments):
-    """`dense`, whose argument `at` is the gain's gradient; what a frozen one gets is forgotten."""
+def _norm_backward(dense, gain, into, *arguments):
+    """`dense`, whose arguments of these numbers are a gain and the buffer of its gradient.
+
+    What a frozen gain, whose buffer is None, would get is forgotten.
+    """
     given = list(arguments)
-    if given[at] is None:
-        given[at] = np.zeros_like(given[2])
+    if given[into] is None:
+        given[into] = np.zeros_like(given[gain])
     return dense(*given)
 
 
@@ -82,9 +85,9 @@ def for_adapters(engine: Engine) -> Engine:
     """
     mine: dict[str, Callable] = {
         "linear_backward": partial(linear_backward, engine, engine.linear_backward),
-        "rmsnorm_backward": partial(_norm_backward, engine.rmsnorm_backward, 4),
-        "layernorm_backward": partial(_norm_backward, engine.layernorm_backward, 4),
-        "move_norm_backward": partial(_move_norm_backward, engine.move_norm_backward),
+        "rmsnorm_backward": partial(_norm_backward, engine.rmsnorm_backward, 2, 4),
+        "layernorm_backward": partial(_norm_backward, engine.layernorm_backward, 2, 4),
+        "move_norm_backward": partial(_norm_backward, engine.move_norm_backward, 3, 5),
         "norm_heads_backward": partial(_norm_heads_backward,
                                        getattr(engine, "norm_heads_backward", None)),
         "enter_backward": lambda *arguments: None,  # of the embedding and the positions
@@ -92,12 +95,6 @@ def for_adapters(engine: Engine) -> Engine:
     for name, operation in mine.items():
         setattr(engine, name, operation)
     return engine
-
-
-def _move_norm_backward(dense, config, dn, x, gain, stats, dgain, dbias, dx=None):
-    """`Engine.move_norm_backward`, `dense`, for a gain that may be frozen: dgain None."""
-    dgain = np.zeros_like(gain) if dgain is None else dgain
-    return dense(config, dn, x, gain, stats, dgain, dbias, dx)
 
 
 def _norm_heads_backward(dense, dheads, raw, gains, stats, dgains):

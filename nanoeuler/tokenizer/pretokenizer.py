@@ -172,6 +172,16 @@ def _beyond_ascii(text, at, classes):
 
 # %% sec-tokenizer-pieces
 @njit(cache=True, nogil=True)
+def class_before(text: np.ndarray, at: int, classes: np.ndarray) -> int:
+    """The class of the character that ends at `at`: back to its lead byte, if it has one."""
+    start = at - 1
+    while start > max(at - 4, 0) and text[start] & 0xC0 == 0x80:
+        start -= 1
+    kind, length = character(text, start, classes)
+    return kind if start + length == at else OTHER
+
+
+@njit(cache=True, nogil=True)
 def last_cut(text: np.ndarray, classes: np.ndarray) -> int:
     """The last place where `text` can be cut, whatever comes before and after; or 0 for none.
 
@@ -180,13 +190,7 @@ def last_cut(text: np.ndarray, classes: np.ndarray) -> int:
     for at in range(text.size - 4, 0, -1):
         if text[at] & 0xC0 == 0x80:
             continue
-        # the character that ends at `at`: back to its lead byte, if it has one
-        start = at - 1
-        while start > max(at - 4, 0) and text[start] & 0xC0 == 0x80:
-            start -= 1
-        before, length = character(text, start, classes)
-        if start + length != at:
-            before = OTHER
+        before = class_before(text, at, classes)
         after, _ = character(text, at, classes)
         if before != SPACE and before != after and text[at - 1] != 39:
             return at

@@ -18,6 +18,7 @@ from nanoeuler.tokenizer.pretokenizer import (
     OTHER,
     SPACE,
     character,
+    class_before,
     word_end,
 )
 
@@ -205,12 +206,7 @@ def _last_cut(text, classes, scanner, composing):
             continue
         if y & 0xC0 == 0x80 or (composing and y >= 0x80):
             continue
-        start = at - 1
-        while start > max(at - 4, 0) and text[start] & 0xC0 == 0x80:
-            start -= 1
-        before, length = character(text, start, classes)
-        if start + length != at:
-            before = OTHER
+        before = class_before(text, at, classes)
         after, _ = character(text, at, classes)
         if _may_cut(before, after, x, y, scanner):
             return at

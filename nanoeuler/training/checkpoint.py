@@ -214,10 +214,14 @@ class Record(NamedTuple):
 
 def write_record(out: Path, run: Run) -> None:
     """Write into the directory `out` what `run` began with."""
-    run.tokenizer.save(out / "tokenizer.json")
+    _write_facts(out, run.tokenizer, ADAPTED if run.lora else FORMAT, run.facts)
+
+
+def _write_facts(out, tokenizer, version, facts):
+    """Write config.json of this format, and tokenizer.json."""
+    tokenizer.save(out / "tokenizer.json")
     with replacing(out / "config.json") as temporary:
-        version = ADAPTED if run.lora else FORMAT
-        temporary.write_bytes(as_json({"format": version, "program": program(), **run.facts}))
+        temporary.write_bytes(as_json({"format": version, "program": program(), **facts}))
 
 
 def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
@@ -236,7 +240,7 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
 
 
 def _facts(record):
-    """The config, settings and the two digests, of the data and the tokenizer, of config.json.
+    """The config, settings, two digests (data, tokenizer), identity and adapters of config.json.
 
     Format 1, which did not name itself, had no `minutes`, and every later one has.
     """
@@ -245,13 +249,13 @@ def _facts(record):
     if record.get("format") == IMPORTED:
         if record.get("training") is not None or not all(map(str.isprintable, digests)):
             raise CorruptFile("an imported model has settings, or a digest is none")
-        return config, None, *digests, identity(record)
+        return config, None, *digests, identity(record), _adaptation(record, config)
     settings = _checked(Settings, field_of(record, "training", dict))
     if ("minutes" in record["training"]) != (record.get("format", 1) > 1):
         raise CorruptFile("its format and its minutes do not fit")
     if None in (settings.steps, settings.lr) or not all(map(str.isprintable, digests)):
         raise CorruptFile("the number of steps, the learning rate or a digest is none")
-    return config, settings, *digests, identity(record)
+    return config, settings, *digests, identity(record), _adaptation(record, config)
 
 
 def _adaptation(record, config):
@@ -284,8 +288,8 @@ def read_record(out: str | Path) -> Record:
     with reading(path):
         if not path.exists():
             raise UserError(f"expected a run in {out}, but found no config.json there")
-        config, settings, data, name, known = _read(path, _facts, "restore it")
-        adapters = _read(path, lambda record: _adaptation(record, config), "restore it")
+        facts = _read(path, _facts, "restore it")
+        config, settings, data, name, known, adapters = facts
         tokenizer = _tokenizer(out, name)
     check_sizes(config, tokenizer)
     return Record(config, settings, tokenizer, data, known, adapters)
@@ -532,9 +536,7 @@ def write_model(
     out, names = Path(out), {"data": source, "tokenizer": tokenizer.hash}
     facts = {"model": dataclasses.asdict(config), "training": None, **names}
     with locked(out), writing(out, "the model could not be written"):
-        tokenizer.save(out / "tokenizer.json")
-        with replacing(out / "config.json") as temporary:
-            temporary.write_bytes(as_json({"format": IMPORTED, "program": program(), **facts}))
+        _write_facts(out, tokenizer, IMPORTED, facts)
         state = {"step": 0, "run": identity(facts), "tokenizer": tokenizer.hash,
                  "program": program()}  # fmt: skip
         write_folder(out / checkpoint_name(0), {MODEL: dict(weights)}, state)

@@ -1,0 +1,212 @@
+# Made from book/20-is-it-any-good.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-eval-judge
+"""Whole tasks: likelihoods of all items, kept in a file as they come, and the scores of them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nanoeuler.engines.registry import engine_factory
+from nanoeuler.errors import UserError
+from nanoeuler.evaluation.items import Item
+from nanoeuler.evaluation.likelihood import Likelihood, Span, likelihoods, prefix, span
+from nanoeuler.evaluation.scores import Perplexities, Score, grouped, mean, perplexities, right
+from nanoeuler.evaluation.tasks import (
+    OTHER_NAMES,
+    TASKS,
+    detokenized,
+    pages,
+    read_items,
+    with_shots,
+)
+from nanoeuler.files import sha256_of
+from nanoeuler.model.weights import Weights
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+
+TOGETHER = 64  # items between two lines of progress: a few batches of the longest
+
+
+class Judged(NamedTuple):
+    """A task's scores by measure, and what they are of."""
+
+    task: str
+    shots: int
+    scores: dict[str, Score]
+    cut: int  # items of which something did not fit into the context
+
+
+def task_name(name: str) -> str:
+    """The name of a task; UserError for one that we do not know."""
+    name = OTHER_NAMES.get(name.lower(), name.lower())
+    if name not in TASKS:
+        raise UserError(f"expected a task, got {name!r:.60}: choose of {', '.join(TASKS)}")
+    return name
+
+
+def _identity(weights: Weights, path: Path, shots: int) -> dict:
+    """What the likelihoods of a file belong to."""
+    digest = hashlib.sha256(weights.flat.tobytes()).hexdigest()
+    return {"weights": digest, "file": sha256_of(path), "shots": shots}
+
+
+def _kept(path: Path, identity: dict) -> dict[int, list[Likelihood]]:
+    """What a file of likelihoods has; a line that was cut off in writing is left out."""
+    found: dict[int, list[Likelihood]] = {}
+    if not path.exists() or not path.stat().st_size:
+        return found
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        try:
+            record = json.loads(line) if line.endswith("\n") else None
+            if number:
+                found[record["item"]] = [Likelihood(*each) for each in record["found"]]
+            elif record != identity:
+                raise UserError(f"{path} holds likelihoods of other weights, another task or other "
+                                "shots: remove it, or name another file")  # fmt: skip
+        except (TypeError, ValueError, KeyError):
+            if number < len(lines) - 1:
+                raise UserError(f"{path}, line {number + 1}, is no line of likelihoods: remove the "
+                                "file, or name another one") from None  # fmt: skip
+    return found
+
+
+def _spans(tokenizer, item):
+    pairs = zip(item.contexts, item.continuations, strict=True)
+    return [span(tokenizer, *each) for each in pairs]
+
+
+def _with_new(
+    weights: Weights, tokenizer: Tokenizer, items: Sequence[Item], known: dict,
+    engine: str, threads: int | None,
+) -> Iterator[dict[int, list[Likelihood]]]:  # fmt: skip
+    """The likelihoods of items that are not `known`, TOGETHER of them at a time."""
+    waiting = [i for i in range(len(items)) if i not in known]
+    for at in range(0, len(waiting), TOGETHER):
+        now = waiting[at : at + TOGETHER]
+        spans = [_spans(tokenizer, items[i]) for i in now]
+        found = iter(likelihoods(engine_factory(engine), weights.config, weights,
+                                 [each for some in spans for each in some], threads))  # fmt: skip
+        yield {i: [next(found) for _ in some] for i, some in zip(now, spans, strict=True)}
+
+
+def _kept_rows(path, identity, known):
+    """A file to which likelihoods can be added, with what is known in it."""
+    rows = [identity, *({"item": i, "found": found} for i, found in known.items())]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def find_likelihoods(
+    weights: Weights, tokenizer: Tokenizer, items: Sequence[Item], *, engine: str = "cpu",
+    threads: int | None = None, report: Callable[[int, int], None] | None = None,
+    keep: tuple[Path, dict] | None = None,
+) -> list[list[Likelihood]]:  # fmt: skip
+    """The likelihoods of each item's continuations; those that the file `keep` has are taken.
+
+    keep: the file, and the identity that its first line must have. `report` hears of items done,
+    and of how many there are.
+    """
+    known = _kept(*keep) if keep else {}
+    if keep:
+        _kept_rows(*keep, known)
+    for new in _with_new(weights, tokenizer, items, known, engine, threads):
+        known |= new
+        if keep:
+            with keep[0].open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps({"item": i, "found": x}) + "\n" for i, x in new.items())
+        if report:
+            report(len(known), len(items))
+    return [known[i] for i in range(len(items))]
+
+
+def scores_of(
+    name: str, items: Sequence[Item], found: Sequence[Sequence[Likelihood]]
+) -> dict[str, Score]:
+    """The scores of a task by measure."""
+    task, made = TASKS[name], {}
+    for measure in task.measures:
+        values = [float(right(x, y, measure)) for x, y in zip(items, found, strict=True)]
+        made[measure] = grouped(values, [x.group for x in items]) if task.kind == "pair" \
+            else mean(values)  # fmt: skip
+    if name == "lambada_openai":
+        last = [each[0] for each in found]
+        made["perplexity"] = _power(mean([-each.log_p for each in last]))
+        nats, tokens = sum(-x.log_p for x in last), sum(x.tokens for x in last)
+        made["perplexity_token"] = _power(Score(nats / tokens, float("nan"), len(last)))
+    return made
+
+
+def _power(score: Score) -> Score:
+    """e to a mean, with the error that this has to first order."""
+    value = math.exp(min(score.value, 700))
+    return Score(value, value * score.error, score.items)
+
+
+def judge_text(
+    weights: Weights, tokenizer: Tokenizer, path: Path, *, engine: str = "cpu",
+    threads: int | None = None, report: Callable[[int, int], None] | None = None,
+    as_published: bool = False,
+) -> Perplexities:  # fmt: skip
+    """The perplexities of a text in WikiText's form, page by page, detokenized unless as_published.
+
+    Words and bytes are always those of the text as published. `report` hears of pages.
+    """
+    try:
+        texts = pages(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}): give WikiText's raw file"
+                        ) from None  # fmt: skip
+    before, found = prefix(tokenizer), []
+    for number, page in enumerate(texts, 1):
+        ids = tokenizer.encode(page if as_published else detokenized(page))
+        one = Span(np.concatenate([np.array(before, np.int64), ids]), len(before))
+        found += likelihoods(engine_factory(engine), weights.config, weights, [one], threads)
+        if report:
+            report(number, len(texts))
+    return perplexities(found, texts)
+
+
+def judge(
+    weights: Weights, tokenizer: Tokenizer, name: str, path: Path, *, shots: int = 0,
+    limit: int | None = None, engine: str = "cpu", threads: int | None = None,
+    report: Callable[[int, int], None] | None = None, keep: Path | None = None,
+) -> Judged:  # fmt: skip
+    """The scores of the task `name` with the items of the file `path`, the first `limit` of them.
+
+    shots: examples before each item; engine: of a CPU; keep: a file of JSON lines in which
+    likelihoods are kept, and from which an interrupted run goes on. UserError for a file that is
+    not the task's.
+    """
+    name = task_name(name)
+    items = with_shots(read_items(name, path, limit), shots)
+    kept = (keep, _identity(weights, path, shots)) if keep else None
+    found = find_likelihoods(weights, tokenizer, items, engine=engine, threads=threads,
+                             report=report, keep=kept)  # fmt: skip
+    most = weights.config.context
+    cut = sum(any(len(each.ids) - 1 > most for each in _spans(tokenizer, x)) for x in items)
+    return Judged(name, shots, scores_of(name, items, found), cut)
+
+
+def core(judged: Sequence[Judged]) -> Score:
+    """The mean of centred accuracies over CORE's tasks among these; CORE-20 if it is all of ours.
+
+    A choice counts by acc_token, the smallest mean loss, as nanochat has it.
+    """
+    values, errors = [], []
+    for each in judged:
+        task = TASKS[each.task]
+        if each.shots in task.core:
+            score = each.scores.get("acc_token", each.scores["acc"])
+            values.append((score.value - task.chance) / (1 - task.chance))
+            errors.append(score.error / (1 - task.chance))
+    if not values:
+        raise UserError("expected scores of CORE's tasks with CORE's shots, got none")
+    error = sum(x * x for x in errors) ** 0.5 / len(values)
+    return Score(sum(values) / len(values), error, len(values))

@@ -1,0 +1,445 @@
+"""Scores on tasks: items, likelihoods, measures, files; and the harness's numbers beside ours."""
+
+import importlib.util
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.registry import engine_factory
+from nanoeuler.errors import UserError
+from nanoeuler.evaluation import judge as judging
+from nanoeuler.evaluation.items import KINDS, item
+from nanoeuler.evaluation.judge import core, find_likelihoods, judge, judge_text, task_name
+from nanoeuler.evaluation.likelihood import Likelihood, Span, batches, likelihoods, span, windows
+from nanoeuler.evaluation.scores import Score, grouped, mean, perplexities, right
+from nanoeuler.evaluation.tasks import TASKS, detokenized, pages, read_items, with_shots
+from nanoeuler.files import project_root
+from nanoeuler.interop.huggingface import write_folder
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.transformer import forward
+from nanoeuler.model.weights import initialise
+from nanoeuler.tokenizer.others import read_tokenizer_json, write_tokenizer_json
+from nanoeuler.tokenizer.tokenizer import Tokenizer
+
+DATA = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
+EVAL = DATA / "eval"
+needs_data = pytest.mark.skipif(
+    not EVAL.is_dir(), reason=f"needs the folder eval in {DATA} (NANOEULER_DATA)"
+)
+SAMPLES = {name: f"{name.removesuffix('_openai')}_sample.jsonl" for name in TASKS}
+SAMPLES |= {"lambada_openai": "lambada_openai_sample.jsonl"}
+SAMPLES = {name: file for name, file in SAMPLES.items() if (EVAL / file).exists()}
+CONFIG = ModelConfig(vocab_size=300, dim=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden=48,
+                     context=24, n_predict=1)  # fmt: skip
+STORY = "The river begins under a stone, and nobody knows why it is wet. " * 6
+TOKENIZER = Tokenizer.train(STORY, 300)
+CPU = engine_factory("cpu")
+
+
+def weights_of(config=CONFIG, seed=0):
+    """Weights whose opinions are strong: logits of an rms near 2."""
+    w = initialise(config, seed)
+    w.flat *= 4
+    return w
+
+
+W = weights_of()
+
+
+# ---- Likelihoods
+
+
+def by_hand(config, w, ids, begin):
+    """log p of ids[begin:], one token after another in float64, each from `context` ids at most."""
+    total, greedy = 0.0, True
+    for at in range(begin, len(ids)):
+        seen = ids[max(0, at - config.context) : at]
+        logits = forward(ReferenceEngine(), config, w, np.array([seen]))[0][0, -1, 0].astype("f8")
+        total += logits[ids[at]] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        greedy &= logits.argmax() == ids[at]
+    return total, greedy
+
+
+@pytest.mark.parametrize("change", [{}, dict(tied=True), dict(n_predict=3),
+                                    dict(norm="layer", mlp="gelu", position="learned", bias=True)])
+def test_likelihoods_are_those_by_hand(change):
+    config = replace(CONFIG, **change)
+    w, rng = weights_of(config), np.random.default_rng(1)
+    spans = [Span(rng.integers(0, 300, n), begin)
+             for n, begin in ((2, 1), (9, 3), (25, 24), (25, 1), (7, 6), (7, 1))]  # fmt: skip
+    for one, got in zip(spans, likelihoods(CPU, config, w, spans), strict=True):
+        nats, greedy = by_hand(config, w, one.ids, one.begin)
+        # Logits of an rms near 2 with float32's roundings, some dozen of them in a row: 1e-5 each.
+        assert abs(got.log_p - nats) <= 1e-5 * len(one.ids) and got.greedy == greedy
+        assert got.tokens == len(one.ids) - one.begin
+
+
+def test_a_continuation_that_is_written_greedily_is_said_to_be():
+    ids = [5]
+    while len(ids) < 9:
+        logits = forward(ReferenceEngine(), CONFIG, W, np.array([ids]))[0]
+        ids.append(int(logits[0, -1, 0].argmax()))
+    wrong = [*ids[:5], (ids[5] + 1) % 300, *ids[6:]]
+    spans = [Span(np.array(ids), 3), Span(np.array(wrong), 3), Span(np.array(wrong), 6)]
+    one, two, _ = likelihoods(CPU, CONFIG, W, spans)
+    assert one.greedy and not two.greedy
+
+
+def test_neither_batches_nor_threads_change_a_likelihood():
+    rng = np.random.default_rng(2)
+    spans = [Span(rng.integers(0, 300, n), int(rng.integers(1, n)))
+             for n in rng.integers(2, 60, 80)]  # fmt: skip
+    all_at_once = likelihoods(CPU, CONFIG, W, spans, threads=3)
+    alone = [likelihoods(CPU, CONFIG, W, [each], threads=1)[0] for each in spans]
+    for one, two in zip(all_at_once, alone, strict=True):
+        assert one[1:] == two[1:] and abs(one.log_p - two.log_p) <= 1e-5 * one.tokens
+
+
+@pytest.mark.parametrize("n, begin, most", [(9, 3, 8), (30, 29, 8), (30, 25, 8), (60, 1, 8),
+                                            (17, 1, 8), (25, 9, 8), (2, 1, 1), (9, 1, 1)])
+def test_windows_score_each_id_once_from_no_more_than_the_context(n, begin, most):
+    found, next_at = list(windows(n, begin, most)), begin
+    for start, at, stop in found:
+        assert at == next_at and 0 <= start < at < stop <= n and stop - 1 - start <= most
+        next_at = stop
+    assert next_at == n
+    assert found[-1][0] == max(0, n - 1 - most)  # the last reads all it can
+
+
+def test_batches_hold_every_row_once_and_no_more_than_they_may(monkeypatch):
+    monkeypatch.setattr("nanoeuler.evaluation.likelihood.BATCH_TOKENS", 40)
+    rng = np.random.default_rng(3)
+    rows = [(0, 0, 1, int(n)) for n in rng.integers(2, 60, 100)]
+    many = list(batches(rows))
+    assert sorted(i for batch in many for i in batch) == [*range(100)]
+    for batch in many:
+        longest = max(rows[i][3] - 1 for i in batch)
+        assert len(batch) == 1 or len(batch) * longest <= 40
+
+
+def test_the_context_ends_where_its_tokens_do():
+    found = span(TOKENIZER, "The river", " begins")
+    assert TOKENIZER.decode_text(found.ids[found.begin :]) == " begins"
+    assert TOKENIZER.decode_text(found.ids) == "The river begins"
+    first = span(TOKENIZER, "", "The river")
+    assert first.begin == 1 and TOKENIZER.decode_text(first.ids[1:]) == "The river"
+    # Where the whole has no more tokens than the context, its last token is scored.
+    merged = span(TOKENIZER, "The rive", "r")
+    assert 0 < merged.begin < len(merged.ids)
+
+
+# ---- Items and their files
+
+RECORDS = {
+    "choice": {"query": "A ", "choices": ["b", "cc"], "gold": 1},
+    "schema": {"context_options": ["A", "B"], "continuation": "c", "gold": 0},
+    "word": {"context": "A", "continuation": "b"},
+    "pair": {"good": "a", "bad": "b", "uid": "u"},
+}
+
+
+def test_items_have_their_pairs():
+    made = {kind: item(kind, record, "|", "x") for kind, record in RECORDS.items()}
+    assert made["choice"][:4] == (("A", "A"), ("|b", "|cc"), 1, (1, 2))
+    assert made["schema"][:4] == (("A", "B"), ("|c", "|c"), 0, (1, 1))
+    assert made["word"][:4] == (("A",), ("|b",), 0, (1,))
+    assert made["pair"] == (("", ""), ("a", "b"), 0, (1, 1), "u")
+    own = {"sentence_good": "a", "sentence_bad": "b", "UID": "u", "more": 1}
+    assert item("pair", own, " ", "x") == item("pair", RECORDS["pair"], " ", "x")
+
+
+@pytest.mark.parametrize("kind, change", [
+    *((kind, {name: wrong}) for kind, record in RECORDS.items() for name in record
+      for wrong in (None, 1.5, True, {}, [])),
+    ("choice", {"gold": 2}), ("choice", {"gold": -1}), ("choice", {"choices": ["b"]}),
+    ("choice", {"choices": ["b", 3]}), ("choice", {"choices": ["b", " "]}),
+    ("schema", {"context_options": ["A"]}), ("word", {"continuation": ""}), ("pair", {"bad": ""}),
+])  # fmt: skip
+def test_a_record_of_another_form_is_refused_by_its_line(kind, change):
+    with pytest.raises(UserError, match="tasks.jsonl, line 3: expected"):
+        item(kind, RECORDS[kind] | change, " ", "tasks.jsonl, line 3")
+
+
+@pytest.mark.parametrize("text, said", [
+    ("", "has no items"), ("\n\n", "has no items"), ("[1]\n", "line 1: expected 'query'"),
+    ('{"query": "a"}\n', "line 1: expected 'choices'"), ("nonsense\n", "line 1: expected a JSON"),
+    ("[" * 100_000, "line 1: expected a JSON"), ("\udcff", "cannot be read as text"),
+])  # fmt: skip
+def test_a_file_that_is_no_task_is_refused_in_a_line(tmp_path, text, said):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=said):
+        read_items("copa", path)
+
+
+def test_a_line_may_hold_any_character(tmp_path):
+    odd = RECORDS["choice"] | {"query": "a\u2028b\x85c"}
+    (tmp_path / "x").write_text(json.dumps(odd, ensure_ascii=False), encoding="utf-8")
+    assert read_items("copa", tmp_path / "x")[0].contexts[0] == "a\u2028b\x85c"
+
+
+def test_limits_and_missing_files(tmp_path):
+    (tmp_path / "x").write_text((json.dumps(RECORDS["choice"]) + "\n") * 5)
+    assert len(read_items("copa", tmp_path / "x", 3)) == 3
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(UserError):
+            read_items("copa", path)
+    with pytest.raises(UserError, match="expected a task"):
+        task_name("nonsense")
+    assert task_name("LAMBADA") == "lambada_openai"
+
+
+def test_examples_stand_before_an_item_and_are_never_the_item():
+    items = [item("choice", {"query": f"q{i}", "choices": ["no", f"a{i}"], "gold": 1}, " ", "x")
+             for i in range(9)]  # fmt: skip
+    made = with_shots(items, 3)
+    for i, one in enumerate(made):
+        *before, last = one.contexts[0].split("\n\n")
+        assert last == f"q{i}" and len({*before}) == 3 and f"q{i} a{i}" not in before
+        assert all(re.fullmatch(r"q(\d) a\1", text) for text in before)
+        assert one.continuations == items[i].continuations
+    assert with_shots(items, 3) == made and with_shots(items, 0) == items
+    assert with_shots(items[:5], 3)[:1] != made[:1]  # drawn from what there is
+    with pytest.raises(UserError, match="more than 9 items"):
+        with_shots(items, 9)
+
+
+# ---- Measures
+
+
+def test_an_item_is_answered_by_three_measures():
+    one = item("choice", {"query": "q", "choices": ["a cork.", "under a grey stone."], "gold": 1},
+               " ", "x")  # fmt: skip
+    found = [Likelihood(-6.0, 2, False), Likelihood(-8.0, 4, False)]
+    assert [right(one, found, m) for m in ("acc", "acc_norm", "acc_token")] == [False, True, True]
+    equal = [Likelihood(-6.0, 2, False)] * 2
+    assert not right(one, equal) and right(one._replace(gold=0), equal)  # of equals the first
+    word = item("word", RECORDS["word"], " ", "x")
+    assert right(word, [Likelihood(-9.0, 1, True)]) and not right(word, [Likelihood(-1, 1, False)])
+
+
+def test_means_and_errors_are_numpys():
+    rng = np.random.default_rng(4)
+    values, groups = rng.integers(0, 2, 90), rng.integers(0, 3, 90)
+    got = mean(values)
+    assert math.isclose(got.value, values.mean())
+    assert math.isclose(got.error, values.std(ddof=1) / math.sqrt(90))
+    parts = [values[groups == g] for g in range(3)]
+    got = grouped(values, [str(g) for g in groups])
+    assert math.isclose(got.value, np.mean([part.mean() for part in parts]))
+    wanted = math.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / 3
+    assert math.isclose(got.error, wanted) and got.items == 90
+    assert math.isnan(mean([1]).error)
+    with pytest.raises(UserError, match="got none"):
+        mean([])
+
+
+def test_perplexities_by_hand():
+    found = [Likelihood(-math.log(8), 3, False), Likelihood(-math.log(4), 1, False)]
+    got = perplexities(found, ["two words", "one"])
+    assert (got.words, got.tokens, got.bytes) == (3, 4, 12)
+    assert math.isclose(got.word, 32 ** (1 / 3)) and math.isclose(got.token, 32 ** (1 / 4))
+    assert math.isclose(got.bits_per_byte, 5 / 12)
+    assert perplexities([Likelihood(-1e6, 1, False)], ["x"]).token == math.inf
+
+
+def test_core_is_the_mean_of_centred_accuracies():
+    def one(task, shots, value, token=None):
+        scores = {"acc": Score(value, 0.1, 9)}
+        scores |= {"acc_token": Score(token, 0.1, 9)} if token else {}
+        return judging.Judged(task, shots, scores, 0)
+
+    rows = [one("hellaswag", 0, 0.9, 0.4), one("lambada_openai", 0, 0.3), one("copa", 5, 0.9, 0.9),
+            one("blimp", 0, 0.9)]  # fmt: skip
+    got = core(rows)  # the third has other shots than CORE's, the fourth is not of CORE
+    assert math.isclose(got.value, ((0.4 - 0.25) / 0.75 + 0.3) / 2) and got.items == 2
+    assert math.isclose(got.error, math.hypot(0.1 / 0.75, 0.1) / 2)
+    assert sum(len(task.core) for task in TASKS.values()) == 20
+    with pytest.raises(UserError):
+        core(rows[2:])
+
+
+# ---- Whole tasks
+
+
+@pytest.fixture
+def task(tmp_path):
+    """A file of twelve choices about the river."""
+    rng = np.random.default_rng(5)
+    words = STORY.split()
+    rows = [{"query": " ".join(rng.choice(words, 4)), "gold": int(rng.integers(2)),
+             "choices": [" ".join(rng.choice(words, n)) for n in (2, 3)]} for _ in range(12)]
+    path = tmp_path / "river.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_an_interrupted_task_goes_on_where_it_was(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "TOGETHER", 5)
+    whole, seen = judge(W, TOKENIZER, "copa", task), []
+
+    def stop(done, total):
+        seen.append((done, total))
+        if done == 10:
+            raise KeyboardInterrupt
+
+    keep = tmp_path / "kept" / "copa.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        judge(W, TOKENIZER, "copa", task, report=stop, keep=keep)
+    assert seen == [(5, 12), (10, 12)]
+    with keep.open("a") as file:
+        file.write('{"item": 10, "fou')  # as a power cut leaves it
+    asked = []
+    real = judging.likelihoods
+    monkeypatch.setattr(judging, "likelihoods", lambda *a, **k: asked.append(a[3]) or real(*a, **k))
+    assert judge(W, TOKENIZER, "copa", task, keep=keep) == whole
+    assert len(asked) == 1 and len(asked[0]) == 4  # two items of two choices
+    assert judge(W, TOKENIZER, "copa", task, keep=keep) == whole and len(asked) == 1
+
+
+def test_likelihoods_of_others_are_never_mixed(task, tmp_path):
+    keep = tmp_path / "kept.jsonl"
+    judge(W, TOKENIZER, "copa", task, keep=keep)
+    before = keep.read_bytes()
+    other = tmp_path / "other.jsonl"
+    other.write_text(task.read_text() + json.dumps(RECORDS["choice"]))
+    for args, more in (((weights_of(seed=1), TOKENIZER, "copa", task), {}),
+                       ((W, TOKENIZER, "copa", other), {}),
+                       ((W, TOKENIZER, "copa", task), {"shots": 2})):  # fmt: skip
+        with pytest.raises(UserError, match="other weights, another task or other shots"):
+            judge(*args, keep=keep, **more)
+    keep.write_bytes(before[:200] + b"nonsense\n" + before[200:])
+    with pytest.raises(UserError, match="is no line of likelihoods"):
+        judge(W, TOKENIZER, "copa", task, keep=keep)
+
+
+def test_items_that_were_cut_are_counted(tmp_path):
+    rows = [RECORDS["choice"], RECORDS["choice"] | {"query": "word " * 60}]
+    (tmp_path / "x").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert judge(W, TOKENIZER, "copa", tmp_path / "x").cut == 1
+
+
+def test_a_text_is_judged_page_by_page(tmp_path):
+    text = " = One = \n \n A river . \n = = Part = = \n wet \n = Two = \n stone \n"
+    assert [page.split("\n")[0] for page in pages(text)] == [" = One = ", " = Two = "]
+    assert "".join(pages(text)) == text and pages("no title") == ["no title"]
+    (tmp_path / "x").write_text(text)
+    seen = []
+    got = judge_text(W, TOKENIZER, tmp_path / "x", report=lambda *at: seen.append(at))
+    assert seen == [(1, 2), (2, 2)] and got.bytes == len(text)
+    same = judge_text(W, TOKENIZER, tmp_path / "x", as_published=True)
+    assert same.bytes == got.bytes and same.tokens != got.tokens
+    for path, data in (("empty", b""), ("binary", b"\xff\xfe")):
+        (tmp_path / path).write_bytes(data)
+        with pytest.raises(UserError):
+            judge_text(W, TOKENIZER, tmp_path / path)
+
+
+@needs_data
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_files_of_public_repositories_are_read(name):
+    items = read_items(name, EVAL / SAMPLES[name])
+    lines = [line for line in (EVAL / SAMPLES[name]).read_text("utf-8").split("\n") if line.strip()]
+    assert len(items) == len(lines)
+    for one, line in zip(items, lines, strict=True):
+        record = json.loads(line)
+        assert one.gold == record.get("gold", 0)
+        if TASKS[name].kind == "choice":
+            assert len(one.continuations) == len(record["choices"])
+
+
+# ---- Beside the harness
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The harness's model and ours: the same weights, a context of 256, a published tokenizer."""
+    lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    from lm_eval.models.huggingface import HFLM
+
+    assert lm_eval
+    folder = tmp_path_factory.mktemp("harness")
+    tokenizer = read_tokenizer_json(DATA / "interop" / "hf" / "gpt2" / "tokenizer.json")
+    config = replace(CONFIG, vocab_size=tokenizer.vocab_size, dim=64, hidden=128, context=256)
+    w = initialise(config, 0)
+    w.flat *= 2  # opinions that differ by more than roundings
+    write_folder(folder, config, w)
+    write_tokenizer_json(tokenizer, folder)
+    theirs = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=16,
+                  max_length=256)  # fmt: skip
+    return theirs, w, read_tokenizer_json(folder / "tokenizer.json")
+
+
+def asked(theirs, pairs):
+    """The harness's log-likelihoods of (context, continuation), and whether they are greedy."""
+    from lm_eval.api.instance import Instance
+
+    rows = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    return theirs.loglikelihood(rows, disable_tqdm=True)
+
+
+@needs_data
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+def test_the_harness_finds_the_same_likelihoods_and_choices(both, name):
+    """Over all tasks some 2,000 items; not those whose answer alone is longer than the context.
+
+    Two float32 programs part by 1e-5 a token: logits below 10 with some dozen roundings each.
+    """
+    theirs, w, tokenizer = both
+    items = read_items(name, EVAL / SAMPLES[name], 250)
+    ours = find_likelihoods(w, tokenizer, items)
+    fits = [i for i, found in enumerate(ours) if all(x.tokens <= 256 for x in found)]
+    items, ours = [items[i] for i in fits], [ours[i] for i in fits]
+    assert len(items) >= 90
+    pairs = [pair for one in items for pair in zip(one.contexts, one.continuations, strict=True)]
+    found = iter(asked(theirs, pairs))
+    for one, mine in zip(items, ours, strict=True):
+        its = [next(found) for _ in mine]
+        for (nats, greedy), got in zip(its, mine, strict=True):
+            assert abs(nats - got.log_p) <= 1e-5 * (1 + got.tokens) and greedy == got.greedy
+        if len(mine) > 1:
+            sizes = [len(text.removeprefix(TASKS[name].delimiter)) for text in one.continuations]
+            for measure, by in (("acc", [1] * len(its)), ("acc_norm", sizes)):
+                values = [x[0] / size for x, size in zip(its, by, strict=True)]
+                first, second = sorted(values)[-1], sorted(values)[-2]
+                if first - second > 1e-4:
+                    assert right(one, mine, measure) == (int(np.argmax(values)) == one.gold)
+
+
+@needs_data
+def test_the_harness_finds_the_same_perplexities(both, tmp_path):
+    from lm_eval.api.instance import Instance
+
+    path = Path(importlib.util.find_spec("lm_eval").origin).parent / "tasks" / "wikitext"
+    spec = importlib.util.spec_from_file_location("pre", path / "preprocess_wikitext.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    theirs, w, tokenizer = both
+    text = (EVAL / "wikitext_test_sample.raw").read_text("utf-8")[:60_000]
+    (tmp_path / "x").write_text(text, encoding="utf-8")
+    nats, words, size = 0.0, 0, 0
+    for page in pages(text):
+        plain = module.wikitext_detokenizer({"page": page})
+        assert plain == detokenized(page)
+        row = Instance("loglikelihood_rolling", {}, (plain,), 0)
+        found = theirs.loglikelihood_rolling([row], disable_tqdm=True)[0]
+        measures = module.process_results({"page": page}, (found,))
+        nats += measures["word_perplexity"][0]
+        words += measures["word_perplexity"][1]
+        size += measures["byte_perplexity"][1]
+    got = judge_text(w, tokenizer, tmp_path / "x")
+    assert (got.words, got.bytes) == (words, size)
+    assert math.isclose(got.word, math.exp(-nats / words), rel_tol=1e-4)
+    assert math.isclose(got.bits_per_byte, -nats / size / math.log(2), rel_tol=1e-5)
+
+
+def test_kinds_of_tasks_are_those_of_items():
+    assert {task.kind for task in TASKS.values()} <= {*KINDS, "text"}

@@ -51,8 +51,9 @@ def generate_ahead(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
     count: Count | None = None, guesses: int | None = None, **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
-    """As `decoder.generate`, in fewer passes; the text of a seed is another, unless it is greedy.
+    """Yield up to n tokens after `tokens`, in fewer passes than `decoder.generate`.
 
+    They have the same distribution; the text of a seed is another, unless it is greedy.
     `guesses` are made in a round: at most, and by default, K - 1. What became of them is added to
     `count`. UserError as there, and for a model that predicts one token only.
     """

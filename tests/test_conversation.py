@@ -126,9 +126,9 @@ def test_a_chat_that_cannot_be_is_refused_before_the_first_question():
 def test_what_is_asked_of_the_model(monkeypatch):
     asked = []
 
-    def fake(decoder, tokens, n, **knobs):
+    def fake(decoder, tokens, n, **sampling):
         asked.append((list(decoder.tokens), tokens, n))
-        assert knobs["temperature"] == TEMPERATURE  # where nobody says another
+        assert sampling["temperature"] == TEMPERATURE  # where nobody says another
         return iter(ids_of("ok"))
 
     monkeypatch.setattr("nanoeuler.inference.chat.generate", fake)
@@ -206,7 +206,7 @@ def test_words_do_what_they_say(tmp_path):
     assert said_to(chat, "/temperature", "/temperature 0", "/system be kind") == [
         "(temperature 0.5)", "(temperature 0)", "(the system message is now: be kind)"
     ]  # fmt: skip
-    assert chat.knobs["temperature"] == 0 and chat.memory.sees("a")[0] == ids_of("be kind")
+    assert chat.sampling["temperature"] == 0 and chat.memory.sees("a")[0] == ids_of("be kind")
     said_to(chat, "a", "//help")  # a question with a slash, in a conversation of two
     assert [t.question for t in chat.memory.turns] == ["a", "/help"]
     path = tmp_path / "talk of us.jsonl"
@@ -222,7 +222,7 @@ def test_words_do_what_they_say(tmp_path):
         "(no system message)", "(begun anew)", *HELP.splitlines()
     ]  # fmt: skip
     assert chat.memory.turns == [] and chat.memory.system == "" and chat.asked == 0
-    assert chat.knobs["temperature"] == 0
+    assert chat.sampling["temperature"] == 0
 
 
 def test_a_word_used_wrongly_is_told_and_changes_nothing(tmp_path):
@@ -248,7 +248,7 @@ def test_a_word_used_wrongly_is_told_and_changes_nothing(tmp_path):
     }.items():
         (said,) = said_to(chat, line)
         assert said.startswith("(") and wrong in said and said.endswith(")"), (line, said)
-    assert chat.knobs == {"temperature": TEMPERATURE} and chat.memory.system == "be kind"
+    assert chat.sampling == {"temperature": TEMPERATURE} and chat.memory.system == "be kind"
     assert chat.memory.turns == turns and (tmp_path / "there").read_text() == "precious"
 
 

@@ -50,7 +50,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
-from nanoeuler.planning.exchange import Rank, foretell, rank_program, travels
+from nanoeuler.planning.exchange import Rank, predict_rank_step, rank_program, travels
 from nanoeuler.planning.ranks import NVLINK
 from nanoeuler.planning.step import H200, RULES
 from nanoeuler.training.optim import AdamW
@@ -648,7 +648,7 @@ def test_memory_falls_by_the_shards(preset):
     assert all(shared[name] == alone[name] for name in same)
     others = {name: shared[name] - alone[name] for name in (ARENA, PARTIALS, CONSTANTS, "sums")}
     assert sum(others.values()) < 1e6, "sums wait for a shorter time, and tables are no longer"
-    after, beside = (foretell(config, 16, 2, when=when) for when in (AFTER, ATTENTION))
+    after, beside = (predict_rank_step(config, 16, 2, when=when) for when in (AFTER, ATTENTION))
     assert 0 < beside.exposed < after.exposed
     assert beside.memory <= after.memory  # sums of norms wait for a shorter time
 

@@ -262,7 +262,7 @@ def test_it_ends_before_a_stop_token():
      ("seed", -1), ("seed", "a"), ("seed", 1.5),
      ("seed", None), ("seed", (1, -1)), ("seed", [0.5])],
 )
-def test_wrong_knobs_are_refused_before_the_first_token(knob, value):
+def test_wrong_options_are_refused_before_the_first_token(knob, value):
     config, weights = model()
     with pytest.raises(UserError, match=f"^expected {knob} to be a .*, got .*: choose another$"):
         generate(Decoder(config, weights), [1], 1, **{knob: value})  # nobody has asked for a token
@@ -272,23 +272,23 @@ def test_wrong_knobs_are_refused_before_the_first_token(knob, value):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("knobs", [
+@pytest.mark.parametrize("sampling", [
     {"repetition_penalty": 1e-30}, {"repetition_penalty": 1e30}, {"repetition_penalty": 10**30},
     {"temperature": 5e-324}, {"temperature": 1e30}, {"temperature": 10**30}, {"top_p": 5e-324},
     {"min_p": 5e-324}, {"top_k": 10**30}, {"seed": 10**40},
     {"repetition_penalty": 1e-30, "temperature": 5e-324}, {"temperature": -0.0},
 ], ids=repr)  # fmt: skip
-def test_the_least_and_the_largest_knobs_draw_a_token(knobs):
+def test_the_least_and_the_largest_options_draw_a_token(sampling):
     """Logits as large as float32 has them stay numbers."""
     most = float(np.finfo(np.float32).max)
     for logits in ([most, -most, 0, 1], [-most, -most, most, most], [1e-38, 0, -1e-38, 0]):
-        sampler = Sampler(**knobs)
+        sampler = Sampler(**sampling)
         p = sampler.distribution(np.array(logits, np.float32), [0, 1, 2])
         assert np.isfinite(p).all() and abs(p.sum() - 1) < 1e-12 and 0 <= sampler.draw(p) < 4
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_knobs_may_be_numbers_of_numpy():
+def test_the_options_may_be_numbers_of_numpy():
     config, weights = model()
     plain = {"temperature": 0.5, "top_k": 3, "top_p": 0.75, "seed": 2}
     kinds = (np.float32, np.int64, np.float32, np.int64)
@@ -383,9 +383,9 @@ def test_the_penalty_divides_what_is_above_zero(penalty):
 
 def test_a_repeated_token_becomes_less_probable():
     config, weights = model()
-    knobs = {"temperature": 0, "n": 40}
-    plain = list(generate(Decoder(config, weights), [1], **knobs))
-    held = list(generate(Decoder(config, weights), [1], repetition_penalty=50.0, **knobs))
+    sampling = {"temperature": 0, "n": 40}
+    plain = list(generate(Decoder(config, weights), [1], **sampling))
+    held = list(generate(Decoder(config, weights), [1], repetition_penalty=50.0, **sampling))
     assert len(set(held)) > len(set(plain))
 
 
@@ -449,11 +449,11 @@ def test_texts_together_are_the_texts_alone(kind):
     config, weights = model(dtype=np.float32)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(23, size=n).tolist() for n in (1, 7, 30, 12)]
-    knobs = {"stop": {3, 5}, "temperature": 1.5}
-    together = generate_together(kind(config, weights, texts=5), prompts, 25, seed=8, **knobs)
+    sampling = {"stop": {3, 5}, "temperature": 1.5}
+    together = generate_together(kind(config, weights, texts=5), prompts, 25, seed=8, **sampling)
     for i, (prompt, text) in enumerate(zip(prompts, together, strict=True)):
         decoder = Decoder(config, weights, kind(config, weights))
-        assert text == list(generate(decoder, prompt, 25, seed=(8, i), **knobs))
+        assert text == list(generate(decoder, prompt, 25, seed=(8, i), **sampling))
     assert {len(text) for text in together} != {25}  # some met a stop token
     with pytest.raises(UserError, match="at most 1 prompts, as the reader holds, got 4"):
         generate_together(kind(config, weights), prompts, 3)

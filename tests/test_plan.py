@@ -410,12 +410,14 @@ def test_a_summary_says_what_a_run_takes():
 
 
 def test_steps_that_were_timed_tell_the_time_of_the_others():
-    assert time_line(500, 0.36) == "time    about 3.0 minutes: the first steps took 360 ms each"
+    assert time_line(500, 0.36) == (
+        "time    about 3.0 minutes for 500 more steps: the first ones took 360 ms each"
+    )
 
 
 def test_a_time_beyond_reckoning_fits_its_line():
     text = f"{size_lines(SMALL, 16, 2**63 - 1, threads=2)}\n{time_line(2**63 - 1, 1e300)}"
-    assert "9.22e+18 steps" in text and "about 10,000 years or more: the first" in text
+    assert "9.22e+18 steps" in text and "about 10,000 years or more for 9.22e+18 more steps" in text
     assert max(map(len, text.splitlines())) < 100
     text = report(LARGE, tokens=2**63 - 1)
     assert "10,000 years or more" in text and max(map(len, text.splitlines())) < 100

@@ -57,11 +57,11 @@ EQUAL["norm"][...] = 0  # equal logits: by top-p 0.95 the last ids, which end a 
 
 
 def fitted_in(reader, jobs, sit):
-    """Write `jobs`, {name: (loop, prompt, knobs)}, by a scheduler; `sit()` start in each step."""
+    """Write `jobs`, {name: (loop, prompt, sampling)}, by a scheduler; `sit()` in each step."""
     scheduler, found, waiting = Scheduler(reader), {name: [] for name in jobs}, [*jobs.items()]
 
-    def writer(name, loop, ids, knobs, slot):
-        for token in loop(Decoder(CONFIG, WEIGHTS, slot), ids, 20, **knobs):
+    def writer(name, loop, ids, sampling, slot):
+        for token in loop(Decoder(CONFIG, WEIGHTS, slot), ids, 20, **sampling):
             found[name].append(token)
 
     while waiting or scheduler.running:
@@ -84,8 +84,8 @@ def test_a_text_among_others_is_the_one_that_it_is_alone(kind, seed):
         jobs[i] = loop, ids, {"seed": i, "temperature": 0.9} | ({"guesses": 1 + i % 2} if i % 3 == 0
                                                                  else {})
     together = fitted_in(kind(CONFIG, WEIGHTS, texts=5), jobs, lambda: rng.integers(0, 3))
-    for name, (loop, ids, knobs) in jobs.items():
-        alone = list(loop(Decoder(CONFIG, WEIGHTS, kind(CONFIG, WEIGHTS)), ids, 20, **knobs))
+    for name, (loop, ids, sampling) in jobs.items():
+        alone = list(loop(Decoder(CONFIG, WEIGHTS, kind(CONFIG, WEIGHTS)), ids, 20, **sampling))
         assert together[name] == alone, name
 
 
@@ -105,8 +105,8 @@ def test_logits_are_used_before_the_next_pass_of_a_round():
     jobs = {0: (generate, [1, 2], {"seed": 1}), 1: (generate_ahead, [3], {"seed": 2}),
             2: (generate, [4] * 100, {"seed": 3}), 3: (generate_ahead, [5], {"guesses": 1})}
     together = fitted_in(Reused(CONFIG, WEIGHTS, texts=4), jobs, lambda: 4)
-    for name, (loop, ids, knobs) in jobs.items():
-        assert together[name] == list(loop(Decoder(CONFIG, WEIGHTS), ids, 20, **knobs))
+    for name, (loop, ids, sampling) in jobs.items():
+        assert together[name] == list(loop(Decoder(CONFIG, WEIGHTS), ids, 20, **sampling))
 
 
 class Watched(EngineReader):
@@ -316,7 +316,7 @@ def test_bounds_on_the_number_of_tokens():
     assert asked.tokens == CONFIG.context - len(asked.ids)
     assert read(guesses=99).guesses == CONFIG.n_predict - 1
     assert read(guesses=3, config=replace(CONFIG, n_predict=1)).guesses == 0
-    assert read().knobs["seed"] != read().knobs["seed"]  # else everybody had the same answers
+    assert read().sampling["seed"] != read().sampling["seed"]  # else everybody had the same answers
 
 
 def test_log_probabilities_are_asked_for_in_two_ways():

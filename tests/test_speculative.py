@@ -36,10 +36,10 @@ def test_greedy_text_is_that_of_plain_decoding(kind):
     for _ in range(300 if kind is CpuReader else 40):
         prompt = rng.integers(5, size=rng.integers(1, 31)).tolist()
         n, penalty = int(rng.integers(0, 60)), float(rng.choice([1.0, 1.3]))
-        knobs = {"temperature": 0, "repetition_penalty": penalty, "n": n}
-        plain = list(generate(Decoder(config, weights, readers[0]), prompt, **knobs))
+        sampling = {"temperature": 0, "repetition_penalty": penalty, "n": n}
+        plain = list(generate(Decoder(config, weights, readers[0]), prompt, **sampling))
         ahead = Decoder(config, weights, readers[1])
-        assert list(generate_ahead(ahead, prompt, count=count, **knobs)) == plain
+        assert list(generate_ahead(ahead, prompt, count=count, **sampling)) == plain
     assert 0 < sum(count.kept) < sum(count.made)
     assert count.passes < 0.95 * count.tokens
 
@@ -51,9 +51,9 @@ def test_it_ends_where_plain_decoding_ends(data):
     n, guesses = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 5))
     stop = data.draw(st.sets(st.integers(0, 4), max_size=2))
     prompt = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=25))
-    knobs = {"temperature": 0, "stop": stop, "n": n}
-    plain = list(generate(Decoder(config, weights), prompt, **knobs))
-    ahead = generate_ahead(Decoder(config, weights), prompt, guesses=guesses, **knobs)
+    sampling = {"temperature": 0, "stop": stop, "n": n}
+    plain = list(generate(Decoder(config, weights), prompt, **sampling))
+    ahead = generate_ahead(Decoder(config, weights), prompt, guesses=guesses, **sampling)
     assert list(ahead) == plain
 
 
@@ -62,9 +62,9 @@ def test_it_ends_where_plain_decoding_ends(data):
 CHI_SQUARE = 113.5
 
 
-def exact(config, weights, prompt, knobs):
+def exact(config, weights, prompt, sampling):
     """The probability of each text of three tokens, by plain decoding."""
-    sampler, found = Sampler(**knobs), np.zeros((4, 4, 4))
+    sampler, found = Sampler(**sampling), np.zeros((4, 4, 4))
     for text in product(range(4), repeat=3):
         probability, decoder, new, read = 1.0, Decoder(config, weights), prompt, list(prompt)
         for token in text:
@@ -82,23 +82,23 @@ def distance(found, expected):
     return np.sum((found[can] - wanted) ** 2 / wanted)
 
 
-def drawn_texts(config, weights, prompt, knobs, n):
+def drawn_texts(config, weights, prompt, sampling, n):
     reader, found = CpuReader(config, weights, threads=1), np.zeros((4, 4, 4))
     for seed in range(n):
         decoder = Decoder(config, weights, reader)
-        found[tuple(generate_ahead(decoder, prompt, 3, **knobs, seed=seed))] += 1
+        found[tuple(generate_ahead(decoder, prompt, 3, **sampling, seed=seed))] += 1
     return found.ravel()
 
 
-@pytest.mark.parametrize("knobs", [{"temperature": 1.5, "top_p": 1.0},
+@pytest.mark.parametrize("sampling", [{"temperature": 1.5, "top_p": 1.0},
                                    {"temperature": 2.0, "top_k": 3, "repetition_penalty": 1.4}],
-                         ids=["plain", "knobs"])  # fmt: skip
-def test_drawn_texts_have_the_distribution_of_plain_decoding(knobs):
+                         ids=["plain", "options"])  # fmt: skip
+def test_drawn_texts_have_the_distribution_of_plain_decoding(sampling):
     config, weights = guesser(vocab=4, heads=3)
     weights["output"][...] *= 0.5  # not too certain
-    expected = exact(config, weights, [1, 2], knobs)
+    expected = exact(config, weights, [1, 2], sampling)
     assert abs(expected.sum() - 1) < 1e-12
-    found = drawn_texts(config, weights, [1, 2], knobs, 4000)
+    found = drawn_texts(config, weights, [1, 2], sampling, 4000)
     assert distance(found, expected) < CHI_SQUARE
 
 
@@ -116,10 +116,10 @@ def from_p(sampler, guess, q, p):
 def test_the_distance_notices_a_wrong_rule(wrong, monkeypatch):
     config, weights = guesser(vocab=4, heads=3)
     weights["output"][...] *= 0.5
-    knobs = {"temperature": 1.5, "top_p": 1.0}
-    expected = exact(config, weights, [1, 2], knobs)
+    sampling = {"temperature": 1.5, "top_p": 1.0}
+    expected = exact(config, weights, [1, 2], sampling)
     monkeypatch.setattr(speculative, "verdict", wrong)
-    assert distance(drawn_texts(config, weights, [1, 2], knobs, 4000), expected) > CHI_SQUARE
+    assert distance(drawn_texts(config, weights, [1, 2], sampling, 4000), expected) > CHI_SQUARE
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5))

@@ -174,8 +174,8 @@ SIZES = {
 FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
 
 
-# The knobs of sampling.Sampler, which also checks them.
-KNOBS = {
+# The options of sampling.Sampler, which also checks them.
+SAMPLING = {
     "seed": SETTINGS["seed"],
     "temperature": _number("sampling temperature; 0: always the most probable token"),
     "top_k": whole("sample from the N most probable tokens; 0: from all", least=0),

@@ -107,9 +107,9 @@ def _run(args):
 
 
 @app.command()
-@flags.grouped(knobs=flags.KNOBS, writing=flags.GENERATION)
+@flags.grouped(sampling=flags.SAMPLING, writing=flags.GENERATION)
 def generate(
-    knobs: flags.Group, writing: flags.Group,
+    sampling: flags.Group, writing: flags.Group,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
     base: flags.From = flags.BASE, tokens: flags.Tokens = None,
     log_probabilities: Annotated[
@@ -125,7 +125,7 @@ def generate(
     """
     from nanoeuler import api
 
-    model, options = api.load(base), knobs | writing | _given(tokens=tokens)
+    model, options = api.load(base), sampling | writing | _given(tokens=tokens)
     options["stop_tokens"] = [flags.token(word) for word in options.get("stop_tokens", ())]
     if log_probabilities:
         if "stop" in options or "guesses" in options:
@@ -147,9 +147,9 @@ def _given(**values):
 
 
 @app.command()
-@flags.grouped(knobs=flags.KNOBS, reading=flags.BACKEND)
+@flags.grouped(sampling=flags.SAMPLING, reading=flags.BACKEND)
 def chat(
-    knobs: flags.Group, reading: flags.Group, base: flags.From = flags.CHAT,
+    sampling: flags.Group, reading: flags.Group, base: flags.From = flags.CHAT,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="system prompt, read before all questions")
     ] = None,
@@ -165,7 +165,7 @@ def chat(
     from nanoeuler.inference.repl import converse, introduction, typed
 
     model, somebody = api.load(base), sys.stdin.isatty()
-    talk = model.chat(**knobs, **reading, **_given(system=system))
+    talk = model.chat(**sampling, **reading, **_given(system=system))
     if somebody:
         print(introduction(model.config), file=sys.stderr)
     lines = typed() if somebody else sys.stdin

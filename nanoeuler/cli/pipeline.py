@@ -112,7 +112,7 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
     from nanoeuler.model.config import PRESETS, count_parameters
     from nanoeuler.planning import plan
     from nanoeuler.planning.counts import flops_per_token
-    from nanoeuler.planning.step import foretell
+    from nanoeuler.planning.step import predict_step
     from nanoeuler.training.dpo import PREFERRING
     from nanoeuler.training.run import Settings
     from nanoeuler.training.sft import FINETUNING
@@ -128,7 +128,7 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
         batch = asked.get("batch_size", usual.batch_size)
         steps = asked.get("steps", usual.steps)
         if on_a_card and name != "prefer":
-            _, seconds, memory = foretell(config, batch // ranks, engine)
+            _, seconds, memory = predict_step(config, batch // ranks, engine)
         else:
             flops = batch * config.context * flops_per_token(config)
             seconds = flops / (plan.CPU_SHARE * rate)

@@ -69,9 +69,12 @@ def prefer(
     Example: nanoeuler prefer --from runs/chat --out runs/preferred
     """
     from nanoeuler.training import dpo as preferring
+    from nanoeuler.training.checkpoint import read_record
     from nanoeuler.training.train import settings_for
 
     folder = flags.folder_out(out)
+    if not resume:
+        read_record(base)  # as for sft
     run = preferring.prefer(
         base, _comparisons(data), folder, resume=resume, engine=engine,
         settings=settings_for(folder, resume, preferring.PREFERRING, **settings), **options,

@@ -139,6 +139,7 @@ def sft(
     from nanoeuler.data.conversations import turns_of
     from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
+    from nanoeuler.training.checkpoint import read_record
     from nanoeuler.training.folder import checkpoints
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
@@ -146,10 +147,12 @@ def sft(
     lora = flags.lora_of(adapters)
 
     def run(size):
-        pairs, folder = api.pairs_of(data), flags.folder_out(out)
-        first = base
+        first, folder = base, flags.folder_out(out)
         if base is None and not (resume and checkpoints(folder)):  # else it has its own
             first = flags.BASE
+        if first and not resume:
+            read_record(first)  # a missing model is told before half a minute of reading pairs
+        pairs = api.pairs_of(data)
 
         def answers(model):
             asked = [turns_of(each)[0][0] for each in pairs[-ASKED:]]

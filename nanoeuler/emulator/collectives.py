@@ -25,7 +25,7 @@ class RankDevice(device.Device):
     """A device on paper beside others; a graph of it starts everything one by one."""
 
     def prepare(self, launch: Launch) -> Callable[..., Any]:
-        """As `Device.prepare`; other ranks wait meanwhile."""
+        """A function that plays the launch while other ranks wait."""
         start = super().prepare(launch)
 
         def alone(stream: Any = 0) -> Any:
@@ -84,7 +84,7 @@ class PaperLink:
                 self.device.fill(to, added(np.stack(parts)))
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
-        """As `Link.exchange`."""
+        """A function of a stream that begins `work`: each rank brings its own, the last adds."""
 
         def start(stream: Any = 0) -> None:
             self.begun.append(work)
@@ -94,7 +94,7 @@ class PaperLink:
         return start
 
     def join(self) -> Callable[..., None]:
-        """As `Link.join`."""
+        """A function of a stream that waits until every exchange is played."""
         return lambda stream=0: self.settle()
 
     def settle(self) -> None:

@@ -224,7 +224,7 @@ class Team(Thread):
 
 # %% sec-paper-abreast
 def view(values: Any) -> Any:
-    """As Lanes, or one number where all are the same."""
+    """`values` (threads,) as Lanes, or one number where all are the same."""
     values = np.asarray(values)
     return int(values[0]) if (values == values[0]).all() else values.view(Lanes)
 
@@ -631,7 +631,7 @@ class Whole(Side):
         self.at = np.repeat(np.array([row[3] for row in rows], np.int64), threads)
 
     def table(self, start: int, size: int) -> np.ndarray:
-        """As of Side: here the rows are the instructions already."""
+        """Addresses of bytes (accesses, threads): the rows are the instructions already."""
         rows = (start + self.elements * size).reshape(-1, self.count)
         if self.count % WARP:
             rows = np.pad(rows, ((0, 0), (0, -self.count % WARP)), constant_values=-1)
@@ -711,7 +711,7 @@ def from_warps(table: np.ndarray) -> Any:
 
 
 def shuffle(mask: int, mode: str, value: Any, by: Any) -> Any:
-    """As `cuda.shuffle`, of each active warp."""
+    """A shuffle of each active warp: the `value` of the lane that `mode` and `by` say."""
     table = by_warps(value, mask)
     if not isinstance(value, Lanes):
         return value
@@ -721,7 +721,7 @@ def shuffle(mask: int, mode: str, value: Any, by: Any) -> Any:
 
 
 def vote(mask: int, key: str, value: Any, count: Callable) -> Any:
-    """As `cuda.vote`, of each active warp."""
+    """A vote of each active warp: `count` over its lanes' values, told to each lane."""
     return from_warps(count(np.arange(WARP), by_warps(value, mask).astype(bool)))
 
 

@@ -149,7 +149,7 @@ def floats(value: Any) -> np.ndarray:
 
 
 def flush(value: np.ndarray) -> Lanes:
-    """As of values, of an array."""
+    """float32 Lanes of values; what is too small for a normal number is a zero of its sign."""
     with np.errstate(over="ignore"):
         small = value.astype(np.float32)
     zeros = np.copysign(np.float32(0), small)

@@ -249,7 +249,7 @@ class Together(Run):
         self.function = teams.abreast(rebind(launch.kernel.function, self.meaning, teams.abreast))
 
     def meaning(self, value: Any) -> Any:
-        """As of Run; `math` too takes the values of all threads."""
+        """What a name of the kernel's module means here: `math` takes the values of all threads."""
         return teams.MATH if value is math else super().meaning(value)
 
     def _play(self, blocks: list[Block]) -> None:

@@ -394,7 +394,7 @@ class Optimizer(Protocol):
         """The sums of the squares of `parts` equal parts of `flat`."""
 
     def limit(self, flat: np.ndarray, squares: list[float]) -> float:
-        """As `clip` for a part `flat` of the gradients; `squares` are those of all."""
+        """Scale a part `flat` of the gradients as `clip` would; `squares`: of all parts."""
 
     def update(
         self, weights: Weights, gradients: Weights, lr: float, number: int,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from nanoeuler.errors import UserError
 from nanoeuler.inference.backends import make_reader
 from nanoeuler.inference.decoder import Decoder, generate, text_pieces
-from nanoeuler.inference.sampling import Knobs, check
+from nanoeuler.inference.sampling import SamplingOptions, check
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.chat_template import end_of, messages_of, prompt, template_of
@@ -93,8 +93,8 @@ class Memory:
 
 
 # %% sec-chat-loop
-class ChatOptions(Knobs, total=False):
-    """How a conversation is held: beside the `Knobs`, what stands before it, and who reads."""
+class ChatOptions(SamplingOptions, total=False):
+    """Options of a conversation: the `SamplingOptions`, a system message, and which reader."""
 
     system: str  # a message that is read before all questions
     engine: str  # as `make_reader` has it
@@ -104,29 +104,29 @@ class ChatOptions(Knobs, total=False):
 class Chat:
     """A conversation with a model: `reply` is the next answer, `memory` what was said.
 
-    `knobs` go to `generate`: temperature, top_k, top_p ... The same questions get the same answers
-    for the same seed. UserError for a wrong knob, seed or engine, and as `Memory` has it.
+    `sampling` goes to `generate`: temperature, top_k, top_p ... The same questions get the same
+    answers for the same seed. UserError for a wrong option, seed or engine, and as `Memory` has it.
     """
 
     def __init__(
         self, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, seed: int = 0,
-        system: str = "", engine: str = "auto", int8: bool = False, **knobs: Any,
+        system: str = "", engine: str = "auto", int8: bool = False, **sampling: Any,
     ):  # fmt: skip
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
-        self.asked, self.knobs = 0, dict[str, Any]()
+        self.asked, self.sampling = 0, dict[str, Any]()
         self.change(temperature=TEMPERATURE)
-        self.change(**knobs)  # tells of a wrong one now, not at a question
+        self.change(**sampling)  # tells of a wrong one now, not at a question
         self.memory = Memory(tokenizer, config.context)
         self.memory.tell(system)
         self.decoder = Decoder(config, weights, make_reader(config, weights, engine, int8=int8))
 
-    def change(self, **knobs: Any) -> None:
-        """Draw with these knobs from now on. UserError, and no change, if one is wrong."""
-        check(**{**self.knobs, **knobs, "seed": self.seed})
-        self.knobs |= knobs
+    def change(self, **sampling: Any) -> None:
+        """Draw with these options from now on. UserError, and no change, if one is wrong."""
+        check(**{**self.sampling, **sampling, "seed": self.seed})
+        self.sampling |= sampling
 
     def reset(self) -> None:
-        """Begin anew, with the same system message and the same knobs."""
+        """Begin anew, with the same system message and the same options."""
         self.memory.turns, self.asked = [], 0
         self.decoder.forget(len(self.decoder.tokens))
 
@@ -149,7 +149,7 @@ class Chat:
         self._hold(before)
         drawn = generate(
             self.decoder, ids, self.config.context - len(before) - len(ids),
-            seed=(self.seed, self.asked), stop=self.tokenizer.special.values(), **self.knobs,
+            seed=(self.seed, self.asked), stop=self.tokenizer.special.values(), **self.sampling,
         )  # fmt: skip
         answer, whole = [], False
         try:

@@ -20,7 +20,7 @@ import numpy as np
 from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
-from nanoeuler.inference.sampling import Knobs, Sampler, log_probabilities
+from nanoeuler.inference.sampling import Sampler, SamplingOptions, log_probabilities
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import linear
@@ -193,20 +193,20 @@ class Drawn(NamedTuple):
 
     @property
     def log_probability(self) -> float:
-        """log p of the token in nats, as the model has it, before any knob."""
+        """log p of the token in nats, as the model has it, before any option changes it."""
         return float(log_probabilities(self.logits)[self.token])
 
 
 def draws(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
-    **knobs: Unpack[Knobs],
+    **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Drawn]:  # fmt: skip
     """Read `tokens`, then yield up to `n` `Drawn`, ending before the first token in `stop`.
 
-    The knobs are those of `Sampler`. The same arguments and weights yield the same tokens.
+    The options are those of `Sampler`. The same arguments and weights yield the same tokens.
     UserError for wrong ones, now and not at the first token; for ids as `fitted` has it.
     """
-    sampler = Sampler(**knobs)
+    sampler = Sampler(**sampling)
     check_length(n, tokens)
     return _draws(decoder, tokens, n, stop, sampler)
 
@@ -236,10 +236,10 @@ def _draws(decoder, tokens, n, stop, sampler):
 
 def generate(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
-    **knobs: Unpack[Knobs],
+    **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
     """As `draws`, but the ids alone."""
-    return (drawn.token for drawn in draws(decoder, tokens, n, stop, **knobs))
+    return (drawn.token for drawn in draws(decoder, tokens, n, stop, **sampling))
 
 
 def check_stop(stop: Collection[str]) -> None:
@@ -302,11 +302,11 @@ def _characters(tokenizer, ids):
 
 def generate_together(
     reader: Reader, prompts: Sequence[Sequence[int]], n: int, stop: Collection[int] = (),
-    **knobs: Unpack[Knobs],
+    **sampling: Unpack[SamplingOptions],
 ) -> list[list[int]]:  # fmt: skip
     """Up to `n` new ids after each of several prompts, as `generate` makes them, in joint passes.
 
-    The seed of text i is that of the knobs, and i: give `seed=(seed, i)` to `generate` for the
+    The seed of text i is that of the options, and i: give `seed=(seed, i)` to `generate` for the
     same. UserError as there, and for more prompts than the reader holds.
     """
     if len(prompts) > reader.texts:
@@ -314,9 +314,9 @@ def generate_together(
             f"expected at most {reader.texts} prompts, as the reader holds, got {len(prompts)}: "
             "make a reader for more texts"
         )
-    seed = knobs.pop("seed", 0)
+    seed = sampling.pop("seed", 0)
     seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)
-    samplers = [Sampler(**knobs, seed=(*seeds, i)) for i in range(len(prompts))]
+    samplers = [Sampler(**sampling, seed=(*seeds, i)) for i in range(len(prompts))]
     for prompt in prompts:
         check_length(n, prompt)
     texts, held, new = [list(p) for p in prompts], [[] for _ in prompts], [list(p) for p in prompts]

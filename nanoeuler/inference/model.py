@@ -27,7 +27,7 @@ from nanoeuler.inference.decoder import Decoder, Drawn, check_stop, generate, te
 from nanoeuler.inference.decoder import draws as draw_tokens
 from nanoeuler.inference.evaluate import Evaluation, Report, windows_at_once
 from nanoeuler.inference.evaluate import evaluate as evaluate_weights
-from nanoeuler.inference.sampling import Knobs
+from nanoeuler.inference.sampling import SamplingOptions
 from nanoeuler.inference.speculative import generate_ahead
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import forward
@@ -47,8 +47,8 @@ def check_kind(name: str, value: object, kind: type[Any]) -> None:
         )
 
 
-class GenerateOptions(Knobs, total=False):
-    """How a text is written: beside the `Knobs`, where it ends, and who reads."""
+class GenerateOptions(SamplingOptions, total=False):
+    """Options of a text: the `SamplingOptions`, where the text ends, and which reader."""
 
     stop_tokens: Sequence[int | str]  # tokens that it ends before: ids, or names of special ones
     engine: str  # auto, cuda, cpu, fused, reference, ...
@@ -145,9 +145,9 @@ class Model:
         return self.evaluate(text, engine=engine).bits_per_byte
 
     def _begin(self, text: str | bytes, stop_tokens: Sequence[int | str] = (),
-               engine: str = "auto", int8: bool = False, **knobs: Unpack[Knobs]
-               ) -> tuple[Decoder, list[int], list[int], Knobs]:  # fmt: skip
-        """A decoder, the ids of `text`, the ids that end it, and the knobs."""
+               engine: str = "auto", int8: bool = False, **sampling: Unpack[SamplingOptions]
+               ) -> tuple[Decoder, list[int], list[int], SamplingOptions]:  # fmt: skip
+        """A decoder, the ids of `text`, the ids that end it, and the sampling options."""
         special, ends = self.tokenizer.special, []
         for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
             found = special.get(token) if isinstance(token, str) else token
@@ -161,7 +161,7 @@ class Model:
         reader = make_reader(self.config, self.weights, engine, int8=int8)
         decoder = Decoder(self.config, self.weights, reader)
         ids = [*self.tokenizer.begin, *self.tokenizer.encode(text).tolist()]
-        return decoder, ids, ends, knobs
+        return decoder, ids, ends, sampling
 
     def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
                stop: Sequence[str] = (), guesses: int = 0, **options: Unpack[GenerateOptions]
@@ -174,11 +174,11 @@ class Model:
         True
         """
         check_stop(stop)
-        decoder, prompt, ends, knobs = self._begin(text, **options)
+        decoder, prompt, ends, sampling = self._begin(text, **options)
         if guesses:
-            ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **knobs)
+            ids = generate_ahead(decoder, prompt, tokens, ends, guesses=guesses, **sampling)
         else:
-            ids = generate(decoder, prompt, tokens, ends, **knobs)
+            ids = generate(decoder, prompt, tokens, ends, **sampling)
         return text_pieces(self.tokenizer, ids, stop)
 
     def draws(self, text: str | bytes = "\n", tokens: int = TOKENS,
@@ -189,8 +189,8 @@ class Model:
         >>> for drawn in model.draws("The river", tokens=3, seed=3):
         ...     assert drawn.log_probability <= 0
         """
-        decoder, prompt, ends, knobs = self._begin(text, **options)
-        return draw_tokens(decoder, prompt, tokens, ends, **knobs)
+        decoder, prompt, ends, sampling = self._begin(text, **options)
+        return draw_tokens(decoder, prompt, tokens, ends, **sampling)
 
     def generate(self, text: str | bytes = "\n", tokens: int = TOKENS,
                  stop: Sequence[str] = (), guesses: int = 0, **options: Unpack[GenerateOptions]

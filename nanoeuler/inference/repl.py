@@ -46,7 +46,7 @@ def _temperature(chat, text):
             chat.change(temperature=float(text))
         except ValueError:
             raise UserError(f"expected a number after /temperature, got {text!r:.60}") from None
-    return f"(temperature {chat.knobs['temperature']:g})"
+    return f"(temperature {chat.sampling['temperature']:g})"
 
 
 def _save(chat, name):

@@ -21,7 +21,7 @@ HOTTEST = 1e30  # a temperature that no logits differ by: all tokens are equally
 LEAST = 1e-30  # a penalty that a logit in float32, up to 3e38, can be divided by in float64
 
 
-class Knobs(TypedDict, total=False):
+class SamplingOptions(TypedDict, total=False):
     """How the next token is drawn; what is left out is as `Sampler` has it."""
 
     temperature: float  # 0: always the most probable token
@@ -41,7 +41,7 @@ def check(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
     repetition_penalty: float = 1.0, seed: int | Sequence[int] = 0,
 ) -> None:  # fmt: skip
-    """UserError, in a line about the first that is wrong, for knobs that nothing is drawn by.
+    """UserError, in one line about the first option that nothing can be drawn with.
 
     NumPy's numbers are as good as Python's; a seed may be several whole numbers.
     """
@@ -104,7 +104,7 @@ def penalised(logits: np.ndarray, text: Sequence[int], penalty: float) -> np.nda
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """What the model itself says, before any knob: log p (..., V) float64 of logits (..., V)."""
+    """What the model itself says, before any option: log p (..., V) float64 of logits (..., V)."""
     z = np.asarray(logits, dtype=np.float64)
     z = z - z.max(axis=-1, keepdims=True)
     return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
@@ -118,7 +118,7 @@ def draw(probabilities: np.ndarray, u: float) -> int:
 
 
 class Sampler:
-    """Draws the tokens of one text. UserError for wrong `Knobs`, when it is made."""
+    """Draws the tokens of one text. UserError for wrong `SamplingOptions`, when it is made."""
 
     def __init__(
         self, temperature: float = 0.8, top_k: int = 0, top_p: float = 0.95, min_p: float = 0.0,

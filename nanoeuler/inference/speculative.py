@@ -18,7 +18,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Decoder, check_length
-from nanoeuler.inference.sampling import Knobs, Sampler
+from nanoeuler.inference.sampling import Sampler, SamplingOptions
 
 
 def verdict(sampler: Sampler, guess: int, q: np.ndarray, p: np.ndarray) -> tuple[int, bool]:
@@ -49,10 +49,11 @@ class Count:
 
 def generate_ahead(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
-    count: Count | None = None, guesses: int | None = None, **knobs: Unpack[Knobs],
+    count: Count | None = None, guesses: int | None = None, **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
-    """As `decoder.generate`, in fewer passes; the text of a seed is another, unless it is greedy.
+    """Yield up to n tokens after `tokens`, in fewer passes than `decoder.generate`.
 
+    They have the same distribution; the text of a seed is another, unless it is greedy.
     `guesses` are made in a round: at most, and by default, K - 1. What became of them is added to
     `count`. UserError as there, and for a model that predicts one token only.
     """
@@ -62,7 +63,7 @@ def generate_ahead(
             "expected a model that predicts several tokens, got one with n_predict 1: "
             "generate without guesses"
         )
-    sampler = Sampler(**knobs)
+    sampler = Sampler(**sampling)
     check_length(n, tokens)
     guesses = most if guesses is None else min(guesses, most)
     return _ahead(decoder, tokens, n, stop, sampler, guesses, count or new_count(most))

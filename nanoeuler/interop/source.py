@@ -35,6 +35,7 @@ RUN, FOLDER, GGUF, LLAMA2C, PICKLE, NOTHING = (
 # How a file begins. The last two are what torch.save writes, and a bare pickle.
 MAGIC = {b"GGUF": GGUF, b"24ka": LLAMA2C, b"PK\x03\x04": PICKLE, b"\x80\x02": PICKLE}
 
+
 class Imported(NamedTuple):
     """A model of others: its parts, and where it came from, in a line."""
 
@@ -42,6 +43,7 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer
     weights: Weights
     origin: str
+
 
 def kind_of(source: str | Path) -> str:
     """What `source` is, by its content: RUN, FOLDER, GGUF, LLAMA2C, PICKLE or NOTHING.
@@ -97,6 +99,7 @@ def _beside(path: Path, vocab_size: int) -> Tokenizer:
                         "it there, or name it (--tokenizer)")  # fmt: skip
     return read_llama2c_tokenizer(file, vocab_size)
 
+
 def read_source(
     source: str | Path, context: int | None = None, tokenizer: str | Path | None = None
 ) -> Imported:
@@ -149,6 +152,7 @@ def _told(name: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"hf:{name} could not be fetched ({type(error).__name__}: {reason}): check "
                         "the name and the connection, and try again") from None  # fmt: skip
+
 
 def fetch(name: str) -> Path:
     """The folder of a repository of the Hub, OWNER/NAME or OWNER/NAME@REVISION, fetched if need be.

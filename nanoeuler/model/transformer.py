@@ -40,14 +40,22 @@ class Stage(NamedTuple):
 
 
 # %% sec-backprop-model
+class AttentionContext(NamedTuple):
+    """Which keys the tokens (B, T) of a pass attend to besides their own."""
+
+    start: int                      # the position of the first of them
+    caches: Sequence[Cache | None]  # for each stage: what the layer has kept of those before
+    first: Array | None             # (B, T) where the text of each position begins
+
+
 def layer(
-    engine: Engine, config: ModelConfig, b: Block, x: Array, pending: Terms, start: int,
-    caches: Sequence[Cache | None], first: Array | None,
+    engine: Engine, config: ModelConfig, b: Block, x: Array, pending: Terms,
+    context: AttentionContext,
 ) -> tuple[Array, Terms, tuple]:  # fmt: skip
     """The two steps of a layer: where the second began, what is pending after it, their stages."""
 
     def attend(n: Array, stage: int) -> tuple[Array, Any]:
-        return engine.attend(config, b, n, start, caches[stage], first)
+        return engine.attend(config, b, n, context.start, context.caches[stage], context.first)
 
     def mlp(n: Array, stage: int) -> tuple[Array, Any]:
         return engine.mlp(config, b, n)
@@ -90,7 +98,7 @@ def stream(
     for i in range(config.n_layers):
         b, mine = w.blocks[i // config.repeat], caches[i] if caches else none
         own = config.in_layer(i)  # the window of this layer
-        x, pending, stages = layer(engine, own, b, x, pending, start, mine, first)
+        x, pending, stages = layer(engine, own, b, x, pending, AttentionContext(start, mine, first))
         layers.append(stages)
     x, n, stats = engine.move_norm(config, x, pending, w["norm"], w.get("norm_bias"))
     return n, Saved(tokens, start, layers, x, stats, first)

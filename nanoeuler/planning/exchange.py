@@ -70,7 +70,7 @@ def rank_program(
     return builder.build_step(batch_size, config.context, RULES).program
 
 
-class Foretold(NamedTuple):
+class RankStepPrediction(NamedTuple):
     """Of a rank's step: seconds in all, those in which only exchanges run, bytes of memory."""
 
     seconds: float
@@ -78,13 +78,13 @@ class Foretold(NamedTuple):
     memory: int
 
 
-def foretell(
+def predict_rank_step(
     config: ModelConfig, batch_size: int, size: int, engine: str = GPU_ENGINES[0],
     when: str = ATTENTION, speeds: Speeds = H200, wire: Link = NVLINK,
-) -> Foretold:  # fmt: skip
+) -> RankStepPrediction:  # fmt: skip
     """What a step takes of each of `size` GPUs with batch_size sequences each."""
     program = rank_program(config, batch_size, size, engine, when, speeds.machine)
     spans = timeline(program, size, speeds, wire, PRECISIONS[engine].pieces)
     works = sum(span.end - span.start for span in spans if not span.beside)
     end = max(span.end for span in spans)
-    return Foretold(end, end - works, sum(program.sizes.values()))
+    return RankStepPrediction(end, end - works, sum(program.sizes.values()))

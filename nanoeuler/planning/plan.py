@@ -247,9 +247,9 @@ def size_lines(
 
 
 def time_line(steps: int, seconds_per_step: float) -> str:
-    """The time of `steps` steps, of which the first ones took so long: one line of text."""
-    pace = f"the first steps took {seconds_per_step * 1e3:.3g} ms each"
-    return f"time    about {duration(steps * seconds_per_step)}: {pace}"
+    """The time of the `steps` that are left, where the first ones took so long: a line of text."""
+    took, pace = duration(steps * seconds_per_step), f"{seconds_per_step * 1e3:.3g} ms each"
+    return f"time    about {took} for {_whole(steps)} more steps: the first ones took {pace}"
 
 
 def summary(

@@ -76,7 +76,7 @@ def table(program: Program, speeds: Speeds, pieces: int = 1) -> list[tuple[str, 
     return sorted(made, key=lambda row: -row[2])
 
 
-class Foretold(NamedTuple):
+class StepPrediction(NamedTuple):
     """Of a training step: launches, seconds, and bytes of the device's memory."""
 
     launches: int
@@ -84,15 +84,15 @@ class Foretold(NamedTuple):
     bytes: int
 
 
-def foretell(
+def predict_step(
     config: ModelConfig, batch_size: int, engine: str, speeds: Speeds = H200
-) -> Foretold:
+) -> StepPrediction:
     """What a step of an engine takes, by its list; UserError where the engine cannot make it."""
     kind = PRECISIONS[engine]
     given = config, batch_size, config.context, speeds.machine, kind, RULES
     program = record_step(*given).program
     took = sum(seconds(step, speeds, kind.pieces) for step in program.steps)
-    return Foretold(len(program.steps), took, sum(program.sizes.values()))
+    return StepPrediction(len(program.steps), took, sum(program.sizes.values()))
 
 
 def too_long(config: ModelConfig, batch_size: int) -> str:
@@ -111,7 +111,7 @@ def report(config: ModelConfig, batch_size: int, speeds: Speeds = H200) -> str:
     lines = []
     for engine in GPU_ENGINES:
         try:
-            made = foretell(config, batch_size, engine, speeds)
+            made = predict_step(config, batch_size, engine, speeds)
         except UserError as error:
             lines.append(f"{engine:13} {error}")
             continue
@@ -157,7 +157,7 @@ def _line(key: str, config: ModelConfig, batch_size: int, engine: str) -> str:
     if not card.supported:
         return f"{key:12} {unsupported(card)}"
     try:
-        made = foretell(config, batch_size, engine, speeds_of(card))
+        made = predict_step(config, batch_size, engine, speeds_of(card))
     except UserError as error:
         return f"{key:12} {error}"
     timed = measured(config, batch_size, engine) if key in MEASURED else None

@@ -44,7 +44,7 @@ class Slot:
     def read(
         self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
     ) -> np.ndarray:
-        """As `Reader.read`, of one piece."""
+        """Logits (1, rows, heads, V) after the last `rows` tokens of one piece."""
         (piece,), (start,) = pieces, starts
         return getcurrent().parent.switch(Read(piece, start, rows, heads))
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-serve-order
-"""What a request for a text may say, in the protocol of OpenAI: read, checked, as ids and knobs.
+"""A request for a text in the protocol of OpenAI, read and checked: ids and sampling options.
 
 Leaves out HTTP, and pictures, sounds, tools, and several answers to one question.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import TEMPERATURE, Memory, Turn
 from nanoeuler.inference.decoder import check_stop
-from nanoeuler.inference.sampling import Knobs, check
+from nanoeuler.inference.sampling import SamplingOptions, check
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.tokenizer.chat_template import conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ class Request(NamedTuple):
 
     ids: list[int]         # of the prompt
     tokens: int            # at most so many are written
-    knobs: Knobs
+    sampling: SamplingOptions
     stop: Sequence[str]    # texts that it ends before
     guesses: int           # tokens guessed ahead in a pass
     top: int | None        # so many alternatives to each token are told; None: not even its own p
@@ -172,7 +172,7 @@ def fitting(
 
 
 # The fields that go to the sampler under their own names; it checks them.
-KNOBS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
+SAMPLING = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
 
 
 def read_request(
@@ -185,9 +185,9 @@ def read_request(
     said = fields_of(body)
     if (model := said.get("model", name)) != name:
         raise Refusal(f"there is no model {model!r:.60} here: its name is {name!r}", 404, "model")
-    stop, knobs = _stop(said.get("stop", ())), _knobs(said)
+    stop, sampling = _stop(said.get("stop", ())), _sampling(said)
     if chat:
-        knobs.setdefault("temperature", TEMPERATURE)
+        sampling.setdefault("temperature", TEMPERATURE)
         with blaming("messages"):
             ids, left_out = fitting(tokenizer, config.context, *turns_of(said.get("messages")))
         most = min(most, config.context - len(ids))
@@ -200,8 +200,8 @@ def read_request(
     if guesses and top is not None:
         raise Refusal("with guesses no logprobs are told: leave one of them out", 400, "guesses")
     usage = bool(said.get("stream_options", {}).get("include_usage"))
-    return Request(ids, wanted, knobs, stop, guesses, top, said.get("stream", False), usage, chat,
-                 left_out)  # fmt: skip
+    return Request(ids, wanted, sampling, stop, guesses, top, said.get("stream", False), usage,
+                 chat, left_out)  # fmt: skip
 
 
 def _stop(said):
@@ -215,13 +215,13 @@ def _stop(said):
     return stop
 
 
-def _knobs(said):
-    """The knobs of a request, with a seed in any case."""
-    knobs = {key: said[key] for key in KNOBS if key in said}
-    for key, value in knobs.items():
+def _sampling(said):
+    """The sampling options of a request, with a seed in any case."""
+    sampling = {key: said[key] for key in SAMPLING if key in said}
+    for key, value in sampling.items():
         with blaming(key):
             check(**{key: value})
-    return {"seed": secrets.randbits(SEED_BITS)} | knobs
+    return {"seed": secrets.randbits(SEED_BITS)} | sampling
 
 
 def _prompt(given, config, tokenizer):

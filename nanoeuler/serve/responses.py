@@ -74,7 +74,7 @@ class Response:
         return {"prompt_tokens": n, "completion_tokens": m, "total_tokens": n + m}
 
     def _own(self, end: End) -> Json:
-        own: Json = {"seed": self.request.knobs["seed"], "prompt_ids": self.request.ids,
+        own: Json = {"seed": self.request.sampling["seed"], "prompt_ids": self.request.ids,
                      "ids": self.ids, "turns_left_out": self.request.left_out}  # fmt: skip
         if end.count:
             own["guesses"] = {"passes": end.count.passes, "tokens": end.count.tokens,

@@ -51,11 +51,11 @@ def noted(
     how = decoder, request.ids, request.tokens, ends
     if count:
         kept = 0
-        for token in generate_ahead(*how, count, request.guesses, **request.knobs):
+        for token in generate_ahead(*how, count, request.guesses, **request.sampling):
             yield Token(token, guessed=sum(count.kept) > kept)
             kept = sum(count.kept)
         return
-    for drawn in draws(*how, **request.knobs):
+    for drawn in draws(*how, **request.sampling):
         if request.top is None:
             yield Token(drawn.token)
             continue

@@ -281,13 +281,17 @@ def _tokenizer(out, name):
     return tokenizer
 
 
+# What a newcomer who begins with the last command should hear.
+MAKERS = "nanoeuler train makes a model in runs/base, and nanoeuler sft one that chats in runs/chat"
+
+
 def read_record(out: str | Path) -> Record:
     """What the run in the directory `out` began with, checked. UserError, as for `load`."""
     out = Path(out)
     path = out / "config.json"
     with reading(path):
         if not path.exists():
-            raise UserError(f"expected a run in {out}, but found no config.json there")
+            raise UserError(f"expected a run in {out}, but found no config.json there: {MAKERS}")
         facts = _read(path, _facts, "restore it")
         config, settings, data, name, known, adapters = facts
         tokenizer = _tokenizer(out, name)

@@ -86,7 +86,7 @@ class AdamW:
         return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
 
     def limit(self, flat: np.ndarray, squares: list[float]) -> float:
-        """As `clip`, of a part `flat` of gradients whose PARTS have these `squares`."""
+        """Clip a part `flat` of the gradients in place; `squares`, of all PARTS, give the norm."""
         norm = math.sqrt(sum(squares))
         if self.clip_norm < norm < math.inf:
             flat *= self.clip_norm / norm

@@ -178,6 +178,7 @@ class Run:
         return getattr(self.weights, "adapters", self.weights)
 
 
+# %% sec-train-cursor
 # Of config.json, besides the program that wrote it: in what a resumed run must be the same.
 FACTS = ("model", "training", "data", "tokenizer")
 

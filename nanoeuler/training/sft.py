@@ -12,6 +12,7 @@ B batch, T positions (the context), K predicted tokens.
 import json
 import sys
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Unpack
@@ -146,6 +147,24 @@ FINETUNING = Settings(steps=600)
 Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, or a model's parts
 
 
+def _begin(base, out, asked, resume):
+    """A `Run` before its first step: with the weights of `base`, or with adapters beside them."""
+    if base is None:
+        raise UserError(f"nothing was saved in {out}: name the model that it begins with")
+    config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
+    before = read_request(out) if resume else None
+    chosen = asked.settings or before and before.settings or FINETUNING
+    if (adapters := asked.lora or before and before.lora) is not None:
+        room = import_module(ADAPTERS)
+        chosen = chosen.with_rate(rate_for(config.dim, room.LORA_RATE))
+        weights = room.adapt(base, weights, out, adapters, chosen.seed)
+        return Run.begin(config, chosen, tokenizer, asked.data, weights)
+    chosen = chosen.with_rate(rate_for(config.dim, LEARNING_RATE))
+    run = Run.begin(config, chosen, tokenizer, asked.data)
+    run.weights.flat[...] = weights.flat
+    return run
+
+
 def finetune(
     base: Base | None, pairs: Iterable[Pair | Conversation], out: Path | str, *,
     settings: Settings | None = None, resume: bool = False, lora: Any = None,
@@ -166,24 +185,8 @@ def finetune(
     data, cut = digest(json.dumps(pairs).encode()), int(len(pairs) * TRAIN_SHARE)
     config, tokenizer = _sizes(base) if resume and checkpoints(out) else (None, None)
 
-    def begin() -> Run:
-        if base is None:
-            raise UserError(f"nothing was saved in {out}: name the model that it begins with")
-        config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
-        asked = read_request(out) if resume else None
-        chosen = settings or asked and asked.settings or FINETUNING
-        if (adapters := lora or asked and asked.lora) is not None:
-            room = import_module(ADAPTERS)
-            chosen = chosen.with_rate(rate_for(config.dim, room.LORA_RATE))
-            weights = room.adapt(base, weights, out, adapters, chosen.seed)
-            return Run.begin(config, chosen, tokenizer, data, weights)
-        chosen = chosen.with_rate(rate_for(config.dim, LEARNING_RATE))
-        run = Run.begin(config, chosen, tokenizer, data)
-        run.weights.flat[...] = weights.flat
-        return run
-
     asked = Request(config, settings, tokenizer, data, None, lora)
-    with open_run(out, begin, asked, resume) as run:
+    with open_run(out, partial(_begin, base, out, asked, resume), asked, resume) as run:
         shape = run.settings.batch_size, run.config.context, run.config.n_predict
         batches = Conversations(run.tokenizer, pairs[:cut], *shape, run.settings.seed)
         held_out = held_out_answers(run.tokenizer, pairs[cut:], *shape)

@@ -62,14 +62,14 @@ def written(reader: CpuReader, weights, prompts, n, guesses, temperature, rounds
     """
     count, seconds, tokens = new_count(reader.config.n_predict - 1), [0.0, 0.0], [0, 0]
     for seed, prompt in enumerate(prompts):
-        knobs = {"temperature": temperature, "top_p": 1.0, "seed": seed}
+        sampling = {"temperature": temperature, "top_p": 1.0, "seed": seed}
         times = [[], []]
         for again in range(rounds):
             counted = count if not again else None
             ways = (
-                generate(Decoder(reader.config, weights, reader), prompt, n, **knobs),
+                generate(Decoder(reader.config, weights, reader), prompt, n, **sampling),
                 generate_ahead(Decoder(reader.config, weights, reader), prompt, n, count=counted,
-                               guesses=guesses, **knobs),
+                               guesses=guesses, **sampling),
             )  # fmt: skip
             for i, way in enumerate(ways):
                 next(way)  # reads the prompt, whose time is not counted

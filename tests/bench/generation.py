@@ -270,10 +270,10 @@ def trained_rows(run, windows=200, prompts=24, n=96):
         for guesses in range(1, config.n_predict):
             count, seconds = new_count(config.n_predict - 1), {"plain": [], "ahead": []}
             for seed, start in enumerate(starts):
-                knobs = {"temperature": temperature, "seed": seed}
-                ways = {"plain": generate(Decoder(config, weights, readers[0]), start, n, **knobs),
+                how = {"temperature": temperature, "seed": seed}
+                ways = {"plain": generate(Decoder(config, weights, readers[0]), start, n, **how),
                         "ahead": generate_ahead(Decoder(config, weights, readers[0]), start, n,
-                                                count=count, guesses=guesses, **knobs)}  # fmt: skip
+                                                count=count, guesses=guesses, **how)}  # fmt: skip
                 for name, way in ways.items():
                     before = time.perf_counter()
                     list(way)

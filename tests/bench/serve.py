@@ -37,15 +37,15 @@ SEATS = 1, 2, 4, 8, 16
 WINDOWS = 3
 PROMPT = [7, 8, 9, 10]
 LENGTHS = {"small": 100, "llama 15M": 20}  # tokens of a text: a second or less for all of them
-KNOBS = {"greedy": {"temperature": 0}, "drawn": {}}
+SAMPLING = {"greedy": {"temperature": 0}, "drawn": {}}
 
 
-def table_seconds(reader, weights, n, knobs):
+def table_seconds(reader, weights, n, sampling):
     """A core's seconds in which every slot of a scheduler writes a text of n tokens."""
     scheduler, start = Scheduler(reader), time.thread_time()
 
     def write(seed, slot):
-        for _ in generate(Decoder(reader.config, weights, slot), PROMPT, n, seed=seed, **knobs):
+        for _ in generate(Decoder(reader.config, weights, slot), PROMPT, n, seed=seed, **sampling):
             pass
 
     for seed in range(reader.texts):
@@ -60,11 +60,11 @@ def table_rows():
     for shape, config in SHAPES.items():
         weights, n = initialise(config, seed=0), LENGTHS[shape]
         readers = {seats: CpuReader(config, weights, seats, 1) for seats in SEATS}
-        for how, knobs in KNOBS.items():
+        for how, sampling in SAMPLING.items():
             seconds = {seats: [] for seats in SEATS}
             for window in range(1 + WINDOWS):
                 for seats, reader in readers.items():
-                    took = table_seconds(reader, weights, n, knobs)
+                    took = table_seconds(reader, weights, n, sampling)
                     if window:  # the first warms up
                         seconds[seats].append(took)
             for seats, times in seconds.items():

@@ -193,7 +193,7 @@ def causal_softmax(p: Array, scale: float) -> None:
 
 @njit(**KERNEL)
 def document_softmax(p: Array, first: Array, scale: float) -> None:
-    """As `causal_softmax`, and 0 before first (B, T) int32."""
+    """Rows of scores p (B, H, T, T) to probabilities, in place: 0 before first (B, T) int32."""
     B, H, T, _ = p.shape
     for b in range(B):
         for t in range(T):

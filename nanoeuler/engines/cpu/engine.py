@@ -89,27 +89,27 @@ class FusedEngine(Engine):
         self.arena.used = used
 
     def add(self, x: Array, y: Array, h: float = 1.0) -> Array:
-        """As `layers.add`."""
+        """x + h y of arrays of one shape, in the arena's memory."""
         agree((x.shape, y.shape))
         out = self.arena.take(*x.shape)
         elementwise.add(x.reshape(-1), y.reshape(-1), np.float32(h), out.reshape(-1))
         return out
 
     def add_into(self, x: Array, y: Array, h: float = 1.0) -> None:
-        """As `reference.add_into`."""
+        """x += h y in place, both of one shape; x must be contiguous."""
         agree((x.shape, y.shape))
         assert x.flags.c_contiguous  # or reshape would write into a copy
         elementwise.add(x.reshape(-1), y.reshape(-1), np.float32(h), x.reshape(-1))
 
     def scale(self, x: Array, h: float) -> Array:
-        """As `reference.scale`."""
+        """h x (any shape) in the arena's memory."""
         return np.multiply(x, np.float32(h), out=self.arena.take(*x.shape))
 
     def embed(
         self, tokens: Array, table: Array, positions: Array | None = None,
         first: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `layers.embed`."""
+        """(B, T, C) of tokens (B, T): rows of table (V, C), plus those of positions (T, C)."""
         x = self.arena.take(*tokens.shape, table.shape[1])
         elementwise.embed(_ids(tokens), table, rows_of(x))
         if positions is None or first is None:
@@ -120,7 +120,7 @@ class FusedEngine(Engine):
         self, dx: Array, tokens: Array, dtable: Array, dpositions: Array | None = None,
         first: Array | None = None,
     ) -> None:  # fmt: skip
-        """As `backward.embed_backward`."""
+        """Add dx (B, T, C) to the rows of dtable (V, C) and dpositions (T, C) that `embed` read."""
         agree((dx.shape, tokens.shape + dtable.shape[1:]))
         elementwise.embed_backward(rows_of(dx), _ids(tokens), dtable)
         if dpositions is None or first is None:
@@ -129,7 +129,7 @@ class FusedEngine(Engine):
             elementwise.embed_backward(rows_of(dx), _ids(layers.places(first)), dpositions)
 
     def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
-        """As `backward.cross_entropy`; dlogits is written over logits."""
+        """Sums (K,) of -log p; dlogits (B, T, K, V), by scale (K,), over the logits."""
         agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
         sums = np.zeros(scale.shape)
         scale = np.asarray(scale, np.float32)
@@ -137,20 +137,20 @@ class FusedEngine(Engine):
         return sums, logits
 
     def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
-        """As `layers.rmsnorm`."""
+        """y (..., C) = gain x / rms(x), and 1 / rms (..., 1). Equation eq-layers-rmsnorm."""
         agree((gain.shape, x.shape[-1:]))
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
         norms.rmsnorm(rows_of(x), gain, np.float32(eps), rows_of(y), rows_of(r))
         return y, r
 
     def rmsnorm_backward(self, dy: Array, x: Array, gain: Array, r: Array, dgain: Array) -> Array:
-        """As `backward.rmsnorm_backward`."""
+        """dx (..., C) from dy (..., C) and the saved r (..., 1); adds to dgain (C,)."""
         return self._norm_backward(norms.rmsnorm_backward, dy, x, gain, r, dgain, None)
 
     def layernorm(
         self, x: Array, gain: Array, bias: Array | None = None, eps: float = LAYERNORM_EPS
     ) -> tuple[Array, Array]:
-        """As `layers.layernorm`."""
+        """y (..., C), of mean 0 and variance 1, times gain, plus bias; stats (..., 2)."""
         agree((gain.shape, x.shape[-1:]))
         y, stats = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 2)
         norms.layernorm(rows_of(x), gain, np.float32(eps), rows_of(y), rows_of(stats))
@@ -160,7 +160,7 @@ class FusedEngine(Engine):
         self, dy: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `backward.layernorm_backward`."""
+        """dx (..., C) from dy (..., C) and stats (..., 2); adds to dgain and dbias (C,)."""
         plus_backward(dy, dbias)                                       # (5)
         return self._norm_backward(norms.layernorm_backward, dy, x, gain, stats, dgain, None)
 
@@ -183,11 +183,11 @@ class FusedEngine(Engine):
         return self.tables[asked]
 
     def rope(self, heads: Array, n: int, cos: Array, sin: Array) -> Array:
-        """As `layers.rope`, in place; heads must be contiguous."""
+        """Turn the first n of heads (B, T, N, D) by cos, sin (T, D/2), in place."""
         return self._turn(heads, n, cos, sin, 1)
 
     def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
-        """As `backward.rope_backward`, in place; dheads must be contiguous."""
+        """Turn the first n of dheads (B, T, N, D) back, in place; dheads contiguous."""
         return self._turn(dheads, n, cos, sin, -1)
 
     def _turn(self, heads, n, cos, sin, sign):
@@ -202,17 +202,17 @@ class FusedEngine(Engine):
     def attention_backward(
         self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
     ) -> Array:
-        """As `backward.attention_backward`, by it: p is zero wherever `first` hides a key."""
+        """dheads (B, T, H+2G, D) from dy (B, T, H*D); p is 0 where `first` hides a key."""
         return np.ascontiguousarray(backward.attention_backward(dy, heads, n_kv, p))
 
     def swiglu(self, gate_up: Array) -> Array:
-        """As `layers.swiglu`."""
+        """h (..., F) = silu(gate) * up, of gate_up (..., 2F), gates first."""
         h = self.arena.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
         elementwise.swiglu(rows_of(gate_up), rows_of(h))
         return h
 
     def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
-        """As `backward.swiglu_backward`."""
+        """dgate_up (..., 2F) from dh (..., F) and the forward pass's gate_up."""
         agree((gate_up.shape, dh.shape[:-1] + (2 * dh.shape[-1],)))
         dgate_up = self.arena.take(*gate_up.shape)
         elementwise.swiglu_backward(rows_of(dh), rows_of(gate_up), rows_of(dgate_up))
@@ -221,7 +221,7 @@ class FusedEngine(Engine):
     def norm_heads(
         self, heads: Array, n_kv: int, gains: tuple[Array, Array], eps: float
     ) -> tuple[Array, Array]:
-        """As `Engine.norm_heads`, in one pass over the heads."""
+        """heads (B, T, H+2G, D), queries and keys normed; roots (B, T, H+G, 1)."""
         B, T, N, D = heads.shape
         agree((gains[0].shape, (D,)), (gains[1].shape, (D,)))
         out, stats = self.arena.take(B, T, N, D), self.arena.take(B, T, N - n_kv, 1)
@@ -233,7 +233,7 @@ class FusedEngine(Engine):
         self, dheads: Array, heads: Array, gains: tuple[Array, Array], stats: Array,
         dgains: tuple[Array, Array],
     ) -> Array:  # fmt: skip
-        """As `Engine.norm_heads_backward`, in place."""
+        """dheads (B, T, H+2G, D) before the norm, in place; adds to dgains, (D,) each."""
         B, T, N, D = heads.shape
         agree((dheads.shape, heads.shape), (stats.shape, (B, T, stats.shape[2], 1)))
         agree(*((x.shape, (D,)) for x in (*gains, *dgains)))
@@ -243,33 +243,33 @@ class FusedEngine(Engine):
         return dheads
 
     def gelu_exact(self, u: Array) -> Array:
-        """As `layers.gelu_exact`."""
+        """GELU with the exact error function, elementwise: u to h of the same shape."""
         h = self.arena.take(*u.shape)
         elementwise.gelu_exact(rows_of(u), rows_of(h))
         return h
 
     def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
-        """As `backward.gelu_exact_backward`."""
+        """du from dh and u of one shape, for GELU with the exact error function."""
         agree((dh.shape, u.shape))
         du = self.arena.take(*u.shape)
         elementwise.gelu_exact_backward(rows_of(dh), rows_of(u), rows_of(du))
         return du
 
     def gelu(self, u: Array) -> Array:
-        """As `layers.gelu`."""
+        """GELU by its tanh approximation, elementwise: u to h of the same shape."""
         h = self.arena.take(*u.shape)
         elementwise.gelu(rows_of(u), rows_of(h))
         return h
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
-        """As `backward.gelu_backward`."""
+        """du from dh and u of one shape, for GELU by its tanh approximation."""
         agree((dh.shape, u.shape))
         du = self.arena.take(*u.shape)
         elementwise.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
         return du
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
-        """As `layers.linear`."""
+        """x (..., I) @ w (I, O) + bias (O,), by NumPy's BLAS, in the arena's memory."""
         y = self.arena.take(*x.shape[:-1], w.shape[1])
         np.matmul(rows_of(x), w, out=rows_of(y))
         return plus(y, bias)
@@ -277,7 +277,7 @@ class FusedEngine(Engine):
     def linear_backward(
         self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
     ) -> Array:
-        """As `backward.linear_backward`."""
+        """dx (..., I) from dy (..., O), by NumPy's BLAS; adds to dw (I, O) and dbias (O,)."""
         dx = self.arena.take(*x.shape)
         np.matmul(rows_of(dy), w.T, out=rows_of(dx))
         with self.scratch():
@@ -291,7 +291,7 @@ class FusedEngine(Engine):
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
         bias: Array | None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
-        """As `Engine.move_norm`: the last term is added where the sum is normed."""
+        """x + sum of weight * k, its norm n, stats; the last term is added where it's normed."""
         if not terms:
             return Engine.move_norm(self, config, x, terms, gain, bias)
         *others, (weight, k) = terms
@@ -311,7 +311,7 @@ class FusedEngine(Engine):
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None, dx: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `Engine.move_norm_backward`: added where it is computed."""
+        """dx (B, T, C) plus the norm's gradient, which is added where it is computed."""
         plus_backward(dn, dbias)
         is_rms = config.norm == "rms"
         kernel = norms.rmsnorm_backward if is_rms else norms.layernorm_backward
@@ -320,7 +320,7 @@ class FusedEngine(Engine):
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
-        """As `Engine.loss`: the logits of LOSS_ROWS positions at a time."""
+        """The sums (K,) of -log p, and dn (B, T, C), by logits of LOSS_ROWS positions a time."""
         rows, aims = rows_of(n), targets.reshape(-1, targets.shape[-1])
         agree((targets.shape[:-1], n.shape[:-1]))
         sums, dn = np.zeros(scale.shape), None if dW is None else self.arena.take(*n.shape)
@@ -345,7 +345,7 @@ class CpuEngine(FusedEngine):
         self.work = aligned(WORK)
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
-        """As `layers.linear`."""
+        """x (..., I) @ w (I, O) + bias (O,), by our own `multiply`, in the arena's memory."""
         y = self.arena.take(*x.shape[:-1], w.shape[1])
         multiply(rows_of(x), w, rows_of(y), False, self.work)
         return plus(y, bias)
@@ -353,7 +353,7 @@ class CpuEngine(FusedEngine):
     def linear_backward(
         self, dy: Array, x: Array, w: Array, dw: Array, dbias: Array | None = None
     ) -> Array:
-        """As `backward.linear_backward`."""
+        """dx (..., I) from dy (..., O), by our own `multiply`; adds to dw (I, O) and dbias (O,)."""
         dx, dy = self.arena.take(*x.shape), rows_of(dy)
         if dw.flags.c_contiguous:
             multiply(rows_of(x).T, dy, dw, True, self.work)               # (1)
@@ -366,7 +366,7 @@ class CpuEngine(FusedEngine):
     def attention(
         self, heads: Array, n_kv: int, first: Array | None = None
     ) -> tuple[Array, Array]:
-        """As `attention.attention`."""
+        """y (B, T, H*D) and p (B, H, T, T) of causal attention over heads (B, T, H+2G, D)."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         H = N - 2 * n_kv
         y, p = self.arena.take(B, T, H, D), self.arena.take(B, H, T, T)
@@ -382,7 +382,7 @@ class CpuEngine(FusedEngine):
     def attention_backward(
         self, dy: Array, heads: Array, n_kv: int, p: Array, first: Array | None = None
     ) -> Array:
-        """As `backward.attention_backward`: p is zero wherever `first` hides a key."""
+        """dheads (B, T, H+2G, D) from dy (B, T, H*D); p is 0 where `first` hides a key."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         agree((dy.shape, (B, T, (N - 2 * n_kv) * D)), (p.shape, (B, N - 2 * n_kv, T, T)))
         dheads = self.arena.take(B, T, N, D)

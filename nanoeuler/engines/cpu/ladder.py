@@ -39,7 +39,7 @@ def three_loops(a: Array, b: Array, c: Array) -> None:
 
 @njit(**KERNEL)
 def tile(a: Array, b: Array, c: Array) -> None:
-    """As `three_loops`, 4 x 4 sums at a time; M and N are multiples of 4."""
+    """c (M, N) = a (M, P) b (P, N), 4 x 4 sums at a time; M and N are multiples of 4."""
     M, N, P = _sizes(a, b, c)
     if M % 4 or N % 4:
         raise ValueError("expected multiples of 4 for the rows and the columns")

@@ -99,7 +99,7 @@ class CpuStepper(Stepper):
     def sums(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
-        """As `Stepper.sums`: (K,) in nats, of tokens (B, T) and targets (B, T, K)."""
+        """The sums (K,) in nats over tokens (B, T), targets (B, T, K): a forward pass alone."""
         return sum(self.shard_sums(tokens, targets, first=first))
 
     def _add_up(self, pairs):
@@ -146,7 +146,7 @@ class CpuStepper(Stepper):
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`: scale, gradients, clipping and update; returns this very step."""
+        """One step: scale, gradients, clipping, update; it is known at once, and returned."""
         scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
         sums = sum(self.shard_gradients(tokens, targets, scale, first=first))
         taken = Taken(number, sums, self.optimizer.clip(self.gradients))

@@ -82,27 +82,27 @@ class Controller(Stepper):
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`."""
+        """Deal tokens (B, T), targets (B, T, K) to the ranks and take step `number` with them."""
         parts = self.stepper.parts(tokens, targets, first)
         return self._each("step_part", [(part, lr, number) for part in parts])
 
     def sums(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
-        """As `Stepper.sums`."""
+        """Deal a batch to the ranks; the sums (K,) of -log p over all of it."""
         parts = self.stepper.parts_to_judge(tokens, targets, first)
         return self._each("sums_part", [(part,) for part in parts])
 
     def finish(self) -> list[Taken]:
-        """As `Stepper.finish`."""
+        """Wait for the steps that were begun, on every rank; return those not returned yet."""
         return self._each("finish", [()] * self.group.size)
 
     def pull(self) -> None:
-        """As `Stepper.pull`."""
+        """Bring the run's weights and moments on rank 0 up to date with the ranks' own."""
         self._each("pull", [()] * self.group.size)
 
     def push(self) -> None:
-        """As `Stepper.push`."""
+        """Bring every rank's weights and moments up to date with those of the run."""
         self._each("push", [()] * self.group.size)
 
 

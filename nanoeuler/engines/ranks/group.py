@@ -118,9 +118,9 @@ class Alone(Group):
     rank, size, local = 0, 1, 1
 
     def share(self, value: Any) -> list[Any]:
-        """As `Group.share`."""
+        """[value]: there is one rank."""
         return [value]
 
     def abort(self, why: str) -> None:
-        """As `Group.abort`."""
+        """UserError with `why`: no other rank has to end."""
         raise UserError(why)

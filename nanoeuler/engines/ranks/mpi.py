@@ -36,11 +36,11 @@ class Mpi(Group):
         check_size(self.size)
 
     def share(self, value: Any) -> list[Any]:
-        """As `Group.share`."""
+        """The `value` of every rank, pickled and sent by MPI to all."""
         return self.comm.allgather(value)
 
     def scatter_objects(self, values: Sequence[Any] | None = None) -> Any:
-        """As `Group.scatter_objects`. A rank that waits for it does not keep a core busy."""
+        """values[r] of rank 0, on rank r, which keeps no core busy while it waits."""
         if self.rank:
             while not self.comm.iprobe(0):
                 time.sleep(NAP)
@@ -50,12 +50,12 @@ class Mpi(Group):
         return values[0]
 
     def abort(self, why: str) -> None:
-        """As `Group.abort`."""
+        """Print `why` and end every rank at once, by MPI."""
         print(f"nanoeuler: rank {self.rank} of {self.size}: {why}", file=sys.stderr, flush=True)
         self.end()
 
     def doom(self) -> None:
-        """As `Group.doom`: what is registered last is done first, before MPI would wait for all."""
+        """End every rank when this one ends: registered last, it runs before MPI would wait."""
         super().doom()
         atexit.register(self.end)
 
@@ -66,7 +66,7 @@ class Mpi(Group):
         self.comm.Abort(FAILED)
 
     def reduce_scatter(self, flat: np.ndarray) -> None:
-        """As `Group.reduce_scatter`: all to all, in chunks, and added here."""
+        """Make this rank's own part of `flat` the sum of all: in chunks, added here."""
         assert len(flat) % self.size == 0, f"{len(flat)} elements for {self.size} ranks"
         parts = flat.reshape(self.size, -1)
         for first in range(0, parts.shape[1], CHUNK):
@@ -76,19 +76,19 @@ class Mpi(Group):
             parts[self.rank, first : first + CHUNK] = added(received)
 
     def all_gather(self, flat: np.ndarray) -> None:
-        """As `Group.all_gather`."""
+        """Fill each part of `flat` with what the rank has there whose own it is, in place."""
         self.comm.Allgather(self.mpi.IN_PLACE, flat)
 
     def gather(self, flat: np.ndarray) -> None:
-        """As `Group.gather`."""
+        """Fill `flat` on rank 0 with each rank's own part; elsewhere it stays as it is."""
         mine = flat[own(len(flat), self.rank, self.size)]
         self.comm.Gather(mine if self.rank else self.mpi.IN_PLACE, None if self.rank else flat)
 
     def scatter(self, flat: np.ndarray) -> None:
-        """As `Group.scatter`."""
+        """Make this rank's own part of `flat` what rank 0 has there, in place."""
         mine = flat[own(len(flat), self.rank, self.size)]
         self.comm.Scatter(None if self.rank else flat, mine if self.rank else self.mpi.IN_PLACE)
 
     def spread(self, flat: np.ndarray) -> None:
-        """As `Group.spread`."""
+        """Make `flat` on every rank what it is on rank 0, in place."""
         self.comm.Bcast(flat)

@@ -57,21 +57,21 @@ class Dealt(Stepper):
 
     @abstractmethod
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
-        """As `Stepper.step`, where each rank has its part alone."""
+        """Training step `number` at learning rate lr; each rank passes its own part."""
 
     @abstractmethod
     def sums_part(self, part: Part) -> np.ndarray:
-        """As `Stepper.sums`, where each rank has its part alone."""
+        """The sums (K,) of -log p over the whole batch; every rank passes its own part of it."""
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`, of the whole batch's tokens (B, T) and targets (B, T, K)."""
+        """Step `number` on tokens (B, T), targets (B, T, K): this rank takes its part of them."""
         return self.step_part(self.parts(tokens, targets, first)[self.group.rank], lr, number)
 
     def sums(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
-        """As `Stepper.sums`, of a whole batch."""
+        """The sums (K,) of -log p over tokens (B, T), targets (B, T, K), which all ranks have."""
         return self.sums_part(self.parts_to_judge(tokens, targets, first)[self.group.rank])

@@ -40,18 +40,18 @@ class RankStepper(Dealt):
         self.push()
 
     def pull(self) -> None:
-        """As `Stepper.pull`, on rank 0: the moments of all ranks. All have the weights."""
+        """Gather the moments of all ranks on rank 0. The weights are everywhere already."""
         self.group.gather(self.optimizer.m.flat)
         self.group.gather(self.optimizer.v.flat)
 
     def push(self) -> None:
-        """As `Stepper.push`, from rank 0: to each rank the weights, and its own moments."""
+        """Send the weights of rank 0 to each rank, and to each the moments of its own part."""
         self.group.spread(self.weights.flat)
         self.group.scatter(self.optimizer.m.flat)
         self.group.scatter(self.optimizer.v.flat)
 
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:
-        """As `Stepper.step`, where each rank has its part of the batch alone."""
+        """Step `number` at learning rate lr, of which `part` is this rank's; equal bits on all."""
         group, flat = self.group, self.gradients.flat
         left = HALVINGS - (group.size.bit_length() - 1)  # to be made in a rank's own part
         sums = self.inner.shard_gradients(part.tokens, part.targets, part.scale, self._rows(part),
@@ -67,7 +67,7 @@ class RankStepper(Dealt):
         return [taken]
 
     def sums_part(self, part: Part) -> np.ndarray:
-        """As `Stepper.sums`, where each rank has its part of the batch alone."""
+        """The sums (K,) of -log p over the whole batch, of which `part` is this rank's."""
         rows = self._rows(part)
         told = self.group.share(self.inner.shard_sums(part.tokens, part.targets, rows, part.first))
         return sum(x for each in told for x in each)
@@ -80,14 +80,14 @@ class RankStepper(Dealt):
     def parts(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """As `Dealt.parts`: a shard for each rank, or UserError."""
+        """A shard of tokens (B, T), targets (B, T, K) for each rank, or UserError."""
         _check_shards(tokens.shape, self.group.size)
         return self.parts_to_judge(tokens, targets, first)
 
     def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """As `Dealt.parts_to_judge`."""
+        """A part for each rank of a batch for `sums`; the last ones may be empty."""
         each = shares(tokens.shape, self.group.size)
         rows = [slice(some[0].start, some[-1].stop) if some else slice(0, 0) for some in each]
         return parts_of(rows, tokens, targets, first)

@@ -22,7 +22,7 @@ class Threads(Group):
         self.slots, self.meeting = slots, meeting
 
     def share(self, value: Any) -> list[Any]:
-        """As `Group.share`: copies, made while nobody changes what every rank has brought here."""
+        """The `value` of every rank, copied while nobody changes any of them."""
         self.slots[self.rank] = value
         self.meeting.wait()
         every = copy.deepcopy(self.slots)
@@ -30,12 +30,12 @@ class Threads(Group):
         return every
 
     def abort(self, why: str) -> None:
-        """As `Group.abort`: the others fail where they wait."""
+        """UserError with `why`; the others fail where they wait."""
         self.meeting.abort()
         raise UserError(f"rank {self.rank} of {self.size}: {why}")
 
     def doom(self) -> None:
-        """As `Group.doom`: the others fail where they wait."""
+        """Say that this rank has failed; the others fail where they wait."""
         super().doom()
         self.meeting.abort()
 

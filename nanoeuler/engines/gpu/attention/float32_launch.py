@@ -54,7 +54,7 @@ def expect_pieces(pieces: int) -> None:
 def forward_launch(
     q: Any, k: Any, v: Any, o: Any, lse: Any, pieces: int = 2, documents: Documents | None = None
 ) -> Launch:
-    """As `mma_launch.forward_launch`, of float32 arrays."""
+    """The launch of o and lse of float32 q, k, v; UserError for `pieces` that no kernel has."""
     expect_pieces(pieces)
     return mma_launch.forward_launch(q, k, v, o, lse, documents, FORWARD[pieces])
 
@@ -62,6 +62,6 @@ def forward_launch(
 def backward_launches(
     a: Backward, pieces: int = 2, documents: Documents | None = None
 ) -> tuple[Launch, Launch]:
-    """As `mma_launch.backward_launches`, of float32 arrays."""
+    """The two launches of dq, dk and dv in float32, to be run in this order; UserError as above."""
     expect_pieces(pieces)
     return mma_launch.backward_launches(a, documents, (DQ[pieces], DKDV[pieces]))

@@ -191,6 +191,7 @@ class Form:
         return 16 if self.out == "float32" else 32
 
 
+# %% sec-gemm-form
 def prepare(bars, stages, arrivals):
     """One thread makes the mbarriers: full ones, empty ones, two for the turns of ping-pong, then
     those of bays: full ones of consumer 0, of consumer 1, empty ones."""

@@ -72,7 +72,7 @@ class Exchange:
     roots: tuple[int, ...] = ()
 
     def prepare(self, device: Any) -> Callable[..., None]:
-        """As `Device.prepare`."""
+        """A function of a stream that begins the exchange there, by its link."""
         return self.link.exchange(self)
 
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -88,7 +88,7 @@ class Join:
     args: tuple[Any, ...] = ()
 
     def prepare(self, device: Any) -> Callable[..., None]:
-        """As `Device.prepare`."""
+        """A function of a stream that waits there for all exchanges before it."""
         return self.link.join()
 
 
@@ -108,11 +108,11 @@ class RankEngine(CudaEngine):
         self.left -= 1
 
     def ready(self, i: int) -> None:
-        """As `Engine.ready`: what is pending comes first."""
+        """Note that gradients from block i on are complete once what is pending is launched."""
         self.due = -1 if self.left else i
 
     def flush_norm(self, dmoved: Array | None = None) -> None:
-        """As `CudaEngine.flush_norm`; then what was said to be ready is."""
+        """Launch the pending norm's sums; then tell of the gradients that were said to be ready."""
         due, self.due = self.due, -1
         super().flush_norm(dmoved)
         if due >= 0:
@@ -291,7 +291,7 @@ class RankStepBuilder(RankBuilder):
         self.exchange("spread norms", "broadcast", *ends, roots=tuple(roots))
 
     def update(self, flat: Array, losses: Array, rules: Rules) -> None:
-        """As `ProgramBuilder.update`: of this rank's parts, and all gather what they read."""
+        """Launch the optimizer on this rank's parts; then all gather the weights that they read."""
         self.reduce_rest(losses)
         decision = self.decide(rules.clip_norm)
         tables, *blocks = reversed(self.sharing.buckets)

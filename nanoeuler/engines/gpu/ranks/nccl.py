@@ -83,7 +83,7 @@ class Nccl:
         self.device.synchronize()
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
-        """As `Link.exchange`."""
+        """A function of a stream that begins `work` by NCCL, on a stream beside it."""
 
         def start(stream: int = 0) -> None:
             self.after(event, stream, self.side)
@@ -93,7 +93,7 @@ class Nccl:
         return start
 
     def join(self) -> Callable[..., None]:
-        """As `Link.join`."""
+        """A function of a stream that waits for the exchanges that NCCL has under way."""
 
         def start(stream: int = 0) -> None:
             self.after(event, self.side, stream)

@@ -158,7 +158,7 @@ class Peers(Nccl):
             self.set_flag(plan.theirs[rank][1], 1)  # it is there
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
-        """As `Link.exchange`; all ranks ask for the same one at the same time."""
+        """A function of a stream that begins `work` by copies; all ranks call it together."""
         sizes = [min(bytes_of(given), bytes_of(to)) for given, to in work.pairs()
                  ] if work.kind != "broadcast" else [0]  # fmt: skip
         if max(sizes) >= LEAST_COPIED or work.kind == "hand over":
@@ -167,7 +167,7 @@ class Peers(Nccl):
         return Nccl.exchange(self, work)
 
     def join(self) -> Callable[..., None]:
-        """As `Link.join`."""
+        """A function of a stream that waits for the copies under way, and for NCCL's exchanges."""
         waits, (done, self.under_way) = Nccl.join(self), (self.under_way, [])
 
         def start(stream: int = 0) -> None:

@@ -80,7 +80,7 @@ class CudaRankStepper(Dealt, CudaStepper):
         return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `CudaStepper.state`: moments are this rank's shard, and so are masters with copies."""
+        """The run's arrays by name; moments, and masters with copies, are this rank's shard."""
         made, sharing = CudaStepper.state(self), self.sharing
         shards = {name: made[name] for name in MOMENTS}
         made[WEIGHTS] = sharing.pad(made[WEIGHTS])
@@ -90,13 +90,13 @@ class CudaRankStepper(Dealt, CudaStepper):
         return made | {name: sharing.shard(x, self.link.rank) for name, x in shards.items()}
 
     def push(self) -> None:
-        """As `Stepper.push`, from rank 0's run to all ranks; they call it at the same time."""
+        """Copy rank 0's weights and moments to every rank; all ranks call it together."""
         for kept in (self.weights, self.optimizer.m, self.optimizer.v):
             self.group.spread(kept.flat)
         CudaStepper.push(self)
 
     def pull(self) -> None:
-        """As `Stepper.pull`, on every rank; they call it after the same step."""
+        """Bring weights and moments from all ranks' shards to the run of every rank."""
         n = self.weights.flat.shape[0]
         shards = {name: getattr(self.optimizer, name) for name in MOMENTS}
         if self.precision.kind == "bf16":
@@ -110,14 +110,14 @@ class CudaRankStepper(Dealt, CudaStepper):
     def parts(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """As `Dealt.parts`: as many sequences for each, or UserError."""
+        """As many sequences of tokens (B, T), targets (B, T, K) for each rank, or UserError."""
         expect_equal_parts(len(tokens), self.link.size)
         return self.parts_to_judge(tokens, targets, first)
 
     def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """As `Dealt.parts_to_judge`: the last ranks may have fewer sequences, or none."""
+        """A part for each rank of a batch for `sums`; the last have fewer sequences, or none."""
         rows = slices(range(len(tokens)), self.link.size)
         rows += [slice(0, 0)] * (self.link.size - len(rows))
         return parts_of(rows, tokens, targets, first)

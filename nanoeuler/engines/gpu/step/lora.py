@@ -329,6 +329,14 @@ class LoraStepper(CudaStepper):
 
 
 # %% sec-lora-gpu
+def record_lora_step(
+    lora: Lora, config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
+    *rest: Any,
+) -> Recorded:  # fmt: skip
+    """As `recording.record_step`, of adapters alone; lora: settled. rest: rules, and pieces."""
+    return LoraBuilder(lora, config, machine, precision).build_step(B, T, *rest)
+
+
 def lora_stepper(
     weights: AdaptedWeights, optimizer: Optimizer | None, pieces: int = 1
 ) -> LoraStepper:

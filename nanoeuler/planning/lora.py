@@ -64,7 +64,7 @@ def lora_lines(
     )
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-step
 def lora_host_bytes(config: ModelConfig, lora: Lora) -> int:
     """The bytes of this machine's memory that training adapters on its GPU takes.
 

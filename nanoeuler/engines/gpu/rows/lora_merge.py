@@ -1,7 +1,7 @@
 # Made from book/19d-lora.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-merge
 """Merged weights on a GPU: the bf16 copy becomes W + s A B wherever there is an adapter.
 
 One launch for all matrices of a model. W, A and B are float32, and nobody writes them meanwhile.
@@ -26,6 +26,7 @@ ROWS = 8          # rows that a thread merges at a time, each with the same four
 STRIDE = THREADS * LANE // WIDE * ROWS  # rows of a block at a time
 DEEP = 4 * STRIDE   # rows of a tile
 HELD = ROWS * LANE  # weights of a thread at a time
+SQUARE = LANE * LANE  # of B, as many rows as a thread reads columns of A
 
 
 class Place(NamedTuple):
@@ -53,7 +54,7 @@ def load_rows(values, address, pitch, rows):
 
 def add_products(sums, a, a_pitch, b, b_pitch, rows):
     """sums (HELD,) += LANE columns of A, of ROWS rows, times so many rows of B: addresses."""
-    of_b = cuda.local.array(LANE * LANE, float32)
+    of_b = cuda.local.array(SQUARE, float32)
     for k in range(LANE):
         p, q, r, s = ptx.load_float4(b + 4 * int64(k * b_pitch))
         at = k * LANE

@@ -1,7 +1,7 @@
 # Made from book/19d-lora.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-step
 """Training steps on a GPU in which adapters alone learn: see model/lora.py.
 
 Weights are merged at the beginning of a program; then forward and backward are those of all
@@ -133,7 +133,7 @@ class Packing:
         return made
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-step
 class LoraGradients:
     """What a backward pass takes for gradients, where adapters learn: None for a vector."""
 
@@ -202,7 +202,7 @@ class LoraEngine(CudaEngine):
         self.pending = None
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-step
 class LoraBuilder(ProgramBuilder):
     """Records programs of a model with adapters, on frozen weights whose bf16 copy is merged."""
 
@@ -259,7 +259,7 @@ class LoraBuilder(ProgramBuilder):
         return Recorded(recording.end(), self.inputs, self.results)
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-step
 LOW = 0xFFFF  # the bits of a float32 that bf16 lacks
 
 
@@ -328,7 +328,7 @@ class LoraStepper(CudaStepper):
         return CudaStepper.step_scaled(self, tokens, targets, scale, lr, number, first)
 
 
-# %% sec-lora-gpu
+# %% sec-lora-gpu-step
 def record_lora_step(
     lora: Lora, config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
     *rest: Any,

@@ -5,17 +5,23 @@ Adapters add four: A, B, x A and dy B.
 """
 
 import importlib
+import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import recorded as helpers
-from mutants import Mutant, load, source
+from mutants import Mutant, source
+from mutants import load as mutated
 from recorded import RATES, RULES
+from safetensors.numpy import load_file
+from shapes import PUBLISHED
 from test_cuda_engine import AMPERE, EULER, GPT, HOPPER, TEXTS, TURNED
 from test_cuda_engine import bound as bound_without
-from test_lora import drawn
+from test_lora import SMALL, drawn
 
+from nanoeuler.cli.main import main
 from nanoeuler.emulator import Device, rehearsal, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines import registry
@@ -37,11 +43,26 @@ from nanoeuler.engines.gpu.step.recording import GRADIENTS, fill_batch, fill_ste
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import PRESETS
-from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora, adapted, for_adapters
+from nanoeuler.model.config import PRESETS, count_parameters
+from nanoeuler.model.lora import (
+    AdaptedWeights,
+    Adapters,
+    Lora,
+    adapted,
+    adapter_shapes,
+    for_adapters,
+)
 from nanoeuler.model.transformer import loss_and_gradients
 from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.planning import plan, step
+from nanoeuler.planning.cards import CARDS
+from nanoeuler.planning.lora import lora_host_bytes
+from nanoeuler.training.checkpoint import load
+from nanoeuler.training.folder import checkpoints, read_metrics
 from nanoeuler.training.lora import LoraAdamW
+from nanoeuler.training.run import Settings
+from nanoeuler.training.sft import finetune
+from nanoeuler.training.train import train
 
 
 def bound(config):
@@ -141,7 +162,7 @@ MERGES = {
 @pytest.mark.parametrize("what", MERGES)
 def test_a_mistake_in_the_merge_is_seen(what):
     function, old, new = MERGES[what]
-    wrong = load(Mutant("engines.gpu.rows.lora_merge", function, what, old, new))
+    wrong = mutated(Mutant("engines.gpu.rows.lora_merge", function, what, old, new))
     case = Merging()
     with pytest.raises(Exception):  # noqa: B017, PT011 a fault of the emulator, or of the numbers
         run(case.launch(wrong))
@@ -316,7 +337,7 @@ def test_all_faults_have_their_place():
 def test_faults_of_a_step_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     function, old, new = FAULTS[what]
-    wrong = load(Mutant(STEP, function, what, old, new))
+    wrong = mutated(Mutant(STEP, function, what, old, new))
     owner = OWNERS[function]
     monkeypatch.setattr(getattr(module, owner), function, vars(getattr(wrong, owner))[function])
     if function == "weight_gradient":  # which asks for a class of its own module
@@ -486,14 +507,22 @@ def test_adapters_are_packed_and_unpacked():
     assert [*group.columns] == [slice(0, 64), slice(96, 128)]
 
 
-def test_the_engine_cuda_trains_adapters_and_others_of_a_gpu_refuse(monkeypatch):
+def on_paper(monkeypatch):
+    """Have the engine cuda find an emulated GPU, and NumPy multiply."""
     stepper = importlib.import_module("nanoeuler.engines.gpu.step.stepper")
-    weights = AdaptedWeights(initialise(TURNED, 0), Lora(2).settled(TURNED))
+    matmul = importlib.import_module("nanoeuler.engines.gpu.step.matmul")
+    helpers.by_numpy(monkeypatch)
     monkeypatch.setattr(registry, "_no_gpu", lambda: "")
-    monkeypatch.setattr(module, "gpu", lambda: Device(capability=(9, 0), multiprocessors=4))
-    monkeypatch.setattr(stepper.import_module(stepper.CHOICE), "multiplier",
-                        lambda: importlib.import_module("nanoeuler.engines.gpu.step.matmul")
-                        .Multiplier)  # fmt: skip
+    device = Device(capability=(9, 0), multiprocessors=4)
+    for each in (module, stepper):
+        monkeypatch.setattr(each, "gpu", lambda: device)
+    backends = importlib.import_module(stepper.CHOICE)
+    monkeypatch.setattr(backends, "multiplier", lambda: matmul.Multiplier)
+
+
+def test_the_engine_cuda_trains_adapters_and_others_of_a_gpu_refuse(monkeypatch):
+    on_paper(monkeypatch)
+    weights = AdaptedWeights(initialise(TURNED, 0), Lora(2).settled(TURNED))
     made = make_stepper("cuda", weights, LoraAdamW(weights), pieces=2)
     assert type(made) is LoraStepper and made.pieces == 2
     for name in ("cuda-tf32", "cuda-float32"):
@@ -505,6 +534,76 @@ def test_the_engine_cuda_trains_adapters_and_others_of_a_gpu_refuse(monkeypatch)
             make_stepper("cuda", weights, LoraAdamW(weights))
     finally:
         registry.LEAD.reset(token)
+
+
+def test_a_run_on_a_gpu_is_saved_and_goes_on_as_on_the_cpu(monkeypatch, tmp_path):
+    """`sft --lora` by the engine cuda: the files, a resumed run, and the CPU's losses."""
+    config = replace(SMALL, dim=64, hidden=64, context=24)
+    text = tmp_path / "text.txt"
+    text.write_text("the number of the beast is a number. " * 30)
+    train(text, tmp_path / "base", config=config, engine="reference",
+          settings=Settings(steps=1, batch_size=2))  # fmt: skip
+    on_paper(monkeypatch)
+    pairs, lora = [("a?", f"{i}.") for i in range(8)], Lora(2, None, ("q", "down"))
+    how = {"settings": Settings(steps=2, batch_size=1, warmup=0), "save_every": 1, "lora": lora}
+    for name, engine in (("mine", "cuda"), ("theirs", "reference")):
+        finetune(tmp_path / "base", pairs, tmp_path / name, engine=engine, **how)
+    mine, theirs = (read_metrics(tmp_path / name) for name in ("mine", "theirs"))
+    losses = [[line["loss"] for line in lines] for lines in (mine, theirs)]
+    np.testing.assert_allclose(*losses, rtol=bound(config))
+    saved = load_file(checkpoints(tmp_path / "mine")[-1][1] / "model.safetensors")
+    assert {*saved} == {*adapter_shapes(config, lora)} and saved["block.0.q.B"].any()
+    assert saved["block.0.q.A"].shape == (64, 2)
+    # From the save after one step on, the second is the same to the bit.
+    last = checkpoints(tmp_path / "mine")[-1][1]
+    shutil.copytree(tmp_path / "mine", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / last.name)
+    assert load(tmp_path / "again").step == 1
+    finetune(None, pairs, tmp_path / "again", resume=True, engine="cuda")
+    resumed = load_file(checkpoints(tmp_path / "again")[-1][1] / "model.safetensors")
+    assert all(np.array_equal(saved[name], resumed[name]) for name in saved)
+
+
+# ---- The plan
+
+
+def test_the_plan_names_what_adapters_take_of_a_card(monkeypatch, capsys):
+    main(["plan", "--preset", "euler-10m", "--lora", "16", "--engine", "cuda"])
+    said = capsys.readouterr().out
+    assert "numbers learn" in said and "rank 16 on q,k,v,o,gate,up,down" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("h200"))
+    config, batch = PRESETS["euler-10m"], plan.BATCH_SIZE
+    lora = Lora(16).settled(config)
+    machine = step.H200.machine
+    program = LoraBuilder(lora, config, machine, BF16).build_step(batch, 256, step.RULES).program
+    size = sum(program.sizes.values())
+    assert f"{len(program.steps):,}" in line and f"{size / 1e9:.3f}" in line
+    assert line.endswith("estimated")
+    assert main(["plan", "--preset", "euler-10m", "--lora", "16", "--engine", "cuda-tf32"])
+    assert "not trained by the engine cuda-tf32 yet" in capsys.readouterr().err
+
+
+def test_published_models_fit_where_they_are_said_to():
+    """With four sequences: a billion weights on 24 GB, 135 million on 8 GB."""
+    for name, card in (("llama-1b", "rtx-3090"), ("smollm2-135m", "rtx-4060-ti")):
+        config, speeds = PUBLISHED[name], step.speeds_of(CARDS[card])
+        record = partial(module.record_lora_step, Lora(16).settled(config))
+        made = step.foretell(config, 4, "cuda", speeds, record)
+        assert made.bytes < 0.9 * CARDS[card].memory_bytes
+        whole = step.foretell(config, 4, "cuda", speeds)
+        # Of all weights float32 gradients and two moments are gone, but for those of adapters.
+        assert 0.9 * 12 * count_parameters(config) < whole.bytes - made.bytes
+        assert made.seconds < whole.seconds
+
+
+def test_the_room_of_this_machines_card(monkeypatch):
+    on_paper(monkeypatch)
+    gpu_memory = importlib.import_module("nanoeuler.planning.gpu_memory")
+    config, lora = PRESETS["euler-10m"], Lora(16).settled(PRESETS["euler-10m"])
+    sizes = [gpu_memory.step_bytes(config, 4, 1, "cuda", each) for each in (None, lora)]
+    assert sizes[1] < sizes[0] - 10 * count_parameters(config)
+    assert gpu_memory.host_bytes(config, lora) < gpu_memory.host_bytes(config)
+    assert gpu_memory.host_bytes(config, lora) == lora_host_bytes(config, lora)
 
 
 def test_what_the_engine_has_no_code_for_is_refused():

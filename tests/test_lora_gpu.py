@@ -114,6 +114,14 @@ class Merging:
         assert (self.copies[~there] == 0x7FC0).all()
 
 
+def play_merge(kernels=lora_merge):
+    """Merge by the kernels of a module, and check it."""
+    for rows, wide in ((133, (268, 24)), (9, (8, 4))):
+        case = Merging(rows=rows, wide=wide)
+        run(case.launch(kernels), 1)
+        case.check()
+
+
 @pytest.mark.parametrize("sizes", [{}, {"rows": 1, "pitch": 8, "wide": (4, 4)},
                                    {"rows": 9, "pitch": 600, "wide": (512, 88)}])  # fmt: skip
 def test_the_merge_is_w_and_the_product(sizes):
@@ -163,10 +171,8 @@ MERGES = {
 def test_a_mistake_in_the_merge_is_seen(what):
     function, old, new = MERGES[what]
     wrong = mutated(Mutant("engines.gpu.rows.lora_merge", function, what, old, new))
-    case = Merging()
     with pytest.raises(Exception):  # noqa: B017, PT011 a fault of the emulator, or of the numbers
-        run(case.launch(wrong))
-        case.check()
+        play_merge(wrong)
 
 
 @pytest.mark.parametrize("change, words", [

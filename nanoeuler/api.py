@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from nanoeuler.data import docstrings
 from nanoeuler.data.conversations import Conversation, Pair, read_pairs
 from nanoeuler.data.dataset import Prepared
-from nanoeuler.engines.registry import GPU_ENGINES
+from nanoeuler.engines.registry import GPU_ENGINES, expect_adapter_engine
 from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.interop.peft import with_adapter
@@ -118,16 +118,19 @@ def _fits(
     what = f"a step of {settings.batch_size} x {config.context} tokens"
     less = "choose a smaller batch_size, more pieces to accumulate, or fewer threads"
     shape = settings.batch_size, settings.accumulate, execution.threads
-    if lora:
+    if lora and execution.engine not in GPU_ENGINES:
         need(sum(lora_memory(config, lora, *shape).values()), what, less)
         return
     if execution.engine in GPU_ENGINES:
+        if lora:
+            expect_adapter_engine(execution.engine)
         from nanoeuler.planning import gpu_memory  # and with it all of the GPU's modules
 
-        need(gpu_memory.HOST_BYTES * count_parameters(config),
+        need(gpu_memory.host_bytes(config, lora),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip
-        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, execution.engine)
+        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, execution.engine,
+                              lora)  # fmt: skip
         return
     need(sum(cpu_memory(config, 1, threads=1).values()),
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "

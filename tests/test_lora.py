@@ -474,8 +474,8 @@ def test_other_adapters_than_the_records_are_told(copied):
 def test_cards_and_ranks_refuse_adapters_by_name(monkeypatch):
     weights = AdaptedWeights(initialise(LLAMA, 0), Lora(2).settled(LLAMA), fast_product)
     monkeypatch.setattr(registry, "engine_name", lambda name: name)
-    with pytest.raises(UserError, match="not trained by the engine cuda yet: choose --engine cpu"):
-        make_stepper("cuda", weights, LoraAdamW(weights))
+    with pytest.raises(UserError, match="not trained by the engine cuda-tf32 yet: choose --engine"):
+        make_stepper("cuda-tf32", weights, LoraAdamW(weights))
     token = registry.LEAD.set(lambda *rest: None)
     try:
         with pytest.raises(UserError, match="not trained by several ranks yet"):

@@ -249,7 +249,8 @@ def plan(
     The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
     tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
     --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200. With
-    --lora, the memory for adapters on a CPU is told. --from takes the model of a run.
+    --lora, what adapters take is told, of this machine or, with --engine cuda, of every GPU.
+    --from takes the model of a run.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
@@ -264,9 +265,11 @@ def plan(
 
         config = read_record(base).config
     if lora := flags.lora_of(adapters):
-        from nanoeuler.planning.lora import lora_lines
+        from nanoeuler.planning.lora import lora_lines, lora_on_cards
 
-        print(lora_lines(config, lora, batch_size))
+        on_card = name in GPU_ENGINES
+        print(lora_on_cards(config, lora, batch_size, name) if on_card
+              else lora_lines(config, lora, batch_size))  # fmt: skip
     elif name in CPU_ENGINES:
         print(plan.here(config, batch_size, tokens, name))
     elif name:

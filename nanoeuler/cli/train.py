@@ -35,10 +35,16 @@ def _print_plan(run, seconds_per_step, ranks=1):
         return
     sizes = run.config, settings.batch_size
     if run.lora:
-        from nanoeuler.planning.lora import lora_lines
+        from nanoeuler.planning import lora
 
-        print(lora_lines(run.config, run.lora, settings.batch_size, settings.accumulate),
-              file=sys.stderr)  # fmt: skip
+        if engine in GPU_ENGINES:
+            from nanoeuler.planning import gpu_memory
+
+            memory = gpu_memory.words(*sizes, settings.accumulate, engine, run.lora)
+            lines = f"{lora.learning(run.config, run.lora)}\nmemory  {memory}"
+        else:
+            lines = lora.lora_lines(run.config, run.lora, settings.batch_size, settings.accumulate)
+        print(lines, file=sys.stderr)
         return
     options = dict(accumulate=settings.accumulate, ranks=ranks)
     if engine in GPU_ENGINES:

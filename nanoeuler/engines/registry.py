@@ -17,6 +17,7 @@ CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
 # The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
 STEPPER = "nanoeuler.engines.gpu.step.stepper"  # theirs, named only: a later chapter builds it
+ADAPTER_STEPPER = "nanoeuler.engines.gpu.step.lora"  # the same of weights with adapters
 # What makes steppers instead, while this process leads others through a run: chapter 14 says.
 LEAD: ContextVar[Callable[..., Stepper] | None] = ContextVar("LEAD", default=None)
 
@@ -58,12 +59,19 @@ def engine_factory(name: str) -> Callable[[], Engine]:
     return {"cpu": CpuEngine, "fused": FusedEngine}[name]
 
 
-def _for_adapters(name, weights, optimizer, threads, pieces):
-    """`make_stepper` for weights with adapters, which one process on a CPU trains so far."""
-    if name in GPU_ENGINES or LEAD.get():
+def expect_adapter_engine(name: str) -> None:
+    """UserError for an engine, and for ranks, by which LoRA adapters are not trained."""
+    if name in GPU_ENGINES[1:] or LEAD.get():
         what = "several ranks" if LEAD.get() else f"the engine {name}"
-        raise UserError(f"LoRA adapters are not trained by {what} yet: choose --engine cpu, "
-                        "without --ranks")  # fmt: skip
+        raise UserError(f"LoRA adapters are not trained by {what} yet: choose --engine cpu or "
+                        "cuda, without --ranks")  # fmt: skip
+
+
+def _for_adapters(name, weights, optimizer, threads, pieces):
+    """`make_stepper` for weights with adapters, which one process trains."""
+    expect_adapter_engine(name)
+    if name in GPU_ENGINES:
+        return import_module(ADAPTER_STEPPER).lora_stepper(weights, optimizer, pieces)
     from nanoeuler.engines.cpu.stepper import CpuStepper
 
     make = engine_factory(name)

@@ -7,13 +7,18 @@
 Leaves out the driver's own memory, and how long a step takes: a run's first steps tell.
 """
 
+from functools import partial
+
 from nanoeuler.engines.gpu.host.device import check
 from nanoeuler.engines.gpu.step import backends, stepper
+from nanoeuler.engines.gpu.step.lora import record_lora_step
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
+from nanoeuler.model.lora import Lora
 from nanoeuler.planning.cards import INSTEAD, OLDEST
+from nanoeuler.planning.lora import lora_host_bytes
 from nanoeuler.planning.step import RULES
 
 # Of the host's memory, for a parameter: its weight and two moments in float32, twice: the run's,
@@ -21,28 +26,33 @@ from nanoeuler.planning.step import RULES
 HOST_BYTES = 2 * 3 * 4
 
 
-def step_bytes(config: ModelConfig, batch_size: int, accumulate: int, engine: str) -> int:
+def step_bytes(
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
+) -> int:
     """The bytes that a step of an engine of `registry.GPU_ENGINES` takes of this machine's GPU.
 
-    UserError where that engine cannot take it.
+    lora: of adapters alone, settled. UserError where that engine cannot take it.
     """
     card, shape = stepper.gpu(), (batch_size, config.context)
     machine = Machine(tuple(card.capability), card.multiprocessors, backends.multiplier())
-    program = record_step(config, *shape, machine, PRECISIONS[engine], RULES, accumulate).program
+    record = partial(record_lora_step, lora) if lora else record_step
+    program = record(config, *shape, machine, PRECISIONS[engine], RULES, accumulate).program
     return sum(program.sizes.values())
 
 
-def check_room(config: ModelConfig, batch_size: int, accumulate: int, engine: str) -> None:
+def check_room(
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
+) -> None:
     """UserError, naming the largest batch that fits, if a step does not fit into the GPU."""
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
-    size = step_bytes(config, batch_size, accumulate, engine)
+    size = step_bytes(config, batch_size, accumulate, engine, lora)
     if size <= free:
         return
     fits, above = 0, batch_size
     while above - fits > 1:
         middle = (fits + above) // 2
-        if step_bytes(config, middle, accumulate, engine) <= free:
+        if step_bytes(config, middle, accumulate, engine, lora) <= free:
             fits = middle
         else:
             above = middle
@@ -54,10 +64,19 @@ def check_room(config: ModelConfig, batch_size: int, accumulate: int, engine: st
     )
 
 
-def words(config: ModelConfig, batch_size: int, accumulate: int, engine: str) -> str:
+def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
+    """The bytes of this machine's memory that a run on its GPU takes; lora: settled."""
+    if lora:
+        return lora_host_bytes(config, lora)
+    return HOST_BYTES * count_parameters(config)
+
+
+def words(
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
+) -> str:
     """The memory that a run takes, of the GPU and of this machine, for a line of its plan."""
-    size = step_bytes(config, batch_size, accumulate, engine)
-    host = HOST_BYTES * count_parameters(config)
+    size = step_bytes(config, batch_size, accumulate, engine, lora)
+    host = host_bytes(config, lora)
     rooms = f"{size / 1e9:.2f} GB of the {stepper.gpu().name}, {host / 1e9:.2f} of this machine"
     return f"{rooms}; {backends.multiplier().words}"
 

@@ -7,13 +7,14 @@
 Left out: the driver's own memory, the host's time (which runs beside the device's).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.float32 import PAIRS
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.program import Program, Step
-from nanoeuler.engines.gpu.step.recording import Machine, Rules, record_step
+from nanoeuler.engines.gpu.step.recording import Machine, Recorded, Rules, record_step
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
@@ -85,12 +86,16 @@ class StepPrediction(NamedTuple):
 
 
 def predict_step(
-    config: ModelConfig, batch_size: int, engine: str, speeds: Speeds = H200
-) -> StepPrediction:
-    """What a step of an engine takes, by its list; UserError where the engine cannot make it."""
+    config: ModelConfig, batch_size: int, engine: str, speeds: Speeds = H200,
+    record: Callable[..., Recorded] = record_step,
+) -> StepPrediction:  # fmt: skip
+    """What a step of an engine takes, by its list; UserError where the engine cannot make it.
+
+    record: what writes the list.
+    """
     kind = PRECISIONS[engine]
     given = config, batch_size, config.context, speeds.machine, kind, RULES
-    program = record_step(*given).program
+    program = record(*given).program
     took = sum(seconds(step, speeds, kind.pieces) for step in program.steps)
     return StepPrediction(len(program.steps), took, sum(program.sizes.values()))
 
@@ -151,16 +156,19 @@ def measured(config: ModelConfig, batch_size: int, engine: str) -> float | None:
     return next(found, None)
 
 
-def _line(key: str, config: ModelConfig, batch_size: int, engine: str) -> str:
+def _line(
+    key: str, config: ModelConfig, batch_size: int, engine: str, record: Callable[..., Recorded]
+) -> str:
     """What a step takes on CARDS[key], in a line."""
     card = CARDS[key]
     if not card.supported:
         return f"{key:12} {unsupported(card)}"
     try:
-        made = predict_step(config, batch_size, engine, speeds_of(card))
+        made = predict_step(config, batch_size, engine, speeds_of(card), record)
     except UserError as error:
         return f"{key:12} {error}"
-    timed = measured(config, batch_size, engine) if key in MEASURED else None
+    known_here = key in MEASURED and record is record_step
+    timed = measured(config, batch_size, engine) if known_here else None
     seconds, how = (timed, known(key)) if timed else (made.seconds, "estimated")
     fits = "yes" if made.bytes <= card.memory_bytes else "no"
     speed = batch_size * config.context / seconds
@@ -168,9 +176,13 @@ def _line(key: str, config: ModelConfig, batch_size: int, engine: str) -> str:
             f"{1e3 * seconds:10,.2f} {speed:11,.0f}  {how}")  # fmt: skip
 
 
-def on_cards(config: ModelConfig, batch_size: int, engine: str) -> str:
+def on_cards(
+    config: ModelConfig, batch_size: int, engine: str,
+    record: Callable[..., Recorded] = record_step,
+) -> str:  # fmt: skip
     """A line for each of CARDS: what a step by an engine of a GPU takes, and how that is known."""
     if reason := too_long(config, batch_size):
         return reason
     title = f"{engine:12} launches  memory GB  fits    step ms    tokens/s"
-    return "\n".join([title, *(_line(key, config, batch_size, engine) for key in CARDS)])
+    lines = (_line(key, config, batch_size, engine, record) for key in CARDS)
+    return "\n".join([title, *lines])

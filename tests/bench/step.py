@@ -4,6 +4,7 @@ Parts, all if none is named:
     correct   loss and every gradient against float64, ours beside PyTorch's in the same precision
     time      milliseconds of a step (forward, backward, clipping, AdamW, copies), and the memory
     memory    that alone, after few steps
+    lora      both of a step in which adapters alone learn: PyTorch's are PEFT's
     curve     the loss over 500 steps from the same weights and batches
     kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
     replay    a small model's step as a graph, 1,000 times, against its launches one by one
@@ -68,13 +69,16 @@ CASES = [  # preset, batch, context, precision
     ("llama-1b", 4, 2048, "bf16"),
 ]
 CURVES = [*CASES[:2], CASES[3]]
+LORA = [("llama-1b", 4, 2048, "bf16")]
+RANK = 16  # of adapters; alpha is twice that
 CORRECT = [
     (preset, 2, PRESETS[preset].context, precision)
     for preset in ("gpt2-124m", "euler-116m") for precision in ("bf16", "TF32", "float32")
 ]  # fmt: skip
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 AGAIN = "torch compile, again"  # the same once more: how far two curves of one program come apart
-PARTS = "correct", "time", "memory", "curve", "kernels", "replay", "products"
+PARTS = "correct", "time", "memory", "lora", "curve", "kernels", "replay", "products"
+STEPS_OF = {"time": "training step", "lora": "LoRA step"}  # what the rows of a part are called
 WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
 SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
@@ -82,39 +86,48 @@ DRY_SILENCE = 3600  # on paper a step takes minutes
 FILE = "gpu"  # of data/measurements
 
 
-# ---- Jobs: "part: preset BxT precision: who"
+# ---- Jobs: "part: preset BxT precision: who"; of adapters "part: preset BxT precision rank R: who"
 
 
 def spell(part, case, who):
     """The name of a job."""
     preset, batch, context, precision = case
-    return f"{part}: {preset} {batch}x{context} {precision}: {who}"
+    rank = f" rank {RANK}" * (part == "lora")
+    return f"{part}: {preset} {batch}x{context} {precision}{rank}: {who}"
 
 
 def read(job):
     """part, preset, batch, context, precision, who of a job's name."""
     part, case, who = job.split(": ")
-    preset, size, precision = case.split()
+    preset, size, precision, *_ = case.split()
     return part, preset, *map(int, size.split("x")), precision, who
+
+
+def rank_of(job):
+    """The rank of the adapters that learn in a job; 0: all weights do."""
+    case = job.split(": ")[1].split()
+    return int(case[-1]) if "rank" in case else 0
 
 
 def sides(parts):
     """The jobs of float64, which PyTorch does, then ours, then PyTorch's."""
     exact, ours, torch = [], [], []
     for part in parts:
-        cases = {"correct": CORRECT, "curve": CURVES, "products": [], "replay": []}.get(part, CASES)
+        cases = {"correct": CORRECT, "curve": CURVES, "lora": LORA, "products": [], "replay": []}
+        cases = cases.get(part, CASES)
         if part == "memory" and "time" in parts:
             continue  # which says it as well
         for case in cases:
             names = {"correct": ("exact", "torch eager"), "curve": (PEERS[0], AGAIN),
-                     "kernels": PEERS[:1]}  # fmt: skip
+                     "kernels": PEERS[:1], "lora": PEERS[:1]}  # fmt: skip
             names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
             others = {"bf16": [*OTHERS], "float32": ["cuda, own products", *STRETCHES]}
-            others = others.get(case[-1], ["cuda, own products"]) if part != "curve" else []
+            few = {"curve": [], "lora": ["cuda, own products"]}
+            others = few.get(part, others.get(case[-1], ["cuda, own products"]))
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
         ours.append(f"replay: {REPLAYS}: {OURS}")
@@ -128,7 +141,7 @@ def sides(parts):
 
 def time_steps(job, dry, windows):
     """Milliseconds of a step, clock and power, bytes of memory."""
-    this, batch = side(*read(job)[1:], dry)
+    this, batch = side(*read(job)[1:], dry, rank_of(job))
     each, warm = (1, 1) if dry else (STEPS, WARM)
     made = [batch(step) for step in range(1, 1 + each)]
     count, seconds = 0, []
@@ -217,7 +230,7 @@ def child(folder, dry, steps, rate):
             return replay(dry)
         if part in ("launch", "products"):
             return launch(dry) if part == "launch" else products(job.split(": ")[1])
-        outcome = time_steps(job, dry, WINDOWS if part == "time" else 1)
+        outcome = time_steps(job, dry, WINDOWS if part in STEPS_OF else 1)
         gc.collect()  # before the next is measured
         return outcome
 
@@ -232,26 +245,26 @@ def row(where, what, case, engine, value, unit, peer=None, peer_value=None):
                     "peer": peer, "peer_value": peer_value}  # fmt: skip
 
 
-def step_rows(case, engine, seen, peer=None, other=None):
-    """(what, case, engine, value, unit, peer, peer_value) of a training step's outcome."""
+def step_rows(step, case, engine, seen, peer=None, other=None):
+    """(what, case, engine, value, unit, peer, peer_value) of the outcome of a step, so called."""
     other = other or {}
     tokens = int(case.split()[1].split("x")[0]) * int(case.split()[1].split("x")[1])
-    yield "training step", case, engine, seen["ms"], "ms", peer, other.get("ms")
+    yield step, case, engine, seen["ms"], "ms", peer, other.get("ms")
     for name, key in ("peak memory", "arrays"), ("peak memory, card", "card"):
         yield name, case, engine, seen[key] / 2**30, "GiB", peer, other and other[key] / 2**30
     if peer is None:
         yield "tokens a second", case, engine, 1e3 * tokens / seen["ms"], "tokens/s", None, None
-        yield "training step, clock", case, engine, seen["MHz"], "MHz", None, None
-        yield "training step, power", case, engine, seen["W"], "W", None, None
+        yield f"{step}, clock", case, engine, seen["MHz"], "MHz", None, None
+        yield f"{step}, power", case, engine, seen["W"], "W", None, None
         for name in "least", "most":  # of the windows, whose middle one is the step's time
-            yield f"training step, {name}", case, engine, seen[name], "ms", None, None
+            yield f"{step}, {name}", case, engine, seen[name], "ms", None, None
 
 
 def pair_rows(part, case, ours, peer, theirs):
     """What can be said of ours beside a peer's outcome, as `step_rows`."""
-    if part in ("time", "memory"):
-        for what, *rest in step_rows(case, OURS, ours, peer, theirs):
-            if part == "time" or "memory" in what:
+    if part in ("time", "memory", "lora"):
+        for what, *rest in step_rows(STEPS_OF.get(part, ""), case, OURS, ours, peer, theirs):
+            if part in STEPS_OF or "memory" in what:
                 yield what, *rest
     elif part == "curve":
         last = [float(np.mean(seen["losses"][-LAST:])) for seen in (ours, theirs)]
@@ -279,8 +292,8 @@ def apart(ours, theirs):
 def own_rows(job, seen):
     """What is said of one outcome alone."""
     part, case, who = job.split(": ")
-    if part == "time":
-        yield from step_rows(case, who, seen)
+    if part in STEPS_OF:
+        yield from step_rows(STEPS_OF[part], case, who, seen)
     elif part == "products":
         yield ("check", f"cuBLAS: {case}", OURS, seen["error"], "relative to float64", "torch",
                seen["peer error"])  # fmt: skip

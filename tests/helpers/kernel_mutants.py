@@ -285,6 +285,12 @@ def check_rows_adamw(module):
         case.check()
 
 
+def check_rows_lora_merge(module):
+    import test_lora_gpu
+
+    test_lora_gpu.play_merge(module)
+
+
 def check_products(module):
     import test_gemm
 

@@ -20,7 +20,9 @@ from nanoeuler.data.batches import Batches
 from nanoeuler.engines.gpu.gemm import float32
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS
+from nanoeuler.model.lora import AdaptedWeights, Lora
 from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.training.lora import LoraAdamW
 from nanoeuler.training.optim import AdamW
 
 OURS = "cuda"
@@ -98,9 +100,9 @@ def ways_of(precision, who):
 
 
 class Torch:
-    """PyTorch's model in training; who: "exact", or one of PEERS."""
+    """PyTorch's model in training; who: "exact", or one of PEERS. rank: of PEFT's adapters."""
 
-    def __init__(self, config, w, precision, who, dry):
+    def __init__(self, config, w, precision, who, dry, rank=0):
         import torch
         from torch_peer import Trainer
 
@@ -111,7 +113,7 @@ class Torch:
         self.before = self.taken()
         compiled = "compile" in who and not dry
         precision = "float64" if who == "exact" else precision
-        self.trainer = Trainer(config, w, precision, compiled, "cpu" if dry else "cuda")
+        self.trainer = Trainer(config, w, precision, compiled, "cpu" if dry else "cuda", rank)
         self.step, self.wait = self.trainer.step, self.trainer.wait
         self.gradients = self.trainer.gradients
 
@@ -157,11 +159,12 @@ class Walk:
 
 
 class Ours:
-    """Our engine in training."""
+    """Our engine in training; rank: of adapters, which alone learn then."""
 
-    def __init__(self, config, w, precision, who, dry):
+    def __init__(self, config, w, precision, who, dry, rank=0):
         try:
             from nanoeuler.engines.gpu.step.engine import CudaEngine
+            from nanoeuler.engines.gpu.step.lora import LoraStepper
             from nanoeuler.engines.gpu.step.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
@@ -173,7 +176,12 @@ class Ours:
         float32.DEEP[3] = STRETCHES.get(who, STRETCH)
         numbers, multiplier = ways_of(precision, who)
         how = {"precision": numbers, "multiplier": multiplier}
-        self.stepper = CudaStepper(w, AdamW(w), self.device, **how)
+        if rank:
+            w = AdaptedWeights(w, Lora(rank).settled(config))
+            w.begin(0)
+            self.stepper = LoraStepper(w, LoraAdamW(w), self.device, **how)
+        else:
+            self.stepper = CudaStepper(w, AdamW(w), self.device, **how)
 
     def step(self, tokens, targets, lr, number):
         self.taken += self.stepper.step(tokens, targets, lr, number)
@@ -212,8 +220,11 @@ def card(dry):
     return Device()
 
 
-def side(preset, batch, context, precision, who, dry):
-    """What trains, and its batches: a function of the step's number, from 1."""
+def side(preset, batch, context, precision, who, dry, rank=0):
+    """What trains, and its batches: a function of the step's number, from 1.
+
+    rank: of adapters that alone learn; 0: all weights do.
+    """
     config = config_of(preset, dry)
     if dry:
         batch, context = min(batch, 2), 15
@@ -222,7 +233,7 @@ def side(preset, batch, context, precision, who, dry):
         config = replace(config, vocab_size=-(-config.vocab_size // 64) * 64)
         w = initialise(config, seed=0)
     kind = Ours if who.startswith(OURS) else Torch
-    return kind(config, w, precision, who, dry), batches(config, batch, context, preset)
+    return kind(config, w, precision, who, dry, rank), batches(config, batch, context, preset)
 
 
 # ---- Products of the vendor, and what a launch costs

@@ -108,10 +108,28 @@ def load(model, w):
             x.copy_(torch.from_numpy(w[name]))
 
 
+def adapted(model, rank):
+    """The model with PEFT's adapters on all matrices of its blocks, which alone learn.
+
+    A matrix of ours that others have in parts, such as that of queries, keys and values, has one
+    adapter for all: fewer products than with one for each part, so that theirs is not slower.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = ["wqkv", "wo", "w_up", "w_down"]
+    rules = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=names)
+    model = inject_adapter_in_model(rules, model)
+    for name, x in model.named_parameters():
+        x.requires_grad_("lora_" in name)
+    return model
+
+
 def adamw(model):
     """Our optimizer's rules: matrices decay, vectors do not."""
-    groups = [{"params": [x for x in model.parameters() if x.ndim == 2]},
-              {"params": [x for x in model.parameters() if x.ndim == 1], "weight_decay": 0}]
+    learn = [x for x in model.parameters() if x.requires_grad]
+    groups = [{"params": [x for x in learn if x.ndim == 2]}]
+    if vectors := [x for x in learn if x.ndim == 1]:
+        groups.append({"params": vectors, "weight_decay": 0})
     return torch.optim.AdamW(groups, lr=1e-3, betas=(BETA1, BETA2), eps=EPS,
                              weight_decay=WEIGHT_DECAY, fused=True)  # fmt: skip
 
@@ -149,16 +167,19 @@ def training(compiled, threads, config, w, tokens, targets, scale):
 class Trainer:
     """A model in training on one device, with copies of batches that the host does not wait for.
 
-    precision: bf16 (autocast), TF32, float32, float64. compiled: by torch.compile.
+    precision: bf16 (autocast), TF32, float32, float64. compiled: by torch.compile. rank: of
+    adapters that alone learn; 0: all weights do.
     """
 
-    def __init__(self, config, w, precision, compiled, device="cuda"):
+    def __init__(self, config, w, precision, compiled, device="cuda", rank=0):
         torch.set_float32_matmul_precision("high" if precision == "TF32" else "highest")
         torch._dynamo.config.error_on_recompile = True
         self.config, self.device, self.half = config, device, precision == "bf16"
         kind = torch.float64 if precision == "float64" else torch.float32
         self.model = Model(config).to(device, kind)
         load(self.model, w)
+        if rank:
+            self.model = adapted(self.model, rank)
         self.loss = torch.compile(self.model) if compiled else self.model
         self.optimizer, self.sums = adamw(self.model), []
 

@@ -11,6 +11,7 @@ B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,8 +137,15 @@ class ProgramBuilder:
         return self.result("sums", (pieces, -(-self.config.n_predict // 4) * 4))
 
     def update(self, flat: Array, losses: Array, rules: Rules) -> None:
+        """The step of all weights, whose gradients are flat (N,)."""
+        buffers = adamw.Buffers(self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies)
+        self.descend(updated(self.weights, self.copied), buffers, losses, rules)
+
+    def descend(
+        self, tiles: np.ndarray, buffers: adamw.Buffers, losses: Array, rules: Rules
+    ) -> None:
         """The norm of all gradients, what is decided from it and from the losses, and AdamW."""
-        recording = self.recording
+        recording, flat = self.recording, buffers.gradients
         partials = recording.take((gradient_norm.blocks_for(flat.shape[0]),), np.float32)
         rates, decision = self.input("rates", (1, 4), np.float32), self.result("decision", (8,))
         number, limit = recording.whole("number", (1,), np.int32), rules.clip_norm
@@ -145,8 +153,7 @@ class ProgramBuilder:
             flat, partials, losses, rates, number, limit, decision
         )
         recording.add("norm of gradients", launches)
-        table = recording.constant(updated(self.weights, self.copied))
-        buffers = adamw.Buffers(self.weights.flat, flat, *map(self.whole, MOMENTS), self.copies)
+        table = recording.constant(tiles)
         given = table, decision, buffers, rules.beta1, rules.beta2, rules.eps
         recording.add("AdamW", adamw.adamw_launch(*given))
 
@@ -157,6 +164,25 @@ class ProgramBuilder:
         loss_sums(self.engine, self.config, self.weights, *self.batch(0, B, T), first)
         return Recorded(self.recording.end(), self.inputs, self.results)
 
+    def passes(self, gradients: Any, cut: Sequence[slice], T: int, packed: bool) -> Array:
+        """Forward and backward of each part of a batch, one after the other; all sums of losses."""
+        config, engine, sums = self.config, self.engine, self.loss_sums(len(cut))
+        K = config.n_predict
+        scale = self.input("scale", (K,), np.float32)
+        for i, x in enumerate(cut):
+            tokens, targets = self.batch(i, x.stop - x.start, T)
+            engine.plan, engine.sums = self.scatter_plan(i, tokens), sums[i, :K]
+            first = self.packed_rows(i, *tokens.shape, True) if packed else None
+            given = self.weights, tokens, targets, scale, gradients, first
+            loss_and_gradients(engine, config, *given)
+        engine.flush()
+        return sums.reshape(-1)
+
+    def scatter_plan(self, i: int, tokens: Array) -> Array:
+        """Which rows of the embedding's gradient the tokens (B, T) of piece i belong to."""
+        length = plan_length(math.prod(tokens.shape), self.config.vocab_size)
+        return self.input(f"plan {i}", (length,), np.int32)
+
     def build_step(
         self, B: int, T: int, rules: Rules, pieces: int = 1, packed: bool = False
     ) -> Recorded:
@@ -164,20 +190,12 @@ class ProgramBuilder:
 
         packed: of rows that may hold several texts.
         """
-        config, engine, flat = self.config, self.engine, self.whole(GRADIENTS)
-        gradients, cut = Weights(config, np.float32, flat), slices(range(B), pieces)
-        K, sums = config.n_predict, self.loss_sums(len(cut))
-        scale, table = self.input("scale", (K,), np.float32), cleared(gradients)
-        self.recording.add("clear", clear_launch(self.recording.constant(table), flat))
-        for i, x in enumerate(cut):
-            tokens, targets = self.batch(i, x.stop - x.start, T)
-            length = plan_length(math.prod(tokens.shape), config.vocab_size)
-            engine.plan, engine.sums = self.input(f"plan {i}", (length,), np.int32), sums[i, :K]
-            first = self.packed_rows(i, *tokens.shape, True) if packed else None
-            given = self.weights, tokens, targets, scale, gradients, first
-            loss_and_gradients(engine, config, *given)
-        engine.flush()
-        self.update(flat, sums.reshape(-1), rules)
+        flat = self.whole(GRADIENTS)
+        gradients = Weights(self.config, np.float32, flat)
+        table = self.recording.constant(cleared(gradients))
+        self.recording.add("clear", clear_launch(table, flat))
+        losses = self.passes(gradients, slices(range(B), pieces), T, packed)
+        self.update(flat, losses, rules)
         return Recorded(self.recording.end(), self.inputs, self.results)
 
 

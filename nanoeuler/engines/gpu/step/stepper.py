@@ -54,9 +54,6 @@ class Loaded(NamedTuple):
     shared: dict[str, Any]
 
 
-OPTIMIZERS = ("AdamW",)  # the classes of optimizers whose update is a kernel: `rows.adamw`
-
-
 class CudaStepper(Stepper):
     """Training steps of one model on a device: `engines.gpu.host.device.Device`, or one on paper.
 
@@ -67,6 +64,7 @@ class CudaStepper(Stepper):
     optimizer whose update has no kernel.
     """
 
+    optimizers: tuple[str, ...] = ("AdamW",)  # classes whose update is a kernel: `rows.adamw`
     step_builder: Callable[..., ProgramBuilder] = ProgramBuilder
     sums_builder: Callable[..., ProgramBuilder] = ProgramBuilder
 
@@ -75,9 +73,9 @@ class CudaStepper(Stepper):
         precision: Precision = BF16, pieces: int = 1, multiplier: type[Multiplier] = Multiplier,
     ) -> None:  # fmt: skip
         kind = type(optimizer).__name__
-        if optimizer is not None and kind not in OPTIMIZERS:
+        if optimizer is not None and kind not in self.optimizers:
             raise UserError(
-                f"expected the optimizer {' or '.join(OPTIMIZERS)} for training on a GPU, got "
+                f"expected the optimizer {' or '.join(self.optimizers)} for training on a GPU, got "
                 f"{kind}: choose another optimizer, or the engine cpu"
             )
         self.weights, self.optimizer, self.device = weights, optimizer, device

@@ -1,0 +1,620 @@
+"""LoRA on a GPU's engine, on paper: the merge, gradients beside the reference in float64, steps.
+
+The bound of a gradient is that of tests/test_cuda_engine.py, for R roundings to bf16 on its way.
+Adapters add four: A, B, x A and dy B.
+"""
+
+import importlib
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import recorded as helpers
+from mutants import Mutant, source
+from mutants import load as mutated
+from recorded import RATES, RULES
+from safetensors.numpy import load_file
+from shapes import PUBLISHED
+from test_cuda_engine import AMPERE, EULER, GPT, HOPPER, TEXTS, TURNED
+from test_cuda_engine import bound as bound_without
+from test_lora import SMALL, drawn
+
+from nanoeuler.cli.main import main
+from nanoeuler.emulator import Device, rehearsal, run
+from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines import registry
+from nanoeuler.engines.gpu.rows import lora_merge
+from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
+from nanoeuler.engines.gpu.step import lora as module
+from nanoeuler.engines.gpu.step.lora import (
+    ADAPTER_COPIES,
+    ADAPTERS,
+    LoraBuilder,
+    LoraEngine,
+    LoraStepper,
+    Packing,
+    spread,
+)
+from nanoeuler.engines.gpu.step.precision import BF16, COPIES, WEIGHTS
+from nanoeuler.engines.gpu.step.program import ARENA
+from nanoeuler.engines.gpu.step.recording import GRADIENTS, fill_batch, fill_step, record_step
+from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.engines.registry import make_stepper
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESETS, count_parameters
+from nanoeuler.model.lora import (
+    AdaptedWeights,
+    Adapters,
+    Lora,
+    adapted,
+    adapter_shapes,
+    for_adapters,
+)
+from nanoeuler.model.transformer import loss_and_gradients
+from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.planning import plan, step
+from nanoeuler.planning.cards import CARDS
+from nanoeuler.planning.lora import lora_host_bytes
+from nanoeuler.training.checkpoint import load
+from nanoeuler.training.folder import checkpoints, read_metrics
+from nanoeuler.training.lora import LoraAdamW
+from nanoeuler.training.run import Settings
+from nanoeuler.training.sft import finetune
+from nanoeuler.training.train import train
+
+
+def bound(config):
+    """See above: R is 32 at least."""
+    return bound_without(config) * (36 / 32) ** 0.5
+
+
+# ---- Merging
+
+
+class Merging:
+    """Two adapters of rank 5, padded to 8, in flat buffers that hold more; everything around them
+    poisoned, or what reading it would show."""
+
+    def __init__(self, seed=0, scale=1.5, rows=133, pitch=300, wide=(268, 24)):
+        rng, self.scale, self.rank = np.random.default_rng(seed), scale, 8
+        self.weights = rng.standard_normal(16 + rows * pitch).astype(np.float32)
+        self.adapters = np.full(4 + rows * 16 + 8 * sum(wide) + 4, np.nan, np.float32)
+        self.copies = np.full(self.weights.size, 0x7FC0, np.uint16)
+        A = self.adapters[4 : 4 + rows * 16].reshape(rows, 16)
+        A[...] = rng.standard_normal(A.shape)
+        self.exact, self.sizes = np.full(self.weights.size, np.nan), np.zeros(self.weights.size)
+        self.places, start, column = [], 4 + rows * 16, 0
+        for i, columns in enumerate(wide):
+            B = self.adapters[start : start + 8 * columns].reshape(8, columns)
+            B[...] = rng.standard_normal(B.shape)
+            A[:, 8 * i + 5 : 8 * i + 8], B[5:] = 0, 0
+            mine, w = A[:, 8 * i : 8 * i + 8].astype(float), slice(column, column + columns)
+            first = 16 + column
+            self.places.append(Place(first, pitch, rows, columns, 4 + 8 * i, 16, start, columns))
+            at = 16 + np.arange(rows)[:, None] * pitch + np.arange(pitch)[None, w]
+            self.exact[at] = self.weights[at] + scale * mine @ B.astype(float)
+            self.sizes[at] = np.abs(self.weights[at]) + abs(scale) * np.abs(mine) @ np.abs(B)
+            start, column = start + 8 * columns, column + columns
+
+    def launch(self, kernels=lora_merge):
+        sizes = self.rank, self.weights.size, self.adapters.size
+        table = kernels.merge_tiles(self.places, *sizes)
+        given = table, self.weights, self.adapters, self.copies, self.scale, self.rank
+        return kernels.merge_launch(*given)
+
+    def check(self):
+        """What is merged is rounded once to bf16, by 2^-8 of it at most, after nine roundings to
+        float32, each of at most the terms' size; the rest is as it was."""
+        made, there = from_bf16(self.copies).astype(float), ~np.isnan(self.exact)
+        off = np.abs(made - self.exact)[there]
+        most = 2.0**-8 * np.abs(self.exact[there]) + 10 * 2.0**-24 * self.sizes[there]
+        assert (off <= most).all()
+        assert (self.copies[~there] == 0x7FC0).all()
+
+
+def play_merge(kernels=lora_merge):
+    """Merge by the kernels of a module, and check it."""
+    for rows, wide in ((133, (268, 24)), (9, (8, 4))):
+        case = Merging(rows=rows, wide=wide)
+        run(case.launch(kernels), 1)
+        case.check()
+
+
+@pytest.mark.parametrize("sizes", [{}, {"rows": 1, "pitch": 8, "wide": (4, 4)},
+                                   {"rows": 9, "pitch": 600, "wide": (512, 88)}])  # fmt: skip
+def test_the_merge_is_w_and_the_product(sizes):
+    bits = set()
+    for order in (None, 1, 2):
+        case = Merging(**sizes)
+        run(case.launch(), order)
+        case.check()
+        bits.add(case.copies.tobytes())
+    assert len(bits) == 1
+
+
+def test_bytes_of_a_merge():
+    case = Merging(rows=128, pitch=256, wide=(256,))
+    report, number = run(case.launch()), 128 * 256
+    assert report["global stores bytes"] == 2 * number
+    assert report["global stores sectors"] == 2 * number // 32
+    # W once; of A and B what threads ask the caches for: 4 of A for 4 columns, B for 8 rows.
+    asked = number // 4 * 8 * 4 + number // 8 * 8 * 4 + 32 * 256
+    assert report["global loads bytes"] == 4 * number + asked
+
+
+def test_a_merge_with_b_of_zero_is_the_copy():
+    case = Merging()
+    for place in case.places:
+        case.adapters[place.b : place.b + 8 * place.columns] = 0
+    run(case.launch())
+    there = ~np.isnan(case.exact)
+    assert np.array_equal(case.copies[there], to_bf16(case.weights)[there])
+
+
+MERGES = {
+    "no scale": ("store_merged", "ptx.fma(scale, sums[j], base[j])", "float32(sums[j] + base[j])"),
+    "the sums of the rows before": ("merge", "sums[i] = float32(0)", "sums[i] = sums[i]"),
+    "rows of B in the wrong order": ("add_products", "of_b[2 * LANE + j]", "of_b[LANE + j]"),
+    "the first four of the rank alone": ("merge", "range(0, rank, LANE)", "range(0, LANE, LANE)"),
+    "rows of A of the adapter before": (
+        "merge", "int64(a + first * a_pitch + k)", "int64(a - 4 + first * a_pitch + k)"),
+    "columns beyond the tile": ("merge", "column < columns", "column < columns + LANE"),
+    "rows beyond the tile": ("store_merged", "i < rows", "i <= rows"),
+    "tiles begin at the first row of A": ("merge_tiles", "a + row * a_pitch", "a"),
+    "tiles begin at the first column of B": ("merge_tiles", "b + column", "b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MERGES)
+def test_a_mistake_in_the_merge_is_seen(what):
+    function, old, new = MERGES[what]
+    wrong = mutated(Mutant("engines.gpu.rows.lora_merge", function, what, old, new))
+    with pytest.raises(Exception):  # noqa: B017, PT011 a fault of the emulator, or of the numbers
+        play_merge(wrong)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"w": 2}, "multiples of 4 elements"), ({"columns": 30}, "multiples of 4"),
+    ({"rows": 140}, "lies outside of 39916 weights"), ({"b": 1 << 20}, "lies outside"),
+    ({"a": -4}, "lies outside"),
+])  # fmt: skip
+def test_adapters_that_lie_elsewhere_are_refused(change, words):
+    case = Merging()
+    places = [case.places[0]._replace(**change)]
+    with pytest.raises(UserError, match=words):
+        merge_tiles(places, 8, case.weights.size, case.adapters.size)
+
+
+def test_merges_that_do_not_fit_are_refused():
+    case, table = Merging(), np.zeros((1, 8), np.int32)
+    given = [case.weights, case.adapters, case.copies, 1.0]
+    with pytest.raises(UserError, match="a multiple of 4, not 6"):
+        merge_launch(table, *given, 6)
+    with pytest.raises(UserError, match="copies is uint16"):
+        merge_launch(table, case.weights, case.adapters, case.copies[:-8], 1.0, 8)
+    with pytest.raises(UserError, match="less than 2\\^31 elements"):
+        merge_tiles([], 8, 1 << 31, 8)
+
+
+# ---- Weights that are bf16 already
+
+
+def test_a_small_change_of_weights_that_are_bf16_is_not_lost():
+    """A fifth of the distance to the next bf16: every fifth weight moves there. Without the low
+    bits none would."""
+    rng = np.random.default_rng(1)
+    base = from_bf16(to_bf16((1 + 0.9 * rng.random(20000)).astype(np.float32)))  # 2^-7 apart
+    low = spread(base, rng)
+    assert np.array_equal(to_bf16(low), to_bf16(base)) and not np.array_equal(low, base)
+    step = np.float32(0.2 * 2.0**-7)
+    assert np.array_equal(to_bf16(base + step), to_bf16(base))
+    moved = from_bf16(to_bf16(low + step)) - base
+    assert {*np.unique(moved)} == {0, 2.0**-7}
+    # A share of 20,000 draws is within four deviations, sqrt(0.16 / 20000), of what it should be.
+    assert abs(np.mean(moved > 0) - 0.2) < 4 * (0.16 / 20000) ** 0.5
+
+
+def test_other_weights_are_left_as_they_are():
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 0.1, 1 / 3], np.float32)
+    assert np.array_equal(spread(special, np.random.default_rng(0)), special, equal_nan=True)
+    powers = np.float32([2.0**-126, 1, -2, 3.3895314e38] * 1000)
+    assert np.array_equal(to_bf16(spread(powers, np.random.default_rng(0))), to_bf16(powers))
+
+
+# ---- A step beside the reference
+
+SHARED = replace(EULER, n_predict=1, tied=True, n_layers=2, repeat=2, integrator="heun",
+                 step_size=0.7, mlp="gelu", hidden=64)  # fmt: skip
+CASES = {
+    "GPT-2's, q and v": (GPT, Lora(3, 5.0, ("q", "v")), 1),
+    "Euler's, in pieces": (EULER, Lora(2), 2),
+    "tied, shared, by Heun": (SHARED, Lora(12, 6.0), 1),
+    "RoPE and gates by products": (replace(TURNED, n_layers=2), Lora(4, 2.0), 2),
+    "the MLP alone": (TURNED, Lora(8, None, ("up", "down")), 1),
+    "biases of q, k, v, LayerNorm": (
+        replace(EULER, norm="layer", position="learned", qkv_bias=True, n_kv_heads=2),
+        Lora(5, 7.0), 1),
+}  # fmt: skip
+
+
+def setting(config, lora, B, T):
+    """Weights, not merged, with adapters of which none is 0; tokens, targets, scale."""
+    w, *batch = helpers.problem(config, B, T)
+    both = AdaptedWeights(w, lora.settled(config))
+    drawn(both.adapters, size=0.1)  # as large as what the problem adds to weights
+    return both, *batch
+
+
+def exactly(both, tokens, targets, scale, first=None):
+    """The gradients and the sums of losses by the reference in float64."""
+    config = both.config
+    exact = AdaptedWeights(Weights(config, np.float64, both.flat.astype(float)), both.lora)
+    exact.adapters.flat[...] = both.adapters.flat
+    exact.merge()
+    found = exact.zeros_like()
+    engine = for_adapters(ReferenceEngine())
+    return found, loss_and_gradients(engine, config, exact, tokens, targets, scale, found, first)
+
+
+def step_on_paper(case, B=2, T=4, machine=HOPPER, first=None, builder=LoraBuilder):
+    """name -> relative error of a step's gradients, A and B of each matrix, and of its sums."""
+    config, lora, pieces = case
+    both, tokens, targets, scale = setting(config, lora, B, T)
+    lora, packing = both.lora, Packing(config, both.lora)
+    made = builder(lora, config, machine, BF16)
+    recorded = made.build_step(B, T, RULES, pieces, first is not None)
+    memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
+    fill_batch(memories, config, tokens, targets, first)
+    fill_step(memories, scale * lora.scale, np.float32([RATES]), config.vocab_size)
+    memories |= {WEIGHTS: both.flat.copy(), COPIES: to_bf16(both.flat)}
+    views = Weights(config, np.uint16, memories[COPIES])
+    for _, tensor, columns in adapted(config, lora):
+        views[tensor][:, columns] = 0x7FC0  # for the merge to write
+    flat = packing.pack(both.adapters)
+    memories |= {ADAPTERS: flat, ADAPTER_COPIES: to_bf16(flat), GRADIENTS: np.zeros_like(flat)}
+    for group in packing.groups(memories[GRADIENTS]).values():
+        for part in (group.A, *group.B):
+            part[...] = np.nan
+    list(rehearsal.rehearse(recorded.program, memories))
+    made = Adapters(config, lora)
+    packing.unpack(memories[GRADIENTS], made)
+    exact, sums = exactly(both, tokens, targets, scale, first)
+    shape = recorded.results["sums"].shape
+    told = memories["sums"].view(np.float32).reshape(shape)[:, : config.n_predict].sum(0)
+    pairs = {"sums": (told, sums)}
+    for tensor, names in packing.names.items():  # as the bound has it, of a matrix as a whole
+        for side in "AB":
+            mine = [(made[f"{name}.{side}"], exact[f"{name}.{side}"]) for name, _ in names]
+            pairs[f"{tensor}.{side}"] = tuple(np.concatenate([x.ravel() for x in part])
+                                              for part in zip(*mine, strict=True))  # fmt: skip
+    return {name: np.linalg.norm(a - b) / np.linalg.norm(b) for name, (a, b) in pairs.items()}
+
+
+def check(case, **how):
+    errors = step_on_paper(case, **how)
+    wrong = {name: error for name, error in errors.items() if not error < bound(case[0])}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_the_references(name, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("name", ["GPT-2's, q and v", "RoPE and gates by products"])
+def test_gradients_of_rows_of_several_texts(name, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    check(CASES[name], T=9, first=TEXTS)
+
+
+@pytest.mark.parametrize("machine", [HOPPER, AMPERE], ids=["Hopper", "Ampere"])
+def test_gradients_by_our_own_products(machine):
+    """Ranks that are no multiple of 8, by wgmma and by mma.sync."""
+    config = replace(TURNED, vocab_size=64)
+    check((config, Lora(5, 7.0), 1), machine=machine)
+
+
+FAULTS = {
+    "dA of another adapter": ("weight_gradient", "slice(i * P, (i + 1) * P)", "slice(0, P)"),
+    "dB of the neighbor's columns": (
+        "weight_gradient", "h[:, mine].T, dy[:, part]",
+        "h[:, mine].T, dy[:, columns[0].start : columns[0].start + part.stop - part.start]"),
+    "dB is stored, not added": ("add_product", '"add" if', '"store" if'),
+    "the first gradient is added": ("add_product", 'else "store"', 'else "add"'),
+    "A of the masters' neighbor": ("places", "self.starts[tensor] + i * P", "self.starts[tensor]"),
+    "merged a column late": (
+        "places", "weights.starts[tensor] + columns.start", "weights.starts[tensor]"),
+    "nothing is merged": ("merge", 'self.recording.add("merge", merge_launch(*given))', "pass"),
+}  # fmt: skip
+OWNERS = {"weight_gradient": "LoraEngine", "add_product": "LoraEngine", "places": "Packing",
+          "merge": "LoraBuilder"}  # fmt: skip
+STEP = "engines.gpu.step.lora"
+
+
+def test_all_faults_have_their_place():
+    for what, (function, old, new) in FAULTS.items():
+        source(Mutant(STEP, function, what, old, new))
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_faults_of_a_step_are_seen(what, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    function, old, new = FAULTS[what]
+    wrong = mutated(Mutant(STEP, function, what, old, new))
+    owner = OWNERS[function]
+    monkeypatch.setattr(getattr(module, owner), function, vars(getattr(wrong, owner))[function])
+    if function == "weight_gradient":  # which asks for a class of its own module
+        wrong.Learned = module.Learned
+    errors = step_on_paper(CASES["Euler's, in pieces"])
+    assert any(not error < 2 * bound(EULER) for error in errors.values())
+
+
+def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    errors = step_on_paper(CASES["Euler's, in pieces"])
+    assert all(error < bound(EULER) for error in errors.values())
+
+
+# ---- What is on the list
+
+
+def recorded_step(config, lora, B=2, T=64, machine=HOPPER):
+    return LoraBuilder(lora.settled(config), config, machine, BF16).build_step(B, T, RULES).program
+
+
+def test_no_frozen_matrix_has_a_gradient_and_no_buffer_is_as_large_as_the_model():
+    config = replace(PRESETS["euler-116m"], n_layers=2, context=64)
+    lora = Lora(16).settled(config)
+    mine, all_of_it = (each for each in (recorded_step(config, lora),
+                       record_step(config, 2, 64, HOPPER, BF16, RULES).program))  # fmt: skip
+    names = {step.name.split(".")[-1] for step in mine.steps}
+    assert not {name for name in names if name.endswith(", dW")}
+    assert {step.name for step in all_of_it.steps if step.name.endswith(", dW")}
+    assert not names & {"embed backward", "sums of norms", "clear"}
+    packing, whole = Packing(config, lora), mine.sizes[WEIGHTS] // 4
+    assert packing.size < whole / 10
+    for name, size in mine.sizes.items():
+        if name not in (WEIGHTS, COPIES, ARENA):
+            assert size <= max(4 * packing.size, 20 << 20), name
+    assert mine.sizes[ARENA] <= 1.05 * all_of_it.sizes[ARENA]
+    # Besides the narrow products and the merge, the same launches as before, without gradients.
+    narrow = {end for name in names for end in ("x A", "dy B", "dB", "dA") if name.endswith(end)}
+    assert narrow == {"x A", "dy B", "dB", "dA"}
+    rest = [step.flops for step in mine.steps if not step.name.endswith(tuple(narrow))]
+    dense = [step.flops for step in all_of_it.steps if not step.name.endswith(", dW")]
+    assert sum(rest) == sum(dense)
+
+
+def test_a_matrix_without_an_adapter_costs_nothing():
+    program = recorded_step(EULER, Lora(2, None, ("q",)), T=4)
+    names = [step.name for step in program.steps if step.name.endswith(("x A", "dB", "dA"))]
+    assert len(names) == 3 and all("wqkv" in name for name in names)
+
+
+# ---- Steps
+
+
+def steppers(config=GPT, lora=Lora(3, 6.0), device=None):  # noqa: B008 it's immutable
+    """A stepper on paper and the CPU's, of equal weights; a batch."""
+    both = []
+    for _ in range(2):
+        w, tokens, targets, _ = helpers.problem(config, 2, 4)
+        weights = AdaptedWeights(w, lora.settled(config))
+        weights.begin(1)
+        weights.merge()
+        both.append(weights)
+    device = device or Device(capability=(9, 0), multiprocessors=4)
+    return (LoraStepper(both[0], LoraAdamW(both[0]), device),
+            make_stepper("reference", both[1], LoraAdamW(both[1])), tokens, targets)  # fmt: skip
+
+
+def test_steps_are_those_of_the_cpu(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    ours, reference, tokens, targets = steppers()
+    frozen, taken, exact = ours.base(), [], []
+    for number in range(1, 5):
+        first = np.array([[0, 0, 2, 2], [0, 1, 1, 1]], np.int32) if number == 3 else None
+        taken += ours.step(tokens, targets, 1e-2, number, first)
+        exact += reference.step(tokens, targets, 1e-2, number, first)
+    taken += ours.finish()
+    for mine, theirs in zip(taken, exact, strict=True):
+        np.testing.assert_allclose(mine.sums, theirs.sums, rtol=bound(GPT))
+        # B begins at zero, and Adam moves each of its numbers by the rate at first, whatever the
+        # size of its gradient: signs of gradients near zero are bf16's to choose. What they make
+        # of the norm is a part of it.
+        np.testing.assert_allclose(mine.norm, theirs.norm, rtol=0.1)
+    first_mine, first_exact = taken[0].norm, exact[0].norm
+    np.testing.assert_allclose(first_mine, first_exact, rtol=bound(GPT))
+    ours.pull()
+    moved = np.abs(ours.weights.adapters.flat - reference.weights.adapters.flat)
+    assert moved.max() <= 8.1e-2 and np.median(moved) < 1e-3
+    for name, tensor in ours.weights.adapters.items():
+        assert np.abs(tensor).max() > 5e-3, name
+    assert np.array_equal(frozen, ours.device.host(ours.memories[WEIGHTS]))
+    # Judged by the merged copy, as the CPU judges by merged weights.
+    np.testing.assert_allclose(ours.sums(tokens, targets), reference.sums(tokens, targets),
+                               rtol=bound(GPT))  # fmt: skip
+    again = AdaptedWeights(Weights(GPT, flat=frozen.copy()), ours.weights.lora)
+    again.adapters.flat[...] = ours.weights.adapters.flat
+    again.merge()
+    # What the run has of the merged model: frozen weights have other low bits, at most half a bf16.
+    assert np.all(np.abs(again.flat - ours.weights.flat) <= 2.0**-8 * np.abs(again.flat) + 1e-6)
+
+
+def test_padding_stays_zero_and_a_step_asks_for_no_memory(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    ours, _, tokens, targets = steppers()
+    ours.step(tokens, targets, 1e-2, 1)
+    asked = []
+    for name in ("array", "empty"):
+        monkeypatch.setattr(ours.device, name, lambda *rest: asked.append(rest))
+    for number in (2, 3):
+        ours.step(tokens, targets, 1e-2, number)
+    ours.finish()
+    assert not asked
+    for group in ours.packing.groups(ours.device.host(ours.memories[ADAPTERS])).values():
+        A = group.A.reshape(-1, len(group.columns), 8)
+        assert A[..., :3].all() and not A[..., 3:].any()
+        for B in group.B:
+            assert B[:3].any(axis=1).all() and not B[3:].any()
+
+
+def test_a_step_goes_on_from_what_was_pulled_to_the_same_bit(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    ours, _, tokens, targets = steppers()
+    other, _, _, _ = steppers()
+    for number in (1, 2):
+        ours.step(tokens, targets, 1e-2, number)
+    ours.pull()
+    for name in ("m", "v"):
+        getattr(other.optimizer, name).flat[...] = getattr(ours.optimizer, name).flat
+    other.weights.adapters.flat[...] = ours.weights.adapters.flat
+    other.weights.merge()
+    other.push()
+    for stepper in (ours, other):
+        stepper.step(tokens, targets, 1e-2, 3)
+        stepper.pull()
+    assert np.array_equal(ours.weights.adapters.flat, other.weights.adapters.flat)
+    assert np.array_equal(ours.optimizer.v.flat, other.optimizer.v.flat)
+    assert np.array_equal(ours.weights.flat, other.weights.flat)
+
+
+def test_a_step_that_is_not_finite_changes_nothing(monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    ours, _, tokens, targets = steppers()
+    ours.step(tokens, targets, 1e-2, 1)
+    ours.finish()
+    before = [ours.device.host(ours.memories[name]).copy() for name in (ADAPTERS, "m", "v")]
+    broken = ours.device.host(ours.memories[WEIGHTS]).copy()
+    broken[GPT.dim] = np.nan  # of the embedding of token 1
+    ours.device.fill(ours.memories[WEIGHTS], broken)
+    ours.step(np.ones_like(tokens), targets, 1e-2, 2)
+    (taken,) = ours.finish()
+    assert taken.number == 2 and not taken.finite
+    for name, old in zip((ADAPTERS, "m", "v"), before, strict=True):
+        assert np.array_equal(ours.device.host(ours.memories[name]), old)
+
+
+# ---- Who trains them
+
+
+def test_adapters_are_packed_and_unpacked():
+    lora = Lora(3, 1.0, ("q", "v", "down")).settled(EULER)
+    adapters, packing = Adapters(EULER, lora), Packing(EULER, lora)
+    drawn(adapters)
+    flat, again = packing.pack(adapters), Adapters(EULER, lora)
+    packing.unpack(flat, again)
+    assert np.array_equal(again.flat, adapters.flat) and packing.rank == 8
+    group = packing.groups(flat)["block.0.wqkv"]
+    assert np.array_equal(group.A[:, 8:11], adapters["block.0.v.A"])
+    assert [*group.columns] == [slice(0, 64), slice(96, 128)]
+
+
+def on_paper(monkeypatch):
+    """Have the engine cuda find an emulated GPU, and NumPy multiply."""
+    stepper = importlib.import_module("nanoeuler.engines.gpu.step.stepper")
+    matmul = importlib.import_module("nanoeuler.engines.gpu.step.matmul")
+    helpers.by_numpy(monkeypatch)
+    monkeypatch.setattr(registry, "_no_gpu", lambda: "")
+    device = Device(capability=(9, 0), multiprocessors=4)
+    for each in (module, stepper):
+        monkeypatch.setattr(each, "gpu", lambda: device)
+    backends = importlib.import_module(stepper.CHOICE)
+    monkeypatch.setattr(backends, "multiplier", lambda: matmul.Multiplier)
+
+
+def test_the_engine_cuda_trains_adapters_and_others_of_a_gpu_refuse(monkeypatch):
+    on_paper(monkeypatch)
+    weights = AdaptedWeights(initialise(TURNED, 0), Lora(2).settled(TURNED))
+    made = make_stepper("cuda", weights, LoraAdamW(weights), pieces=2)
+    assert type(made) is LoraStepper and made.pieces == 2
+    for name in ("cuda-tf32", "cuda-float32"):
+        with pytest.raises(UserError, match=f"not trained by the engine {name} yet: choose"):
+            make_stepper(name, weights, LoraAdamW(weights))
+    token = registry.LEAD.set(lambda *rest: None)
+    try:
+        with pytest.raises(UserError, match="not trained by several ranks yet"):
+            make_stepper("cuda", weights, LoraAdamW(weights))
+    finally:
+        registry.LEAD.reset(token)
+
+
+def test_a_run_on_a_gpu_is_saved_and_goes_on_as_on_the_cpu(monkeypatch, tmp_path):
+    """`sft --lora` by the engine cuda: the files, a resumed run, and the CPU's losses."""
+    config = replace(SMALL, dim=64, hidden=64, context=24)
+    text = tmp_path / "text.txt"
+    text.write_text("the number of the beast is a number. " * 30)
+    train(text, tmp_path / "base", config=config, engine="reference",
+          settings=Settings(steps=1, batch_size=2))  # fmt: skip
+    on_paper(monkeypatch)
+    pairs, lora = [("a?", f"{i}.") for i in range(8)], Lora(2, None, ("q", "down"))
+    how = {"settings": Settings(steps=2, batch_size=1, warmup=0), "save_every": 1, "lora": lora}
+    for name, engine in (("mine", "cuda"), ("theirs", "reference")):
+        finetune(tmp_path / "base", pairs, tmp_path / name, engine=engine, **how)
+    mine, theirs = (read_metrics(tmp_path / name) for name in ("mine", "theirs"))
+    losses = [[line["loss"] for line in lines] for lines in (mine, theirs)]
+    np.testing.assert_allclose(*losses, rtol=bound(config))
+    saved = load_file(checkpoints(tmp_path / "mine")[-1][1] / "model.safetensors")
+    assert {*saved} == {*adapter_shapes(config, lora)} and saved["block.0.q.B"].any()
+    assert saved["block.0.q.A"].shape == (64, 2)
+    # From the save after one step on, the second is the same to the bit.
+    last = checkpoints(tmp_path / "mine")[-1][1]
+    shutil.copytree(tmp_path / "mine", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / last.name)
+    assert load(tmp_path / "again").step == 1
+    finetune(None, pairs, tmp_path / "again", resume=True, engine="cuda")
+    resumed = load_file(checkpoints(tmp_path / "again")[-1][1] / "model.safetensors")
+    assert all(np.array_equal(saved[name], resumed[name]) for name in saved)
+
+
+# ---- The plan
+
+
+def test_the_plan_names_what_adapters_take_of_a_card(monkeypatch, capsys):
+    main(["plan", "--preset", "euler-10m", "--lora", "16", "--engine", "cuda"])
+    said = capsys.readouterr().out
+    assert "numbers learn" in said and "rank 16 on q,k,v,o,gate,up,down" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("h200"))
+    config, batch = PRESETS["euler-10m"], plan.BATCH_SIZE
+    lora = Lora(16).settled(config)
+    machine = step.H200.machine
+    program = LoraBuilder(lora, config, machine, BF16).build_step(batch, 256, step.RULES).program
+    size = sum(program.sizes.values())
+    assert f"{len(program.steps):,}" in line and f"{size / 1e9:.3f}" in line
+    assert line.endswith("estimated")
+    assert main(["plan", "--preset", "euler-10m", "--lora", "16", "--engine", "cuda-tf32"])
+    assert "not trained by the engine cuda-tf32 yet" in capsys.readouterr().err
+
+
+def test_published_models_fit_where_they_are_said_to():
+    """With four sequences: a billion weights on 24 GB, 135 million on 8 GB."""
+    for name, card in (("llama-1b", "rtx-3090"), ("smollm2-135m", "rtx-4060-ti")):
+        config, speeds = PUBLISHED[name], step.speeds_of(CARDS[card])
+        record = partial(module.record_lora_step, Lora(16).settled(config))
+        made = step.foretell(config, 4, "cuda", speeds, record)
+        assert made.bytes < 0.9 * CARDS[card].memory_bytes
+        whole = step.foretell(config, 4, "cuda", speeds)
+        # Of all weights float32 gradients and two moments are gone, but for those of adapters.
+        assert 0.9 * 12 * count_parameters(config) < whole.bytes - made.bytes
+        assert made.seconds < whole.seconds
+
+
+def test_the_room_of_this_machines_card(monkeypatch):
+    on_paper(monkeypatch)
+    gpu_memory = importlib.import_module("nanoeuler.planning.gpu_memory")
+    config, lora = PRESETS["euler-10m"], Lora(16).settled(PRESETS["euler-10m"])
+    sizes = [gpu_memory.step_bytes(config, 4, 1, "cuda", each) for each in (None, lora)]
+    assert sizes[1] < sizes[0] - 10 * count_parameters(config)
+    assert gpu_memory.host_bytes(config, lora) < gpu_memory.host_bytes(config)
+    assert gpu_memory.host_bytes(config, lora) == lora_host_bytes(config, lora)
+
+
+def test_what_the_engine_has_no_code_for_is_refused():
+    config = replace(EULER, qk_norm=True)
+    with pytest.raises(UserError, match="expected qk_norm False for LoraEngine"):
+        recorded_step(config, Lora(2), T=4)
+    assert LoraEngine.supports["norm"] == ("rms", "layer")
+

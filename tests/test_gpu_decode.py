@@ -110,7 +110,8 @@ def outputs_of(module, end, kind, total, shape, heads):
     stored = np.uint16 if kind == "bf16" else np.float32
     cached = np.zeros((2, 1, 7, heads.D if heads else 1), stored)
     wide = {"store": shape.groups * 8, "add": shape.outputs, "gelu": shape.outputs,
-            "swiglu": shape.outputs // 2, "heads": 3 * heads.D if heads else 0}[end]  # fmt: skip
+            "gelu_exact": shape.outputs, "swiglu": shape.outputs // 2,
+            "heads": 3 * heads.D if heads else 0}[end]  # fmt: skip
     if end == "add":
         return draw((total, wide), "float32", 9), cached, cached.copy()
     kinds = np.float32 if end in ("store", "heads") else stored
@@ -124,8 +125,8 @@ def judge(end, kind, want, bound, y, keys, values, old, scale, outputs, heads, c
         close(got[:, :outputs], want, bound)
     elif end == "add":
         close(got, old + scale * want, scale * bound + 2 * U * (np.abs(old) + np.abs(want)))
-    elif end == "gelu":
-        h = layers.gelu(want)
+    elif end in ("gelu", "gelu_exact"):
+        h = getattr(layers, end)(want)
         close(got, h, 1.2 * bound + (B[kind] + 8 * U) * np.abs(h) + 8 * U)
     elif end == "swiglu":
         gate, up = np.split(want, 2, axis=1)
@@ -157,7 +158,9 @@ def test_products(kind, front, inputs, outputs, rows, total):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("end, outputs", [("add", 24), ("gelu", 24), ("swiglu", 48), ("heads", 80)])
+@pytest.mark.parametrize("end, outputs", [
+    ("add", 24), ("gelu", 24), ("gelu_exact", 24), ("swiglu", 48), ("heads", 80),
+])  # fmt: skip
 def test_ends(kind, end, outputs):
     check_product(gemv, kind, 40, outputs, 1, 2, "rms", end)
     check_product(gemv, kind, 40, outputs, 4, 8, "layer", end, groups=2)

@@ -5,6 +5,7 @@ stored). A sum of n terms, in any order, is off by at most n U times the sum of 
 number that is stored as bf16 by B of itself. Reciprocals and roots are approximate to 4 U.
 """
 
+import math
 from pathlib import Path
 from types import FunctionType, ModuleType
 from unittest import mock
@@ -293,6 +294,11 @@ def sigma_bound(x):
     return (np.abs(x) + 10) * U
 
 
+def normal_bound(x):
+    """The relative error of the share of the exact GELU: equation eq-tile-gelu-exact."""
+    return (1.5 * x * x + 24) * U + 1.7e-8
+
+
 def check_gates(
     module, what, rows, F, kind="bf16", forward=True, biased=False, again=True, summed=True,
     scale=1.0, seed=None, cores=CORES, place=False,
@@ -307,7 +313,8 @@ def check_gates(
         gate, up = x[:, :F], x[:, F:]
         want, share = layers.swiglu(x), sigma_bound(gate)
     else:
-        want, share = layers.gelu(x), sigma_bound(2 * x * (1 + x * x))
+        gelu_bound = {"gelu": sigma_bound(2 * x * (1 + x * x)), "gelu_exact": normal_bound(x)}
+        want, share = getattr(layers, what)(x), gelu_bound[what]
     tiny = 2.0**-50 * np.abs(x).max() ** 2  # what float64's 1 + tanh leaves of a share of 1e-16
     bound = (B[kind] + 2 * share) * np.abs(want) + tiny
     if forward:
@@ -332,9 +339,14 @@ def check_gates(
         exact = backward.swiglu_backward(g, x)
         parts = np.abs(g * up) * (1 + np.abs(gate)), np.abs(g * gate)
         off = np.concatenate([3 * share * part for part in parts], axis=1)
-    else:
+    elif what == "gelu":
         exact = backward.gelu_backward(g, x)
         off = 4 * share * np.abs(g) * (1 + np.abs(x) * (1 + x * x))
+    else:
+        exact = backward.gelu_exact_backward(g, x)
+        density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+        below = np.abs(exact - g * x * density)  # g Phi(x), in which 1 - Phi(-x) has a rounding
+        off = (share + 3 * U) * (below + np.abs(g * x) * density)
     close(du, exact, off + B[kind] * np.abs(exact) + tiny * np.abs(g).max())
     if again:
         close(h, want, bound)
@@ -345,7 +357,7 @@ def check_gates(
     return reports, [du, *(a for a in (h if again else None, dbias) if a is not None)]
 
 
-@pytest.mark.parametrize("what", ["swiglu", "gelu"])
+@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72), (3, 776)])
 def test_gates(what, kind, rows, F):
@@ -353,7 +365,7 @@ def test_gates(what, kind, rows, F):
     check_gates(activations, what, rows, F, kind, scale=30.0, cores=1)
 
 
-@pytest.mark.parametrize("what", ["swiglu", "gelu"])
+@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72)])
 def test_gates_backward(what, kind, rows, F):
@@ -362,9 +374,21 @@ def test_gates_backward(what, kind, rows, F):
     check_gates(activations, what, rows, F, kind, forward=False, again=False, summed=False)
 
 
-def test_gelu_of_a_bias():
-    check_gates(activations, "gelu", 3, 72, biased=True)
-    check_gates(activations, "gelu", 3, 72, biased=True, forward=False, cores=1)
+@pytest.mark.parametrize("what", ["gelu", "gelu_exact"])
+def test_gelu_of_a_bias(what):
+    check_gates(activations, what, 3, 72, biased=True)
+    check_gates(activations, what, 3, 72, biased=True, forward=False, cores=1)
+
+
+def test_the_share_of_the_exact_gelu_is_within_its_bound():
+    """At 30,000 places, where a share of float32 is no denormal number."""
+    x = np.linspace(-13, 13, 30000, dtype=np.float32).reshape(3, -1)
+    h = blank(x.shape, "float32")
+    play(activations.gelu_exact_launch(x, h), (h,))
+    share = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(real(x))
+    off = np.abs(real(h) - real(x) * share) / np.maximum(np.abs(real(x) * share), 1e-300)
+    assert (off <= normal_bound(real(x)) + U).all()
+    assert off.max() > 30 * U  # in the tail; so the bound is no empty one
 
 
 def test_gates_of_numbers_whose_powers_overflow():
@@ -378,6 +402,10 @@ def test_gates_of_numbers_whose_powers_overflow():
     dh = to_bf16(np.ones((1, 8), np.float32))
     play(activations.gelu_backward_launches(dh, u[:, :8].copy(), h))
     assert real(h).tolist() == [[0.0, 1.0] * 4]
+    far = np.float32([[-1e30, 1e30] * 4])  # whose squares are infinite
+    made, du, ones = blank((1, 8), "float32"), blank((1, 8), "float32"), np.float32([[1.0] * 8])
+    play(activations.gelu_exact_backward_launches(ones, far, du, h=made))
+    assert du.tolist() == [[0.0, 1.0] * 4] and (made == np.maximum(far, 0)).all()
 
 
 def test_bytes_of_gates():
@@ -697,6 +725,10 @@ def gelu(module):
     check_gates(module, "gelu", 70, 8, forward=False, biased=True, cores=1)
 
 
+def exact(module):
+    check_gates(module, "gelu_exact", 70, 8, "float32", forward=False, cores=1)
+
+
 def turned(module):
     check_rope(module, 2, 3, 2, 4, 32, start=1)
 
@@ -768,6 +800,11 @@ FAULTS = [
     ("rows.activations", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
     ("rows.activations", "gated_backward", "while row < rows", "while row < 0", swiglu),
     ("tile.curves", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
+    ("tile.curves", "gelu_exact_slope", "share + u * density", "share", exact),
+    ("tile.curves", "normal", "1) - tail if u > float32(0) else tail", "1) - tail", exact),
+    ("tile.curves", "normal", "-0.5 * LOG2_E", "-LOG2_E", exact),
+    ("rows.activations", "make_curved_rows", "gelu_exact_share, gelu_exact_slope",
+     "gelu_exact_share, gelu_slope", exact),
     ("rows.activations", "curved_rows", "value[at] += shift[k]", "pass", gelu),
     ("rows.activations", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
     ("rows.rope", "turn", "sign * sin[k]", "sin[k]", turned),

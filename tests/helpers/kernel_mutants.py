@@ -213,7 +213,7 @@ def check_rows_rope(module):
 def check_rows_activations(module):
     import test_rows
 
-    for what in ("swiglu", "gelu"):
+    for what in ("swiglu", "gelu", "gelu_exact"):
         more = {} if what == "swiglu" else {"biased": True}
         test_rows.check_gates(module, what, 3, 72, "float32", cores=1, **more)
         test_rows.check_gates(module, what, 70, 8, cores=1, **more)

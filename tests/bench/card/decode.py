@@ -32,7 +32,9 @@ GPT = replace(LLAMA, n_kv_heads=2, n_predict=1, norm="layer", position="learned"
               bias=True, tied=True)  # fmt: skip
 ODD = replace(LLAMA, norm="layer", mlp="gelu", tied=True, n_predict=1, repeat=2, step_size=0.5)
 OTHER = replace(LLAMA, position="learned", bias=True, n_kv_heads=2, n_predict=1)
-CONFIGS = {"like Llama": LLAMA, "like GPT-2": GPT, "odd": ODD, "other": OTHER}
+SWITCHED = replace(LLAMA, mlp="gelu_exact")
+CONFIGS = {"like Llama": LLAMA, "like GPT-2": GPT, "odd": ODD, "other": OTHER,
+           "switched": SWITCHED}  # fmt: skip
 
 
 class Rounding(ReferenceEngine):
@@ -82,7 +84,7 @@ def label(form):
 
 def kernels():
     """Name -> maker of each kernel of both presets."""
-    made = {}
+    made = of_switches()
     for preset in ("gpt2-124m", "euler-116m"):
         for kind, rows, early in MADE:
             this = Decoding(PRESETS[preset], kind, early=early)
@@ -98,6 +100,16 @@ def kernels():
             made[name] = partial(enter_kernel, output, learned, early)
             V, context = config.vocab_size, config.context
             made[f"pick, {V}{end}"] = partial(pick_kernel, V, context, PICK_THREADS, early)
+    return made
+
+
+def of_switches():
+    """The same of switches that no preset has: each kernel that is another by them."""
+    made = {}
+    for kind, rows, early in MADE:
+        this = Decoding(replace(PRESETS["gpt2-124m"], mlp="gelu_exact"), kind, early=early)
+        form = form_of(this, "w_up", rows)
+        made[label(form)] = partial(few_rows_kernel, form)
     return made
 
 

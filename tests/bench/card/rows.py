@@ -186,7 +186,7 @@ def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
 
     def forward(u: Any) -> Any:
         if wide == 1:
-            return curve(u, approximate="tanh")
+            return curve(u, approximate="none" if "exact" in what else "tanh")
         return torch.nn.functional.silu(u[:, :width]) * u[:, width:]
 
     if not slope:
@@ -329,6 +329,8 @@ WORKS = {
     "SwiGLU, backward": partial(gate, what="swiglu", slope=True),
     "GELU": partial(gate, what="gelu", slope=False),
     "GELU, backward": partial(gate, what="gelu", slope=True),
+    "exact GELU": partial(gate, what="gelu_exact", slope=False),
+    "exact GELU, backward": partial(gate, what="gelu_exact", slope=True),
     "RoPE": partial(rope, back=False),
     "RoPE, backward": partial(rope, back=True),
     "embedding": partial(embed),
@@ -369,14 +371,18 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
     return [*makers, *of_gates(width), *of_tokens(width)]
 
 
+EITHER = False, True  # GELU in the tanh form, and exact
+
+
 def of_gates(width: int) -> list[Callable[[], Kernel]]:
     """Makers of the gates' kernels, for h of this width."""
     threads = column_sums_module.Walk(1, width, piece("bf16"), column_sums_module.FREE).threads
     return [
         partial(activations.swiglu_kernel, "bf16", threads),
-        partial(activations.gelu_kernel, "bf16", False, threads),
+        *(partial(activations.gelu_kernel, "bf16", False, exact, threads) for exact in EITHER),
         partial(activations.swiglu_backward_kernel, "bf16", True, True, threads),
-        partial(activations.gelu_backward_kernel, "bf16", False, True, True, threads),
+        *(partial(activations.gelu_backward_kernel, "bf16", False, True, True, exact, threads)
+          for exact in EITHER),
     ]
 
 

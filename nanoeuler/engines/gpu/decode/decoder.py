@@ -84,8 +84,9 @@ class Decoding(NamedTuple):
 
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler",),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
+    "integrator": ("euler",),
     "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0), "head_width": (0, 16),
     "rope_scaling": ("none", "linear", "llama3"), "qkv_bias": (False, True),
 }  # fmt: skip

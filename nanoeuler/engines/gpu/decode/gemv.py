@@ -23,7 +23,7 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
-from nanoeuler.engines.gpu.tile.curves import gelu_share, sigmoid
+from nanoeuler.engines.gpu.tile.curves import gelu_exact_share, gelu_share, sigmoid
 from nanoeuler.errors import UserError
 
 OUT = 8         # outputs of a tile: the columns of B in mma.sync.m16n8k16
@@ -136,7 +136,7 @@ class Form:
     shape: Shape
     rows: int                   # of X in a block: 1, 8 or 16; of float32 any
     front: str                  # "rms", "layer" (norms), "parts" (of attention), "plain"
-    end: str                    # "add" (to the stream), "store", "gelu", "swiglu", "heads"
+    end: str                    # "add" (to the stream), "store", "heads", or an activation
     groups: int = 1             # of eight outputs, in a block
     early: bool = False         # whether it may start while the kernel before it runs
     heads: Heads | None = None  # of a kernel that touches attention
@@ -504,13 +504,14 @@ class Target(NamedTuple):
 
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
     """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
-    one output: add, store, gelu.
+    one output: add, store, gelu, gelu_exact.
 
     What is ready before the products is loaded before them: the old stream.
     """
     wide, outputs, rows = OUT * form.groups, form.shape.outputs, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
-    adds, curves = form.end == "add", form.end == "gelu"
+    adds, curves = form.end == "add", form.end in ("gelu", "gelu_exact")
+    share = gelu_exact_share if form.end == "gelu_exact" else gelu_share
 
     def place(of):
         row = ptx.divide(of.item, wide)
@@ -530,7 +531,7 @@ def make_single_end(form: Form) -> tuple[Callable, Callable]:
             if adds:
                 ptx.store_float(to.y + at * 4, of.kept[2 * of.i] + to.scale * value)
             elif curves:
-                put(to.y, at, value * gelu_share(value))
+                put(to.y, at, value * share(value))
             else:
                 ptx.store_float(to.y + at * 4, value)
 

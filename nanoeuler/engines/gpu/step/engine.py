@@ -69,8 +69,9 @@ PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 PARTIALS = "partials"  # the memory of partial sums that are reduced at the end of the backward pass
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
+    "integrator": ("euler", "heun", "rk4"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
@@ -422,37 +423,42 @@ class CudaEngine(Engine):
         self.record("swiglu", launch)
         return h
 
-    def gelu(self, u: Array) -> Array:
+    def gelu(self, u: Array, name: str = "gelu") -> Array:
         h = self.take(*u.shape)
-        count = self.multiprocessors
-        launch = activations.gelu_launch(rows_of(u), rows_of(h), multiprocessors=count)
-        self.record("gelu", launch)
+        launches = getattr(activations, f"{name}_launch")
+        self.record(name, launches(rows_of(u), rows_of(h), multiprocessors=self.multiprocessors))
         return h
 
+    def gelu_exact(self, u: Array) -> Array:
+        return self.gelu(u, "gelu_exact")
+
     def activation_backward(
-        self, gated: bool, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
+        self, name: str, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
     ) -> tuple[Array, Array | None]:
         """du, and h again where it is wanted; du's sums over rows are added to dbias."""
         (rows, F), processors = rows_of(dh).shape, self.multiprocessors
         du, h = self.take(*u.shape), self.take(*dh.shape) if again else None
         sums = None
         if dbias is not None:
-            shape = activations.partials_shape(rows, F, kind_of(dh), 1 + gated, processors)
+            wide = 2 if name == "swiglu" else 1
+            shape = activations.partials_shape(rows, F, kind_of(dh), wide, processors)
             sums = dbias, self.take(*shape, kind="float32")
-        name = "swiglu" if gated else "gelu"
         backward = getattr(activations, f"{name}_backward_launches")
         launches = backward(
             rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
             sums=sums, multiprocessors=processors,
         )  # fmt: skip
-        self.record("swiglu backward" if gated else "gelu backward", launches)
+        self.record(f"{name} backward", launches)
         return du, h
 
     def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
-        return self.activation_backward(True, dh, gate_up)[0]
+        return self.activation_backward("swiglu", dh, gate_up)[0]
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
-        return self.activation_backward(False, dh, u)[0]
+        return self.activation_backward("gelu", dh, u)[0]
+
+    def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
+        return self.activation_backward("gelu_exact", dh, u)[0]
 
     def loss_rows(
         self, logits: Array, targets: Array, scale: Array, losses: Array, V: int, first: int,
@@ -572,12 +578,12 @@ class CudaEngine(Engine):
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
-            u, h = self.linear_gelu(n, b.w_up, b.w_up_bias)
+            u, h = self.linear_gelu(config.mlp, n, b.w_up, b.w_up_bias)
         elif self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
             u, h = self.linear_swiglu(n, b.w_up)
         else:
             u = self.linear(n, b.w_up, b.w_up_bias)
-            h = self.swiglu(u) if gated else self.gelu(u)
+            h = self.swiglu(u) if gated else self.gelu(u, config.mlp)
         return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
 
     def linear_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
@@ -587,21 +593,23 @@ class CudaEngine(Engine):
         self.matmul("w_up, SwiGLU", rows_of(n), self.copy_of(w), rows_of(h), end)
         return u, h
 
-    def linear_gelu(self, n: Array, w: Array, bias: Array | None) -> tuple[Array, Array]:
-        """u = n w + bias and GELU(u), by one product."""
+    def linear_gelu(
+        self, which: str, n: Array, w: Array, bias: Array | None
+    ) -> tuple[Array, Array]:
+        """u = n w + bias and GELU(u), "gelu" or "gelu_exact", by one product."""
         u, h = (self.take(*n.shape[:-1], w.shape[1]) for _ in "uh")
         none = np.zeros(w.shape[1], np.uint16)
         aux = self.recording.constant(none) if bias is None else self.copy_of(bias)
-        end = Epilogue("bias and gelu", aux, rows_of(u))
+        end = Epilogue(f"bias and {which}", aux, rows_of(u))
         self.matmul("w_up, GELU", rows_of(n), self.copy_of(w), rows_of(h), end)
         return u, h
 
     def linear_gelu_backward(
-        self, dout: Array, w: Array, u: Array, dbias: Array | None
+        self, which: str, dout: Array, w: Array, u: Array, dbias: Array | None
     ) -> tuple[Array, Array]:
         """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
         du = self.take(*u.shape)
-        end = Epilogue("gelu backward", rows_of(u), rows_of(u), dbias)
+        end = Epilogue(f"{which} backward", rows_of(u), rows_of(u), dbias)
         a, b = rows_of(dout), self.copy_of(w).T
         self.matmul("w_down, dX, GELU", a, b, rows_of(du), end)
         return du, u
@@ -620,13 +628,13 @@ class CudaEngine(Engine):
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
         dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
-        if config.mlp == "gelu" and self.multiply.fused:
-            du, h = self.linear_gelu_backward(dout, b.w_down, u, db.w_up_bias)
+        if config.mlp != "swiglu" and self.multiply.fused:
+            du, h = self.linear_gelu_backward(config.mlp, dout, b.w_down, u, db.w_up_bias)
         elif self.fused_swiglu_backward and self.multiply.fused and db.w_up_bias is None:
             du, h = self.linear_swiglu_backward(dout, b.w_down, u)
         else:
-            dh, gated = self.linear_dx(dout, b.w_down), config.mlp == "swiglu"
-            du, h = self.activation_backward(gated, dh, u, db.w_up_bias, again=True)
+            dh = self.linear_dx(dout, b.w_down)
+            du, h = self.activation_backward(config.mlp, dh, u, db.w_up_bias, again=True)
             del dh
         self.weight_gradient(db.w_down, h, dout, "w_down")
         del h

@@ -198,10 +198,10 @@ def test_what_a_product_of_few_rows_cannot_do():
 
 
 def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 63, 40, -1),
-                    seed=None, warps=1):  # fmt: skip
+                    seed=None, warps=1, window=0):  # fmt: skip
     """Attention of rows at these positions, put together by a product with the identity."""
     attending, putting = modules
-    heads = putting.Heads(H, G, D, context, False, 32)
+    heads = putting.Heads(H, G, D, context, False, 32, window)
     rows, N = len(ends), putting.part_count(heads)
     q = draw((rows, H, D), "float32", 1, 2.0)
     keys, values = draw((rows, G, context, D), "float32", 2), draw((rows, G, context, D), kind, 3)
@@ -212,12 +212,14 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
     for array in keys, values:  # what nobody has read
         for _, end, text, _ in lines:
             array[text, :, end + 1 :] = 0x7FC0 if kind == "bf16" else np.nan
+            before = max(0, end + 1 - window) if window else 0
+            array[text, :, :before] = 0x7FC0 if kind == "bf16" else np.nan
     scaled = (q * (LOG2_E / np.sqrt(D))).astype(np.float32)
     out, tops, weights = (
         np.full((rows, H, N, *more), np.nan, np.float32) for more in ((D,), (), ())
     )
     kernel = attending.newest_kernel(kind, heads, warps)
-    grid = -(-context // 32), G, rows
+    grid = putting.part_blocks(heads), G, rows
     run(Launch(kernel, grid, (scaled, keys, values, lines, out, tops, weights)), seed)
     shape = putting.Shape("float32", H * D, H * D)
     form = putting.Form(shape, 1, "parts", "add", heads=heads)
@@ -227,7 +229,8 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
     run(Launch(putting.few_rows_kernel(form), (shape.groups, rows), args), seed)
     for r, (_, end, text, _) in enumerate(lines):
         for h in range(H):
-            k, v = (real(array[text, h * G // H, : end + 1]) for array in (keys, values))
+            low = max(0, end + 1 - window) if window else 0
+            k, v = (real(array[text, h * G // H, low : end + 1]) for array in (keys, values))
             score = k @ real(q[r, h]) / np.sqrt(D)
             p = np.exp(score - score.max(initial=-1e9))
             want = p @ v / p.sum() if end >= 0 else np.zeros(D)
@@ -242,6 +245,13 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
 def test_attention(kind, H, G, D, warps):
     warps = 1 if kind == "bf16" and D == 8 else warps
     check_attention((attention, gemv), kind, H, G, D, warps=warps)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [1, 5, 32, 33, 50, 99])
+def test_attention_over_a_window(kind, window):
+    check_attention((attention, gemv), kind, context=150, ends=(0, 31, 32, 149, 100, -1),
+                    window=window)  # fmt: skip
 
 
 def test_attention_over_many_parts():
@@ -377,6 +387,9 @@ MISTAKES = {
     "the other half of a tile": (gemv, "(a2, b2, a3, b3)", "(a0, b0, a1, b1)"),
     "an angle for all": (gemv, "int64(max(position, 0)) * half", "int64(1) * half"),
     "the wrong text": (attention, "((int64(text) * G + g)", "((int64(0) * G + g)"),
+    "a key before the window": (attention, "key >= low and", "key >= low - 1 and"),
+    "parts of the text, not the window": (attention, "begin(position) >> log", "0"),
+    "parts before the window": (gemv, "count - (begin(position) >> log)", "count"),
 }
 
 
@@ -393,6 +406,7 @@ def test_mistakes_are_seen(mistake):
             check_product(spoiled, "bf16", 328, 80, 1, 2, "rms", "heads")
             check_attention(modules, context=330, ends=(299,))
         check_attention(modules)
+        check_attention(modules, context=150, ends=(100, 149), window=33)
 
 
 # ---- By an engine's name

@@ -45,10 +45,10 @@ OTHERS = {  # another value of what is no choice between names
 CHANGES = [(name, value) for name, values in CHOICES.items() for value in values[1:]]
 CHANGES[CHANGES.index(("head_width", 16))] = "head_width", 64  # which a GPU's attention has, too
 CHANGES += OTHERS.items()
-NOT_ON_A_GPU = "qk_norm", "window_pattern"
+NOT_ON_A_GPU = ("qk_norm",)
 REFUSED = {name: () for name in ("reference", "fused", "cpu", "reader", "cpu reader", "planner")}
 REFUSED["cuda"] = NOT_ON_A_GPU
-REFUSED["gpu reader"] = "integrator", "n_predict", "sliding_window", *NOT_ON_A_GPU
+REFUSED["gpu reader"] = "integrator", "n_predict", *NOT_ON_A_GPU
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 

@@ -22,6 +22,7 @@ from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 
 KINDS = "bf16", "float32"
+WINDOW = 256  # of the kernels that have one
 # kind, rows, whether kernels start early
 MADE = [("bf16", 1, True), ("bf16", 1, False), ("bf16", 8, False), ("bf16", 64, False),
         ("float32", 1, False), ("float32", 8, False)]  # fmt: skip
@@ -32,7 +33,7 @@ GPT = replace(LLAMA, n_kv_heads=2, n_predict=1, norm="layer", position="learned"
               bias=True, tied=True)  # fmt: skip
 ODD = replace(LLAMA, norm="layer", mlp="gelu", tied=True, n_predict=1, repeat=2, step_size=0.5)
 OTHER = replace(LLAMA, position="learned", bias=True, n_kv_heads=2, n_predict=1)
-SWITCHED = replace(LLAMA, mlp="gelu_exact")
+SWITCHED = replace(LLAMA, mlp="gelu_exact", sliding_window=3, window_pattern="SL")
 CONFIGS = {"like Llama": LLAMA, "like GPT-2": GPT, "odd": ODD, "other": OTHER,
            "switched": SWITCHED}  # fmt: skip
 
@@ -110,6 +111,11 @@ def of_switches():
         this = Decoding(replace(PRESETS["gpt2-124m"], mlp="gelu_exact"), kind, early=early)
         form = form_of(this, "w_up", rows)
         made[label(form)] = partial(few_rows_kernel, form)
+        this = Decoding(replace(PRESETS["euler-116m"], sliding_window=WINDOW), kind, early=early)
+        form, heads = form_of(this, "wo", rows), this.heads
+        made[f"{label(form)}, window"] = partial(few_rows_kernel, form)
+        name = f"newest, {heads.H}/{heads.G} heads, window, {kind}{', early' if early else ''}"
+        made[name] = partial(newest_kernel, kind, heads, this.warps, early)
     return made
 
 

@@ -14,6 +14,7 @@ R rows, C channels, H query heads, G key/value heads, D head width, V vocabulary
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,8 +69,13 @@ class Decoding(NamedTuple):
         c, width = self.config, 16 // SIZES[self.kind]
         chunk = min(self.chunk, 1024 // max(1, c.head_dim // width))
         return gemv.Heads(
-            c.n_heads, c.n_kv_heads, c.head_dim, c.context, c.position == "rope", chunk
+            c.n_heads, c.n_kv_heads, c.head_dim, c.context, c.position == "rope", chunk,
+            c.sliding_window,
         )
+
+    def in_layer(self, i: int) -> "Decoding":
+        """The same for layer i alone, which may have a window of its own."""
+        return self._replace(config=self.config.in_layer(i))
 
     @property
     def shapes(self) -> dict[str, gemv.Shape]:
@@ -86,7 +92,7 @@ class Decoding(NamedTuple):
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"),
     "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
-    "integrator": ("euler",),
+    "integrator": ("euler",), "sliding_window": (0, 2), "window_pattern": ("S", "SL"),
     "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0), "head_width": (0, 16),
     "rope_scaling": ("none", "linear", "llama3"), "qkv_bias": (False, True),
 }  # fmt: skip
@@ -120,6 +126,8 @@ def form_of(this: Decoding, name: str, rows: int) -> gemv.Form:
         n for n in (1, 2, gemv.PAD) if n == 1 or n <= most and n * shape.tiles <= gemv.MOST_TILES
     )
     heads = this.heads if name in ("wqkv", "wo") else None
+    if name == "wqkv":
+        heads = replace(heads, window=0)  # which doesn't matter there
     end = ends.get(name, "add")
     return gemv.Form(shape, tile, front, end, groups, this.early, heads, config.norm_eps)
 
@@ -195,6 +203,7 @@ class ForwardPass:
         work: dict[str, Any],
     ) -> None:  # fmt: skip
         self.this, self.rows, self.arrays, self.blocks, self.work = this, rows, arrays, blocks, work
+        self.own = this  # the same for the layer that is written down
         self.launches: list[tuple[str, Launch]] = []
 
     def product(
@@ -206,7 +215,7 @@ class ForwardPass:
         reads: x, and the gain and bias of the norm before, or what attention's parts need; y: where
         rows of `stride` go; cache: keys and values of the layer.
         """
-        form = form_of(self.this, name, self.rows)
+        form = form_of(self.own, name, self.rows)
         kernel = gemv.few_rows_kernel(form)
         grid = form.shape.groups // form.groups, cover(self.rows, form.rows)
         args = (
@@ -217,13 +226,14 @@ class ForwardPass:
 
     def attention(self, layer: int, b: dict[str, Any]) -> None:
         """The half of a layer that looks at other positions."""
-        this, work, heads = self.this, self.work, self.this.heads
+        this = self.own = self.this.in_layer(layer)
+        work, heads = self.work, this.heads
         keys, values = self.arrays["keys"][layer], self.arrays["values"][layer]
         scale = LOG2_E / math.sqrt(heads.D)
         reads = work["x"], b["norm1"], b["norm1_bias"]
         self.product("wqkv", b, reads, work["q"], 0, (keys, values), scale)
         kernel = newest_kernel(this.kind, heads, this.warps, this.early)
-        grid = cover(heads.context, heads.chunk), heads.G, self.rows
+        grid = gemv.part_blocks(heads), heads.G, self.rows
         parts = work["parts"], work["tops"], work["weights"]
         args = work["q"], keys, values, work["lines"], *parts
         self.launches.append(("attention", Launch(kernel, grid, args)))
@@ -428,7 +438,9 @@ def predict(this: Decoding, position: int) -> dict[str, tuple[int, float]]:
     """
     config, heads, size = this.config, this.heads, SIZES[this.kind]
     moved = {name: s.inputs * s.outputs * size for name, s in this.shapes.items()}
-    moved |= {"attention": 2 * heads.G * (position + 1) * heads.D * size, "enter": 0, "pick": 0}
+    own = [config.in_layer(i).sliding_window or position + 1 for i in range(config.n_layers)]
+    keys = sum(min(window, position + 1) for window in own) / config.n_layers
+    moved |= {"attention": 2 * heads.G * keys * heads.D * size, "enter": 0, "pick": 0}
     counts = dict.fromkeys(moved, config.n_layers) | {"output": 1, "enter": 1, "pick": 1}
 
     def one(name: str) -> float:

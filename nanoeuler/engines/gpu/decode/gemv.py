@@ -119,6 +119,7 @@ class Heads:
     """Attention's sizes: H query heads, G key/value heads of width D, `context` positions.
 
     turned: whether RoPE turns queries and keys. chunk: positions that one block of attention has.
+    window: how many keys a query sees, its own and those before it; 0: all.
     """
 
     H: int
@@ -127,6 +128,7 @@ class Heads:
     context: int
     turned: bool
     chunk: int
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,7 @@ def make_parts_front(form: Form) -> Callable:
     heads, rows, stride, keep = form.heads, form.rows, form.stride, make_keep(form)
     H, D, chunk, channels = heads.H, heads.D, heads.chunk, form.shape.inputs
     parts, threads, log = part_count(heads), form.threads, chunk.bit_length() - 1
-    add_parts, padded = make_add_parts(form), form.shape.padded
+    add_parts, padded, begin = make_add_parts(form), form.shape.padded, make_begin(heads)
 
     def front(x, gain, shift, lines, tile, shared, t):
         o = cuda.local.array(4, float32)
@@ -340,7 +342,8 @@ def make_parts_front(form: Form) -> Callable:
                 head = ptx.divide(column, D)
                 at = (line * H + head) * (4 * parts)
                 inside = int64(column - head * D) * 4
-                count, best, total = int32((position + chunk) >> log), float32(LOWEST), float32(0)
+                count, best = int32((position + chunk) >> log), float32(LOWEST)
+                count, total = int32(count - (begin(position) >> log)), float32(0)
                 for first in range(0, count, AT_ONCE):
                     best, total = add_parts(
                         o, x + inside, gain, shift, at, first, count, best, total)
@@ -353,9 +356,28 @@ def make_parts_front(form: Form) -> Callable:
     return front
 
 
+def make_begin(heads: Heads) -> Callable:
+    """begin(position): the first key that a query there sees, in its text."""
+    window = heads.window
+
+    def begin_window(position):
+        return int32(max(position + 1 - window, 0))
+
+    def begin_text(position):
+        return int32(0)
+
+    return begin_window if 0 < window < heads.context else begin_text
+
+
 def part_count(heads: Heads) -> int:
     """N, the parts of attention for which there is room."""
     return cover(cover(heads.context, heads.chunk), AT_ONCE) * AT_ONCE
+
+
+def part_blocks(heads: Heads) -> int:
+    """How many parts a query may have: of a window, those that it covers where it lies worst."""
+    every = cover(heads.context, heads.chunk)
+    return min(every, cover(heads.window - 1, heads.chunk) + 1) if heads.window else every
 
 
 # %% sec-gputoken-middle

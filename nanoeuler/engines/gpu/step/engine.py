@@ -71,7 +71,7 @@ PARTIALS = "partials"  # the memory of partial sums that are reduced at the end 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"),
     "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
-    "integrator": ("euler", "heun", "rk4"),
+    "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
 }  # fmt: skip
@@ -83,13 +83,15 @@ class PackedRows(NamedTuple):
     documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
     text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
     only where there is a way back. pairs: of a query and a key in its window, of a row as
-    if it held one text; None: all up to the query's own.
+    if it held one text; None: all up to the query's own. windows: the documents of layers with each
+    window, where several texts are in a row.
     """
 
     documents: Documents
     places: Array | None = None
     plan: Array | None = None
     pairs: int | None = None
+    windows: dict[int, Documents] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -534,6 +536,8 @@ class CudaEngine(Engine):
     ) -> PackedRows | None:
         """As `Engine.first_keys`. In packed rows the window is there already: see `fill_batch`."""
         seen = first_keys(config, T)
+        if first is not None and first.windows:
+            first = first._replace(documents=first.windows[config.sliding_window])
         if seen is None:
             return first
         if first is None:

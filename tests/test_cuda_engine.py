@@ -62,6 +62,13 @@ MODELS = {
     "LayerNorm without bias, learned, SwiGLU": (
         replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
     ),
+    "norms of heads, in a pattern of windows, exact GELU": (
+        replace(EULER, n_layers=2, qk_norm=True, mlp="gelu_exact", sliding_window=2,
+                window_pattern="SL"), WIDE, 2,
+    ),
+    "norms of heads, learned, shared": (
+        replace(GPT, qk_norm=True, n_layers=2, repeat=2), BF16, 1
+    ),
     "RMSNorm, learned, GELU, biases, untied": (
         replace(GPT, norm="rms", tied=False, vocab_size=64, step_size=0.5), BF16, 1
     ),

@@ -247,6 +247,37 @@ def test_attention(kind, H, G, D, warps):
     check_attention((attention, gemv), kind, H, G, D, warps=warps)
 
 
+def check_heads_norm(module, kind, H=3, G=2, D=48, turned=True):
+    """QK-norm of new rows and RoPE: queries, and keys in their cache."""
+    heads, rows, eps, scale = gemv.Heads(H, G, D, 9, turned, 32, 0, True), 3, 1e-3, 0.5
+    raw, q = draw((rows, H + G, D)), np.full((rows, H, D), np.nan, np.float32)
+    gains = [draw(D, seed=i) for i in (1, 2)]
+    cos, sin = (t.astype(np.float32) for t in layers.rope_tables(9, D))
+    keys = np.zeros((2, G, 9, D), np.uint16 if kind == "bf16" else np.float32)
+    lines = np.array([[0, 4, 1, 0], [0, 8, 0, 0], [0, -1, 0, 0]], np.int32)
+    kernel = module.heads_norm_kernel(kind, heads, eps)
+    run(Launch(kernel, (-(-(H + G) // 4), rows), (raw, *gains, cos, sin, lines, q, keys, scale)))
+    parts = raw[:, :H], raw[:, H:]
+    y = np.concatenate([layers.rmsnorm(real(part), real(gain), eps)[0]
+                        for part, gain in zip(parts, gains, strict=True)], axis=1)  # fmt: skip
+    at = np.maximum(lines[:, 1], 0)
+    want = layers.rope(y[None], H + G, real(cos)[at], real(sin)[at])[0] if turned else y
+    sizes = np.abs(y[..., : D // 2]) + np.abs(y[..., D // 2 :])
+    off = (D + 16) * U * np.concatenate([sizes, sizes], axis=-1)
+    close(q, scale * want[:, :H], off[:, :H])
+    held, slack = np.zeros(keys.shape), np.zeros(keys.shape)
+    for row, (_, position, text, _) in enumerate(lines[:2]):
+        held[text, :, position] = want[row, H:]
+        slack[text, :, position] = off[row, H:] + 2 * B[kind] * np.abs(want[row, H:])
+    assert (np.abs(real(keys) - held) <= slack).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_of_new_heads(kind):
+    check_heads_norm(attention, kind)
+    check_heads_norm(attention, kind, 1, 1, 128, turned=False)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [1, 5, 32, 33, 50, 99])
 def test_attention_over_a_window(kind, window):
@@ -328,7 +359,7 @@ class Waited(Exception):
     """A kernel waits for the one before it."""
 
 
-@pytest.mark.parametrize("name", ["like Llama", "like GPT-2"])
+@pytest.mark.parametrize("name", ["like Llama", "like GPT-2", "switched"])
 def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
     """All else may be what the kernel before, or the token before, has not written yet."""
 
@@ -337,7 +368,8 @@ def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
 
     for module in (gemv, sampling):
         monkeypatch.setattr(module, "wait_before", stop)
-    for maker in ("few_rows_kernel", "newest_kernel", "enter_kernel", "pick_kernel"):
+    for maker in ("few_rows_kernel", "newest_kernel", "heads_norm_kernel", "enter_kernel",
+                  "pick_kernel"):  # fmt: skip
         owner = gemv if maker == "few_rows_kernel" else decoder_module
         monkeypatch.setattr(owner, maker, getattr(owner, maker).__wrapped__)
     w = model(name, "bf16")[0]
@@ -380,13 +412,17 @@ def test_rows_of_a_pass():
 # ---- Mistakes that are seen
 
 MISTAKES = {
-    "a key too few": (attention, "position + 1 - c * chunk", "position - c * chunk"),
+    "a key too few": (attention, "position + 1 - start", "position - start"),
     "weights of parts that are not scaled": (gemv, "total *= scale", "total *= float32(1)"),
     "a part that is not there": (gemv, "if first + i < count:  #", "if True:  #"),
     "the last warp's share": (gemv, "for warp in range(warps):", "for warp in range(warps - 1):"),
     "the other half of a tile": (gemv, "(a2, b2, a3, b3)", "(a0, b0, a1, b1)"),
     "an angle for all": (gemv, "int64(max(position, 0)) * half", "int64(1) * half"),
     "the wrong text": (attention, "((int64(text) * G + g)", "((int64(0) * G + g)"),
+    "a key by the gain of queries": (attention, "q_gain if head < H", "q_gain if head < H + 1"),
+    "no root": (attention, "a[j] * root *", "a[j] *"),
+    "a head turned by another's place": (attention, "(int64(max(position, 0)) * half + i)",
+                                         "(int64(1) * half + i)"),
     "a key before the window": (attention, "key >= low and", "key >= low - 1 and"),
     "parts of the text, not the window": (attention, "begin(position) >> log", "0"),
     "parts before the window": (gemv, "count - (begin(position) >> log)", "count"),
@@ -407,6 +443,8 @@ def test_mistakes_are_seen(mistake):
             check_attention(modules, context=330, ends=(299,))
         check_attention(modules)
         check_attention(modules, context=150, ends=(100, 149), window=33)
+        if module is attention:
+            check_heads_norm(spoiled, "float32")
 
 
 # ---- By an engine's name

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from nanoeuler.engines.gpu.decode.attention import newest_kernel
+from nanoeuler.engines.gpu.decode.attention import heads_norm_kernel, newest_kernel
 from nanoeuler.engines.gpu.decode.decoder import CudaReader, Decoding, form_of
 from nanoeuler.engines.gpu.decode.gemv import few_rows_kernel
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
@@ -33,7 +33,8 @@ GPT = replace(LLAMA, n_kv_heads=2, n_predict=1, norm="layer", position="learned"
               bias=True, tied=True)  # fmt: skip
 ODD = replace(LLAMA, norm="layer", mlp="gelu", tied=True, n_predict=1, repeat=2, step_size=0.5)
 OTHER = replace(LLAMA, position="learned", bias=True, n_kv_heads=2, n_predict=1)
-SWITCHED = replace(LLAMA, mlp="gelu_exact", sliding_window=3, window_pattern="SL")
+SWITCHED = replace(LLAMA, mlp="gelu_exact", sliding_window=3, window_pattern="SL",
+                   qk_norm=True)  # fmt: skip
 CONFIGS = {"like Llama": LLAMA, "like GPT-2": GPT, "odd": ODD, "other": OTHER,
            "switched": SWITCHED}  # fmt: skip
 
@@ -116,6 +117,11 @@ def of_switches():
         made[f"{label(form)}, window"] = partial(few_rows_kernel, form)
         name = f"newest, {heads.H}/{heads.G} heads, window, {kind}{', early' if early else ''}"
         made[name] = partial(newest_kernel, kind, heads, this.warps, early)
+        this = Decoding(replace(PRESETS["euler-116m"], qk_norm=True), kind, early=early)
+        form, eps = form_of(this, "wqkv", rows), this.config.norm_eps
+        made[f"{label(form)}, normed later"] = partial(few_rows_kernel, form)
+        name = f"norm of heads, {kind}{', early' if early else ''}"
+        made[name] = partial(heads_norm_kernel, kind, this.heads, eps, early)
     return made
 
 

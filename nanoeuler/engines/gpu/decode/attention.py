@@ -17,7 +17,7 @@ from functools import cache
 from nanoeuler.engines.gpu.decode import gemv
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES, warp_sum
 from nanoeuler.engines.gpu.rows.block_reduce import warp_max
 from nanoeuler.errors import UserError
@@ -205,3 +205,57 @@ def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = Fa
 
     target = (9, 0) if early else (8, 0)
     return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, target, early=early)
+
+
+# %% sec-gputoken-head-norm
+NORM_WARPS = 4  # of a block: a head each
+
+
+@cache
+def heads_norm_kernel(kind: str, heads: gemv.Heads, eps: float, early: bool = False) -> Kernel:
+    """norm(raw, q_gain, k_gain, cos, sin, lines, q, keys, scale): QK-norm, then RoPE, of new rows.
+
+    raw (R, H + G, D) float32; queries go to q (R, H, D), times scale, keys to their cache.
+    """
+    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
+    half, rounds, share, put = D // 2, cover(D // 2, LANES), 1 / heads.D, gemv.make_put(kind)
+    first, ready = (gemv.start_next, gemv.wait_before) if early else (gemv.nothing, gemv.nothing)
+
+    def norm(raw, q_gain, k_gain, cos, sin, lines, q, keys, scale):
+        first()
+        t, r = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
+        head, lane = int32(cuda.blockIdx.x * NORM_WARPS + (t >> 5)), t & 31
+        a, b = cuda.local.array(rounds, float32), cuda.local.array(rounds, float32)
+        ready()
+        _, position, text, _ = ptx.load_own_int4(lines + int64(r) * gemv.LINE)
+        if head < H + G:
+            total = float32(0)
+            for j in range(rounds):
+                a[j], b[j] = float32(0), float32(0)
+                if j * LANES + lane < half:
+                    at = raw + ((int64(r) * (H + G) + head) * D + j * LANES + lane) * 4
+                    a[j], b[j] = ptx.load_own_float(at), ptx.load_own_float(at + half * 4)
+                total += a[j] * a[j] + b[j] * b[j]
+            root = ptx.inverse_root(warp_sum(total) * float32(share) + float32(eps))
+            for j in range(rounds):
+                i = int32(j * LANES + lane)
+                if i < half:
+                    gain = (q_gain if head < H else k_gain) + int64(i) * 4
+                    left = a[j] * root * ptx.load_float(gain)
+                    right = b[j] * root * ptx.load_float(gain + half * 4)
+                    if turned:
+                        angle = (int64(max(position, 0)) * half + i) * 4
+                        c, s = ptx.load_float(cos + angle), ptx.load_float(sin + angle)
+                        left, right = left * c - right * s, left * s + right * c
+                    if head < H:
+                        at = q + ((int64(r) * H + head) * D + i) * 4
+                        ptx.store_float(at, left * scale)
+                        ptx.store_float(at + half * 4, right * scale)
+                    elif position >= 0:
+                        at = ((int64(text) * G + head - H) * context + position) * D + i
+                        put(keys, at, left)
+                        put(keys, at + half, right)
+
+    target = (9, 0) if early else (8, 0)
+    args = "l l l l l l l l f"
+    return Kernel(norm, args, LANES * NORM_WARPS, 0, 1, 2, target, early=early)

@@ -119,7 +119,8 @@ class Heads:
     """Attention's sizes: H query heads, G key/value heads of width D, `context` positions.
 
     turned: whether RoPE turns queries and keys. chunk: positions that one block of attention has.
-    window: how many keys a query sees, its own and those before it; 0: all.
+    window: how many keys a query sees, its own and those before it; 0: all. normed: whether heads
+    are normed (and turned) by a kernel of their own.
     """
 
     H: int
@@ -129,6 +130,7 @@ class Heads:
     turned: bool
     chunk: int
     window: int = 0
+    normed: bool = False
 
 
 @dataclass(frozen=True)
@@ -635,6 +637,37 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
     return prepare, finish
 
 
+def make_raw_heads_end(form: Form) -> tuple[Callable, Callable]:
+    """The same where heads are normed later: queries and keys go to y (R, H + G, D) float32 as they
+    are, and values to their cache."""
+    heads, rows, place = form.heads, form.rows, make_place(form)
+    H, G, D, context = heads.H, heads.G, heads.D, heads.context
+    half, all_heads = D // 2, heads.H + 2 * heads.G
+    put, total = make_put(form.shape.kind), make_total(form)
+
+    def prepare(of, y, stride, cos, sin, lines):
+        row, _, _, _ = place(of.item, of.block)
+        _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
+        of.spots[2 * of.i], of.spots[2 * of.i + 1] = position, text
+
+    def finish(of, sums, shifts, to):
+        row, pair, head, channel = place(of.item, of.block)
+        output, position = (pair >> 2) * 8 + (pair & 3), of.spots[2 * of.i]
+        a = total(sums, row, output) + shifts[2 * of.i]
+        b = total(sums, row, output + 4) + shifts[2 * of.i + 1]
+        if head < H + G:
+            at = to.y + ((int64(of.tile * rows + row) * (H + G) + head) * D + channel) * 4
+            ptx.store_float(at, a)
+            ptx.store_float(at + half * 4, b)
+        elif head < all_heads and position >= 0:
+            text, group = of.spots[2 * of.i + 1], head - H - G
+            at = ((int64(text) * G + group) * context + position) * D + channel
+            put(to.values, at, a)
+            put(to.values, at + half, b)
+
+    return prepare, finish
+
+
 def parts_of(form: Form) -> tuple[Callable, ...]:
     """What stands before the product, the product, and what stands behind: front, ..., finish."""
     front = nothing_to_do
@@ -643,7 +676,9 @@ def parts_of(form: Form) -> tuple[Callable, ...]:
     elif form.front == "parts":
         front = make_parts_front(form)
     multiply = make_multiply if form.shape.kind == "bf16" else make_multiply_floats
-    ends = {"heads": make_heads_end, "swiglu": make_gate_end}
+    raw = form.heads is not None and form.heads.normed
+    heads_end = make_raw_heads_end if raw else make_heads_end
+    ends = {"heads": heads_end, "swiglu": make_gate_end}
     return front, multiply(form), *ends.get(form.end, make_single_end)(form)
 
 

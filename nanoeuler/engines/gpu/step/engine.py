@@ -43,7 +43,13 @@ from nanoeuler.engines.gpu.rows.residual_norm_backward import (
     norm_backward_blocks,
     norm_backward_launches,
 )
-from nanoeuler.engines.gpu.rows.rope import rope_launch
+from nanoeuler.engines.gpu.rows.rope import (
+    HeadNorm,
+    head_norm_backward_launch,
+    head_norm_blocks,
+    head_norm_launch,
+    rope_launch,
+)
 from nanoeuler.engines.gpu.tile.rope import Turning
 
 # isort: split
@@ -74,6 +80,7 @@ SUPPORTS = {
     "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
+    "qk_norm": (False, True),
 }  # fmt: skip
 
 
@@ -525,7 +532,7 @@ class CudaEngine(Engine):
     def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
         """RoPE for the product that makes heads; None: there is none, or it has its own kernels."""
         D, able = config.head_dim, self.multiply.fused and self.precision.fused_rope
-        if config.position != "rope" or not able or f"rope {D}" not in EPILOGUES:
+        if config.position != "rope" or config.qk_norm or not able or f"rope {D}" not in EPILOGUES:
             return None
         tables = self.rope_tables(config.context, D, config.angles)
         cos, sin = (x[start : start + T] for x in tables)
@@ -550,6 +557,8 @@ class CudaEngine(Engine):
         first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
         """As `Engine.attend`; the product that makes heads ends in RoPE, if it can."""
+        if config.qk_norm:
+            return self.attend_normed(config, b, n, first)
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
         rope = self.fused_rope(config, T, start)
         if rope is None or b.wqkv_bias is not None or cache is not None:
@@ -573,11 +582,45 @@ class CudaEngine(Engine):
         rope = self.fused_rope(config, T)
         dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
-        if config.position == "rope" and rope is None:
+        if config.qk_norm:
+            self.head_norm_backward(config, b, db, dheads, saved.raw)
+        elif config.position == "rope" and rope is None:
             cos, sin = self.rope_tables(config.context, config.head_dim, config.angles)
             self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
         return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)
+
+    def head_norm(self, config: ModelConfig, b: Block) -> HeadNorm:
+        """QK-norm, and RoPE where there is one, as kernels of rows want them."""
+        tables = None, None
+        if config.position == "rope":
+            tables = self.rope_tables(config.context, config.head_dim, config.angles)
+        return HeadNorm(config.n_heads, b.q_norm, b.k_norm, config.norm_eps, *tables)
+
+    def attend_normed(
+        self, config: ModelConfig, b: Block, n: Array, first: PackedRows | None
+    ) -> tuple[Array, Any]:
+        """`attend` from position 0 with QK-norm; queries and keys before it are kept as `raw`."""
+        (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
+        heads = self.linear(n, b.wqkv, b.wqkv_bias)
+        raw = self.take(B * T, (config.n_heads + G) * D)
+        launch = head_norm_launch(rows_of(heads), raw, self.head_norm(config, b), T)
+        self.record("norm of heads", launch)
+        heads, first = heads.reshape(B, T, -1, D), self.first_keys(config, B, T, first)
+        y, p = self.attention(heads, G, first)
+        kept = self.saved_norm(config, n)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first, raw)
+
+    def head_norm_backward(
+        self, config: ModelConfig, b: Block, db: Block, dheads: Array, raw: Array
+    ) -> None:
+        """From the gradient after QK-norm and RoPE to that before, in place; adds to the gains'."""
+        self.flush_norm()
+        T, rows = dheads.shape[1], raw.shape[0]
+        blocks = head_norm_blocks(rows, self.multiprocessors)
+        partials = self.defer_sums(blocks, [db.q_norm, db.k_norm])
+        given = dheads.reshape(rows, -1), raw, self.head_norm(config, b), partials, T
+        self.record("norm of heads, backward", head_norm_backward_launch(*given))
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         gated = config.mlp == "swiglu"

@@ -99,6 +99,23 @@ def test_gradients_are_the_references(name, monkeypatch):
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
 
 
+NORMED = replace(EULER, n_predict=1, qk_norm=True)
+
+
+@pytest.mark.parametrize("function, old, new", [
+    ("attend_backward", "if config.qk_norm:", "if False:"),
+    ("head_norm_backward", "[db.q_norm, db.k_norm]", "[db.k_norm, db.q_norm]"),
+    ("head_norm", "b.q_norm, b.k_norm", "b.k_norm, b.q_norm"),
+    ("head_norm", 'config.position == "rope"', "False"),
+])  # fmt: skip
+def test_mistakes_with_norms_of_heads_are_seen(function, old, new, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant("engines.gpu.step.engine", function, "heads", old, new))
+    monkeypatch.setattr(CudaEngine, function, getattr(wrong.CudaEngine, function))
+    outcome = step_on_paper(NORMED, 2, 4, HOPPER, BF16)
+    assert not max(outcome.errors().values()) < bound_of(outcome)
+
+
 TEXTS = np.array([[0, 0, 0, 3, 3, 3, 6, 6, 6], [0, 1, 1, 1, 1, 5, 6, 6, 8]], np.int32)
 
 

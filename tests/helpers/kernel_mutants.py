@@ -208,6 +208,7 @@ def check_rows_rope(module):
 
     for kind in ("bf16", "float32"):
         test_rows.check_rope(module, 2, 3, 2, 3, 16, kind, start=1, seed=0)
+        test_rows.check_head_norm(module, 26, 3, 2, 32, kind, seed=0)
 
 
 def check_rows_activations(module):

@@ -439,6 +439,7 @@ class CudaEngine(Engine):
         return h
 
     def gelu_exact(self, u: Array) -> Array:
+        """As `layers.gelu_exact`."""
         return self.gelu(u, "gelu_exact")
 
     def activation_backward(
@@ -467,6 +468,7 @@ class CudaEngine(Engine):
         return self.activation_backward("gelu", dh, u)[0]
 
     def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
+        """As `backward.gelu_exact_backward`."""
         return self.activation_backward("gelu_exact", dh, u)[0]
 
     def loss_rows(

@@ -62,6 +62,13 @@ MODELS = {
     "LayerNorm without bias, learned, SwiGLU": (
         replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
     ),
+    "norms of heads, in a pattern of windows, exact GELU": (
+        replace(EULER, n_layers=2, qk_norm=True, mlp="gelu_exact", sliding_window=2,
+                window_pattern="SL"), WIDE, 2,
+    ),
+    "norms of heads, learned, shared": (
+        replace(GPT, qk_norm=True, n_layers=2, repeat=2), BF16, 1
+    ),
     "RMSNorm, learned, GELU, biases, untied": (
         replace(GPT, norm="rms", tied=False, vocab_size=64, step_size=0.5), BF16, 1
     ),
@@ -90,6 +97,23 @@ def test_gradients_are_the_references(name, monkeypatch):
     config, precision, pieces = MODELS[name]
     helpers.by_numpy(monkeypatch)
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
+
+
+NORMED = replace(EULER, n_predict=1, qk_norm=True)
+
+
+@pytest.mark.parametrize("function, old, new", [
+    ("attend_backward", "if config.qk_norm:", "if False:"),
+    ("head_norm_backward", "[db.q_norm, db.k_norm]", "[db.k_norm, db.q_norm]"),
+    ("head_norm", "b.q_norm, b.k_norm", "b.k_norm, b.q_norm"),
+    ("head_norm", 'config.position == "rope"', "False"),
+])  # fmt: skip
+def test_mistakes_with_norms_of_heads_are_seen(function, old, new, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant("engines.gpu.step.engine", function, "heads", old, new))
+    monkeypatch.setattr(CudaEngine, function, getattr(wrong.CudaEngine, function))
+    outcome = step_on_paper(NORMED, 2, 4, HOPPER, BF16)
+    assert not max(outcome.errors().values()) < bound_of(outcome)
 
 
 TEXTS = np.array([[0, 0, 0, 3, 3, 3, 6, 6, 6], [0, 1, 1, 1, 1, 5, 6, 6, 8]], np.int32)

@@ -57,7 +57,7 @@ from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.hopper import descriptor, wgmma
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Map, cover
-from nanoeuler.engines.gpu.tile import rope
+from nanoeuler.engines.gpu.tile import curves, rope
 from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, parameter_shapes
@@ -441,6 +441,12 @@ def gelu(x):
     return x / 2 * (1 + t), (1 + t) / 2 + x / 2 * (1 - t * t) * steep
 
 
+def gelu_exact(x):
+    """The exact GELU and its slope, in float64."""
+    below = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(x)
+    return x * below, below + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
 def silu(x):
     return x / 2 * (1 + np.tanh(x / 2))
 
@@ -454,17 +460,18 @@ def expected(form, s, e, aux):
     """Name -> what a form stores, from float64 sums s with errors of at most e; and its bounds.
 
     Each rounding to bf16 costs BF16 of the value; curves are evaluated in float32, in at most 16
-    operations on values no larger than their argument or what comes out.
+    operations on values no larger than their argument or what comes out. Of the exact GELU the
+    share's relative error, (1.5 u^2 + 24) F32 below zero, is at most 16 F32 of one.
     """
-    way = form.epilogue
-    if way == "bias and gelu":
+    way, gelu_of = form.epilogue, gelu_exact if "exact" in form.epilogue else gelu
+    if "and gelu" in way:
         u = s + aux
-        h, slope = gelu(u)
+        h, slope = gelu_of(u)
         before = e + F32 * abs(u) + (BF16 * abs(u) if form.second else 0)
         made = {"c": (h, SLOPE * before + 16 * F32 * abs(u) + BF16 * abs(h))}
         made |= {"second": (u, e + (F32 + BF16) * abs(u))} if form.second else {}
-    elif way == "gelu backward":
-        h, slope = gelu(aux)
+    elif way in ("gelu backward", "gelu_exact backward"):
+        h, slope = gelu_of(aux)
         error = SLOPE * e + 16 * F32 * abs(s) * (1 + abs(aux)) + BF16 * abs(s * slope)
         made = {"c": (s * slope, error)}
         made |= {"second": (h, 16 * F32 * abs(aux) + BF16 * abs(h))} if form.second else {}
@@ -623,6 +630,38 @@ def test_ways_out_against_float64(form, size, draws):
     assert not wrong(got, wanted)
 
 
+EXACT = "bias and gelu_exact", "gelu_exact backward"
+
+
+@pytest.mark.parametrize("form, size, draws", [
+    (dict(epilogue=EXACT[0], second=True, pingpong=True), (72, 136, 72), {}),
+    (dict(layout="NN", epilogue=EXACT[0]), (72, 136, 72), dict(scale=3)),
+    (dict(layout="NN", epilogue=EXACT[1], second=True, sums="add"), (72, 136, 72), dict(seed=1)),
+    (dict(epilogue=EXACT[1], second=True, sums="store", pingpong=True), (72, 136, 72), {}),
+    (dict(layout="NN", epilogue=EXACT[1], second=True), (64, 64, 16), dict(scale=1e4)),
+])  # fmt: skip
+def test_ways_out_of_the_exact_gelu(form, size, draws):
+    got, wanted, _ = on_paper(Form(**form), *size, **draws)
+    assert not wrong(got, wanted)
+
+
+def test_the_tanh_form_for_the_exact_gelu_is_seen():
+    """Of sums so short that their error hides nothing: the two differ by 4e-4 near -3."""
+    form, kind = Form("NN", epilogue=EXACT[0]), "engines.gpu.gemm.wgmma_epilogue"
+    flaw = Mutant(kind, "make_curve", "tanh", '"exact" in form.epilogue', "False")
+    assert not wrong(*on_paper(form, 72, 136, 8)[:2])
+    with exchanged(load(flaw)):
+        assert wrong(*on_paper(form, 72, 136, 8)[:2]) == ["c"]
+
+
+def test_the_exact_gelu_takes_the_form_of_the_other():
+    size = 16384, 3072, 768
+    for layout, kind in ("NN", "bias and gelu"), ("NT", "gelu backward"):
+        one = choose(layout, size, kind, second=True)
+        other = choose(layout, size, kind.replace("gelu", "gelu_exact"), second=True)
+        assert replace(other, epilogue=kind) == one
+
+
 def test_the_word_at_which_grids_wait_serves_one_launch_after_the_other():
     """Whatever the grids and the order in which blocks come: only the last turns the top bit."""
     rng, word = np.random.default_rng(0), 0
@@ -697,18 +736,19 @@ def test_the_order_of_blocks_and_warps_changes_no_bit(form):
         assert all((other[name] == array).all() for name, array in outcomes[0].items())
 
 
-def forward_and_backward():
+def forward_and_backward(which="gelu"):
     """GELU of the same u as the forward stores it, and as the backward takes it again."""
-    two, _, _ = on_paper(TWO, 64, 64, 72)
-    back = Form("NN", epilogue="gelu backward", second=True)
+    two, _, _ = on_paper(Form(epilogue=f"bias and {which}", second=True), 64, 64, 72)
+    back = Form("NN", epilogue=f"{which} backward", second=True)
     of = arrays(back, 64, 64, 8) | {"aux": two["second"].copy()}
     for launch in product(back, **of):
         run(launch)
     return two["c"], of["second"]
 
 
-def test_the_backward_takes_the_very_gelu_that_the_forward_took():
-    forward, backward = forward_and_backward()
+@pytest.mark.parametrize("which", ["gelu", "gelu_exact"])
+def test_the_backward_takes_the_very_gelu_that_the_forward_took(which):
+    forward, backward = forward_and_backward(which)
     assert (forward == backward).all()
 
 
@@ -785,6 +825,9 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "acc[i + 1] *= low_slope", ALL, "c"),
     "a slope without its square": (
         "tile.curves.gelu_and_slope_fast", "(one - t * t)", "(one - t)", ALL, "c"),
+    "an exact slope without its density": (
+        "tile.curves.gelu_exact_and_slope", "share + u * density", "share",
+        ALL | dict(epilogue="gelu_exact backward"), "c"),
     "the wrong half of U": (
         "gemm.wgmma_kernel.make_fetch_tile", "column + half * 128 + j * 64", "column + j * 64", ALL,
         "c"),
@@ -898,7 +941,7 @@ def exchanged(module):
            if callable(value) and value.__module__ == module.__name__
            and not isinstance(value, type)}  # fmt: skip
     with ExitStack() as stack:
-        parts = rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
+        parts = curves, rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
         for other in *parts, wgmma_kernel, wgmma_launch:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))

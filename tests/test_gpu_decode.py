@@ -110,7 +110,8 @@ def outputs_of(module, end, kind, total, shape, heads):
     stored = np.uint16 if kind == "bf16" else np.float32
     cached = np.zeros((2, 1, 7, heads.D if heads else 1), stored)
     wide = {"store": shape.groups * 8, "add": shape.outputs, "gelu": shape.outputs,
-            "swiglu": shape.outputs // 2, "heads": 3 * heads.D if heads else 0}[end]  # fmt: skip
+            "gelu_exact": shape.outputs, "swiglu": shape.outputs // 2,
+            "heads": 3 * heads.D if heads else 0}[end]  # fmt: skip
     if end == "add":
         return draw((total, wide), "float32", 9), cached, cached.copy()
     kinds = np.float32 if end in ("store", "heads") else stored
@@ -124,8 +125,8 @@ def judge(end, kind, want, bound, y, keys, values, old, scale, outputs, heads, c
         close(got[:, :outputs], want, bound)
     elif end == "add":
         close(got, old + scale * want, scale * bound + 2 * U * (np.abs(old) + np.abs(want)))
-    elif end == "gelu":
-        h = layers.gelu(want)
+    elif end in ("gelu", "gelu_exact"):
+        h = getattr(layers, end)(want)
         close(got, h, 1.2 * bound + (B[kind] + 8 * U) * np.abs(h) + 8 * U)
     elif end == "swiglu":
         gate, up = np.split(want, 2, axis=1)
@@ -157,7 +158,9 @@ def test_products(kind, front, inputs, outputs, rows, total):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("end, outputs", [("add", 24), ("gelu", 24), ("swiglu", 48), ("heads", 80)])
+@pytest.mark.parametrize("end, outputs", [
+    ("add", 24), ("gelu", 24), ("gelu_exact", 24), ("swiglu", 48), ("heads", 80),
+])  # fmt: skip
 def test_ends(kind, end, outputs):
     check_product(gemv, kind, 40, outputs, 1, 2, "rms", end)
     check_product(gemv, kind, 40, outputs, 4, 8, "layer", end, groups=2)
@@ -195,10 +198,10 @@ def test_what_a_product_of_few_rows_cannot_do():
 
 
 def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 63, 40, -1),
-                    seed=None, warps=1):  # fmt: skip
+                    seed=None, warps=1, window=0):  # fmt: skip
     """Attention of rows at these positions, put together by a product with the identity."""
     attending, putting = modules
-    heads = putting.Heads(H, G, D, context, False, 32)
+    heads = putting.Heads(H, G, D, context, False, 32, window)
     rows, N = len(ends), putting.part_count(heads)
     q = draw((rows, H, D), "float32", 1, 2.0)
     keys, values = draw((rows, G, context, D), "float32", 2), draw((rows, G, context, D), kind, 3)
@@ -209,12 +212,14 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
     for array in keys, values:  # what nobody has read
         for _, end, text, _ in lines:
             array[text, :, end + 1 :] = 0x7FC0 if kind == "bf16" else np.nan
+            before = max(0, end + 1 - window) if window else 0
+            array[text, :, :before] = 0x7FC0 if kind == "bf16" else np.nan
     scaled = (q * (LOG2_E / np.sqrt(D))).astype(np.float32)
     out, tops, weights = (
         np.full((rows, H, N, *more), np.nan, np.float32) for more in ((D,), (), ())
     )
     kernel = attending.newest_kernel(kind, heads, warps)
-    grid = -(-context // 32), G, rows
+    grid = putting.part_blocks(heads), G, rows
     run(Launch(kernel, grid, (scaled, keys, values, lines, out, tops, weights)), seed)
     shape = putting.Shape("float32", H * D, H * D)
     form = putting.Form(shape, 1, "parts", "add", heads=heads)
@@ -224,7 +229,8 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
     run(Launch(putting.few_rows_kernel(form), (shape.groups, rows), args), seed)
     for r, (_, end, text, _) in enumerate(lines):
         for h in range(H):
-            k, v = (real(array[text, h * G // H, : end + 1]) for array in (keys, values))
+            low = max(0, end + 1 - window) if window else 0
+            k, v = (real(array[text, h * G // H, low : end + 1]) for array in (keys, values))
             score = k @ real(q[r, h]) / np.sqrt(D)
             p = np.exp(score - score.max(initial=-1e9))
             want = p @ v / p.sum() if end >= 0 else np.zeros(D)
@@ -239,6 +245,44 @@ def check_attention(modules, kind="bf16", H=2, G=1, D=16, context=80, ends=(0, 6
 def test_attention(kind, H, G, D, warps):
     warps = 1 if kind == "bf16" and D == 8 else warps
     check_attention((attention, gemv), kind, H, G, D, warps=warps)
+
+
+def check_heads_norm(module, kind, H=3, G=2, D=48, turned=True):
+    """QK-norm of new rows and RoPE: queries, and keys in their cache."""
+    heads, rows, eps, scale = gemv.Heads(H, G, D, 9, turned, 32, 0, True), 3, 1e-3, 0.5
+    raw, q = draw((rows, H + G, D)), np.full((rows, H, D), np.nan, np.float32)
+    gains = [draw(D, seed=i) for i in (1, 2)]
+    cos, sin = (t.astype(np.float32) for t in layers.rope_tables(9, D))
+    keys = np.zeros((2, G, 9, D), np.uint16 if kind == "bf16" else np.float32)
+    lines = np.array([[0, 4, 1, 0], [0, 8, 0, 0], [0, -1, 0, 0]], np.int32)
+    kernel = module.heads_norm_kernel(kind, heads, eps)
+    run(Launch(kernel, (-(-(H + G) // 4), rows), (raw, *gains, cos, sin, lines, q, keys, scale)))
+    parts = raw[:, :H], raw[:, H:]
+    y = np.concatenate([layers.rmsnorm(real(part), real(gain), eps)[0]
+                        for part, gain in zip(parts, gains, strict=True)], axis=1)  # fmt: skip
+    at = np.maximum(lines[:, 1], 0)
+    want = layers.rope(y[None], H + G, real(cos)[at], real(sin)[at])[0] if turned else y
+    sizes = np.abs(y[..., : D // 2]) + np.abs(y[..., D // 2 :])
+    off = (D + 16) * U * np.concatenate([sizes, sizes], axis=-1)
+    close(q, scale * want[:, :H], off[:, :H])
+    held, slack = np.zeros(keys.shape), np.zeros(keys.shape)
+    for row, (_, position, text, _) in enumerate(lines[:2]):
+        held[text, :, position] = want[row, H:]
+        slack[text, :, position] = off[row, H:] + 2 * B[kind] * np.abs(want[row, H:])
+    assert (np.abs(real(keys) - held) <= slack).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_of_new_heads(kind):
+    check_heads_norm(attention, kind)
+    check_heads_norm(attention, kind, 1, 1, 128, turned=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [1, 5, 32, 33, 50, 99])
+def test_attention_over_a_window(kind, window):
+    check_attention((attention, gemv), kind, context=150, ends=(0, 31, 32, 149, 100, -1),
+                    window=window)  # fmt: skip
 
 
 def test_attention_over_many_parts():
@@ -315,7 +359,7 @@ class Waited(Exception):
     """A kernel waits for the one before it."""
 
 
-@pytest.mark.parametrize("name", ["like Llama", "like GPT-2"])
+@pytest.mark.parametrize("name", ["like Llama", "like GPT-2", "switched"])
 def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
     """All else may be what the kernel before, or the token before, has not written yet."""
 
@@ -324,7 +368,8 @@ def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
 
     for module in (gemv, sampling):
         monkeypatch.setattr(module, "wait_before", stop)
-    for maker in ("few_rows_kernel", "newest_kernel", "enter_kernel", "pick_kernel"):
+    for maker in ("few_rows_kernel", "newest_kernel", "heads_norm_kernel", "enter_kernel",
+                  "pick_kernel"):  # fmt: skip
         owner = gemv if maker == "few_rows_kernel" else decoder_module
         monkeypatch.setattr(owner, maker, getattr(owner, maker).__wrapped__)
     w = model(name, "bf16")[0]
@@ -367,13 +412,20 @@ def test_rows_of_a_pass():
 # ---- Mistakes that are seen
 
 MISTAKES = {
-    "a key too few": (attention, "position + 1 - c * chunk", "position - c * chunk"),
+    "a key too few": (attention, "position + 1 - start", "position - start"),
     "weights of parts that are not scaled": (gemv, "total *= scale", "total *= float32(1)"),
     "a part that is not there": (gemv, "if first + i < count:  #", "if True:  #"),
     "the last warp's share": (gemv, "for warp in range(warps):", "for warp in range(warps - 1):"),
     "the other half of a tile": (gemv, "(a2, b2, a3, b3)", "(a0, b0, a1, b1)"),
     "an angle for all": (gemv, "int64(max(position, 0)) * half", "int64(1) * half"),
     "the wrong text": (attention, "((int64(text) * G + g)", "((int64(0) * G + g)"),
+    "a key by the gain of queries": (attention, "q_gain if head < H", "q_gain if head < H + 1"),
+    "no root": (attention, "a[j] * root *", "a[j] *"),
+    "a head turned by another's place": (attention, "(int64(max(position, 0)) * half + i)",
+                                         "(int64(1) * half + i)"),
+    "a key before the window": (attention, "key >= low and", "key >= low - 1 and"),
+    "parts of the text, not the window": (attention, "begin(position) >> log", "0"),
+    "parts before the window": (gemv, "count - (begin(position) >> log)", "count"),
 }
 
 
@@ -390,6 +442,9 @@ def test_mistakes_are_seen(mistake):
             check_product(spoiled, "bf16", 328, 80, 1, 2, "rms", "heads")
             check_attention(modules, context=330, ends=(299,))
         check_attention(modules)
+        check_attention(modules, context=150, ends=(100, 149), window=33)
+        if module is attention:
+            check_heads_norm(spoiled, "float32")
 
 
 # ---- By an engine's name

@@ -5,6 +5,7 @@ stored). A sum of n terms, in any order, is off by at most n U times the sum of 
 number that is stored as bf16 by B of itself. Reciprocals and roots are approximate to 4 U.
 """
 
+import math
 from pathlib import Path
 from types import FunctionType, ModuleType
 from unittest import mock
@@ -293,6 +294,11 @@ def sigma_bound(x):
     return (np.abs(x) + 10) * U
 
 
+def normal_bound(x):
+    """The relative error of the share of the exact GELU: equation eq-tile-gelu-exact."""
+    return (1.5 * x * x + 24) * U + 1.7e-8
+
+
 def check_gates(
     module, what, rows, F, kind="bf16", forward=True, biased=False, again=True, summed=True,
     scale=1.0, seed=None, cores=CORES, place=False,
@@ -307,7 +313,8 @@ def check_gates(
         gate, up = x[:, :F], x[:, F:]
         want, share = layers.swiglu(x), sigma_bound(gate)
     else:
-        want, share = layers.gelu(x), sigma_bound(2 * x * (1 + x * x))
+        gelu_bound = {"gelu": sigma_bound(2 * x * (1 + x * x)), "gelu_exact": normal_bound(x)}
+        want, share = getattr(layers, what)(x), gelu_bound[what]
     tiny = 2.0**-50 * np.abs(x).max() ** 2  # what float64's 1 + tanh leaves of a share of 1e-16
     bound = (B[kind] + 2 * share) * np.abs(want) + tiny
     if forward:
@@ -332,9 +339,14 @@ def check_gates(
         exact = backward.swiglu_backward(g, x)
         parts = np.abs(g * up) * (1 + np.abs(gate)), np.abs(g * gate)
         off = np.concatenate([3 * share * part for part in parts], axis=1)
-    else:
+    elif what == "gelu":
         exact = backward.gelu_backward(g, x)
         off = 4 * share * np.abs(g) * (1 + np.abs(x) * (1 + x * x))
+    else:
+        exact = backward.gelu_exact_backward(g, x)
+        density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+        below = np.abs(exact - g * x * density)  # g Phi(x), in which 1 - Phi(-x) has a rounding
+        off = (share + 3 * U) * (below + np.abs(g * x) * density)
     close(du, exact, off + B[kind] * np.abs(exact) + tiny * np.abs(g).max())
     if again:
         close(h, want, bound)
@@ -345,7 +357,7 @@ def check_gates(
     return reports, [du, *(a for a in (h if again else None, dbias) if a is not None)]
 
 
-@pytest.mark.parametrize("what", ["swiglu", "gelu"])
+@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72), (3, 776)])
 def test_gates(what, kind, rows, F):
@@ -353,7 +365,7 @@ def test_gates(what, kind, rows, F):
     check_gates(activations, what, rows, F, kind, scale=30.0, cores=1)
 
 
-@pytest.mark.parametrize("what", ["swiglu", "gelu"])
+@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72)])
 def test_gates_backward(what, kind, rows, F):
@@ -362,9 +374,21 @@ def test_gates_backward(what, kind, rows, F):
     check_gates(activations, what, rows, F, kind, forward=False, again=False, summed=False)
 
 
-def test_gelu_of_a_bias():
-    check_gates(activations, "gelu", 3, 72, biased=True)
-    check_gates(activations, "gelu", 3, 72, biased=True, forward=False, cores=1)
+@pytest.mark.parametrize("what", ["gelu", "gelu_exact"])
+def test_gelu_of_a_bias(what):
+    check_gates(activations, what, 3, 72, biased=True)
+    check_gates(activations, what, 3, 72, biased=True, forward=False, cores=1)
+
+
+def test_the_share_of_the_exact_gelu_is_within_its_bound():
+    """At 30,000 places, where a share of float32 is no denormal number."""
+    x = np.linspace(-13, 13, 30000, dtype=np.float32).reshape(3, -1)
+    h = blank(x.shape, "float32")
+    play(activations.gelu_exact_launch(x, h), (h,))
+    share = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(real(x))
+    off = np.abs(real(h) - real(x) * share) / np.maximum(np.abs(real(x) * share), 1e-300)
+    assert (off <= normal_bound(real(x)) + U).all()
+    assert off.max() > 30 * U  # in the tail; so the bound is no empty one
 
 
 def test_gates_of_numbers_whose_powers_overflow():
@@ -378,6 +402,10 @@ def test_gates_of_numbers_whose_powers_overflow():
     dh = to_bf16(np.ones((1, 8), np.float32))
     play(activations.gelu_backward_launches(dh, u[:, :8].copy(), h))
     assert real(h).tolist() == [[0.0, 1.0] * 4]
+    far = np.float32([[-1e30, 1e30] * 4])  # whose squares are infinite
+    made, du, ones = blank((1, 8), "float32"), blank((1, 8), "float32"), np.float32([[1.0] * 8])
+    play(activations.gelu_exact_backward_launches(ones, far, du, h=made))
+    assert du.tolist() == [[0.0, 1.0] * 4] and (made == np.maximum(far, 0)).all()
 
 
 def test_bytes_of_gates():
@@ -431,6 +459,96 @@ def test_bytes_of_rope():
     assert report["global stores bytes"] == turned
     assert report["global loads bytes"] == turned + angles
     assert report["global stores sectors"] == turned // 32
+
+
+def check_head_norm(module, rows=6, H=2, G=1, D=16, kind="bf16", turned=True, seed=None, start=0):
+    """Norm heads and turn them, and their way back, and compare; returns reports and outputs.
+
+    A root has a sum of D squares in D + 8 roundings, half of which it halves; four products follow.
+    """
+    n, N, T, eps, half = H + G, H + 2 * G, rows // 2 or 1, 1e-3, D // 2
+    tables = [t.astype(np.float32) for t in layers.rope_tables(start + T + 2, D)]
+    gains = [draw((D,), "float32", seed=i) for i in range(2)]
+    norm = module.HeadNorm(H, *gains, eps, *(tables if turned else ()))
+    heads, raw = draw((rows, N * D), kind), blank((rows, n * D), kind)
+    x, before = real(heads).reshape(1, rows, N, D), heads.copy()
+    reports = play(module.head_norm_launch(heads, raw, norm, T, start=start), (raw,), seed)
+    assert (raw == before[:, : n * D]).all() and (heads[:, n * D :] == before[:, n * D :]).all()
+
+    def turn(y, way, m):
+        cos, sin = (np.tile(real(t)[start : start + T], (rows // T, 1)) for t in tables)
+        return way(y, m, cos, sin) if turned else y
+
+    parts = slice(0, H), slice(H, n)
+    made = [layers.rmsnorm(x[:, :, part], real(gain), eps)
+            for part, gain in zip(parts, gains, strict=True)]  # fmt: skip
+    y = np.concatenate([y for y, _ in made], axis=2)
+    want = turn(y, layers.rope, n)
+    pairs = np.abs(y[..., :half]) + np.abs(y[..., half:])
+    size = np.concatenate([pairs, pairs], axis=-1)
+    off = B[kind] * np.abs(want) + (D + 16) * U * size
+    close(heads[:, : n * D], want.reshape(rows, -1), off.reshape(rows, -1))
+
+    d = draw((rows, N * D), kind, seed=3)
+    g, untouched = real(d).reshape(1, rows, N, D), d[:, n * D :].copy()
+    back = turn(g[:, :, :n], backward.rope_backward, n) if start == 0 else None
+    if back is None:
+        return reports, [heads, raw]
+    blocks = module.head_norm_blocks(rows, 1)
+    partials = blank((blocks, 2 * D), "float32")
+    reports += play(module.head_norm_backward_launch(d, raw, norm, partials, T), (partials,), seed)
+    assert (d[:, n * D :] == untouched).all()
+    for i, (part, gain, (_, stats)) in enumerate(zip(parts, gains, made, strict=True)):
+        dgain, dn, u = np.zeros(D), np.ascontiguousarray(back[:, :, part]), x[:, :, part]
+        want = backward.rmsnorm_backward(dn, u, real(gain), stats, dgain)
+        x_hat, sizes = np.abs(u / stats), np.abs(g[..., :half]) + np.abs(g[..., half:])
+        sizes = np.concatenate([sizes, sizes], axis=-1)[:, :, part]
+        h = np.abs(real(gain)) * sizes
+        off = (h + x_hat * (h * x_hat).mean(axis=-1, keepdims=True)) / stats * (2 * D + 40) * U
+        got = d.reshape(1, rows, N, D)[:, :, part]
+        close(got, want, off + B[kind] * np.abs(want))
+        many = (rows * n + D + 20) * U * (sizes * x_hat).sum(axis=(0, 1, 2))
+        assert (np.abs(real(partials).sum(axis=0)[i * D : (i + 1) * D] - dgain) <= many).all()
+    return reports, [heads, raw, d, partials]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("H, G, D", [(1, 1, 16), (3, 2, 64), (5, 1, 128)])
+def test_norms_of_heads(kind, H, G, D):
+    check_head_norm(rope, 6, H, G, D, kind)
+    check_head_norm(rope, 26, H, G, D, kind, turned=False)  # rows of a warp follow each other
+
+
+def test_norms_of_heads_from_a_position_on():
+    check_head_norm(rope, start=5)
+
+
+def test_norms_of_heads_in_any_order_have_equal_bits():
+    made = [check_head_norm(rope, 10, 3, 2, 32, seed=seed)[1] for seed in (None, 1, 2)]
+    for other in made[1:]:
+        assert all((a == b).all() for a, b in zip(made[0], other, strict=True))
+
+
+def test_bytes_of_norms_of_heads():
+    rows, H, G, D = 6, 3, 1, 64
+    (there, back), _ = check_head_norm(rope, rows, H, G, D)
+    heads = rows * (H + G) * D * 2
+    read = 2 * rows * (H + G) * D * 4  # gains and angles, which the cache has
+    assert there["global stores bytes"] == 2 * heads
+    assert there["global loads bytes"] == heads + read
+    assert back["global loads bytes"] == 2 * heads + read
+    assert back["global stores bytes"] == heads + rope.head_norm_blocks(rows, 1) * 2 * D * 4
+
+
+def test_norms_of_heads_that_do_not_fit():
+    gain, raw = np.ones(24, np.float32), np.zeros((2, 48), np.float32)
+    norm = rope.HeadNorm(1, gain, gain, 1e-5)
+    with pytest.raises(UserError, match="heads of width 24, 1 of 2 of them queries"):
+        rope.head_norm_launch(np.zeros((2, 72), np.float32), raw, norm, 1)
+    gain = np.ones(16, np.float32)
+    norm = rope.HeadNorm(1, gain, gain, 1e-5)
+    with pytest.raises(UserError, match="3 rows are no sequences of 2 positions"):
+        rope.head_norm_launch(np.zeros((3, 48), np.float32), np.zeros((3, 32), "f4"), norm, 2)
 
 
 # ---- Embedding
@@ -697,8 +815,16 @@ def gelu(module):
     check_gates(module, "gelu", 70, 8, forward=False, biased=True, cores=1)
 
 
+def exact(module):
+    check_gates(module, "gelu_exact", 70, 8, "float32", forward=False, cores=1)
+
+
 def turned(module):
     check_rope(module, 2, 3, 2, 4, 32, start=1)
+
+
+def head_norms(module):
+    check_head_norm(module, 26, 3, 2, 32, "float32")
 
 
 def looked_up(module):
@@ -768,11 +894,29 @@ FAULTS = [
     ("rows.activations", "gated_backward", "row += AHEAD * slabs", "row += rows", swiglu),
     ("rows.activations", "gated_backward", "while row < rows", "while row < 0", swiglu),
     ("tile.curves", "gelu_slope", "float32(3 * CUBIC)", "float32(CUBIC)", gelu),
+    ("tile.curves", "gelu_exact_slope", "share + u * density", "share", exact),
+    ("tile.curves", "normal", "1) - tail if u > float32(0) else tail", "1) - tail", exact),
+    ("tile.curves", "normal", "-0.5 * LOG2_E", "-LOG2_E", exact),
+    ("rows.activations", "make_curved_rows", "gelu_exact_share, gelu_exact_slope",
+     "gelu_exact_share, gelu_slope", exact),
     ("rows.activations", "curved_rows", "value[at] += shift[k]", "pass", gelu),
     ("rows.activations", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
     ("rows.rope", "turn", "sign * sin[k]", "sin[k]", turned),
     ("rows.rope", "rope", "start + row -", "row -", turned),
     ("rows.rope", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
+    ("rows.rope", "head_norm", "q_gain if head < H", "q_gain if head < n", head_norms),
+    ("rows.rope", "head_norm", " + float32(eps)", "", head_norms),
+    ("rows.rope", "head_norm", "turn(a, b, cos_table, sin_table, angle, float32(1))", "pass",
+     head_norms),
+    ("rows.rope", "head_sum", "range(5)", "range(1)", head_norms),
+    ("rows.rope", "slopes", "- x_hat * along", "", head_norms),
+    ("rows.rope", "slopes", "sums[at + k] += a[k] * x_hat", "sums[at + k] += a[k] * x[k]",
+     head_norms),
+    ("rows.rope", "head_norm_backward", "2 * width, root", "0, root", head_norms),
+    ("rows.rope", "head_norm_backward", "angle, float32(-1)", "angle, float32(1)", head_norms),
+    ("rows.rope", "head_norm_backward", "gridDim.x * ROWS", "gridDim.x * ROWS + 1", head_norms),
+    ("rows.rope", "leave", "cuda.syncthreads()", "pass", head_norms),
+    ("rows.rope", "leave", "range(ROWS)", "range(ROWS - 1)", head_norms),
     ("rows.embedding", "embed", "T * divide(row, T)", "0", looked_up),
     ("rows.embedding", "make_look", "values[k] += others[k]", "pass", looked_up),
     ("rows.embedding", "pile", "while i < end", "while i < end - 1", scattered),

@@ -21,17 +21,18 @@ import nanoeuler as ne
 from nanoeuler.checks import gradcheck
 from nanoeuler.checks.derivatives import relative_error
 from nanoeuler.cli import main as cli
+from nanoeuler.emulator import Device
 from nanoeuler.engines.cpu import decode as cpu_decode
 from nanoeuler.engines.cpu import options
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.cpu.engine import CpuEngine, FusedEngine
-from nanoeuler.engines.gpu.decode.decoder import Decoding, check_model
+from nanoeuler.engines.gpu.decode.decoder import CudaReader
+from nanoeuler.engines.gpu.decode.gemv import Heads, part_blocks
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS
-from nanoeuler.engines.gpu.step.recording import record_step
+from nanoeuler.engines.gpu.step.recording import ProgramBuilder, record_step
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.reference import ReferenceEngine
-from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import Decoder, EngineReader, generate
 from nanoeuler.model.attention import attention
 from nanoeuler.model.config import ModelConfig, first_keys
@@ -270,9 +271,72 @@ class Asked:
         self.page, self.read = lambda: page, lambda: {"sums": np.zeros((1, 4))}
 
 
-def test_a_decoder_of_a_gpu_refuses_a_window():
-    with pytest.raises(UserError, match="expected sliding_window 0 for decoding on a GPU, got 3"):
-        check_model(Decoding(GPU))
+MIXED = replace(GPU, n_layers=3, window_pattern="SSL")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("config", [MIXED, replace(GPU_LEARNED, window_pattern="LS")],
+                         ids=["RoPE, SSL", "learned, LS"])  # fmt: skip
+def test_windows_of_layers_on_a_gpu(config, packed, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    assert on_a_gpu(config, **({"first": PACKED} if packed else {})) < bound(config)
+
+
+def test_a_program_has_lines_for_each_window_that_occurs():
+    def lines(config):
+        recorded = ProgramBuilder(config, HOPPER, BF16).build_step(
+            2, 9, helpers.RULES, packed=True)
+        return {name for name in recorded.inputs if name.startswith(("first", "last"))}
+
+    assert lines(GPU) == lines(replace(GPU, window_pattern="L")) == {"first 0", "last 0"}
+    assert lines(MIXED) == {"first 0", "last 0", "first 0, window 0", "last 0, window 0"}
+
+
+# A block of attention has 8 positions.
+DECODED = replace(SMALL, n_layers=1, n_heads=2, n_kv_heads=1, hidden=16, head_width=16)
+CUTS = 1, 1, 7, 1
+
+
+def decoded(config):
+    """Logits of ten tokens by a GPU's reader, emulated, in CUTS."""
+    w, tokens = model(config), tokens_for(config, 1)[0].tolist()
+    reader = CudaReader(config, w, Device(multiprocessors=2), "float32", chunk=8, warps=1)
+    at, rows = 0, []
+    for n in CUTS:
+        rows.append(reader.read([tokens[at : at + n]], [at], rows=n)[0, :, 0])
+        at += n
+    return np.concatenate(rows)
+
+
+def exactly(config):
+    """The same in float64, of the whole text at once."""
+    w, tokens = model(config, np.float64), tokens_for(config, 1)[:, : sum(CUTS)]
+    w.flat[...] = model(config).flat
+    return forward(ReferenceEngine(), config, w, tokens)[0][0, :, 0]
+
+
+@pytest.mark.parametrize("window", [1, 3, 9])
+def test_a_decoder_of_a_gpu_sees_the_window(window):
+    config = replace(DECODED, sliding_window=window)
+    want = exactly(config)
+    assert np.abs(decoded(config) - want).max() <= FLOAT32 * np.abs(want).max()
+
+
+def test_a_decoder_of_a_gpu_sees_each_layers_window():
+    config = replace(DECODED, n_layers=2, sliding_window=3, window_pattern="SL")
+    got, want = decoded(config), exactly(config)
+    assert np.abs(got - want).max() <= FLOAT32 * np.abs(want).max()
+    for pattern in "LS", "S", "L":
+        other = exactly(replace(config, window_pattern=pattern))
+        assert np.abs(other - want).max() > 2 * FLOAT32 * np.abs(want).max()
+
+
+def test_attention_over_a_window_has_no_more_blocks_than_it_needs():
+    """Every place of a window, counted: chunks that it touches."""
+    for window in range(1, 40):
+        touched = [(p >> 3) - (max(p + 1 - window, 0) >> 3) + 1 for p in range(64)]
+        assert max(touched) == part_blocks(Heads(2, 1, 32, 64, True, 8, window))
+    assert part_blocks(Heads(2, 1, 32, 64, True, 8)) == 8
 
 
 # What is counted.
@@ -371,6 +435,12 @@ def packed_is_the_reference(wrong, monkeypatch):
     assert on_a_gpu(GPU_LEARNED, first=PACKED) < bound(GPU_LEARNED)
 
 
+def mixed_is_the_reference(wrong, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    monkeypatch.setattr(CudaEngine, "first_keys", wrong.CudaEngine.first_keys)
+    assert on_a_gpu(MIXED, first=PACKED) < bound(MIXED)
+
+
 FIRST = "model.config", "first_keys"
 GPU_ENGINE = "engines.gpu.step.engine"
 MISTAKES = {
@@ -405,11 +475,14 @@ MISTAKES = {
     "GPU: half forgets": (GPU_ENGINE, "attend", "first = self.first_keys(config, B, T, first)",
                           "pass", gpu_is_the_reference),
     "packed rows without": ("engines.gpu.step.recording", "fill_batch",
-                            "seen = first_keys(config, tokens.shape[1], first[x])",
+                            "seen = first_keys(own, tokens.shape[1], first[x])",
                             "seen = first[x]", packed_is_the_reference),
     "places in the window": ("engines.gpu.step.recording", "fill_batch",
                              "np.arange(first.shape[1]) - first[x]",
                              "np.arange(first.shape[1]) - seen", packed_is_the_reference),
+    "packed rows of one window": (GPU_ENGINE, "first_keys",
+                                  "first.windows[config.sliding_window]", "first.documents",
+                                  mixed_is_the_reference),
 }  # fmt: skip
 
 

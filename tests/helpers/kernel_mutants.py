@@ -208,12 +208,13 @@ def check_rows_rope(module):
 
     for kind in ("bf16", "float32"):
         test_rows.check_rope(module, 2, 3, 2, 3, 16, kind, start=1, seed=0)
+        test_rows.check_head_norm(module, 26, 3, 2, 32, kind, seed=0)
 
 
 def check_rows_activations(module):
     import test_rows
 
-    for what in ("swiglu", "gelu"):
+    for what in ("swiglu", "gelu", "gelu_exact"):
         more = {} if what == "swiglu" else {"biased": True}
         test_rows.check_gates(module, what, 3, 72, "float32", cores=1, **more)
         test_rows.check_gates(module, what, 70, 8, cores=1, **more)

@@ -33,6 +33,15 @@ def gelu(u):
     return u * (1 + t) / 2, slope
 
 
+def gelu_exact(u):
+    """The same of the exact GELU."""
+    share = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(u)
+    return u * share, share + u * np.exp(-u * u / 2) / math.sqrt(2 * math.pi)
+
+
+CURVES = {"gelu": gelu, "gelu_exact": gelu_exact}
+
+
 @dataclass(frozen=True)
 class NumpyProduct:
     """Stands on a list for the launches of a product: exact sums, rounded where they are stored."""
@@ -66,15 +75,15 @@ class NumpyProduct:
             total = total + numbers(aux)
         if self.epilogue == "add":
             total = total + c
-        elif self.epilogue == "bias and gelu":
+        elif self.epilogue.startswith("bias and"):
             second[...] = to_bf16(total.astype(np.float32))
-            total = gelu(total)[0]
+            total = CURVES[self.epilogue.removeprefix("bias and ")](total)[0]
         elif self.epilogue == "swiglu":
             second[...] = to_bf16(total.astype(np.float32))
             gate, up = np.split(total, 2, axis=1)
             total = gate / (1 + np.exp(-gate)) * up
-        elif self.epilogue == "gelu backward":
-            h, slope = gelu(numbers(aux))
+        elif self.epilogue in ("gelu backward", "gelu_exact backward"):
+            h, slope = CURVES[self.epilogue.removesuffix(" backward")](numbers(aux))
             total = total * slope
             second[...] = to_bf16(h.astype(np.float32))
         elif self.epilogue == "swiglu backward":

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from nanoeuler.engines.gpu.decode.attention import newest_kernel
+from nanoeuler.engines.gpu.decode.attention import heads_norm_kernel, newest_kernel
 from nanoeuler.engines.gpu.decode.decoder import CudaReader, Decoding, form_of
 from nanoeuler.engines.gpu.decode.gemv import few_rows_kernel
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
@@ -22,6 +22,7 @@ from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 
 KINDS = "bf16", "float32"
+WINDOW = 256  # of the kernels that have one
 # kind, rows, whether kernels start early
 MADE = [("bf16", 1, True), ("bf16", 1, False), ("bf16", 8, False), ("bf16", 64, False),
         ("float32", 1, False), ("float32", 8, False)]  # fmt: skip
@@ -32,7 +33,10 @@ GPT = replace(LLAMA, n_kv_heads=2, n_predict=1, norm="layer", position="learned"
               bias=True, tied=True)  # fmt: skip
 ODD = replace(LLAMA, norm="layer", mlp="gelu", tied=True, n_predict=1, repeat=2, step_size=0.5)
 OTHER = replace(LLAMA, position="learned", bias=True, n_kv_heads=2, n_predict=1)
-CONFIGS = {"like Llama": LLAMA, "like GPT-2": GPT, "odd": ODD, "other": OTHER}
+SWITCHED = replace(LLAMA, mlp="gelu_exact", sliding_window=3, window_pattern="SL",
+                   qk_norm=True)  # fmt: skip
+CONFIGS = {"like Llama": LLAMA, "like GPT-2": GPT, "odd": ODD, "other": OTHER,
+           "switched": SWITCHED}  # fmt: skip
 
 
 class Rounding(ReferenceEngine):
@@ -82,7 +86,7 @@ def label(form):
 
 def kernels():
     """Name -> maker of each kernel of both presets."""
-    made = {}
+    made = of_switches()
     for preset in ("gpt2-124m", "euler-116m"):
         for kind, rows, early in MADE:
             this = Decoding(PRESETS[preset], kind, early=early)
@@ -98,6 +102,26 @@ def kernels():
             made[name] = partial(enter_kernel, output, learned, early)
             V, context = config.vocab_size, config.context
             made[f"pick, {V}{end}"] = partial(pick_kernel, V, context, PICK_THREADS, early)
+    return made
+
+
+def of_switches():
+    """The same of switches that no preset has: each kernel that is another by them."""
+    made = {}
+    for kind, rows, early in MADE:
+        this = Decoding(replace(PRESETS["gpt2-124m"], mlp="gelu_exact"), kind, early=early)
+        form = form_of(this, "w_up", rows)
+        made[label(form)] = partial(few_rows_kernel, form)
+        this = Decoding(replace(PRESETS["euler-116m"], sliding_window=WINDOW), kind, early=early)
+        form, heads = form_of(this, "wo", rows), this.heads
+        made[f"{label(form)}, window"] = partial(few_rows_kernel, form)
+        name = f"newest, {heads.H}/{heads.G} heads, window, {kind}{', early' if early else ''}"
+        made[name] = partial(newest_kernel, kind, heads, this.warps, early)
+        this = Decoding(replace(PRESETS["euler-116m"], qk_norm=True), kind, early=early)
+        form, eps = form_of(this, "wqkv", rows), this.config.norm_eps
+        made[f"{label(form)}, normed later"] = partial(few_rows_kernel, form)
+        name = f"norm of heads, {kind}{', early' if early else ''}"
+        made[name] = partial(heads_norm_kernel, kind, this.heads, eps, early)
     return made
 
 

@@ -88,6 +88,9 @@ OTHERS = (
     bf16("NN", True, 1, sums="store"), bf16("NN", False, 2, "gelu backward", sums="add"),
     bf16("NT", False, 2, "residual", sums="add"), bf16("NN", True, 1, "residual", sums="add"),
     bf16("NN", True, 2, "swiglu backward", second=True),
+    bf16("NN", True, 2, "bias and gelu_exact", second=True),
+    bf16("NT", True, 2, "gelu_exact backward", second=True, sums="add"),
+    bf16("NN", False, 2, "gelu_exact backward", second=True, sums="add"),
 )  # fmt: skip
 
 
@@ -302,12 +305,13 @@ def multiplied(torch, form, of, out=None):
 def results(torch, form, of, out=None):
     """What a form stores, by PyTorch, of tensors of any dtype; "c" before anything is added to."""
     s = multiplied(torch, form, of, out)
-    gelu = partial(torch.nn.functional.gelu, approximate="tanh")
+    which = "none" if "exact" in form.epilogue else "tanh"
+    gelu = partial(torch.nn.functional.gelu, approximate=which)
     made = {"c": s}
-    if form.epilogue == "bias and gelu":
+    if "and gelu" in form.epilogue:
         made = {"c": gelu(s)} | ({"second": s} if form.second else {})
-    if form.epilogue == "gelu backward":
-        made = {"c": torch.ops.aten.gelu_backward(s, of.aux, approximate="tanh")}
+    if form.epilogue in ("gelu backward", "gelu_exact backward"):
+        made = {"c": torch.ops.aten.gelu_backward(s, of.aux, approximate=which)}
         made |= {"second": gelu(of.aux)} if form.second else {}
     if form.epilogue == "swiglu":
         gates, ups = s.chunk(2, 1)

@@ -186,7 +186,7 @@ def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
 
     def forward(u: Any) -> Any:
         if wide == 1:
-            return curve(u, approximate="tanh")
+            return curve(u, approximate="none" if "exact" in what else "tanh")
         return torch.nn.functional.silu(u[:, :width]) * u[:, width:]
 
     if not slope:
@@ -238,6 +238,56 @@ def rope(bench: Bench, rows: int, width: int, back: bool) -> Work:
     return Work(
         launch, {"heads": heads}, lambda: result(first.double()), lambda: result(first),
         2 * rows * n * D * 2,
+    )  # fmt: skip
+
+
+def head_norm(bench: Bench, rows: int, width: int, back: bool) -> Work:
+    """QK-norm and RoPE of width / D queries and as many keys, D = 64; and the way back."""
+    torch, view, D, eps = bench.torch, bench.view, 64, 1e-5
+    T, H = 1024 if rows % 1024 == 0 else rows, width // D
+    heads, d = bench.random(rows, 3 * width), bench.random(rows, 3 * width)
+    gains = [bench.random(D, dtype=torch.float32) for _ in range(2)]
+    half = torch.arange(D // 2, device=heads.device)
+    angle = torch.arange(T, device=heads.device)[:, None] * 10000.0 ** (-2.0 * half / D)
+    cos, sin = angle.cos().float(), angle.sin().float()
+    norm = rope_module.HeadNorm(H, *map(view, gains), eps, view(cos), view(sin))
+    first, start = heads.clone(), d.clone()
+
+    def result(x: Any, gains: list[Any]) -> Any:
+        x = x.view(-1, T, 3 * H, D)
+        parts = [x[:, :, :H], x[:, :, H : 2 * H]]
+        parts = [y * (y.square().mean(-1, keepdim=True) + eps).rsqrt() * gain.to(y.dtype)
+                 for y, gain in zip(parts, gains, strict=True)]  # fmt: skip
+        a, b = torch.cat(parts, 2).split(D // 2, -1)
+        c, s = (table[:, None].to(x.dtype) for table in (cos, sin))
+        turned = torch.cat([a * c - b * s, a * s + b * c], -1)
+        return torch.cat([turned, x[:, :, 2 * H :]], 2).view(rows, 3 * width)
+
+    if not back:
+        raw = bench.output(rows, 2 * width)
+        launch = rope_module.head_norm_launch(view(heads), view(raw), norm, T)
+        return Work(
+            launch, {"heads": heads}, lambda: {"heads": result(first.double(), gains)},
+            lambda: {"heads": result(first, gains)}, 3 * rows * 2 * width * 2,
+        )  # fmt: skip
+    blocks = rope_module.head_norm_blocks(rows)
+    partials = bench.output(blocks, 2 * D, dtype=torch.float32)
+    sums = [bench.output(D, dtype=torch.float32) for _ in range(2)]
+    raw = first[:, : 2 * width].contiguous()
+    launches = [
+        rope_module.head_norm_backward_launch(view(d), view(raw), norm, view(partials), T),
+        column_sums_module.sum_launch(view(partials), tuple(map(view, sums)), add=False),
+    ]
+
+    def slopes(kind: Any) -> dict[str, Any]:
+        leaves = [x.detach().to(kind).requires_grad_() for x in (first, *gains)]
+        result(leaves[0], leaves[1:]).backward(start.to(kind))
+        return {"d": leaves[0].grad, "q": leaves[1].grad, "k": leaves[2].grad}
+
+    outputs = {"d": d, "q": sums[0], "k": sums[1]}
+    return Work(
+        launches, outputs, lambda: slopes(torch.float64), lambda: slopes(torch.bfloat16),
+        3 * rows * 2 * width * 2,
     )  # fmt: skip
 
 
@@ -329,8 +379,12 @@ WORKS = {
     "SwiGLU, backward": partial(gate, what="swiglu", slope=True),
     "GELU": partial(gate, what="gelu", slope=False),
     "GELU, backward": partial(gate, what="gelu", slope=True),
+    "exact GELU": partial(gate, what="gelu_exact", slope=False),
+    "exact GELU, backward": partial(gate, what="gelu_exact", slope=True),
     "RoPE": partial(rope, back=False),
     "RoPE, backward": partial(rope, back=True),
+    "norm of heads": partial(head_norm, back=False),
+    "norm of heads, backward": partial(head_norm, back=True),
     "embedding": partial(embed),
     "embedding, backward": partial(embed_backward),
     "sums of many": partial(sums_of_many),
@@ -369,14 +423,18 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
     return [*makers, *of_gates(width), *of_tokens(width)]
 
 
+EITHER = False, True  # GELU in the tanh form, and exact
+
+
 def of_gates(width: int) -> list[Callable[[], Kernel]]:
     """Makers of the gates' kernels, for h of this width."""
     threads = column_sums_module.Walk(1, width, piece("bf16"), column_sums_module.FREE).threads
     return [
         partial(activations.swiglu_kernel, "bf16", threads),
-        partial(activations.gelu_kernel, "bf16", False, threads),
+        *(partial(activations.gelu_kernel, "bf16", False, exact, threads) for exact in EITHER),
         partial(activations.swiglu_backward_kernel, "bf16", True, True, threads),
-        partial(activations.gelu_backward_kernel, "bf16", False, True, True, threads),
+        *(partial(activations.gelu_backward_kernel, "bf16", False, True, True, exact, threads)
+          for exact in EITHER),
     ]
 
 
@@ -396,6 +454,8 @@ def label(maker: partial) -> str:
     names = list(signature(maker.func).parameters)
     for key, value in zip(names, maker.args, strict=True):
         pairs = vars(value).items() if isinstance(value, Form) else [(key, value)]
+        if isinstance(value, rope_module.HeadForm):
+            pairs = value._asdict().items()
         options += [k if v is True else str(v) for k, v in pairs if v is not False]
     return " ".join([name, *options])
 
@@ -405,6 +465,10 @@ def kernels() -> dict[str, Callable[[], Kernel]]:
     widths = sorted({width for _, width in (STEP, *RAGGED)})
     makers = [maker for width in widths for maker in launched(width)] + of_gates(WIDE[1])
     makers.append(partial(rope_module.rope_kernel, "bf16", 24, 36, 64))
+    for D in 64, 128:
+        form = rope_module.HeadForm("bf16", 24, 36, D, 12, 1e-5, True)
+        makers.append(partial(rope_module.head_norm_kernel, form))
+        makers.append(partial(rope_module.head_norm_backward_kernel, form))
     return {label(maker): maker for maker in makers}
 
 

@@ -1,13 +1,14 @@
 # Made from book/q-token-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-gputoken-attention
+# %% sec-gputoken-window
 """Attention of new tokens over a cache of keys and values, in parts of the cache.
 
 Row r of R is a token of text `lines[r]` at a position; it sees that text's positions up to its own.
 q (R, H, D) float32, times log2(e) / sqrt(D); keys, values (texts, G, context, D). Block (c, g, r)
-has positions from c * chunk on and the H / G query heads of group g, and writes a sum of values,
-not divided, the largest score and the sum of the weights; `gemv`'s front puts the parts together.
+has the chunk of positions that is the c-th which the row sees and the H / G query heads of group g,
+and writes a sum of values, not divided, the largest score and the sum of the weights; `gemv`'s
+front puts the parts together.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from functools import cache
 from nanoeuler.engines.gpu.decode import gemv
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
-from nanoeuler.engines.gpu.lang.kernel import Kernel
+from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES, warp_sum
 from nanoeuler.engines.gpu.rows.block_reduce import warp_max
 from nanoeuler.errors import UserError
@@ -37,14 +38,26 @@ def make_unpack(kind: str) -> Callable:
     return unpack_bf16 if kind == "bf16" else unpack_floats
 
 
+def make_sees(heads: gemv.Heads) -> Callable:
+    """sees(key, low, count): whether a row sees a key of its chunk, from key `low` to `count`."""
+
+    def sees_window(key, low, count):
+        return key >= low and key < count
+
+    def sees_text(key, low, count):
+        return key < count
+
+    return sees_window if 0 < heads.window < heads.context else sees_text
+
+
 def make_scores(kind: str, heads: gemv.Heads, warps: int) -> Callable:
-    """score(q, held, scores, count, warp, lane): of all keys of the block, to shared memory."""
+    """score(q, held, scores, low, count, warp, lane): of a block's keys, to shared memory."""
     D, chunk, share, width = heads.D, heads.chunk, heads.H // heads.G, 16 // SIZES[kind]
     lanes, unpack = D // width, make_unpack(kind)
-    abreast = LANES // lanes
+    abreast, sees = LANES // lanes, make_sees(heads)
     rounds = chunk // (abreast * warps)
 
-    def score(q, held, scores, count, warp, lane):
+    def score(q, held, scores, low, count, warp, lane):
         numbers = cuda.local.array(width, float32)
         for i in range(rounds):
             key = (i * warps + warp) * abreast + ptx.divide(lane, lanes)
@@ -57,7 +70,8 @@ def make_scores(kind: str, heads: gemv.Heads, warps: int) -> Callable:
                     if (1 << step) < lanes:
                         value += ptx.shuffle_xor(value, 1 << step)
                 if lane & (lanes - 1) == 0:
-                    scores[h * chunk + key] = value if key < count else float32(gemv.LOWEST)
+                    seen = sees(key, low, count)
+                    scores[h * chunk + key] = value if seen else float32(gemv.LOWEST)
 
     return score
 
@@ -93,19 +107,20 @@ def make_weigh(kind: str, heads: gemv.Heads, warps: int) -> Callable:
 
 
 def make_collect(kind: str, heads: gemv.Heads, warps: int) -> Callable:
-    """collect(held, array, at, count, warp, lane): the block's keys or values; zeros behind them.
+    """collect(held, array, at, low, count, warp, lane): the block's keys or values that the row
+    sees, zeros for the others.
     """
     size, width = SIZES[kind], 16 // SIZES[kind]
     lanes, row = heads.D // width, heads.D * size
-    abreast = LANES // lanes
+    abreast, sees = LANES // lanes, make_sees(heads)
     rounds, bf16 = heads.chunk // (abreast * warps), kind == "bf16"
     load, zero = (ptx.load_own_int4, int32) if bf16 else (ptx.load_own_float4, float32)
 
-    def collect(held, array, at, count, warp, lane):
+    def collect(held, array, at, low, count, warp, lane):
         for i in range(rounds):
             key = (i * warps + warp) * abreast + ptx.divide(lane, lanes)
             a, b, c, d = zero(0), zero(0), zero(0), zero(0)
-            if key < count:
+            if sees(key, low, count):
                 a, b, c, d = load(array + at + key * row + (lane & (lanes - 1)) * 16)
             held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = a, b, c, d
 
@@ -151,6 +166,7 @@ def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = Fa
     scored, summed = share * chunk, warps * share * D
     collect, score = make_collect(kind, heads, warps), make_scores(kind, heads, warps)
     soften, weigh = make_soften(heads, warps), make_weigh(kind, heads, warps)
+    begin, log = gemv.make_begin(heads), chunk.bit_length() - 1
     first, ready = (gemv.start_next, gemv.wait_before) if early else (gemv.nothing, gemv.nothing)
 
     def newest(q, keys, values, lines, out, tops, weights):
@@ -163,16 +179,18 @@ def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = Fa
         qs = cuda.local.array(many, float32)
         ready()
         _, position, text, _ = ptx.load_own_int4(lines + int64(r) * gemv.LINE)
-        count, head = min(position + 1 - c * chunk, chunk), r * H + g * share
+        start = int32((c + (begin(position) >> log)) << log)
+        low, head = int32(begin(position) - start), r * H + g * share
+        count = min(position + 1 - start, chunk)
         if count > 0:
-            at = ((int64(text) * G + g) * context + c * chunk) * (D * size)
+            at = ((int64(text) * G + g) * context + start) * (D * size)
             for i in range(0, many, 4):
                 d = int32(ptx.divide(i, width) * D + (lane & (lanes - 1)) * width + i % width)
                 qs[i], qs[i + 1], qs[i + 2], qs[i + 3] = ptx.load_own_float4(
                     q + (int64(head) * D + d) * 4)
-            collect(k, keys, at, count, warp, lane)
-            collect(v, values, at, count, warp, lane)
-            score(qs, k, scores, count, warp, lane)
+            collect(k, keys, at, low, count, warp, lane)
+            collect(v, values, at, low, count, warp, lane)
+            score(qs, k, scores, low, count, warp, lane)
             cuda.syncthreads()  # all scores are there
             soften(scores, tops, weights, int64(head) * parts + c, warp, lane)
             cuda.syncthreads()  # and are weights
@@ -187,3 +205,57 @@ def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = Fa
 
     target = (9, 0) if early else (8, 0)
     return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, target, early=early)
+
+
+# %% sec-gputoken-head-norm
+NORM_WARPS = 4  # of a block: a head each
+
+
+@cache
+def heads_norm_kernel(kind: str, heads: gemv.Heads, eps: float, early: bool = False) -> Kernel:
+    """norm(raw, q_gain, k_gain, cos, sin, lines, q, keys, scale): QK-norm, then RoPE, of new rows.
+
+    raw (R, H + G, D) float32; queries go to q (R, H, D), times scale, keys to their cache.
+    """
+    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
+    half, rounds, share, put = D // 2, cover(D // 2, LANES), 1 / heads.D, gemv.make_put(kind)
+    first, ready = (gemv.start_next, gemv.wait_before) if early else (gemv.nothing, gemv.nothing)
+
+    def norm(raw, q_gain, k_gain, cos, sin, lines, q, keys, scale):
+        first()
+        t, r = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
+        head, lane = int32(cuda.blockIdx.x * NORM_WARPS + (t >> 5)), t & 31
+        a, b = cuda.local.array(rounds, float32), cuda.local.array(rounds, float32)
+        ready()
+        _, position, text, _ = ptx.load_own_int4(lines + int64(r) * gemv.LINE)
+        if head < H + G:
+            total = float32(0)
+            for j in range(rounds):
+                a[j], b[j] = float32(0), float32(0)
+                if j * LANES + lane < half:
+                    at = raw + ((int64(r) * (H + G) + head) * D + j * LANES + lane) * 4
+                    a[j], b[j] = ptx.load_own_float(at), ptx.load_own_float(at + half * 4)
+                total += a[j] * a[j] + b[j] * b[j]
+            root = ptx.inverse_root(warp_sum(total) * float32(share) + float32(eps))
+            for j in range(rounds):
+                i = int32(j * LANES + lane)
+                if i < half:
+                    gain = (q_gain if head < H else k_gain) + int64(i) * 4
+                    left = a[j] * root * ptx.load_float(gain)
+                    right = b[j] * root * ptx.load_float(gain + half * 4)
+                    if turned:
+                        angle = (int64(max(position, 0)) * half + i) * 4
+                        c, s = ptx.load_float(cos + angle), ptx.load_float(sin + angle)
+                        left, right = left * c - right * s, left * s + right * c
+                    if head < H:
+                        at = q + ((int64(r) * H + head) * D + i) * 4
+                        ptx.store_float(at, left * scale)
+                        ptx.store_float(at + half * 4, right * scale)
+                    elif position >= 0:
+                        at = ((int64(text) * G + head - H) * context + position) * D + i
+                        put(keys, at, left)
+                        put(keys, at + half, right)
+
+    target = (9, 0) if early else (8, 0)
+    args = "l l l l l l l l f"
+    return Kernel(norm, args, LANES * NORM_WARPS, 0, 1, 2, target, early=early)

@@ -14,12 +14,13 @@ R rows, C channels, H query heads, G key/value heads, D head width, V vocabulary
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nanoeuler.engines.gpu.decode import gemv
-from nanoeuler.engines.gpu.decode.attention import newest_kernel
+from nanoeuler.engines.gpu.decode.attention import NORM_WARPS, heads_norm_kernel, newest_kernel
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES
@@ -68,8 +69,13 @@ class Decoding(NamedTuple):
         c, width = self.config, 16 // SIZES[self.kind]
         chunk = min(self.chunk, 1024 // max(1, c.head_dim // width))
         return gemv.Heads(
-            c.n_heads, c.n_kv_heads, c.head_dim, c.context, c.position == "rope", chunk
+            c.n_heads, c.n_kv_heads, c.head_dim, c.context, c.position == "rope", chunk,
+            c.sliding_window, c.qk_norm,
         )
+
+    def in_layer(self, i: int) -> "Decoding":
+        """The same for layer i alone, which may have a window of its own."""
+        return self._replace(config=self.config.in_layer(i))
 
     @property
     def shapes(self) -> dict[str, gemv.Shape]:
@@ -84,10 +90,12 @@ class Decoding(NamedTuple):
 
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler",),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
+    "integrator": ("euler",), "sliding_window": (0, 2), "window_pattern": ("S", "SL"),
     "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0), "head_width": (0, 16),
     "rope_scaling": ("none", "linear", "llama3"), "qkv_bias": (False, True),
+    "qk_norm": (False, True),
 }  # fmt: skip
 
 
@@ -119,6 +127,8 @@ def form_of(this: Decoding, name: str, rows: int) -> gemv.Form:
         n for n in (1, 2, gemv.PAD) if n == 1 or n <= most and n * shape.tiles <= gemv.MOST_TILES
     )
     heads = this.heads if name in ("wqkv", "wo") else None
+    if name == "wqkv":
+        heads = replace(heads, window=0)  # which doesn't matter there
     end = ends.get(name, "add")
     return gemv.Form(shape, tile, front, end, groups, this.early, heads, config.norm_eps)
 
@@ -139,6 +149,8 @@ def pack_block(this: Decoding, block: Block) -> dict[str, np.ndarray]:
         made[f"{name}_bias"] = np.zeros(shape.groups * gemv.OUT, np.float32)
         if bias is not None:
             made[f"{name}_bias"][: shape.outputs] = bias[order]
+    if config.qk_norm:
+        made |= {"q_norm": block.q_norm, "k_norm": block.k_norm}
     for name in ("norm1", "norm2"):
         gain, bias = getattr(block, name), getattr(block, f"{name}_bias")
         made[name] = gain.astype(np.float32)
@@ -168,7 +180,9 @@ def working_shapes(this: Decoding, rows: int) -> dict[str, tuple[tuple[int, ...]
     H, D, N = heads.H, heads.D, gemv.part_count(heads)
     return {
         "lines": ((rows, 4), np.int32), "x": ((rows, config.dim), np.float32),
-        "q": ((rows, H, D), np.float32), "parts": ((rows, H, N, D), np.float32),
+        "q": ((rows, H, D), np.float32),
+        "raw": ((rows, (H + heads.G) * heads.normed, D), np.float32),
+        "parts": ((rows, H, N, D), np.float32),
         "tops": ((rows, H, N), np.float32), "weights": ((rows, H, N), np.float32),
         "h": ((rows, this.shapes["w_down"].padded), DTYPES[this.kind]),
         "logits": ((rows, this.shapes["output"].groups * gemv.OUT), np.float32),
@@ -194,6 +208,7 @@ class ForwardPass:
         work: dict[str, Any],
     ) -> None:  # fmt: skip
         self.this, self.rows, self.arrays, self.blocks, self.work = this, rows, arrays, blocks, work
+        self.own = this  # the same for the layer that is written down
         self.launches: list[tuple[str, Launch]] = []
 
     def product(
@@ -205,7 +220,7 @@ class ForwardPass:
         reads: x, and the gain and bias of the norm before, or what attention's parts need; y: where
         rows of `stride` go; cache: keys and values of the layer.
         """
-        form = form_of(self.this, name, self.rows)
+        form = form_of(self.own, name, self.rows)
         kernel = gemv.few_rows_kernel(form)
         grid = form.shape.groups // form.groups, cover(self.rows, form.rows)
         args = (
@@ -216,13 +231,22 @@ class ForwardPass:
 
     def attention(self, layer: int, b: dict[str, Any]) -> None:
         """The half of a layer that looks at other positions."""
-        this, work, heads = self.this, self.work, self.this.heads
+        this = self.own = self.this.in_layer(layer)
+        work, heads = self.work, this.heads
         keys, values = self.arrays["keys"][layer], self.arrays["values"][layer]
         scale = LOG2_E / math.sqrt(heads.D)
         reads = work["x"], b["norm1"], b["norm1_bias"]
-        self.product("wqkv", b, reads, work["q"], 0, (keys, values), scale)
+        raw = work["raw"] if heads.normed else work["q"]
+        self.product("wqkv", b, reads, raw, 0, (keys, values), scale)
+        if heads.normed:
+            kernel = heads_norm_kernel(this.kind, replace(heads, window=0), this.config.norm_eps,
+                                       this.early)  # fmt: skip
+            tables = self.arrays["cos"], self.arrays["sin"]
+            args = raw, b["q_norm"], b["k_norm"], *tables, work["lines"], work["q"], keys, scale
+            grid = cover(heads.H + heads.G, NORM_WARPS), self.rows
+            self.launches.append(("norm of heads", Launch(kernel, grid, args)))
         kernel = newest_kernel(this.kind, heads, this.warps, this.early)
-        grid = cover(heads.context, heads.chunk), heads.G, self.rows
+        grid = gemv.part_blocks(heads), heads.G, self.rows
         parts = work["parts"], work["tops"], work["weights"]
         args = work["q"], keys, values, work["lines"], *parts
         self.launches.append(("attention", Launch(kernel, grid, args)))
@@ -427,14 +451,17 @@ def predict(this: Decoding, position: int) -> dict[str, tuple[int, float]]:
     """
     config, heads, size = this.config, this.heads, SIZES[this.kind]
     moved = {name: s.inputs * s.outputs * size for name, s in this.shapes.items()}
-    moved |= {"attention": 2 * heads.G * (position + 1) * heads.D * size, "enter": 0, "pick": 0}
+    own = [config.in_layer(i).sliding_window or position + 1 for i in range(config.n_layers)]
+    keys = sum(min(window, position + 1) for window in own) / config.n_layers
+    moved |= {"attention": 2 * heads.G * keys * heads.D * size, "enter": 0, "pick": 0}
+    moved |= {"norm of heads": 0} if heads.normed else {}
     counts = dict.fromkeys(moved, config.n_layers) | {"output": 1, "enter": 1, "pick": 1}
 
     def one(name: str) -> float:
         load = moved[name] / BYTES_A_US
         if not this.early:
             return LAUNCH + FIRST + load + WORK
-        if name in ("attention", "enter", "pick"):  # what these load is not there before
+        if name not in this.shapes:  # what these load is not there before
             return HANDOVER + FIRST + load + WORK
         return max(HANDOVER + WORK, load)
 

@@ -23,7 +23,7 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
-from nanoeuler.engines.gpu.tile.curves import gelu_share, sigmoid
+from nanoeuler.engines.gpu.tile.curves import gelu_exact_share, gelu_share, sigmoid
 from nanoeuler.errors import UserError
 
 OUT = 8         # outputs of a tile: the columns of B in mma.sync.m16n8k16
@@ -119,6 +119,8 @@ class Heads:
     """Attention's sizes: H query heads, G key/value heads of width D, `context` positions.
 
     turned: whether RoPE turns queries and keys. chunk: positions that one block of attention has.
+    window: how many keys a query sees, its own and those before it; 0: all. normed: whether heads
+    are normed (and turned) by a kernel of their own.
     """
 
     H: int
@@ -127,6 +129,8 @@ class Heads:
     context: int
     turned: bool
     chunk: int
+    window: int = 0
+    normed: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Form:
     shape: Shape
     rows: int                   # of X in a block: 1, 8 or 16; of float32 any
     front: str                  # "rms", "layer" (norms), "parts" (of attention), "plain"
-    end: str                    # "add" (to the stream), "store", "gelu", "swiglu", "heads"
+    end: str                    # "add" (to the stream), "store", "heads", or an activation
     groups: int = 1             # of eight outputs, in a block
     early: bool = False         # whether it may start while the kernel before it runs
     heads: Heads | None = None  # of a kernel that touches attention
@@ -325,7 +329,7 @@ def make_parts_front(form: Form) -> Callable:
     heads, rows, stride, keep = form.heads, form.rows, form.stride, make_keep(form)
     H, D, chunk, channels = heads.H, heads.D, heads.chunk, form.shape.inputs
     parts, threads, log = part_count(heads), form.threads, chunk.bit_length() - 1
-    add_parts, padded = make_add_parts(form), form.shape.padded
+    add_parts, padded, begin = make_add_parts(form), form.shape.padded, make_begin(heads)
 
     def front(x, gain, shift, lines, tile, shared, t):
         o = cuda.local.array(4, float32)
@@ -340,7 +344,8 @@ def make_parts_front(form: Form) -> Callable:
                 head = ptx.divide(column, D)
                 at = (line * H + head) * (4 * parts)
                 inside = int64(column - head * D) * 4
-                count, best, total = int32((position + chunk) >> log), float32(LOWEST), float32(0)
+                count, best = int32((position + chunk) >> log), float32(LOWEST)
+                count, total = int32(count - (begin(position) >> log)), float32(0)
                 for first in range(0, count, AT_ONCE):
                     best, total = add_parts(
                         o, x + inside, gain, shift, at, first, count, best, total)
@@ -353,9 +358,28 @@ def make_parts_front(form: Form) -> Callable:
     return front
 
 
+def make_begin(heads: Heads) -> Callable:
+    """begin(position): the first key that a query there sees, in its text."""
+    window = heads.window
+
+    def begin_window(position):
+        return int32(max(position + 1 - window, 0))
+
+    def begin_text(position):
+        return int32(0)
+
+    return begin_window if 0 < window < heads.context else begin_text
+
+
 def part_count(heads: Heads) -> int:
     """N, the parts of attention for which there is room."""
     return cover(cover(heads.context, heads.chunk), AT_ONCE) * AT_ONCE
+
+
+def part_blocks(heads: Heads) -> int:
+    """How many parts a query may have: of a window, those that it covers where it lies worst."""
+    every = cover(heads.context, heads.chunk)
+    return min(every, cover(heads.window - 1, heads.chunk) + 1) if heads.window else every
 
 
 # %% sec-gputoken-middle
@@ -504,13 +528,14 @@ class Target(NamedTuple):
 
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
     """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
-    one output: add, store, gelu.
+    one output: add, store, gelu, gelu_exact.
 
     What is ready before the products is loaded before them: the old stream.
     """
     wide, outputs, rows = OUT * form.groups, form.shape.outputs, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
-    adds, curves = form.end == "add", form.end == "gelu"
+    adds, curves = form.end == "add", form.end in ("gelu", "gelu_exact")
+    share = gelu_exact_share if form.end == "gelu_exact" else gelu_share
 
     def place(of):
         row = ptx.divide(of.item, wide)
@@ -530,7 +555,7 @@ def make_single_end(form: Form) -> tuple[Callable, Callable]:
             if adds:
                 ptx.store_float(to.y + at * 4, of.kept[2 * of.i] + to.scale * value)
             elif curves:
-                put(to.y, at, value * gelu_share(value))
+                put(to.y, at, value * share(value))
             else:
                 ptx.store_float(to.y + at * 4, value)
 
@@ -612,6 +637,37 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
     return prepare, finish
 
 
+def make_raw_heads_end(form: Form) -> tuple[Callable, Callable]:
+    """The same where heads are normed later: queries and keys go to y (R, H + G, D) float32 as they
+    are, and values to their cache."""
+    heads, rows, place = form.heads, form.rows, make_place(form)
+    H, G, D, context = heads.H, heads.G, heads.D, heads.context
+    half, all_heads = D // 2, heads.H + 2 * heads.G
+    put, total = make_put(form.shape.kind), make_total(form)
+
+    def prepare(of, y, stride, cos, sin, lines):
+        row, _, _, _ = place(of.item, of.block)
+        _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
+        of.spots[2 * of.i], of.spots[2 * of.i + 1] = position, text
+
+    def finish(of, sums, shifts, to):
+        row, pair, head, channel = place(of.item, of.block)
+        output, position = (pair >> 2) * 8 + (pair & 3), of.spots[2 * of.i]
+        a = total(sums, row, output) + shifts[2 * of.i]
+        b = total(sums, row, output + 4) + shifts[2 * of.i + 1]
+        if head < H + G:
+            at = to.y + ((int64(of.tile * rows + row) * (H + G) + head) * D + channel) * 4
+            ptx.store_float(at, a)
+            ptx.store_float(at + half * 4, b)
+        elif head < all_heads and position >= 0:
+            text, group = of.spots[2 * of.i + 1], head - H - G
+            at = ((int64(text) * G + group) * context + position) * D + channel
+            put(to.values, at, a)
+            put(to.values, at + half, b)
+
+    return prepare, finish
+
+
 def parts_of(form: Form) -> tuple[Callable, ...]:
     """What stands before the product, the product, and what stands behind: front, ..., finish."""
     front = nothing_to_do
@@ -620,7 +676,9 @@ def parts_of(form: Form) -> tuple[Callable, ...]:
     elif form.front == "parts":
         front = make_parts_front(form)
     multiply = make_multiply if form.shape.kind == "bf16" else make_multiply_floats
-    ends = {"heads": make_heads_end, "swiglu": make_gate_end}
+    raw = form.heads is not None and form.heads.normed
+    heads_end = make_raw_heads_end if raw else make_heads_end
+    ends = {"heads": heads_end, "swiglu": make_gate_end}
     return front, multiply(form), *ends.get(form.end, make_single_end)(form)
 
 

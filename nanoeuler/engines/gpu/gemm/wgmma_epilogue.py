@@ -175,6 +175,7 @@ def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -
 def make_curve(form: forms.Form, strip: Strip) -> Callable:
     """curve(acc, tile): a strip becomes its GELU, of bf16 where that is stored."""
     second, first = form.second, strip.i
+    gelu = curves.gelu_exact if "exact" in form.epilogue else curves.gelu_fast
 
     def curve(acc, tile):
         for j in range(first, first + 32, 2):
@@ -182,7 +183,7 @@ def make_curve(form: forms.Form, strip: Strip) -> Callable:
             if second:
                 pair = ptx.pack_bf16(low, high)
                 low, high = ptx.low_bf16(pair), ptx.high_bf16(pair)
-            acc[j], acc[j + 1] = curves.gelu_fast(low), curves.gelu_fast(high)
+            acc[j], acc[j + 1] = gelu(low), gelu(high)
 
     return curve
 
@@ -203,8 +204,18 @@ def gelu_backward_pair(acc, i, pair):
     return ptx.pack_bf16(low, high)
 
 
+def gelu_exact_backward_pair(acc, i, pair):
+    """The same of the exact GELU."""
+    low, low_slope = curves.gelu_exact_and_slope(ptx.low_bf16(pair))
+    high, high_slope = curves.gelu_exact_and_slope(ptx.high_bf16(pair))
+    acc[i] *= low_slope
+    acc[i + 1] *= high_slope
+    return ptx.pack_bf16(low, high)
+
+
 # What becomes of a pair of sums and of the pair that they meet, by the epilogue.
-PAIRS = {"residual": residual_pair, "gelu backward": gelu_backward_pair}
+PAIRS = {"residual": residual_pair, "gelu backward": gelu_backward_pair,
+         "gelu_exact backward": gelu_exact_backward_pair}  # fmt: skip
 
 
 def read_strip(u, q, at, t):

@@ -64,6 +64,8 @@ EPILOGUES = {
     "bias": Way("bias", narrow=True),
     "bias and gelu": Way("bias", second=True, narrow=True),
     "gelu backward": Way("tile", second=True, sums=True),
+    "bias and gelu_exact": Way("bias", second=True, narrow=True),
+    "gelu_exact backward": Way("tile", second=True, sums=True),
     "residual": Way("tile", sums=True),
     "swiglu": Way(second=True),
     "swiglu backward": Way("tiles", second=True, pingpong=True),
@@ -104,9 +106,10 @@ class Form:
     layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256, or of
     128 x 192 where that is narrow. cluster: 1 or 2 blocks that share B.
     epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
-    bias), tanh; gelu backward: S GELU'(U), U (m, n); residual: S + R, R (m, n); swiglu: silu(gate)
-    up, S = (gate, up); swiglu backward: the same of U = (gate, up), and as second S times its
-    slopes by gate and by up; rope 64 or 128: S, its first heads of that width turned.
+    bias), tanh; gelu backward: S GELU'(U), U (m, n); with gelu_exact the same of the exact form;
+    residual: S + R, R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same
+    of U = (gate, up), and as second S times its slopes by gate and by up; rope 64
+    or 128: S, its first heads of that width turned.
     out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U) beside
     S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be parts
     of a tile along k, summed in order, by the same kernel ("together") or another ("after"); "no":

@@ -256,7 +256,7 @@ def choose(
 ) -> forms.Form:  # fmt: skip
     """The form that was fastest for a product like this one of m, n, k, or one by these sizes."""
     way = forms.EPILOGUES[epilogue]
-    name = "store" if epilogue == "add" else epilogue
+    name = "store" if epilogue == "add" else epilogue.replace("_exact", "")
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
     found = like((layout, name, out, second), sizes)
     found = found or rule(layout, *sizes, plain, way.cut and sums == "no")

@@ -4,9 +4,10 @@
 # %% sec-rows-gates
 """SwiGLU and GELU, forward and backward: rows of u to rows of h, rows of dh to rows of du.
 
-SwiGLU: u (rows, 2F) is gate, then up; h (rows, F). GELU: u and h (rows, F), with a bias (F,) where
-one is given. All of one kind, "bf16" or "float32". A thread keeps its columns and goes down the
-rows (`Walk`); the sums of du's columns, float32, come with the backward. du may be u.
+SwiGLU: u (rows, 2F) is gate, then up; h (rows, F). GELU, in the tanh form or exact: u and h (rows,
+F), with a bias (F,) where one is given. All of one kind, "bf16" or "float32". A thread keeps its
+columns and goes down the rows (`Walk`); the sums of du's columns, float32, come with the backward.
+du may be u.
 """
 
 import functools
@@ -25,7 +26,14 @@ from nanoeuler.engines.gpu.rows.column_sums import (
     make_zero,
     sum_launch,
 )
-from nanoeuler.engines.gpu.tile.curves import gelu_share, gelu_slope, swiglu, swiglu_slopes
+from nanoeuler.engines.gpu.tile.curves import (
+    gelu_exact_share,
+    gelu_exact_slope,
+    gelu_share,
+    gelu_slope,
+    swiglu,
+    swiglu_slopes,
+)
 
 AHEAD = 2  # rows that a thread loads before it uses one, on the way back
 
@@ -53,8 +61,9 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
 
 
 @functools.cache
-def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
-    """h = gelu(u + bias); see `Walk` for who has what."""
+def gelu_kernel(kind: str, biased: bool, exact: bool, threads: int) -> Kernel:
+    """h = gelu(u + bias), exact or in the tanh form; see `Walk` for who has what."""
+    share = gelu_exact_share if exact else gelu_share
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
@@ -68,7 +77,7 @@ def gelu_kernel(kind: str, biased: bool, threads: int) -> Kernel:
             load(values, 0, vectors.place(u, row, columns, size) + int64(column) * size)
             for k in range(width):
                 value = values[k] + shift[k] if biased else values[k]
-                values[k] = value * gelu_share(value)
+                values[k] = value * share(value)
             store(values, 0, vectors.place(h, row, columns, size) + int64(column) * size)
             row += int32(cuda.gridDim.y)
 
@@ -139,11 +148,14 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
     return Kernel(gated_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
 
 
-def make_curved_rows(kind: str, count: int, again: bool) -> Callable:
+def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callable:
     """curved_rows(dh, u, du, h, here, step, shift, sums): `count` rows, loads first.
 
     here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
     """
+    share, slope_of = gelu_share, gelu_slope
+    if exact:
+        share, slope_of = gelu_exact_share, gelu_exact_slope
     width, many = vectors.piece(kind), count * vectors.piece(kind)
     load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
     store = vectors.make_store(kind, width)
@@ -157,10 +169,10 @@ def make_curved_rows(kind: str, count: int, again: bool) -> Callable:
             for k in range(width):
                 at = i * width + k
                 value[at] += shift[k]
-                slope[at] *= gelu_slope(value[at])
+                slope[at] *= slope_of(value[at])
                 sums[k] += slope[at]
                 if again:
-                    value[at] *= gelu_share(value[at])
+                    value[at] *= share(value[at])
             store(slope, i * width, du + here + i * step)
             if again:
                 store(value, i * width, h + here + i * step)
@@ -170,12 +182,12 @@ def make_curved_rows(kind: str, count: int, again: bool) -> Callable:
 
 @functools.cache
 def gelu_backward_kernel(
-    kind: str, biased: bool, again: bool, summed: bool, threads: int
+    kind: str, biased: bool, again: bool, summed: bool, exact: bool, threads: int
 ) -> Kernel:
     """du of dh and u, h once more (again), and partial sums of du's columns (summed)."""
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, zero, put = vectors.make_load(kind, width), make_zero(width), make_put(width)
-    one, several = make_curved_rows(kind, 1, again), make_curved_rows(kind, AHEAD, again)
+    one, several = (make_curved_rows(kind, count, again, exact) for count in (1, AHEAD))
 
     def curved_backward(dh, u, bias, du, h, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
@@ -225,10 +237,21 @@ def gelu_launch(
     u: Any, h: Any, bias: Any = None, multiprocessors: int = MULTIPROCESSORS
 ) -> Launch:
     """h (rows, F) = gelu(u + bias), tanh form, of u (rows, F), bias (F,) or none."""
+    return _curved(False, u, h, bias, multiprocessors)
+
+
+def gelu_exact_launch(
+    u: Any, h: Any, bias: Any = None, multiprocessors: int = MULTIPROCESSORS
+) -> Launch:
+    """The same of the exact GELU."""
+    return _curved(True, u, h, bias, multiprocessors)
+
+
+def _curved(exact: bool, u: Any, h: Any, bias: Any, multiprocessors: int) -> Launch:
     kind, walk = _walk("GELU", u, 1, FREE, multiprocessors, h=(h, 1))
     if bias is not None:
         vectors.expect("GELU's bias", bias, (walk.columns,), kind)
-    kernel = gelu_kernel(kind, bias is not None, walk.threads)
+    kernel = gelu_kernel(kind, bias is not None, exact, walk.threads)
     return Launch(kernel, walk.grid, (u, vectors.given(bias), h, walk.rows, walk.columns))
 
 
@@ -272,12 +295,28 @@ def gelu_backward_launches(
 
     sums: dbias (F,) float32 and partial sums, as of `swiglu_backward_launches`.
     """
+    return _curved_backward(False, (dh, u, du), bias, h, sums, multiprocessors)
+
+
+def gelu_exact_backward_launches(
+    dh: Any, u: Any, du: Any, *, bias: Any = None, h: Any = None,
+    sums: tuple[Any, Any] | None = None, multiprocessors: int = MULTIPROCESSORS,
+) -> list[Launch]:  # fmt: skip
+    """The same of the exact GELU."""
+    return _curved_backward(True, (dh, u, du), bias, h, sums, multiprocessors)
+
+
+def _curved_backward(
+    exact: bool, given: tuple[Any, Any, Any], bias: Any, h: Any, sums: tuple[Any, Any] | None,
+    multiprocessors: int,
+) -> list[Launch]:  # fmt: skip
+    dh, u, du = given
     others = {"dh": (dh, 1), "du": (du, 1), "h": (h, 1)}
     kind, walk = _walk("GELU", u, 1, SUMMING, multiprocessors, **others)
     if bias is not None:
         vectors.expect("GELU's bias", bias, (walk.columns,), kind)
     wanted = bias is not None, h is not None, sums is not None
-    kernel = gelu_backward_kernel(kind, *wanted, walk.threads)
+    kernel = gelu_backward_kernel(kind, *wanted, exact, walk.threads)
     partials = sums[1] if sums else 0
     args = dh, u, vectors.given(bias), du, vectors.given(h), partials, walk.rows, walk.columns
     return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, walk.columns)]

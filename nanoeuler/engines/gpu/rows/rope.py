@@ -6,16 +6,19 @@
 
 heads (rows, N * D), "bf16" or "float32": N heads of width D a row, of which the first n are turned.
 Row i is position start + i % T of its sequence. cos, sin (context, D / 2) float32. D is a multiple
-of 16 for bf16, of 8 for float32. Equation eq-layers-rope.
+of 16 for bf16, of 8 for float32. Equation eq-layers-rope. Where heads are normed before that
+(QK-norm), one kernel does both.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.lang import vectors
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
-from nanoeuler.engines.gpu.lang.ptx import divide
+from nanoeuler.engines.gpu.lang.ptx import divide, inverse_root, shuffle_xor, store_float
 from nanoeuler.errors import UserError
 
 ROWS = 4  # of a block, a warp each
@@ -80,3 +83,279 @@ def rope_launch(
         vectors.expect(name, table, (context, half), "float32")
     args = heads, cos, sin, -1.0 if back else 1.0, rows, T, start
     return Launch(rope_kernel(kind, n, width // D, D), (cover(rows, ROWS),), args)
+
+
+# %% sec-rows-head-norm
+class HeadNorm(NamedTuple):
+    """The norm of a row's first heads: H queries, then keys. Equation eq-attention-qk-norm.
+
+    gains (D,) float32 of queries and of keys; eps: added under the root. cos, sin: tables of RoPE
+    after the norm, or None.
+    """
+
+    H: int
+    q_gain: Any
+    k_gain: Any
+    eps: float
+    cos: Any = None
+    sin: Any = None
+
+
+class HeadForm(NamedTuple):
+    """What their kernels are made for: n of N heads of width D are normed, the first H of them
+    queries; whether they are turned."""
+
+    kind: str
+    n: int
+    N: int
+    D: int
+    H: int
+    eps: float
+    turned: bool
+
+    @property
+    def pieces(self) -> int:
+        """The lanes that have a head."""
+        return self.D // 2 // vectors.piece(self.kind)
+
+    @property
+    def rounds(self) -> int:
+        """How often a warp begins until it has had a row."""
+        return cover(self.n * self.pieces, vectors.LANES)
+
+
+def make_ends(form: HeadForm) -> tuple[Callable, Callable, Callable]:
+    """load_two(a, b, at), store_two(a, b, at): a lane's piece of both halves of a head;
+    turn(a, b, cos, sin, place, sign): turned by angles of the tables, from byte `place` on."""
+    width, size, half = vectors.piece(form.kind), vectors.SIZES[form.kind], form.D // 2
+    load = vectors.make_load(form.kind, width, own=True)
+    store = vectors.make_store(form.kind, width)
+    load_turn = vectors.make_load("float32", width)
+
+    def load_two(a, b, at):
+        load(a, 0, at)
+        load(b, 0, at + half * size)
+
+    def store_two(a, b, at):
+        store(a, 0, at)
+        store(b, 0, at + half * size)
+
+    def turn(a, b, cos_table, sin_table, angle, sign):
+        cos, sin = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        load_turn(cos, 0, cos_table + angle)
+        load_turn(sin, 0, sin_table + angle)
+        for k in range(width):
+            left, right, sine = a[k], b[k], sign * sin[k]
+            a[k] = left * cos[k] - right * sine
+            b[k] = left * sine + right * cos[k]
+
+    return load_two, store_two, turn
+
+
+def make_head_sum(form: HeadForm) -> Callable:
+    """head_sum(value): the sum over the lanes of a head."""
+    pieces = form.pieces
+
+    def head_sum(value):
+        for step in range(5):
+            if (1 << step) < pieces:
+                value += shuffle_xor(value, 1 << step)
+        return value
+
+    return head_sum
+
+
+@functools.cache
+def head_norm_kernel(form: HeadForm) -> Kernel:
+    """Norms heads in place, then turns them; raw: as they were. See `head_norm_launch`."""
+    kind, n, N, D, H, eps, turned = form
+    width, size, half, pieces = vectors.piece(kind), vectors.SIZES[kind], D // 2, form.pieces
+    load_gain, head_sum = vectors.make_load("float32", width), make_head_sum(form)
+    (load_two, store_two, turn), rounds, share = make_ends(form), form.rounds, 1 / D
+
+    def head_norm(heads, raw, q_gain, k_gain, cos_table, sin_table, rows, T, start):
+        lane = int32(cuda.threadIdx.x % vectors.LANES)
+        row = int32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // vectors.LANES)
+        a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        if row < rows:
+            position = int32(start + row - T * divide(row, T))
+            for j in range(rounds):
+                i = int32(j * vectors.LANES + lane)
+                head, total = divide(i, pieces), float32(0)
+                column = int32(i - head * pieces) * width
+                at = int64(head * D + column) * size
+                if head < n:
+                    load_two(a, b, vectors.place(heads, row, N * D, size) + at)
+                    store_two(a, b, vectors.place(raw, row, n * D, size) + at)
+                    for k in range(width):
+                        total += a[k] * a[k] + b[k] * b[k]
+                root = inverse_root(head_sum(total) * float32(share) + float32(eps))
+                if head < n:
+                    gain = (q_gain if head < H else k_gain) + int64(column) * 4
+                    load_gain(left, 0, gain)
+                    load_gain(right, 0, gain + half * 4)
+                    for k in range(width):
+                        a[k] *= root * left[k]
+                        b[k] *= root * right[k]
+                    if turned:
+                        angle = vectors.place(0, position, half, 4) + int64(column) * 4
+                        turn(a, b, cos_table, sin_table, angle, float32(1))
+                    store_two(a, b, vectors.place(heads, row, N * D, size) + at)
+
+    return Kernel(head_norm, "l l l l l l r r r", vectors.LANES * ROWS, target=(8, 0))
+
+
+def make_leave_gains(form: HeadForm) -> Callable:
+    """leave(sums, partials, t): a block's sums of both gains, a row of partials (blocks, 2 D).
+
+    sums: a lane's, of its columns: of queries the left half's and the right half's, then of keys.
+    """
+    D, pieces, width, half = form.D, form.pieces, vectors.piece(form.kind), form.D // 2
+    every, threads = ROWS * 2 * form.D, vectors.LANES * ROWS
+
+    def leave(sums, partials, t):
+        both = cuda.shared.array(every, float32)
+        warp, lane = t // vectors.LANES, t % vectors.LANES
+        for part in range(4):
+            for k in range(width):
+                value = sums[part * width + k]
+                for step in range(5):
+                    if (1 << step) >= pieces:
+                        value += shuffle_xor(value, 1 << step)
+                if lane < pieces:
+                    both[warp * 2 * D + part * half + lane * width + k] = value
+        cuda.syncthreads()  # all warps' sums are there
+        for i in range(t, 2 * D, threads):
+            total = float32(0)
+            for w in range(ROWS):
+                total += both[w * 2 * D + i]
+            store_float(vectors.place(partials, cuda.blockIdx.x, 2 * D, 4) + int64(i) * 4, total)
+
+    return leave
+
+
+def make_slopes(form: HeadForm) -> Callable:
+    """slopes(a, x, gain, sums, at, root, along): gradients a become those before the norm, and
+    join sums[at], ... of the gain."""
+    width = vectors.piece(form.kind)
+
+    def slopes(a, x, gain, sums, at, root, along):
+        for k in range(width):
+            x_hat = x[k] * root
+            sums[at + k] += a[k] * x_hat
+            a[k] = root * (gain[k] * a[k] - x_hat * along)
+
+    return slopes
+
+
+@functools.cache
+def head_norm_backward_kernel(form: HeadForm) -> Kernel:
+    """The gradient in place, and partial sums of the gains': see `head_norm_backward_launch`."""
+    kind, n, N, D, H, eps, turned = form
+    width, size, half, pieces = vectors.piece(kind), vectors.SIZES[kind], D // 2, form.pieces
+    load_gain, head_sum = vectors.make_load("float32", width), make_head_sum(form)
+    (load_two, store_two, turn), rounds, share = make_ends(form), form.rounds, 1 / D
+    leave, slopes, four = make_leave_gains(form), make_slopes(form), 4 * width
+
+    def head_norm_backward(
+        dheads, raw, q_gain, k_gain, cos_table, sin_table, partials, rows, T
+    ):  # fmt: skip
+        t = int32(cuda.threadIdx.x)
+        row = int32(cuda.blockIdx.x * ROWS + t // vectors.LANES)
+        a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        x, y = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        sums = cuda.local.array(four, float32)
+        for k in range(four):
+            sums[k] = float32(0)
+        while row < rows:
+            position = int32(row - T * divide(row, T))
+            for j in range(rounds):
+                i = int32(j * vectors.LANES + t % vectors.LANES)
+                head, total, along = divide(i, pieces), float32(0), float32(0)
+                column = int32(i - head * pieces) * width
+                at = int64(head * D + column) * size
+                if head < n:
+                    load_two(a, b, vectors.place(dheads, row, N * D, size) + at)
+                    load_two(x, y, vectors.place(raw, row, n * D, size) + at)
+                    gain = (q_gain if head < H else k_gain) + int64(column) * 4
+                    load_gain(left, 0, gain)
+                    load_gain(right, 0, gain + half * 4)
+                    if turned:
+                        angle = vectors.place(0, position, half, 4) + int64(column) * 4
+                        turn(a, b, cos_table, sin_table, angle, float32(-1))
+                    for k in range(width):
+                        total += x[k] * x[k] + y[k] * y[k]
+                        along += left[k] * a[k] * x[k] + right[k] * b[k] * y[k]
+                root = inverse_root(head_sum(total) * float32(share) + float32(eps))
+                along = head_sum(along) * root * float32(share)
+                if head < H:
+                    slopes(a, x, left, sums, 0, root, along)
+                    slopes(b, y, right, sums, width, root, along)
+                elif head < n:
+                    slopes(a, x, left, sums, 2 * width, root, along)
+                    slopes(b, y, right, sums, 3 * width, root, along)
+                if head < n:
+                    store_two(a, b, vectors.place(dheads, row, N * D, size) + at)
+            row += int32(cuda.gridDim.x * ROWS)
+        leave(sums, partials, t)
+
+    return Kernel(head_norm_backward, "l l l l l l l r r", vectors.LANES * ROWS, target=(8, 0))
+
+
+def _head_form(heads: Any, raw: Any, norm: HeadNorm, T: int, start: int) -> HeadForm:
+    # What the kernels are made for; UserError where the arrays do not fit.
+    (rows, width), (D,) = heads.shape, norm.q_gain.shape
+    kind, n = vectors.kind_of(heads), raw.shape[1] // D
+    form = HeadForm(kind, n, width // D, D, norm.H, norm.eps, norm.cos is not None)
+    if form.pieces not in (1, 2, 4, 8, 16, 32) or width % D or not 0 < norm.H <= n <= form.N:
+        raise UserError(
+            f"heads of width {D}, {norm.H} of {n} of them queries, are not normed in rows of "
+            f"{width}"
+        )
+    vectors.expect("heads", heads, (rows, width), kind)
+    vectors.expect("heads before their norm", raw, (rows, n * D), kind)
+    for name in ("q_gain", "k_gain"):
+        vectors.expect(name, getattr(norm, name), (D,), "float32")
+    most = norm.cos.shape[0] if form.turned else start + T
+    if T < 1 or rows % T or start < 0 or start + T > most:
+        raise UserError(f"{rows} rows are no sequences of {T} positions from {start} to {most}")
+    for name in ("cos", "sin") if form.turned else ():
+        vectors.expect(name, getattr(norm, name), (most, D // 2), "float32")
+    return form
+
+
+def _head_args(norm: HeadNorm) -> tuple[Any, ...]:
+    return norm.q_gain, norm.k_gain, vectors.given(norm.cos), vectors.given(norm.sin)
+
+
+def head_norm_launch(heads: Any, raw: Any, norm: HeadNorm, T: int, *, start: int = 0) -> Launch:
+    """Norm the queries and keys of each row in place, and turn them.
+
+    heads (rows, N * D), rows a multiple of T, as for `rope_launch`; raw (rows, n * D): where
+    queries and keys are kept as they were, n of them.
+    """
+    form = _head_form(heads, raw, norm, T, start)
+    rows = heads.shape[0]
+    args = heads, raw, *_head_args(norm), rows, T, start
+    return Launch(head_norm_kernel(form), (cover(rows, ROWS),), args)
+
+
+def head_norm_blocks(rows: int, multiprocessors: int = MULTIPROCESSORS) -> int:
+    """Blocks of the backward, each of which leaves a row of partial sums."""
+    return min(cover(rows, ROWS), 4 * multiprocessors)
+
+
+def head_norm_backward_launch(
+    dheads: Any, raw: Any, norm: HeadNorm, partials: Any, T: int
+) -> Launch:
+    """The gradient of `head_norm_launch` from position 0, in place.
+
+    partials (blocks, 2 D) float32: sums of the gradients of both gains; as many blocks are run.
+    Equation eq-rows-head-norm.
+    """
+    form, blocks = _head_form(dheads, raw, norm, T, 0), partials.shape[0]
+    vectors.expect("partial sums", partials, (blocks, 2 * form.D), "float32")
+    args = dheads, raw, *_head_args(norm), partials, dheads.shape[0], T
+    return Launch(head_norm_backward_kernel(form), (blocks,), args)

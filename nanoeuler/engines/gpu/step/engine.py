@@ -43,7 +43,13 @@ from nanoeuler.engines.gpu.rows.residual_norm_backward import (
     norm_backward_blocks,
     norm_backward_launches,
 )
-from nanoeuler.engines.gpu.rows.rope import rope_launch
+from nanoeuler.engines.gpu.rows.rope import (
+    HeadNorm,
+    head_norm_backward_launch,
+    head_norm_blocks,
+    head_norm_launch,
+    rope_launch,
+)
 from nanoeuler.engines.gpu.tile.rope import Turning
 
 # isort: split
@@ -69,10 +75,12 @@ PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 PARTIALS = "partials"  # the memory of partial sums that are reduced at the end of the backward pass
 
 SUPPORTS = {
-    "norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu"),
-    "bias": (False, True), "tied": (False, True), "integrator": ("euler", "heun", "rk4"),
+    "norm": ("rms", "layer"), "position": ("rope", "learned"),
+    "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
+    "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
+    "qk_norm": (False, True),
 }  # fmt: skip
 
 
@@ -82,13 +90,15 @@ class PackedRows(NamedTuple):
     documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
     text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
     only where there is a way back. pairs: of a query and a key in its window, of a row as
-    if it held one text; None: all up to the query's own.
+    if it held one text; None: all up to the query's own. windows: the documents of layers with each
+    window, where several texts are in a row.
     """
 
     documents: Documents
     places: Array | None = None
     plan: Array | None = None
     pairs: int | None = None
+    windows: dict[int, Documents] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -422,37 +432,44 @@ class CudaEngine(Engine):
         self.record("swiglu", launch)
         return h
 
-    def gelu(self, u: Array) -> Array:
+    def gelu(self, u: Array, name: str = "gelu") -> Array:
         h = self.take(*u.shape)
-        count = self.multiprocessors
-        launch = activations.gelu_launch(rows_of(u), rows_of(h), multiprocessors=count)
-        self.record("gelu", launch)
+        launches = getattr(activations, f"{name}_launch")
+        self.record(name, launches(rows_of(u), rows_of(h), multiprocessors=self.multiprocessors))
         return h
 
+    def gelu_exact(self, u: Array) -> Array:
+        """As `layers.gelu_exact`."""
+        return self.gelu(u, "gelu_exact")
+
     def activation_backward(
-        self, gated: bool, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
+        self, name: str, dh: Array, u: Array, dbias: Array | None = None, again: bool = False
     ) -> tuple[Array, Array | None]:
         """du, and h again where it is wanted; du's sums over rows are added to dbias."""
         (rows, F), processors = rows_of(dh).shape, self.multiprocessors
         du, h = self.take(*u.shape), self.take(*dh.shape) if again else None
         sums = None
         if dbias is not None:
-            shape = activations.partials_shape(rows, F, kind_of(dh), 1 + gated, processors)
+            wide = 2 if name == "swiglu" else 1
+            shape = activations.partials_shape(rows, F, kind_of(dh), wide, processors)
             sums = dbias, self.take(*shape, kind="float32")
-        name = "swiglu" if gated else "gelu"
         backward = getattr(activations, f"{name}_backward_launches")
         launches = backward(
             rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
             sums=sums, multiprocessors=processors,
         )  # fmt: skip
-        self.record("swiglu backward" if gated else "gelu backward", launches)
+        self.record(f"{name} backward", launches)
         return du, h
 
     def swiglu_backward(self, dh: Array, gate_up: Array) -> Array:
-        return self.activation_backward(True, dh, gate_up)[0]
+        return self.activation_backward("swiglu", dh, gate_up)[0]
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
-        return self.activation_backward(False, dh, u)[0]
+        return self.activation_backward("gelu", dh, u)[0]
+
+    def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
+        """As `backward.gelu_exact_backward`."""
+        return self.activation_backward("gelu_exact", dh, u)[0]
 
     def loss_rows(
         self, logits: Array, targets: Array, scale: Array, losses: Array, V: int, first: int,
@@ -517,7 +534,7 @@ class CudaEngine(Engine):
     def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
         """RoPE for the product that makes heads; None: there is none, or it has its own kernels."""
         D, able = config.head_dim, self.multiply.fused and self.precision.fused_rope
-        if config.position != "rope" or not able or f"rope {D}" not in EPILOGUES:
+        if config.position != "rope" or config.qk_norm or not able or f"rope {D}" not in EPILOGUES:
             return None
         tables = self.rope_tables(config.context, D, config.angles)
         cos, sin = (x[start : start + T] for x in tables)
@@ -528,6 +545,8 @@ class CudaEngine(Engine):
     ) -> PackedRows | None:
         """As `Engine.first_keys`. In packed rows the window is there already: see `fill_batch`."""
         seen = first_keys(config, T)
+        if first is not None and first.windows:
+            first = first._replace(documents=first.windows[config.sliding_window])
         if seen is None:
             return first
         if first is None:
@@ -540,6 +559,8 @@ class CudaEngine(Engine):
         first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
         """As `Engine.attend`; the product that makes heads ends in RoPE, if it can."""
+        if config.qk_norm:
+            return self.attend_normed(config, b, n, first)
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
         rope = self.fused_rope(config, T, start)
         if rope is None or b.wqkv_bias is not None or cache is not None:
@@ -563,21 +584,55 @@ class CudaEngine(Engine):
         rope = self.fused_rope(config, T)
         dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
-        if config.position == "rope" and rope is None:
+        if config.qk_norm:
+            self.head_norm_backward(config, b, db, dheads, saved.raw)
+        elif config.position == "rope" and rope is None:
             cos, sin = self.rope_tables(config.context, config.head_dim, config.angles)
             self.rope_backward(dheads, config.n_heads + G, cos[:T], sin[:T])
         drows = dheads.reshape(*dout.shape[:2], -1)
         return self.linear_backward(drows, saved.n or again(), b.wqkv, db.wqkv, db.wqkv_bias)
 
+    def head_norm(self, config: ModelConfig, b: Block) -> HeadNorm:
+        """QK-norm, and RoPE where there is one, as kernels of rows want them."""
+        tables = None, None
+        if config.position == "rope":
+            tables = self.rope_tables(config.context, config.head_dim, config.angles)
+        return HeadNorm(config.n_heads, b.q_norm, b.k_norm, config.norm_eps, *tables)
+
+    def attend_normed(
+        self, config: ModelConfig, b: Block, n: Array, first: PackedRows | None
+    ) -> tuple[Array, Any]:
+        """`attend` from position 0 with QK-norm; queries and keys before it are kept as `raw`."""
+        (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
+        heads = self.linear(n, b.wqkv, b.wqkv_bias)
+        raw = self.take(B * T, (config.n_heads + G) * D)
+        launch = head_norm_launch(rows_of(heads), raw, self.head_norm(config, b), T)
+        self.record("norm of heads", launch)
+        heads, first = heads.reshape(B, T, -1, D), self.first_keys(config, B, T, first)
+        y, p = self.attention(heads, G, first)
+        kept = self.saved_norm(config, n)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first, raw)
+
+    def head_norm_backward(
+        self, config: ModelConfig, b: Block, db: Block, dheads: Array, raw: Array
+    ) -> None:
+        """From the gradient after QK-norm and RoPE to that before, in place; adds to the gains'."""
+        self.flush_norm()
+        T, rows = dheads.shape[1], raw.shape[0]
+        blocks = head_norm_blocks(rows, self.multiprocessors)
+        partials = self.defer_sums(blocks, [db.q_norm, db.k_norm])
+        given = dheads.reshape(rows, -1), raw, self.head_norm(config, b), partials, T
+        self.record("norm of heads, backward", head_norm_backward_launch(*given))
+
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
-            u, h = self.linear_gelu(n, b.w_up, b.w_up_bias)
+            u, h = self.linear_gelu(config.mlp, n, b.w_up, b.w_up_bias)
         elif self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
             u, h = self.linear_swiglu(n, b.w_up)
         else:
             u = self.linear(n, b.w_up, b.w_up_bias)
-            h = self.swiglu(u) if gated else self.gelu(u)
+            h = self.swiglu(u) if gated else self.gelu(u, config.mlp)
         return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
 
     def linear_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
@@ -587,21 +642,23 @@ class CudaEngine(Engine):
         self.matmul("w_up, SwiGLU", rows_of(n), self.copy_of(w), rows_of(h), end)
         return u, h
 
-    def linear_gelu(self, n: Array, w: Array, bias: Array | None) -> tuple[Array, Array]:
-        """u = n w + bias and GELU(u), by one product."""
+    def linear_gelu(
+        self, which: str, n: Array, w: Array, bias: Array | None
+    ) -> tuple[Array, Array]:
+        """u = n w + bias and GELU(u), "gelu" or "gelu_exact", by one product."""
         u, h = (self.take(*n.shape[:-1], w.shape[1]) for _ in "uh")
         none = np.zeros(w.shape[1], np.uint16)
         aux = self.recording.constant(none) if bias is None else self.copy_of(bias)
-        end = Epilogue("bias and gelu", aux, rows_of(u))
+        end = Epilogue(f"bias and {which}", aux, rows_of(u))
         self.matmul("w_up, GELU", rows_of(n), self.copy_of(w), rows_of(h), end)
         return u, h
 
     def linear_gelu_backward(
-        self, dout: Array, w: Array, u: Array, dbias: Array | None
+        self, which: str, dout: Array, w: Array, u: Array, dbias: Array | None
     ) -> tuple[Array, Array]:
         """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
         du = self.take(*u.shape)
-        end = Epilogue("gelu backward", rows_of(u), rows_of(u), dbias)
+        end = Epilogue(f"{which} backward", rows_of(u), rows_of(u), dbias)
         a, b = rows_of(dout), self.copy_of(w).T
         self.matmul("w_down, dX, GELU", a, b, rows_of(du), end)
         return du, u
@@ -620,13 +677,13 @@ class CudaEngine(Engine):
         again: Callable[[], Array],
     ) -> Array:  # fmt: skip
         dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
-        if config.mlp == "gelu" and self.multiply.fused:
-            du, h = self.linear_gelu_backward(dout, b.w_down, u, db.w_up_bias)
+        if config.mlp != "swiglu" and self.multiply.fused:
+            du, h = self.linear_gelu_backward(config.mlp, dout, b.w_down, u, db.w_up_bias)
         elif self.fused_swiglu_backward and self.multiply.fused and db.w_up_bias is None:
             du, h = self.linear_swiglu_backward(dout, b.w_down, u)
         else:
-            dh, gated = self.linear_dx(dout, b.w_down), config.mlp == "swiglu"
-            du, h = self.activation_backward(gated, dh, u, db.w_up_bias, again=True)
+            dh = self.linear_dx(dout, b.w_down)
+            du, h = self.activation_backward(config.mlp, dh, u, db.w_up_bias, again=True)
             del dh
         self.weight_gradient(db.w_down, h, dout, "w_down")
         del h

@@ -55,7 +55,8 @@ class Recorded(NamedTuple):
 
     inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
     step its scatter plan, "plan i". For rows of several texts also "first i" and "last i", as in
-    `Documents`, and where positions are learned "places i", and in a step their "scatter i". Of a
+    `Documents`, of layers with another window under the names that `windows` gives, and where
+    positions are learned "places i", and in a step their "scatter i". Of a
     step also scale float32 (K,) and rates float32 (1, 4), as `gradient_norm.schedule` makes them.
     results: sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step its
     decision float32 (8,).
@@ -73,6 +74,15 @@ def cleared(weights: Weights) -> np.ndarray:
         if not part.decay or name == "positions" or (name == "embedding" and not tied):
             spans.append((part.start, part.length))
     return clear_table(spans, weights.flat.shape[0])
+
+
+def windows(config: ModelConfig, i: int) -> list[tuple[ModelConfig, tuple[str, str]]]:
+    """The config of a layer with each window that occurs, and what inputs of piece i say of it."""
+    layers = (config.in_layer(layer) for layer in range(config.n_layers))
+    each = list({own.sliding_window: own for own in layers}.values())
+    ends = ["", *(f", window {own.sliding_window}" for own in each[1:])]
+    return [(own, (f"first {i}{end}", f"last {i}{end}"))
+            for own, end in zip(each, ends, strict=True)]  # fmt: skip
 
 
 def updated(weights: Weights, copied: bool) -> np.ndarray:
@@ -125,12 +135,16 @@ class ProgramBuilder:
 
     def packed_rows(self, i: int, B: int, T: int, back: bool) -> PackedRows:
         """Which texts the rows of piece i hold; back: for a backward pass, too."""
-        lines = (self.input(f"{name} {i}", (B, T), np.int32) for name in Documents._fields)
+        seen = {
+            own.sliding_window: Documents(*(self.input(name, (B, T), np.int32) for name in names))
+            for own, names in windows(self.config, i)
+        }
+        documents = next(iter(seen.values()))
         if self.config.position != "learned":
-            return PackedRows(Documents(*lines))
+            return PackedRows(documents, windows=seen)
         places, length = self.input(f"places {i}", (B, T), np.int32), plan_length(B * T, T)
         plan = self.input(f"scatter {i}", (length,), np.int32) if back else None
-        return PackedRows(Documents(*lines), places, plan)
+        return PackedRows(documents, places, plan, windows=seen)
 
     def loss_sums(self, pieces: int) -> Array:
         """Where sums of losses go: a row for each piece, 16 bytes or a multiple of it."""
@@ -223,8 +237,9 @@ def fill_batch(
     for i, x in enumerate(slices(range(len(tokens)), pieces)):
         page[f"tokens {i}"][...], page[f"targets {i}"][...] = tokens[x], targets[x]
         if first is not None:
-            seen = first_keys(config, tokens.shape[1], first[x])
-            page[f"first {i}"][...], page[f"last {i}"][...] = seen, last_of(seen)
+            for own, (low, high) in windows(config, i):
+                seen = first_keys(own, tokens.shape[1], first[x])
+                page[low][...], page[high][...] = seen, last_of(seen)
         if f"places {i}" in page:
             page[f"places {i}"][...] = np.arange(first.shape[1]) - first[x]
 

@@ -2,14 +2,16 @@
 
 
 # %% sec-tile
-"""Activation functions of float32 in registers, and their slopes: of GELU the tanh form, SwiGLU.
+"""Activation functions of float32 in registers, and their slopes: SwiGLU, GELU in both its forms.
 
 First those that are good to float32, but for a few of its last bits; then those with the special
 function unit's tanh, good to 11 bits, for what is rounded to bf16: their names end in _fast.
 """
 
+import math
+
 from nanoeuler.engines.gpu.lang.instruction import float32
-from nanoeuler.engines.gpu.lang.ptx import exp2, reciprocal, tanh_approx
+from nanoeuler.engines.gpu.lang.ptx import exp2, larger, reciprocal, tanh_approx
 from nanoeuler.model.layers import GELU_CUBIC as CUBIC
 from nanoeuler.model.layers import GELU_SCALE as SCALE
 
@@ -43,6 +45,48 @@ def gelu_slope(u):
     share = gelu_share(u)
     dz = float32(SCALE) * (float32(1) + float32(3 * CUBIC) * u * u)
     return share + float32(2) * u * share * (float32(1) - share) * dz
+
+
+# Of eq-cpu-phi, as chapter 10 has fitted them.
+NEAR = 0.21
+PHI = (0.083711576, 0.0850688528, 0.0691922072, 0.124872583, -0.0939248765, 0.349400558,
+       -0.330253028, 0.28358842, -0.0716562858)  # fmt: skip
+P1, P2, P3, P4, P5, P6, P7, P8, P9 = PHI
+DENSITY = 1 / math.sqrt(2 * math.pi)  # of a standard normal number at 0
+
+
+def normal(u):
+    """Phi(u), the chance of a normal number below u, and its density. eq-tile-gelu-exact."""
+    a = larger(u, -u)
+    w = reciprocal(float32(1) + float32(NEAR) * a)
+    power = exp2(float32(-0.5 * LOG2_E) * a * a)  # of a large a zero, even where a a is infinite
+    p = ((float32(P9) * w + float32(P8)) * w + float32(P7)) * w + float32(P6)
+    p = ((p * w + float32(P5)) * w + float32(P4)) * w + float32(P3)
+    tail = power * ((p * w + float32(P2)) * w + float32(P1)) * w
+    return float32(1) - tail if u > float32(0) else tail, float32(DENSITY) * power
+
+
+def gelu_exact_share(u):
+    """The share of u that the exact GELU lets through, Phi(u)."""
+    share, _ = normal(u)
+    return share
+
+
+def gelu_exact_slope(u):
+    """Its slope. Equation eq-tile-gelu-exact."""
+    share, density = normal(u)
+    return share + u * density
+
+
+def gelu_exact(u):
+    """The exact GELU, u Phi(u)."""
+    return u * gelu_exact_share(u)
+
+
+def gelu_exact_and_slope(u):
+    """The exact GELU and its slope, of one power."""
+    share, density = normal(u)
+    return u * share, share + u * density
 
 
 def gelu_tangent(x):

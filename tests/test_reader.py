@@ -13,7 +13,15 @@ from tiers import paired
 
 from nanoeuler.engines.cpu import decode, packing
 from nanoeuler.engines.cpu.decode import CpuReader
-from nanoeuler.engines.cpu.packing import PANEL, Panels, interleaved, rounded
+from nanoeuler.engines.cpu.packing import (
+    PANEL,
+    Float32,
+    Held,
+    Int8,
+    Panels,
+    interleaved,
+    rounded,
+)
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import CPU_ENGINES, engine_factory
 from nanoeuler.inference.decoder import Decoder, EngineReader
@@ -137,7 +145,7 @@ LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not LARGE_PAGES.exists(), reason="a system without large pages")
 def test_many_weights_lie_where_the_system_may_give_large_pages():
     """Private memory, marked "hg": in shared memory that mark does nothing."""
-    packed = Panels([np.ones((1 << 12, 1 << 9), np.float32)])
+    packed = Panels([Held(np.ones((1 << 12, 1 << 9), np.float32))])
     middle, found = packed.buffer.ctypes.data + packed.buffer.size // 2, None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         fields = line.split()
@@ -188,8 +196,8 @@ def test_int8_takes_a_quarter_and_stays_near():
     config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
                          context=16, n_predict=1)  # fmt: skip
     weights = initialise(config, seed=0)
-    matrices = [weights["output"], weights.blocks[0].w_down]
-    sizes = [Panels(matrices, int8).buffer.size for int8 in (False, True)]
+    matrices = [Held(weights["output"]), Held(weights.blocks[0].w_down)]
+    sizes = [Panels(matrices, form).buffer.size for form in (Float32, Int8)]
     assert sizes[0] == 4 * sizes[1]
     logits = [CpuReader(config, weights, threads=1, int8=int8).read([[1, 2, 3]], [0])[0, 0, 0]
               for int8 in (False, True)]  # fmt: skip
@@ -202,11 +210,11 @@ def test_panels_of_a_matrix_multiply_like_it():
     for rows, depth, columns in product((1, 2, 3, 4, 5, 16), (1, 7, 130), (1, PANEL, PANEL + 3)):
         x = rng.standard_normal((rows, depth)).astype(np.float32)
         w = rng.standard_normal((depth, columns)).astype(np.float32)
-        packed, out = Panels([w]), np.zeros((rows, packing.padded(columns)), np.float32)
+        packed, out = Panels([Held(w)]), np.zeros((rows, packing.padded(columns)), np.float32)
         bias = rng.standard_normal(columns).astype(np.float32)
         for thread in range(2):
             worker = decode.Worker(rows, thread, 2)
-            decode._product(worker, x, packed.places[0], bias, out)
+            decode._product(packed.matrices, 0, worker, x, bias, out)
         exact = x.astype(float) @ w + bias
         terms = np.abs(x).astype(float) @ np.abs(w) + np.abs(bias)
         # A sum of depth + 1 terms, rounded at each: equation eq-gemm's bound on its absolute terms.

@@ -11,7 +11,8 @@ from nanoeuler.engines.registry import CPU_ENGINES, GPU_ENGINES, engine_factory,
 from nanoeuler.errors import UserError
 from nanoeuler.inference.decoder import EngineReader, Reader
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.weights import Weights
+from nanoeuler.model.stored import StoredWeights
+from nanoeuler.model.weights import Weights, flat_size
 
 
 def make_reader(
@@ -24,7 +25,7 @@ def make_reader(
     a GPU where there is none, and for int8 with another than "cpu".
     """
     if engine == "auto":
-        engine = "cpu" if int8 or weights.flat.nbytes >= MANY else "reference"
+        engine = "cpu" if int8 or 4 * flat_size(config) >= MANY else "reference"
     if engine in GPU_ENGINES and not int8:
         # Named only: appendix Q builds it.
         room = import_module("nanoeuler.engines.gpu.decode.decoder")
@@ -32,7 +33,10 @@ def make_reader(
     if engine not in CPU_ENGINES:
         names = ", ".join(CPU_ENGINES if int8 else (*CPU_ENGINES, *GPU_ENGINES))
         raise UserError(f"expected an engine that generates, auto, {names}, got {engine!r}")
-    if engine == "cpu" and weights.flat.dtype == "float32":
+    # Stored weights become float32 as soon as somebody asks for them.
+    if engine == "cpu" and (
+        isinstance(weights, StoredWeights) or weights.flat.dtype == "float32"
+    ):
         return CpuReader(config, weights, texts, threads, int8)
     if int8:
         raise UserError(f"expected engine cpu, or auto, with int8, got {engine!r}: leave one out")

@@ -98,21 +98,21 @@ def test_texts_of_unequal_length_grow_together(data):
                     assert np.abs(logits[i, 0, 0] - wanted).max() <= bound, name
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("quantize", decode.QUANTIZE)
 @pytest.mark.parametrize("switches", [{}, ARCHITECTURES[-1], {"dim": 128, "hidden": 300}], ids=str)
-def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, int8):
+def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, quantize):
     config, weights = model(dtype=np.float32, **switches)
     texts = np.random.default_rng(1).integers(23, size=(5, config.context)).tolist()
     lengths = [12, 1, 7, 3, 12]
     pieces = [text[:n] for text, n in zip(texts, lengths, strict=True)]
-    alone = CpuReader(config, weights, threads=1, int8=int8)
+    alone = CpuReader(config, weights, threads=1, quantize=quantize)
     bits = []
     for piece in pieces:
         for i, token in enumerate(piece):
             one = alone.read([[token]], [i])[0, 0, 0].copy()
         bits.append(one)
     for threads in (1, 2, 3, 5):
-        reader = CpuReader(config, weights, 5, threads, int8)
+        reader = CpuReader(config, weights, 5, threads, quantize)
         together = reader.read(pieces, [0] * 5)[:, 0, 0]
         for i, (one, other) in enumerate(zip(bits, together, strict=True)):
             off = np.abs(one - other).max()
@@ -199,10 +199,16 @@ def test_int8_takes_a_quarter_and_stays_near():
     matrices = [Held(weights["output"]), Held(weights.blocks[0].w_down)]
     sizes = [Panels(matrices, form).buffer.size for form in (Float32, Int8)]
     assert sizes[0] == 4 * sizes[1]
-    logits = [CpuReader(config, weights, threads=1, int8=int8).read([[1, 2, 3]], [0])[0, 0, 0]
-              for int8 in (False, True)]  # fmt: skip
+    logits = [CpuReader(config, weights, threads=1, quantize=each).read([[1, 2, 3]], [0])[0, 0, 0]
+              for each in ("none", "int8")]  # fmt: skip
     # A weight is off by at most max / 254, a hundredth of its column's deviation or so.
     assert 0 < np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[0]).max()
+
+
+def room(rows, depth):
+    """Where a product may write rows in whole numbers, and their scales."""
+    blocks = -(-depth // packing.BLOCK)
+    return np.zeros((rows, blocks, packing.BLOCK), np.int8), np.zeros((rows, blocks, 2), np.float32)
 
 
 def test_panels_of_a_matrix_multiply_like_it():
@@ -214,7 +220,7 @@ def test_panels_of_a_matrix_multiply_like_it():
         bias = rng.standard_normal(columns).astype(np.float32)
         for thread in range(2):
             worker = decode.Worker(rows, thread, 2)
-            decode._product(packed.matrices, 0, worker, x, bias, out)
+            decode._product(packed.matrices, 0, worker, x, bias, out, room(rows, depth))
         exact = x.astype(float) @ w + bias
         terms = np.abs(x).astype(float) @ np.abs(w) + np.abs(bias)
         # A sum of depth + 1 terms, rounded at each: equation eq-gemm's bound on its absolute terms.

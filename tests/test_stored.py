@@ -67,7 +67,7 @@ def test_bits_are_those_of_float32(tmp_path, name, kind):
               for each in (stored, held)]  # fmt: skip
     assert stored.stored is not None and np.abs(logits[1]).max() > 0.1
     assert logits[0].tobytes() == logits[1].tobytes()
-    small = [CpuReader(config, each, threads=1, int8=True).read([ids], [0])
+    small = [CpuReader(config, each, threads=1, quantize="int8").read([ids], [0])
              for each in (stored, held)]  # fmt: skip
     assert small[0].tobytes() == small[1].tobytes()
     assert stored.flat.tobytes() == held.flat.tobytes() and stored.stored is None
@@ -81,7 +81,8 @@ def test_the_tile_reads_every_number_of_16_bits(kind, form):
     packed, out = Panels([Held(numbers)], form), np.zeros((1, packing.padded(every.size)), "f4")
     assert packed.buffer.nbytes == 2 * packing.padded(every.size)
     one, none = np.ones((1, 1), np.float32), np.zeros(0, np.float32)
-    decode._product(packed.matrices, 0, decode.Worker(1, 0, 1), one, none, out)
+    whole = np.zeros((1, 1, 32), np.int8), np.zeros((1, 1, 2), np.float32)
+    decode._product(packed.matrices, 0, decode.Worker(1, 0, 1), one, none, out, whole)
     assert (out[:, : every.size] == numbers).all()
 
 

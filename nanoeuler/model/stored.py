@@ -115,6 +115,24 @@ class Stored:
             at += width
         return out
 
+    def blocks(self, first: int, last: int) -> np.ndarray | None:
+        """The bytes of columns [first, last) in blocks along the depth, uint8 (last - first, size).
+
+        None where the file has no such blocks: of other kinds, or along the other axis.
+        """
+        if self.kind in ("F32", *HALVES) or not all(part.turned for part in self.parts):
+            return None
+        found, at = [], 0
+        for piece, _, order in self.parts:
+            low, high = max(first - at, 0), min(last - at, piece.shape[0])
+            if low < high:
+                wanted = np.arange(low, high) if order is None else order[low:high]
+                begin = int(wanted.min())
+                found.append(piece.raw(begin, int(wanted.max()) + 1)[wanted - begin])
+                piece.leave()
+            at += piece.shape[0]
+        return np.concatenate(found)
+
     def rows(self, first: int, last: int) -> np.ndarray:
         """Rows [first, last) of a matrix, as float32 (last - first, O)."""
         if len(self.parts) == 1 and not self.parts[0].turned:

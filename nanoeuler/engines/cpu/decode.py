@@ -22,6 +22,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import unpack_tuple
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from nanoeuler.engines.cpu import llvm
@@ -30,13 +31,17 @@ from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.cpu.packing import (
+    BLOCK,
+    BLOCK_BYTES,
     PANEL,
     VECTORS,
     WEIGHT,
     Bfloat16,
+    Float16,
     Float32,
     GateUp,
     Held,
+    Int4,
     Int8,
     Matrices,
     Panels,
@@ -95,7 +100,8 @@ def _make_tile(rows):
     def tile(typing, matrices, x, w, depth, scales, out):
         # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel of `matrices`, times the
         # scales if it's int8. x and out: an address, and how far apart its rows are.
-        size = WEIGHT[form := matrices.instance_class]
+        form = matrices.instance_class if matrices.instance_class in WEIGHT else Float32
+        size = WEIGHT[form]  # blocks have a tile of their own, and this one isn't reached
 
         def generate(context, build, signature, arguments):
             w, depth, scales = arguments[2:5]
@@ -144,6 +150,116 @@ def _store(build, sums, scales, out, out_row):
 _tile1, _tile2, _tile3, _tile4 = (_make_tile(rows) for rows in (1, 2, 3, 4))
 
 
+# The processor's instruction for `_pairs`, by the features that it needs, and its lanes.
+_PAIRS = {
+    16: ("+avx512bw", "llvm.x86.avx512.pmaddubs.w.512"), 8: ("+avx2", "llvm.x86.avx2.pmadd.ub.sw"),
+    4: ("+ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128"),
+}  # fmt: skip
+_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+def _pairs(build, q, p):
+    # q p of unsigned and signed bytes (4 LANES,), neighbours added up, in 16 bits: exact where the
+    # sum of two products fits, as 2 * 15 * 127 does
+    feature, name = _PAIRS[LANES]
+    if feature in _FEATURES:
+        kind = ir.FunctionType(_SHORTS, [_BYTES, _BYTES])
+        function = build.module.globals.get(name) or ir.Function(build.module, kind, name)
+        return build.call(function, [q, p])
+    wide = ir.VectorType(ir.IntType(16), 4 * LANES)
+    products = build.mul(build.zext(q, wide), build.sext(p, wide))
+    index = ir.VectorType(llvm.INT32, 2 * LANES)
+    parts = [build.shuffle_vector(products, products, ir.Constant(index, [*range(i, 4 * LANES, 2)]))
+             for i in (0, 1)]  # fmt: skip
+    return build.add(*parts)
+
+
+def _whole(build, sums):
+    # float32 (LANES,) of sums (2 LANES,) in 16 bits: neighbours added up
+    both, half = build.bitcast(sums, ir.VectorType(llvm.INT32, LANES)), _all_of(16)
+    low = build.ashr(build.shl(both, half), half)
+    return build.sitofp(build.add(low, build.ashr(both, half)), llvm.VECTOR)
+
+
+def _columns_of_block(build, at_w, v, rows):
+    # For each row (the address of its 32 bytes): the sums of p q over a block, vector v of columns
+    sums = [ir.Constant(_SHORTS, None) for _ in rows]
+    low = ir.Constant(_BYTES, [15] * 4 * LANES)
+    for g in range(4):
+        place = build.add(at_w, llvm.number(4 * PANEL + (4 * v + g) * 4 * LANES))
+        packed = _integers(build, place, 8, 4 * LANES)
+        halves = build.and_(packed, low), build.lshr(packed, ir.Constant(_BYTES, [4] * 4 * LANES))
+        for half, q in enumerate(halves):
+            for r, row in enumerate(rows):
+                place = build.add(row, llvm.number(8 * g + 4 * half))
+                four = build.load(build.inttoptr(place, llvm.INT32.as_pointer()), align=4)
+                p = build.bitcast(llvm.spread(build, four), _BYTES)
+                sums[r] = build.add(sums[r], _pairs(build, q, p))
+    return [_whole(build, each) for each in sums]
+
+
+def _one_block(build, at_w, rows, scales, sums):
+    # `sums` after one more block: equation eq-token-int4. rows: addresses of whole numbers, scales:
+    # addresses of s, and of s times their sum
+    factors = []
+    for place in scales:
+        for at in (place, build.add(place, llvm.number(4))):
+            one = build.load(build.inttoptr(at, llvm.FLOAT.as_pointer()), align=4)
+            factors.append(llvm.spread(build, one))
+    after = list(sums)
+    for v in range(VECTORS):
+        places = [build.add(at_w, llvm.number(2 * PANEL * i + 2 * LANES * v)) for i in (0, 1)]
+        d, m = (_floats(build, place, Float16) for place in places)
+        for r, whole in enumerate(_columns_of_block(build, at_w, v, rows)):
+            n = r * VECTORS + v
+            part = build.fmul(build.fmul(d, factors[2 * r]), whole, flags=("contract",))
+            after[n] = build.fadd(part, after[n], flags=("contract",))
+            part = build.fmul(m, factors[2 * r + 1], flags=("contract",))
+            after[n] = build.fadd(part, after[n], flags=("contract",))
+    return after
+
+
+def _make_block_tile(rows):
+    @intrinsic
+    def tile(typing, x, w, blocks, scales, out):
+        # out[:rows, :PANEL] = x[:rows] w, so many blocks of a panel in four bits. x: the address of
+        # whole numbers, and how far apart rows are; scales: the address of theirs, 8 bytes a block.
+        def generate(context, build, signature, arguments):
+            w, blocks, scales = arguments[1:4]
+            (x, x_row), (out, out_row) = (unpack_tuple(build, arguments[n]) for n in (0, 4))
+            before, loop = build.block, build.append_basic_block("blocks")
+            done = build.append_basic_block("store")
+            build.branch(loop)
+            build.position_at_end(loop)
+            k, at_x, at_s, at_w = (build.phi(llvm.INT64) for _ in range(4))
+            sums = [build.phi(llvm.VECTOR) for _ in range(rows * VECTORS)]
+            each = [llvm.at(build, at_x, x_row, r) for r in range(rows)]
+            row = build.udiv(x_row, llvm.number(BLOCK // 8))
+            theirs = [llvm.at(build, at_s, row, r) for r in range(rows)]
+            added = _one_block(build, at_w, each, theirs, sums)
+            steps = (k, 1), (at_x, BLOCK), (at_s, 8), (at_w, BLOCK_BYTES * PANEL)
+            afters = [build.add(value, llvm.number(step)) for value, step in steps]
+            firsts = [llvm.number(0), x, scales, w, *[llvm.ZEROS] * len(sums)]
+            phis = [k, at_x, at_s, at_w, *sums]
+            for phi, first, after in zip(phis, firsts, [*afters, *added], strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(after, loop)
+            build.cbranch(build.icmp_signed("<", afters[0], blocks), loop, done)
+            build.position_at_end(done)
+            _store(build, added, None, out, out_row)
+            return context.get_dummy_value()
+
+        pair = types.UniTuple(types.intp, 2)
+        return types.void(pair, *[types.intp] * 3, pair), generate
+
+    return tile
+
+
+_block_tile1, _block_tile2, _block_tile3, _block_tile4 = map(_make_block_tile, (1, 2, 3, 4))
+
+
 @njit(**_INSIDE)
 def _panel(matrices, x, n, w, depth, scales, out):
     # out (n, PANEL) = x (n, depth) times the panel at w, four rows at a time. x and out: an
@@ -177,25 +293,82 @@ def _share(worker, count):
 
 @intrinsic
 def _bytes(typing, matrices, depth):
-    # The bytes of a panel of `matrices`.
-    size = PANEL * WEIGHT[matrices.instance_class]
+    # The bytes of a panel of `matrices`, `panel_bytes` at the time of running.
+    form = matrices.instance_class
 
     def generate(context, build, signature, arguments):
-        return build.mul(arguments[1], llvm.number(size))
+        depth = arguments[1]
+        if form is not Int4:
+            return build.mul(depth, llvm.number(PANEL * WEIGHT[form]))
+        blocks = build.udiv(build.add(depth, llvm.number(BLOCK - 1)), llvm.number(BLOCK))
+        return build.mul(blocks, llvm.number(BLOCK_BYTES * PANEL))
 
     return types.intp(matrices, types.intp), generate
 
 
+@intrinsic
+def _in_blocks(typing, matrices):
+    # Whether `matrices` are in blocks: a constant, so that what isn't needed is left out.
+    def generate(context, build, signature, arguments):
+        return ir.Constant(ir.IntType(1), matrices.instance_class is Int4)
+
+    return types.boolean(matrices), generate
+
+
+@njit(**PART)
+def _quantized(x, p, scales):
+    # p, a row of whole numbers (blocks, BLOCK), and scales (blocks, 2) of a row x: s, and s times
+    # their sum. What is beyond x is zeros.
+    for b in range((x.size + BLOCK - 1) // BLOCK):
+        largest, total, size = F32(0), 0, min(BLOCK, x.size - b * BLOCK)
+        part = x[b * BLOCK : b * BLOCK + size]
+        for i in range(size):
+            largest = max(largest, abs(part[i]))
+        inverse = F32(127) / largest if largest > 0 else F32(0)
+        p[b] = 0
+        for i in range(size):
+            p[b, i] = np.int8(np.rint(part[i] * inverse))
+        for i in range(BLOCK):
+            total += np.int32(p[b, i])
+        scales[b, 0] = largest / F32(127)
+        scales[b, 1] = scales[b, 0] * F32(total)
+
+
 @njit(**_INSIDE)
-def _product(matrices, i, worker, x, bias, out):
-    # out (n, panels * PANEL) = x (n, depth) times matrix i plus bias: this thread's
+def _block_panel(n, w, depth, whole, out):
+    # As `_panel`, of a panel in four bits, for the first n rows of `whole`.
+    p, scales = whole
+    blocks = (depth + BLOCK - 1) // BLOCK
+    for i in range(0, n, 4):
+        a, s = (p[i].ctypes.data, p.strides[0]), scales[i].ctypes.data
+        c, left = (out[0] + i * out[1], out[1]), n - i
+        if left >= 4:
+            _block_tile4(a, w, blocks, s, c)
+        elif left == 3:
+            _block_tile3(a, w, blocks, s, c)
+        elif left == 2:
+            _block_tile2(a, w, blocks, s, c)
+        else:
+            _block_tile1(a, w, blocks, s, c)
+
+
+@njit(**_INSIDE)
+def _product(matrices, i, worker, x, bias, out, whole):
+    # out (n, panels * PANEL) = x (n, depth) times matrix i plus bias: this thread's. whole: room
+    # for the rows in whole numbers and their scales
     place = matrices.places[i]
     address, panels, depth, scales = place[0], place[1], place[2], place[3]
     first, last = _share(worker, panels)
+    if _in_blocks(matrices):
+        for r in range(worker.rows):
+            _quantized(x[r, :depth], whole[0][r], whole[1][r])
     for p in range(first, last):
         w, here = address + p * _bytes(matrices, depth), scales + 4 * PANEL * p if scales else 0
         rows, to = (x.ctypes.data, x.strides[0]), (out.ctypes.data + 4 * PANEL * p, out.strides[0])
-        _panel(matrices, rows, worker.rows, w, depth, here, to)
+        if _in_blocks(matrices):
+            _block_panel(worker.rows, w, depth, whole, to)
+        else:
+            _panel(matrices, rows, worker.rows, w, depth, here, to)
         for r in range(worker.rows):
             for j in range(p * PANEL, min((p + 1) * PANEL, bias.size)):
                 out[r, j] += bias[j]
@@ -245,6 +418,8 @@ class Room(NamedTuple):
     k: Array  # (S, ROWS, C) velocities, padded
     logits: Array  # (ROWS, K, V), padded
     met: Array  # (1,) int64: how often a thread has arrived
+    whole: Array  # (threads, ROWS, blocks, BLOCK) int8: a row of a product in whole numbers
+    scales: Array  # (threads, ROWS, blocks, 2): their scales, and these times their sums
     x: Array  # (threads, ROWS, C) the stream
     u: Array  # (threads, ROWS, C) the point where a stage asks
     n: Array  # (threads, ROWS, C) its norm
@@ -464,21 +639,22 @@ def _sublayer(m, o, worker, layer, half, stage, meeting):
     # k[stage] (n, C): what attention (half 0) or the MLP (half 1) says to the norm at this stage
     block, x, threads = layer // m.repeat, o.n[worker.thread], worker.threads
     start, matrix = m.starts[block], 4 * block
+    whole = o.whole[worker.thread], o.scales[worker.thread]
     if half == 0:
         bias = _vector(m, start[3], (m.H + 2 * m.G) * m.D)
-        _product(m.blocks, matrix, worker, x, bias, o.heads)
+        _product(m.blocks, matrix, worker, x, bias, o.heads, whole)
         meeting = _meet(o, meeting, threads)
         _attention(m, o, worker, layer * len(m.b) + stage)
         meeting = _meet(o, meeting, threads)
         out = _vector(m, start[7], m.C)
-        _product(m.blocks, matrix + 1, worker, o.y, out, o.k[stage])
+        _product(m.blocks, matrix + 1, worker, o.y, out, o.k[stage], whole)
     else:
         bias = _vector(m, start[11], 2 * m.F if m.gated else m.F)
-        _product(m.blocks, matrix + 2, worker, x, m.flat[:0], o.up)
+        _product(m.blocks, matrix + 2, worker, x, m.flat[:0], o.up, whole)
         _hidden(m, o, worker, m.blocks.places[matrix + 2, 1], bias)
         meeting = _meet(o, meeting, threads)
         down = _vector(m, start[13], m.C)
-        _product(m.blocks, matrix + 3, worker, o.hidden, down, o.k[stage])
+        _product(m.blocks, matrix + 3, worker, o.hidden, down, o.k[stage], whole)
     return _meet(o, meeting, threads)
 
 
@@ -511,12 +687,15 @@ def _pass(m, o, n, heads, thread, threads):
             wanted += 1
     for head in range(heads):
         rows = Worker(wanted, thread, threads)
-        _product(m.heads, head, rows, o.n[thread], m.flat[:0], o.logits[:, head])
+        whole = o.whole[thread], o.scales[thread]
+        _product(m.heads, head, rows, o.n[thread], m.flat[:0], o.logits[:, head], whole)
     _meet(o, meeting, threads)
 
 
 # Bytes of weights from which all cores are used: below, a token is done before they have woken.
 MANY = 16 << 20
+# The forms of blocks and of output matrices, by what somebody asks for; None: as they are.
+QUANTIZE = {"none": (None, None), "int8": (Int8, Int8), "int4": (Int4, Int8)}
 
 
 SUPPORTS = {
@@ -532,20 +711,22 @@ class CpuReader:
     """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
 
     Weights in float32, or stored ones, whose matrices stay in 16 bits if they are; `texts` is how
-    many it reads at once. threads: None for one, or for many weights one per core. int8 keeps the
-    matrices in a quarter of the memory, with an error.
+    many it reads at once. threads: None for one, or for many weights one per core. quantize: a word
+    of QUANTIZE. int8 and int4 keep matrices in a quarter or a sixth of the memory, with an error;
+    the output matrix is int8 in both.
     """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, texts: int = 1, threads: int | None = None,
-        int8: bool = False,
+        quantize: str = "none",
     ) -> None:  # fmt: skip
         stored = getattr(weights, "stored", None)
         kind = np.float32 if stored else weights.flat.dtype
         assert kind == np.float32, f"weights in {kind}, not float32"
         require(config, SUPPORTS, "the compiled reader")
         self.config, self.texts = config, texts
-        self._panels = [_laid(each, int8) for each in _matrices(config, weights)]
+        self._panels = [_laid(*each) for each in zip(_matrices(config, weights),
+                                                     QUANTIZE[quantize], strict=True)]  # fmt: skip
         self._model = _model(config, weights, *(each.matrices for each in self._panels))
         size = sum(each.buffer.size for each in self._panels)
         self.threads = threads or (cores() if size >= MANY else 1)
@@ -612,11 +793,9 @@ def _matrices(config, weights):
     return found, [*map(Held, np.split(matrix, config.n_predict, axis=1))]
 
 
-def _laid(matrices, int8):
-    """`Panels` of matrices, in int8 or in the form that a file has them in."""
-    inner = [getattr(each, "both", getattr(each, "stored", each)) for each in matrices]
-    kinds = {getattr(each, "kind", "F32") for each in inner}
-    return Panels(matrices, Int8 if int8 else form_of(kinds))
+def _laid(matrices, form):
+    """`Panels` of matrices in a form; None: the one that a file has them in."""
+    return Panels(matrices, form or form_of({each.kind for each in matrices}))
 
 
 def _vectors(config, weights):
@@ -664,12 +843,14 @@ def _room(config, texts, threads):
     places, up = (texts, c.n_layers * stages, G), padded(c.hidden)
     if c.mlp == "swiglu":
         up = -(-c.hidden // (PANEL // 2)) * PANEL
+    blocks = -(-max(c.dim, c.hidden, c.n_heads * D) // BLOCK)
     return Room(
         np.zeros((4, ROWS), np.int64), aligned(ROWS, c.dim),
         aligned(*places, padded(T) // PANEL, D, PANEL), aligned(*places, T, D),
         aligned(ROWS, padded((c.n_heads + 2 * G) * D)), aligned(ROWS, c.n_heads * D),
         aligned(ROWS, up), aligned(ROWS, c.hidden), aligned(stages, ROWS, padded(c.dim)),
         aligned(ROWS, c.n_predict, padded(c.vocab_size)), np.zeros(1, np.int64),
+        np.zeros((threads, ROWS, blocks, BLOCK), np.int8), aligned(threads, ROWS, blocks, 2),
         *(aligned(threads, ROWS, c.dim) for _ in range(3)),
         aligned(threads, c.n_heads // G, padded(T)),
     )  # fmt: skip

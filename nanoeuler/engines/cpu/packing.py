@@ -17,6 +17,7 @@ import numpy as np
 
 from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
+from nanoeuler.errors import UserError
 from nanoeuler.model.stored import AT_ONCE, Stored, narrowed
 from nanoeuler.model.weights import ALIGNMENT
 
@@ -47,8 +48,15 @@ class Matrix(Protocol):
     def shape(self) -> tuple[int, ...]:
         """(I, O)."""
 
+    @property
+    def kind(self) -> str:
+        """What its numbers are in a file; F32 in memory."""
+
     def columns(self, first: int, last: int) -> np.ndarray:
         """Columns [first, last), float32 (I, last - first)."""
+
+    def blocks(self, first: int, last: int) -> np.ndarray | None:
+        """Their bytes in a file, in blocks along the depth (last - first, size), or None."""
 
 
 class Held(NamedTuple):
@@ -61,9 +69,17 @@ class Held(NamedTuple):
         """(I, O)."""
         return self.array.shape
 
+    @property
+    def kind(self) -> str:
+        """F32."""
+        return "F32"
+
     def columns(self, first: int, last: int) -> np.ndarray:
         """Columns [first, last)."""
         return self.array[:, first:last]
+
+    def blocks(self, first: int, last: int) -> None:
+        """There are none."""
 
 
 class Turned(NamedTuple):
@@ -76,9 +92,17 @@ class Turned(NamedTuple):
         """(I, O)."""
         return self.stored.shape[::-1]
 
+    @property
+    def kind(self) -> str:
+        """What its numbers are."""
+        return self.stored.kind
+
     def columns(self, first: int, last: int) -> np.ndarray:
         """Columns [first, last), float32."""
         return self.stored.rows(first, last).T
+
+    def blocks(self, first: int, last: int) -> None:
+        """There are none along this axis that we use."""
 
 
 class GateUp(NamedTuple):
@@ -91,12 +115,26 @@ class GateUp(NamedTuple):
         """(I, O), O a multiple of PANEL."""
         return self.both.shape[0], padded(self.both.shape[1])
 
+    @property
+    def kind(self) -> str:
+        """What its numbers are."""
+        return self.both.kind
+
     def columns(self, first: int, last: int) -> np.ndarray:
         """Columns [first, last), both multiples of PANEL."""
         F = self.both.shape[1] // 2
         low, high = first // 2, min(last // 2, F)
         halves = [self.both.columns(start + low, start + high) for start in (0, F)]
         return interleaved(np.concatenate(halves, axis=1))
+
+    def blocks(self, first: int, last: int) -> np.ndarray | None:
+        """The same of blocks; columns that aren't there are zeros."""
+        F = self.both.shape[1] // 2
+        low, high = first // 2, min(last // 2, F)
+        halves = [self.both.blocks(start + low, start + high) for start in (0, F)]
+        if halves[0] is None or halves[1] is None:
+            return None
+        return interleaved(np.concatenate(halves).T).T
 
 
 class Float32(NamedTuple):
@@ -123,15 +161,29 @@ class Int8(NamedTuple):
     places: np.ndarray
 
 
-Matrices = Float32 | Bfloat16 | Float16 | Int8  # what the compiled pass gets
-Form = type[Float32] | type[Bfloat16] | type[Float16] | type[Int8]  # and their classes
+class Int4(NamedTuple):
+    """The same of matrices in four bits, in blocks with a scale and a minimum."""
+
+    places: np.ndarray
+
+
+Matrices = Float32 | Bfloat16 | Float16 | Int8 | Int4  # what the compiled pass gets
+Form = type[Float32] | type[Bfloat16] | type[Float16] | type[Int8] | type[Int4]  # their classes
 WEIGHT = {Float32: 4, Bfloat16: 2, Float16: 2, Int8: 1}  # bytes of a weight
+BLOCK, BLOCK_BYTES = 32, 20  # numbers of a column that share a scale, and their bytes: ggml's Q4_1
 KEPT = {"BF16": Bfloat16, "F16": Float16}  # and the forms of what files hold; all else is float32
 
 
 def form_of(kinds: set[str]) -> Form:
     """The form in which matrices of these kinds lose nothing."""
     return KEPT.get(*kinds, Float32) if len(kinds) == 1 else Float32
+
+
+def panel_bytes(form: Form, depth: int) -> int:
+    """The bytes of a panel."""
+    if form is Int4:
+        return -(-depth // BLOCK) * BLOCK_BYTES * PANEL
+    return WEIGHT[form] * depth * PANEL
 
 
 class Panels:
@@ -143,7 +195,8 @@ class Panels:
 
     def __init__(self, matrices: Sequence[Matrix], form: Form = Float32):
         widths = [padded(matrix.shape[1]) for matrix in matrices]
-        sizes = [WEIGHT[form] * m.shape[0] * n for m, n in zip(matrices, widths, strict=True)]
+        sizes = [n // PANEL * panel_bytes(form, m.shape[0])
+                 for m, n in zip(matrices, widths, strict=True)]  # fmt: skip
         ends = np.cumsum([-(-n // ALIGNMENT) * ALIGNMENT for n in sizes])
         columns = np.cumsum([0, *widths])
         self.buffer = aligned(int(ends[-1]) // 4).view(np.uint8)
@@ -152,7 +205,7 @@ class Panels:
         # The largest first: what reading it takes beside the panels is least when there are few.
         for i in np.argsort(sizes)[::-1]:
             matrix, start = matrices[i], int(ends[i]) - -(-sizes[i] // ALIGNMENT) * ALIGNMENT
-            shape = -1, matrix.shape[0], PANEL * WEIGHT[form]
+            shape = -1, panel_bytes(form, matrix.shape[0])
             room = self.buffer[start : start + sizes[i]].reshape(shape)
             steps = self.scales[columns[i] : columns[i + 1]] if form is Int8 else self.scales
             _lay(matrix, room, steps, form)
@@ -162,20 +215,23 @@ class Panels:
 
 
 def _lay(matrix, room, steps, form):
-    # Fill the panels `room` (n, I, bytes) of one matrix, some at a time, and its scales.
+    # Fill the panels `room` (n, bytes) of one matrix, some at a time, and its scales.
     depth, columns = matrix.shape
     at_once = max(1, AT_ONCE // (depth * PANEL))
     for first in range(0, len(room), at_once):
         last = min(first + at_once, len(room))
+        begin, end = first * PANEL, min(last * PANEL, columns)
+        if form is Int4:
+            room[first:last] = _four_bits(matrix, begin, end)
+            continue
         wide = np.zeros((depth, (last - first) * PANEL), np.float32)
-        end = min(last * PANEL, columns)
-        wide[:, : end - first * PANEL] = matrix.columns(first * PANEL, end)
+        wide[:, : end - begin] = matrix.columns(begin, end)
         if form is Int8:
-            wide, steps[first * PANEL : last * PANEL] = rounded(wide)
+            wide, steps[begin : last * PANEL] = rounded(wide)
         elif form is not Float32:
             wide = narrowed(wide, "BF16" if form is Bfloat16 else "F16")
-        panels = wide.reshape(depth, -1, PANEL).swapaxes(0, 1)
-        room[first:last].view(wide.dtype)[...] = panels
+        panels = np.ascontiguousarray(wide.reshape(depth, -1, PANEL).swapaxes(0, 1))
+        room[first:last] = panels.view(np.uint8).reshape(last - first, -1)
 
 
 def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -183,3 +239,43 @@ def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     steps = np.abs(matrix).max(axis=0) / 127
     steps[steps == 0] = 1  # a column of zeros has any scale
     return np.rint(matrix / steps).astype(np.int8), steps
+
+
+def in_blocks(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d, m (O, blocks) float16 and q (O, blocks, 32) uint8 of equation eq-token-int4.
+
+    columns (I, O) float32. UserError for numbers beyond float16.
+    """
+    depth, n = columns.shape
+    x = np.zeros((n, -(-depth // BLOCK) * BLOCK), np.float32)
+    x[:, :depth] = columns.T
+    x = x.reshape(n, -1, BLOCK)
+    least, most = x.min(axis=2), x.max(axis=2)
+    with np.errstate(over="ignore"):
+        d, m = ((most - least) / 15).astype(np.float16), least.astype(np.float16)
+    if not (np.isfinite(d).all() and np.isfinite(m).all()):
+        raise UserError(f"a weight of {np.abs(x).max():.3g} is more than four bits and their scale "
+                        "can hold: leave out quantize")  # fmt: skip
+    step = np.where(d == 0, np.float32(np.inf), d.astype(np.float32))  # all of its q are 0
+    q = np.rint((x - m.astype(np.float32)[..., None]) / step[..., None])
+    return d, m, np.clip(q, 0, 15).astype(np.uint8)
+
+
+def _of_q4_1(raw):
+    # The same from blocks (O, bytes) of a file: d, m, and 16 bytes with numbers i and 16 + i.
+    blocks = np.ascontiguousarray(raw).reshape(len(raw), -1, BLOCK_BYTES)
+    d, m = (np.ascontiguousarray(blocks[:, :, i : i + 2]).view("<f2")[..., 0] for i in (0, 2))
+    packed = blocks[:, :, 4:]
+    return d, m, np.concatenate([packed & 15, packed >> 4], axis=2)
+
+
+def _four_bits(matrix, first, last):
+    # Panels (n, bytes) uint8 of columns [first, last) of a matrix.
+    raw = matrix.blocks(first, last) if matrix.kind == "Q4_1" else None
+    d, m, q = in_blocks(matrix.columns(first, last)) if raw is None else _of_q4_1(raw)
+    more, n = -len(d) % PANEL, -(-len(d) // PANEL)
+    d, m = (np.pad(each, ((0, more), (0, 0))).reshape(n, PANEL, -1) for each in (d, m))
+    q = np.pad(q, ((0, more), (0, 0), (0, 0))).reshape(n, VECTORS, LANES, -1, 4, 2, 4)
+    q = (q[..., 0, :] | q[..., 1, :] << 4).transpose(0, 3, 1, 4, 2, 5)
+    heads = [np.ascontiguousarray(each.swapaxes(1, 2)).view(np.uint8) for each in (d, m)]
+    return np.concatenate([*heads, q.reshape(n, q.shape[1], -1)], axis=2).reshape(n, -1)

@@ -223,7 +223,7 @@ def test_readers_and_guesses_write_the_same_greedy_text(nanoeuler):
     line = "generate river --from base --tokens 60 --temperature 0 "
     texts = {nanoeuler(line + more)[1] for more in ("", "--engine cpu", "--engine fused")}
     assert len(texts) == 1
-    assert nanoeuler(line + "--int8")[0] == 0
+    assert nanoeuler(line + "--quantize int8")[0] == 0
     assert nanoeuler(line + "--min-p 0.1 --repetition-penalty 1.2 --seed 1")[0] == 0
 
 
@@ -650,7 +650,8 @@ ERRORS = {  # a command line, and what its one line must say
     "generate --from base --stop-token <|none|>": "expected a token to stop at, got '<|none|>'",
     "generate --from base --stop-token 99999": "or the name of a special one",
     "generate --from base --engine cuda": "needs a GPU, and there is no CUDA driver",
-    "generate --from base --engine fused --int8": "expected engine cpu, or auto, with int8",
+    "generate --from base --engine fused --quantize int8": "expected engine cpu, or auto, with",
+    "generate --from base --quantize int3": "expected quantize to be none, int8, int4, got 'int3'",
     "generate --from base --log-probabilities --stop x": "leave out --stop and --guesses",
     "generate --from base --top-k -1": "expected a whole number of at least 0, got '-1'",
     "train --layers 10000 --out new": "in 10,000 layers, with a step of a single sequence",

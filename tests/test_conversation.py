@@ -477,7 +477,7 @@ def test_a_pipe_gets_answers_and_nothing_else(run):
 @pytest.mark.parametrize("flags, wrong", [
     (["--engine", "steam"], "expected an engine that generates"),
     (["--system", "s" * 17], "expected a system message of at most 16 tokens"),
-    (["--engine", "reference", "--int8"], "int8"),
+    (["--engine", "reference", "--quantize", "int8"], "int8"),
 ])  # fmt: skip
 def test_wrong_flags_are_a_line(run, flags, wrong):
     words = [sys.executable, "-m", "nanoeuler", "chat", "--from", run, *flags]

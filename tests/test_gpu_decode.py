@@ -461,7 +461,7 @@ def test_an_engine_of_a_gpu_reads_for_a_decoder(monkeypatch):
         monkeypatch.setattr(registry, "_no_gpu", lambda: "there is no CUDA driver on this machine")
         make_reader(w.config, w, "cuda")
     with pytest.raises(UserError, match="auto, cpu"):
-        make_reader(w.config, w, "cuda", int8=True)
+        make_reader(w.config, w, "cuda", quantize="int8")
     monkeypatch.setattr(registry, "_no_gpu", lambda: "")
     monkeypatch.setattr(decoder_module, "gpu", Device)
     made = make_reader(w.config, w, "cuda-float32")

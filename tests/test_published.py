@@ -69,7 +69,7 @@ def test_int8_is_near(case):
     """A weight in eight bits is off by at most half of a 127th of its column's largest."""
     folder, expected = case
     config, weights = published.model(folder, np.float32)
-    reader, (ids, *_) = CpuReader(config, weights, int8=True), expected["ids"]
+    reader, (ids, *_) = CpuReader(config, weights, quantize="int8"), expected["ids"]
     logits = reader.read([ids.tolist()], [0], len(ids))[0, :, 0]
     off = np.linalg.norm(logits - expected["logits"][0]) / np.linalg.norm(expected["logits"][0])
     assert 1e-4 < off < 0.1

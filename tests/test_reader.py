@@ -13,7 +13,15 @@ from tiers import paired
 
 from nanoeuler.engines.cpu import decode, packing
 from nanoeuler.engines.cpu.decode import CpuReader
-from nanoeuler.engines.cpu.packing import PANEL, Panels, interleaved, rounded
+from nanoeuler.engines.cpu.packing import (
+    PANEL,
+    Float32,
+    Held,
+    Int8,
+    Panels,
+    interleaved,
+    rounded,
+)
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import CPU_ENGINES, engine_factory
 from nanoeuler.inference.decoder import Decoder, EngineReader
@@ -90,21 +98,21 @@ def test_texts_of_unequal_length_grow_together(data):
                     assert np.abs(logits[i, 0, 0] - wanted).max() <= bound, name
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("quantize", decode.QUANTIZE)
 @pytest.mark.parametrize("switches", [{}, ARCHITECTURES[-1], {"dim": 128, "hidden": 300}], ids=str)
-def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, int8):
+def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, quantize):
     config, weights = model(dtype=np.float32, **switches)
     texts = np.random.default_rng(1).integers(23, size=(5, config.context)).tolist()
     lengths = [12, 1, 7, 3, 12]
     pieces = [text[:n] for text, n in zip(texts, lengths, strict=True)]
-    alone = CpuReader(config, weights, threads=1, int8=int8)
+    alone = CpuReader(config, weights, threads=1, quantize=quantize)
     bits = []
     for piece in pieces:
         for i, token in enumerate(piece):
             one = alone.read([[token]], [i])[0, 0, 0].copy()
         bits.append(one)
     for threads in (1, 2, 3, 5):
-        reader = CpuReader(config, weights, 5, threads, int8)
+        reader = CpuReader(config, weights, 5, threads, quantize)
         together = reader.read(pieces, [0] * 5)[:, 0, 0]
         for i, (one, other) in enumerate(zip(bits, together, strict=True)):
             off = np.abs(one - other).max()
@@ -137,7 +145,7 @@ LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not LARGE_PAGES.exists(), reason="a system without large pages")
 def test_many_weights_lie_where_the_system_may_give_large_pages():
     """Private memory, marked "hg": in shared memory that mark does nothing."""
-    packed = Panels([np.ones((1 << 12, 1 << 9), np.float32)])
+    packed = Panels([Held(np.ones((1 << 12, 1 << 9), np.float32))])
     middle, found = packed.buffer.ctypes.data + packed.buffer.size // 2, None
     for line in Path("/proc/self/smaps").read_text().splitlines():
         fields = line.split()
@@ -188,13 +196,19 @@ def test_int8_takes_a_quarter_and_stays_near():
     config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
                          context=16, n_predict=1)  # fmt: skip
     weights = initialise(config, seed=0)
-    matrices = [weights["output"], weights.blocks[0].w_down]
-    sizes = [Panels(matrices, int8).buffer.size for int8 in (False, True)]
+    matrices = [Held(weights["output"]), Held(weights.blocks[0].w_down)]
+    sizes = [Panels(matrices, form).buffer.size for form in (Float32, Int8)]
     assert sizes[0] == 4 * sizes[1]
-    logits = [CpuReader(config, weights, threads=1, int8=int8).read([[1, 2, 3]], [0])[0, 0, 0]
-              for int8 in (False, True)]  # fmt: skip
+    logits = [CpuReader(config, weights, threads=1, quantize=each).read([[1, 2, 3]], [0])[0, 0, 0]
+              for each in ("none", "int8")]  # fmt: skip
     # A weight is off by at most max / 254, a hundredth of its column's deviation or so.
     assert 0 < np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[0]).max()
+
+
+def room(rows, depth):
+    """Where a product may write rows in whole numbers, and their scales."""
+    blocks = -(-depth // packing.BLOCK)
+    return np.zeros((rows, blocks, packing.BLOCK), np.int8), np.zeros((rows, blocks, 2), np.float32)
 
 
 def test_panels_of_a_matrix_multiply_like_it():
@@ -202,11 +216,11 @@ def test_panels_of_a_matrix_multiply_like_it():
     for rows, depth, columns in product((1, 2, 3, 4, 5, 16), (1, 7, 130), (1, PANEL, PANEL + 3)):
         x = rng.standard_normal((rows, depth)).astype(np.float32)
         w = rng.standard_normal((depth, columns)).astype(np.float32)
-        packed, out = Panels([w]), np.zeros((rows, packing.padded(columns)), np.float32)
+        packed, out = Panels([Held(w)]), np.zeros((rows, packing.padded(columns)), np.float32)
         bias = rng.standard_normal(columns).astype(np.float32)
         for thread in range(2):
             worker = decode.Worker(rows, thread, 2)
-            decode._product(worker, x, packed.places[0], bias, out)
+            decode._product(packed.matrices, 0, worker, x, bias, out, room(rows, depth))
         exact = x.astype(float) @ w + bias
         terms = np.abs(x).astype(float) @ np.abs(w) + np.abs(bias)
         # A sum of depth + 1 terms, rounded at each: equation eq-gemm's bound on its absolute terms.

@@ -190,10 +190,10 @@ InferenceEngine = Annotated[
 ]  # fmt: skip
 BACKEND = {
     "engine": InferenceEngine,
-    "int8": Annotated[
-        bool | None,
-        typer.Option("--int8",
-                     help="int8 weights: a quarter of the memory, slightly less accurate"),
+    "quantize": Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="NAME",
+                     help="int8 or int4 weights: less memory, slightly less accurate"),
     ],  # fmt: skip
 }
 # How a text is written: parameters of Model.stream, which also checks them.

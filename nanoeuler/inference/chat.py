@@ -98,7 +98,7 @@ class ChatOptions(SamplingOptions, total=False):
 
     system: str  # a message that is read before all questions
     engine: str  # as `make_reader` has it
-    int8: bool   # matrices in a quarter of the memory, with an error
+    quantize: str  # none; int8, int4: matrices in less memory, with an error
 
 
 class Chat:
@@ -110,7 +110,7 @@ class Chat:
 
     def __init__(
         self, config: ModelConfig, tokenizer: Tokenizer, weights: Weights, seed: int = 0,
-        system: str = "", engine: str = "auto", int8: bool = False, **sampling: Any,
+        system: str = "", engine: str = "auto", quantize: str = "none", **sampling: Any,
     ):  # fmt: skip
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self.asked, self.sampling = 0, dict[str, Any]()
@@ -118,7 +118,8 @@ class Chat:
         self.change(**sampling)  # tells of a wrong one now, not at a question
         self.memory = Memory(tokenizer, config.context)
         self.memory.tell(system)
-        self.decoder = Decoder(config, weights, make_reader(config, weights, engine, int8=int8))
+        reader = make_reader(config, weights, engine, quantize=quantize)
+        self.decoder = Decoder(config, weights, reader)
 
     def change(self, **sampling: Any) -> None:
         """Draw with these options from now on. UserError, and no change, if one is wrong."""

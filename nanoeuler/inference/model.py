@@ -52,7 +52,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
     stop_tokens: Sequence[int | str]  # tokens that it ends before: ids, or names of special ones
     engine: str  # auto, cuda, cpu, fused, reference, ...
-    int8: bool   # matrices in a quarter of the memory, with an error
+    quantize: str  # none; int8, int4: matrices in less memory, with an error
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Model:
         return self.evaluate(text, engine=engine).bits_per_byte
 
     def _begin(self, text: str | bytes, stop_tokens: Sequence[int | str] = (),
-               engine: str = "auto", int8: bool = False, **sampling: Unpack[SamplingOptions]
+               engine: str = "auto", quantize: str = "none", **sampling: Unpack[SamplingOptions]
                ) -> tuple[Decoder, list[int], list[int], SamplingOptions]:  # fmt: skip
         """A decoder, the ids of `text`, the ids that end it, and the sampling options."""
         special, ends = self.tokenizer.special, []
@@ -158,7 +158,7 @@ class Model:
                     f"{self.config.vocab_size}, or the name of a special one ({names})"
                 )
             ends.append(found)
-        reader = make_reader(self.config, self.weights, engine, int8=int8)
+        reader = make_reader(self.config, self.weights, engine, quantize=quantize)
         decoder = Decoder(self.config, self.weights, reader)
         ids = [*self.tokenizer.begin, *self.tokenizer.encode(text).tolist()]
         return decoder, ids, ends, sampling

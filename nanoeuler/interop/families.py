@@ -17,6 +17,8 @@ import numpy as np
 
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.model.config import ModelConfig, parameter_shapes
+from nanoeuler.model.stored import Part as StoredPart
+from nanoeuler.model.stored import Piece, Stored, StoredWeights
 from nanoeuler.model.weights import Weights
 
 
@@ -133,6 +135,28 @@ def cut_context(config: ModelConfig, context: int | None) -> ModelConfig:
         raise UserError(f"expected a context from 1 to {config.context}, which the model has "
                         f"learned, got {context!r}")  # fmt: skip
     return replace(config, context=context)
+
+
+def stored_from(
+    config: ModelConfig, table: Table, pieces: Callable[[str], Piece], source: object = "it"
+) -> StoredWeights:
+    """The weights of a model whose tensors `pieces(name)` knows in a file: they stay there.
+
+    `check_shapes` has taken them. UserError for a number that is none.
+    """
+    stored = {}
+    for name, shape in parameter_shapes(config).items():
+        parts = []
+        for part in table.get(name, ()):
+            piece = pieces(part.name)
+            if not piece.finite():
+                raise UserError(f"{source}: {part.name} holds numbers that are not finite: fetch "
+                                "the model again, or choose another")  # fmt: skip
+            rows = np.arange(piece.shape[part.turned - 1])
+            order = halves_from_pairs(rows, part.heads) if part.heads else None
+            parts.append(StoredPart(piece, part.turned, order))
+        stored[name] = Stored(shape, parts)
+    return StoredWeights(config, stored)
 
 
 def weights_from(

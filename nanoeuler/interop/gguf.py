@@ -19,6 +19,7 @@ import numpy as np
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, replacing
 from nanoeuler.interop.quants import BY_CODE, KINDS, UNREAD, dequantize, quantize
+from nanoeuler.model.stored import Piece
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32  # the last one where a file doesn't say another
 # The types of values: number in the file -> NumPy's name. 7 is a truth value, one byte.
@@ -167,17 +168,27 @@ def _parse(data):
 class GgufTensors(Mapping):
     """The tensors of a GGUF file by name, as float32; each is dequantized when it is asked for.
 
-    `shapes` and `kinds` say what they are; `raw(name)` has the bytes, mapped.
+    `shapes` and `kinds` say what they are; `raw(name)` has the bytes, mapped, and `piece(name)`
+    reads some rows at a time.
     """
 
-    def __init__(self, data: np.ndarray, places: dict[str, Place]):
-        self._data, self._places = data, places
+    def __init__(self, mapping: mmap.mmap, places: dict[str, Place]):
+        self._mapping, self._places = mapping, places
         self.shapes = {name: place.shape for name, place in places.items()}
         self.kinds = {name: place.kind for name, place in places.items()}
 
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor, (n,) uint8."""
-        return self._data[self._places[name].begin : self._places[name].end]
+        begin, end = self._places[name].begin, self._places[name].end
+        return np.frombuffer(self._mapping, np.uint8, end - begin, begin)
+
+    def piece(self, name: str) -> Piece:
+        """A vector or a matrix where it lies."""
+        kind, shape = self.kinds[name], self.shapes[name]
+        rows, columns = shape if len(shape) == 2 else (1, *shape)
+        size = columns // KINDS[kind].numbers * KINDS[kind].size
+        begin = self._places[name].begin
+        return Piece(self._mapping, begin, (rows, columns), kind, size, dequantize)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return dequantize(self.raw(name), self.kinds[name]).reshape(self.shapes[name])
@@ -212,7 +223,7 @@ def read(path: str | Path) -> GgufFile:
     except ValueError as error:  # of UTF-8, too
         raise UserError(f"expected a GGUF file that we can read, but {path}: {quoted(error, 200)}: "
                         "fetch it again, or choose another") from None  # fmt: skip
-    return GgufFile(metadata, GgufTensors(np.frombuffer(data, np.uint8), places))
+    return GgufFile(metadata, GgufTensors(data, places))
 
 
 def _text(value):

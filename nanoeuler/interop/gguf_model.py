@@ -24,11 +24,12 @@ from nanoeuler.interop.families import (
     family_of,
     left_out,
     shortest,
+    stored_from,
     table_of,
     target_of,
-    weights_from,
 )
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.stored import Piece
 from nanoeuler.model.weights import Weights
 
 ROPE_FACTORS = "rope_freqs.weight"  # what llama3's scaling divides each frequency by
@@ -205,7 +206,7 @@ def _without_copy(tensors):
 def read_model(
     path: str | Path, context: int | None = None
 ) -> tuple[ModelConfig, Weights, dict[str, Any]]:
-    """The model in a GGUF file, its weights as float32; and all of the file's metadata.
+    """The model in a GGUF file, where its weights stay; and all of the file's metadata.
 
     UserError for what our model can't be, and for damage. context: a smaller one than the model's.
     """
@@ -221,10 +222,11 @@ def read_model(
     check_shapes(table, shapes, path)
     learned = table["positions"][0].name if "positions" in table else None
 
-    def read(name: str) -> np.ndarray:
-        return tensors[name][: config.context] if name == learned else tensors[name]
+    def piece(name: str) -> Piece:
+        found = tensors.piece(name)
+        return found.cut(config.context) if name == learned else found
 
-    return config, weights_from(config, table, read, path), metadata
+    return config, stored_from(config, table, piece, path), metadata
 
 
 def metadata_of(config: ModelConfig, architecture: str, kind: str, name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from nanoeuler.files import check_regular, replacing
 from nanoeuler.interop import families
 from nanoeuler.interop.safetensors_file import SIZES, Tensors, write
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.stored import Piece
 from nanoeuler.model.weights import Weights
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # transformers' names
@@ -125,7 +126,7 @@ def read_config(folder: str | Path) -> ModelConfig:
 
 
 def read_folder(folder: str | Path, context: int | None = None) -> tuple[ModelConfig, Weights]:
-    """The model in a folder of Hugging Face's format, in float32.
+    """The model in a folder of Hugging Face's format; its weights stay in the files.
 
     Nothing large is read before all names and shapes have been checked. UserError for what our
     model can't be, and for damage. context: a smaller one than the model has.
@@ -145,10 +146,11 @@ def read_folder(folder: str | Path, context: int | None = None) -> tuple[ModelCo
     families.check_shapes(table, shapes, folder)
     learned = table["positions"][0].name if "positions" in table else None
 
-    def read(name: str) -> np.ndarray:
-        return tensors[name][: config.context] if name == learned else tensors[name]
+    def piece(name: str) -> Piece:
+        found = tensors.piece(name)
+        return found.cut(config.context) if name == learned else found
 
-    return config, families.weights_from(config, table, read, folder)
+    return config, families.stored_from(config, table, piece, folder)
 
 
 # %% sec-others-out

@@ -9,6 +9,7 @@ Leaves out which tensors a model has (families.py) and which files a folder has 
 
 import json
 import math
+import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, replacing
+from nanoeuler.model.stored import Piece
 
 # Bytes of one number of each type of the format, except for those smaller than a byte.
 SIZES = {
@@ -159,32 +161,46 @@ class Tensors(Mapping):
     """The tensors of safetensors files, by name, as float32; `shapes` and `kinds` describe them.
 
     The files are mapped into memory: a tensor is read when it is asked for, and only F32 stays
-    where it is. `raw(name)` has the bytes.
+    where it is. `raw(name)` has the bytes; `piece(name)` reads some rows at a time.
     """
 
     def __init__(self, paths: list[Path]):
-        self._places: dict[str, tuple[np.ndarray, Entry]] = {}
+        self._places: dict[str, tuple[mmap.mmap, int, Entry]] = {}
         for path in paths:
             begin, entries, _ = read_header(path)
-            data = np.asarray(np.memmap(path, np.uint8, "r"))[begin:]
+            with open(path, "rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             for name, entry in entries.items():
                 if name in self._places:
                     raise UserError(f"{path} holds {quoted(name)}, which another file of the same "
                                     "model holds, too: fetch the model again")  # fmt: skip
-                self._places[name] = data, entry
-        self.shapes = {name: entry.shape for name, (_, entry) in self._places.items()}
-        self.kinds = {name: entry.kind for name, (_, entry) in self._places.items()}
+                self._places[name] = data, begin, entry
+        self.shapes = {name: entry.shape for name, (*_, entry) in self._places.items()}
+        self.kinds = {name: entry.kind for name, (*_, entry) in self._places.items()}
 
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor, (n,) uint8, mapped."""
-        data, entry = self._places[name]
-        return data[entry.begin : entry.end]
+        data, begin, entry = self._places[name]
+        return np.frombuffer(data, np.uint8, entry.end - entry.begin, begin + entry.begin)
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def _float_kind(self, name):
+        """The type of a tensor's numbers; UserError for those that weights aren't published in."""
         kind = self.kinds[name]
         if kind not in FLOATS:
             raise UserError(f"expected {quoted(name)} to be {', '.join(FLOATS[:-1])} or "
                             f"{FLOATS[-1]}, got {kind}: convert the model to bfloat16")  # fmt: skip
+        return kind
+
+    def piece(self, name: str) -> Piece:
+        """A vector or a matrix where it lies. UserError as for `tensors[name]`."""
+        kind, shape = self._float_kind(name), self.shapes[name]
+        data, begin, entry = self._places[name]
+        rows, columns = shape if len(shape) == 2 else (1, *shape)
+        size = columns * SIZES[kind]
+        return Piece(data, begin + entry.begin, (rows, columns), kind, size, as_float32)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        kind = self._float_kind(name)
         return as_float32(self.raw(name), kind).reshape(self.shapes[name])
 
     def __iter__(self) -> Iterator[str]:

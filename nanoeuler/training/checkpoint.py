@@ -20,9 +20,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +35,7 @@ from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, fsync, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
+from nanoeuler.model.stored import HALVES, Part, Piece, Stored, StoredWeights, widened
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
@@ -64,20 +66,28 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"  # the large fil
 KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
 
 
-def serialised(arrays: dict[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+def serialised(arrays: Mapping[str, np.ndarray | Stored]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file of float32 `arrays`, in parts; the numbers are not copied.
 
-    As `safetensors.numpy.save` has them: a header's length, the header, the numbers by name.
+    As `safetensors.numpy.save` has them: a header's length, the header, the numbers by name. Stored
+    tensors are read one at a time; matrices of 16 bits keep them.
     """
     header, end = {}, 0
     for name, array in sorted(arrays.items()):
-        assert array.dtype == "<f4" and array.flags.c_contiguous, name
-        place = [end, end := end + array.nbytes]
-        header[name] = {"dtype": "F32", "shape": [*array.shape], "data_offsets": place}
+        kind = array.kind if getattr(array, "kind", "") in HALVES else "F32"
+        assert isinstance(array, Stored) or (array.dtype == "<f4" and array.flags.c_contiguous)
+        n = math.prod(array.shape) * (4 if kind == "F32" else 2)
+        place = [end, end := end + n]
+        header[name] = {"dtype": kind, "shape": [*array.shape], "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    yield from (memoryview(array).cast("B") for _, array in sorted(arrays.items()))
+    for name, array in sorted(arrays.items()):
+        if isinstance(array, Stored):
+            bits = header[name]["dtype"] != "F32"
+            array = array.columns(0, array.shape[1], bits=True) if bits else array.whole()
+            array = np.ascontiguousarray(array)
+        yield memoryview(array).cast("B")
 
 
 def _write(path, parts):
@@ -99,7 +109,7 @@ def _sync(folder):
 
 
 def write_folder(
-    folder: Path, tensors: dict[str, dict[str, np.ndarray]], state: dict[str, Any]
+    folder: Path, tensors: Mapping[str, Mapping[str, np.ndarray | Stored]], state: dict[str, Any]
 ) -> None:
     """Write a save, {file: {name: array}} and its state, as `folder`: all of it or nothing."""
     aside = folder.with_name(f".{folder.name}.part")
@@ -152,8 +162,9 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
 # What reads config.json's lora, and builds what it says: named only, a later chapter builds it.
 ADAPTERS = "nanoeuler.training.lora"
 # Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
-# model needs the third, which has no settings at all, and only adapters the fourth.
-FORMAT, IMPORTED, ADAPTED = 2, 3, 4
+# model needs the third, which has no settings at all, only adapters the fourth, and only an
+# imported model with matrices of 16 bits the fifth.
+FORMAT, IMPORTED, ADAPTED, HALVED = 2, 3, 4, 5
 T = TypeVar("T")  # what a reader makes of a JSON object
 
 
@@ -229,9 +240,9 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
     try:
         record = read_json(path)
         version = field_of({"format": 1} | record, "format", int)
-        if version > ADAPTED:
+        if version > HALVED:
             raise UserError(f"{path.parent} holds a run of format {version}, and this nanoeuler "
-                            f"knows formats up to {ADAPTED}: use a newer one")  # fmt: skip
+                            f"knows formats up to {HALVED}: use a newer one")  # fmt: skip
         if version < 1:
             raise CorruptFile(f"there is no format {version}")
         return parse(record)
@@ -246,7 +257,7 @@ def _facts(record):
     """
     config = _checked(ModelConfig, field_of(record, "model", dict))
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
-    if record.get("format") == IMPORTED:
+    if record.get("format") in (IMPORTED, HALVED):
         if record.get("training") is not None or not all(map(str.isprintable, digests)):
             raise CorruptFile("an imported model has settings, or a digest is none")
         return config, None, *digests, identity(record), _adaptation(record, config)
@@ -403,6 +414,9 @@ def _check_tensors(path, file, record, kinds):
     known = record.adaptation
     shapes = known.shapes(config) if known else parameter_shapes(config)
     wanted = {kind + name: ("F32", shape) for kind in kinds for name, shape in shapes.items()}
+    if record.settings is None:  # an imported model, whose matrices may have 16 bits
+        wanted |= {name: (tensors[name][0], shape) for name, (_, shape) in wanted.items()
+                   if len(shape) == 2 and name in tensors and tensors[name][0] in HALVES}
     for name in sorted(tensors | wanted):
         if tensors.get(name) != wanted.get(name):
             pair = [each.get(name, "nothing") for each in (wanted, tensors)]
@@ -416,6 +430,35 @@ def _check_names(path):
         header_of(path)
     except ValueError as error:
         raise CorruptFile(f"{path.name}: {error}") from None
+
+
+def _as_float32(raw, kind):
+    """Bytes of numbers of the kind F32, F16 or BF16 as float32."""
+    return raw.view("<f4") if kind == "F32" else widened(raw.view("<u2"), kind)
+
+
+def _map_tensors(path, record):
+    """The tensors of an imported model, each a `Stored` in the mapped file, checked like others."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = _check_tensors(path, file, record, ("",))
+    except SafetensorError as error:
+        raise CorruptFile(f"{path.name}: {error}") from None
+    _check_names(path)
+    header, tensors = header_of(path), {}
+    with open(path, "rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for name in names:
+        kind, shape = header[name]["dtype"], tuple(header[name]["shape"])
+        rows, columns = shape if len(shape) == 2 else (1, *shape)
+        size = columns * (4 if kind == "F32" else 2)
+        at = begin + header[name]["data_offsets"][0]
+        piece = Piece(mapping, at, (rows, columns), kind, size, _as_float32)
+        if not piece.finite():
+            raise CorruptFile(f"{path.name}: {name} is not finite")
+        tensors[name] = Stored(shape, [Part(piece, turned=False, order=None)])
+    return tensors
 
 
 def _read_tensors(path, record, kinds):
@@ -441,7 +484,8 @@ def read_save(
 ) -> tuple[Record, dict[str, Any], dict[str, np.ndarray]]:
     """The newest save, of its large files those in `names`, all checked.
 
-    Returns (record, state, {tensor's name: array}). `locked` is what helps if it is damaged and the
+    Returns (record, state, {tensor's name: array}), of an imported model {name: `Stored`}, since
+    that stays in its file. `locked` is what helps if it is damaged and the
     only one.
     """
     with reading(out):
@@ -466,7 +510,10 @@ def read_save(
             for name in names:
                 _check_digest(folder / name, state)
             for name in names:
-                tensors |= _read_tensors(folder / name, record, FILES[name])
+                if record.settings is None:
+                    tensors |= _map_tensors(folder / name, record)
+                else:
+                    tensors |= _read_tensors(folder / name, record, FILES[name])
     except CorruptFile as error:
         cure = f"it is the only save there: {locked}"
         if earlier:
@@ -493,8 +540,13 @@ def _fill(weights, tensors):
 
 
 def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
-    """The newest model of a run directory, to use it: its config, tokenizer and weights."""
+    """The newest model of a run directory, to use it: its config, tokenizer and weights.
+
+    Those of an imported model stay in its file until somebody needs them in float32.
+    """
     record, _, tensors = read_save(Path(out), [MODEL])
+    if record.settings is None:
+        return record.config, record.tokenizer, StoredWeights(record.config, tensors)
     weights = _weights(out, record)
     _fill(weights, tensors)
     return record.config, record.tokenizer, Weights(record.config, flat=weights.flat)
@@ -532,18 +584,20 @@ def write_model(
 ) -> None:
     """Write a model that was trained elsewhere into the new directory `out`, as a save of step 0.
 
-    source: where it came from, in a line. UserError where the directory is in use or can't be
-    written.
+    Matrices that a file has in 16 bits keep them, and one tensor at a time is in memory. source:
+    where it came from, in a line. UserError where the directory is in use or can't be written.
     """
     check_sizes(config, tokenizer)
     check_free(out)
     out, names = Path(out), {"data": source, "tokenizer": tokenizer.hash}
     facts = {"model": dataclasses.asdict(config), "training": None, **names}
+    tensors = getattr(weights, "stored", None) or dict(weights)
+    halved = any(getattr(each, "kind", "") in HALVES for each in tensors.values())
     with locked(out), writing(out, "the model could not be written"):
-        _write_facts(out, tokenizer, IMPORTED, facts)
+        _write_facts(out, tokenizer, HALVED if halved else IMPORTED, facts)
         state = {"step": 0, "run": identity(facts), "tokenizer": tokenizer.hash,
                  "program": program()}  # fmt: skip
-        write_folder(out / checkpoint_name(0), {MODEL: dict(weights)}, state)
+        write_folder(out / checkpoint_name(0), {MODEL: tensors}, state)
 
 
 def rewind(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:

@@ -103,7 +103,7 @@ def furnish(attack: Attack) -> None:
         words = [out if word == "OUT" else word for word in BASE[command]]
         done = attack.run(*command.split(), *words, seconds=300)  # may compile
         assert done.code == 0, done.err
-    attack.run("generate", *BASE["generate"], "--int8", seconds=300)  # compiles, too
+    attack.run("generate", *BASE["generate"], "--quantize", "int8", seconds=300)  # compiles, too
     (folder / "folder").mkdir()
     (folder / "locked").mkdir(mode=0)
     for name, target in (("loop", "loop"), ("dangling", "nowhere"), ("link", "text.txt")):

@@ -133,7 +133,8 @@ def contestant(name, shape):
             return lambda token: int(decoder.read([token]).argmax())
 
         threads = measurements.cores() if ALL in name else 1
-        reader = CpuReader(config, weights, threads=threads, int8="int8" in name)
+        quantize = "int8" if "int8" in name else "none"
+        reader = CpuReader(config, weights, threads=threads, quantize=quantize)
 
     def text():
         token, step = 1, start()
@@ -261,7 +262,7 @@ def trained_rows(run, windows=200, prompts=24, n=96):
     config, weights = model.config, model.weights
     found, per_token = held_out(config, model.tokenizer)
     found = found[:: max(1, len(found) // windows)]
-    readers = [CpuReader(config, weights, threads=1, int8=int8) for int8 in (False, True)]
+    readers = [CpuReader(config, weights, threads=1, quantize=each) for each in ("none", "int8")]
     exact, less = (bits(reader, found, per_token) for reader in readers)
     numbers = round(less, 4), "bits/byte", "float32", round(exact, 4)
     yield measurements.row("bits per byte", "small, trained, held out", "cpu int8", *numbers)

@@ -65,13 +65,13 @@ def export(folder, kind):
 class Ours:
     """Our compiled decoder."""
 
-    def __init__(self, path, threads, int8, context=1024):
+    def __init__(self, path, threads, quantize="none", context=1024):
         from nanoeuler.engines.cpu.decode import CpuReader
         from nanoeuler.inference.decoder import Decoder
         from nanoeuler.interop.source import read_source
 
         config, self.tokenizer, weights, _ = read_source(path, context)
-        reader = CpuReader(config, weights, threads=threads, int8=int8)
+        reader = CpuReader(config, weights, threads=threads, quantize=quantize)
         self.start = lambda: Decoder(config, weights, reader)
 
     def begin(self):
@@ -104,7 +104,7 @@ class Llama:
 def make(who, path, threads):
     """A contestant by its name."""
     if who.startswith("cpu"):
-        return Ours(path, threads, "int8" in who)
+        return Ours(path, threads, who.partition(" ")[2] or "none")
     return Llama(path, threads)
 
 
@@ -161,7 +161,7 @@ def speed_rows(folder):
         many = f"{threads} thread{'s' * (threads > 1)}"
         for ours, peer, file, kind in (
             ("cpu int8", "llama.cpp Q8_0", q8, "int8"), ("cpu", "llama.cpp f32", f32, "float32"),
-            ("cpu int8", "llama.cpp Q4_1", own, "four bits"),
+            ("cpu int4", "llama.cpp Q4_1", own, "four bits"),
         ):  # fmt: skip
             seen = race({ours: (own, threads), peer: (file, threads)}, PROMPT)
             rates = [round(TOKENS / seen[who][1], 1) for who in (ours, peer)]
@@ -202,7 +202,7 @@ def greedy(this, ids, count):
 
 def agree_rows(folder):
     """Logits, greedy texts and perplexity, ours beside llama.cpp's on our export in float32."""
-    ours = Ours(source(), 2, int8=False)
+    ours = Ours(source(), 2)
     tokenizer = ours.tokenizer
     ids = tokenizer.encode(TEXT)[:LONG]
     for peer, file in (("llama.cpp f32", export(folder, "F32")), ("llama.cpp Q4_1", source())):

@@ -22,6 +22,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import unpack_tuple
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from nanoeuler.engines.cpu import llvm
@@ -29,23 +30,62 @@ from nanoeuler.engines.cpu.elementwise import below, exp, highest
 from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import F32, KERNEL, PART
-from nanoeuler.engines.cpu.packing import PANEL, VECTORS, Panels, interleaved, padded
+from nanoeuler.engines.cpu.packing import (
+    BLOCK,
+    BLOCK_BYTES,
+    PANEL,
+    VECTORS,
+    WEIGHT,
+    Bfloat16,
+    Float16,
+    Float32,
+    GateUp,
+    Held,
+    Int4,
+    Int8,
+    Matrices,
+    Panels,
+    Turned,
+    form_of,
+    padded,
+)
 from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 from nanoeuler.measurements import cores
-from nanoeuler.model.config import ModelConfig, first_keys, require
+from nanoeuler.model.config import ModelConfig, first_keys, parameter_shapes, require
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope_tables
-from nanoeuler.model.weights import Block, Weights, output_matrix
+from nanoeuler.model.weights import Block, Weights
 
 
-def _floats(build, address, small):
+def _integers(build, address, bits, count=LANES):
+    # `count` integers of so many bits from `address`, wherever it is
+    kind = ir.VectorType(ir.IntType(bits), count)
+    return build.load(build.inttoptr(address, kind.as_pointer()), align=1)
+
+
+def _all_of(n):
+    # the 32 bits of n in every lane
+    return ir.Constant(ir.VectorType(llvm.INT32, LANES), [n] * LANES)
+
+
+def _floats(build, address, form):
     # LANES weights from `address` as floats
-    if not small:
+    if form is Float32:
         return llvm.load(build, address, llvm.ALL)
-    kind = ir.VectorType(ir.IntType(8), LANES)
-    whole = build.load(build.inttoptr(address, kind.as_pointer()), align=1)
-    return build.sitofp(build.sext(whole, ir.VectorType(llvm.INT32, LANES)), llvm.VECTOR)
+    whole = _integers(build, address, 8 * WEIGHT[form])
+    wide = ir.VectorType(llvm.INT32, LANES)
+    if form is Int8:
+        return build.sitofp(build.sext(whole, wide), llvm.VECTOR)
+    bits = build.zext(whole, wide)
+    if form is Bfloat16:
+        return build.bitcast(build.shl(bits, _all_of(16)), llvm.VECTOR)
+    # The magnitude, where float32 has it, times 2^112, whose exponent's bits are 112 + 127.
+    size = build.shl(build.and_(bits, _all_of(0x7FFF)), _all_of(13))
+    scale = build.bitcast(_all_of(239 << 23), llvm.VECTOR)
+    size = build.bitcast(build.fmul(build.bitcast(size, llvm.VECTOR), scale), wide)
+    sign = build.shl(build.and_(bits, _all_of(0x8000)), _all_of(16))
+    return build.bitcast(build.or_(size, sign), llvm.VECTOR)
 
 
 # Of what the pass calls and whose sums keep their order. Inside the pass, not called: a call would
@@ -55,16 +95,17 @@ _INSIDE = {"error_model": "numpy", "forceinline": True}
 ROWS = 16
 
 
-def _make_tile(rows, small):
-    size = 1 if small else 4
-
+def _make_tile(rows):
     @intrinsic
-    def tile(typing, x, w, depth, scales, out):
-        # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel; if small, times the scales.
-        # x and out: an address, and how far apart its rows are.
+    def tile(typing, matrices, x, w, depth, scales, out):
+        # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel of `matrices`, times the
+        # scales if it's int8. x and out: an address, and how far apart its rows are.
+        form = matrices.instance_class if matrices.instance_class in WEIGHT else Float32
+        size = WEIGHT[form]  # blocks have a tile of their own, and this one isn't reached
+
         def generate(context, build, signature, arguments):
-            w, depth, scales = arguments[1:4]
-            (x, x_row), (out, out_row) = (unpack_tuple(build, arguments[n]) for n in (0, 4))
+            w, depth, scales = arguments[2:5]
+            (x, x_row), (out, out_row) = (unpack_tuple(build, arguments[n]) for n in (1, 5))
             before, loop = build.block, build.append_basic_block("depth")
             done = build.append_basic_block("store")
             build.branch(loop)
@@ -72,7 +113,7 @@ def _make_tile(rows, small):
             k, at_x, at_w = (build.phi(llvm.INT64) for _ in range(3))
             sums = [build.phi(llvm.VECTOR) for _ in range(rows * VECTORS)]
             places = [llvm.at(build, at_w, llvm.number(size * LANES), v) for v in range(VECTORS)]
-            columns, added = [_floats(build, place, small) for place in places], []
+            columns, added = [_floats(build, place, form) for place in places], []
             for r in range(rows):
                 place = build.inttoptr(llvm.at(build, at_x, x_row, r), llvm.FLOAT.as_pointer())
                 one = llvm.spread(build, build.load(place))
@@ -87,11 +128,11 @@ def _make_tile(rows, small):
                 phi.add_incoming(after, loop)
             build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
             build.position_at_end(done)
-            _store(build, added, scales if small else None, out, out_row)
+            _store(build, added, scales if form is Int8 else None, out, out_row)
             return context.get_dummy_value()
 
         pair = types.UniTuple(types.intp, 2)
-        return types.void(pair, *[types.intp] * 3, pair), generate
+        return types.void(matrices, pair, *[types.intp] * 3, pair), generate
 
     return tile
 
@@ -106,33 +147,133 @@ def _store(build, sums, scales, out, out_row):
         llvm.store(build, total, build.add(llvm.at(build, out, out_row, r), across), llvm.ALL)
 
 
-_wide1, _wide2, _wide3, _wide4 = (_make_tile(rows, False) for rows in (1, 2, 3, 4))
-_small1, _small2, _small3, _small4 = (_make_tile(rows, True) for rows in (1, 2, 3, 4))
+_tile1, _tile2, _tile3, _tile4 = (_make_tile(rows) for rows in (1, 2, 3, 4))
+
+
+# The processor's instruction for `_pairs`, by the features that it needs, and its lanes.
+_PAIRS = {
+    16: ("+avx512bw", "llvm.x86.avx512.pmaddubs.w.512"), 8: ("+avx2", "llvm.x86.avx2.pmadd.ub.sw"),
+    4: ("+ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128"),
+}  # fmt: skip
+_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+_BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+
+
+def _pairs(build, q, p):
+    # q p of unsigned and signed bytes (4 LANES,), neighbours added up, in 16 bits: exact where the
+    # sum of two products fits, as 2 * 15 * 127 does
+    feature, name = _PAIRS[LANES]
+    if feature in _FEATURES:
+        kind = ir.FunctionType(_SHORTS, [_BYTES, _BYTES])
+        function = build.module.globals.get(name) or ir.Function(build.module, kind, name)
+        return build.call(function, [q, p])
+    wide = ir.VectorType(ir.IntType(16), 4 * LANES)
+    products = build.mul(build.zext(q, wide), build.sext(p, wide))
+    index = ir.VectorType(llvm.INT32, 2 * LANES)
+    parts = [build.shuffle_vector(products, products, ir.Constant(index, [*range(i, 4 * LANES, 2)]))
+             for i in (0, 1)]  # fmt: skip
+    return build.add(*parts)
+
+
+def _whole(build, sums):
+    # float32 (LANES,) of sums (2 LANES,) in 16 bits: neighbours added up
+    both, half = build.bitcast(sums, ir.VectorType(llvm.INT32, LANES)), _all_of(16)
+    low = build.ashr(build.shl(both, half), half)
+    return build.sitofp(build.add(low, build.ashr(both, half)), llvm.VECTOR)
+
+
+def _columns_of_block(build, at_w, v, rows):
+    # For each row (the address of its 32 bytes): the sums of p q over a block, vector v of columns
+    sums = [ir.Constant(_SHORTS, None) for _ in rows]
+    low = ir.Constant(_BYTES, [15] * 4 * LANES)
+    for g in range(4):
+        place = build.add(at_w, llvm.number(4 * PANEL + (4 * v + g) * 4 * LANES))
+        packed = _integers(build, place, 8, 4 * LANES)
+        halves = build.and_(packed, low), build.lshr(packed, ir.Constant(_BYTES, [4] * 4 * LANES))
+        for half, q in enumerate(halves):
+            for r, row in enumerate(rows):
+                place = build.add(row, llvm.number(8 * g + 4 * half))
+                four = build.load(build.inttoptr(place, llvm.INT32.as_pointer()), align=4)
+                p = build.bitcast(llvm.spread(build, four), _BYTES)
+                sums[r] = build.add(sums[r], _pairs(build, q, p))
+    return [_whole(build, each) for each in sums]
+
+
+def _one_block(build, at_w, rows, scales, sums):
+    # `sums` after one more block: equation eq-token-int4. rows: addresses of whole numbers, scales:
+    # addresses of s, and of s times their sum
+    factors = []
+    for place in scales:
+        for at in (place, build.add(place, llvm.number(4))):
+            one = build.load(build.inttoptr(at, llvm.FLOAT.as_pointer()), align=4)
+            factors.append(llvm.spread(build, one))
+    after = list(sums)
+    for v in range(VECTORS):
+        places = [build.add(at_w, llvm.number(2 * PANEL * i + 2 * LANES * v)) for i in (0, 1)]
+        d, m = (_floats(build, place, Float16) for place in places)
+        for r, whole in enumerate(_columns_of_block(build, at_w, v, rows)):
+            n = r * VECTORS + v
+            part = build.fmul(build.fmul(d, factors[2 * r]), whole, flags=("contract",))
+            after[n] = build.fadd(part, after[n], flags=("contract",))
+            part = build.fmul(m, factors[2 * r + 1], flags=("contract",))
+            after[n] = build.fadd(part, after[n], flags=("contract",))
+    return after
+
+
+def _make_block_tile(rows):
+    @intrinsic
+    def tile(typing, x, w, blocks, scales, out):
+        # out[:rows, :PANEL] = x[:rows] w, so many blocks of a panel in four bits. x: the address of
+        # whole numbers, and how far apart rows are; scales: the address of theirs, 8 bytes a block.
+        def generate(context, build, signature, arguments):
+            w, blocks, scales = arguments[1:4]
+            (x, x_row), (out, out_row) = (unpack_tuple(build, arguments[n]) for n in (0, 4))
+            before, loop = build.block, build.append_basic_block("blocks")
+            done = build.append_basic_block("store")
+            build.branch(loop)
+            build.position_at_end(loop)
+            k, at_x, at_s, at_w = (build.phi(llvm.INT64) for _ in range(4))
+            sums = [build.phi(llvm.VECTOR) for _ in range(rows * VECTORS)]
+            each = [llvm.at(build, at_x, x_row, r) for r in range(rows)]
+            row = build.udiv(x_row, llvm.number(BLOCK // 8))
+            theirs = [llvm.at(build, at_s, row, r) for r in range(rows)]
+            added = _one_block(build, at_w, each, theirs, sums)
+            steps = (k, 1), (at_x, BLOCK), (at_s, 8), (at_w, BLOCK_BYTES * PANEL)
+            afters = [build.add(value, llvm.number(step)) for value, step in steps]
+            firsts = [llvm.number(0), x, scales, w, *[llvm.ZEROS] * len(sums)]
+            phis = [k, at_x, at_s, at_w, *sums]
+            for phi, first, after in zip(phis, firsts, [*afters, *added], strict=True):
+                phi.add_incoming(first, before)
+                phi.add_incoming(after, loop)
+            build.cbranch(build.icmp_signed("<", afters[0], blocks), loop, done)
+            build.position_at_end(done)
+            _store(build, added, None, out, out_row)
+            return context.get_dummy_value()
+
+        pair = types.UniTuple(types.intp, 2)
+        return types.void(pair, *[types.intp] * 3, pair), generate
+
+    return tile
+
+
+_block_tile1, _block_tile2, _block_tile3, _block_tile4 = map(_make_block_tile, (1, 2, 3, 4))
 
 
 @njit(**_INSIDE)
-def _panel(x, n, w, depth, scales, out):
+def _panel(matrices, x, n, w, depth, scales, out):
     # out (n, PANEL) = x (n, depth) times the panel at w, four rows at a time. x and out: an
     # address, and how far apart its rows are.
     for i in range(0, n, 4):
         a, c, left = (x[0] + i * x[1], x[1]), (out[0] + i * out[1], out[1]), n - i
-        if scales == 0:
-            if left >= 4:
-                _wide4(a, w, depth, scales, c)
-            elif left == 3:
-                _wide3(a, w, depth, scales, c)
-            elif left == 2:
-                _wide2(a, w, depth, scales, c)
-            else:
-                _wide1(a, w, depth, scales, c)
-        elif left >= 4:
-            _small4(a, w, depth, scales, c)
+        if left >= 4:
+            _tile4(matrices, a, w, depth, scales, c)
         elif left == 3:
-            _small3(a, w, depth, scales, c)
+            _tile3(matrices, a, w, depth, scales, c)
         elif left == 2:
-            _small2(a, w, depth, scales, c)
+            _tile2(matrices, a, w, depth, scales, c)
         else:
-            _small1(a, w, depth, scales, c)
+            _tile1(matrices, a, w, depth, scales, c)
 
 
 class Worker(NamedTuple):
@@ -150,15 +291,84 @@ def _share(worker, count):
     return count * thread // threads, count * (thread + 1) // threads
 
 
+@intrinsic
+def _bytes(typing, matrices, depth):
+    # The bytes of a panel of `matrices`, `panel_bytes` at the time of running.
+    form = matrices.instance_class
+
+    def generate(context, build, signature, arguments):
+        depth = arguments[1]
+        if form is not Int4:
+            return build.mul(depth, llvm.number(PANEL * WEIGHT[form]))
+        blocks = build.udiv(build.add(depth, llvm.number(BLOCK - 1)), llvm.number(BLOCK))
+        return build.mul(blocks, llvm.number(BLOCK_BYTES * PANEL))
+
+    return types.intp(matrices, types.intp), generate
+
+
+@intrinsic
+def _in_blocks(typing, matrices):
+    # Whether `matrices` are in blocks: a constant, so that what isn't needed is left out.
+    def generate(context, build, signature, arguments):
+        return ir.Constant(ir.IntType(1), matrices.instance_class is Int4)
+
+    return types.boolean(matrices), generate
+
+
+@njit(**PART)
+def _quantized(x, p, scales):
+    # p, a row of whole numbers (blocks, BLOCK), and scales (blocks, 2) of a row x: s, and s times
+    # their sum. What is beyond x is zeros.
+    for b in range((x.size + BLOCK - 1) // BLOCK):
+        largest, total, size = F32(0), 0, min(BLOCK, x.size - b * BLOCK)
+        part = x[b * BLOCK : b * BLOCK + size]
+        for i in range(size):
+            largest = max(largest, abs(part[i]))
+        inverse = F32(127) / largest if largest > 0 else F32(0)
+        p[b] = 0
+        for i in range(size):
+            p[b, i] = np.int8(np.rint(part[i] * inverse))
+        for i in range(BLOCK):
+            total += np.int32(p[b, i])
+        scales[b, 0] = largest / F32(127)
+        scales[b, 1] = scales[b, 0] * F32(total)
+
+
 @njit(**_INSIDE)
-def _product(worker, x, place, bias, out):
-    # out (n, panels * PANEL) = x (n, depth) times the matrix at `place` plus bias: this thread's
-    address, panels, depth, scales, size = place[0], place[1], place[2], place[3], place[4]
+def _block_panel(n, w, depth, whole, out):
+    # As `_panel`, of a panel in four bits, for the first n rows of `whole`.
+    p, scales = whole
+    blocks = (depth + BLOCK - 1) // BLOCK
+    for i in range(0, n, 4):
+        a, s = (p[i].ctypes.data, p.strides[0]), scales[i].ctypes.data
+        c, left = (out[0] + i * out[1], out[1]), n - i
+        if left >= 4:
+            _block_tile4(a, w, blocks, s, c)
+        elif left == 3:
+            _block_tile3(a, w, blocks, s, c)
+        elif left == 2:
+            _block_tile2(a, w, blocks, s, c)
+        else:
+            _block_tile1(a, w, blocks, s, c)
+
+
+@njit(**_INSIDE)
+def _product(matrices, i, worker, x, bias, out, whole):
+    # out (n, panels * PANEL) = x (n, depth) times matrix i plus bias: this thread's. whole: room
+    # for the rows in whole numbers and their scales
+    place = matrices.places[i]
+    address, panels, depth, scales = place[0], place[1], place[2], place[3]
     first, last = _share(worker, panels)
+    if _in_blocks(matrices):
+        for r in range(worker.rows):
+            _quantized(x[r, :depth], whole[0][r], whole[1][r])
     for p in range(first, last):
-        w, here = address + p * depth * PANEL * size, scales + 4 * PANEL * p if scales else 0
+        w, here = address + p * _bytes(matrices, depth), scales + 4 * PANEL * p if scales else 0
         rows, to = (x.ctypes.data, x.strides[0]), (out.ctypes.data + 4 * PANEL * p, out.strides[0])
-        _panel(rows, worker.rows, w, depth, here, to)
+        if _in_blocks(matrices):
+            _block_panel(worker.rows, w, depth, whole, to)
+        else:
+            _panel(matrices, rows, worker.rows, w, depth, here, to)
         for r in range(worker.rows):
             for j in range(p * PANEL, min((p + 1) * PANEL, bias.size)):
                 out[r, j] += bias[j]
@@ -184,10 +394,11 @@ class Model(NamedTuple):
     exact: bool  # GELU by the integral
     a: Array  # (S, S) and
     b: Array  # (S,): the integrator's table
-    flat: Array  # (N,) all weights, of which the vectors are read
+    flat: Array  # (N,) all weights, of which the vectors are read, or these alone
     starts: Array  # (blocks, 14) where the tensors of `Block` begin there; -1: there is none
-    ends: Array  # (4,) the same of embedding, positions, norm, norm_bias
-    places: Array  # (4 blocks + K, 5) the matrices: wqkv, wo, w_up, w_down of each block; heads
+    ends: Array  # (4,) the same of embedding (-1: see `Room`), positions, norm, norm_bias
+    blocks: Matrices  # wqkv, wo, w_up, w_down of each block
+    heads: Matrices  # K output matrices
     cos: Array  # (T, D/2), or (T, 0): learned positions
     sin: Array
     first: Array  # (P, T) int32, the first key that each position sees; layer l has row l mod P
@@ -197,6 +408,7 @@ class Room(NamedTuple):
     """Where a pass writes. What a thread has for itself has the threads as its first axis."""
 
     job: Array  # (4, ROWS) int64: of each row token, text, position; not negative: logits wanted
+    embedded: Array  # (ROWS, C) the rows' embeddings, if `Model.flat` lacks them
     keys: Array  # (texts, layers * S, G, T / PANEL, D, PANEL): the cache, a position is a column
     values: Array  # (texts, layers * S, G, T, D)
     heads: Array  # (ROWS, (H + 2G) D), padded
@@ -206,6 +418,8 @@ class Room(NamedTuple):
     k: Array  # (S, ROWS, C) velocities, padded
     logits: Array  # (ROWS, K, V), padded
     met: Array  # (1,) int64: how often a thread has arrived
+    whole: Array  # (threads, ROWS, blocks, BLOCK) int8: a row of a product in whole numbers
+    scales: Array  # (threads, ROWS, blocks, 2): their scales, and these times their sums
     x: Array  # (threads, ROWS, C) the stream
     u: Array  # (threads, ROWS, C) the point where a stage asks
     n: Array  # (threads, ROWS, C) its norm
@@ -306,8 +520,8 @@ def _group(m, o, place, g, first, last, p):
                 q[i, d] *= scale
         low = begins[t]
         for j in range(low // PANEL, t // PANEL + 1):
-            scores = p.ctypes.data + 4 * PANEL * j, p.strides[0]
-            _panel((q.ctypes.data, 4 * D), group, keys[j].ctypes.data, D, 0, scores)
+            rows, scores = (q.ctypes.data, 4 * D), (p.ctypes.data + 4 * PANEL * j, p.strides[0])
+            _panel(Float32(m.starts), rows, group, keys[j].ctypes.data, D, 0, scores)
         for i in range(group):
             _mean(p[i, low : t + 1], values[low:], o.y[r, (g * group + i) * D :][:D])
 
@@ -424,20 +638,23 @@ def _moved(m, x, weights, stages, k, r, u):
 def _sublayer(m, o, worker, layer, half, stage, meeting):
     # k[stage] (n, C): what attention (half 0) or the MLP (half 1) says to the norm at this stage
     block, x, threads = layer // m.repeat, o.n[worker.thread], worker.threads
-    start, place = m.starts[block], m.places[4 * block : 4 * block + 4]
+    start, matrix = m.starts[block], 4 * block
+    whole = o.whole[worker.thread], o.scales[worker.thread]
     if half == 0:
         bias = _vector(m, start[3], (m.H + 2 * m.G) * m.D)
-        _product(worker, x, place[0], bias, o.heads)
+        _product(m.blocks, matrix, worker, x, bias, o.heads, whole)
         meeting = _meet(o, meeting, threads)
         _attention(m, o, worker, layer * len(m.b) + stage)
         meeting = _meet(o, meeting, threads)
-        _product(worker, o.y, place[1], _vector(m, start[7], m.C), o.k[stage])
+        out = _vector(m, start[7], m.C)
+        _product(m.blocks, matrix + 1, worker, o.y, out, o.k[stage], whole)
     else:
         bias = _vector(m, start[11], 2 * m.F if m.gated else m.F)
-        _product(worker, x, place[2], m.flat[:0], o.up)
-        _hidden(m, o, worker, place[2, 1], bias)
+        _product(m.blocks, matrix + 2, worker, x, m.flat[:0], o.up, whole)
+        _hidden(m, o, worker, m.blocks.places[matrix + 2, 1], bias)
         meeting = _meet(o, meeting, threads)
-        _product(worker, o.hidden, place[3], _vector(m, start[13], m.C), o.k[stage])
+        down = _vector(m, start[13], m.C)
+        _product(m.blocks, matrix + 3, worker, o.hidden, down, o.k[stage], whole)
     return _meet(o, meeting, threads)
 
 
@@ -446,7 +663,10 @@ def _pass(m, o, n, heads, thread, threads):
     # Read the n rows of o.job; o.logits of those of which they are wanted, of so many heads.
     C, x, meeting, worker = m.C, o.x[thread], 1, Worker(n, thread, threads)
     for r in range(n):
-        x[r] = _vector(m, m.ends[0] + o.job[0, r] * C, C)
+        if m.ends[0] >= 0:
+            x[r] = _vector(m, m.ends[0] + o.job[0, r] * C, C)
+        else:
+            x[r] = o.embedded[r]
         if m.ends[1] >= 0:
             _plus(x[r], _vector(m, m.ends[1] + o.job[2, r] * C, C))
     for layer in range(m.layers):
@@ -466,13 +686,16 @@ def _pass(m, o, n, heads, thread, threads):
             _norm(m, x[r], gain, bias, o.n[thread, wanted])
             wanted += 1
     for head in range(heads):
-        out, place = o.logits[:, head], m.places[m.places.shape[0] - m.K + head]
-        _product(Worker(wanted, thread, threads), o.n[thread], place, m.flat[:0], out)
+        rows = Worker(wanted, thread, threads)
+        whole = o.whole[thread], o.scales[thread]
+        _product(m.heads, head, rows, o.n[thread], m.flat[:0], o.logits[:, head], whole)
     _meet(o, meeting, threads)
 
 
 # Bytes of weights from which all cores are used: below, a token is done before they have woken.
 MANY = 16 << 20
+# The forms of blocks and of output matrices, by what somebody asks for; None: as they are.
+QUANTIZE = {"none": (None, None), "int8": (Int8, Int8), "int4": (Int4, Int8)}
 
 
 SUPPORTS = {
@@ -487,20 +710,27 @@ SUPPORTS = {
 class CpuReader:
     """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
 
-    Weights in float32; `texts` is how many it reads at once. threads: None for one, or for many
-    weights one per core. int8 keeps the matrices in a quarter of the memory, with an error.
+    Weights in float32, or stored ones, whose matrices stay in 16 bits if they are; `texts` is how
+    many it reads at once. threads: None for one, or for many weights one per core. quantize: a word
+    of QUANTIZE. int8 and int4 keep matrices in a quarter or a sixth of the memory, with an error;
+    the output matrix is int8 in both.
     """
 
     def __init__(
         self, config: ModelConfig, weights: Weights, texts: int = 1, threads: int | None = None,
-        int8: bool = False,
+        quantize: str = "none",
     ) -> None:  # fmt: skip
-        assert weights.flat.dtype == np.float32, f"weights in {weights.flat.dtype}, not float32"
+        stored = getattr(weights, "stored", None)
+        kind = np.float32 if stored else weights.flat.dtype
+        assert kind == np.float32, f"weights in {kind}, not float32"
         require(config, SUPPORTS, "the compiled reader")
         self.config, self.texts = config, texts
-        self._panels = Panels(_matrices(config, weights), int8)
-        self._model = _model(config, weights, self._panels.places)
-        self.threads = threads or (cores() if self._panels.buffer.size >= MANY else 1)
+        self._panels = [_laid(*each) for each in zip(_matrices(config, weights),
+                                                     QUANTIZE[quantize], strict=True)]  # fmt: skip
+        self._model = _model(config, weights, *(each.matrices for each in self._panels))
+        size = sum(each.buffer.size for each in self._panels)
+        self.threads = threads or (cores() if size >= MANY else 1)
+        self._embedding = stored["embedding"] if stored else None
         self._room = _room(config, texts, self.threads)
         self._logits = self._room.logits
         self._pool = ThreadPoolExecutor(self.threads)
@@ -509,6 +739,9 @@ class CpuReader:
         # One pass over at most ROWS rows, by all threads, after `done` rows of logits.
         model, room = self._model, self._room._replace(logits=self._logits[done:])
         room.job[:, : len(job)] = np.array(job).T
+        if self._embedding:
+            for row, (token, *_) in zip(room.embedded, job, strict=False):
+                row[...] = self._embedding.rows(token, token + 1)[0]
         room.met[0] = 0
         ask = model, room, len(job), heads
         others = [self._pool.submit(_pass, *ask, i, self.threads) for i in range(1, self.threads)]
@@ -547,16 +780,40 @@ class CpuReader:
 
 # %% sec-token-pass
 def _matrices(config, weights):
-    """What goes into panels, in the order of `Model.places`."""
-    found = []
-    for b in weights.blocks:
-        up = interleaved(b.w_up) if config.mlp == "swiglu" else b.w_up
-        found += [b.wqkv, b.wo, up, b.w_down]
-    return found + np.split(output_matrix(config, weights), config.n_predict, axis=1)
+    """What goes into panels: wqkv, wo, up and down of each block; and the output matrices."""
+    stored, found = getattr(weights, "stored", None), []
+    for i in range(config.n_blocks):
+        names = [f"block.{i}.{name}" for name in ("wqkv", "wo", "w_up", "w_down")]
+        each = [stored[name] if stored else Held(weights[name]) for name in names]
+        each[2] = GateUp(each[2]) if config.mlp == "swiglu" else each[2]
+        found += each
+    if stored and config.n_predict == 1:
+        return found, [Turned(stored["embedding"]) if config.tied else stored["output"]]
+    matrix = weights["embedding"].T if config.tied else weights["output"]
+    return found, [*map(Held, np.split(matrix, config.n_predict, axis=1))]
 
 
-def _model(config, weights, places):
-    """The `Model` of a configuration and its weights."""
+def _laid(matrices, form):
+    """`Panels` of matrices in a form; None: the one that a file has them in."""
+    return Panels(matrices, form or form_of({each.kind for each in matrices}))
+
+
+def _vectors(config, weights):
+    """A flat array with the vectors of a model, and {name: where each begins there}.
+
+    Of weights in memory that is all of them; of stored ones it lacks the matrices.
+    """
+    if not getattr(weights, "stored", None):
+        return weights.flat, weights.starts
+    shapes = parameter_shapes(config)
+    names = [name for name in shapes if len(shapes[name]) == 1 or name == "positions"]
+    parts = [weights[name].ravel() for name in names]
+    starts = np.cumsum([0, *map(len, parts)]).tolist()
+    return np.concatenate(parts), dict(zip(names, starts, strict=False))
+
+
+def _model(config, weights, blocks, heads):
+    """The `Model` of a configuration, its weights, and its matrices in panels."""
     c, table = config, INTEGRATORS[config.integrator]
     a = np.zeros((len(table.b), len(table.b)))
     for row, found in zip(a, table.a, strict=True):
@@ -565,13 +822,15 @@ def _model(config, weights, places):
     turns = rope_tables(*shape) if c.position == "rope" else [np.zeros((c.context, 0))] * 2
     names = [f"block.{i}.{name}" for i in range(c.n_blocks) for name in Block._fields]
     ends = "embedding", "positions", "norm", "norm_bias"
-    starts, ends = ([weights.starts.get(name, -1) for name in each] for each in (names, ends))
+    flat, places = _vectors(config, weights)
+    starts, ends = ([places.get(name, -1) for name in each] for each in (names, ends))
     return Model(
         c.dim, c.n_heads, c.n_kv_heads, c.head_dim, c.hidden, c.vocab_size, c.n_predict,
         c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", float(c.norm_eps),
         c.mlp == "swiglu", c.mlp == "gelu_exact",
-        a, np.array(table.b), weights.flat, np.array(starts).reshape(c.n_blocks, -1),
-        np.array(ends), places, *(np.ascontiguousarray(table, np.float32) for table in turns),
+        a, np.array(table.b), flat, np.array(starts).reshape(c.n_blocks, -1),
+        np.array(ends), blocks, heads,
+        *(np.ascontiguousarray(table, np.float32) for table in turns),
         np.array([first_keys(c.in_layer(i), c.context, np.zeros(c.context, np.int32))
                   for i in range(len(c.window_pattern))]),
     )  # fmt: skip
@@ -584,12 +843,14 @@ def _room(config, texts, threads):
     places, up = (texts, c.n_layers * stages, G), padded(c.hidden)
     if c.mlp == "swiglu":
         up = -(-c.hidden // (PANEL // 2)) * PANEL
+    blocks = -(-max(c.dim, c.hidden, c.n_heads * D) // BLOCK)
     return Room(
-        np.zeros((4, ROWS), np.int64),
+        np.zeros((4, ROWS), np.int64), aligned(ROWS, c.dim),
         aligned(*places, padded(T) // PANEL, D, PANEL), aligned(*places, T, D),
         aligned(ROWS, padded((c.n_heads + 2 * G) * D)), aligned(ROWS, c.n_heads * D),
         aligned(ROWS, up), aligned(ROWS, c.hidden), aligned(stages, ROWS, padded(c.dim)),
         aligned(ROWS, c.n_predict, padded(c.vocab_size)), np.zeros(1, np.int64),
+        np.zeros((threads, ROWS, blocks, BLOCK), np.int8), aligned(threads, ROWS, blocks, 2),
         *(aligned(threads, ROWS, c.dim) for _ in range(3)),
         aligned(threads, c.n_heads // G, padded(T)),
     )  # fmt: skip

@@ -4,17 +4,21 @@
 # %% sec-token-panels
 """Matrices laid out for products with few rows: panels of PANEL columns, one after the other.
 
-In float32, or in int8 with a scale for each column. Leaves out the products: decode.py.
+In float32, in the 16 bits that a file holds, or in int8 with a scale for each column. Leaves out
+the products: decode.py.
 
 I rows of a matrix (the depth of a sum), O columns, F MLP width. Distances are bytes.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
+from nanoeuler.errors import UserError
+from nanoeuler.model.stored import AT_ONCE, Stored, narrowed
 from nanoeuler.model.weights import ALIGNMENT
 
 # Registers of sums for a row. Four additions in flight keep one vector unit busy, since a sum waits
@@ -37,32 +41,197 @@ def interleaved(gate_up: np.ndarray) -> np.ndarray:
     return wide.reshape(depth, 2, -1, half).swapaxes(1, 2).reshape(depth, -1)
 
 
-class Panels:
-    """Matrices (I, O) float32 in one buffer. `places` (n, 5) int64 says where each lies.
+class Matrix(Protocol):
+    """What panels are made of: a matrix (I, O) that gives its columns as float32."""
 
-    A place: address, number of panels, depth I, address of the scales (0 in float32), and bytes of
-    a weight, 4 or 1. Columns beyond O are zeros. Addresses are good while this object lives.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(I, O)."""
+
+    @property
+    def kind(self) -> str:
+        """What its numbers are in a file; F32 in memory."""
+
+    def columns(self, first: int, last: int) -> np.ndarray:
+        """Columns [first, last), float32 (I, last - first)."""
+
+    def blocks(self, first: int, last: int) -> np.ndarray | None:
+        """Their bytes in a file, in blocks along the depth (last - first, size), or None."""
+
+
+class Held(NamedTuple):
+    """A matrix (I, O) in memory."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(I, O)."""
+        return self.array.shape
+
+    @property
+    def kind(self) -> str:
+        """F32."""
+        return "F32"
+
+    def columns(self, first: int, last: int) -> np.ndarray:
+        """Columns [first, last)."""
+        return self.array[:, first:last]
+
+    def blocks(self, first: int, last: int) -> None:
+        """There are none."""
+
+
+class Turned(NamedTuple):
+    """The transpose of a matrix in a file: a tied embedding as the output matrix."""
+
+    stored: Stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(I, O)."""
+        return self.stored.shape[::-1]
+
+    @property
+    def kind(self) -> str:
+        """What its numbers are."""
+        return self.stored.kind
+
+    def columns(self, first: int, last: int) -> np.ndarray:
+        """Columns [first, last), float32."""
+        return self.stored.rows(first, last).T
+
+    def blocks(self, first: int, last: int) -> None:
+        """There are none along this axis that we use."""
+
+
+class GateUp(NamedTuple):
+    """SwiGLU's matrix (I, 2F) in panels' order: see `interleaved`."""
+
+    both: Matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(I, O), O a multiple of PANEL."""
+        return self.both.shape[0], padded(self.both.shape[1])
+
+    @property
+    def kind(self) -> str:
+        """What its numbers are."""
+        return self.both.kind
+
+    def columns(self, first: int, last: int) -> np.ndarray:
+        """Columns [first, last), both multiples of PANEL."""
+        F = self.both.shape[1] // 2
+        low, high = first // 2, min(last // 2, F)
+        halves = [self.both.columns(start + low, start + high) for start in (0, F)]
+        return interleaved(np.concatenate(halves, axis=1))
+
+    def blocks(self, first: int, last: int) -> np.ndarray | None:
+        """The same of blocks; columns that aren't there are zeros."""
+        F = self.both.shape[1] // 2
+        low, high = first // 2, min(last // 2, F)
+        halves = [self.both.blocks(start + low, start + high) for start in (0, F)]
+        if halves[0] is None or halves[1] is None:
+            return None
+        return interleaved(np.concatenate(halves).T).T
+
+
+class Float32(NamedTuple):
+    """Where matrices lie, and by its class in which form: here, float32."""
+
+    places: np.ndarray  # (n, 4) int64: address, number of panels, depth I, address of the scales
+
+
+class Bfloat16(NamedTuple):
+    """The same of matrices in bf16."""
+
+    places: np.ndarray
+
+
+class Float16(NamedTuple):
+    """The same of matrices in float16."""
+
+    places: np.ndarray
+
+
+class Int8(NamedTuple):
+    """The same of matrices in int8, with a float32 scale for each column."""
+
+    places: np.ndarray
+
+
+class Int4(NamedTuple):
+    """The same of matrices in four bits, in blocks with a scale and a minimum."""
+
+    places: np.ndarray
+
+
+Matrices = Float32 | Bfloat16 | Float16 | Int8 | Int4  # what the compiled pass gets
+Form = type[Float32] | type[Bfloat16] | type[Float16] | type[Int8] | type[Int4]  # their classes
+WEIGHT = {Float32: 4, Bfloat16: 2, Float16: 2, Int8: 1}  # bytes of a weight
+BLOCK, BLOCK_BYTES = 32, 20  # numbers of a column that share a scale, and their bytes: ggml's Q4_1
+KEPT = {"BF16": Bfloat16, "F16": Float16}  # and the forms of what files hold; all else is float32
+
+
+def form_of(kinds: set[str]) -> Form:
+    """The form in which matrices of these kinds lose nothing."""
+    return KEPT.get(*kinds, Float32) if len(kinds) == 1 else Float32
+
+
+def panel_bytes(form: Form, depth: int) -> int:
+    """The bytes of a panel."""
+    if form is Int4:
+        return -(-depth // BLOCK) * BLOCK_BYTES * PANEL
+    return WEIGHT[form] * depth * PANEL
+
+
+class Panels:
+    """Matrices (I, O) in one buffer; `matrices` says where each lies, and in which form.
+
+    Columns beyond O are zeros. Addresses are good while this object lives. A few columns at a time
+    are read as float32, so no second copy of a matrix is made.
     """
 
-    def __init__(self, matrices: Sequence[np.ndarray], int8: bool = False):
-        size = 1 if int8 else 4
+    def __init__(self, matrices: Sequence[Matrix], form: Form = Float32):
         widths = [padded(matrix.shape[1]) for matrix in matrices]
-        sizes = [size * len(m) * width for m, width in zip(matrices, widths, strict=True)]
+        sizes = [n // PANEL * panel_bytes(form, m.shape[0])
+                 for m, n in zip(matrices, widths, strict=True)]  # fmt: skip
         ends = np.cumsum([-(-n // ALIGNMENT) * ALIGNMENT for n in sizes])
-        self.buffer, self.scales = aligned(int(ends[-1]) // 4).view(np.uint8), aligned(sum(widths))
-        self.places, column = np.zeros((len(matrices), 5), np.int64), 0
-        for i, (matrix, width, end) in enumerate(zip(matrices, widths, ends, strict=True)):
-            wide = np.zeros((len(matrix), width), np.float32)
-            wide[:, : matrix.shape[1]] = matrix
-            start, scale = int(end) - -(-sizes[i] // ALIGNMENT) * ALIGNMENT, 0
-            if int8:
-                steps = self.scales[column : column + width]
-                wide, steps[...] = rounded(wide)
-                scale, column = steps.ctypes.data, column + width
-            panels = wide.reshape(len(matrix), -1, PANEL).swapaxes(0, 1)
-            room = self.buffer[start : start + sizes[i]].view(wide.dtype).reshape(panels.shape)
-            room[...] = panels
-            self.places[i] = room.ctypes.data, len(panels), len(matrix), scale, size
+        columns = np.cumsum([0, *widths])
+        self.buffer = aligned(int(ends[-1]) // 4).view(np.uint8)
+        self.scales = aligned(int(columns[-1]) if form is Int8 else 0)
+        places = np.zeros((len(matrices), 4), np.int64)
+        # The largest first: what reading it takes beside the panels is least when there are few.
+        for i in np.argsort(sizes)[::-1]:
+            matrix, start = matrices[i], int(ends[i]) - -(-sizes[i] // ALIGNMENT) * ALIGNMENT
+            shape = -1, panel_bytes(form, matrix.shape[0])
+            room = self.buffer[start : start + sizes[i]].reshape(shape)
+            steps = self.scales[columns[i] : columns[i + 1]] if form is Int8 else self.scales
+            _lay(matrix, room, steps, form)
+            scale = steps.ctypes.data if form is Int8 else 0
+            places[i] = room.ctypes.data, len(room), matrix.shape[0], scale
+        self.matrices = form(places)
+
+
+def _lay(matrix, room, steps, form):
+    # Fill the panels `room` (n, bytes) of one matrix, some at a time, and its scales.
+    depth, columns = matrix.shape
+    at_once = max(1, AT_ONCE // (depth * PANEL))
+    for first in range(0, len(room), at_once):
+        last = min(first + at_once, len(room))
+        begin, end = first * PANEL, min(last * PANEL, columns)
+        if form is Int4:
+            room[first:last] = _four_bits(matrix, begin, end)
+            continue
+        wide = np.zeros((depth, (last - first) * PANEL), np.float32)
+        wide[:, : end - begin] = matrix.columns(begin, end)
+        if form is Int8:
+            wide, steps[begin : last * PANEL] = rounded(wide)
+        elif form is not Float32:
+            wide = narrowed(wide, "BF16" if form is Bfloat16 else "F16")
+        panels = np.ascontiguousarray(wide.reshape(depth, -1, PANEL).swapaxes(0, 1))
+        room[first:last] = panels.view(np.uint8).reshape(last - first, -1)
 
 
 def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,3 +239,43 @@ def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     steps = np.abs(matrix).max(axis=0) / 127
     steps[steps == 0] = 1  # a column of zeros has any scale
     return np.rint(matrix / steps).astype(np.int8), steps
+
+
+def in_blocks(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """d, m (O, blocks) float16 and q (O, blocks, 32) uint8 of equation eq-token-int4.
+
+    columns (I, O) float32. UserError for numbers beyond float16.
+    """
+    depth, n = columns.shape
+    x = np.zeros((n, -(-depth // BLOCK) * BLOCK), np.float32)
+    x[:, :depth] = columns.T
+    x = x.reshape(n, -1, BLOCK)
+    least, most = x.min(axis=2), x.max(axis=2)
+    with np.errstate(over="ignore"):
+        d, m = ((most - least) / 15).astype(np.float16), least.astype(np.float16)
+    if not (np.isfinite(d).all() and np.isfinite(m).all()):
+        raise UserError(f"a weight of {np.abs(x).max():.3g} is more than four bits and their scale "
+                        "can hold: leave out quantize")  # fmt: skip
+    step = np.where(d == 0, np.float32(np.inf), d.astype(np.float32))  # all of its q are 0
+    q = np.rint((x - m.astype(np.float32)[..., None]) / step[..., None])
+    return d, m, np.clip(q, 0, 15).astype(np.uint8)
+
+
+def _of_q4_1(raw):
+    # The same from blocks (O, bytes) of a file: d, m, and 16 bytes with numbers i and 16 + i.
+    blocks = np.ascontiguousarray(raw).reshape(len(raw), -1, BLOCK_BYTES)
+    d, m = (np.ascontiguousarray(blocks[:, :, i : i + 2]).view("<f2")[..., 0] for i in (0, 2))
+    packed = blocks[:, :, 4:]
+    return d, m, np.concatenate([packed & 15, packed >> 4], axis=2)
+
+
+def _four_bits(matrix, first, last):
+    # Panels (n, bytes) uint8 of columns [first, last) of a matrix.
+    raw = matrix.blocks(first, last) if matrix.kind == "Q4_1" else None
+    d, m, q = in_blocks(matrix.columns(first, last)) if raw is None else _of_q4_1(raw)
+    more, n = -len(d) % PANEL, -(-len(d) // PANEL)
+    d, m = (np.pad(each, ((0, more), (0, 0))).reshape(n, PANEL, -1) for each in (d, m))
+    q = np.pad(q, ((0, more), (0, 0), (0, 0))).reshape(n, VECTORS, LANES, -1, 4, 2, 4)
+    q = (q[..., 0, :] | q[..., 1, :] << 4).transpose(0, 3, 1, 4, 2, 5)
+    heads = [np.ascontiguousarray(each.swapaxes(1, 2)).view(np.uint8) for each in (d, m)]
+    return np.concatenate([*heads, q.reshape(n, q.shape[1], -1)], axis=2).reshape(n, -1)

@@ -20,6 +20,7 @@ from shapes import PUBLISHED
 from test_cuda_engine import AMPERE, EULER, GPT, HOPPER, TEXTS, TURNED
 from test_cuda_engine import bound as bound_without
 from test_lora import SMALL, drawn
+from tiers import thinned
 
 from nanoeuler.cli.main import main
 from nanoeuler.emulator import Device, rehearsal, run
@@ -167,10 +168,10 @@ MERGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", MERGES)
+@pytest.mark.parametrize("what", thinned(MERGES))
 def test_a_mistake_in_the_merge_is_seen(what):
     function, old, new = MERGES[what]
-    wrong = mutated(Mutant("engines.gpu.rows.lora_merge", function, what, old, new))
+    wrong = mutated(Mutant(MERGE, function, what, old, new))
     with pytest.raises(Exception):  # noqa: B017, PT011 a fault of the emulator, or of the numbers
         play_merge(wrong)
 
@@ -331,15 +332,16 @@ FAULTS = {
 }  # fmt: skip
 OWNERS = {"weight_gradient": "LoraEngine", "add_product": "LoraEngine", "places": "Packing",
           "merge": "LoraBuilder"}  # fmt: skip
-STEP = "engines.gpu.step.lora"
+STEP, MERGE = "engines.gpu.step.lora", "engines.gpu.rows.lora_merge"
 
 
 def test_all_faults_have_their_place():
-    for what, (function, old, new) in FAULTS.items():
-        source(Mutant(STEP, function, what, old, new))
+    for where, faults in ((STEP, FAULTS), (MERGE, MERGES)):
+        for what, (function, old, new) in faults.items():
+            source(Mutant(where, function, what, old, new))
 
 
-@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("what", thinned(FAULTS))
 def test_faults_of_a_step_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     function, old, new = FAULTS[what]

@@ -172,6 +172,17 @@ def chat(
     converse(talk, lines, lambda text: print(text, end="", flush=True), stoppable=somebody)
 
 
+_Tasks = Annotated[str | None, typer.Option(
+    "--task", metavar="NAME,...", help="hellaswag, lambada, blimp, arc_easy, ..., wikitext")]
+_TasksFrom = Annotated[Path, typer.Option(
+    "--tasks-from", metavar="DIR|FILE", help="where the tasks' files are")]
+_Shots = Annotated[int, typer.Option(
+    "--shots", parser=flags.whole_number(0, 100), metavar="N",
+    help="answered examples before each item")]
+_Limit = Annotated[int | None, typer.Option(
+    "--limit", parser=flags.whole_number(1), metavar="N", help="only the first items of each task")]
+
+
 def _bar_of_tokens(progress):
     """A function for `Model.evaluate` to report to: a bar, tokens a second and bits so far."""
     task, began = progress.add_task("", total=None), time.monotonic()
@@ -188,11 +199,15 @@ def _bar_of_tokens(progress):
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
     data: flags.Data = None, engine: flags.Engine = "auto", threads: flags.Threads = None,
+    task: _Tasks = None, tasks_from: _TasksFrom = Path("."), shots: _Shots = 0,
+    limit: _Limit = None,
 ) -> None:  # fmt: skip
-    """Measure how well a model predicts a text: bits per byte and perplexity.
+    """Measure how well a model predicts a text, or answers tasks.
 
-    Without --data, and of docs and prepared data, the held-out part is judged; a file is judged
-    whole. On a terminal it shows how far it is.
+    A text gives bits per byte and perplexity. Without --data, and of docs and prepared data, the
+    held-out part is judged; a file is judged whole. With --task, the items of each task's file are
+    scored on the CPU, with standard errors; what has been computed is kept in the run's folder.
+    On a terminal it shows how far it is.
 
     Example: nanoeuler eval runs/base --data story.txt
     """
@@ -202,6 +217,8 @@ def evaluate(
     from nanoeuler.progress import bars
     from nanoeuler.training.train import own_text
 
+    if task is not None:
+        return _judge_tasks(run, task.split(","), tasks_from, shots, limit, (engine, threads))
     name, model = engine_name(engine), api.load(run)
     text = own_text(run) if data is None else api.text_of(data)
     with bars() as progress:
@@ -212,6 +229,44 @@ def evaluate(
     print(f"bits per byte   {judged.bits_per_byte:.4f}")
     print(f"perplexity      {judged.perplexity:.2f}")
     print(f"judged          {judged.tokens:,} tokens, {judged.bytes:,} bytes of {text}")
+
+
+def _judge_tasks(
+    run: Path, names: list[str], folder: Path, shots: int, limit: int | None,
+    how: tuple[str, int | None],
+) -> None:  # fmt: skip
+    """Print a line for each measure of each task; the files are looked for before a model is read."""
+    from nanoeuler import api
+    from nanoeuler.evaluation.judge import judge, judge_text, task_name
+    from nanoeuler.evaluation.tasks import TASKS, file_of
+    from nanoeuler.progress import bars
+
+    files = [(name, file_of(name, folder)) for name in map(task_name, names)]
+    model, engine = api.load(run), "cpu" if how[0] == "auto" else how[0]
+    for name, path in files:
+        with bars() as progress:
+            given = {"engine": engine, "threads": how[1], "report": _bar_of_items(progress, name)}
+            if TASKS[name].kind == "text":
+                text = judge_text(model.weights, model.tokenizer, path, **given)
+                lines = [("perplexity, word", f"{text.word:.2f}", f"{text.words:,} words"),
+                         ("perplexity, token", f"{text.token:.2f}", f"{text.tokens:,} tokens"),
+                         ("bits per byte", f"{text.bits_per_byte:.4f}", f"{text.bytes:,} bytes")]
+            else:
+                kept = run / "eval" / f"{name}-{shots}.jsonl" if run.is_dir() else None
+                judged = judge(model.weights, model.tokenizer, name, path, shots=shots,
+                               limit=limit, keep=kept, **given)  # fmt: skip
+                cut = f", {judged.cut:,} of them cut to the context" if judged.cut else ""
+                lines = [(measure, f"{score.value:.4f} +- {score.error:.4f}",
+                          f"{score.items:,} items{cut}") for measure, score in judged.scores.items()]
+        for measure, value, of in lines:
+            print(f"{name:18} {measure:18} {value:18} {of}", flush=True)
+
+
+def _bar_of_items(progress, name):
+    """A function for `judge` to report to."""
+    task = progress.add_task(name, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total,
+                                               description=f"{name}: {done:,} of {total:,}")
 
 
 # %% sec-cli-tokenizer

@@ -104,6 +104,21 @@ def read_items(name: str, path: Path, limit: int | None = None) -> list[Item]:
     return items
 
 
+def file_of(name: str, folder: Path) -> Path:
+    """The file of a task in a folder, or the file itself; UserError if there is none, or several."""
+    if folder.is_file():
+        return folder
+    ending = "raw" if TASKS[name].kind == "text" else "jsonl"
+    short = name.removesuffix("_openai")
+    found = [path for each in (name, short) for path in (folder / f"{each}.{ending}",)
+             if path.exists()] or sorted(folder.glob(f"{short}_*.{ending}"))  # fmt: skip
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise UserError(f"expected one file {name}.{ending} in {folder}, got {names}: give the "
+                        "folder of the tasks, or the file") from None  # fmt: skip
+    return found[0]
+
+
 _TITLE = re.compile(r"^ = [^=].*[^=] = *$", re.M)  # "= = Section = =" is no page's title
 # What is replaced, in this order: plain texts, patterns of pairs with spaces inside, plain texts.
 _FIRST = [("s '", "s'"), (" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")]

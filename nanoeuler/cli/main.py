@@ -235,7 +235,7 @@ def _judge_tasks(
     run: Path, names: list[str], folder: Path, shots: int, limit: int | None,
     how: tuple[str, int | None],
 ) -> None:  # fmt: skip
-    """Print a line for each measure of each task; the files are looked for before a model is read."""
+    """Print a line for each measure of each task. Files are looked for before a model is read."""
     from nanoeuler import api
     from nanoeuler.evaluation.judge import judge, judge_text, task_name
     from nanoeuler.evaluation.tasks import TASKS, file_of
@@ -256,8 +256,8 @@ def _judge_tasks(
                 judged = judge(model.weights, model.tokenizer, name, path, shots=shots,
                                limit=limit, keep=kept, **given)  # fmt: skip
                 cut = f", {judged.cut:,} of them cut to the context" if judged.cut else ""
-                lines = [(measure, f"{score.value:.4f} +- {score.error:.4f}",
-                          f"{score.items:,} items{cut}") for measure, score in judged.scores.items()]
+                lines = [(measure, f"{each.value:.4f} +- {each.error:.4f}",
+                          f"{each.items:,} items{cut}") for measure, each in judged.scores.items()]
         for measure, value, of in lines:
             print(f"{name:18} {measure:18} {value:18} {of}", flush=True)
 

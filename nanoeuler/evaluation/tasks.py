@@ -105,7 +105,7 @@ def read_items(name: str, path: Path, limit: int | None = None) -> list[Item]:
 
 
 def file_of(name: str, folder: Path) -> Path:
-    """The file of a task in a folder, or the file itself; UserError if there is none, or several."""
+    """The file of a task in a folder, or the file itself; UserError for none, or several."""
     if folder.is_file():
         return folder
     ending = "raw" if TASKS[name].kind == "text" else "jsonl"

@@ -19,7 +19,14 @@ from nanoeuler.evaluation.items import KINDS, item
 from nanoeuler.evaluation.judge import core, find_likelihoods, judge, judge_text, task_name
 from nanoeuler.evaluation.likelihood import Likelihood, Span, batches, likelihoods, span, windows
 from nanoeuler.evaluation.scores import Score, grouped, mean, perplexities, right
-from nanoeuler.evaluation.tasks import TASKS, detokenized, pages, read_items, with_shots
+from nanoeuler.evaluation.tasks import (
+    TASKS,
+    detokenized,
+    file_of,
+    pages,
+    read_items,
+    with_shots,
+)
 from nanoeuler.files import project_root
 from nanoeuler.interop.huggingface import write_folder
 from nanoeuler.model.config import ModelConfig
@@ -187,7 +194,7 @@ def test_a_line_may_hold_any_character(tmp_path):
 
 def test_limits_and_missing_files(tmp_path):
     (tmp_path / "x").write_text((json.dumps(RECORDS["choice"]) + "\n") * 5)
-    assert len(read_items("copa", tmp_path / "x", 3)) == 3
+    assert judge(W, TOKENIZER, "copa", tmp_path / "x", limit=3).scores["acc"].items == 3
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(UserError):
             read_items("copa", path)
@@ -320,6 +327,28 @@ def test_likelihoods_of_others_are_never_mixed(task, tmp_path):
         judge(W, TOKENIZER, "copa", task, keep=keep)
 
 
+def test_a_limit_changes_no_example(task, tmp_path):
+    """So that what was kept of the first items holds for all."""
+    keep = tmp_path / "kept.jsonl"
+    judge(W, TOKENIZER, "copa", task, shots=3, limit=4, keep=keep)
+    whole = judge(W, TOKENIZER, "copa", task, shots=3)
+    assert judge(W, TOKENIZER, "copa", task, shots=3, keep=keep) == whole
+
+
+@needs_data
+def test_a_task_is_found_by_its_name(tmp_path):
+    for name in ("copa", "lambada_openai", "wikitext"):
+        assert file_of(name, EVAL).name.startswith(name.removesuffix("_openai"))
+    (tmp_path / "copa_a.jsonl").touch()
+    assert file_of("copa", tmp_path) == file_of("copa", tmp_path / "copa_a.jsonl")
+    (tmp_path / "copa_b.jsonl").touch()
+    for name in ("copa", "piqa"):
+        with pytest.raises(UserError, match=f"expected one file {name}.jsonl"):
+            file_of(name, tmp_path)
+    (tmp_path / "copa.jsonl").touch()
+    assert file_of("copa", tmp_path).name == "copa.jsonl"
+
+
 def test_items_that_were_cut_are_counted(tmp_path):
     rows = [RECORDS["choice"], RECORDS["choice"] | {"query": "word " * 60}]
     (tmp_path / "x").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -394,7 +423,7 @@ def test_the_harness_finds_the_same_likelihoods_and_choices(both, name):
     Two float32 programs part by 1e-5 a token: logits below 10 with some dozen roundings each.
     """
     theirs, w, tokenizer = both
-    items = read_items(name, EVAL / SAMPLES[name], 250)
+    items = read_items(name, EVAL / SAMPLES[name])[:250]
     ours = find_likelihoods(w, tokenizer, items)
     fits = [i for i, found in enumerate(ours) if all(x.tokens <= 256 for x in found)]
     items, ours = [items[i] for i in fits], [ours[i] for i in fits]

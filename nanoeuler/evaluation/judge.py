@@ -185,7 +185,7 @@ def judge(
     not the task's.
     """
     name = task_name(name)
-    items = with_shots(read_items(name, path, limit), shots)
+    items = with_shots(read_items(name, path), shots)[:limit]  # examples are drawn from them all
     kept = (keep, _identity(weights, path, shots)) if keep else None
     found = find_likelihoods(weights, tokenizer, items, engine=engine, threads=threads,
                              report=report, keep=kept)  # fmt: skip

@@ -80,8 +80,8 @@ def with_shots(items: list[Item], shots: int) -> list[Item]:
     return made
 
 
-def read_items(name: str, path: Path, limit: int | None = None) -> list[Item]:
-    """The items of a task's file of JSON lines, the first `limit`; UserError for another file."""
+def read_items(name: str, path: Path) -> list[Item]:
+    """The items of a task's file of JSON lines; UserError for another file."""
     check_regular(path)
     task, items = TASKS[name], []
     try:
@@ -97,8 +97,6 @@ def read_items(name: str, path: Path, limit: int | None = None) -> list[Item]:
                 raise UserError(f"{path}, line {number}: expected a JSON object, got "
                                 f"{line!r:.60}: is it the task's file?") from None  # fmt: skip
             items.append(item(task.kind, record, task.delimiter, f"{path}, line {number}"))
-        if limit and len(items) == limit:
-            break
     if not items:
         raise UserError(f"{path} has no items: give the file of {task.title}")
     return items
@@ -110,8 +108,9 @@ def file_of(name: str, folder: Path) -> Path:
         return folder
     ending = "raw" if TASKS[name].kind == "text" else "jsonl"
     short = name.removesuffix("_openai")
-    found = [path for each in (name, short) for path in (folder / f"{each}.{ending}",)
-             if path.exists()] or sorted(folder.glob(f"{short}_*.{ending}"))  # fmt: skip
+    named = [folder / f"{each}.{ending}" for each in dict.fromkeys((name, short))]
+    found = [each for each in named if each.exists()] \
+        or sorted(folder.glob(f"{short}_*.{ending}"))  # fmt: skip
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise UserError(f"expected one file {name}.{ending} in {folder}, got {names}: give the "

@@ -172,7 +172,9 @@ def test_a_model_in_four_bits_is_near():
 
 
 def test_what_there_is_not_is_refused():
-    weights = initialise(ModelConfig(vocab_size=300), seed=0)
+    config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
+                         context=16, n_predict=1)  # fmt: skip
+    weights = initialise(config, seed=0)
     with pytest.raises(UserError, match="expected quantize to be none, int8, int4, got 'int3'"):
         make_reader(weights.config, weights, quantize="int3")
     with pytest.raises(UserError, match="with quantize int4, got 'fused'"):

@@ -75,7 +75,7 @@ def test_a_weight_is_within_half_a_step():
     # Half a step, and what float16 rounds of m, and of 15 d.
     bound = reach / 30 + 2.0**-11 * (np.abs(padded.min(2)) + reach) * 1.01
     assert (np.abs(back - w) <= np.repeat(bound, BLOCK, axis=1)[:, :100].T).all()
-    with pytest.raises(UserError, match="more than four bits"):
+    with pytest.raises(OverflowError, match="more than a block of four bits"):
         in_blocks(np.float32([[1e5], [-1e5]]))
 
 
@@ -172,8 +172,13 @@ def test_a_model_in_four_bits_is_near():
 
 
 def test_what_there_is_not_is_refused():
-    weights = initialise(ModelConfig(vocab_size=300), seed=0)
+    config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
+                         context=16, n_predict=1)  # fmt: skip
+    weights = initialise(config, seed=0)
     with pytest.raises(UserError, match="expected quantize to be none, int8, int4, got 'int3'"):
         make_reader(weights.config, weights, quantize="int3")
     with pytest.raises(UserError, match="with quantize int4, got 'fused'"):
         make_reader(weights.config, weights, "fused", quantize="int4")
+    weights.blocks[0].wo[0, 0] = 1e6
+    with pytest.raises(UserError, match="a weight of 1e.06 is more than a block of four bits"):
+        make_reader(weights.config, weights, quantize="int4")

@@ -41,7 +41,10 @@ def make_reader(
     if engine == "cpu" and (
         isinstance(weights, StoredWeights) or weights.flat.dtype == "float32"
     ):
-        return CpuReader(config, weights, texts, threads, quantize)
+        try:
+            return CpuReader(config, weights, texts, threads, quantize)
+        except OverflowError as error:
+            raise UserError(str(error)) from None
     if small:
         raise UserError(f"expected engine cpu, or auto, with quantize {quantize}, got {engine!r}: "
                         "leave one out")  # fmt: skip

@@ -91,44 +91,59 @@ def _floats(build, address, form):
 # Of what the pass calls and whose sums keep their order. Inside the pass, not called: a call would
 # hand over some 200 words, the arrays of `Model` and `Room`.
 _INSIDE = {"error_model": "numpy", "forceinline": True}
-# Positions in a pass: 16 rows of anything in it fit the second-level cache beside a panel.
-ROWS = 16
+# Positions in a pass. Each brings all weights from memory once, so a prompt wants many; 64 rows of
+# anything in it take as much of the second-level cache as a panel does.
+ROWS = 64
+
+
+def _over_depth(build, form, x, w, depth, rows, chosen):
+    # The sums of x[:rows, :depth] w[:depth] for the chosen vectors of a panel w, row by row. x: an
+    # address, and how far apart its rows are.
+    size, (x, x_row) = WEIGHT[form], x
+    before, loop = build.block, build.append_basic_block("depth")
+    done = build.append_basic_block("store")
+    build.branch(loop)
+    build.position_at_end(loop)
+    k, at_x, at_w = (build.phi(llvm.INT64) for _ in range(3))
+    sums = [build.phi(llvm.VECTOR) for _ in range(rows * len(chosen))]
+    places = [llvm.at(build, at_w, llvm.number(size * LANES), v) for v in chosen]
+    columns, added = [_floats(build, place, form) for place in places], []
+    for r in range(rows):
+        place = build.inttoptr(llvm.at(build, at_x, x_row, r), llvm.FLOAT.as_pointer())
+        one = llvm.spread(build, build.load(place))
+        for v, column in enumerate(columns):
+            product = build.fmul(one, column, flags=("contract",))
+            before_it = sums[r * len(chosen) + v]
+            added.append(build.fadd(product, before_it, flags=("contract",)))
+    steps = (k, 1), (at_x, 4), (at_w, size * PANEL)
+    afters = [build.add(value, llvm.number(step)) for value, step in steps]
+    phis, firsts = [k, at_x, at_w, *sums], [llvm.number(0), x, w, *[llvm.ZEROS] * len(sums)]
+    for phi, first, after in zip(phis, firsts, [*afters, *added], strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(after, loop)
+    build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
+    build.position_at_end(done)
+    return added
 
 
 def _make_tile(rows):
+    # Where the sums and the columns of a panel need more registers than there are: half of it first
+    at_once = VECTORS if (rows + 1) * VECTORS < llvm.REGISTERS else VECTORS // 2
+
     @intrinsic
     def tile(typing, matrices, x, w, depth, scales, out):
         # out[:rows, :PANEL] = x[:rows, :depth] w[:depth], w a panel of `matrices`, times the
         # scales if it's int8. x and out: an address, and how far apart its rows are.
         form = matrices.instance_class if matrices.instance_class in WEIGHT else Float32
-        size = WEIGHT[form]  # blocks have a tile of their own, and this one isn't reached
+        # (blocks have a tile of their own, and this one isn't reached)
 
         def generate(context, build, signature, arguments):
             w, depth, scales = arguments[2:5]
-            (x, x_row), (out, out_row) = (unpack_tuple(build, arguments[n]) for n in (1, 5))
-            before, loop = build.block, build.append_basic_block("depth")
-            done = build.append_basic_block("store")
-            build.branch(loop)
-            build.position_at_end(loop)
-            k, at_x, at_w = (build.phi(llvm.INT64) for _ in range(3))
-            sums = [build.phi(llvm.VECTOR) for _ in range(rows * VECTORS)]
-            places = [llvm.at(build, at_w, llvm.number(size * LANES), v) for v in range(VECTORS)]
-            columns, added = [_floats(build, place, form) for place in places], []
-            for r in range(rows):
-                place = build.inttoptr(llvm.at(build, at_x, x_row, r), llvm.FLOAT.as_pointer())
-                one = llvm.spread(build, build.load(place))
-                for v in range(VECTORS):
-                    product = build.fmul(one, columns[v], flags=("contract",))
-                    added.append(build.fadd(product, sums[r * VECTORS + v], flags=("contract",)))
-            steps = (k, 1), (at_x, 4), (at_w, size * PANEL)
-            afters = [build.add(value, llvm.number(step)) for value, step in steps]
-            phis, firsts = [k, at_x, at_w, *sums], [llvm.number(0), x, w, *[llvm.ZEROS] * len(sums)]
-            for phi, first, after in zip(phis, firsts, [*afters, *added], strict=True):
-                phi.add_incoming(first, before)
-                phi.add_incoming(after, loop)
-            build.cbranch(build.icmp_signed("<", afters[0], depth), loop, done)
-            build.position_at_end(done)
-            _store(build, added, scales if form is Int8 else None, out, out_row)
+            x, out = (unpack_tuple(build, arguments[n]) for n in (1, 5))
+            for first in range(0, VECTORS, at_once):
+                chosen = range(first, first + at_once)
+                added = _over_depth(build, form, x, w, depth, rows, chosen)
+                _store(build, added, scales if form is Int8 else None, out, chosen)
             return context.get_dummy_value()
 
         pair = types.UniTuple(types.intp, 2)
@@ -137,14 +152,15 @@ def _make_tile(rows):
     return tile
 
 
-def _store(build, sums, scales, out, out_row):
-    # Write the rows of sums, VECTORS to a row, each column times its scale if there are scales.
+def _store(build, sums, scales, out, chosen):
+    # Write the rows of sums of the chosen vectors, each column times its scale if there are scales.
     for i, total in enumerate(sums):
-        r, v = divmod(i, VECTORS)
-        across = llvm.number(4 * LANES * v)
+        r, v = divmod(i, len(chosen))
+        across = llvm.number(4 * LANES * chosen[v])
         if scales is not None:
             total = build.fmul(total, llvm.load(build, build.add(scales, across), llvm.ALL))
-        llvm.store(build, total, build.add(llvm.at(build, out, out_row, r), across), llvm.ALL)
+        place = llvm.at(build, out[0], out[1], r)
+        llvm.store(build, total, build.add(place, across), llvm.ALL)
 
 
 _tile1, _tile2, _tile3, _tile4 = (_make_tile(rows) for rows in (1, 2, 3, 4))
@@ -248,7 +264,7 @@ def _make_block_tile(rows):
                 phi.add_incoming(after, loop)
             build.cbranch(build.icmp_signed("<", afters[0], blocks), loop, done)
             build.position_at_end(done)
-            _store(build, added, None, out, out_row)
+            _store(build, added, None, (out, out_row), range(VECTORS))
             return context.get_dummy_value()
 
         pair = types.UniTuple(types.intp, 2)

@@ -17,7 +17,6 @@ import numpy as np
 
 from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
-from nanoeuler.errors import UserError
 from nanoeuler.model.stored import AT_ONCE, Stored, narrowed
 from nanoeuler.model.weights import ALIGNMENT
 
@@ -244,7 +243,7 @@ def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def in_blocks(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """d, m (O, blocks) float16 and q (O, blocks, 32) uint8 of equation eq-token-int4.
 
-    columns (I, O) float32. UserError for numbers beyond float16.
+    columns (I, O) float32. OverflowError for numbers beyond float16.
     """
     depth, n = columns.shape
     x = np.zeros((n, -(-depth // BLOCK) * BLOCK), np.float32)
@@ -254,8 +253,8 @@ def in_blocks(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with np.errstate(over="ignore"):
         d, m = ((most - least) / 15).astype(np.float16), least.astype(np.float16)
     if not (np.isfinite(d).all() and np.isfinite(m).all()):
-        raise UserError(f"a weight of {np.abs(x).max():.3g} is more than four bits and their scale "
-                        "can hold: leave out quantize")  # fmt: skip
+        raise OverflowError(f"a weight of {np.abs(x).max():.3g} is more than a block of four bits "
+                            "can hold: leave out quantize")  # fmt: skip
     step = np.where(d == 0, np.float32(np.inf), d.astype(np.float32))  # all of its q are 0
     q = np.rint((x - m.astype(np.float32)[..., None]) / step[..., None])
     return d, m, np.clip(q, 0, 15).astype(np.uint8)

@@ -596,9 +596,9 @@ def test_published_models_fit_where_they_are_said_to():
     for name, card in (("llama-1b", "rtx-3090"), ("smollm2-135m", "rtx-4060-ti")):
         config, speeds = PUBLISHED[name], step.speeds_of(CARDS[card])
         record = partial(module.record_lora_step, Lora(16).settled(config))
-        made = step.foretell(config, 4, "cuda", speeds, record)
+        made = step.predict_step(config, 4, "cuda", speeds, record)
         assert made.bytes < 0.9 * CARDS[card].memory_bytes
-        whole = step.foretell(config, 4, "cuda", speeds)
+        whole = step.predict_step(config, 4, "cuda", speeds)
         # Of all weights float32 gradients and two moments are gone, but for those of adapters.
         assert 0.9 * 12 * count_parameters(config) < whole.bytes - made.bytes
         assert made.seconds < whole.seconds

@@ -126,7 +126,7 @@ class HeadForm(NamedTuple):
 
 def make_ends(form: HeadForm) -> tuple[Callable, Callable, Callable]:
     """load_two(a, b, at), store_two(a, b, at): a lane's piece of both halves of a head;
-    turn(a, b, cos, sin, place, sign): turned by angles of the tables, from byte `place` on."""
+    rotate(a, b, cos, sin, place, sign): turned by angles of the tables, from byte `place` on."""
     width, size, half = vectors.piece(form.kind), vectors.SIZES[form.kind], form.D // 2
     load = vectors.make_load(form.kind, width, own=True)
     store = vectors.make_store(form.kind, width)
@@ -140,7 +140,7 @@ def make_ends(form: HeadForm) -> tuple[Callable, Callable, Callable]:
         store(a, 0, at)
         store(b, 0, at + half * size)
 
-    def turn(a, b, cos_table, sin_table, angle, sign):
+    def rotate(a, b, cos_table, sin_table, angle, sign):
         cos, sin = cuda.local.array(width, float32), cuda.local.array(width, float32)
         load_turn(cos, 0, cos_table + angle)
         load_turn(sin, 0, sin_table + angle)
@@ -149,7 +149,7 @@ def make_ends(form: HeadForm) -> tuple[Callable, Callable, Callable]:
             a[k] = left * cos[k] - right * sine
             b[k] = left * sine + right * cos[k]
 
-    return load_two, store_two, turn
+    return load_two, store_two, rotate
 
 
 def make_head_sum(form: HeadForm) -> Callable:
@@ -171,7 +171,7 @@ def head_norm_kernel(form: HeadForm) -> Kernel:
     kind, n, N, D, H, eps, turned = form
     width, size, half, pieces = vectors.piece(kind), vectors.SIZES[kind], D // 2, form.pieces
     load_gain, head_sum = vectors.make_load("float32", width), make_head_sum(form)
-    (load_two, store_two, turn), rounds, share = make_ends(form), form.rounds, 1 / D
+    (load_two, store_two, rotate), rounds, share = make_ends(form), form.rounds, 1 / D
 
     def head_norm(heads, raw, q_gain, k_gain, cos_table, sin_table, rows, T, start):
         lane = int32(cuda.threadIdx.x % vectors.LANES)
@@ -200,7 +200,7 @@ def head_norm_kernel(form: HeadForm) -> Kernel:
                         b[k] *= root * right[k]
                     if turned:
                         angle = vectors.place(0, position, half, 4) + int64(column) * 4
-                        turn(a, b, cos_table, sin_table, angle, float32(1))
+                        rotate(a, b, cos_table, sin_table, angle, float32(1))
                     store_two(a, b, vectors.place(heads, row, N * D, size) + at)
 
     return Kernel(head_norm, "l l l l l l r r r", vectors.LANES * ROWS, target=(8, 0))
@@ -255,7 +255,7 @@ def head_norm_backward_kernel(form: HeadForm) -> Kernel:
     kind, n, N, D, H, eps, turned = form
     width, size, half, pieces = vectors.piece(kind), vectors.SIZES[kind], D // 2, form.pieces
     load_gain, head_sum = vectors.make_load("float32", width), make_head_sum(form)
-    (load_two, store_two, turn), rounds, share = make_ends(form), form.rounds, 1 / D
+    (load_two, store_two, rotate), rounds, share = make_ends(form), form.rounds, 1 / D
     leave, slopes, four = make_leave_gains(form), make_slopes(form), 4 * width
 
     def head_norm_backward(
@@ -284,7 +284,7 @@ def head_norm_backward_kernel(form: HeadForm) -> Kernel:
                     load_gain(right, 0, gain + half * 4)
                     if turned:
                         angle = vectors.place(0, position, half, 4) + int64(column) * 4
-                        turn(a, b, cos_table, sin_table, angle, float32(-1))
+                        rotate(a, b, cos_table, sin_table, angle, float32(-1))
                     for k in range(width):
                         total += x[k] * x[k] + y[k] * y[k]
                         along += left[k] * a[k] * x[k] + right[k] * b[k] * y[k]

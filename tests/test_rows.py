@@ -906,7 +906,7 @@ FAULTS = [
     ("rows.rope", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
     ("rows.rope", "head_norm", "q_gain if head < H", "q_gain if head < n", head_norms),
     ("rows.rope", "head_norm", " + float32(eps)", "", head_norms),
-    ("rows.rope", "head_norm", "turn(a, b, cos_table, sin_table, angle, float32(1))", "pass",
+    ("rows.rope", "head_norm", "rotate(a, b, cos_table, sin_table, angle, float32(1))", "pass",
      head_norms),
     ("rows.rope", "head_sum", "range(5)", "range(1)", head_norms),
     ("rows.rope", "slopes", "- x_hat * along", "", head_norms),

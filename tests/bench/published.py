@@ -209,7 +209,7 @@ def agree_rows(folder):
         theirs, found = Llama(file, 2), []
         for this in (ours, theirs):
             this.begin()
-            found.append(np.array([this.read([i]) for i in ids]))
+            found.append(np.array([this.read([i]).copy() for i in ids]))  # memory is used again
         rms = float(np.sqrt((found[1] ** 2).mean()))
         worst = float(np.abs(found[0] - found[1]).max())
         same = float((found[0].argmax(1) == found[1].argmax(1)).mean())

@@ -16,7 +16,14 @@ from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.evaluation import judge as judging
 from nanoeuler.evaluation.items import KINDS, item
-from nanoeuler.evaluation.judge import core, find_likelihoods, judge, judge_text, task_name
+from nanoeuler.evaluation.judge import (
+    core,
+    find_likelihoods,
+    judge,
+    judge_text,
+    spans_of,
+    task_name,
+)
 from nanoeuler.evaluation.likelihood import Likelihood, Span, batches, likelihoods, span, windows
 from nanoeuler.evaluation.scores import Score, grouped, mean, perplexities, right
 from nanoeuler.evaluation.tasks import (
@@ -47,7 +54,7 @@ CONFIG = ModelConfig(vocab_size=300, dim=32, n_layers=2, n_heads=4, n_kv_heads=2
                      context=24, n_predict=1)  # fmt: skip
 STORY = "The river begins under a stone, and nobody knows why it is wet. " * 6
 TOKENIZER = Tokenizer.train(STORY, 300)
-CPU = engine_factory("cpu")
+CPU = [engine_factory("cpu")()]
 
 
 def weights_of(config=CONFIG, seed=0):
@@ -103,8 +110,8 @@ def test_neither_batches_nor_threads_change_a_likelihood():
     rng = np.random.default_rng(2)
     spans = [Span(rng.integers(0, 300, n), int(rng.integers(1, n)))
              for n in rng.integers(2, 60, 80)]  # fmt: skip
-    all_at_once = likelihoods(CPU, CONFIG, W, spans, threads=3)
-    alone = [likelihoods(CPU, CONFIG, W, [each], threads=1)[0] for each in spans]
+    all_at_once = likelihoods([engine_factory("cpu")() for _ in range(3)], CONFIG, W, spans)
+    alone = [likelihoods(CPU, CONFIG, W, [each])[0] for each in spans]
     for one, two in zip(all_at_once, alone, strict=True):
         assert one[1:] == two[1:] and abs(one.log_p - two.log_p) <= 1e-5 * one.tokens
 
@@ -424,7 +431,7 @@ def test_the_harness_finds_the_same_likelihoods_and_choices(both, name):
     """
     theirs, w, tokenizer = both
     items = read_items(name, EVAL / SAMPLES[name])[:250]
-    ours = find_likelihoods(w, tokenizer, items)
+    ours = find_likelihoods(w, [spans_of(tokenizer, one) for one in items])
     fits = [i for i, found in enumerate(ours) if all(x.tokens <= 256 for x in found)]
     items, ours = [items[i] for i in fits], [ours[i] for i in fits]
     assert len(items) >= 90

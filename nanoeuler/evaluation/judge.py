@@ -7,12 +7,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.evaluation.items import Item
@@ -24,9 +25,11 @@ from nanoeuler.evaluation.tasks import (
     detokenized,
     pages,
     read_items,
+    text_of,
     with_shots,
 )
-from nanoeuler.files import sha256_of
+from nanoeuler.files import replacing, sha256_of
+from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
@@ -52,7 +55,7 @@ def task_name(name: str) -> str:
 
 def _identity(weights: Weights, path: Path, shots: int) -> dict:
     """What the likelihoods of a file belong to."""
-    digest = hashlib.sha256(weights.flat.tobytes()).hexdigest()
+    digest = hashlib.sha256(weights.flat).hexdigest()
     return {"weights": digest, "file": sha256_of(path), "shots": shots}
 
 
@@ -77,53 +80,54 @@ def _kept(path: Path, identity: dict) -> dict[int, list[Likelihood]]:
     return found
 
 
-def _spans(tokenizer, item):
+def spans_of(tokenizer: Tokenizer, item: Item) -> list[Span]:
+    """The spans of an item's pairs."""
     pairs = zip(item.contexts, item.continuations, strict=True)
     return [span(tokenizer, *each) for each in pairs]
 
 
-def _with_new(
-    weights: Weights, tokenizer: Tokenizer, items: Sequence[Item], known: dict,
-    engine: str, threads: int | None,
-) -> Iterator[dict[int, list[Likelihood]]]:  # fmt: skip
-    """The likelihoods of items that are not `known`, TOGETHER of them at a time."""
-    waiting = [i for i in range(len(items)) if i not in known]
-    for at in range(0, len(waiting), TOGETHER):
-        now = waiting[at : at + TOGETHER]
-        spans = [_spans(tokenizer, items[i]) for i in now]
-        found = iter(likelihoods(engine_factory(engine), weights.config, weights,
-                                 [each for some in spans for each in some], threads))  # fmt: skip
-        yield {i: [next(found) for _ in some] for i, some in zip(now, spans, strict=True)}
-
-
-def _kept_rows(path, identity, known):
-    """A file to which likelihoods can be added, with what is known in it."""
-    rows = [identity, *({"item": i, "found": found} for i, found in known.items())]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+def _engines(name: str, threads: int | None) -> list[Engine]:
+    """An engine for each thread; threads None: one a core."""
+    make = engine_factory(name)
+    return [make() for _ in range(threads or cores())]
 
 
 def find_likelihoods(
-    weights: Weights, tokenizer: Tokenizer, items: Sequence[Item], *, engine: str = "cpu",
+    weights: Weights, spans: Sequence[Sequence[Span]], *, engine: str = "cpu",
     threads: int | None = None, report: Callable[[int, int], None] | None = None,
     keep: tuple[Path, dict] | None = None,
 ) -> list[list[Likelihood]]:  # fmt: skip
-    """The likelihoods of each item's continuations; those that the file `keep` has are taken.
+    """The likelihoods of each item's spans, TOGETHER items at a time.
 
-    keep: the file, and the identity that its first line must have. `report` hears of items done,
-    and of how many there are.
+    keep: a file, and the identity that its first line must have. What it has is taken, what is new
+    is added. `report` hears of items done, and of how many there are.
     """
     known = _kept(*keep) if keep else {}
-    if keep:
-        _kept_rows(*keep, known)
-    for new in _with_new(weights, tokenizer, items, known, engine, threads):
-        known |= new
+    if keep:  # written anew, since the last line may have been cut off
+        keep[0].parent.mkdir(parents=True, exist_ok=True)
+        with replacing(keep[0]) as temporary:
+            temporary.write_text("".join(map(_line, [keep[1], *_rows(known)])), encoding="utf-8")
+    waiting, engines = [i for i in range(len(spans)) if i not in known], _engines(engine, threads)
+    for at in range(0, len(waiting), TOGETHER):
+        now = waiting[at : at + TOGETHER]
+        every = [each for i in now for each in spans[i]]
+        found = iter(likelihoods(engines, weights.config, weights, every))
+        new = {i: [next(found) for _ in spans[i]] for i in now}
         if keep:
             with keep[0].open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps({"item": i, "found": x}) + "\n" for i, x in new.items())
+                file.writelines(map(_line, _rows(new)))
+        known |= new
         if report:
-            report(len(known), len(items))
-    return [known[i] for i in range(len(items))]
+            report(len(known), len(spans))
+    return [known[i] for i in range(len(spans))]
+
+
+def _rows(known):
+    return [{"item": i, "found": found} for i, found in known.items()]
+
+
+def _line(row):
+    return json.dumps(row) + "\n"
 
 
 def scores_of(
@@ -158,16 +162,12 @@ def judge_text(
 
     Words and bytes are always those of the text as published. `report` hears of pages.
     """
-    try:
-        texts = pages(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}): give WikiText's raw file"
-                        ) from None  # fmt: skip
+    texts, engines = pages(text_of(path, "WikiText's raw file")), _engines(engine, threads)
     before, found = prefix(tokenizer), []
     for number, page in enumerate(texts, 1):
         ids = tokenizer.encode(page if as_published else detokenized(page))
         one = Span(np.concatenate([np.array(before, np.int64), ids]), len(before))
-        found += likelihoods(engine_factory(engine), weights.config, weights, [one], threads)
+        found += likelihoods(engines, weights.config, weights, [one])
         if report:
             report(number, len(texts))
     return perplexities(found, texts)
@@ -187,10 +187,10 @@ def judge(
     name = task_name(name)
     items = with_shots(read_items(name, path), shots)[:limit]  # examples are drawn from them all
     kept = (keep, _identity(weights, path, shots)) if keep else None
-    found = find_likelihoods(weights, tokenizer, items, engine=engine, threads=threads,
-                             report=report, keep=kept)  # fmt: skip
-    most = weights.config.context
-    cut = sum(any(len(each.ids) - 1 > most for each in _spans(tokenizer, x)) for x in items)
+    spans = [spans_of(tokenizer, x) for x in items]
+    found = find_likelihoods(weights, spans, engine=engine, threads=threads, report=report,
+                             keep=kept)  # fmt: skip
+    cut = sum(any(len(each.ids) - 1 > weights.config.context for each in some) for some in spans)
     return Judged(name, shots, scores_of(name, items, found), cut)
 
 

@@ -7,15 +7,14 @@
 Leaves out what is made of it (scores.py).
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
 
 from nanoeuler.engines.interface import Engine
-from nanoeuler.measurements import cores
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.transformer import output_matrix, stream
 from nanoeuler.model.weights import Weights
@@ -120,29 +119,29 @@ def score_rows(
 
 
 def likelihoods(
-    make_engine: Callable[[], Engine], config: ModelConfig, w: Weights, spans: Sequence[Span],
-    threads: int | None = None, report: Callable[[int], None] | None = None,
-) -> list[Likelihood]:  # fmt: skip
+    engines: Sequence[Engine], config: ModelConfig, w: Weights, spans: Sequence[Span]
+) -> list[Likelihood]:
     """The `Likelihood` of each span, each token from at most `context` ids: eq-eval-loglik.
 
-    threads: None for one a core. `report` hears how many windows a batch had, from any thread.
+    Every engine has a thread. Make them once: an engine keeps the memory that it works in.
     """
     rows = [(i, *each) for i, one in enumerate(spans)
             for each in windows(len(one.ids), one.begin, config.context)]  # fmt: skip
-    own, log_p, greedy = threading.local(), np.zeros(len(spans)), np.ones(len(spans), bool)
+    log_p, greedy, free = np.zeros(len(spans)), np.ones(len(spans), bool), SimpleQueue()
+    for engine in engines:
+        free.put(engine)
 
     def run(batch):
-        if not hasattr(own, "engine"):
-            own.engine = make_engine()
         cut = [(spans[i].ids[start:stop], at - start)
                for i, start, at, stop in (rows[k] for k in batch)]  # fmt: skip
-        got = score_rows(own.engine, config, w, cut)
-        if report:
-            report(len(batch))
-        return got
+        engine = free.get()
+        try:
+            return score_rows(engine, config, w, cut)
+        finally:
+            free.put(engine)
 
     many = list(batches(rows))
-    with ThreadPoolExecutor(threads or cores()) as pool:
+    with ThreadPoolExecutor(len(engines)) as pool:
         for batch, got in zip(many, pool.map(run, many), strict=True):
             for k, (nats, best) in zip(batch, got, strict=True):
                 log_p[rows[k][0]] += nats

@@ -80,16 +80,19 @@ def with_shots(items: list[Item], shots: int) -> list[Item]:
     return made
 
 
+def text_of(path: Path, what: str) -> str:
+    """A file's text; UserError for one that is none, which says to give `what`."""
+    check_regular(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}): give {what}") from None
+
+
 def read_items(name: str, path: Path) -> list[Item]:
     """The items of a task's file of JSON lines; UserError for another file."""
-    check_regular(path)
     task, items = TASKS[name], []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}): give a file of JSON lines"
-                        ) from None  # fmt: skip
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text_of(path, "a file of JSON lines").split("\n"), 1):
         if line.strip():
             try:
                 record = json.loads(line)

@@ -33,6 +33,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
 from bench.gpu import circumstances  # noqa: E402
+from shapes import PUBLISHED  # noqa: E402
 
 from nanoeuler.engines.gpu.decode.decoder import CudaReader, predict  # noqa: E402
 from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16  # noqa: E402
@@ -42,7 +43,7 @@ from nanoeuler.model.transformer import forward  # noqa: E402
 from nanoeuler.model.weights import Weights, initialise  # noqa: E402
 
 PARTS = "correct", "token", "torch", "kernels", "sweep", "batch"
-NAMES = "gpt2-124m", "euler-116m"
+NAMES = "gpt2-124m", "euler-116m", "smollm2-135m"
 COUNT, ROUNDS = 100, 5  # tokens that are timed as one, and how often
 BATCHES = 8, 64, 256
 FILE = "talking"
@@ -58,7 +59,7 @@ class Setting:
 
     def config(self, preset):
         """The model's."""
-        config = PRESETS[preset]
+        config = (PRESETS | PUBLISHED)[preset]
         if not self.dry:
             return config
         n = 4 if config.n_kv_heads == config.n_heads else 2

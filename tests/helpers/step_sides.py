@@ -9,7 +9,7 @@ import gzip
 import os
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
 
@@ -220,6 +220,12 @@ def card(dry):
     return Device()
 
 
+@lru_cache(1)
+def initial(config):
+    """The weights that all sides of a case begin with: a thousand million take half a minute."""
+    return initialise(config, seed=0)
+
+
 def side(preset, batch, context, precision, who, dry, rank=0):
     """What trains, and its batches: a function of the step's number, from 1.
 
@@ -228,10 +234,9 @@ def side(preset, batch, context, precision, who, dry, rank=0):
     config = config_of(preset, dry)
     if dry:
         batch, context = min(batch, 2), 15
-    w = initialise(config, seed=0)
     if "padded" in who:  # the words that are added are words like others
         config = replace(config, vocab_size=-(-config.vocab_size // 64) * 64)
-        w = initialise(config, seed=0)
+    w = Weights(config, flat=initial(config).flat.copy())
     kind = Ours if who.startswith(OURS) else Torch
     return kind(config, w, precision, who, dry, rank), batches(config, batch, context, preset)
 

@@ -1,0 +1,166 @@
+"""Published families' switches on a GPU: `python tests/bench/switches.py [FAMILY ...] [--dry]`.
+
+Small models, each with the switches of one family. Of each, by the engine cuda in bf16:
+    gradients   of all weights, and of adapters, beside the reference in float64
+    logits      of a text that is read in pieces by the decode kernels, likewise
+The bounds are those of tests/test_cuda_engine.py and tests/test_lora_gpu.py, whose derivation
+counts roundings; logits have passed the forward half of them. Rows go to
+data/measurements/interop.json. --dry does it on paper with texts of a few tokens.
+"""
+
+import argparse
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from nanoeuler import measurements
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import ModelConfig
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
+
+from bench.gpu import circumstances  # noqa: E402
+from recorded import problem  # noqa: E402
+from step_sides import card  # noqa: E402
+from test_cuda_engine import bound  # noqa: E402
+from test_lora import drawn  # noqa: E402
+from test_lora_gpu import exactly  # noqa: E402
+
+from nanoeuler.engines.gpu.decode.decoder import CudaReader  # noqa: E402
+from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16  # noqa: E402
+from nanoeuler.engines.gpu.step.lora import LoraStepper, Packing  # noqa: E402
+from nanoeuler.engines.gpu.step.recording import GRADIENTS  # noqa: E402
+from nanoeuler.engines.gpu.step.stepper import CudaStepper  # noqa: E402
+from nanoeuler.engines.reference import ReferenceEngine  # noqa: E402
+from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora  # noqa: E402
+from nanoeuler.model.transformer import forward, loss_and_gradients  # noqa: E402
+from nanoeuler.model.weights import Weights  # noqa: E402
+from nanoeuler.training.lora import LoraAdamW  # noqa: E402
+from nanoeuler.training.optim import AdamW  # noqa: E402
+
+LLAMA = ModelConfig(
+    vocab_size=512, dim=256, n_layers=2, n_heads=4, n_kv_heads=2, hidden=512, context=256,
+    n_predict=1, tied=True,
+)  # fmt: skip
+GPT = replace(LLAMA, n_kv_heads=4, norm="layer", position="learned", mlp="gelu", bias=True)
+FAMILIES = {
+    "llama": replace(LLAMA, rope_base=5e5, rope_scaling="llama3", rope_factor=8.0,
+                     rope_original_context=64),
+    "mistral": replace(LLAMA, tied=False, sliding_window=70),
+    "qwen2": replace(LLAMA, qkv_bias=True, rope_base=1e6, norm_eps=1e-6),
+    "qwen3": replace(LLAMA, qk_norm=True, head_width=128, rope_base=1e6),
+    "qwen3, a pattern of windows": replace(LLAMA, qk_norm=True, sliding_window=33,
+                                           window_pattern="SL"),
+    "gpt2": GPT,
+    "gpt2, exact GELU": replace(GPT, mlp="gelu_exact"),
+}  # fmt: skip
+
+
+def relative(values, exact):
+    """The length of the difference over the length."""
+    return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
+
+
+def gradients(config, T, dry):
+    """Relative errors of all gradients and of the loss."""
+    w, tokens, targets, scale = problem(config, 2, T)
+    exact_w = Weights(config, np.float64, w.flat.astype(np.float64))
+    exact = exact_w.zeros_like()
+    given = config, exact_w, tokens, targets, scale, exact
+    sums = loss_and_gradients(ReferenceEngine(), *given)
+    stepper = CudaStepper(w, AdamW(w), card(dry))
+    there, taken = one_step(stepper, tokens, targets)
+    made = Weights(config, flat=there[: w.flat.size])
+    return {name: relative(made[name], exact[name]) for name in exact} | {
+        "sums": relative(taken.sums, sums)}  # fmt: skip
+
+
+def adapters(config, T, dry):
+    """The same of adapters of rank 8 at every matrix; of A and B of a matrix as a whole."""
+    w, *batch = problem(config, 2, T)
+    both = AdaptedWeights(w, Lora(8).settled(config))
+    drawn(both.adapters, size=0.1)  # not merged: each side does that
+    exact, sums = exactly(both, *batch)
+    stepper = LoraStepper(both, LoraAdamW(both), card(dry))
+    there, taken = one_step(stepper, *batch[:2])
+    packing, made = Packing(config, both.lora), Adapters(config, both.lora)
+    packing.unpack(there[: packing.size], made)
+    errors = {"sums": relative(taken.sums, sums)}
+    for tensor, names in packing.names.items():
+        for side in "AB":
+            pairs = [(made[f"{name}.{side}"], exact[f"{name}.{side}"]) for name, _ in names]
+            errors[f"{tensor}.{side}"] = relative(
+                *(np.concatenate([x.ravel() for x in part]) for part in zip(*pairs, strict=True)))
+    return errors
+
+
+def one_step(stepper, tokens, targets):
+    """The buffer of gradients after a step of rate 0, and what was taken."""
+    as_int = [np.ascontiguousarray(x, np.int32) for x in (tokens, targets)]
+    taken = stepper.step(*as_int, 0.0, 1) + stepper.finish()
+    stepper.device.synchronize()
+    (program,) = stepper.programs.values()
+    return stepper.device.host(program.shared[GRADIENTS]).reshape(-1).view(np.float32), taken[-1]
+
+
+def logits(config, T, dry):
+    """The error of logits at all positions, the text in pieces; matrices are bf16's values."""
+    w, tokens, *_ = problem(config, 1, T)
+    for name, tensor in w.items():
+        if tensor.ndim == 2 and name != "positions":
+            tensor[...] = from_bf16(to_bf16(tensor))
+    exact_w = Weights(config, np.float64, w.flat.astype(np.float64))
+    exact = forward(ReferenceEngine(), config, exact_w, tokens)[0][0, :, 0]
+    small = {"chunk": 32, "warps": 1} if dry else {}
+    reader, text, at, made = CudaReader(config, w, card(dry), "bf16", 1, **small), tokens[0], 0, []
+    for n in (4, 1, T - 6, 1):
+        made.append(reader.read([text[at : at + n].tolist()], [at], rows=n)[0, :, 0])
+        at += n
+    return {"logits": relative(np.concatenate(made), exact)}
+
+
+def main():
+    known = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    known.add_argument("families", nargs="*", choices=[*FAMILIES, []])
+    known.add_argument("--dry", action="store_true")
+    known.add_argument("--commit", default="")
+    options, failed = known.parse_args(), 0
+    where = {} if options.dry else circumstances(None, options.commit or measurements.commit())
+    for family in options.families or FAMILIES:
+        config, T = FAMILIES[family], 16 if options.dry else 200
+        if options.dry:
+            config = replace(config, dim=128, vocab_size=64, hidden=64, context=32,
+                             head_width=config.head_width // 2, sliding_window=min(
+                                 config.sliding_window, 7))  # fmt: skip
+        for what, find in ("gradient", gradients), ("adapter gradient", adapters), (
+                "logits", logits):  # fmt: skip
+            most = bound(config) * {"gradient": 1, "adapter gradient": (60 / 56) ** 0.5,
+                                    "logits": 0.5**0.5}[what]  # fmt: skip
+            try:
+                errors = find(config, T, options.dry)
+            except UserError as error:
+                print(f"{family}, {what}: refused: {error}", flush=True)
+                continue
+            except Exception:
+                traceback.print_exc()
+                failed += 1
+                continue
+            worst = max(errors, key=errors.get)
+            wrong = "" if errors[worst] < most else ": FAILED"
+            failed += bool(wrong)
+            said = f"{errors[worst]:.2e} of {most:.2e}, {worst}{wrong}"
+            print(f"{family}, {what}: {said}", flush=True)
+            if not options.dry:
+                row = {"what": f"{what}, largest error", "case": f"{family}, bf16",
+                       "engine": "cuda", "value": errors[worst], "unit": "relative to float64",
+                       "peer": "bound", "peer_value": most}  # fmt: skip
+                measurements.update("interop", [where | {"device": card(False).name} | row])
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

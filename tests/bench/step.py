@@ -5,6 +5,7 @@ Parts, all if none is named:
     time      milliseconds of a step (forward, backward, clipping, AdamW, copies), and the memory
     memory    that alone, after few steps
     lora      both of a step in which adapters alone learn: PyTorch's are PEFT's
+    lora kernels   the kernels of that one
     curve     the loss over 500 steps from the same weights and batches
     kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
     replay    a small model's step as a graph, 1,000 times, against its launches one by one
@@ -77,7 +78,9 @@ CORRECT = [
 ]  # fmt: skip
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 AGAIN = "torch compile, again"  # the same once more: how far two curves of one program come apart
-PARTS = "correct", "time", "memory", "lora", "curve", "kernels", "replay", "products"
+PARTS = (
+    "correct", "time", "memory", "lora", "lora kernels", "curve", "kernels", "replay", "products"
+)  # fmt: skip
 STEPS_OF = {"time": "training step", "lora": "LoRA step"}  # what the rows of a part are called
 WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
@@ -92,7 +95,7 @@ FILE = "gpu"  # of data/measurements
 def spell(part, case, who):
     """The name of a job."""
     preset, batch, context, precision = case
-    rank = f" rank {RANK}" * (part == "lora")
+    rank = f" rank {RANK}" * part.startswith("lora")
     return f"{part}: {preset} {batch}x{context} {precision}{rank}: {who}"
 
 
@@ -113,20 +116,21 @@ def sides(parts):
     """The jobs of float64, which PyTorch does, then ours, then PyTorch's."""
     exact, ours, torch = [], [], []
     for part in parts:
-        cases = {"correct": CORRECT, "curve": CURVES, "lora": LORA, "products": [], "replay": []}
+        cases = {"correct": CORRECT, "curve": CURVES, "products": [], "replay": []}
+        cases |= {"lora": LORA, "lora kernels": LORA}
         cases = cases.get(part, CASES)
         if part == "memory" and "time" in parts:
             continue  # which says it as well
         for case in cases:
             names = {"correct": ("exact", "torch eager"), "curve": (PEERS[0], AGAIN),
-                     "kernels": PEERS[:1], "lora": PEERS[:1]}  # fmt: skip
+                     "kernels": PEERS[:1], "lora": PEERS[:1], "lora kernels": ()}  # fmt: skip
             names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
             others = {"bf16": [*OTHERS], "float32": ["cuda, own products", *STRETCHES]}
-            few = {"curve": [], "lora": ["cuda, own products"]}
+            few = {"curve": [], "lora": ["cuda, own products"], "lora kernels": []}
             others = few.get(part, others.get(case[-1], ["cuda, own products"]))
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
@@ -224,8 +228,8 @@ def child(folder, dry, steps, rate):
             return correct(job, dry, folder)
         if part == "curve":
             return curve(job, dry, steps, rate)
-        if part == "kernels":
-            return {"table": kernels(*read(job)[1:], dry)}
+        if part.endswith("kernels"):
+            return {"table": kernels(*read(job)[1:], dry, rank_of(job))}
         if part == "replay":
             return replay(dry)
         if part in ("launch", "products"):
@@ -298,7 +302,7 @@ def own_rows(job, seen):
         yield ("check", f"cuBLAS: {case}", OURS, seen["error"], "relative to float64", "torch",
                seen["peer error"])  # fmt: skip
         yield "matmul, cuBLAS by our door", case, OURS, seen["ms"], "ms", "torch", seen["peer ms"]
-    elif part == "kernels":
+    elif part.endswith("kernels"):
         for name, (_, took, foretold, _) in seen["table"].items():
             if foretold or who == OURS:
                 peer = ("foretold", foretold) if foretold else (None, None)

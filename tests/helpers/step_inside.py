@@ -10,8 +10,10 @@ import step_sides
 from step_sides import OneByOne
 
 from nanoeuler.engines.gpu.step import stepper
-from nanoeuler.engines.gpu.step.recording import Machine, record_step
+from nanoeuler.engines.gpu.step.lora import LoraBuilder
+from nanoeuler.engines.gpu.step.recording import Machine, ProgramBuilder
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.lora import Lora
 from nanoeuler.model.weights import initialise
 from nanoeuler.planning.step import H200, RULES, seconds
 from nanoeuler.training.optim import AdamW
@@ -61,20 +63,21 @@ def span(kernels):
     return kernels[-1]["ts"] + kernels[-1]["dur"] - kernels[0]["ts"] if kernels else 0.0
 
 
-def predicted(config, batch, context, numbers, multiplier):
+def predicted(config, batch, context, numbers, multiplier, rank=0):
     """[(what a launch is for, its microseconds by the plan, FLOPs)] of a step's list."""
-    machine = Machine((9, 0), 132, multiplier)
-    program = record_step(config, batch, context, machine, numbers, RULES).program
+    given = config, Machine((9, 0), 132, multiplier), numbers
+    builder = LoraBuilder(Lora(rank).settled(config), *given) if rank else ProgramBuilder(*given)
+    program = builder.build_step(batch, context, RULES).program
     took = [1e6 * seconds(step, H200, numbers.pieces) for step in program.steps]
     return [(step.name, us, step.flops) for step, us in zip(program.steps, took, strict=True)]
 
 
-def kernels(preset, batch, context, precision, who, dry):
+def kernels(preset, batch, context, precision, who, dry, rank=0):
     """name -> [launches, microseconds, predicted ones, FLOPs] of a step, and of all from the
-    first kernel to the last one."""
+    first kernel to the last one. rank: of adapters, which alone learn then."""
     if dry:
         return {"all": [0, 0.0, 0.0, 0]}
-    this, give = step_sides.side(preset, batch, context, precision, who, dry)
+    this, give = step_sides.side(preset, batch, context, precision, who, dry, rank)
     made = [give(step) for step in range(1, 1 + STEPS)]
     for i in range(2 * STEPS):
         this.step(*made[i % STEPS], 1e-4, i + 1)
@@ -89,7 +92,7 @@ def kernels(preset, batch, context, precision, who, dry):
     names = [(name[:90], 0.0, 0) for name, _ in seen]
     if who.startswith(step_sides.OURS):
         ways = step_sides.ways_of(precision, who)
-        listed = predicted(step_sides.config_of(preset, dry), batch, context, *ways)
+        listed = predicted(step_sides.config_of(preset, dry), batch, context, *ways, rank)
         if len(seen) != STEPS * len(listed):
             names = sorted({name[:60] for name, _ in seen})
             raise ValueError(f"{len(seen)} kernels ran, the list has {len(listed)}: {names}")

@@ -157,8 +157,8 @@ def main():
     known.add_argument("--dry", action="store_true")
     known.add_argument("--commit", default="")
     options, failed = known.parse_args(), 0
-    name = "paper" if options.dry else card(False).name
-    where = circumstances(name, options.commit or measurements.commit())
+    commit = options.commit or measurements.commit()
+    where = {} if options.dry else circumstances(card(False).name, commit)
     finds = {"gradient": gradients, "adapter gradient": adapters, "logits": logits}
     if options.dry:
         by_numpy(Patches)
@@ -175,9 +175,8 @@ def main():
             failed += 1
             continue
         worst = max(errors, key=errors.get)
-        row = {"what": f"{what}, largest error", "case": case, "value": float(errors[worst]),
-               "engine": "paper" if options.dry else "cuda", "unit": "relative to float64",
-               "peer": None, "peer_value": None}  # fmt: skip
+        given = f"{what}, largest error", case, "paper" if options.dry else "cuda"
+        row = measurements.row(*given, float(errors[worst]), "relative to float64") | where
         if not options.dry:
             row["peer"], row["peer_value"] = peer(what, case, config)
             most = row["peer_value"] and row["peer_value"] * (1 if what == "logits" else MOST)
@@ -185,7 +184,7 @@ def main():
             failed += wrong
             print("FAILED: more than" if wrong else "less than", most, end=" ")
         print(f"{family}, {what}: {errors[worst]:.2e}, {worst}", flush=True)
-        measurements.update("interop", [where | row])
+        measurements.update("interop", [row])
     return failed
 
 

@@ -10,9 +10,9 @@ Rows are written as soon as a check or contest has ended, so that a run that is 
 Run again, it leaves out what has rows of this commit on this device; --again measures anew.
 
 Checks and contests run in a child with a watch-dog: one that breaks the child, or is silent for too
-long, is named and left out. --only rows takes one family, --only rows:norm of it what has "norm" in
-its name; --dry compiles, plans and says how long a run will take, without a GPU. The exit status is
-1 where anything failed.
+long, is named and left out. --only rows takes one family, --only "rows:norm|copy" of it what has
+"norm" or "copy" in its name; --dry compiles, plans and says how long a run will take, without a
+GPU. The exit status is 1 where anything failed.
 
 Where a machine is lent for some minutes at a time, go from what is wanted most to what is left; the
 seconds are those that --dry foresees, and the first two fit into a call of 420:
@@ -194,7 +194,12 @@ def jobs_of(kind, chosen, outcomes):
 def wanted(job, parts):
     """Whether the part of its family that was asked for is in a job's name."""
     _, family, name = job.split(": ", 2)
-    return parts[family] in name
+    return matches(parts[family], name)
+
+
+def matches(part, name):
+    """Whether a part, words with | between them, has one that is in a name."""
+    return any(word in name for word in part.split("|"))
 
 
 def run(options, chosen, parts, codes):
@@ -242,8 +247,8 @@ def foresee(options, chosen, parts):
     print(f"{whole:5} s  to start")
     for family, module in chosen.items():
         part, kernels = parts[family], len(module.kernels())
-        checks = [name for name in module.checks(None) if part in name]
-        contests = [c for c in module.contests(None) if part in f"{c.what}: {c.case}"]
+        checks = [name for name in module.checks(None) if matches(part, name)]
+        contests = [c for c in module.contests(None) if matches(part, f"{c.what}: {c.case}")]
         entrants = sum(entrants_of(contest, rows) for contest in contests)
         seconds = KERNEL * kernels / options.cores
         seconds += CHECK * len(checks) * ("check" in options.what)

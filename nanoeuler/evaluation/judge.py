@@ -12,10 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.registry import CPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.evaluation.items import Item
-from nanoeuler.evaluation.likelihood import Likelihood, Span, likelihoods, prefix, scorers, span
+from nanoeuler.evaluation.likelihood import (
+    CpuScorer,
+    Likelihood,
+    Scorer,
+    Span,
+    likelihoods,
+    prefix,
+    scorers,
+    span,
+)
 from nanoeuler.evaluation.scores import (
     Perplexities,
     Score,
@@ -56,11 +64,12 @@ def task_name(name: str) -> str:
     return name
 
 
-def _identity(weights: Weights, path: Path, shots: int, engine: str) -> dict:
-    """What the likelihoods of a file belong to. Engines of a CPU compute the same in float32."""
+def _identity(weights: Weights, path: Path, shots: int, by: Sequence[Scorer] | None) -> dict:
+    """What the likelihoods of a file belong to."""
     digest = hashlib.sha256(weights.flat).hexdigest()
     found = {"weights": digest, "file": sha256_of(path), "shots": shots}
-    return found if engine in CPU_ENGINES else found | {"engine": engine}
+    numbers = by[0].numbers if by else CpuScorer.numbers
+    return found if numbers == CpuScorer.numbers else found | {"numbers": numbers}
 
 
 def _kept(path: Path, identity: dict) -> dict[int, list[Likelihood]]:
@@ -109,14 +118,14 @@ def groups(
 
 
 def find_likelihoods(
-    weights: Weights, spans: Sequence[Sequence[Span]], *, engine: str = "cpu",
-    threads: int | None = None, report: Callable[[int, int], None] | None = None,
-    keep: tuple[Path, dict] | None = None,
+    weights: Weights, spans: Sequence[Sequence[Span]], *, by: Sequence[Scorer] | None = None,
+    report: Callable[[int, int], None] | None = None, keep: tuple[Path, dict] | None = None,
 ) -> list[list[Likelihood]]:  # fmt: skip
     """The likelihoods of each item's spans, the longest items first.
 
-    keep: a file, and the identity that its first line must have. What it has is taken, what is new
-    is added. `report` hears of items done, and of how many there are.
+    by: as `scorers` makes them of the weights; None: a CPU's. keep: a file, and the identity that
+    its first line must have. What it has is taken, what is new is added. `report` hears of items
+    done, and of how many there are.
     """
     known = _kept(*keep) if keep else {}
     if keep:  # written anew, since the last line may have been cut off
@@ -124,10 +133,10 @@ def find_likelihoods(
         with replacing(keep[0]) as temporary:
             temporary.write_text("".join(map(_line, [keep[1], *_rows(known)])), encoding="utf-8")
     waiting = [i for i in range(len(spans)) if i not in known]
-    made = scorers(engine, weights, threads) if waiting else []
-    for now in groups(waiting, spans, made[0].group_tokens if made else 0):
+    by = by or scorers("cpu", weights)
+    for now in groups(waiting, spans, by[0].group_tokens):
         every = [each for i in now for each in spans[i]]
-        found = iter(likelihoods(made, weights.config.context, every))
+        found = iter(likelihoods(by, weights.config.context, every))
         new = {i: [next(found) for _ in spans[i]] for i in now}
         if keep:
             with keep[0].open("a", encoding="utf-8") as file:
@@ -170,48 +179,52 @@ def _power(score: Score) -> Score:
 
 
 def judge_text(
-    weights: Weights, tokenizer: Tokenizer, path: Path, *, engine: str = "cpu",
-    threads: int | None = None, report: Callable[[int, int], None] | None = None,
-    as_published: bool = False, keep: Path | None = None,
+    weights: Weights, tokenizer: Tokenizer, path: Path, *, by: Sequence[Scorer] | None = None,
+    report: Callable[[int, int], None] | None = None, as_published: bool = False,
+    keep: Path | None = None,
 ) -> Perplexities:  # fmt: skip
     """The perplexities of a text in WikiText's form, page by page, detokenized unless as_published.
 
-    Words and bytes are always those of the text as published. `report` hears of pages; keep: as
-    `judge` has it.
+    Words and bytes are always those of the text as published. `report` hears of pages; by and keep:
+    as `judge` has them.
     """
     texts, before, spans = pages(text_of(path, "WikiText's raw file")), prefix(tokenizer), []
     for page in texts:
         ids = tokenizer.encode(page if as_published else detokenized(page))
         spans.append([Span(np.concatenate([np.array(before, np.int64), ids]), len(before))])
-    kept = (keep, _identity(weights, path, int(as_published), engine)) if keep else None
-    found = find_likelihoods(weights, spans, engine=engine, threads=threads, report=report,
-                             keep=kept)  # fmt: skip
+    kept = (keep, _identity(weights, path, int(as_published), by)) if keep else None
+    found = find_likelihoods(weights, spans, by=by, report=report, keep=kept)
     return perplexities([each for (each,) in found], texts)
 
 
 def judge(
     weights: Weights, tokenizer: Tokenizer, name: str, path: Path, *, shots: int = 0,
-    limit: int | None = None, engine: str = "cpu", threads: int | None = None,
+    limit: int | None = None, by: Sequence[Scorer] | None = None,
     report: Callable[[int, int], None] | None = None, keep: Path | None = None,
 ) -> Judged:  # fmt: skip
     """The scores of the task `name` with the items of the file `path`, the first `limit` of them.
 
-    shots: examples before each item; engine: of a CPU or a GPU; keep: a file of JSON lines in which
-    likelihoods are kept, and from which an interrupted run goes on. UserError for a file that is
-    not the task's.
+    shots: examples before each item; by: as `scorers` makes them; keep: a file of JSON lines in
+    which likelihoods are kept, and from which an interrupted run goes on. UserError for a file that
+    is not the task's.
     """
     name = task_name(name)
     items = with_shots(read_items(name, path), shots)[:limit]  # examples are drawn from them all
-    kept = (keep, _identity(weights, path, shots, engine)) if keep else None
+    kept = (keep, _identity(weights, path, shots, by)) if keep else None
     spans = [spans_of(tokenizer, x) for x in items]
-    found = find_likelihoods(weights, spans, engine=engine, threads=threads, report=report,
-                             keep=kept)  # fmt: skip
+    found = find_likelihoods(weights, spans, by=by, report=report, keep=kept)
     cut = sum(any(len(each.ids) - 1 > weights.config.context for each in some) for some in spans)
     return Judged(name, shots, scores_of(name, items, found), cut)
 
 
+def is_core(judged: Sequence[Judged]) -> bool:
+    """Whether all that CORE-20 is the mean of is among these."""
+    there = {(each.task, each.shots) for each in judged}
+    return all((name, shots) in there for name, task in TASKS.items() for shots in task.core)
+
+
 def core(judged: Sequence[Judged]) -> Score:
-    """The mean of centred accuracies over CORE's tasks among these; CORE-20 if it is all of ours.
+    """The mean of centred accuracies over CORE's tasks among these; CORE-20 if `is_core`.
 
     A choice counts by acc_token, the smallest mean loss, as nanochat has it.
     """

@@ -82,11 +82,12 @@ class Scorer(Protocol):
     """What scores rows, a batch at a time.
 
     batch_tokens: of a batch, at most, with padding. group_tokens: of several batches, between two
-    lines of progress.
+    lines of progress. numbers: in what it computes, "float32" or a GPU's engine.
     """
 
     batch_tokens: int
     group_tokens: int
+    numbers: str
 
     def width(self, longest: int) -> int:
         """The positions to which a batch is padded, whose longest row has so many."""
@@ -120,6 +121,7 @@ class CpuScorer:
 
     batch_tokens = 1 << 12  # rows that fill a CPU's matrix product
     group_tokens = 1 << 14
+    numbers = "float32"
 
     def __init__(self, engine: Engine, weights: Weights) -> None:
         self.engine, self.weights = engine, weights
@@ -191,13 +193,14 @@ class GpuScorer:
     batch_tokens = 1 << 13  # a product of 8,192 rows fills a GPU
     group_tokens = 1 << 18
 
-    def __init__(self, cuda: Any, context: int) -> None:
-        self.cuda, self.context = cuda, context
+    def __init__(self, cuda: Any, context: int, numbers: str = GPU_ENGINES[0]) -> None:
+        self.cuda, self.context, self.numbers = cuda, context, numbers
 
     def width(self, longest: int) -> int:
         """As `Scorer.width`: 32, 48, 64, 96, 128, ..., and the context at most."""
-        power = max(32, 1 << (longest - 1).bit_length())
-        return min(self.context, power * 3 // 4 if longest <= power * 3 // 4 else power)
+        power = 1 << (longest - 1).bit_length()
+        between = power * 3 // 4
+        return min(self.context, max(32, between if longest <= between else power))
 
     def score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
         """As `Scorer.score`. All batches of one width have one shape."""
@@ -220,6 +223,6 @@ def scorers(engine: str, weights: Weights, threads: int | None = None) -> list[S
     name = engine_name(engine)
     if name in GPU_ENGINES:
         cuda = import_module(GPU_SCORER).cuda_scorer(name, weights)
-        return [GpuScorer(cuda, weights.config.context)]
+        return [GpuScorer(cuda, weights.config.context, name)]
     make = engine_factory(name)
     return [CpuScorer(make(), weights) for _ in range(threads or cores())]

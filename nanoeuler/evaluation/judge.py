@@ -209,7 +209,7 @@ def judge(
     is not the task's.
     """
     name = task_name(name)
-    items = with_shots(read_items(name, path), shots)[:limit]  # examples are drawn from them all
+    items = with_shots(read_items(name, path), shots, limit)
     kept = (keep, _identity(weights, path, shots, by)) if keep else None
     spans = [spans_of(tokenizer, x) for x in items]
     found = find_likelihoods(weights, spans, by=by, report=report, keep=kept)

@@ -67,18 +67,19 @@ OTHER_ENDINGS = {"hellaswag": ("txt", "txt.bz2"), "blimp": ("zip",)}  # of files
 SEED = 1234  # from which the examples of an item are drawn, with its number: nanochat's
 
 
-def with_shots(items: list[Item], shots: int) -> list[Item]:
-    """The same items with `shots` others before each, answered, an empty line after each example.
+def with_shots(items: list[Item], shots: int, limit: int | None = None) -> list[Item]:
+    """The first `limit` items with `shots` others before each, answered, and an empty line.
 
-    A text for a schema has the right context. UserError if there are too few items to draw from.
+    Others are drawn from them all. A text for a schema has the right context. UserError if there
+    are too few items to draw from.
     """
     if shots and len(items) <= shots:
         raise UserError(f"expected more than {shots} items, to draw {shots} examples for each of "
                         f"them, got {len(items)}: choose fewer shots")  # fmt: skip
     made = []
-    for i, one in enumerate(items):
-        others = [*range(i), *range(i + 1, len(items))]
-        drawn = [items[k] for k in random.Random(SEED + i).sample(others, shots)]
+    for i, one in enumerate(items[:limit]):
+        others = range(len(items) - 1)  # of all but i
+        drawn = [items[k + (k >= i)] for k in random.Random(SEED + i).sample(others, shots)]
         before = "".join(x.contexts[x.gold] + x.continuations[x.gold] + "\n\n" for x in drawn)
         made.append(one._replace(contexts=tuple(before + text for text in one.contexts)))
     return made

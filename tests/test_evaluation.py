@@ -511,7 +511,17 @@ def on_paper(w, precision="cuda", tokens=64):
     return scorer
 
 
-SPANS = (9, 3), (13, 11), (30, 25), (40, 1), (2, 1)  # ids, and from which on they are scored
+SMALL = dict(vocab_size=304, dim=64, n_heads=2, n_kv_heads=1, hidden=64, context=16)
+SPANS = (9, 3), (20, 1), (2, 1)  # ids, and from which on they are scored
+
+
+def plain_weights(config):
+    """Weights whose logits have an rms near 2, and that make no error larger on its way."""
+    w = initialise(config, 0)
+    w["embedding" if config.tied else "output"][...] *= 12
+    return w
+
+
 IMPORTED = {
     "gpt2": dict(norm="layer", position="learned", mlp="gelu", bias=True, tied=True,
                  vocab_size=301),
@@ -545,38 +555,37 @@ def bound(config, w, spans):
 @pytest.mark.parametrize("name", IMPORTED)
 def test_a_gpu_finds_the_same_likelihoods(name, monkeypatch):
     recorded.by_numpy(monkeypatch)
-    shape = dict(vocab_size=304, dim=64, n_heads=2, n_kv_heads=1, hidden=64, context=32)
-    config = replace(CONFIG, **(shape | IMPORTED[name]))
-    w, rng = weights_of(config), np.random.default_rng(7)
+    config = replace(CONFIG, **(SMALL | IMPORTED[name]))
+    w, rng = plain_weights(config), np.random.default_rng(7)
     spans = [Span(rng.integers(0, config.vocab_size, n), begin) for n, begin in SPANS]
     exact, scorer = on_cpu(w, spans), on_paper(w)
     found = likelihoods([scorer], config.context, spans)
     for one, its, most in zip(exact, found, bound(config, w, spans), strict=True):
-        assert one.tokens == its.tokens and abs(one.log_p - its.log_p) < most
+        assert one.tokens == its.tokens and abs(one.log_p - its.log_p) < most < 0.2 * -one.log_p
     assert len(scorer.cuda.programs) == 1
 
 
 def test_a_gpu_in_float32_finds_them_to_the_last_digits_and_which_are_greedy(monkeypatch):
     recorded.by_numpy(monkeypatch)
-    config = replace(CONFIG, vocab_size=304, dim=64, n_heads=2, n_kv_heads=1, hidden=64, context=32)
+    config = replace(CONFIG, **SMALL)
     w, ids = weights_of(config), [5]
-    while len(ids) < 20:
+    while len(ids) < 12:
         logits = forward(ReferenceEngine(), config, w, np.array([ids]))[0]
         ids.append(int(logits[0, -1, 0].argmax()))
-    spans = [Span(np.array(ids[: n + 1]), n - 4) for n in range(6, 20)]
+    spans = [Span(np.array(ids[: n + 1]), n - 4) for n in (6, 11)]
     spans += [one._replace(ids=np.array([*one.ids[:-1], (one.ids[-1] + 1) % 304])) for one in spans]
     found = likelihoods([on_paper(w, "cuda-float32")], config.context, spans)
-    assert [each.greedy for each in found] == [True] * 14 + [False] * 14
+    assert [each.greedy for each in found] == [True] * 2 + [False] * 2
     for one, its in zip(on_cpu(w, spans), found, strict=True):
         # As by hand, above: some dozen roundings of logits of an rms near 2.
-        assert abs(one.log_p - its.log_p) <= 1e-5 * len(spans[0].ids) and one.greedy == its.greedy
+        assert abs(one.log_p - its.log_p) <= 1e-5 * 12 and one.greedy == its.greedy
 
 
 def test_a_gpus_kernels_find_them_without_numpys_help():
     """One small batch by the products of tensor cores, on paper."""
     config = replace(CONFIG, vocab_size=72, dim=64, n_layers=1, n_heads=1, n_kv_heads=1, hidden=64,
                      context=8, tied=True)  # fmt: skip
-    w, rng = weights_of(config), np.random.default_rng(8)
+    w, rng = plain_weights(config), np.random.default_rng(8)
     spans = [Span(rng.integers(0, 72, n), 2) for n in (5, 9)]
     found = likelihoods([on_paper(w, tokens=16)], 8, spans)
     for one, its, most in zip(on_cpu(w, spans), found, bound(config, w, spans), strict=True):

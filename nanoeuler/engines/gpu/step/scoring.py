@@ -47,10 +47,11 @@ class ScoreBuilder(ProgramBuilder):
         W = engine.copy_of(output_matrix(self.config, self.weights)[:, :V])
         losses, flags = (self.result(name, targets.shape) for name in ("losses", "flags"))
         scale, width = self.recording.constant(np.ones(1, np.float32)), -(-V // PITCH) * PITCH
-        whole = self.recording.whole(SCORE_LOGITS, (LOSS_ROWS, width), np.float32)
+        most = min(LOSS_ROWS, n.shape[0])
+        whole = self.recording.whole(SCORE_LOGITS, (most, width), np.float32)
         form = form_for(width, True, False, engine.capability)
-        for first in range(0, n.shape[0], LOSS_ROWS):
-            part = n[first : first + LOSS_ROWS]
+        for first in range(0, n.shape[0], most):
+            part = n[first : first + most]
             logits = whole[: part.shape[0]]
             engine.matmul("logits", part, W, logits[:, :V])
             launch = loss_launch(logits, targets, scale, losses, V, first, form)

@@ -46,7 +46,7 @@ PUBLISHED = {
     "lambada_openai": (150, "acc", None, None),
 }  # fmt: skip
 SMALL = ModelConfig(vocab_size=304, dim=64, n_layers=2, n_heads=2, n_kv_heads=1, hidden=64,
-                    context=32, n_predict=1)  # fmt: skip
+                    context=16, n_predict=1)  # fmt: skip
 LLAMA = ModelConfig(vocab_size=49152, dim=576, n_layers=30, n_heads=9, n_kv_heads=3, hidden=1536,
                     context=1024, n_predict=1, tied=True)  # fmt: skip
 ENGINES = "cuda", "cuda-float32"
@@ -109,8 +109,8 @@ def spans_to_score(dry, items):
     """Weights, and spans of so many items, four of each."""
     if dry:
         weights = initialise(SMALL, 0)
-        weights.flat *= 4
-        return weights, random_spans(SMALL.vocab_size, 24, 8)
+        weights["output"][...] *= 12  # logits that differ by more than roundings
+        return weights, random_spans(SMALL.vocab_size, 12, 4)
     model = published_model()
     if model is None:
         return initialise(LLAMA, 0), random_spans(LLAMA.vocab_size, 130, 4 * items)
@@ -163,8 +163,8 @@ def compared(name, weights, spans, exact, dry):
     scorer, context = scorer_of(name, weights, dry), weights.config.context
     found = likelihoods([scorer], context, spans)  # the first compiles
     begin = time.perf_counter()
-    again = likelihoods([scorer], context, spans)
-    seconds = time.perf_counter() - begin
+    again = found if dry else likelihoods([scorer], context, spans)
+    seconds = math.nan if dry else time.perf_counter() - begin
     if again != found:
         raise ValueError(f"{name}: two runs differ")
     errors = np.array([a.log_p - b.log_p for a, b in zip(found, exact, strict=False)])

@@ -2,17 +2,19 @@
 
 
 # %% sec-book-files
-"""Where the project is, how to write a file that is either whole or not there, and its digest.
+"""Where the project is; how to write a file that is whole or not there; digests; JSON lines.
 
 Leaves out locking: two programs that write the same file at once are the caller's concern.
 """
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from nanoeuler.errors import UserError
 
@@ -65,6 +67,16 @@ def check_regular(path: str | Path) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"expected {path} to be a file, but it is a pipe or a device, which may "
                         "have no end: write it into a file first")  # fmt: skip
+
+
+def json_lines(text: str) -> Iterator[tuple[int, str, Any]]:
+    """Number, from 1, text and value of each line that is not blank; None where it is no JSON."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, line, json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, line, None
 
 
 def project_root(start: str | Path = ".") -> Path:

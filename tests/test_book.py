@@ -362,6 +362,24 @@ def test_commands_report_errors_in_one_line(small_book, monkeypatch):
             build.app(arguments, standalone_mode=False)
 
 
+@pytest.mark.parametrize("damage", [
+    lambda text: "<<<<<<< HEAD\n" + text + "=======\n{}\n>>>>>>> other\n",
+    lambda text: text[:-20], lambda text: "[]", lambda text: "{}", lambda text: "\udcff",
+])  # fmt: skip
+def test_a_notebook_that_a_merge_has_marked_is_told_in_a_line(small_book, damage, monkeypatch):
+    run_all(small_book)
+    path = small_book / "book" / "01-b.ipynb"
+    whole = path.read_text()
+    path.write_bytes(damage(whole).encode(errors="surrogateescape"))
+    monkeypatch.chdir(small_book)
+    for words in (["check"], ["export"], ["run", "01"]):
+        with pytest.raises(UserError, match=r"01-b.ipynb is no notebook \(did a merge"):
+            build.app(words, standalone_mode=False)
+    path.unlink()
+    run_all(small_book)
+    assert path.read_text() == whole
+
+
 def test_replacing_keeps_the_old_file_on_any_error(tmp_path):
     path = tmp_path / "deep" / "file"
     with replacing(path) as temporary:

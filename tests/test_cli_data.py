@@ -416,6 +416,35 @@ def test_a_text_that_was_not_fetched_is_told_of(nanoeuler, folder, monkeypatch, 
     assert code == 2 and "expected play.txt or play.txt.gz in nowhere, but neither is there" in err
 
 
+def test_tasks_are_fetched_and_judge_a_model_but_train_none(nanoeuler, tmp_path, monkeypatch):
+    asked = {"query": "The river begins under", "choices": ["a stone.", "the sea."], "gold": 0}
+    data = (json.dumps(asked) + "\n").encode() * 3
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "copa.jsonl").write_bytes(data)
+    (tmp_path / "story.txt").write_text(STORY)
+    with monkeypatch.context() as other:
+        other.setitem(FILES, "core", ("tasks", {"copa.jsonl": data}))
+        (tmp_path / "sources.toml").write_text(toml())
+    monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(paths, "shipped", lambda name: tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    train = f"train --data story.txt --vocab-size 300 --out base --steps 2 {SMALL} {TINY}"
+    assert nanoeuler(train)[0] == 0
+    judge = "eval base --engine cpu --task"
+    code, _, err = nanoeuler(f"{judge} copa")
+    assert code == 2 and "nanoeuler data fetch core" in err and err.count("\n") == 1
+    code, out, err = nanoeuler("data fetch core --from there")
+    assert (code, out) == (0, "fetched into fetched/core; next: nanoeuler eval RUN --task core\n")
+    code, out, err = nanoeuler(f"{judge} copa")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0 and [line[1] for line in lines] == ["acc", "acc_norm", "acc_token"]
+    assert all(line[-2:] == ["3", "items"] for line in lines)
+    for line, said in (("data prepare core", "models are judged"), (f"{judge} core", "hellaswag"),
+                       (f"{judge} core --shots 2", "core has shots of its own")):  # fmt: skip
+        code, _, err = nanoeuler(line)
+        assert code == 2 and said in err and err.count("\n") == 1, err
+
+
 def test_a_server_that_is_gone_is_one_line(nanoeuler, tmp_path, monkeypatch):
     (tmp_path / "sources.toml").write_text(toml().replace(HOST, "https://127.0.0.1:1"))
     monkeypatch.setattr(paths, "data_folder", lambda name: tmp_path / name)

@@ -1,30 +1,50 @@
 """Scores on tasks: items, likelihoods, measures, files; and the harness's numbers beside ours."""
 
+import bz2
 import importlib.util
 import json
 import math
 import os
 import re
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import recorded
+from mutants import Mutant, load
 
+from nanoeuler.data.catalogue import catalogue
+from nanoeuler.data.documents import documents
+from nanoeuler.emulator import Device, Fault, run
+from nanoeuler.engines.gpu.rows.likeliest import likeliest_launch
+from nanoeuler.engines.gpu.step.precision import PRECISIONS
+from nanoeuler.engines.gpu.step.scoring import CudaScorer
 from nanoeuler.engines.reference import ReferenceEngine
-from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.evaluation import judge as judging
 from nanoeuler.evaluation.items import KINDS, item
 from nanoeuler.evaluation.judge import (
     core,
     find_likelihoods,
+    is_core,
     judge,
     judge_text,
     spans_of,
     task_name,
 )
-from nanoeuler.evaluation.likelihood import Likelihood, Span, batches, likelihoods, span, windows
+from nanoeuler.evaluation.likelihood import (
+    CpuScorer,
+    GpuScorer,
+    Likelihood,
+    Span,
+    batches,
+    likelihoods,
+    scorers,
+    span,
+    windows,
+)
 from nanoeuler.evaluation.scores import Score, grouped, mean, perplexities, right
 from nanoeuler.evaluation.tasks import (
     TASKS,
@@ -37,6 +57,7 @@ from nanoeuler.evaluation.tasks import (
 from nanoeuler.files import project_root
 from nanoeuler.interop.huggingface import write_folder
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import initialise
 from nanoeuler.tokenizer.others import read_tokenizer_json, write_tokenizer_json
@@ -54,7 +75,6 @@ CONFIG = ModelConfig(vocab_size=300, dim=32, n_layers=2, n_heads=4, n_kv_heads=2
                      context=24, n_predict=1)  # fmt: skip
 STORY = "The river begins under a stone, and nobody knows why it is wet. " * 6
 TOKENIZER = Tokenizer.train(STORY, 300)
-CPU = [engine_factory("cpu")()]
 
 
 def weights_of(config=CONFIG, seed=0):
@@ -65,6 +85,10 @@ def weights_of(config=CONFIG, seed=0):
 
 
 W = weights_of()
+
+
+def on_cpu(w, spans, threads=1):
+    return likelihoods(scorers("cpu", w, threads), w.config.context, spans)
 
 
 # ---- Likelihoods
@@ -88,7 +112,7 @@ def test_likelihoods_are_those_by_hand(change):
     w, rng = weights_of(config), np.random.default_rng(1)
     spans = [Span(rng.integers(0, 300, n), begin)
              for n, begin in ((2, 1), (9, 3), (25, 24), (25, 1), (7, 6), (7, 1))]  # fmt: skip
-    for one, got in zip(spans, likelihoods(CPU, config, w, spans), strict=True):
+    for one, got in zip(spans, on_cpu(w, spans), strict=True):
         nats, greedy = by_hand(config, w, one.ids, one.begin)
         # Logits of an rms near 2 with float32's roundings, some dozen of them in a row: 1e-5 each.
         assert abs(got.log_p - nats) <= 1e-5 * len(one.ids) and got.greedy == greedy
@@ -102,7 +126,7 @@ def test_a_continuation_that_is_written_greedily_is_said_to_be():
         ids.append(int(logits[0, -1, 0].argmax()))
     wrong = [*ids[:5], (ids[5] + 1) % 300, *ids[6:]]
     spans = [Span(np.array(ids), 3), Span(np.array(wrong), 3), Span(np.array(wrong), 6)]
-    one, two, _ = likelihoods(CPU, CONFIG, W, spans)
+    one, two, _ = on_cpu(W, spans)
     assert one.greedy and not two.greedy
 
 
@@ -110,8 +134,8 @@ def test_neither_batches_nor_threads_change_a_likelihood():
     rng = np.random.default_rng(2)
     spans = [Span(rng.integers(0, 300, n), int(rng.integers(1, n)))
              for n in rng.integers(2, 60, 80)]  # fmt: skip
-    all_at_once = likelihoods([engine_factory("cpu")() for _ in range(3)], CONFIG, W, spans)
-    alone = [likelihoods(CPU, CONFIG, W, [each])[0] for each in spans]
+    all_at_once = on_cpu(W, spans, 3)
+    alone = [on_cpu(W, [each])[0] for each in spans]
     for one, two in zip(all_at_once, alone, strict=True):
         assert one[1:] == two[1:] and abs(one.log_p - two.log_p) <= 1e-5 * one.tokens
 
@@ -127,15 +151,24 @@ def test_windows_score_each_id_once_from_no_more_than_the_context(n, begin, most
     assert found[-1][0] == max(0, n - 1 - most)  # the last reads all it can
 
 
-def test_batches_hold_every_row_once_and_no_more_than_they_may(monkeypatch):
-    monkeypatch.setattr("nanoeuler.evaluation.likelihood.BATCH_TOKENS", 40)
+@pytest.mark.parametrize("scorer", [CpuScorer(None, W), GpuScorer(None, 60)])
+def test_batches_hold_every_row_once_and_no_more_than_they_may(scorer):
+    scorer.batch_tokens = 100
     rng = np.random.default_rng(3)
-    rows = [(0, 0, 1, int(n)) for n in rng.integers(2, 60, 100)]
-    many = list(batches(rows))
+    lengths = rng.integers(1, 60, 100).tolist()
+    many = list(batches(scorer, lengths))
     assert sorted(i for batch in many for i in batch) == [*range(100)]
     for batch in many:
-        longest = max(rows[i][3] - 1 for i in batch)
-        assert len(batch) == 1 or len(batch) * longest <= 40
+        longest = max(lengths[i] for i in batch)
+        assert longest == lengths[batch[0]] <= scorer.width(longest)
+        assert len(batch) == 1 or len(batch) * scorer.width(longest) <= 100
+
+
+def test_a_gpus_batches_have_few_widths():
+    scorer = GpuScorer(None, 1000)
+    widths = [scorer.width(n) for n in range(1, 1001)]
+    assert sorted({*widths}) == [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000]
+    assert all(n <= width < 1.5 * n + 1 for n, width in enumerate(widths, 1) if n > 31)
 
 
 def test_the_context_ends_where_its_tokens_do():
@@ -278,6 +311,8 @@ def test_core_is_the_mean_of_centred_accuracies():
     assert sum(len(task.core) for task in TASKS.values()) == 20
     with pytest.raises(UserError):
         core(rows[2:])
+    every = [one(name, n, 0.5) for name, task in TASKS.items() for n in task.core]
+    assert is_core(every) and not is_core(every[1:]) and core(every).items == 20
 
 
 # ---- Whole tasks
@@ -296,26 +331,43 @@ def task(tmp_path):
 
 
 def test_an_interrupted_task_goes_on_where_it_was(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(judging, "TOGETHER", 5)
+    monkeypatch.setattr(CpuScorer, "group_tokens", 70)
+    spans = [spans_of(TOKENIZER, one) for one in read_items("copa", task)]
+    sizes = [len(group) for group in judging.groups(range(12), spans, 70)]
+    assert sum(sizes) == 12 and 2 < len(sizes) < 8
     whole, seen = judge(W, TOKENIZER, "copa", task), []
 
     def stop(done, total):
         seen.append((done, total))
-        if done == 10:
+        if done == sum(sizes[:-1]):
             raise KeyboardInterrupt
 
     keep = tmp_path / "kept" / "copa.jsonl"
     with pytest.raises(KeyboardInterrupt):
         judge(W, TOKENIZER, "copa", task, report=stop, keep=keep)
-    assert seen == [(5, 12), (10, 12)]
+    assert seen == [(sum(sizes[: n + 1]), 12) for n in range(len(sizes) - 1)]
     with keep.open("a") as file:
         file.write('{"item": 10, "fou')  # as a power cut leaves it
     asked = []
     real = judging.likelihoods
-    monkeypatch.setattr(judging, "likelihoods", lambda *a, **k: asked.append(a[3]) or real(*a, **k))
+    monkeypatch.setattr(judging, "likelihoods", lambda *a, **k: asked.append(a[2]) or real(*a, **k))
     assert judge(W, TOKENIZER, "copa", task, keep=keep) == whole
-    assert len(asked) == 1 and len(asked[0]) == 4  # two items of two choices
+    assert len(asked) == 1 and len(asked[0]) == 2 * sizes[-1]  # items of two choices
     assert judge(W, TOKENIZER, "copa", task, keep=keep) == whole and len(asked) == 1
+
+
+def test_groups_have_the_longest_items_first_and_no_more_ids_than_they_may():
+    rng = np.random.default_rng(6)
+    spans = [[Span(np.zeros(n), 1)] * 2 for n in rng.integers(2, 40, 50)]
+    found = [*judging.groups([*range(3, 50)], spans, 100)]
+    order = [i for group in found for i in group]
+    assert sorted(order) == [*range(3, 50)]
+    lengths = [len(spans[i][0].ids) for i in order]
+    assert lengths == sorted(lengths, reverse=True)
+    sizes = [sum(2 * len(spans[i][0].ids) for i in group) for group in found]
+    assert max(sizes) <= 100 and min(sizes[:-1]) > 20
+    assert [*judging.groups([0, 1], spans, 1)] == sorted([[0], [1]], key=lambda g: -len(
+        spans[g[0]][0].ids))  # fmt: skip
 
 
 def test_likelihoods_of_others_are_never_mixed(task, tmp_path):
@@ -327,7 +379,7 @@ def test_likelihoods_of_others_are_never_mixed(task, tmp_path):
     for args, more in (((weights_of(seed=1), TOKENIZER, "copa", task), {}),
                        ((W, TOKENIZER, "copa", other), {}),
                        ((W, TOKENIZER, "copa", task), {"shots": 2})):  # fmt: skip
-        with pytest.raises(UserError, match="other weights, another task or other shots"):
+        with pytest.raises(UserError, match="other weights, another task, other shots"):
             judge(*args, keep=keep, **more)
     keep.write_bytes(before[:200] + b"nonsense\n" + before[200:])
     with pytest.raises(UserError, match="is no line of likelihoods"):
@@ -356,6 +408,58 @@ def test_a_task_is_found_by_its_name(tmp_path):
     assert file_of("copa", tmp_path).name == "copa.jsonl"
 
 
+def test_hellaswag_is_read_as_text_too(tmp_path):
+    text = "A: a man is\n2\none.\ntwo.\nthree.\nfour.\n" * 3
+    for name, data in (("hellaswag.txt", text.encode()),
+                       ("hellaswag.txt.bz2", bz2.compress(text.replace("\n", "\r\n").encode()))):
+        (tmp_path / name).write_bytes(data)
+        items = read_items("hellaswag", tmp_path / name)
+        assert len(items) == 3 and {one.gold for one in items} == {2}
+        assert items[0].contexts[0] == "A: a man is" and items[0].continuations[2] == " three."
+    with pytest.raises(UserError, match="expected one file hellaswag.jsonl"):
+        file_of("hellaswag", tmp_path)  # which of the two?
+    (tmp_path / "hellaswag.txt").unlink()
+    assert file_of("hellaswag", tmp_path / "none", tmp_path).name == "hellaswag.txt.bz2"
+    for bad, said in ((text[:-6], "line 13: expected a beginning"), ("a\nb\n", "line 1"),
+                      (text.replace("2", "4"), "line 1:"), ("", "line 1:")):  # fmt: skip
+        (tmp_path / "hellaswag.txt").write_text(bad)
+        with pytest.raises(UserError, match=said):
+            read_items("hellaswag", tmp_path / "hellaswag.txt")
+
+
+def test_archives_are_read_and_damaged_ones_refused(tmp_path):
+    path = tmp_path / "blimp.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as whole:
+        for uid in "ba":
+            rows = [RECORDS["pair"] | {"uid": uid}] * 2
+            whole.writestr(f"data/{uid}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        whole.writestr("__MACOSX/data/._a.jsonl", b"\xff")
+        whole.writestr("data/.DS_Store", b"\xff")
+    assert file_of("blimp", tmp_path) == path
+    assert [one.group for one in read_items("blimp", path)] == ["a", "a", "b", "b"]
+    for damage in (path.read_bytes()[:-30], b"", path.read_bytes().replace(b"PK", b"KP")):
+        (tmp_path / "x.zip").write_bytes(damage)
+        with pytest.raises(UserError, match="cannot be read as text"):
+            read_items("blimp", tmp_path / "x.zip")
+        (tmp_path / "x.bz2").write_bytes(damage)
+        with pytest.raises(UserError):
+            read_items("hellaswag", tmp_path / "x.bz2")
+
+
+def test_every_task_of_core_can_be_fetched_under_its_name(tmp_path):
+    sources = catalogue()
+    for source in ("core", "blimp", "wikitext"):
+        for file in sources[source].files:
+            (tmp_path / file.name).touch()
+            assert re.search(r"/[0-9a-f]{40}/", file.url)  # a commit, and no branch
+            assert file.bytes
+    wanted = [name for name, task in TASKS.items() if task.core or name in ("blimp", "wikitext")]
+    assert len(wanted) == 21 == len({file_of(name, tmp_path) for name in wanted})
+    for source in ("core", "blimp", "wikitext"):
+        with pytest.raises(UserError, match="models are judged"):
+            next(documents(sources[source], tmp_path))
+
+
 def test_items_that_were_cut_are_counted(tmp_path):
     rows = [RECORDS["choice"], RECORDS["choice"] | {"query": "word " * 60}]
     (tmp_path / "x").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -367,9 +471,13 @@ def test_a_text_is_judged_page_by_page(tmp_path):
     assert [page.split("\n")[0] for page in pages(text)] == [" = One = ", " = Two = "]
     assert "".join(pages(text)) == text and pages("no title") == ["no title"]
     (tmp_path / "x").write_text(text)
-    seen = []
-    got = judge_text(W, TOKENIZER, tmp_path / "x", report=lambda *at: seen.append(at))
-    assert seen == [(1, 2), (2, 2)] and got.bytes == len(text)
+    seen, keep = [], tmp_path / "kept"
+    how = {"report": lambda *at: seen.append(at), "keep": keep}
+    got = judge_text(W, TOKENIZER, tmp_path / "x", **how)
+    assert seen == [(2, 2)] and got.bytes == len(text)
+    assert judge_text(W, TOKENIZER, tmp_path / "x", **how) == got and len(seen) == 1
+    with pytest.raises(UserError, match="another task"):
+        judge_text(W, TOKENIZER, tmp_path / "x", as_published=True, **how)
     same = judge_text(W, TOKENIZER, tmp_path / "x", as_published=True)
     assert same.bytes == got.bytes and same.tokens != got.tokens
     for path, data in (("empty", b""), ("binary", b"\xff\xfe")):
@@ -389,6 +497,157 @@ def test_files_of_public_repositories_are_read(name):
         assert one.gold == record.get("gold", 0)
         if TASKS[name].kind == "choice":
             assert len(one.continuations) == len(record["choices"])
+
+
+# ---- On a GPU
+
+
+def on_paper(w, precision="cuda", tokens=64):
+    """A scorer on a device on paper, with small batches."""
+    device = Device(capability=(9, 0), multiprocessors=4)
+    scorer = GpuScorer(CudaScorer(w, None, device, precision=PRECISIONS[precision]),
+                       w.config.context)  # fmt: skip
+    scorer.batch_tokens = tokens
+    return scorer
+
+
+SMALL = dict(vocab_size=304, dim=64, n_heads=2, n_kv_heads=1, hidden=64, context=16)
+SPANS = (9, 3), (20, 1), (2, 1)  # ids, and from which on they are scored
+
+
+def plain_weights(config):
+    """Weights whose logits have an rms near 2, and that make no error larger on its way."""
+    w = initialise(config, 0)
+    w["embedding" if config.tied else "output"][...] *= 12
+    return w
+
+
+IMPORTED = {
+    "gpt2": dict(norm="layer", position="learned", mlp="gelu", bias=True, tied=True,
+                 vocab_size=301),
+    "llama, three tokens": dict(n_predict=3, vocab_size=320),
+    "mistral": dict(sliding_window=5, window_pattern="SL"),
+    "qwen": dict(qk_norm=True, tied=True, norm_eps=1e-6),
+    "smollm2, by Heun": dict(tied=True, integrator="heun", repeat=2),
+}  # fmt: skip
+
+
+def bound(config, w, spans):
+    """The largest errors of log p in bf16, of spans.
+
+    A number has passed at most R = 12 a layer and stage + 4 roundings on its way to a logit, as
+    test_cuda_engine.py counts them, forward: each is off by 2^-9 / sqrt(3) in the root of the mean
+    square. A logit of size s is then off by sqrt(R) 2^-9 / sqrt(3) s, and so is log p, once from
+    its own logit and once from the others', which are no worse together. Tokens add up as squares
+    do; four times that is what no span exceeds.
+    """
+    stages = len(INTEGRATORS[config.integrator].b)
+    unit = math.sqrt(12 * config.n_layers * stages + 4) * 2**-9 / math.sqrt(3)
+    found = []
+    for one in spans:
+        ids = one.ids[: config.context]
+        logits = forward(ReferenceEngine(), config, w, np.array([ids]))[0]
+        rms = math.sqrt(float((logits**2).mean()))
+        found.append(4 * math.sqrt(2 * (len(one.ids) - one.begin)) * unit * rms)
+    return found
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[] if name in ("gpt2", "qwen") else pytest.mark.long)
+    for name in IMPORTED
+])  # fmt: skip
+def test_a_gpu_finds_the_same_likelihoods(name, monkeypatch):
+    recorded.by_numpy(monkeypatch)
+    config = replace(CONFIG, **(SMALL | IMPORTED[name]))
+    w, rng = plain_weights(config), np.random.default_rng(7)
+    spans = [Span(rng.integers(0, config.vocab_size, n), begin) for n, begin in SPANS]
+    exact, scorer = on_cpu(w, spans), on_paper(w)
+    found = likelihoods([scorer], config.context, spans)
+    for one, its, most in zip(exact, found, bound(config, w, spans), strict=True):
+        assert one.tokens == its.tokens and abs(one.log_p - its.log_p) < most < 0.2 * -one.log_p
+    assert len(scorer.cuda.programs) == 1
+
+
+def test_a_gpu_in_float32_finds_them_to_the_last_digits_and_which_are_greedy(monkeypatch):
+    recorded.by_numpy(monkeypatch)
+    config = replace(CONFIG, **SMALL)
+    w, ids = weights_of(config), [5]
+    while len(ids) < 12:
+        logits = forward(ReferenceEngine(), config, w, np.array([ids]))[0]
+        ids.append(int(logits[0, -1, 0].argmax()))
+    spans = [Span(np.array(ids[: n + 1]), n - 4) for n in (6, 11)]
+    spans += [one._replace(ids=np.array([*one.ids[:-1], (one.ids[-1] + 1) % 304])) for one in spans]
+    found = likelihoods([on_paper(w, "cuda-float32")], config.context, spans)
+    assert [each.greedy for each in found] == [True] * 2 + [False] * 2
+    for one, its in zip(on_cpu(w, spans), found, strict=True):
+        # As by hand, above: some dozen roundings of logits of an rms near 2.
+        assert abs(one.log_p - its.log_p) <= 1e-5 * 12 and one.greedy == its.greedy
+
+
+def test_a_gpus_kernels_find_them_without_numpys_help():
+    """One small batch by the products of tensor cores, on paper."""
+    config = replace(CONFIG, vocab_size=72, dim=64, n_layers=1, n_heads=1, n_kv_heads=1, hidden=64,
+                     context=8, tied=True)  # fmt: skip
+    w, rng = plain_weights(config), np.random.default_rng(8)
+    spans = [Span(rng.integers(0, 72, n), 2) for n in (5, 9)]
+    found = likelihoods([on_paper(w, tokens=16)], 8, spans)
+    for one, its, most in zip(on_cpu(w, spans), found, bound(config, w, spans), strict=True):
+        assert abs(one.log_p - its.log_p) < most
+
+
+@pytest.mark.parametrize("columns, width", [(1, 4), (4, 4), (50, 64), (2047, 2048), (2100, 2112)])
+def test_the_likeliest_is_argmaxs(columns, width):
+    rng = np.random.default_rng(columns)
+    logits = rng.integers(-3, 4, (6, width)).astype(np.float32)  # with equal ones
+    logits[:, columns:] = np.nan
+    best = logits[:, :columns].argmax(1)
+    last = columns - 1 - logits[:, columns - 1 :: -1].argmax(1)  # as large, and beaten by the first
+    targets = np.where(np.arange(6) % 2, best, last)[:, None]
+    logits[0, 0], logits[0, columns - 1], targets[0], best[0] = 8, 9, 0, columns - 1
+    targets = np.concatenate([[[5]] * 2, targets, [[-1]]]).astype(np.int32)
+    flags = np.full((9, 1), np.nan, np.float32)
+    run(likeliest_launch(logits, targets, flags, columns, 2), seed=1)
+    assert np.isnan(flags[:2]).all() and np.isnan(flags[8:]).all()
+    assert flags[2:8, 0].tolist() == (targets[2:8, 0] == best).tolist()
+    run(likeliest_launch(logits[:1], targets, flags, columns, 8))
+    assert flags[8] == 0
+
+
+def test_what_is_no_number_is_not_the_likeliest():
+    for bad, target in ((np.nan, 1), (np.nan, 2), (np.inf, 1)):
+        logits, flags = np.float32([[0, 3, 1, 2]]), np.full((1, 1), np.nan, np.float32)
+        logits[0, 2] = bad
+        run(likeliest_launch(logits, np.int32([[target]]), flags, 4))
+        assert flags == 0
+
+
+def test_a_launch_that_does_not_fit_is_refused():
+    logits, targets = np.zeros((3, 8), np.float32), np.zeros((4, 1), np.int32)
+    flags = np.zeros((4, 1), np.float32)
+    for args in ((logits[:, :6], 6), (logits, 9), (logits, 0), (logits, 8, 2), (logits, 8, -1)):
+        with pytest.raises(UserError):
+            likeliest_launch(np.ascontiguousarray(args[0]), targets, flags, *args[1:])
+
+
+PLANTED = {  # in kernels, programs, scorers
+    "no tie": ("engines.gpu.rows.likeliest", "likeliest", "at + k >= target", "True"),
+    "padding counts": ("engines.gpu.rows.likeliest", "likeliest", "at + k < columns and", ""),
+    "a round is left out": ("engines.gpu.rows.likeliest", "likeliest", "4 * THREADS",
+                            "8 * THREADS"),
+    "another row's target": ("engines.gpu.rows.likeliest", "likeliest",
+                             "ptx.load_int(targets + 4 * int64(start + n))",
+                             "ptx.load_int(targets + 4 * int64(n))"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_mistakes_in_the_kernel_are_seen(name, monkeypatch):
+    module, function, old, new = PLANTED[name]
+    wrong = load(Mutant(module, function, name, old, new))
+    monkeypatch.setitem(globals(), "likeliest_launch", wrong.likeliest_launch)
+    with pytest.raises((AssertionError, Fault)):
+        for shape in ((50, 64), (2100, 2112)):
+            test_the_likeliest_is_argmaxs(*shape)
 
 
 # ---- Beside the harness

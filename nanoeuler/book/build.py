@@ -325,9 +325,13 @@ def with_outputs(
 
 
 def stored(text: Path) -> nbformat.NotebookNode:
-    """The notebook that lies beside a text, or an empty one."""
+    """The notebook that lies beside a text, or an empty one; UserError for what is none."""
     path = text.with_suffix(".ipynb")
-    return nbformat.read(path, as_version=4) if path.exists() else notebook("")
+    try:
+        return nbformat.read(path, as_version=4) if path.exists() else notebook("")
+    except (ValueError, TypeError, KeyError, AttributeError, nbformat.ValidationError):
+        raise UserError(f"{path.name} is no notebook (did a merge leave its marks?): remove it, "
+                        f"and run `python -m nanoeuler.book run {text.stem}`") from None
 
 
 def renew(root: Path, only: str = "") -> list[str]:

@@ -107,7 +107,9 @@ def data_fetch(
             f"interrupted: what has come is kept in {_here(folder / name)}; the same command goes "
             "on from there"
         ) from None
-    tell(f"fetched into {_here(folder / name)}; next: nanoeuler data prepare {name}")
+    judges = known[name].format == "tasks"
+    then = f"eval RUN --task {name}" if judges else f"data prepare {name}"
+    tell(f"fetched into {_here(folder / name)}; next: nanoeuler {then}")
 
 
 def _named(what):

@@ -173,9 +173,9 @@ def chat(
 
 
 _Tasks = Annotated[str | None, typer.Option(
-    "--task", metavar="NAME,...", help="hellaswag, lambada, blimp, arc_easy, ..., wikitext")]
-_TasksFrom = Annotated[Path, typer.Option(
-    "--tasks-from", metavar="DIR|FILE", help="where the tasks' files are")]
+    "--task", metavar="NAME,...", help="core, hellaswag, lambada, blimp, ..., wikitext")]
+_TasksFrom = Annotated[Path | None, typer.Option(
+    "--tasks-from", metavar="DIR|FILE", help="where the tasks' files are, if not fetched")]
 _Shots = Annotated[int, typer.Option(
     "--shots", parser=flags.whole_number(0, 100), metavar="N",
     help="answered examples before each item")]
@@ -199,15 +199,15 @@ def _bar_of_tokens(progress):
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
     data: flags.Data = None, engine: flags.Engine = "auto", threads: flags.Threads = None,
-    task: _Tasks = None, tasks_from: _TasksFrom = Path("."), shots: _Shots = 0,
+    task: _Tasks = None, tasks_from: _TasksFrom = None, shots: _Shots = 0,
     limit: _Limit = None,
 ) -> None:  # fmt: skip
     """Measure how well a model predicts a text, or answers tasks.
 
     A text gives bits per byte and perplexity. Without --data, and of docs and prepared data, the
     held-out part is judged; a file is judged whole. With --task, the items of each task's file are
-    scored on the CPU, with standard errors; what has been computed is kept in the run's folder.
-    On a terminal it shows how far it is.
+    scored, with standard errors; what has been computed is kept in the run's folder. The task core
+    is twenty of them, with their own shots. On a terminal it shows how far it is.
 
     Example: nanoeuler eval runs/base --data story.txt
     """
@@ -218,7 +218,7 @@ def evaluate(
     from nanoeuler.training.train import own_text
 
     if task is not None:
-        return _judge_tasks(run, task.split(","), tasks_from, shots, limit, (engine, threads))
+        return _judge_tasks(run, _asked(task, shots), tasks_from, limit, (engine, threads))
     name, model = engine_name(engine), api.load(run)
     text = own_text(run) if data is None else api.text_of(data)
     with bars() as progress:
@@ -231,35 +231,72 @@ def evaluate(
     print(f"judged          {judged.tokens:,} tokens, {judged.bytes:,} bytes of {text}")
 
 
+def _asked(task: str, shots: int) -> list[tuple[str, int]]:
+    """The tasks that a flag names, and their shots; core is all of CORE's with those it asks."""
+    from nanoeuler.evaluation.judge import task_name
+    from nanoeuler.evaluation.tasks import TASKS
+
+    made: list[tuple[str, int]] = []
+    for name in task.split(","):
+        if name.lower() != "core":
+            made.append((task_name(name), shots))
+        elif shots:
+            raise UserError(f"core has shots of its own, got --shots {shots}: leave that out")
+        else:
+            made += [(each, n) for each, of in TASKS.items() for n in of.core]
+    return list(dict.fromkeys(made))
+
+
 def _judge_tasks(
-    run: Path, names: list[str], folder: Path, shots: int, limit: int | None,
+    run: Path, asked: list[tuple[str, int]], folder: Path | None, limit: int | None,
     how: tuple[str, int | None],
 ) -> None:  # fmt: skip
     """Print a line for each measure of each task. Files are looked for before a model is read."""
     from nanoeuler import api
-    from nanoeuler.evaluation.judge import judge, judge_text, task_name
+    from nanoeuler.evaluation.judge import core, is_core, judge, judge_text
+    from nanoeuler.evaluation.likelihood import CpuScorer, scorers
     from nanoeuler.evaluation.tasks import TASKS, file_of
+    from nanoeuler.paths import data_folder
     from nanoeuler.progress import bars
 
-    files = [(name, file_of(name, folder)) for name in map(task_name, names)]
-    model, engine = api.load(run), "cpu" if how[0] == "auto" else how[0]
-    for name, path in files:
+    fetched = [data_folder("fetched") / name for name in ("core", "blimp", "wikitext")]
+    files = [file_of(name, *([folder] if folder else fetched)) for name, _ in asked]
+    model, found = api.load(run), []
+    by = scorers(how[0], model.weights, how[1])
+    kind = "" if by[0].numbers == CpuScorer.numbers else f"-{by[0].numbers}"
+    for (name, shots), path in zip(asked, files, strict=True):
+        kept = run / "eval" / f"{name}-{shots}{kind}.jsonl" if run.is_dir() else None
         with bars() as progress:
-            given = {"engine": engine, "threads": how[1], "report": _bar_of_items(progress, name)}
+            given = {"by": by, "report": _bar_of_items(progress, name), "keep": kept}
+            of = model.weights, model.tokenizer
             if TASKS[name].kind == "text":
-                text = judge_text(model.weights, model.tokenizer, path, **given)
-                lines = [("perplexity, word", f"{text.word:.2f}", f"{text.words:,} words"),
-                         ("perplexity, token", f"{text.token:.2f}", f"{text.tokens:,} tokens"),
-                         ("bits per byte", f"{text.bits_per_byte:.4f}", f"{text.bytes:,} bytes")]
-            else:
-                kept = run / "eval" / f"{name}-{shots}.jsonl" if run.is_dir() else None
-                judged = judge(model.weights, model.tokenizer, name, path, shots=shots,
-                               limit=limit, keep=kept, **given)  # fmt: skip
-                cut = f", {judged.cut:,} of them cut to the context" if judged.cut else ""
-                lines = [(measure, f"{each.value:.4f} +- {each.error:.4f}",
-                          f"{each.items:,} items{cut}") for measure, each in judged.scores.items()]
-        for measure, value, of in lines:
-            print(f"{name:18} {measure:18} {value:18} {of}", flush=True)
+                _print_text(name, judge_text(*of, path, **given))
+                continue
+            found.append(judge(*of, name, path, shots=shots, limit=limit, **given))
+        _print_scores(found[-1])
+    if is_core(found):
+        score = core(found)
+        print(f"{'CORE-20':18} {'centred mean':18} {score.value:.4f} +- {score.error:.4f}   CORE's "
+              "22 tasks without SQuAD and CoQA")  # fmt: skip
+
+
+def _print_text(name, text):
+    """The lines of a text's perplexities."""
+    for measure, value, of in (
+        ("perplexity, word", f"{text.word:.2f}", f"{text.words:,} words"),
+        ("perplexity, token", f"{text.token:.2f}", f"{text.tokens:,} tokens"),
+        ("bits per byte", f"{text.bits_per_byte:.4f}", f"{text.bytes:,} bytes"),
+    ):  # fmt: skip
+        print(f"{name:18} {measure:18} {value:18} {of}", flush=True)
+
+
+def _print_scores(judged):
+    """The lines of a task's scores."""
+    more = f", {judged.shots} shots" if judged.shots else ""
+    more += f", {judged.cut:,} of them cut to the context" if judged.cut else ""
+    for measure, each in judged.scores.items():
+        value = f"{each.value:.4f} +- {each.error:.4f}"
+        print(f"{judged.task:18} {measure:18} {value:18} {each.items:,} items{more}", flush=True)
 
 
 def _bar_of_items(progress, name):

@@ -15,7 +15,7 @@ from pathlib import Path
 from nanoeuler import paths
 from nanoeuler.errors import UserError, quoted
 
-FORMATS = ("gutenberg", "text", "parquet", "pairs")  # what documents.py can read
+FORMATS = ("gutenberg", "text", "parquet", "pairs", "tasks")  # of tasks nobody trains
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from nanoeuler.data.documents import NO_OUTPUT
 from nanoeuler.errors import UserError, quoted
+from nanoeuler.files import json_lines
 
 Pair = tuple[str, str]  # a question and its answer
 
@@ -75,12 +76,7 @@ def _records(text: str) -> Iterator[tuple[int, str, Any]]:
         for number, entry in enumerate(json.loads(text), start=1):
             yield number, json.dumps(entry), entry
         return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield number, line, json.loads(line)
-            except (ValueError, RecursionError):
-                yield number, line, None
+    yield from json_lines(text)
 
 
 def _teaches(talk: Pair | Conversation) -> bool:

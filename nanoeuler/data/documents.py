@@ -140,6 +140,9 @@ def documents(source: Source, folder: str | Path) -> Iterator[str]:
             f"expected a source of documents, but {source.name} holds questions and answers: "
             "fine-tune on it (nanoeuler sft), do not pretrain"
         )
+    if source.format == "tasks":
+        raise UserError(f"expected a source of documents, but {source.name} holds tasks, on which "
+                        "models are judged (nanoeuler eval): train on another")  # fmt: skip
     for path in _paths(source, folder):
         if source.format == "parquet":
             texts = (text for group in row_groups(path) for text in group)

@@ -6,19 +6,33 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.interface import Engine
-from nanoeuler.engines.registry import engine_factory
 from nanoeuler.errors import UserError
 from nanoeuler.evaluation.items import Item
-from nanoeuler.evaluation.likelihood import Likelihood, Span, likelihoods, prefix, span
-from nanoeuler.evaluation.scores import Perplexities, Score, grouped, mean, perplexities, right
+from nanoeuler.evaluation.likelihood import (
+    CpuScorer,
+    Likelihood,
+    Scorer,
+    Span,
+    likelihoods,
+    prefix,
+    scorers,
+    span,
+)
+from nanoeuler.evaluation.scores import (
+    Perplexities,
+    Score,
+    grouped,
+    mean,
+    perplexities,
+    power,
+    right,
+)
 from nanoeuler.evaluation.tasks import (
     OTHER_NAMES,
     TASKS,
@@ -29,11 +43,8 @@ from nanoeuler.evaluation.tasks import (
     with_shots,
 )
 from nanoeuler.files import replacing, sha256_of
-from nanoeuler.measurements import cores
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
-
-TOGETHER = 64  # items between two lines of progress: a few batches of the longest
 
 
 class Judged(NamedTuple):
@@ -53,10 +64,12 @@ def task_name(name: str) -> str:
     return name
 
 
-def _identity(weights: Weights, path: Path, shots: int) -> dict:
+def _identity(weights: Weights, path: Path, shots: int, by: Sequence[Scorer] | None) -> dict:
     """What the likelihoods of a file belong to."""
     digest = hashlib.sha256(weights.flat).hexdigest()
-    return {"weights": digest, "file": sha256_of(path), "shots": shots}
+    found = {"weights": digest, "file": sha256_of(path), "shots": shots}
+    numbers = by[0].numbers if by else CpuScorer.numbers
+    return found if numbers == CpuScorer.numbers else found | {"numbers": numbers}
 
 
 def _kept(path: Path, identity: dict) -> dict[int, list[Likelihood]]:
@@ -71,8 +84,9 @@ def _kept(path: Path, identity: dict) -> dict[int, list[Likelihood]]:
             if number:
                 found[record["item"]] = [Likelihood(*each) for each in record["found"]]
             elif record != identity:
-                raise UserError(f"{path} holds likelihoods of other weights, another task or other "
-                                "shots: remove it, or name another file")  # fmt: skip
+                raise UserError(f"{path} holds likelihoods of other weights, another task, other "
+                                "shots or another engine: remove it, or name another file"
+                                )  # fmt: skip
         except (TypeError, ValueError, KeyError):
             if number < len(lines) - 1:
                 raise UserError(f"{path}, line {number + 1}, is no line of likelihoods: remove the "
@@ -86,32 +100,43 @@ def spans_of(tokenizer: Tokenizer, item: Item) -> list[Span]:
     return [span(tokenizer, *each) for each in pairs]
 
 
-def _engines(name: str, threads: int | None) -> list[Engine]:
-    """An engine for each thread; threads None: one a core."""
-    make = engine_factory(name)
-    return [make() for _ in range(threads or cores())]
+def groups(
+    numbers: Sequence[int], spans: Sequence[Sequence[Span]], most: int
+) -> Iterator[list[int]]:
+    """The numbers of items, the longest first, in groups of `most` ids, or a single item."""
+    size = {i: sum(len(each.ids) for each in spans[i]) for i in numbers}
+    longest = {i: max(len(each.ids) for each in spans[i]) for i in numbers}
+    group, total = [], 0
+    for i in sorted(numbers, key=lambda i: (-longest[i], i)):
+        if group and total + size[i] > most:
+            yield group
+            group, total = [], 0
+        group.append(i)
+        total += size[i]
+    if group:
+        yield group
 
 
 def find_likelihoods(
-    weights: Weights, spans: Sequence[Sequence[Span]], *, engine: str = "cpu",
-    threads: int | None = None, report: Callable[[int, int], None] | None = None,
-    keep: tuple[Path, dict] | None = None,
+    weights: Weights, spans: Sequence[Sequence[Span]], *, by: Sequence[Scorer] | None = None,
+    report: Callable[[int, int], None] | None = None, keep: tuple[Path, dict] | None = None,
 ) -> list[list[Likelihood]]:  # fmt: skip
-    """The likelihoods of each item's spans, TOGETHER items at a time.
+    """The likelihoods of each item's spans, the longest items first.
 
-    keep: a file, and the identity that its first line must have. What it has is taken, what is new
-    is added. `report` hears of items done, and of how many there are.
+    by: as `scorers` makes them of the weights; None: a CPU's. keep: a file, and the identity that
+    its first line must have. What it has is taken, what is new is added. `report` hears of items
+    done, and of how many there are.
     """
     known = _kept(*keep) if keep else {}
     if keep:  # written anew, since the last line may have been cut off
         keep[0].parent.mkdir(parents=True, exist_ok=True)
         with replacing(keep[0]) as temporary:
             temporary.write_text("".join(map(_line, [keep[1], *_rows(known)])), encoding="utf-8")
-    waiting, engines = [i for i in range(len(spans)) if i not in known], _engines(engine, threads)
-    for at in range(0, len(waiting), TOGETHER):
-        now = waiting[at : at + TOGETHER]
+    waiting = [i for i in range(len(spans)) if i not in known]
+    by = by or scorers("cpu", weights)
+    for now in groups(waiting, spans, by[0].group_tokens):
         every = [each for i in now for each in spans[i]]
-        found = iter(likelihoods(engines, weights.config, weights, every))
+        found = iter(likelihoods(by, weights.config.context, every))
         new = {i: [next(found) for _ in spans[i]] for i in now}
         if keep:
             with keep[0].open("a", encoding="utf-8") as file:
@@ -149,53 +174,57 @@ def scores_of(
 
 def _power(score: Score) -> Score:
     """e to a mean, with the error that this has to first order."""
-    value = math.exp(min(score.value, 700))
+    value = power(score.value)
     return Score(value, value * score.error, score.items)
 
 
 def judge_text(
-    weights: Weights, tokenizer: Tokenizer, path: Path, *, engine: str = "cpu",
-    threads: int | None = None, report: Callable[[int, int], None] | None = None,
-    as_published: bool = False,
+    weights: Weights, tokenizer: Tokenizer, path: Path, *, by: Sequence[Scorer] | None = None,
+    report: Callable[[int, int], None] | None = None, as_published: bool = False,
+    keep: Path | None = None,
 ) -> Perplexities:  # fmt: skip
     """The perplexities of a text in WikiText's form, page by page, detokenized unless as_published.
 
-    Words and bytes are always those of the text as published. `report` hears of pages.
+    Words and bytes are always those of the text as published. `report` hears of pages; by and keep:
+    as `judge` has them.
     """
-    texts, engines = pages(text_of(path, "WikiText's raw file")), _engines(engine, threads)
-    before, found = prefix(tokenizer), []
-    for number, page in enumerate(texts, 1):
+    texts, before, spans = pages(text_of(path, "WikiText's raw file")), prefix(tokenizer), []
+    for page in texts:
         ids = tokenizer.encode(page if as_published else detokenized(page))
-        one = Span(np.concatenate([np.array(before, np.int64), ids]), len(before))
-        found += likelihoods(engines, weights.config, weights, [one])
-        if report:
-            report(number, len(texts))
-    return perplexities(found, texts)
+        spans.append([Span(np.concatenate([np.array(before, np.int64), ids]), len(before))])
+    kept = (keep, _identity(weights, path, int(as_published), by)) if keep else None
+    found = find_likelihoods(weights, spans, by=by, report=report, keep=kept)
+    return perplexities([each for (each,) in found], texts)
 
 
 def judge(
     weights: Weights, tokenizer: Tokenizer, name: str, path: Path, *, shots: int = 0,
-    limit: int | None = None, engine: str = "cpu", threads: int | None = None,
+    limit: int | None = None, by: Sequence[Scorer] | None = None,
     report: Callable[[int, int], None] | None = None, keep: Path | None = None,
 ) -> Judged:  # fmt: skip
     """The scores of the task `name` with the items of the file `path`, the first `limit` of them.
 
-    shots: examples before each item; engine: of a CPU; keep: a file of JSON lines in which
-    likelihoods are kept, and from which an interrupted run goes on. UserError for a file that is
-    not the task's.
+    shots: examples before each item; by: as `scorers` makes them; keep: a file of JSON lines in
+    which likelihoods are kept, and from which an interrupted run goes on. UserError for a file that
+    is not the task's.
     """
     name = task_name(name)
-    items = with_shots(read_items(name, path), shots)[:limit]  # examples are drawn from them all
-    kept = (keep, _identity(weights, path, shots)) if keep else None
+    items = with_shots(read_items(name, path), shots, limit)
+    kept = (keep, _identity(weights, path, shots, by)) if keep else None
     spans = [spans_of(tokenizer, x) for x in items]
-    found = find_likelihoods(weights, spans, engine=engine, threads=threads, report=report,
-                             keep=kept)  # fmt: skip
+    found = find_likelihoods(weights, spans, by=by, report=report, keep=kept)
     cut = sum(any(len(each.ids) - 1 > weights.config.context for each in some) for some in spans)
     return Judged(name, shots, scores_of(name, items, found), cut)
 
 
+def is_core(judged: Sequence[Judged]) -> bool:
+    """Whether all that CORE-20 is the mean of is among these."""
+    there = {(each.task, each.shots) for each in judged}
+    return all((name, shots) in there for name, task in TASKS.items() for shots in task.core)
+
+
 def core(judged: Sequence[Judged]) -> Score:
-    """The mean of centred accuracies over CORE's tasks among these; CORE-20 if it is all of ours.
+    """The mean of centred accuracies over CORE's tasks among these; CORE-20 if `is_core`.
 
     A choice counts by acc_token, the smallest mean loss, as nanochat has it.
     """

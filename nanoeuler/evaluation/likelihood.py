@@ -2,20 +2,23 @@
 
 
 # %% sec-eval-boundary
-"""The log-likelihood of continuations: equation eq-eval-loglik, in batches, on a CPU.
+"""The log-likelihood of continuations: equation eq-eval-loglik, in batches, on a CPU or a GPU.
 
 Leaves out what is made of it (scores.py).
 """
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nanoeuler.engines.interface import Engine
-from nanoeuler.model.config import ModelConfig
+from nanoeuler.engines.registry import GPU_ENGINES, engine_factory, engine_name
+from nanoeuler.measurements import cores
+from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.transformer import output_matrix, stream
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -64,10 +67,6 @@ def windows(n: int, begin: int, most: int) -> Iterator[tuple[int, int, int]]:
         at = stop
 
 
-BATCH_TOKENS = 1 << 12  # of a batch; 4,096 rows fill a CPU's matrix product
-ROWS = 256              # whose logits are in memory at once: 50 MB for a vocabulary of 50,000
-
-
 class Likelihood(NamedTuple):
     """Of a continuation."""
 
@@ -76,14 +75,37 @@ class Likelihood(NamedTuple):
     greedy: bool  # whether each of its tokens was the likeliest
 
 
-def batches(rows: Sequence[tuple[int, int, int, int]]) -> Iterator[list[int]]:
-    """The numbers of rows (span, start, at, stop) in batches, the longest first."""
-    order = sorted(range(len(rows)), key=lambda i: rows[i][1] - rows[i][3])
+Row = tuple[np.ndarray, int]  # ids (n,), n - 1 <= context, and the first of them that is scored
+
+
+class Scorer(Protocol):
+    """What scores rows, a batch at a time.
+
+    batch_tokens: of a batch, at most, with padding. group_tokens: of several batches, between two
+    lines of progress. numbers: in what it computes, "float32" or a GPU's engine.
+    """
+
+    batch_tokens: int
+    group_tokens: int
+    numbers: str
+
+    def width(self, longest: int) -> int:
+        """The positions to which a batch is padded, whose longest row has so many."""
+
+    def score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
+        """log p in nats of the scored ids of each row, and whether all were the likeliest."""
+
+
+def batches(scorer: Scorer, lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of rows of these lengths in batches for a scorer, the longest first."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     while order:
-        longest = rows[order[0]][3] - rows[order[0]][1] - 1
-        many = max(1, BATCH_TOKENS // longest)
+        many = max(1, scorer.batch_tokens // scorer.width(lengths[order[0]]))
         yield order[:many]
         order = order[many:]
+
+
+ROWS = 256  # whose logits are in memory at once: 50 MB for a vocabulary of 50,000
 
 
 def _scored(logits, ids):
@@ -94,57 +116,113 @@ def _scored(logits, ids):
     return own - high[:, 0] - np.log(total), logits.argmax(axis=1) == ids
 
 
-def score_rows(
-    engine: Engine, config: ModelConfig, w: Weights, rows: Sequence[tuple[np.ndarray, int]]
-) -> list[tuple[float, bool]]:
-    """log p in nats of the scored ids of each row, and whether all were the likeliest.
+class CpuScorer:
+    """Scores rows by an engine of a CPU: see `Scorer`."""
 
-    A row: ids (n,), n - 1 <= context, and the first of them that is scored. A forward pass.
-    """
-    T = max(len(ids) for ids, _ in rows) - 1
-    tokens = np.zeros((len(rows), T), np.int64)
-    for b, (ids, _) in enumerate(rows):
-        tokens[b, : len(ids) - 1] = ids[:-1]
-    engine.begin()
-    n, _ = stream(engine, config, w, tokens)
-    W, found = output_matrix(config, w)[:, : config.vocab_size], []
-    for b, (ids, begin) in enumerate(rows):
-        log_p, best = 0.0, True
-        for at in range(begin, len(ids), ROWS):
-            stop = min(len(ids), at + ROWS)
-            got = _scored(engine.linear(n[b, at - 1 : stop - 1], W), ids[at:stop])
-            log_p, best = log_p + float(got[0].sum()), best and bool(got[1].all())
-        found.append((log_p, best))
-    return found
+    batch_tokens = 1 << 12  # rows that fill a CPU's matrix product
+    group_tokens = 1 << 14
+    numbers = "float32"
+
+    def __init__(self, engine: Engine, weights: Weights) -> None:
+        self.engine, self.weights = engine, weights
+
+    def width(self, longest: int) -> int:
+        """As `Scorer.width`: no more than there is."""
+        return longest
+
+    def score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
+        """As `Scorer.score`, by a forward pass."""
+        config = self.weights.config
+        T = max(len(ids) for ids, _ in rows) - 1
+        tokens = np.zeros((len(rows), T), np.int64)
+        for b, (ids, _) in enumerate(rows):
+            tokens[b, : len(ids) - 1] = ids[:-1]
+        self.engine.begin()
+        n, _ = stream(self.engine, config, self.weights, tokens)
+        W, found = output_matrix(config, self.weights)[:, : config.vocab_size], []
+        for b, (ids, begin) in enumerate(rows):
+            log_p, best = 0.0, True
+            for at in range(begin, len(ids), ROWS):
+                stop = min(len(ids), at + ROWS)
+                got = _scored(self.engine.linear(n[b, at - 1 : stop - 1], W), ids[at:stop])
+                log_p, best = log_p + float(got[0].sum()), best and bool(got[1].all())
+            found.append((log_p, best))
+        return found
 
 
 def likelihoods(
-    engines: Sequence[Engine], config: ModelConfig, w: Weights, spans: Sequence[Span]
+    scorers: Sequence[Scorer], context: int, spans: Sequence[Span]
 ) -> list[Likelihood]:
     """The `Likelihood` of each span, each token from at most `context` ids: eq-eval-loglik.
 
-    Every engine has a thread. Make them once: an engine keeps the memory that it works in.
+    Every scorer has a thread. Make them once: each keeps the memory that it works in.
     """
     rows = [(i, *each) for i, one in enumerate(spans)
-            for each in windows(len(one.ids), one.begin, config.context)]  # fmt: skip
+            for each in windows(len(one.ids), one.begin, context)]  # fmt: skip
     log_p, greedy, free = np.zeros(len(spans)), np.ones(len(spans), bool), SimpleQueue()
-    for engine in engines:
-        free.put(engine)
+    for scorer in scorers:
+        free.put(scorer)
 
     def run(batch):
         cut = [(spans[i].ids[start:stop], at - start)
                for i, start, at, stop in (rows[k] for k in batch)]  # fmt: skip
-        engine = free.get()
+        scorer = free.get()
         try:
-            return score_rows(engine, config, w, cut)
+            return scorer.score(cut)
         finally:
-            free.put(engine)
+            free.put(scorer)
 
-    many = list(batches(rows))
-    with ThreadPoolExecutor(len(engines)) as pool:
-        for batch, got in zip(many, pool.map(run, many), strict=True):
+    many = list(batches(scorers[0], [stop - start - 1 for _, start, _, stop in rows]))
+    with ThreadPoolExecutor(len(scorers)) as pool:
+        each = map if len(scorers) == 1 else pool.map  # a GPU belongs to the thread that is here
+        for batch, got in zip(many, each(run, many), strict=True):
             for k, (nats, best) in zip(batch, got, strict=True):
                 log_p[rows[k][0]] += nats
                 greedy[rows[k][0]] &= best
     return [Likelihood(float(p), len(s.ids) - s.begin, bool(g))
             for p, s, g in zip(log_p, spans, greedy, strict=True)]  # fmt: skip
+
+
+# %% sec-eval-gpu
+GPU_SCORER = "nanoeuler.engines.gpu.step.scoring"  # imported only where there is a GPU
+
+
+class GpuScorer:
+    """Scores rows by a `CudaScorer`: see `Scorer`."""
+
+    batch_tokens = 1 << 13  # a product of 8,192 rows fills a GPU
+    group_tokens = 1 << 18
+
+    def __init__(self, cuda: Any, context: int, numbers: str = GPU_ENGINES[0]) -> None:
+        self.cuda, self.context, self.numbers = cuda, context, numbers
+
+    def width(self, longest: int) -> int:
+        """As `Scorer.width`: 32, 48, 64, 96, 128, ..., and the context at most."""
+        power = 1 << (longest - 1).bit_length()
+        between = power * 3 // 4
+        return min(self.context, max(32, between if longest <= between else power))
+
+    def score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
+        """As `Scorer.score`. All batches of one width have one shape."""
+        T = self.width(max(len(ids) for ids, _ in rows) - 1)
+        shape = max(1, self.batch_tokens // T), T
+        tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE)
+        for b, (ids, begin) in enumerate(rows):
+            tokens[b, : len(ids) - 1] = ids[:-1]
+            targets[b, begin - 1 : len(ids) - 1] = ids[begin:]
+        log_p, best = self.cuda.scores(tokens, targets)
+        right = (best | (targets == IGNORE)).all(axis=1)
+        return [(float(log_p[b].sum()), bool(right[b])) for b in range(len(rows))]
+
+
+def scorers(engine: str, weights: Weights, threads: int | None = None) -> list[Scorer]:
+    """Those of an engine: of a CPU one for each thread, None: one a core; of a GPU one.
+
+    UserError for a name that no engine has, and for a GPU that is not there.
+    """
+    name = engine_name(engine)
+    if name in GPU_ENGINES:
+        cuda = import_module(GPU_SCORER).cuda_scorer(name, weights)
+        return [GpuScorer(cuda, weights.config.context, name)]
+    make = engine_factory(name)
+    return [CpuScorer(make(), weights) for _ in range(threads or cores())]

@@ -67,6 +67,11 @@ class Perplexities(NamedTuple):
     bytes: int
 
 
+def power(x: float) -> float:
+    """e to x; infinity where that is more than a float holds, beyond 709."""
+    return math.exp(x) if x < 709 else math.inf
+
+
 def perplexities(found: Sequence[Likelihood], texts: Sequence[str]) -> Perplexities:
     """The measures of the table, of documents `texts` as published and what was found of them.
 
@@ -79,9 +84,6 @@ def perplexities(found: Sequence[Likelihood], texts: Sequence[str]) -> Perplexit
     size = sum(len(text.encode()) for text in texts)
     if not tokens:
         raise UserError("expected a text with a token to judge, got none: is the file empty?")
-
-    def power(x: float) -> float:
-        return math.exp(x) if x < 700 else math.inf  # e^710 is more than a float holds
 
     return Perplexities(power(nats / words), power(nats / tokens), nats / math.log(2) / size,
                         words, tokens, size)  # fmt: skip

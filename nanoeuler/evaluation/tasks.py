@@ -8,15 +8,18 @@ Leaves out where files come from. CORE's shots and baselines: mlfoundations/dclm
 and mmlu_and_lowvar.yaml.
 """
 
-import json
+import bz2
 import random
 import re
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from zipfile import BadZipFile, ZipFile
 
 from nanoeuler.errors import UserError
 from nanoeuler.evaluation.items import Item, item
-from nanoeuler.files import check_regular
+from nanoeuler.files import check_regular, json_lines
 
 ANSWER = "\nAnswer: "  # as DCLM's settings and the harness write it
 
@@ -58,66 +61,96 @@ TASKS = {
 }  # fmt: skip
 OTHER_NAMES = {"lambada": "lambada_openai", "openbookqa": "openbook_qa", "commonsenseqa":
                "commonsense_qa", "arc": "arc_easy"}  # fmt: skip
+OTHER_ENDINGS = {"hellaswag": ("txt", "txt.bz2"), "blimp": ("zip",)}  # of files, besides jsonl
 
 
 SEED = 1234  # from which the examples of an item are drawn, with its number: nanochat's
 
 
-def with_shots(items: list[Item], shots: int) -> list[Item]:
-    """The same items with `shots` others before each, answered, an empty line after each example.
+def with_shots(items: list[Item], shots: int, limit: int | None = None) -> list[Item]:
+    """The first `limit` items with `shots` others before each, answered, and an empty line.
 
-    A text for a schema has the right context. UserError if there are too few items to draw from.
+    Others are drawn from them all. A text for a schema has the right context. UserError if there
+    are too few items to draw from.
     """
     if shots and len(items) <= shots:
         raise UserError(f"expected more than {shots} items, to draw {shots} examples for each of "
                         f"them, got {len(items)}: choose fewer shots")  # fmt: skip
     made = []
-    for i, one in enumerate(items):
-        others = [*range(i), *range(i + 1, len(items))]
-        drawn = [items[k] for k in random.Random(SEED + i).sample(others, shots)]
+    for i, one in enumerate(items[:limit]):
+        others = range(len(items) - 1)  # of all but i
+        drawn = [items[k + (k >= i)] for k in random.Random(SEED + i).sample(others, shots)]
         before = "".join(x.contexts[x.gold] + x.continuations[x.gold] + "\n\n" for x in drawn)
         made.append(one._replace(contexts=tuple(before + text for text in one.contexts)))
     return made
 
 
 def text_of(path: Path, what: str) -> str:
-    """A file's text; UserError for one that is none, which says to give `what`."""
+    """A file's text, unpacked if its name ends in .bz2; of a .zip, that of its JSON lines.
+
+    UserError for one that has none, which says to give `what`.
+    """
     check_regular(path)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        if path.suffix == ".zip":
+            with ZipFile(path) as whole:
+                names = [name for name in whole.namelist() if re.fullmatch(r"data/[^.].*l", name)]
+                data = b"\n".join(map(whole.read, sorted(names)))
+        else:
+            data = path.read_bytes()
+            data = bz2.decompress(data) if path.suffix == ".bz2" else data
+        return data.decode().replace("\r\n", "\n")
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error, RuntimeError) as error:
         raise UserError(f"{path} cannot be read as text ({error}): give {what}") from None
 
 
+def _six_lines(text: str, path: Path) -> Iterator[tuple[int, str, Any]]:
+    """As `json_lines`, of HellaSwag as text: a beginning, the right number, four endings."""
+    lines = text.rstrip("\n").split("\n")
+    for at in range(0, len(lines), 6):
+        query, gold, *choices = [*lines[at : at + 6], "", ""][:6]
+        if len(lines) < at + 6 or gold not in list("0123"):
+            raise UserError(f"{path}, line {at + 1}: expected a beginning, the right number and "
+                            "four endings, a line each: is it HellaSwag's file?")  # fmt: skip
+        yield at + 1, query, {"query": query, "choices": choices, "gold": int(gold)}
+
+
 def read_items(name: str, path: Path) -> list[Item]:
-    """The items of a task's file of JSON lines; UserError for another file."""
-    task, items = TASKS[name], []
-    for number, line in enumerate(text_of(path, "a file of JSON lines").split("\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                raise UserError(f"{path}, line {number}: expected a JSON object, got "
-                                f"{line!r:.60}: is it the task's file?") from None  # fmt: skip
-            items.append(item(task.kind, record, task.delimiter, f"{path}, line {number}"))
+    """The items of a task's file, mostly of JSON lines; UserError for another file."""
+    task, text, items = TASKS[name], text_of(path, "a file of JSON lines"), []
+    plain = name == "hellaswag" and path.suffix in (".txt", ".bz2")
+    for number, line, record in _six_lines(text, path) if plain else json_lines(text):
+        if record is None:
+            raise UserError(f"{path}, line {number}: expected a JSON object, got {line!r:.60}: is "
+                            "it the task's file?")  # fmt: skip
+        items.append(item(task.kind, record, task.delimiter, f"{path}, line {number}"))
     if not items:
         raise UserError(f"{path} has no items: give the file of {task.title}")
     return items
 
 
-def file_of(name: str, folder: Path) -> Path:
-    """The file of a task in a folder, or the file itself; UserError for none, or several."""
-    if folder.is_file():
-        return folder
+def file_of(name: str, *folders: Path) -> Path:
+    """The file of a task in the first folder that has it, or a file itself; UserError for none.
+
+    A folder with several that might be meant is refused, too.
+    """
     ending = "raw" if TASKS[name].kind == "text" else "jsonl"
-    short = name.removesuffix("_openai")
-    named = [folder / f"{each}.{ending}" for each in dict.fromkeys((name, short))]
-    found = [each for each in named if each.exists()] \
-        or sorted(folder.glob(f"{short}_*.{ending}"))  # fmt: skip
+    short, found = name.removesuffix("_openai"), []
+    for folder in folders:
+        if folder.is_file():
+            return folder
+        named = [folder / f"{each}.{end}" for each in dict.fromkeys((name, short))
+                 for end in (ending, *OTHER_ENDINGS.get(name, ()))]  # fmt: skip
+        found = [each for each in named if each.exists()] \
+            or sorted(folder.glob(f"{short}_*.{ending}"))  # fmt: skip
+        if found:
+            break
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise UserError(f"expected one file {name}.{ending} in {folder}, got {names}: give the "
-                        "folder of the tasks, or the file") from None  # fmt: skip
+        where = ", ".join(map(str, folders))
+        raise UserError(f"expected one file {name}.{ending} in {where}, got {names}: give the "
+                        "folder of the tasks or the file with --tasks-from, or fetch it (nanoeuler "
+                        "data fetch core)")  # fmt: skip
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""The two ends of a training step: cross-entropy, the gradient's norm, AdamW.
+"""The two ends of a training step: cross-entropy, the gradient's norm, AdamW; and of a scored row.
 
 AdamW and the norm have GPT-2's 124M parameters. AdamW is timed beside a copy of as many bytes,
 which reads half of them and writes half, and beside PyTorch's fused one, which has no bf16 copy.
@@ -9,7 +9,7 @@ from functools import cache, partial
 import numpy as np
 from bench.card import Contest, ghost
 
-from nanoeuler.engines.gpu.rows import adamw, cross_entropy, gradient_norm
+from nanoeuler.engines.gpu.rows import adamw, cross_entropy, gradient_norm, likeliest
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights
 
@@ -50,9 +50,15 @@ def add_losses():
     return cross_entropy.ADD_LOSSES
 
 
+def is_likeliest():
+    """The kernel that says whether a target is the likeliest token."""
+    return likeliest.LIKELIEST
+
+
 def kernels():
     """Name -> maker of each kernel."""
     made = {"squares": squares, "decide": decide, "sum of losses": add_losses}
+    made["likeliest"] = is_likeliest
     made["AdamW"] = partial(adamw.adamw_kernel, adamw.ROUNDS)
     forms = {*FORMS.values()}
     for _, _, _, padded, wide, card in CHECKED.values():
@@ -359,6 +365,24 @@ def check_loss(bench, rows, heads, columns, padded, wide, card):
     }  # fmt: skip
 
 
+def check_likeliest(bench, rows, columns, width):
+    """Flags of the likeliest token, of another, and of none, against PyTorch's argmax."""
+    torch = bench.torch
+    torch.manual_seed(rows)
+    logits = bench.output(rows, width, dtype=torch.float32)
+    logits.copy_(3 * torch.randn(rows, width, device="cuda"))
+    best = logits[:, :columns].argmax(1, keepdim=True)
+    other = torch.randint(0, columns, (rows, 1), device="cuda")
+    kind = torch.arange(rows, device="cuda")[:, None] % 3
+    targets = torch.where(kind == 0, best, torch.where(kind == 1, other, -1)).to(torch.int32)
+    flags = bench.output(rows, 1, dtype=torch.float32)
+    views = map(bench.view, (logits, targets, flags))
+    seen = bench.repeat(bench.call([likeliest.likeliest_launch(*views, columns)]),
+                        dict(flags=flags))  # fmt: skip
+    wrong = (seen["flags"] != (targets == best).float()).sum().item()
+    return {"flags": {"error": float(wrong), "peer": 0.0, "least": 0.5}}
+
+
 def loss_entrants(bench):
     """One problem of all rows for all of ours, and a chunk of them again and again."""
     problem = Problem(bench, ROWS, 1, V, V, False)
@@ -378,6 +402,7 @@ def checks(bench):
     made["gradient norm 124M"] = partial(check_norm, bench)
     for name, shape in CHECKED.items():
         made[f"cross-entropy {name}"] = partial(check_loss, bench, *shape)
+    made["likeliest V 50257"] = partial(check_likeliest, bench, 1024, 50257, V)
     return made
 
 

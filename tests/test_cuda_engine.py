@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import recorded as helpers
+import tiers
 from mutants import Mutant, load, source
 from recorded import step_on_paper
-import tiers
 from tiers import thinned
 
 from nanoeuler.emulator import Device, rehearsal

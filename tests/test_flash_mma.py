@@ -212,13 +212,13 @@ def test_texts_and_the_order_of_blocks():
 
 @pytest.mark.parametrize(
     "module, function, old, new",
-    [
+    thinned([
         ("attention.mma_parts", "steps_from", "limits.batch, first)", "limits.batch, first + 127)"),
         ("attention.mma_parts", "forbid_others", "int32(row + 15)", "row"),
         ("attention.mma_parts", "forbid_foreign", "> limit_of(", "< limit_of("),
         ("attention.mma_forward", "whole", "int32(row + HALF), work.limits", "row, work.limits"),
         ("attention.mma_backward", "tiles_to", "limits.batch, last)", "limits.batch, last - 63)"),
-    ],
+    ]),
 )  # fmt: skip
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     use(load(Mutant(f"engines.gpu.{module}", function, "texts", old, new)), monkeypatch)

@@ -108,12 +108,15 @@ def test_gradients_are_the_references(name, monkeypatch):
 NORMED = replace(EULER, n_predict=1, qk_norm=True)
 
 
-@pytest.mark.parametrize("function, old, new", thinned([
+WITH_NORMS = [
     ("attend_backward", "if config.qk_norm:", "if False:"),
     ("head_norm_backward", "[db.q_norm, db.k_norm]", "[db.k_norm, db.q_norm]"),
     ("head_norm", "b.q_norm, b.k_norm", "b.k_norm, b.q_norm"),
     ("head_norm", 'config.position == "rope"', "False"),
-]))  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("function, old, new", thinned(WITH_NORMS))
 def test_mistakes_with_norms_of_heads_are_seen(function, old, new, monkeypatch):
     helpers.by_numpy(monkeypatch)
     wrong = load(Mutant("engines.gpu.step.engine", function, "heads", old, new))
@@ -142,16 +145,16 @@ def test_gradients_of_several_texts_in_float32(name, monkeypatch):
     assert max(outcome.errors().values()) < (1e-3 if name == "cuda-tf32" else 1e-5)
 
 
-@pytest.mark.parametrize(
-    "module, function, old, new",
-    thinned([
-        ("step.recording", "fill_batch", "last_of(seen)", "seen + 0"),
-        ("step.recording", "fill_batch", "np.arange(first.shape[1]) - first[x]",
-         "np.arange(first.shape[1])"),
-        ("step.recording", "fill_step", "scatter_plan(places.reshape(-1)",
-         "scatter_plan(0 * places.ravel()"),
-    ]),
-)  # fmt: skip
+WITH_TEXTS = [
+    ("step.recording", "fill_batch", "last_of(seen)", "seen + 0"),
+    ("step.recording", "fill_batch", "np.arange(first.shape[1]) - first[x]",
+     "np.arange(first.shape[1])"),
+    ("step.recording", "fill_step", "scatter_plan(places.reshape(-1)",
+     "scatter_plan(0 * places.ravel()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module, function, old, new", thinned(WITH_TEXTS))
 def test_mistakes_with_several_texts_are_seen(module, function, old, new, monkeypatch):
     helpers.by_numpy(monkeypatch)
     wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
@@ -309,6 +312,10 @@ def test_all_faults_have_their_place():
         source(Mutant(name, function, what, old, new))
     for what, texts in TURNS.items():
         source(Mutant(ENGINE, "fused_rope", what, *texts))
+    for function, old, new in WITH_NORMS:
+        source(Mutant(ENGINE, function, "heads", old, new))
+    for name, function, old, new in WITH_TEXTS:
+        source(Mutant(f"engines.gpu.{name}", function, "texts", old, new))
 
 
 @pytest.mark.parametrize("what", thinned(FAULTS))

@@ -317,6 +317,8 @@ def fails(launches, a, names):
 def test_all_mistakes_have_their_place():
     for what, module, function, old, new in MISTAKES:
         source(Mutant(module, function, what, old, new))
+    for function, _, old, new in PAIRS:
+        source(Mutant(OPERANDS, function, "a pair is missing", old, new))
 
 
 @pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))

@@ -1,6 +1,7 @@
 """What all tests share: the same examples, an order that keeps workers busy, limits, no GPU."""
 
 import faulthandler
+import functools
 import os
 import signal
 import time
@@ -9,11 +10,17 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+from nanoeuler.engines.gpu.lang import instruction
+
 BEGUN = pytest.StashKey[float]()
 
 # "auto" is to mean the same engine in every test and program that tests start, also on a machine
 # with a GPU: `make test-gpu` is for that.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# The emulator takes every helper of a kernel apart at each launch, which was a third of the time of
+# a step on paper: equal code uses equal names.
+instruction.used = functools.cache(instruction.used)
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")
@@ -24,12 +31,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that take longer than others of their size: programs, kernels on paper.
+SLOW = ("test_switches", "test_cuda_engine", "test_variants", "test_lora_gpu", "test_exercises",
+        "test_gpu_decode", "test_backward")  # fmt: skip
+
+
 def pytest_collection_modifyitems(items):
-    """For --dist loadfile: a file in one piece makes its fixtures once. Long ones first.
+    """A file in one piece makes its fixtures once. Long ones first, so that no worker ends alone.
 
     What chapters compile, the others find compiled.
     """
-    items.sort(key=lambda item: (item.path.stem != "test_chapters", -item.path.stat().st_size))
+    items.sort(key=lambda item: (item.path.stem != "test_chapters", item.path.stem not in SLOW,
+                                 -item.path.stat().st_size))  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A worker takes a file at a time, but of the chapters, which take minutes, one at a time."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneChapterOrFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return nodeid if file.endswith("test_chapters.py") else file
+
+    return OneChapterOrFile(config, log)
 
 
 def pytest_addoption(parser):

@@ -19,7 +19,7 @@ import recorded as helpers
 from lazy_driver import Driver
 from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
-from tiers import paired, thinned
+from tiers import kept, paired, thinned
 
 from nanoeuler.emulator.collectives import PaperLink, RankDevice
 from nanoeuler.emulator.machine import Fault
@@ -440,7 +440,8 @@ def test_two_ranks_are_one_device():
     compare(GPT, train_one(GPT, 2, 2), right(2))
 
 
-@pytest.mark.parametrize(("size", "pieces", "copies"), [(4, 1, False), (2, 2, False), (4, 1, True)])
+@pytest.mark.parametrize(("size", "pieces", "copies"), kept(
+    [(4, 1, False), (2, 2, False), (4, 1, True)], (2, 2, False), (4, 1, True)))  # fmt: skip
 def test_ranks_and_pieces_of_another_model_are_one_device(size, pieces, copies):
     one = train_one(ONE, 1, 4)
     ranks = train_ranks(ONE, size, 1, pieces=pieces, copies=copies)
@@ -465,8 +466,7 @@ def test_exchanges_may_be_late_and_need_not_overlap(way):
         assert bits(rank) == bits(right()[0])
 
 
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("name", thinned(FAULTS, 2))
+@pytest.mark.parametrize("name, copies", thinned(product(FAULTS, (False, True))))
 def test_faults_are_seen(name, copies):
     builder, late, _ = FAULTS[name]
     try:

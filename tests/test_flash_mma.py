@@ -210,16 +210,16 @@ def test_texts_and_the_order_of_blocks():
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.parametrize(
-    "module, function, old, new",
-    [
-        ("attention.mma_parts", "steps_from", "limits.batch, first)", "limits.batch, first + 127)"),
-        ("attention.mma_parts", "forbid_others", "int32(row + 15)", "row"),
-        ("attention.mma_parts", "forbid_foreign", "> limit_of(", "< limit_of("),
-        ("attention.mma_forward", "whole", "int32(row + HALF), work.limits", "row, work.limits"),
-        ("attention.mma_backward", "tiles_to", "limits.batch, last)", "limits.batch, last - 63)"),
-    ],
-)  # fmt: skip
+WITH_TEXTS = [
+    ("attention.mma_parts", "steps_from", "limits.batch, first)", "limits.batch, first + 127)"),
+    ("attention.mma_parts", "forbid_others", "int32(row + 15)", "row"),
+    ("attention.mma_parts", "forbid_foreign", "> limit_of(", "< limit_of("),
+    ("attention.mma_forward", "whole", "int32(row + HALF), work.limits", "row, work.limits"),
+    ("attention.mma_backward", "tiles_to", "limits.batch, last)", "limits.batch, last - 63)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module, function, old, new", thinned(WITH_TEXTS))
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     use(load(Mutant(f"engines.gpu.{module}", function, "texts", old, new)), monkeypatch)
     a = in_texts(inputs(1, 1, 1, 260, 32), [[100, 120, 40]])
@@ -300,6 +300,8 @@ def fails(launches, a, names):
 def test_all_mistakes_have_their_place():
     for what, module, function, old, new in MISTAKES:
         source(Mutant(module, function, what, old, new))
+    for module, function, old, new in WITH_TEXTS:
+        source(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
 
 
 @pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))

@@ -317,6 +317,8 @@ def fails(launches, a, names):
 def test_all_mistakes_have_their_place():
     for what, module, function, old, new in MISTAKES:
         source(Mutant(module, function, what, old, new))
+    for function, _, old, new in PAIRS:
+        source(Mutant(OPERANDS, function, "a pair is missing", old, new))
 
 
 @pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
@@ -330,7 +332,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
         assert fails([forward(a, 2)], a, ("o", "lse"))
 
 
-@pytest.mark.parametrize("function, pieces, old, new", PAIRS)
+@pytest.mark.parametrize("function, pieces, old, new", thinned(PAIRS))
 def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
     put_wrong(Mutant(OPERANDS, function, "a pair is missing", old, new), monkeypatch)
     assert not pairs_seen(pieces) < 1

@@ -5,7 +5,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, load, source
+from tiers import thinned
 
 from nanoeuler import emulator
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
@@ -218,7 +219,12 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+def test_all_faults_have_their_place():
+    for what, (function, old, new, module) in FAULTS.items():
+        source(Mutant(f"engines.gpu.{module}", function, what, old, new))
+
+
+@pytest.mark.parametrize("name", thinned(FAULTS))
 def test_a_fault_is_found(name):
     function, old, new, module = FAULTS[name]
     with mock.patch.object(mma_kernel_module, function, wrong(function, old, new, module)):

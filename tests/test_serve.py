@@ -24,6 +24,7 @@ from types import SimpleNamespace
 import browser as chromium
 import numpy as np
 import pytest
+from tiers import kept
 
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.errors import UserError
@@ -957,7 +958,7 @@ def test_pages_of_others_may_not_ask(server):
 
 
 @served
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", kept([False, True], True))
 def test_a_hundred_at_once_are_answered_or_refused(stream):
     """With room for seven; and with a client that asks again, as the protocol's own does."""
     import openai

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import kept
 
 from nanoeuler.engines.cpu import decode, packing
 from nanoeuler.engines.cpu.decode import CpuReader
@@ -30,6 +31,12 @@ MODELS = {
                         mlp="gelu", bias=True, tied=True),
 }  # fmt: skip
 KINDS = ("F32", "F16", "BF16")
+
+
+def whole(names):
+    """Cases of whole models. For each kind the pass is compiled, so one of 16 bits is `long`."""
+    cases = [*product(names, KINDS)]
+    return kept(cases, *(case for case in cases if case[1] != "F16"))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def in_folder(folder, name, kind):
     return config, stored, held
 
 
-@pytest.mark.parametrize("name, kind", [*product(MODELS, KINDS)])
+@pytest.mark.parametrize("name, kind", whole(MODELS))
 def test_bits_are_those_of_float32(tmp_path, name, kind):
     """Equal numbers, added up in the same order: so the bound on the difference is zero."""
     config, stored, held = in_folder(tmp_path / "m", name, kind)
@@ -104,7 +111,7 @@ def test_gate_and_up_come_in_any_number_of_panels(F):
             assert (turned.columns(first, last) == whole[:, first:last]).all()
 
 
-@pytest.mark.parametrize("name, kind", [*product(("llama", "gpt2"), KINDS)])
+@pytest.mark.parametrize("name, kind", whole(["llama", "gpt2"]))
 def test_a_run_keeps_the_bits_of_its_file(tmp_path, words, name, kind):
     config, stored, held = in_folder(tmp_path / "m", name, kind)
     write_model(tmp_path / "run", config, words, stored, "somewhere")

@@ -6,6 +6,7 @@ What it does name changes its numbers, or what is recorded or planned, and the n
 the reference engine.
 """
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, fields, replace
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 import recorded
 from crossings import KNOWN
-from test_cuda_engine import HOPPER, WIDE, bound
+from test_cuda_engine import HOPPER, MODELS, WIDE, bound
+from tiers import kept
 
 import nanoeuler as ne
 from nanoeuler.checks import gradcheck
@@ -121,6 +123,12 @@ NUMBERS = {
 PROGRAMS = {**NUMBERS, "cuda": (gpu_engine, recorded_step), "planner": (counts, planned)}
 
 
+@functools.cache
+def numbers(program, config):
+    """What a program makes of a model as the package is: tests that change nothing share it."""
+    return PROGRAMS[program][1](config)
+
+
 def test_every_field_is_changed_here():
     found = {field.name for field in fields(ModelConfig)}
     assert {name for name, _ in CHANGES} | SCALES.keys() == found
@@ -193,15 +201,15 @@ def test_a_word_without_code_is_refused_by_all(name, monkeypatch):
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name, value", CHANGES)
 def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
-    run, base = PROGRAMS[program][1], base_for(name)
+    base = base_for(name)
     try:
-        other = run(changed(name, value))
+        other = numbers(program, changed(name, value))
     except UserError as error:
         assert name in REFUSED[program], error
         asked = "sliding_window" if name == "window_pattern" else name  # of which it is a pattern
         assert f"expected {name}" in str(error) or f"expected {asked}" in str(error), error
         return
-    one = run(base)
+    one = numbers(program, base)
     if isinstance(one, np.ndarray) and one.shape == other.shape:
         # A longer context only leaves room for more: the numbers of the same tokens stay. All else
         # changes them by more than the roundings of bf16 could.
@@ -220,13 +228,13 @@ def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
 def test_numbers_are_those_of_the_reference(program, name, value):
     config = changed(name, value)
     try:
-        ours = np.asarray(NUMBERS[program][1](config), np.float64)
+        ours = np.asarray(numbers(program, config), np.float64)
     except UserError:
         return  # which the test above knows
     exact = Weights(config, np.float64)
     exact.flat[:] = weights(config).flat
     theirs = forward(reference.ReferenceEngine(), config, exact, np.array([TOKENS]))[0][0]
-    single = logits_of(reference.ReferenceEngine)(config)
+    single = numbers("reference", config)
     if program == "gpu reader":
         # `bound` is derived for gradients; a logit goes through fewer roundings to bf16.
         theirs = theirs[:, :1]  # it has the first head alone
@@ -237,7 +245,14 @@ def test_numbers_are_those_of_the_reference(program, name, value):
     assert np.abs(ours - theirs).max() <= most
 
 
-@pytest.mark.parametrize("name, value", [each for each in CHANGES if each[0] in CHOICES])
+# What no model of tests/test_cuda_engine.py has, where two switches meet in each.
+ALONE = [(name, value) for name, value in CHANGES if name in CHOICES
+         and not any(getattr(config, name) == value for config, *_ in MODELS.values())]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, value", kept([each for each in CHANGES if each[0] in CHOICES], *ALONE)
+)
 def test_gradients_of_a_gpu_are_those_of_the_reference(name, value, monkeypatch):
     recorded.by_numpy(monkeypatch)
     config = changed(name, value, replace(BASE, n_layers=1))

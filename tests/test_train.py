@@ -32,6 +32,7 @@ import pytest
 from deaths import Died, dying_before, full_disk
 from lives import CONFIG, RIVER
 from matplotlib.figure import Figure
+from tiers import kept, thinned
 
 from nanoeuler.data.batches import Batches
 from nanoeuler.data.dataset import Prepared
@@ -272,7 +273,8 @@ def test_a_signal_to_the_process_itself(tmp_path):
         assert f"{number.name}: step {step} of {lives.STEPS} is saved" in said.read_text()
 
 
-def test_a_full_disk_stops_the_run_and_leaves_the_save_before(straight, tmp_path):
+@pytest.mark.parametrize("first", thinned([1, 2, 3]))
+def test_a_full_disk_stops_the_run_and_leaves_the_save_before(first, straight, tmp_path):
     # the third rename is that of the save of step 4, after that of its best model
     with full_disk("rename", 3), pytest.raises(UserError, match="step 4 .*the save of step 0 is"):
         go(tmp_path)
@@ -280,7 +282,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_save_before(straight, tmp_path
     assert resume(tmp_path).step == STEPS
     assert_same_run(tmp_path, straight)
     # replaced are files of the text's preparation, of the run's beginning, metrics and the picture
-    for call in range(1, 20):
+    for call in range(first, 20, 3):
         out = tmp_path / f"{call}"
         with full_disk("replace", call) as count:
             try:
@@ -974,7 +976,7 @@ def test_minutes_are_bit_for_bit_the_steps_that_fit_into_them(tmp_path, monkeypa
         assert ours == theirs
 
 
-@pytest.mark.parametrize("moment", [1, 6, 11, 12, 14, 29])
+@pytest.mark.parametrize("moment", thinned([1, 6, 11, 12, 14, 29], 2))
 def test_a_run_of_minutes_that_died_goes_on_to_its_own_end(moment, tmp_path, monkeypatch):
     """Before its length is known it begins again; after that it is what the first save says."""
     fits(monkeypatch, 30)
@@ -991,7 +993,7 @@ def test_a_run_of_minutes_that_died_goes_on_to_its_own_end(moment, tmp_path, mon
     assert_same_run(out, whole)
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", kept([False, True], True))
 def test_a_signal_before_the_length_is_known(late, tmp_path, monkeypatch, capsys):
     """A step or two more are taken, which tell it; then the run is saved, and goes on as ever."""
     fits(monkeypatch, 120)  # not fewer: ten times the warm-up

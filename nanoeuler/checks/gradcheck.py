@@ -129,8 +129,9 @@ TINIEST = ModelConfig(
 )
 
 
-# Switches that are combined with each other. The others are set one at a time.
+# Switches whose first two values are combined with each other. All else is set one at a time.
 CROSSED = ("norm", "position", "mlp", "bias", "tied")
+STEPS = (1.0, 1), (1.0, 2), (0.7, 1), (0.7, 2)  # a step's size, how often a block is repeated
 # What scales RoPE's angles in a model with a context of a few positions: by Llama 3's rule the
 # first angle, 2 pi positions a turn, is between the two frequencies, and the others are slower.
 ROPE = {
@@ -151,19 +152,20 @@ def setting(name: str, value: Any) -> dict[str, Any]:
 def architectures() -> dict[str, ModelConfig]:
     """Name -> a tiny config: the CROSSED switches; then the others, by steps of several sizes."""
     configs, known = {}, {name: reference.supports.get(name, v[:1]) for name, v in CHOICES.items()}
-    for values in product(*(known[switch] for switch in CROSSED)):
+    for values in product(*(known[switch][:2] for switch in CROSSED)):
         chosen = dict(zip(CROSSED, values, strict=True))
         words = [switch if value is True else value for switch, value in chosen.items() if value]
         n_predict = 1 if chosen["tied"] else TINIEST.n_predict
         configs[" ".join(words)] = replace(TINIEST, n_predict=n_predict, **chosen)
     ways = {"euler": {}}
     for switch, values in known.items():
-        for value in () if switch in CROSSED else values[1:]:
+        for value in values[2 if switch in CROSSED else 1 :]:
             ways[value if switch == "integrator" else f"{switch} {value}"] = setting(switch, value)
-    for (way, changes), h, repeat in product(ways.items(), (1.0, 0.7), (1, 2)):
-        configs[f"{way}, step {h}, repeat {repeat}"] = replace(
-            TINIEST, n_layers=2 * repeat, step_size=h, repeat=repeat, **changes
-        )
+    for way, changes in ways.items():
+        for h, repeat in STEPS if way in CHOICES["integrator"] else (STEPS[0], STEPS[-1]):
+            configs[f"{way}, step {h}, repeat {repeat}"] = replace(
+                TINIEST, n_layers=2 * repeat, step_size=h, repeat=repeat, **changes
+            )
     return configs
 
 

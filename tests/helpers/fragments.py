@@ -12,6 +12,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,8 @@ def tokens(text: str) -> list[Token]:
     return [Token(match[0], *match.span()) for match in found]
 
 
-def local_names(function: str) -> set[str]:
+@cache
+def local_names(function: str) -> frozenset[str]:
     """What the source of a function binds: its parameters, and what it or one in it assigns."""
     names = set()
     method = function.lstrip("\n").startswith(" ")
@@ -47,12 +49,13 @@ def local_names(function: str) -> set[str]:
             names.add(node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-    return names
+    return frozenset(names)
 
 
-def qualified(fragment: str, module: str, function: str) -> str:
-    """The fragment with `hopper.wait` for each `wait` that the function's module writes so."""
-    own, nodes = local_names(function), [*ast.walk(ast.parse(module))]
+@cache
+def names_by_module(module: str) -> dict[str, str]:
+    """Name -> `hopper.name`, as the source of a module writes it, of our modules' names."""
+    nodes = [*ast.walk(ast.parse(module))]
     lines = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     places = {
         alias.asname or alias.name
@@ -60,11 +63,16 @@ def qualified(fragment: str, module: str, function: str) -> str:
         for alias in line.names
         if (PACKAGE / f"{line.module}.{alias.name}".replace(".", "/")).with_suffix(".py").exists()
     }
-    full = {
+    return {
         node.attr: ast.unparse(node)
         for node in nodes
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in places
     }
+
+
+def qualified(fragment: str, module: str, function: str) -> str:
+    """The fragment with `hopper.wait` for each `wait` that the function's module writes so."""
+    own, full = local_names(function), names_by_module(module)
     parts, at, last = [], 0, ""
     for token in tokens(fragment):
         plain = last != "." and token.text not in own

@@ -42,12 +42,17 @@ def execute(source, name, module):
     exec(compile(source, name, "exec"), vars(module))
 
 
+@cache
+def functions(text):
+    """The functions of a module's text, which has many mistakes planted in it."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+
+
 def source(mutant):
     """(path, text) of the module with the mistake in it; AssertionError where it finds no place."""
     path = Path(importlib.util.find_spec(f"nanoeuler.{mutant.module}").origin)
     text = path.read_text(encoding="utf-8")
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    (node,) = (node for node in nodes if node.name == mutant.function)
+    (node,) = (node for node in functions(text) if node.name == mutant.function)
     lines = text.splitlines(keepends=True)
     before, after = lines[: node.lineno - 1], lines[node.end_lineno :]
     body = "".join(lines[node.lineno - 1 : node.end_lineno])

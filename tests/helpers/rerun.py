@@ -1,5 +1,8 @@
 """A chapter or a file of tests, run once more in another environment, and what came of it."""
 
+import atexit
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -17,14 +20,31 @@ ROOT = Path(__file__).resolve().parents[2]
 INSIDE = Path(__file__).with_name("inside")  # what is changed in each Python that is started
 # pytest with nbval and no other plugin. First the book's tool, which spares all who read notebooks
 # the slow half of jsonschema; ROOT's tool, since `-c` looks there before it looks at a chapter's
-# part of the package. A cell's kernel is dead after 500 s: before the limit of the test that waits
-# for it (pyproject.toml).
+# part of the package. To load all this takes a second, so it is done once, and each notebook gets a
+# fork of it. A cell's kernel is dead after 500 s: before the limit of the test that waits for it
+# (pyproject.toml).
 NBVAL = """
+import json
+import os
 import sys
 import nanoeuler.book.build
-import pytest
-sys.exit(pytest.main(["-p", "nbval.plugin", "--nbval", "--nbval-current-env",
-                      "--nbval-cell-timeout=500", *sys.argv[1:]]))
+import ipykernel.kernelspec, jupyter_client.manager, nbval.plugin, pytest
+for line in sys.stdin:
+    flags, variables, told = json.loads(line)
+    child = hasattr(os, "fork") and os.fork()
+    if not child:
+        code = 1
+        try:
+            os.environ.clear()
+            os.environ.update(variables)
+            to = os.open(told, os.O_WRONLY | os.O_CREAT)
+            os.dup2(to, 1), os.dup2(to, 2)
+            code = pytest.main(["-p", "nbval.plugin", "--nbval", "--nbval-current-env",
+                                "--nbval-cell-timeout=500", *flags])
+            sys.stdout.flush(), sys.stderr.flush()
+        finally:
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 SHOWN = 3000  # characters of a failure's output: its end
 
@@ -65,21 +85,50 @@ def changed(variables: dict[str, str], changes: Mapping[str, str | None]) -> dic
     return {name: value for name, value in {**variables, **changes}.items() if value is not None}
 
 
+def by_pytest(flags: list[str], variables: dict[str, str], folder: str) -> tuple[int, str]:
+    """Run a file of tests in a Python of its own: its exit code, and the end of what it said."""
+    done = subprocess.run([sys.executable, "-m", "pytest", *flags], env=variables, cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    return done.returncode, done.stdout[-SHOWN:] + done.stderr[-SHOWN:]
+
+
+@functools.cache
+def nbval() -> subprocess.Popen:
+    """The Python that NBVAL runs in, which ends with this one."""
+    started = subprocess.Popen([sys.executable, "-c", NBVAL], cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    atexit.register(started.communicate)
+    return started
+
+
+def by_nbval(flags: list[str], variables: dict[str, str], folder: str) -> tuple[int, str]:
+    """The same of a notebook, in a fork of NBVAL's Python."""
+    told = Path(folder, "said")
+    order = json.dumps([flags, variables, str(told)]) + "\n"
+    if hasattr(os, "fork"):
+        process = nbval()
+        process.stdin.write(order)
+        process.stdin.flush()
+        code = int(process.stdout.readline())
+    else:
+        code = subprocess.run([sys.executable, "-c", NBVAL], cwd=ROOT, input=order, text=True,
+                              check=False).returncode  # fmt: skip
+    return code, told.read_text(encoding="utf-8", errors="replace")[-2 * SHOWN :]
+
+
 def run(target: Path, variables: dict[str, str]) -> Outcome:
     """Run the cells of a notebook, compared with what is stored, or a file of tests."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        how = ["-m", "pytest"] if target.suffix == ".py" else ["-c", NBVAL]
         flags = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(target)]
-        done = subprocess.run([sys.executable, *how, *flags], env=variables, cwd=ROOT,
-                              capture_output=True, text=True)  # fmt: skip
+        start = by_pytest if target.suffix == ".py" else by_nbval
+        code, said = start(flags, variables, folder)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
-    said = done.stdout[-SHOWN:] + done.stderr[-SHOWN:]
     failures = [f"{case.get('name')}\n{(each.text or '')[-SHOWN:]}" for case in cases
                 for each in case if each.tag in ("failure", "error")]  # fmt: skip
-    if done.returncode and not failures:
-        failures = [f"pytest ended with {done.returncode}\n{said}"]
+    if code and not failures:
+        failures = [f"pytest ended with {code}\n{said}"]
     passed = sum(not any(each.tag in ("failure", "error", "skipped") for each in case)
                  for case in cases)  # fmt: skip
     return Outcome(passed, failures, (time.monotonic() - began) / 60)

@@ -64,3 +64,14 @@ def thinned(cases: Iterable[Any], every: int = 3) -> list:
                      marks=() if i % every == 0 else pytest.mark.long)
         for i, case in enumerate(cases)
     ]  # fmt: skip
+
+
+def kept(cases: Iterable[Any], *short: Any) -> list:
+    """Parameters of a test: all cases, but those that `short` doesn't name are `long`."""
+    cases = list(cases)
+    assert all(each in cases for each in short), "a case that is to stay has gone"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)),
+                     marks=() if case in short else pytest.mark.long)
+        for case in cases
+    ]  # fmt: skip

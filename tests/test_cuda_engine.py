@@ -22,11 +22,16 @@ from tiers import thinned
 from nanoeuler.emulator import Device, rehearsal
 from nanoeuler.emulator.dtypes import to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
-from nanoeuler.engines.gpu.step import backends, engine
+from nanoeuler.engines.gpu.step import backends, engine, recording
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS
 from nanoeuler.engines.gpu.step.program import ARENA, Recording
-from nanoeuler.engines.gpu.step.recording import Machine, ProgramBuilder, record_step
+from nanoeuler.engines.gpu.step.recording import (
+    GRADIENTS,
+    Machine,
+    ProgramBuilder,
+    record_step,
+)
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
@@ -262,6 +267,44 @@ def test_the_whole_step_changes_weights_as_adamw_does(monkeypatch):
     copies = Weights(GPT, np.uint16, outcome.memories["copies"])
     for name, view in named.items():
         np.testing.assert_array_equal(copies[name], to_bf16(np.ascontiguousarray(view)), name)
+
+
+DEEP = replace(TURNED, n_layers=3)
+
+
+def test_gradients_lend_their_memory_until_they_are_made(monkeypatch):
+    """No bit differs from a step in which they don't, and its arena is larger."""
+    helpers.by_numpy(monkeypatch)
+    lent = step_on_paper(DEEP, 2, 4, HOPPER, BF16)
+    check(lent)
+    program, starts = lent.recorded.program, lent.exact.block_starts
+    assert len(program.borrowed[GRADIENTS]) > 4
+    for start, size, _, _ in program.borrowed[GRADIENTS]:  # never the last block's
+        assert 4 * starts[0] <= start and start + size <= 4 * starts[2]
+    monkeypatch.setattr(recording, "lendable", lambda gradients: {})
+    alone = step_on_paper(DEEP, 2, 4, HOPPER, BF16)
+    assert not alone.recorded.program.borrowed
+    assert alone.recorded.program.sizes[ARENA] > program.sizes[ARENA]
+    for name in GRADIENTS, "weights", "m", "v", "copies":
+        np.testing.assert_array_equal(alone.memories[name], lent.memories[name], name)
+
+
+@pytest.mark.parametrize("function, old, new", [
+    ("lend_gradients", "i < here", "i <= here"),
+    ("move_norm", "self.recording.lending = False", "self.recording.lending = True"),
+    ("defer_sums", "store=out.address in self.fresh", "store=False"),
+    ("defer_sums", "self.fresh.discard(out.address)", "pass"),
+])  # fmt: skip
+def test_mistakes_with_lent_memory_are_seen(function, old, new, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant("engines.gpu.step.engine", function, "lending", old, new))
+    monkeypatch.setattr(CudaEngine, function, getattr(wrong.CudaEngine, function))
+    try:
+        outcome = step_on_paper(DEEP, 2, 4, HOPPER, BF16, 2)
+    except RuntimeError as error:
+        assert "have come back" in str(error)
+    else:
+        assert not all(error < bound_of(outcome) for error in outcome.errors().values())
 
 
 # What may go wrong between kernels: the module, its class, the function, the text and its mutant.

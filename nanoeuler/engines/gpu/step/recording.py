@@ -23,7 +23,7 @@ from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
-from nanoeuler.engines.gpu.step.program import Array, Program, Recording
+from nanoeuler.engines.gpu.step.program import ALIGN, Array, Program, Recording
 from nanoeuler.engines.sharding import slices
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
@@ -71,9 +71,25 @@ def cleared(weights: Weights) -> np.ndarray:
     """The tiles of all gradients that a step adds to and never stores."""
     spans, tied = [], weights.config.tied
     for name, part in zip(weights, adamw.segments(weights), strict=True):
-        if not part.decay or name == "positions" or (name == "embedding" and not tied):
+        bias = not part.decay and "norm" not in name
+        if bias or name == "positions" or (name == "embedding" and not tied):
             spans.append((part.start, part.length))
     return clear_table(spans, weights.flat.shape[0])
+
+
+def lendable(gradients: Weights) -> dict[int, list[tuple[str, int, int]]]:
+    """(memory, start, bytes) of the gradients that a step stores before it adds to them, by block.
+
+    Whole units of ALIGN, as the arena lends; a gradient that begins within one is left out.
+    """
+    found: dict[int, list[tuple[str, int, int]]] = {}
+    for name, view in gradients.items():
+        first, *rest = name.split(".")
+        stored = len(view.shape) > 1 or "norm" in name
+        if first == "block" and stored and view.address % ALIGN == 0 and view.nbytes >= ALIGN:
+            span = view.memory, view.address, view.nbytes // ALIGN * ALIGN
+            found.setdefault(int(rest[0]), []).append(span)
+    return found
 
 
 def windows(config: ModelConfig, i: int) -> list[tuple[ModelConfig, tuple[str, str]]]:
@@ -206,8 +222,11 @@ class ProgramBuilder:
         """
         flat = self.whole(GRADIENTS)
         gradients = Weights(self.config, np.float32, flat)
-        table = self.recording.constant(cleared(gradients))
-        self.recording.add("clear", clear_launch(table, flat))
+        tiles = cleared(gradients)
+        if len(tiles):
+            self.recording.add("clear", clear_launch(self.recording.constant(tiles), flat))
+        self.engine.fresh = {view.address for name, view in gradients.items() if "norm" in name}
+        self.engine.lendable = lendable(gradients)
         losses = self.passes(gradients, slices(range(B), pieces), T, packed)
         self.update(flat, losses, rules)
         return Recorded(self.recording.end(), self.inputs, self.results)

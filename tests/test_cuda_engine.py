@@ -269,6 +269,16 @@ def test_the_whole_step_changes_weights_as_adamw_does(monkeypatch):
         np.testing.assert_array_equal(copies[name], to_bf16(np.ascontiguousarray(view)), name)
 
 
+@pytest.mark.parametrize("rows, size, most", [
+    (16384, 2 * 50304, 4096), (8192, 2 * 128256, 2816), (8192, 4 * 128256, 1792), (6, 10**6, 256),
+    (4097, 128, 2304),
+])  # fmt: skip
+def test_logits_of_few_rows_at_a_time(rows, size, most):
+    """Whole tiles, equal parts, not more rows or bytes than there may be."""
+    assert engine.rows_at_once(rows, size) == most
+    assert most % 256 == 0 and most <= 4096 and most * size <= max(900 << 20, 256 * size)
+
+
 DEEP = replace(TURNED, n_layers=3)
 
 

@@ -67,7 +67,8 @@ from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
-LOSS_ROWS = 4096
+# LOSS_BYTES: fewer rows where these would take more, in parts of equal size, in whole tiles.
+LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 900 << 20, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
 # Columns from which on a norm's output is made again and not kept: a layer's products grow with
@@ -727,13 +728,12 @@ class CudaEngine(Engine):
         """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
         if full:
             return self.take(rows, columns)
-        memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
-        return memory[:rows]
+        return self.recording.whole(LOGITS, (rows, columns), DTYPES[self.precision.kind])
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
-        """As `Engine.loss`: the logits of LOSS_ROWS positions at a time."""
+        """As `Engine.loss`: the logits of some positions at a time, see `rows_at_once`."""
         rows, aims = rows_of(n), rows_of(targets)
         K = aims.shape[1]
         V = W.shape[1] // K
@@ -741,14 +741,15 @@ class CudaEngine(Engine):
         expect_vocabulary(V, K)
         losses, copy = self.take(*aims.shape, kind="float32"), self.copy_of(W)
         dn = None if dW is None else self.take(*n.shape)
-        for first in range(0, rows.shape[0], LOSS_ROWS):
-            part = rows[first : first + LOSS_ROWS]
+        most = rows_at_once(rows.shape[0], K * pitch * rows.dtype.itemsize)
+        for first in range(0, rows.shape[0], most):
+            part = rows[first : first + most]
             logits = self.take_logits(part.shape[0], K * pitch, pitch == V)
             used = logits[:, : K * V]
             self.matmul("logits", part, copy, used)
             self.loss_rows(logits, aims, scale, losses, V, first, dW is not None)
             if dW is not None:
-                dpart = rows_of(dn)[first : first + LOSS_ROWS]
+                dpart = rows_of(dn)[first : first + most]
                 self.matmul("logits, dX", *self.padded_logits(logits, copy.T), dpart)
                 self.weight_gradient(dW, part, used, "logits")
             del logits, used
@@ -756,6 +757,13 @@ class CudaEngine(Engine):
 
 
 # %% sec-step-engine
+def rows_at_once(rows: int, size: int) -> int:
+    """How many of `rows` positions have logits at a time, if a row of them takes `size` bytes."""
+    parts = max(-(-rows // LOSS_ROWS), -(-rows * size // LOSS_BYTES))
+    unit = min(LOSS_UNIT, LOSS_ROWS)
+    return -(-rows // (parts * unit)) * unit
+
+
 def expect_vocabulary(V: int, K: int) -> None:
     """UserError for a vocabulary of which an engine cannot predict K tokens at once."""
     if K > 1 and V % PITCH:

@@ -54,6 +54,7 @@ def kernels():
     """Name -> maker of each kernel."""
     made = {"squares": squares, "decide": decide, "sum of losses": add_losses}
     made["AdamW"] = partial(adamw.adamw_kernel, adamw.ROUNDS)
+    made["AdamW, masters in halves"] = partial(adamw.adamw_kernel, adamw.ROUNDS, True)
     forms = {*FORMS.values()}
     for _, _, _, padded, wide, card in CHECKED.values():
         forms |= {cross_entropy.form_for(padded, wide, capability=card)}

@@ -79,7 +79,7 @@ def put_copy(here, i, address, at):
 
 # %% sec-update-halves
 def to_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 -> bf16 copies, rounded half up, and lower halves, as uint16. Eq. eq-update-halves."""
+    """float32 -> bf16 copies, rounded half up, and lower halves: uint16. Eq. eq-update-halves."""
     word = np.ascontiguousarray(values, np.float32).view(np.uint32)
     word = np.where(np.isnan(values), np.uint32(NAN), word)
     return ((word + np.uint32(HALF)) >> np.uint32(16)).astype(np.uint16), word.astype(np.uint16)

@@ -587,15 +587,17 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     before = [state.flat.copy() for state in states]
     copies = ours.memories["copies"]
     broken = ours.device.host(copies).copy()
-    broken[200] = 0x7FC0  # nan in bf16: of the embedding
+    broken[200] = 0x7FC0  # nan in bf16: of the embedding, and the upper half of its master
     ours.device.fill(copies, broken)
+    whole, before[0][200] = before[0][200], np.nan
     ours.step(tokens, targets, 1e-3, 2)
     (taken,) = ours.finish()
     assert taken.number == 2 and not taken.finite
     ours.pull()
     for state, old in zip(states, before, strict=True):
         np.testing.assert_array_equal(state.flat, old)
-    ours.push()  # which makes the copies anew
+    ours.weights.flat[200] = whole
+    ours.push()
     ours.step(tokens, targets, 1e-3, 2)
     assert ours.finish()[0].finite
 

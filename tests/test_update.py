@@ -440,7 +440,8 @@ class Training:
         for ours, exact, bound in pairs:
             assert (np.abs(ours - exact.flat) <= bound).all()
         assert self.errors[2].max() < 1e-4 * LR, "a bound that says nothing"
-        there, kind = (self.read, np.copy) if self.halves else (self.copy, to_bf16)
+        kind = np.copy if self.halves else lambda own: adamw.to_halves(own)[0]
+        there = self.read if self.halves else self.copy
         for part in self.parts:
             own = self.w[part.start : part.start + part.length]
             to = slice(part.copy, part.copy + part.length)
@@ -691,8 +692,9 @@ FAULTS = [
      "rates.rest2 * g"),
     ("rows.adamw", "change", "no correction", "v * rates.v_scale", "v"),
     ("rows.adamw", "change", "decay not decoupled", "s + rates.decay * w", "s"),
-    ("rows.adamw", "put_copy", "halves exchanged", "pack_bf16(here[4 * i], here[4 * i + 1])",
-     "pack_bf16(here[4 * i + 1], here[4 * i])"),
+    ("rows.adamw", "put_copy", "halves exchanged",
+     "pair_copies(bits(here[4 * i]), bits(here[4 * i + 1]))",
+     "pair_copies(bits(here[4 * i + 1]), bits(here[4 * i]))"),
     ("rows.adamw", "adamw", "all decays", "decays == 0", "decays == 7"),
     ("rows.adamw", "adamw", "skipped steps are taken", "go == float32(0)", "go == float32(2)"),
     ("rows.adamw", "adamw", "copies at the masters' places", "to + at", "first + at"),

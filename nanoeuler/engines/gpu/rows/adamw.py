@@ -71,9 +71,9 @@ def put(here, i, address, at):
 
 
 def put_copy(here, i, address, at):
-    """LANE parameters to memory as bf16."""
-    low = ptx.pack_bf16(here[4 * i], here[4 * i + 1])
-    high = ptx.pack_bf16(here[4 * i + 2], here[4 * i + 3])
+    """LANE parameters to memory as bf16, rounded half up: see `to_halves`."""
+    low = pair_copies(bits(here[4 * i]), bits(here[4 * i + 1]))
+    high = pair_copies(bits(here[4 * i + 2]), bits(here[4 * i + 3]))
     ptx.store_int2(address + 2 * int64(at), low, high)
 
 

@@ -18,10 +18,9 @@ import numpy as np
 
 from nanoeuler.engines.gpu.host.device import Device
 from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
-from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
-from nanoeuler.engines.gpu.rows.adamw import from_halves
+from nanoeuler.engines.gpu.rows.adamw import from_halves, to_halves
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import (
     BF16,
@@ -98,7 +97,7 @@ class CudaStepper(Stepper):
     def whole_state(self) -> dict[str, np.ndarray]:
         """What the device keeps from step to step, as the run has it now, with float32 masters."""
         flat, copied = self.weights.flat, self.precision.kind == "bf16"
-        arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
+        arrays = {WEIGHTS: flat, COPIES: to_halves(flat)[0] if copied else np.zeros(16, np.uint16)}
         return arrays | self.moments()
 
     def moments(self) -> dict[str, np.ndarray]:

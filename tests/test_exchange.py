@@ -39,7 +39,7 @@ from nanoeuler.engines.gpu.ranks.exchange import (
 )
 from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
 from nanoeuler.engines.gpu.step.engine import PARTIALS
-from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.precision import BF16, LOWER, PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, NOWHERE, Array, Excerpt, Recording
 from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
@@ -643,7 +643,7 @@ def test_memory_falls_by_the_shards(preset):
     read = sum(view.nbytes for name, view in helpers.Weights(config).items()
                if name in tables or "norm" in name)  # fmt: skip
     assert shared[WEIGHTS] == read
-    same = {*alone} - {WEIGHTS, *MOMENTS, ARENA, PARTIALS, CONSTANTS, "sums"}
+    same = {*alone} - {WEIGHTS, LOWER, *MOMENTS, ARENA, PARTIALS, CONSTANTS, "sums"}
     assert {"gradients", "copies", "tokens 0"} <= same
     assert all(shared[name] == alone[name] for name in same)
     others = {name: shared[name] - alone[name] for name in (ARENA, PARTIALS, CONSTANTS, "sums")}

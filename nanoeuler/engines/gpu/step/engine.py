@@ -57,7 +57,7 @@ from nanoeuler.engines.gpu.tile.rope import Turning
 
 from nanoeuler.engines.gpu.step.matmul import STORE, Epilogue, Multiplier
 from nanoeuler.engines.gpu.step.precision import BF16, COPIES, DTYPES, Precision
-from nanoeuler.engines.gpu.step.program import Array, Recording
+from nanoeuler.engines.gpu.step.program import NOWHERE, Array, Recording
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, first_keys
@@ -68,7 +68,7 @@ from nanoeuler.model.weights import Block
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
 # LOSS_BYTES: fewer rows where these would take more, in parts of equal size, in whole tiles.
-LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 900 << 20, 256
+LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 1 << 30, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
 # Columns from which on a norm's output is made again and not kept: a layer's products grow with
@@ -309,6 +309,7 @@ class CudaEngine(Engine):
         first: PackedRows | None = None,
     ) -> Array:  # fmt: skip
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
+        table = self.copy_of(table) if table.memory == NOWHERE else table
         places = first and first.places
         launch = embed_launch(
             tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions,

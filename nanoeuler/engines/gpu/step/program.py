@@ -254,6 +254,31 @@ class Recording:
 
 
 # %% sec-step-recording
+NOWHERE = "nowhere"  # the memory of what has no place
+
+
+class Excerpt:
+    """A flat buffer (N,) of which only some spans have a place: one behind the other in `kept`.
+
+    Slices are as of the whole, so that `Weights` can lay its names over it. What has no place is
+    NOWHERE, at the address that it would have; the last span that holds a slice gives it.
+    """
+
+    def __init__(self, length: int, kept: Array, spans: list[tuple[int, int]]) -> None:
+        self.shape, self.dtype = (length,), kept.dtype
+        self.kept, self.spans = kept, spans
+        self.nowhere = replace(kept, memory=NOWHERE, shape=self.shape)
+
+    def __getitem__(self, part: slice) -> Array:
+        """The elements from start to stop."""
+        end = self.kept.shape[0]
+        for start, stop in reversed(self.spans):
+            end -= stop - start
+            if start <= part.start and part.stop <= stop:
+                return self.kept[end + part.start - start : end + part.stop - start]
+        return self.nowhere[part]
+
+
 def _without_lease(arg: Any) -> Any:
     if isinstance(arg, Map):
         return replace(arg, array=_without_lease(arg.array))

@@ -23,11 +23,19 @@ from tiers import thinned
 from nanoeuler.emulator import Device, rehearsal
 from nanoeuler.emulator.dtypes import to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
-from nanoeuler.engines.gpu.step import backends, engine
+from nanoeuler.engines.gpu.rows import adamw
+from nanoeuler.engines.gpu.step import backends, engine, recording
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS
 from nanoeuler.engines.gpu.step.program import ARENA, Recording
-from nanoeuler.engines.gpu.step.recording import Machine, ProgramBuilder, record_step
+from nanoeuler.engines.gpu.step.recording import (
+    GRADIENTS,
+    HalvesBuilder,
+    Machine,
+    ProgramBuilder,
+    in_halves,
+    record_step,
+)
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.errors import UserError
@@ -270,6 +278,106 @@ def test_the_whole_step_changes_weights_as_adamw_does(monkeypatch):
         np.testing.assert_array_equal(copies[name], to_bf16(np.ascontiguousarray(view)), name)
 
 
+@pytest.mark.parametrize("rows, size, most", [
+    (16384, 2 * 50304, 4096), (8192, 2 * 128256, 4096), (8192, 4 * 128256, 2048), (6, 10**6, 256),
+    (8192, 2 * 150000, 2816),
+    (4097, 128, 2304),
+])  # fmt: skip
+def test_logits_of_few_rows_at_a_time(rows, size, most):
+    """Whole tiles, equal parts, not more rows or bytes than there may be."""
+    assert engine.rows_at_once(rows, size) == most
+    assert most % 256 == 0 and most <= 4096 and most * size <= max(1 << 30, 256 * size)
+
+
+DEEP = replace(TURNED, n_layers=3)
+
+
+def test_gradients_lend_their_memory_until_they_are_made(monkeypatch):
+    """No bit differs from a step in which they don't, and its arena is larger."""
+    helpers.by_numpy(monkeypatch)
+    lent = step_on_paper(DEEP, 2, 4, HOPPER, BF16)
+    check(lent)
+    program, starts = lent.recorded.program, lent.exact.block_starts
+    assert len(program.borrowed[GRADIENTS]) > 4
+    for start, size, _, _ in program.borrowed[GRADIENTS]:  # never the last block's
+        assert 4 * starts[0] <= start and start + size <= 4 * starts[2]
+    monkeypatch.setattr(recording, "lendable", lambda gradients: {})
+    alone = step_on_paper(DEEP, 2, 4, HOPPER, BF16)
+    assert not alone.recorded.program.borrowed
+    assert alone.recorded.program.sizes[ARENA] > program.sizes[ARENA]
+    for name in GRADIENTS, "weights", "m", "v", "copies":
+        np.testing.assert_array_equal(alone.memories[name], lent.memories[name], name)
+
+
+@pytest.mark.parametrize("function, old, new", [
+    ("lend_gradients", "i < here", "i <= here"),
+    ("move_norm", "self.recording.lending = False", "self.recording.lending = True"),
+    ("defer_sums", "store=out.address in self.fresh", "store=False"),
+    ("defer_sums", "self.fresh.discard(out.address)", "pass"),
+])  # fmt: skip
+def test_mistakes_with_lent_memory_are_seen(function, old, new, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    wrong = load(Mutant("engines.gpu.step.engine", function, "lending", old, new))
+    monkeypatch.setattr(CudaEngine, function, getattr(wrong.CudaEngine, function))
+    try:
+        outcome = step_on_paper(DEEP, 2, 4, HOPPER, BF16, 2)
+    except RuntimeError as error:
+        assert "have come back" in str(error)
+    else:
+        assert not all(error < bound_of(outcome) for error in outcome.errors().values())
+
+
+@pytest.mark.parametrize("config, precision", [(GPT, BF16), (DEEP, BF16), (DEEP, WIDE)])
+def test_a_step_with_masters_in_halves_is_the_same_bit_for_bit(config, precision, monkeypatch):
+    """Gradients, moments, masters and what is read as float32, of masters none of which is half-way
+    between two bf16: there their copies differ."""
+    helpers.by_numpy(monkeypatch)
+    problem = helpers.problem
+
+    def without_halfway(*args):
+        w, *rest = problem(*args)
+        words = w.flat.view(np.uint32)
+        words[words & 0xFFFF == 0x8000] += 1
+        return w, *rest
+
+    monkeypatch.setattr(helpers, "problem", without_halfway)
+    whole = step_on_paper(config, 2, 4, HOPPER, precision)
+    recorded = HalvesBuilder(config, HOPPER, precision).build_step(2, 4, helpers.RULES)
+    halves = step_on_paper(config, 2, 4, HOPPER, precision, recorded=recorded)
+    for name in GRADIENTS, "m", "v", "sums", "decision":
+        np.testing.assert_array_equal(whole.memories[name], halves.memories[name], name)
+    made = adamw.from_halves(halves.memories["copies"], halves.memories["lower halves"])
+    assert made.tobytes() == whole.memories["weights"].tobytes()
+    assert made.tobytes() != whole.before.flat.tobytes()
+    again = in_halves(Weights(config, flat=made), precision.stream)
+    for name, values in again.items():
+        assert values.tobytes() == halves.memories[name].tobytes(), name
+    tables = config.position == "learned" or precision is WIDE
+    assert (len(again["weights"]) > config.vocab_size * config.dim) == tables
+
+
+def test_a_run_goes_on_from_what_was_pulled_to_the_byte(stepper):
+    ours, tokens, targets, _ = stepper
+    for number in 1, 2:
+        ours.step(tokens, targets, 1e-2, number)
+    ours.finish()
+    ours.pull()
+    kept = [x.flat.copy() for x in (ours.weights, ours.optimizer.m, ours.optimizer.v)]
+    optimizer = AdamW(Weights(GPT, flat=kept[0].copy()))
+    optimizer.m.flat[...], optimizer.v.flat[...] = kept[1:]
+    weights = Weights(GPT, flat=kept[0].copy())
+    other = CudaStepper(weights, optimizer, Device(capability=(9, 0), multiprocessors=4))
+    ours.push()
+    for each in ours, other:
+        each.step(tokens, targets, 1e-2, 3)
+        each.finish()
+        each.pull()
+    for a, b in ((ours.weights, weights), (ours.optimizer.m, optimizer.m),
+                 (ours.optimizer.v, optimizer.v)):  # fmt: skip
+        assert a.flat.tobytes() == b.flat.tobytes()
+    assert weights.flat.tobytes() != kept[0].tobytes()
+
+
 # What may go wrong between kernels: the module, its class, the function, the text and its mutant.
 ENGINE = "engines.gpu.step.engine"
 FAULTS = {
@@ -489,15 +597,17 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     before = [state.flat.copy() for state in states]
     copies = ours.memories["copies"]
     broken = ours.device.host(copies).copy()
-    broken[200] = 0x7FC0  # nan in bf16: of the embedding
+    broken[200] = 0x7FC0  # nan in bf16: of the embedding, and the upper half of its master
     ours.device.fill(copies, broken)
+    whole, before[0][200] = before[0][200], np.nan
     ours.step(tokens, targets, 1e-3, 2)
     (taken,) = ours.finish()
     assert taken.number == 2 and not taken.finite
     ours.pull()
     for state, old in zip(states, before, strict=True):
         np.testing.assert_array_equal(state.flat, old)
-    ours.push()  # which makes the copies anew
+    ours.weights.flat[200] = whole
+    ours.push()
     ours.step(tokens, targets, 1e-3, 2)
     assert ours.finish()[0].finite
 
@@ -515,4 +625,5 @@ def test_what_is_pushed_comes_back(stepper):
     ours.pull()
     for state, old in zip(states, kept, strict=True):
         np.testing.assert_array_equal(state.flat, old)
-    np.testing.assert_array_equal(ours.device.host(ours.memories["copies"]), to_bf16(kept[0]))
+    copies = ours.device.host(ours.memories["copies"])
+    np.testing.assert_array_equal(copies, adamw.to_halves(kept[0])[0])

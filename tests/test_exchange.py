@@ -27,7 +27,7 @@ from nanoeuler.engines.gpu.host import libraries
 from nanoeuler.engines.gpu.host.device import Device
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.ranks import exchange, nccl, stepper
-from nanoeuler.engines.gpu.ranks.buckets import LEAST, NOWHERE, Excerpt, Sharing
+from nanoeuler.engines.gpu.ranks.buckets import LEAST, Sharing
 from nanoeuler.engines.gpu.ranks.exchange import (
     AFTER,
     ATTENTION,
@@ -39,8 +39,8 @@ from nanoeuler.engines.gpu.ranks.exchange import (
 )
 from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
 from nanoeuler.engines.gpu.step.engine import PARTIALS
-from nanoeuler.engines.gpu.step.precision import BF16, PRECISIONS, WEIGHTS
-from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, Recording
+from nanoeuler.engines.gpu.step.precision import BF16, LOWER, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, NOWHERE, Array, Excerpt, Recording
 from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS, record_step
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.ranks import controller
@@ -643,7 +643,7 @@ def test_memory_falls_by_the_shards(preset):
     read = sum(view.nbytes for name, view in helpers.Weights(config).items()
                if name in tables or "norm" in name)  # fmt: skip
     assert shared[WEIGHTS] == read
-    same = {*alone} - {WEIGHTS, *MOMENTS, ARENA, PARTIALS, CONSTANTS, "sums"}
+    same = {*alone} - {WEIGHTS, LOWER, *MOMENTS, ARENA, PARTIALS, CONSTANTS, "sums"}
     assert {"gradients", "copies", "tokens 0"} <= same
     assert all(shared[name] == alone[name] for name in same)
     others = {name: shared[name] - alone[name] for name in (ARENA, PARTIALS, CONSTANTS, "sums")}

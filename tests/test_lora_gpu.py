@@ -384,7 +384,11 @@ def test_no_frozen_matrix_has_a_gradient_and_no_buffer_is_as_large_as_the_model(
     for name, size in mine.sizes.items():
         if name not in (WEIGHTS, COPIES, ARENA):
             assert size <= max(4 * packing.size, 20 << 20), name
-    assert mine.sizes[ARENA] <= 1.05 * all_of_it.sizes[ARENA]
+    lent = [  # to a step of all weights, by its gradients, at each launch
+        sum(size for _, size, first, last in all_of_it.borrowed[GRADIENTS] if first <= i < last)
+        for i in range(len(all_of_it.steps))
+    ]
+    assert mine.sizes[ARENA] <= 1.05 * (all_of_it.sizes[ARENA] + max(lent))
     # Besides the narrow products and the merge, the same launches as before, without gradients.
     narrow = {end for name in names for end in ("x A", "dy B", "dB", "dA") if name.endswith(end)}
     assert narrow == {"x A", "dy B", "dB", "dA"}
@@ -612,7 +616,8 @@ def test_the_room_of_this_machines_card(monkeypatch):
     gpu_memory = importlib.import_module("nanoeuler.planning.gpu_memory")
     config, lora = PRESETS["euler-10m"], Lora(16).settled(PRESETS["euler-10m"])
     sizes = [gpu_memory.step_bytes(config, 4, 1, "cuda", each) for each in (None, lora)]
-    assert sizes[1] < sizes[0] - 10 * count_parameters(config)
+    # No gradients and moments, 12 bytes of a parameter; but masters are whole, and nothing lends.
+    assert sizes[1] < sizes[0] - (12 - 2 - 4) * count_parameters(config)
     assert gpu_memory.host_bytes(config, lora) < gpu_memory.host_bytes(config)
     assert gpu_memory.host_bytes(config, lora) == lora_host_bytes(config, lora)
 

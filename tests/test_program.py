@@ -168,3 +168,26 @@ def test_constants_are_stored_once_and_whole():
     stored = constants(recording.end())
     np.testing.assert_array_equal(numbers(first, stored), tables[0])
     np.testing.assert_array_equal(numbers(second, stored), tables[1])
+
+
+def test_bytes_that_are_lent_must_have_come_back():
+    recording = Recording()
+    recording.lend("there", 1024, 1024)
+    first = recording.take((64,), np.float32)
+    recording.lending = True
+    second, third = (recording.take(shape, np.float32) for shape in ((64,), (512,)))
+    assert [x.memory for x in (first, second, third)] == [ARENA, "there", ARENA]
+    assert second.address == 1024
+    recording.lend("there", 2048, 512)
+    fourth = recording.take((200,), np.float32)
+    assert (fourth.memory, fourth.address) == ("there", 1280)
+    recording.reclaim(512)  # nobody lent it
+    with pytest.raises(RuntimeError, match="2048 to 2560"):
+        recording.reclaim(2048)
+    del fourth
+    recording.lend("there", 2048, 512)
+    recording.reclaim(2048)
+    with pytest.raises(RuntimeError, match="1024 to 2048"):
+        recording.reclaim(1024)
+    assert recording.program.borrowed["there"] == [(1280, 1024, 0, 0)]
+    assert recording.take((200,), np.float32).memory == ARENA

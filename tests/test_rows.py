@@ -785,12 +785,15 @@ def slopes(module):
 
 
 def check_sums(module, seed=None):
-    """Partial sums of three arrays, two of them side by side, in one launch."""
+    """Partial sums of three arrays, two of them side by side, in one launch; one is stored."""
     flat, outs = draw((3000,), "float32"), draw((500,), "float32", seed=1)
     start, jobs = real(outs), [(0, 17, 80, 40), (40, 17, 80, 40), (1400, 130, 8, 8)]
     lines, wanted, size = [], start.copy(), np.abs(start)
     for out, (first, count, pitch, columns) in zip((300, 20, 96), jobs, strict=True):
-        lines += module.sum_lines(first, count, pitch, out, columns)
+        store = out == 20  # over what nobody may read
+        lines += module.sum_lines(first, count, pitch, out, columns, store)
+        if store:
+            outs[out : out + columns], wanted[out : out + columns] = np.nan, 0
         rows = np.stack([real(flat)[first + i * pitch :][:columns] for i in range(count)])
         wanted[out : out + columns] += rows.sum(axis=0)
         size[out : out + columns] += np.abs(rows).sum(axis=0)
@@ -882,7 +885,9 @@ FAULTS = [
     ("rows.column_sums", "add_up", "total += load_own_float(out)", "pass", long),
     ("rows.column_sums", "add_up_lines", "inside = lane < (", "inside = lane <= (", check_sums),
     ("rows.column_sums", "add_up_lines", "int64(first) * 4", "int64(first) * 8", check_sums),
-    ("rows.column_sums", "add_up_lines", "total + load_own_float(place_of)", "total", check_sums),
+    ("rows.column_sums", "add_up_lines", "sizes & STORED == 0", "sizes & STORED != 0", check_sums),
+    ("rows.column_sums", "add_up_lines", "sizes & (STORED - 1)", "sizes & 255", check_sums),
+    ("rows.column_sums", "sum_lines", "STORED * store", "0", check_sums),
     ("rows.column_sums", "add_up_lines", "sizes >> COUNTED, pitch", "sizes >> COUNTED, 40",
      check_sums),
     ("rows.column_sums", "slab_sums", "row += slabs", "row += rows", long),

@@ -361,13 +361,20 @@ CLIP, LR, DECAY = 0.75, 0.01, 0.3
 class Training:
     """A model's flat buffers, the same in float64 with `AdamW`, and what rounding can cost."""
 
-    def __init__(self, config, rounds=1, seed=0):
-        self.rounds, self.rng = rounds, np.random.default_rng(seed)
+    def __init__(self, config, rounds=1, seed=0, halves=False):
+        self.rounds, self.rng, self.halves = rounds, np.random.default_rng(seed), halves
         self.weights = initialise(config, seed)
         self.w = self.weights.flat
         self.m, self.v, self.g = (np.zeros_like(self.w) for _ in range(3))
         self.copy = np.full(self.w.size, 0x7FC0, np.uint16)
         self.parts = adamw.segments(self.weights)
+        self.read = None
+        if halves:  # of norms there is a float32 as well, one behind the other
+            self.copy, self.low = adamw.to_halves(self.w)
+            places = np.cumsum([0] + [part.length * (part.copy < 0) for part in self.parts])
+            self.parts = [part._replace(copy=int(at) if part.copy < 0 else -1)
+                          for part, at in zip(self.parts, places, strict=False)]  # fmt: skip
+            self.read = np.full(places[-1] + 4, np.nan, np.float32)
         self.reference = Weights(config, np.float64)
         self.reference.flat[:] = self.w
         self.rule = AdamW(self.reference, weight_decay=DECAY, clip_norm=math.inf, **RULES)
@@ -386,7 +393,8 @@ class Training:
         plan = gradient_norm.schedule([LR] * self.number, RULES["beta1"], RULES["beta2"], DECAY)
         decision = np.array([*plan[-1], CLIP, 1.0, go, 0.0], np.float32)
         table = module.tiles(self.parts, self.rounds)
-        buffers = module.Buffers(self.w, self.g, self.m, self.v, self.copy)
+        weights = self.low if self.halves else self.w
+        buffers = module.Buffers(weights, self.g, self.m, self.v, self.copy, self.read)
         return module.adamw_launch(table, decision, buffers, **RULES, rounds=self.rounds)
 
     def step(self, seed=None, module=adamw):
@@ -395,6 +403,8 @@ class Training:
         self.draw()
         before = self.rule.m.flat.copy()
         report = run(self.launch(module), seed)
+        if self.halves:
+            self.w[...] = adamw.from_halves(self.copy, self.low)
         clipped = Weights(self.weights.config, np.float64)
         clipped.flat[:] = self.g * np.float64(CLIP)
         w_before = self.reference.flat.copy()
@@ -431,11 +441,16 @@ class Training:
         for ours, exact, bound in pairs:
             assert (np.abs(ours - exact.flat) <= bound).all()
         assert self.errors[2].max() < 1e-4 * LR, "a bound that says nothing"
+        kind = np.copy if self.halves else lambda own: adamw.to_halves(own)[0]
+        there = self.read if self.halves else self.copy
         for part in self.parts:
             own = self.w[part.start : part.start + part.length]
             to = slice(part.copy, part.copy + part.length)
-            assert part.copy < 0 or np.array_equal(self.copy[to], to_bf16(own))
-        self.check_rest()
+            assert part.copy < 0 or np.array_equal(there[to], kind(own))
+        if self.halves:
+            assert np.isnan(self.read[-4:]).all() and np.isfinite(self.read[:-4]).all()
+        else:
+            self.check_rest()
 
     def check_rest(self):
         """What has no copy was not copied."""
@@ -452,6 +467,47 @@ def test_adamw_is_that_of_training_over_several_steps(config, rounds):
     for seed in (1, 2, 3):
         case.step(seed)
         case.check()
+
+
+def test_masters_in_halves_take_the_same_steps_bit_for_bit():
+    whole, halves = Training(TINY_GPT2, 2), Training(TINY_GPT2, 2, halves=True)
+    for seed in (1, 2, 3):
+        for case in whole, halves:
+            report = case.step(seed)
+            case.check()
+        for name in "wmv":
+            assert getattr(whole, name).tobytes() == getattr(halves, name).tobytes()
+    size = sum(part.length for part in halves.parts)
+    threads = adamw.THREADS * len(adamw.tiles(halves.parts, 2))
+    assert report["global loads bytes"] == 16 * size + 48 * threads
+    assert report["global stores bytes"] == 12 * size + 4 * (len(halves.read) - 4)
+
+
+@pytest.mark.parametrize("upper", [0, 1, 0x7F, 0x80, 0x3F80, 0x7F7F, 0x8000, 0xBF81, 0xFF7F])
+def test_no_bit_of_a_master_is_lost_in_halves(upper):
+    """Every lower half, and by a kernel's step that changes nothing."""
+    word = np.uint32(upper) << np.uint32(16) | np.arange(1 << 16, dtype=np.uint32)
+    masters = word.view(np.float32)
+    copy, low = adamw.to_halves(masters)
+    assert np.array_equal(adamw.from_halves(copy, low).view(np.uint32), word)
+    away = np.abs(from_bf16(copy).astype(float) - masters.astype(float))
+    with np.errstate(invalid="ignore"):
+        usual = np.abs(from_bf16(to_bf16(masters)).astype(float) - masters.astype(float))
+    assert (away == usual).all() or upper in (0x7F7F, 0xFF7F), "as near as the usual rounding"
+    few = slice(0x8000 - 512, 0x8000 + 512)  # round the half-way case
+    copy, low, zeros = copy[few].copy(), low[few].copy(), [np.zeros(1024, np.float32)] * 3
+    before = copy.tobytes(), low.tobytes()
+    table = adamw.tiles([adamw.Segment(0, 1024, False, 0)])
+    decision, read = np.array([0, 1, 1, 0, 1, 0, 1, 0], np.float32), np.zeros(1024, np.float32)
+    run(adamw.adamw_launch(table, decision, adamw.Buffers(low, *zeros, copy, read), **RULES))
+    assert (copy.tobytes(), low.tobytes()) == before
+    assert np.array_equal(read.view(np.uint32), word[few])
+
+
+def test_a_nan_stays_one_in_halves():
+    word = np.array([0x7FFFFFFF, 0x7FC00000, 0xFFFFFFFF, 0x7F800001], np.uint32)
+    copy, low = adamw.to_halves(word.view(np.float32))
+    assert np.isnan(from_bf16(copy)).all() and np.isnan(adamw.from_halves(copy, low)).all()
 
 
 def test_what_decays_and_what_has_a_copy():
@@ -581,6 +637,23 @@ def play_update(wrong):
     before = case.w.tobytes()
     run(case.launch(wrong, go=0.0))
     assert case.w.tobytes() == before
+    case = Training(TINY, 2, halves=True)
+    for i in (0, 5, 10, 15):  # half-way cases, below even and odd neighbours, of both signs
+        word = case.w[i : i + 4].view(np.uint32)
+        word[...] = (word & 0xFFFF0000 | 0x8000) ^ (i << 16)
+    case.reference.flat[:] = case.w
+    case.copy, case.low = adamw.to_halves(case.w)
+    for _ in range(2):
+        case.step(module=wrong)
+        case.check()
+    word = np.array([0x7FFFFFFF, 0x3F808000, 0x3F818000, 0x3F817FFF], np.uint32)
+    copy, low = adamw.to_halves(word.view(np.float32))
+    low[0], copy[0] = 0xFFFF, 0x8000  # the nan of a GPU's arithmetic
+    zeros, decision = [np.zeros(4, np.float32)] * 3, np.array([0, 1, 1, 0, 1, 0, 1, 0], np.float32)
+    table = wrong.tiles([adamw.Segment(0, 4, False, -1)])
+    run(wrong.adamw_launch(table, decision, wrong.Buffers(low, *zeros, copy), **RULES))
+    assert np.isnan(from_bf16(copy)[0]) and list(copy[1:]) == [0x3F81, 0x3F82, 0x3F81]
+    assert list(low[1:]) == [0x8000, 0x8000, 0x7FFF]
 
 
 FAULTS = [
@@ -620,13 +693,22 @@ FAULTS = [
      "rates.rest2 * g"),
     ("rows.adamw", "change", "no correction", "v * rates.v_scale", "v"),
     ("rows.adamw", "change", "decay not decoupled", "s + rates.decay * w", "s"),
-    ("rows.adamw", "put_copy", "halves exchanged", "pack_bf16(here[4 * i], here[4 * i + 1])",
-     "pack_bf16(here[4 * i + 1], here[4 * i])"),
+    ("rows.adamw", "put_copy", "halves exchanged",
+     "pair_copies(bits(here[4 * i]), bits(here[4 * i + 1]))",
+     "pair_copies(bits(here[4 * i + 1]), bits(here[4 * i]))"),
     ("rows.adamw", "adamw", "all decays", "decays == 0", "decays == 7"),
     ("rows.adamw", "adamw", "skipped steps are taken", "go == float32(0)", "go == float32(2)"),
     ("rows.adamw", "adamw", "copies at the masters' places", "to + at", "first + at"),
+    ("rows.adamw", "join_lower", "no sign", "(int32(lows << 16) >> 16)", "(lows & 0xFFFF)"),
+    ("rows.adamw", "join_upper", "no sign", "(lows >> 16)", "(lows >> 16 & 0xFFFF)"),
+    ("rows.adamw", "pair_copies", "cut off", "a + HALF", "a"),
+    ("rows.adamw", "pair_copies", "half-way cases down", "b + HALF", "b + HALF - 1"),
+    ("rows.adamw", "pair_lows", "exchanged", "(a & 0xFFFF)", "(b & 0xFFFF)"),
+    ("rows.adamw", "bits", "a nan's bits", "int32(NAN)", "int32(bits_of(w))"),
+    ("rows.adamw", "keep", "what is read at the masters' places", "put(here, i, read, to)",
+     "put(here, i, read, at)"),
     ("rows.adamw", "adamw", "past the segment", "if at < count:", "if at < count + 4:"),
-    ("rows.adamw", "adamw", "all have copies", "if to >= 0:", "if to >= -1:"),
+    ("rows.adamw", "keep", "all have copies", "if to >= 0:", "if to >= -1:"),
 ]  # fmt: skip
 PLAYS = {
     "rows.cross_entropy": play_loss, "rows.gradient_norm": play_norm, "rows.adamw": play_update,

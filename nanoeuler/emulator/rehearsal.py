@@ -18,6 +18,12 @@ from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Program, bind, 
 GONE = 0xFF  # every byte of memory that is nobody's: nan as bf16 and as float32
 
 
+def ended(loans: dict[str, list], i: int) -> list[tuple[str, int, int]]:
+    """(memory, start, bytes) of what came back before launch i."""
+    return [(memory, start, size) for memory, each in loans.items()
+            for start, size, _, last in each if last == i]  # fmt: skip
+
+
 def rehearse(program: Program, memories: dict[str, np.ndarray]) -> Iterator[tuple[str, Report]]:
     """Run the list, launch by launch; yield each one's name and report.
 
@@ -35,8 +41,8 @@ def rehearse(program: Program, memories: dict[str, np.ndarray]) -> Iterator[tupl
         whole = rest[: len(rest) // dtype.itemsize * dtype.itemsize].view(dtype)
         return as_strided(whole, shape, strides)
 
+    loans = {ARENA: program.loans, **program.borrowed}
     for i, launch in enumerate(bind(program, part)):
-        for start, size, _, last in program.loans:
-            if last == i:
-                bytes_of[ARENA][start : start + size] = GONE
+        for memory, start, size in ended(loans, i):
+            bytes_of[memory][start : start + size] = GONE
         yield program.steps[i].name, run(launch)

@@ -10,7 +10,14 @@ from nanoeuler.emulator import device, rehearsal
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.rows.fill import CLEAR
 from nanoeuler.engines.gpu.step import matmul
-from nanoeuler.engines.gpu.step.recording import ProgramBuilder, Rules, fill_batch, fill_step
+from nanoeuler.engines.gpu.step.precision import LOWER
+from nanoeuler.engines.gpu.step.recording import (
+    ProgramBuilder,
+    Rules,
+    fill_batch,
+    fill_step,
+    in_halves,
+)
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
@@ -169,7 +176,9 @@ def step_on_paper(config, B, T, machine, precision, pieces=1, recorded=None, fir
     fill_step(memories, scale, np.float32([RATES]), config.vocab_size)
     memories["weights"] = w.flat.copy()
     memories["gradients"] = np.full(w.flat.size, np.nan, np.float32)
-    if precision.kind == "bf16":
+    if LOWER in recorded.program.sizes:
+        memories |= in_halves(w, precision.stream)
+    elif precision.kind == "bf16":
         memories["copies"] = to_bf16(w.flat)
     list(rehearsal.rehearse(recorded.program, memories))
     exact_w = Weights(config, np.float64, w.flat.astype(np.float64))

@@ -9,13 +9,12 @@ R ranks, N elements of a flat buffer.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from nanoeuler.engines.gpu.rows.adamw import segments
-from nanoeuler.engines.gpu.step.program import Array
+from nanoeuler.engines.gpu.step.program import NOWHERE, Array
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import PADDING, Weights, flat_size
 
@@ -41,9 +40,6 @@ class Bucket(NamedTuple):
     stop: int
     block: int
     held: int
-
-
-NOWHERE = "nowhere"  # the memory of what a rank has no place for
 
 
 def names_of(config: ModelConfig) -> Weights:
@@ -105,25 +101,3 @@ class Sharing:
                 first, last = max(start, part.start), min(stop, part.stop)
                 if first < last:
                     yield first, last, rank, bucket.held + first - part.start
-
-
-class Excerpt:
-    """A flat buffer (N,) of which only some spans have a place: one behind the other in `kept`.
-
-    Slices are as of the whole, so that `Weights` can lay its names over it. What has no place is
-    NOWHERE, at the address that it would have; the last span that holds a slice gives it.
-    """
-
-    def __init__(self, length: int, kept: Array, spans: list[tuple[int, int]]) -> None:
-        self.shape, self.dtype = (length,), kept.dtype
-        self.kept, self.spans = kept, spans
-        self.nowhere = replace(kept, memory=NOWHERE, shape=self.shape)
-
-    def __getitem__(self, part: slice) -> Array:
-        """The elements from start to stop."""
-        end = self.kept.shape[0]
-        for start, stop in reversed(self.spans):
-            end -= stop - start
-            if start <= part.start and part.stop <= stop:
-                return self.kept[end + part.start - start : end + part.stop - start]
-        return self.nowhere[part]

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from nanoeuler.engines.gpu.lang.kernel import Launch
-from nanoeuler.engines.gpu.ranks.buckets import LEAST, Bucket, Excerpt, Sharing, names_of, padded
+from nanoeuler.engines.gpu.ranks.buckets import LEAST, Bucket, Sharing, names_of, padded
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
-from nanoeuler.engines.gpu.step.program import Array
+from nanoeuler.engines.gpu.step.program import Array, Excerpt
 from nanoeuler.engines.gpu.step.recording import (
     GRADIENTS,
     MOMENTS,

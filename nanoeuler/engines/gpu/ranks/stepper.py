@@ -81,7 +81,7 @@ class CudaRankStepper(Dealt, CudaStepper):
 
     def state(self) -> dict[str, np.ndarray]:
         """The run's arrays by name; moments, and masters with copies, are this rank's shard."""
-        made, sharing = CudaStepper.state(self), self.sharing
+        made, sharing = self.whole_state(), self.sharing
         shards = {name: made[name] for name in MOMENTS}
         made[WEIGHTS] = sharing.pad(made[WEIGHTS])
         if self.precision.kind == "bf16":

@@ -4,13 +4,14 @@
 # %% sec-update-adamw
 """AdamW over flat buffers: float32 masters and moments, and a bf16 copy for the products.
 
-The buffers lie in segments, as `model.weights` lays them; a table of tiles, made on the host, says
-what to do with which. All that changes from step to step stands in device memory: see `decide`.
-Left out: gradients of other types than float32, and masters in bf16.
+Masters are float32, or in two halves, of which the copy is one: see `to_halves`. The buffers lie in
+segments, as `model.weights` lays them; a table of tiles, made on the host, says what to do with
+which. All that changes from step to step stands in device memory: see `decide`. Left out:
+gradients of other types than float32.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,13 +20,14 @@ import numpy as np
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
-from nanoeuler.engines.gpu.lang.vectors import expect
+from nanoeuler.engines.gpu.lang.vectors import expect, given, kind_of
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
 THREADS = 256  # of a block: 128 to 1024 are alike (the table of attempts)
 LANE = 4     # parameters that a thread moves at once: 16 bytes of float32
 ROUNDS = 1   # how often: measured, the table of attempts
+HALF, UPPER, NAN = 0x8000, -0x10000, 0x7FC00000  # of 2^16; the upper 16 bits; a nan's bits
 
 
 class Rates(NamedTuple):
@@ -69,23 +71,108 @@ def put(here, i, address, at):
 
 
 def put_copy(here, i, address, at):
-    """LANE parameters to memory as bf16."""
-    low = ptx.pack_bf16(here[4 * i], here[4 * i + 1])
-    high = ptx.pack_bf16(here[4 * i + 2], here[4 * i + 3])
+    """LANE parameters to memory as bf16, rounded half up: see `to_halves`."""
+    low = pair_copies(bits(here[4 * i]), bits(here[4 * i + 1]))
+    high = pair_copies(bits(here[4 * i + 2]), bits(here[4 * i + 3]))
     ptx.store_int2(address + 2 * int64(at), low, high)
 
 
+# %% sec-update-halves
+def to_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 -> bf16 copies, rounded half up, and lower halves: uint16. Eq. eq-update-halves."""
+    word = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    word = np.where(np.isnan(values), np.uint32(NAN), word)
+    return ((word + np.uint32(HALF)) >> np.uint32(16)).astype(np.uint16), word.astype(np.uint16)
+
+
+def from_halves(copy: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """The float32 that `to_halves` has made these of, bit for bit; of a nan, one."""
+    lower = low.view(np.int16).astype(np.int32).view(np.uint32)
+    return ((copy.astype(np.uint32) << np.uint32(16)) + lower).view(np.float32)
+
+
+def fetch_halves(here, copy, low, first, count, t, rounds):
+    """As `fetch`, of parameters in two halves."""
+    for i in range(rounds):
+        at = int32((i * THREADS + t) * LANE)
+        if at < count:
+            a, b = ptx.load_own_int2(copy + 2 * int64(first + at))
+            c, d = ptx.load_own_int2(low + 2 * int64(first + at))
+            here[4 * i], here[4 * i + 1] = join_lower(a, c), join_upper(a, c)
+            here[4 * i + 2], here[4 * i + 3] = join_lower(b, d), join_upper(b, d)
+
+
+def join_lower(copies, lows):
+    """The parameter whose halves are the lower ones of two words."""
+    return ptx.float_of(int32(int32(copies << 16) + (int32(lows << 16) >> 16)))
+
+
+def join_upper(copies, lows):
+    """The same of the upper ones."""
+    return ptx.float_of(int32(int32(copies & UPPER) + (lows >> 16)))
+
+
+def bits(w):
+    """The 32 bits of a parameter; of a nan, those of one."""
+    return int32(ptx.bits_of(w)) if w == w else int32(NAN)
+
+
+def pair_copies(a, b):
+    """Two words' bf16 copies in one."""
+    return int32((int32(a + HALF) >> 16 & 0xFFFF) | (int32(b + HALF) & UPPER))
+
+
+def pair_lows(a, b):
+    """Two words' lower halves in one."""
+    return int32((a & 0xFFFF) | int32(b << 16))
+
+
+def put_halves(here, i, copy, low, at):
+    """LANE parameters to memory, in two halves."""
+    a, b = bits(here[4 * i]), bits(here[4 * i + 1])
+    c, d = bits(here[4 * i + 2]), bits(here[4 * i + 3])
+    ptx.store_int2(copy + 2 * int64(at), pair_copies(a, b), pair_copies(c, d))
+    ptx.store_int2(low + 2 * int64(at), pair_lows(a, b), pair_lows(c, d))
+
+
+def make_ends(halves: bool) -> tuple[Callable, Callable]:
+    """What fetches a tile's parameters, and what puts LANE of them back to all their places."""
+
+    def bring(here, weights, copy, first, count, t, rounds):
+        if halves:
+            fetch_halves(here, copy, weights, first, count, t, rounds)
+        else:
+            fetch(here, weights, first, count, t, rounds)
+
+    def keep(here, i, weights, copy, read, at, to):
+        if halves:
+            put_halves(here, i, copy, weights, at)
+        else:
+            put(here, i, weights, at)
+        if to >= 0:
+            if halves:
+                put(here, i, read, to)
+            else:
+                put_copy(here, i, copy, to)
+
+    return bring, keep
+
+
 @cache
-def adamw_kernel(rounds: int = ROUNDS) -> Kernel:
+def adamw_kernel(rounds: int = ROUNDS, halves: bool = False) -> Kernel:
     """The kernel whose tiles have up to THREADS * LANE * rounds parameters; a block does one.
 
-    tiles int32 (blocks, 4): first, count, to, decays; decision: see `decide`; buffers float32,
-    copy bf16. Index table: block -> tile; round, thread -> LANE neighbours. Where decision says
-    no, nothing is written. Bytes of a parameter: 16 read, 12 written, 2 more where it has a copy.
+    tiles int32 (blocks, 4): first, count, to, decays; decision: see `decide`; others as `Buffers`.
+    Index table: block -> tile; round, thread -> LANE neighbours. Where decision says no, nothing is
+    written. Bytes of a parameter: 16 read, 12 written, and 2 more where it has a copy; in halves
+    4 more where it is read as float32.
     """
     held = rounds * LANE
+    bring, keep = make_ends(halves)
 
-    def adamw(tiles, decision, weights, gradients, m, v, copy, beta1, rest1, beta2, rest2, eps):
+    def adamw(
+        tiles, decision, weights, gradients, m, v, copy, read, beta1, rest1, beta2, rest2, eps
+    ):
         t = int32(cuda.threadIdx.x)
         lr, m_scale, v_scale, decay = ptx.load_float4(decision)
         clip, norm, go, spare = ptx.load_float4(decision + 16)
@@ -97,7 +184,7 @@ def adamw_kernel(rounds: int = ROUNDS) -> Kernel:
         rates = Rates(lr, m_scale, v_scale, decay, clip, beta1, rest1, beta2, rest2, eps)
         w_here, g_here = cuda.local.array(held, float32), cuda.local.array(held, float32)
         m_here, v_here = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        fetch(w_here, weights, first, count, t, rounds)
+        bring(w_here, weights, copy, first, count, t, rounds)
         fetch(g_here, gradients, first, count, t, rounds)
         fetch(m_here, m, first, count, t, rounds)
         fetch(v_here, v, first, count, t, rounds)
@@ -108,19 +195,19 @@ def adamw_kernel(rounds: int = ROUNDS) -> Kernel:
                     w_here[j], m_here[j], v_here[j] = change(
                         rates, w_here[j], g_here[j], m_here[j], v_here[j]
                     )
-                put(w_here, i, weights, first + at)
+                place = to + at if to >= 0 else to
+                keep(w_here, i, weights, copy, read, first + at, place)
                 put(m_here, i, m, first + at)
                 put(v_here, i, v, first + at)
-                if to >= 0:
-                    put_copy(w_here, i, copy, to + at)
 
-    return Kernel(adamw, "l l l l l l l f f f f f", THREADS, target=(8, 0))
+    return Kernel(adamw, "l l l l l l l l f f f f f", THREADS, target=(8, 0))
 
 
 class Segment(NamedTuple):
     """Neighbours in the flat buffers that are treated alike.
 
-    copy: where the first one's bf16 copy stands in the buffer of copies, -1: they have none.
+    copy: where the first one's bf16 copy stands in the buffer of copies, -1: they have none. Of
+    masters in halves: where it is as float32 for who reads it so, -1: nowhere.
     """
 
     start: int
@@ -157,13 +244,18 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
 
 
 class Buffers(NamedTuple):
-    """What AdamW works on: flat, float32 (N,), and a bf16 copy as long as the table's places."""
+    """What AdamW works on: flat, float32 (N,), and a bf16 copy as long as the table's places.
+
+    In halves: weights are lower halves, uint16 (N,), copy the upper ones, and read has float32 as
+    long as the table's places.
+    """
 
     weights: Any
     gradients: Any
     m: Any
     v: Any
     copy: Any
+    read: Any = None
 
 
 def adamw_launch(
@@ -174,12 +266,16 @@ def adamw_launch(
 
     table: of `tiles`, in device memory.
     """
-    *floats, copy = buffers
-    for name, array in zip(Buffers._fields, floats, strict=False):
-        expect(name, array, tuple(buffers.weights.shape), "float32")
-    expect("copy", copy, tuple(copy.shape), "bf16")
+    weights, *floats, copy, read = buffers
+    shape, halves = tuple(weights.shape), kind_of(weights) == "bf16"
+    expect("weights", weights, shape, "bf16" if halves else "float32")
+    for name, array in zip(Buffers._fields[1:], floats, strict=False):
+        expect(name, array, shape, "float32")
+    expect("copy", copy, shape if halves else tuple(copy.shape), "bf16")
+    if read is not None:
+        expect("read", read, tuple(read.shape), "float32")
     expect("table", table, (table.shape[0], 4), "int32")
     expect("decision", decision, (8,), "float32")
     constants = beta1, 1 - beta1, beta2, 1 - beta2, eps
-    args = table, decision, *buffers, *map(float, constants)
-    return Launch(adamw_kernel(rounds), (table.shape[0],), args)
+    args = table, decision, *buffers[:-1], given(read), *map(float, constants)
+    return Launch(adamw_kernel(rounds, halves), (table.shape[0],), args)

@@ -188,19 +188,21 @@ def sum_launch(partials: Any, outs: tuple[Any, ...], add: bool) -> Launch:
     return Launch(sum_kernel(add), (cover(width, LANES),), args)
 
 
-COUNTED = 8  # bits of a line's second number that say how many columns there are
+COUNTED = 8  # bits of a line's second number that say how many columns there are, and, the last
+STORED = 1 << COUNTED - 1  # of them, that sums are stored and not added
 
 
 def sum_lines(
-    first: int, count: int, pitch: int, out: int, columns: int
+    first: int, count: int, pitch: int, out: int, columns: int, store: bool = False
 ) -> list[tuple[int, int, int, int]]:
     """The lines of a table for `sum_table_launch`, one for each 32 columns.
 
     Partial sums: `count` rows, `pitch` floats from one to the next, the first begins at number
-    `first`; they are added to `columns` floats from number `out` on.
+    `first`; they are added to `columns` floats from number `out` on, or stored there.
     """
+    how = count << COUNTED | STORED * store
     return [
-        (first + c, count << COUNTED | min(LANES, columns - c), pitch, out + c)
+        (first + c, how | min(LANES, columns - c), pitch, out + c)
         for c in range(0, columns, LANES)
     ]
 
@@ -209,12 +211,13 @@ def add_up_lines(table, partials, outs):
     """Block b has line b of the table, a lane each column."""
     lane, warp = int32(cuda.threadIdx.x % LANES), int32(cuda.threadIdx.x // LANES)
     first, sizes, pitch, out = ptx.load_int4(table + 16 * int64(cuda.blockIdx.x))
-    inside = lane < (sizes & ((1 << COUNTED) - 1))
+    inside = lane < (sizes & (STORED - 1))
     start = partials + int64(first) * 4
     total = total_of(start, sizes >> COUNTED, pitch, lane, inside, lane, warp)
     if warp == 0 and inside:
         place_of = outs + int64(out + lane) * 4
-        ptx.store_float(place_of, total + ptx.load_own_float(place_of))
+        before = ptx.load_own_float(place_of) if sizes & STORED == 0 else float32(0)
+        ptx.store_float(place_of, total + before)
 
 
 # A block for each line; as many warps as where all do the same.
@@ -222,7 +225,7 @@ SUM_TABLE = Kernel(add_up_lines, "l l l", LANES * SUM_WARPS, target=(8, 0))
 
 
 def sum_table_launch(table: Any, partials: Any, outs: Any) -> Launch:
-    """Adds partial sums to outs, both flat float32, as the lines (n, 4) int32 of a table say.
+    """Partial sums to outs, both flat float32, as the lines (n, 4) int32 of a table say.
 
     No place of outs may be in two lines.
     """

@@ -57,7 +57,7 @@ from nanoeuler.engines.gpu.tile.rope import Turning
 
 from nanoeuler.engines.gpu.step.matmul import STORE, Epilogue, Multiplier
 from nanoeuler.engines.gpu.step.precision import BF16, COPIES, DTYPES, Precision
-from nanoeuler.engines.gpu.step.program import Array, Recording
+from nanoeuler.engines.gpu.step.program import NOWHERE, Array, Recording
 from nanoeuler.engines.interface import Cache, Engine, SavedAttention
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, first_keys
@@ -67,9 +67,13 @@ from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
-LOSS_ROWS = 4096
+# LOSS_BYTES: fewer rows where these would take more, in parts of equal size, in whole tiles.
+LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 1 << 30, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
+# Columns from which on a norm's output is made again and not kept: a layer's products grow with
+# the square of them, and the norms' kernels with the columns: 0.5 % of llama-1b's step.
+WIDE = 2048
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 PARTIALS = "partials"  # the memory of partial sums that are reduced at the end of the backward pass
@@ -129,7 +133,9 @@ class CudaEngine(Engine):
 
     bf16: whether activations are. names: of parameters, by where they lie. stored: the addresses
     of gradients that this step has written before. plan: the scatter plan of the tokens, and sums:
-    where the next loss leaves its sums, float32 (K,); whoever records a step sets both.
+    where the next loss leaves its sums, float32 (K,); whoever records a step sets both. fresh: the
+    addresses of norms' gradients, whose first sums are stored; lendable: by block, the gradients
+    that lend their memory, see `lend_gradients`; a step sets both.
     fused_swiglu_backward: whether a product ends in SwiGLU's backward where it can; a kernel of
     rows does it otherwise.
     """
@@ -149,6 +155,8 @@ class CudaEngine(Engine):
         self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[tuple[str, int], str] = {}
         self.stored: set[int] = set()
+        self.fresh: set[int] = set()
+        self.lendable: dict[int, list[tuple[str, int, int]]] = {}
         self.pending: NormBackward | None = None
         # By where they belong: sums over rows that are not added yet, and their lines of a table.
         self.deferred: dict[tuple[str, int], tuple[Array, list]] = {}
@@ -176,7 +184,9 @@ class CudaEngine(Engine):
         columns, first = outs[0].shape[0], self.used
         pitch = columns * len(outs)
         for i, out in enumerate(outs):
-            lines = sum_lines(first + i * columns, count, pitch, out.address // 4, columns)
+            place = first + i * columns, count, pitch, out.address // 4
+            lines = sum_lines(*place, columns, store=out.address in self.fresh)
+            self.fresh.discard(out.address)
             self.deferred[out.memory, out.address] = out, lines
         self.used += count * pitch
         whole = self.recording.whole(PARTIALS, (self.used,), np.float32)
@@ -190,6 +200,8 @@ class CudaEngine(Engine):
             end = max(out.address + out.nbytes for out, _ in owed)
             table = np.array([line for _, lines in owed for line in lines], np.int32)
             table[:, 3] -= first // 4
+            for out, _ in owed:
+                self.recording.reclaim(out.address)
             partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
             outs = self.recording.whole(memory, (end // 4,), np.float32)[first // 4 :]
             launch = sum_table_launch(self.recording.constant(table), partials, outs)
@@ -230,6 +242,7 @@ class CudaEngine(Engine):
         """dw = x^T dy, or that is added, where the step has written dw before."""
         end = "add" if dw.address in self.stored else "store"
         self.stored.add(dw.address)
+        self.recording.reclaim(dw.address)
         matrix = dy if len(dy.shape) == 2 else rows_of(dy)
         self.matmul(f"{name}, dW", rows_of(x).T, matrix, dw, Epilogue(end))
 
@@ -296,6 +309,7 @@ class CudaEngine(Engine):
         first: PackedRows | None = None,
     ) -> Array:  # fmt: skip
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
+        table = self.copy_of(table) if table.memory == NOWHERE else table
         places = first and first.places
         launch = embed_launch(
             tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions,
@@ -510,6 +524,7 @@ class CudaEngine(Engine):
         bias: Array | None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
         """As `Engine.move_norm`: the last term is added where the sum is normed."""
+        self.recording.lending = False
         if not terms:
             return x, *self.norm(Norm(config.norm, config.norm_eps), x, gain, bias)
         *others, (weight, k) = terms
@@ -527,9 +542,19 @@ class CudaEngine(Engine):
         return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
-        """n, where those of all sublayers may be kept (`Precision.kept`); else None."""
+        """n, where those of all sublayers may be kept (`WIDE`, `Precision.kept`); else None."""
         sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
-        return n if sublayers * n.nbytes <= self.precision.kept else None
+        may = config.dim < WIDE and sublayers * n.nbytes <= self.precision.kept
+        return n if may else None
+
+    def lend_gradients(self, b: Block) -> None:
+        """From now on, have arrays lie where the gradients of the blocks before b will."""
+        if self.lendable:
+            here = int(self.name_of(b.wqkv).split(".")[1])
+            for i in [i for i in self.lendable if i < here]:
+                for span in self.lendable.pop(i):
+                    self.recording.lend(*span)
+        self.recording.lending = True
 
     def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
         """RoPE for the product that makes heads; None: there is none, or it has its own kernels."""
@@ -559,6 +584,7 @@ class CudaEngine(Engine):
         first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
         """As `Engine.attend`; the product that makes heads ends in RoPE, if it can."""
+        self.lend_gradients(b)
         if config.qk_norm:
             return self.attend_normed(config, b, n, first)
         (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
@@ -625,6 +651,7 @@ class CudaEngine(Engine):
         self.record("norm of heads, backward", head_norm_backward_launch(*given))
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
+        self.lend_gradients(b)
         gated = config.mlp == "swiglu"
         if self.multiply.fused and not gated:
             u, h = self.linear_gelu(config.mlp, n, b.w_up, b.w_up_bias)
@@ -702,13 +729,12 @@ class CudaEngine(Engine):
         """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
         if full:
             return self.take(rows, columns)
-        memory = self.recording.whole(LOGITS, (LOSS_ROWS, columns), DTYPES[self.precision.kind])
-        return memory[:rows]
+        return self.recording.whole(LOGITS, (rows, columns), DTYPES[self.precision.kind])
 
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
-        """As `Engine.loss`: the logits of LOSS_ROWS positions at a time."""
+        """As `Engine.loss`: the logits of some positions at a time, see `rows_at_once`."""
         rows, aims = rows_of(n), rows_of(targets)
         K = aims.shape[1]
         V = W.shape[1] // K
@@ -716,14 +742,15 @@ class CudaEngine(Engine):
         expect_vocabulary(V, K)
         losses, copy = self.take(*aims.shape, kind="float32"), self.copy_of(W)
         dn = None if dW is None else self.take(*n.shape)
-        for first in range(0, rows.shape[0], LOSS_ROWS):
-            part = rows[first : first + LOSS_ROWS]
+        most = rows_at_once(rows.shape[0], K * pitch * rows.dtype.itemsize)
+        for first in range(0, rows.shape[0], most):
+            part = rows[first : first + most]
             logits = self.take_logits(part.shape[0], K * pitch, pitch == V)
             used = logits[:, : K * V]
             self.matmul("logits", part, copy, used)
             self.loss_rows(logits, aims, scale, losses, V, first, dW is not None)
             if dW is not None:
-                dpart = rows_of(dn)[first : first + LOSS_ROWS]
+                dpart = rows_of(dn)[first : first + most]
                 self.matmul("logits, dX", *self.padded_logits(logits, copy.T), dpart)
                 self.weight_gradient(dW, part, used, "logits")
             del logits, used
@@ -731,6 +758,13 @@ class CudaEngine(Engine):
 
 
 # %% sec-step-engine
+def rows_at_once(rows: int, size: int) -> int:
+    """How many of `rows` positions have logits at a time, if a row of them takes `size` bytes."""
+    parts = max(-(-rows // LOSS_ROWS), -(-rows * size // LOSS_BYTES))
+    unit = min(LOSS_UNIT, LOSS_ROWS)
+    return -(-rows // (parts * unit)) * unit
+
+
 def expect_vocabulary(V: int, K: int) -> None:
     """UserError for a vocabulary of which an engine cannot predict K tokens at once."""
     if K > 1 and V % PITCH:

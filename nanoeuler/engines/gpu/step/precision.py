@@ -2,14 +2,16 @@
 
 
 # %% sec-step-primitives
-"""In which kinds of numbers a step computes, and the two memories that hold weights."""
+"""In which kinds of numbers a step computes, and the memories that hold weights."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
-WEIGHTS, COPIES = "weights", "copies"  # memories: float32 masters, and their bf16 copy
+# Memories: what is read in float32, and with it the masters, if they are not in halves; their bf16
+# copy; and the lower halves that the copies lack (11c).
+WEIGHTS, COPIES, LOWER = "weights", "copies", "lower halves"
 
 
 class Precision(NamedTuple):

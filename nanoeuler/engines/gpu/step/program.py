@@ -99,20 +99,29 @@ class Arena:
         self.size = 0
         self.holes: list[tuple[int, int]] = []  # (start, end) of what is free below size, in order
 
-    def take(self, size: int) -> int:
-        """Where `size` bytes begin, from now on lent: the smallest hole with room, or the end."""
+    def fit(self, size: int) -> int | None:
+        """Where `size` bytes begin, from now on lent: in the smallest hole with room, if any."""
         fitting = [hole for hole in self.holes if hole[1] - hole[0] >= size]
-        if fitting:
-            start, end = min(fitting, key=lambda hole: (hole[1] - hole[0], hole[0]))
-            self.holes.remove((start, end))
-            if end - start > size:
-                self._insert(start + size, end)
-            return start
-        start = self.size
-        if self.holes and self.holes[-1][1] == self.size:  # the last hole grows
-            start = self.holes.pop()[0]
-        self.size = start + size
+        if not fitting:
+            return None
+        start, end = min(fitting, key=lambda hole: (hole[1] - hole[0], hole[0]))
+        self.holes.remove((start, end))
+        if end - start > size:
+            self._insert(start + size, end)
         return start
+
+    def take(self, size: int) -> int:
+        """The same, or the end."""
+        start = self.fit(size)
+        if start is None:
+            start = self.size
+            if self.holes and self.holes[-1][1] == self.size:  # the last hole grows
+                start = self.holes.pop()[0]
+            self.size = start + size
+        return start
+
+    def _insert(self, start: int, end: int) -> None:
+        self.holes = sorted([*self.holes, (start, end)])
 
     def give(self, start: int, size: int) -> None:
         """Take them back; neighbouring holes become one."""
@@ -122,8 +131,15 @@ class Arena:
             start, end = min(start, hole[0]), max(end, hole[1])
         self._insert(start, end)
 
-    def _insert(self, start: int, end: int) -> None:
-        self.holes = sorted([*self.holes, (start, end)])
+    def close(self, start: int, end: int) -> None:
+        """Lend them no more; an error if some of them have not come back."""
+        inside = [hole for hole in self.holes if hole[0] <= start and end <= hole[1]]
+        if not inside:
+            raise RuntimeError(f"not all bytes from {start} to {end} have come back")
+        self.holes.remove(inside[0])
+        for part in (inside[0][0], start), (end, inside[0][1]):
+            if part[0] < part[1]:
+                self._insert(*part)
 
 
 # %% sec-step-recording
@@ -147,12 +163,14 @@ class Program:
     """A recorded step: its list, the bytes of each memory, and the numbers of the constant one.
 
     loans: (start, bytes, first, last) of each piece of the arena: between which steps it was lent.
+    borrowed: the same by the name of a memory that lends some of its bytes for a while.
     """
 
     steps: list[Step] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     constants: list[np.ndarray] = field(default_factory=list)
     loans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    borrowed: dict[str, list[tuple[int, int, int, int]]] = field(default_factory=dict)
 
 
 class Lease:
@@ -160,11 +178,16 @@ class Lease:
 
 
 class Recording:
-    """A program while it is written, and its memories."""
+    """A program while it is written, and its memories.
+
+    lending: whether arrays that are taken now may lie in the memory that lends. See `lend`.
+    """
 
     def __init__(self) -> None:
         self.program, self.arena = Program(sizes={CONSTANTS: 0}), Arena()
         self._constants: dict[tuple, Array] = {}
+        self.lending, self.lender, self.spare = False, "", Arena()
+        self.spans: dict[int, int] = {}  # what is lent: bytes, by where they begin
 
     def whole(self, memory: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """The memory of this name as one array; it exists outside of the program, or grows."""
@@ -184,13 +207,19 @@ class Recording:
         """An array in the arena, in C order, whose elements nobody has written."""
         kind, lease = np.dtype(dtype), Lease()
         size = round_up(max(1, math.prod(shape) * kind.itemsize))
-        start, now = self.arena.take(size), len(self.program.steps)
-        weakref.finalize(lease, self._give, start, size, now).atexit = False
-        return Array(ARENA, start, tuple(shape), kind, dense(shape, kind.itemsize), lease)
+        memory, start = self.lender, self.spare.fit(size) if self.lending else None
+        if start is None:
+            memory, start = ARENA, self.arena.take(size)
+        now = len(self.program.steps)
+        weakref.finalize(lease, self._give, memory, start, size, now).atexit = False
+        return Array(memory, start, tuple(shape), kind, dense(shape, kind.itemsize), lease)
 
-    def _give(self, start: int, size: int, first: int) -> None:
-        self.arena.give(start, size)
-        self.program.loans.append((start, size, first, len(self.program.steps)))
+    def _give(self, memory: str, start: int, size: int, first: int) -> None:
+        arena, loans = self.arena, self.program.loans
+        if memory != ARENA:
+            arena, loans = self.spare, self.program.borrowed.setdefault(memory, [])
+        arena.give(start, size)
+        loans.append((start, size, first, len(self.program.steps)))
 
     def constant(self, values: np.ndarray) -> Array:
         """An array of numbers that are known now; equal ones are stored once."""
@@ -208,6 +237,16 @@ class Recording:
             self.program.steps.append(Step(name, replace(launch, args=args), flops))
             flops = 0  # a product's second launch adds up what the first has multiplied
 
+    def lend(self, memory: str, start: int, size: int) -> None:
+        """Have bytes of another memory lent, too, wherever `lending` is on; until `reclaim`."""
+        self.lender, self.spans[start] = memory, size
+        self.spare.give(start, size)
+
+    def reclaim(self, start: int) -> None:
+        """Lend no more what was lent from `start` on. Whoever had it must have given it back."""
+        if size := self.spans.pop(start, 0):
+            self.spare.close(start, start + size)
+
     def end(self) -> Program:
         """The program. Arrays that are still held stay where they are."""
         self.program.sizes[ARENA] = self.arena.size
@@ -215,6 +254,31 @@ class Recording:
 
 
 # %% sec-step-recording
+NOWHERE = "nowhere"  # the memory of what has no place
+
+
+class Excerpt:
+    """A flat buffer (N,) of which only some spans have a place: one behind the other in `kept`.
+
+    Slices are as of the whole, so that `Weights` can lay its names over it. What has no place is
+    NOWHERE, at the address that it would have; the last span that holds a slice gives it.
+    """
+
+    def __init__(self, length: int, kept: Array, spans: list[tuple[int, int]]) -> None:
+        self.shape, self.dtype = (length,), kept.dtype
+        self.kept, self.spans = kept, spans
+        self.nowhere = replace(kept, memory=NOWHERE, shape=self.shape)
+
+    def __getitem__(self, part: slice) -> Array:
+        """The elements from start to stop."""
+        end = self.kept.shape[0]
+        for start, stop in reversed(self.spans):
+            end -= stop - start
+            if start <= part.start and part.stop <= stop:
+                return self.kept[end + part.start - start : end + part.stop - start]
+        return self.nowhere[part]
+
+
 def _without_lease(arg: Any) -> Any:
     if isinstance(arg, Map):
         return replace(arg, array=_without_lease(arg.array))

@@ -22,8 +22,15 @@ from nanoeuler.engines.gpu.rows.embedding import plan_length, scatter_plan
 from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows
 from nanoeuler.engines.gpu.step.matmul import Multiplier
-from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
-from nanoeuler.engines.gpu.step.program import Array, Program, Recording
+from nanoeuler.engines.gpu.step.precision import COPIES, LOWER, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.program import (
+    ALIGN,
+    NOWHERE,
+    Array,
+    Excerpt,
+    Program,
+    Recording,
+)
 from nanoeuler.engines.sharding import slices
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
@@ -71,9 +78,25 @@ def cleared(weights: Weights) -> np.ndarray:
     """The tiles of all gradients that a step adds to and never stores."""
     spans, tied = [], weights.config.tied
     for name, part in zip(weights, adamw.segments(weights), strict=True):
-        if not part.decay or name == "positions" or (name == "embedding" and not tied):
+        bias = not part.decay and "norm" not in name
+        if bias or name == "positions" or (name == "embedding" and not tied):
             spans.append((part.start, part.length))
     return clear_table(spans, weights.flat.shape[0])
+
+
+def lendable(gradients: Weights) -> dict[int, list[tuple[str, int, int]]]:
+    """(memory, start, bytes) of the gradients that a step stores before it adds to them, by block.
+
+    Whole units of ALIGN, as the arena lends; a gradient that begins within one is left out.
+    """
+    found: dict[int, list[tuple[str, int, int]]] = {}
+    for name, view in gradients.items():
+        first, *rest = name.split(".")
+        stored = len(view.shape) > 1 or "norm" in name
+        if first == "block" and stored and view.address % ALIGN == 0 and view.nbytes >= ALIGN:
+            span = view.memory, view.address, view.nbytes // ALIGN * ALIGN
+            found.setdefault(int(rest[0]), []).append(span)
+    return found
 
 
 def windows(config: ModelConfig, i: int) -> list[tuple[ModelConfig, tuple[str, str]]]:
@@ -100,7 +123,7 @@ class ProgramBuilder:
     engine_type = CudaEngine
 
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
-        self.recording, self.config = Recording(), config
+        self.recording, self.config, self.stream = Recording(), config, precision.stream
         self.inputs: dict[str, Array] = {}
         self.results: dict[str, Array] = {}
         self.copied = precision.kind == "bf16"
@@ -206,20 +229,70 @@ class ProgramBuilder:
         """
         flat = self.whole(GRADIENTS)
         gradients = Weights(self.config, np.float32, flat)
-        table = self.recording.constant(cleared(gradients))
-        self.recording.add("clear", clear_launch(table, flat))
+        tiles = cleared(gradients)
+        if len(tiles):
+            self.recording.add("clear", clear_launch(self.recording.constant(tiles), flat))
+        self.engine.fresh = {view.address for name, view in gradients.items() if "norm" in name}
+        self.engine.lendable = lendable(gradients)
         losses = self.passes(gradients, slices(range(B), pieces), T, packed)
         self.update(flat, losses, rules)
         return Recorded(self.recording.end(), self.inputs, self.results)
 
 
 # %% sec-step-step
+def read_spans(config: ModelConfig, stream: str) -> list[tuple[int, int]]:
+    """(start, stop) of what kernels read in float32 where masters are in halves: norms, and the
+    tables, unless a row of the stream is a row of the table's copy."""
+    nowhere = Array(NOWHERE, 0, (flat_size(config),), np.dtype(np.float32), (4,))
+    weights = Weights(config, np.float32, nowhere)
+    tables = config.position == "learned" or stream != "bf16"
+    norms = (part for part in adamw.segments(weights) if part.copy < 0)
+    spans = [(norm.start, norm.start + norm.length) for norm in norms]
+    return [(0, weights.block_starts[0]), *spans] if tables else spans
+
+
+class HalvesBuilder(ProgramBuilder):
+    """Records programs of a model whose masters are in two halves: of one GPU, in bf16."""
+
+    def read(self) -> Weights:
+        spans = read_spans(self.config, self.stream)
+        size = sum(stop - start for start, stop in spans)
+        self.kept = self.recording.whole(WEIGHTS, (size,), np.float32)
+        flat = Excerpt(flat_size(self.config), self.kept, spans)
+        return Weights(self.config, np.float32, flat)
+
+    def update(self, flat: Array, losses: Array, rules: Rules) -> None:
+        """As `ProgramBuilder.update`."""
+        lower, parts = self.recording.whole(LOWER, flat.shape, np.uint16), []
+        for part, view in zip(adamw.segments(self.weights), self.weights.values(), strict=True):
+            place = view.address // 4 if view.memory == WEIGHTS else -1
+            parts.append(part._replace(copy=place))
+        moments = map(self.whole, MOMENTS)
+        buffers = adamw.Buffers(lower, flat, *moments, self.copies, self.kept)
+        self.descend(adamw.tiles(parts), buffers, losses, rules)
+
+
+def in_halves(weights: Weights, stream: str) -> dict[str, np.ndarray]:
+    """The memories of masters in halves, as `HalvesBuilder` has them."""
+    flat, (copies, lower) = weights.flat, adamw.to_halves(weights.flat)
+    read = [flat[slice(*span)] for span in read_spans(weights.config, stream)]
+    return {WEIGHTS: np.concatenate(read), COPIES: copies, LOWER: lower}
+
+
+def program_builder(
+    config: ModelConfig, machine: Machine, precision: Precision
+) -> ProgramBuilder:
+    """What records programs of a single GPU."""
+    kind = HalvesBuilder if precision.kind == "bf16" else ProgramBuilder
+    return kind(config, machine, precision)
+
+
 def record_step(
     config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision, rules: Rules,
     pieces: int = 1,
 ) -> Recorded:  # fmt: skip
     """The program of a training step, as `ProgramBuilder.build_step` has it, of a single GPU."""
-    return ProgramBuilder(config, machine, precision).build_step(B, T, rules, pieces)
+    return program_builder(config, machine, precision).build_step(B, T, rules, pieces)
 
 
 Page = dict[str, np.ndarray]  # the inputs of a program, in memory of the host

@@ -18,11 +18,18 @@ import numpy as np
 
 from nanoeuler.engines.gpu.host.device import Device
 from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
-from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
+from nanoeuler.engines.gpu.rows.adamw import from_halves, to_halves
 from nanoeuler.engines.gpu.step.matmul import Multiplier
-from nanoeuler.engines.gpu.step.precision import BF16, COPIES, PRECISIONS, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.precision import (
+    BF16,
+    COPIES,
+    LOWER,
+    PRECISIONS,
+    WEIGHTS,
+    Precision,
+)
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, bind, constants
 from nanoeuler.engines.gpu.step.recording import (
     MOMENTS,
@@ -32,6 +39,8 @@ from nanoeuler.engines.gpu.step.recording import (
     Rules,
     fill_batch,
     fill_step,
+    in_halves,
+    program_builder,
 )
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
 from nanoeuler.errors import UserError
@@ -65,8 +74,8 @@ class CudaStepper(Stepper):
     """
 
     optimizers: tuple[str, ...] = ("AdamW",)  # classes whose update is a kernel: `rows.adamw`
-    step_builder: Callable[..., ProgramBuilder] = ProgramBuilder
-    sums_builder: Callable[..., ProgramBuilder] = ProgramBuilder
+    step_builder: Callable[..., ProgramBuilder] = staticmethod(program_builder)
+    sums_builder: Callable[..., ProgramBuilder] = staticmethod(program_builder)
 
     def __init__(
         self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
@@ -85,12 +94,21 @@ class CudaStepper(Stepper):
         self.memories: dict[str, Any] = {}
         self.push()
 
-    def state(self) -> dict[str, np.ndarray]:
-        """What the device keeps from step to step, as the run has it now."""
+    def whole_state(self) -> dict[str, np.ndarray]:
+        """What the device keeps from step to step, as the run has it now, with float32 masters."""
         flat, copied = self.weights.flat, self.precision.kind == "bf16"
-        arrays = {WEIGHTS: flat, COPIES: to_bf16(flat) if copied else np.zeros(16, np.uint16)}
-        moments = MOMENTS if self.optimizer else ()
-        return arrays | {name: getattr(self.optimizer, name).flat for name in moments}
+        arrays = {WEIGHTS: flat, COPIES: to_halves(flat)[0] if copied else np.zeros(16, np.uint16)}
+        return arrays | self.moments()
+
+    def moments(self) -> dict[str, np.ndarray]:
+        """The optimizer's moments, if there is one."""
+        return {name: getattr(self.optimizer, name).flat for name in MOMENTS if self.optimizer}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the device keeps from step to step, as the run has it now; in bf16 in halves."""
+        if self.precision.kind != "bf16":
+            return self.whole_state()
+        return in_halves(self.weights, self.precision.stream) | self.moments()
 
     def push(self) -> None:
         """Bring the device's weights and moments up to date with those of the run."""
@@ -102,7 +120,9 @@ class CudaStepper(Stepper):
 
     def pull(self) -> None:
         """Bring the run's weights and moments up to date with those of the device."""
-        self.weights.flat[...] = self.device.host(self.memories[WEIGHTS])
+        names = (COPIES, LOWER) if self.precision.kind == "bf16" else (WEIGHTS,)
+        parts = [self.device.host(self.memories[name]) for name in names]
+        self.weights.flat[...] = from_halves(*parts) if len(parts) == 2 else parts[0]
         for name in MOMENTS:
             getattr(self.optimizer, name).flat[...] = self.device.host(self.memories[name])
 

@@ -98,6 +98,8 @@ class Stored:
         Some rows of the file at a time, so there is no other copy.
         """
         kind = np.uint16 if bits else np.float32
+        if (found := self._as_it_lies(first, last, bits)) is not None:
+            return found
         out, at = np.zeros((self.shape[0], last - first), kind), 0
         for piece, turned, order in self.parts:
             width = piece.shape[0] if turned else piece.shape[1]
@@ -114,6 +116,29 @@ class Stored:
                     into[i : i + len(found)] = found[:, low:high]
             at += width
         return out
+
+    def _as_it_lies(self, first, last, bits):
+        """A copy of columns whose numbers the file has in this form and order; None for others."""
+        if len(self.parts) != 1 or self.parts[0].turned or self.parts[0].order is not None:
+            return None
+        piece = self.parts[0].piece
+        if piece.kind not in (HALVES if bits else ("F32",)):
+            return None
+        numbers = piece.raw(0, piece.shape[0]).view("<u2" if bits else "<f4")
+        found = np.array(numbers[:, first:last])
+        piece.leave()
+        return found
+
+    def row_blocks(self, first: int, last: int) -> np.ndarray | None:
+        """The bytes of rows [first, last) of a matrix in blocks, uint8; None if they are in none."""
+        if self.kind in ("F32", *HALVES) or len(self.parts) != 1:
+            return None
+        piece, turned, order = self.parts[0]
+        if turned or order is not None:
+            return None
+        found = np.array(piece.raw(first, last))
+        piece.leave()
+        return found
 
     def blocks(self, first: int, last: int) -> np.ndarray | None:
         """The bytes of columns [first, last) in blocks along the depth, uint8 (last - first, size).

@@ -310,7 +310,7 @@ def _adaptation(record, config):
 
 def _tokenizer(out, name):
     """The tokenizer in the directory `out`, whose hash must be `name`."""
-    tokenizer = Tokenizer.load(out / "tokenizer.json")
+    tokenizer = Tokenizer.load(out / "tokenizer.json", name)
     if tokenizer.hash != name:
         raise UserError(
             f"{out / 'tokenizer.json'}: expected the tokenizer {name[:12]!r} that this run was "

@@ -81,7 +81,7 @@ def test_the_tile_reads_every_number_of_16_bits(kind, form):
     packed, out = Panels([Held(numbers)], form), np.zeros((1, packing.padded(every.size)), "f4")
     assert packed.buffer.nbytes == 2 * packing.padded(every.size)
     one, none = np.ones((1, 1), np.float32), np.zeros(0, np.float32)
-    whole = np.zeros((1, 1, 32), np.int8), np.zeros((1, 1, 2), np.float32)
+    whole = np.zeros((1, 1, 32), np.int8), np.zeros((1, 1, 2), np.float32), one[0]
     decode._product(packed.matrices, 0, decode.Worker(1, 0, 1), one, none, out, whole)
     assert (out[:, : every.size] == numbers).all()
 

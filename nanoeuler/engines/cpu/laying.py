@@ -98,3 +98,23 @@ def sorted_blocks(raw: np.ndarray, room: np.ndarray, lanes: int) -> None:
                     one, two = block[4 + 8 * g + i], block[8 + 8 * g + i]
                     out[begin + 4 * lanes * g + i] = one & 15 | (two & 15) << 4
                     out[begin + 4 * lanes * (2 + g) + i] = one >> 4 | two >> 4 << 4
+
+
+@njit(**_EXACT)
+def sorted_bytes(raw: np.ndarray, room: np.ndarray) -> None:
+    """Blocks of Q8_0, raw uint8 (O, blocks, 34), as panels have them: room (panels, blocks, bytes).
+
+    First the scales of all columns, then their first numbers, their second ones, and so on. Columns
+    beyond O are zeros.
+    """
+    width = room.shape[2] // 34
+    for p in range(room.shape[0]):
+        n = min(width, raw.shape[0] - p * width)
+        for b in range(raw.shape[1]):
+            out = room[p, b]
+            out[:] = 0
+            for lane in range(n):
+                block = raw[p * width + lane, b]
+                out[2 * lane], out[2 * lane + 1] = block[0], block[1]
+                for i in range(32):
+                    out[(2 + i) * width + lane] = block[2 + i]

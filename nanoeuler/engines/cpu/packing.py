@@ -171,22 +171,42 @@ class Int4(NamedTuple):
     places: np.ndarray
 
 
-Matrices = Float32 | Bfloat16 | Float16 | Int8 | Int4  # what the compiled pass gets
-Form = type[Float32] | type[Bfloat16] | type[Float16] | type[Int8] | type[Int4]  # their classes
+class Kept4(NamedTuple):
+    """The same of blocks of four bits that a file has, which become their float32 when needed."""
+
+    places: np.ndarray
+
+
+class Kept8(NamedTuple):
+    """The same of a file's blocks of eight bits."""
+
+    places: np.ndarray
+
+
+Matrices = Float32 | Bfloat16 | Float16 | Int8 | Int4 | Kept4 | Kept8  # what the pass gets
+Form = (type[Float32] | type[Bfloat16] | type[Float16] | type[Int8] | type[Int4] | type[Kept4]
+        | type[Kept8])  # fmt: skip
 WEIGHT = {Float32: 4, Bfloat16: 2, Float16: 2, Int8: 1}  # bytes of a weight
 BLOCK, BLOCK_BYTES = 32, 20  # numbers of a column that share a scale, and their bytes: ggml's Q4_1
-KEPT = {"BF16": Bfloat16, "F16": Float16}  # and the forms of what files hold; all else is float32
+IN_BLOCKS = {Int4: BLOCK_BYTES, Kept4: BLOCK_BYTES, Kept8: 34}  # and the bytes of a block
+# The forms of what files hold; all else is float32.
+KEPT = {"BF16": Bfloat16, "F16": Float16, "Q4_1": Kept4, "Q8_0": Kept8}
 
 
-def form_of(kinds: set[str]) -> Form:
-    """The form in which matrices of these kinds lose nothing."""
-    return KEPT.get(*kinds, Float32) if len(kinds) == 1 else Float32
+def form_of(matrices: Sequence[Matrix]) -> Form:
+    """The form in which these matrices lose nothing."""
+    kinds = {matrix.kind for matrix in matrices}
+    form = KEPT.get(*kinds, Float32) if len(kinds) == 1 else Float32
+    if form not in (Kept4, Kept8):
+        return form
+    some = [matrix.blocks(0, min(PANEL, matrix.shape[1])) for matrix in matrices]
+    return Float32 if any(each is None for each in some) else form
 
 
 def panel_bytes(form: Form, depth: int) -> int:
     """The bytes of a panel."""
-    if form is Int4:
-        return -(-depth // BLOCK) * BLOCK_BYTES * PANEL
+    if form in IN_BLOCKS:
+        return -(-depth // BLOCK) * IN_BLOCKS[form] * PANEL
     return WEIGHT[form] * depth * PANEL
 
 
@@ -232,7 +252,11 @@ def _lay(matrix, room, steps, first, form):
     # Fill some panels (n, bytes), whose first column is `first`, and their scales.
     depth, columns = matrix.shape
     n, last = len(room), min(first + len(room) * PANEL, columns)
-    if form is Int4:
+    if form is Kept8:
+        raw = matrix.blocks(first, last)
+        laying.sorted_bytes(raw.reshape(len(raw), -1, 34), room.reshape(n, -1, 34 * PANEL))
+        return
+    if form in (Int4, Kept4):
         room[...] = _four_bits(matrix, first, last)
         return
     if form is Float32:

@@ -242,8 +242,8 @@ class Tokenizer:
     def load(cls, path: str | Path, known: str = "") -> "Tokenizer":
         """Read a tokenizer.json of `save` or of another program; or GPT-2's file of ranks.
 
-        known: the hash of the one that was saved there. A file with this digest has it, so it need not
-        be made anew.
+        known: the hash of the one that was saved there. A file with this digest has it, and it need
+        not be worked out.
         """
         text = read_file(path)
         if is_gpt2(text):

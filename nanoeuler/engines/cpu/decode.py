@@ -33,10 +33,10 @@ from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.cpu.packing import (
     BLOCK,
     BLOCK_BYTES,
+    IN_BLOCKS,
     PANEL,
     VECTORS,
     WEIGHT,
-    IN_BLOCKS,
     Bfloat16,
     Float16,
     Float32,
@@ -787,10 +787,10 @@ SUPPORTS = {
 class CpuReader:
     """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
 
-    Weights in float32, or stored ones, whose matrices keep their 16 bits or their blocks; `texts` is how
-    many it reads at once. threads: None for one, or for many weights one per core. quantize: a word
-    of QUANTIZE. int8 and int4 keep matrices in a quarter or a sixth of the memory, with an error;
-    the output matrix is int8 in both.
+    Weights in float32, or stored ones, whose matrices keep their 16 bits or their blocks; `texts`
+    is how many it reads at once. threads: None for one, or for many weights one per core. quantize:
+    a word of QUANTIZE. int8 and int4 keep matrices in a quarter or a sixth of the memory, with an
+    error; the output matrix is int8 in both.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ def quantized(tmp_path, words):
 
 
 def test_an_imported_run_keeps_blocks(quantized):
-    """34 bytes for 32 numbers, the same numbers, and the same logits whoever asks how."""
+    """34 bytes for 32 numbers, the same numbers, and the same panels whatever is asked for."""
     out, weights = quantized
     file = out / "step-00000000" / "model.safetensors"
     matrices = sum(math.prod(x.shape) for x in weights.stored.values() if len(x.shape) == 2)
@@ -215,11 +215,27 @@ def test_an_imported_run_keeps_blocks(quantized):
         assert again[name].tobytes() == tensor.tobytes(), name
         held[name][...] = tensor
     assert {x.kind for x in again.stored.values()} == {"F32", "Q8_0"}
-    for quantize in ("none", "int8", "int4"):
-        readers = [CpuReader(config, each, 1, 1, quantize) for each in (again, held)]
-        logits = [reader.read([[1, 2, 3]], [0]).tobytes() for reader in readers]
-        assert logits[0] == logits[1], quantize
+    for forms in ((packing.Int8, packing.Int8), (packing.Int4, packing.Int8)):
+        laid = [[decode._laid(*each) for each in zip(decode._matrices(config, w), forms, strict=True)]
+                for w in (again, held)]  # fmt: skip
+        for one, other in zip(*laid, strict=True):
+            assert one.buffer.tobytes() == other.buffer.tobytes()
+            assert one.scales.tobytes() == other.scales.tobytes()
+    forms = [packing.form_of(each) for each in decode._matrices(config, again)]
+    assert forms == [packing.Kept8] * 2
     assert (again.flat == held.flat).all()  # what training asks for
+
+
+@pytest.mark.long
+def test_kept_blocks_give_the_logits_of_float32(quantized):
+    """Another form of the whole pass, which takes a minute to compile."""
+    out, weights = quantized
+    held = Weights(BLOCKED)
+    for name, tensor in weights.items():
+        held[name][...] = tensor
+    readers = [CpuReader(BLOCKED, each, threads=1) for each in (load_model(out)[2], held)]
+    logits = [reader.read([[1, 2, 3]], [0], rows=3).tobytes() for reader in readers]
+    assert logits[0] == logits[1]
 
 
 def test_parts_of_several_kinds_are_kept_each(quantized, words, tmp_path):
@@ -237,8 +253,9 @@ def test_parts_of_several_kinds_are_kept_each(quantized, words, tmp_path):
     assert mixed.kind == "F32" and mixed.blocked
     write_model(tmp_path / "mixed", BLOCKED, words, weights, "m.gguf")
     again = load_model(tmp_path / "mixed")[2]
-    assert [part.piece.kind for part in again.stored["block.0.wqkv"].parts] == ["Q8_0"] * 2 + ["F16"]
-    assert (again["block.0.wqkv"] == mixed.whole()).all() and (again["block.0.wqkv"][:, -32:] == 1).all()
+    found = again.stored["block.0.wqkv"]
+    assert [part.piece.kind for part in found.parts] == ["Q8_0", "Q8_0", "F16"]
+    assert (found.whole() == mixed.whole()).all() and (found.whole()[:, -32:] == 1).all()
 
 
 def forged(out, change):

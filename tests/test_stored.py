@@ -216,8 +216,8 @@ def test_an_imported_run_keeps_blocks(quantized):
         held[name][...] = tensor
     assert {x.kind for x in again.stored.values()} == {"F32", "Q8_0"}
     for forms in ((packing.Int8, packing.Int8), (packing.Int4, packing.Int8)):
-        laid = [[decode._laid(*each) for each in zip(decode._matrices(config, w), forms, strict=True)]
-                for w in (again, held)]  # fmt: skip
+        both = [zip(decode._matrices(config, each), forms, strict=True) for each in (again, held)]
+        laid = [[decode._laid(*pair) for pair in each] for each in both]
         for one, other in zip(*laid, strict=True):
             assert one.buffer.tobytes() == other.buffer.tobytes()
             assert one.scales.tobytes() == other.scales.tobytes()
@@ -285,9 +285,9 @@ def with_header(change):
 @pytest.mark.parametrize("said", ["Q3_0 turned", "Q8_0 upside down", "", "Q4_0 turned", "Q8_0"])
 def test_blocks_that_are_none_are_refused(quantized, said):
     out, _ = quantized
-    name = "block.1.wo:0"
+    name = "block.1.w_down:0"
     forged(out, with_header(lambda header: header["__metadata__"].update({name: said})))
-    with pytest.raises(UserError, match="damaged .*block.1.wo.* (in no blocks|should make)"):
+    with pytest.raises(UserError, match="damaged .*block.1.w_down.* (in no blocks|should make)"):
         load_model(out)
 
 

@@ -294,7 +294,7 @@ def test_blocks_that_are_none_are_refused(quantized, said):
 def test_a_scale_that_is_no_number_is_refused(quantized):
     out, _ = quantized
     forged(out, lambda data: data[:-33] + b"\x7c" + data[-32:])  # the last block's exponent
-    with pytest.raises(UserError, match="w_up:1 is not finite"):
+    with pytest.raises(UserError, match="embedding:0 is not finite"):
         load_model(out)
 
 

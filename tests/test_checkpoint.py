@@ -500,8 +500,8 @@ def test_a_run_of_the_format_before_goes_on(tmp_path, capsys):
     loop._note_program(out, run, "reference")  # its batches had another order
     assert "code 5cf30ba6cfd436aa, now None" in capsys.readouterr().err
     record = json.loads((saved_config := out / "config.json").read_text())
-    saved_config.write_text(json.dumps(record | {"format": 6}))
-    with pytest.raises(UserError, match="a run of format 6, .* formats up to 5: use a newer one"):
+    saved_config.write_text(json.dumps(record | {"format": 7}))
+    with pytest.raises(UserError, match="a run of format 7, .* formats up to 6: use a newer one"):
         load(out)
 
 

@@ -6,7 +6,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from nanoeuler.engines.cpu import decode, packing
+from nanoeuler.engines.cpu import decode, laying, packing
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.cpu.packing import BLOCK, GateUp, Held, Int4, Panels, in_blocks
 from nanoeuler.errors import UserError
@@ -28,7 +28,7 @@ def product(panels, x, columns):
     none = np.zeros(0, np.float32)
     for thread in range(2):
         worker = decode.Worker(n, thread, 2)
-        decode._product(panels.matrices, 0, worker, x, none, out, (p, scales))
+        decode._product(panels.matrices, 0, worker, x, none, out, (p, scales, none))
     rounded = (p * scales[..., :1].astype(float)).reshape(n, -1)[:, :depth]
     assert not out[:, columns:].any()
     return out[:, :columns], rounded
@@ -118,14 +118,14 @@ def _kernel(tile):
     return run
 
 
-def stored(raw, columns, depth, order=None):
-    """Bytes of Q4_1 as a matrix (depth, columns) of ours, in a mapped file."""
+def stored(raw, columns, depth, order=None, kind="Q4_1"):
+    """Blocks of a kind as a matrix (depth, columns) of ours, in a mapped file."""
     with tempfile.TemporaryFile() as file:
         file.write(raw.tobytes())
         file.flush()
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    size = depth // BLOCK * KINDS["Q4_1"].size
-    piece = Piece(mapping, 0, (columns, depth), "Q4_1", size, dequantize)
+    size = depth // BLOCK * KINDS[kind].size
+    piece = Piece(mapping, 0, (columns, depth), kind, size, dequantize)
     return Stored((depth, columns), [Part(piece, turned=True, order=order)])
 
 
@@ -182,3 +182,64 @@ def test_what_there_is_not_is_refused():
     weights.blocks[0].wo[0, 0] = 1e6
     with pytest.raises(UserError, match="a weight of 1e.06 is more than a block of four bits"):
         make_reader(weights.config, weights, quantize="int4")
+
+
+def raw_blocks(kind, columns, depth, rng):
+    """Random blocks of a kind, (columns, bytes) uint8, with scales that are numbers."""
+    blocks = rng.integers(0, 256, (columns * depth // BLOCK, KINDS[kind].size)).astype(np.uint8)
+    for at in KINDS[kind].halves:
+        blocks[:, at : at + 2] = rng.uniform(-1, 1, len(blocks)).astype("<f2")[:, None].view("u1")
+    return blocks.reshape(columns, -1)
+
+
+@pytest.mark.parametrize("kind", laying.SPREAD)
+@pytest.mark.parametrize("columns", [1, packing.PANEL, 2 * packing.PANEL + 6])
+def test_a_files_blocks_are_spread_bit_by_bit(kind, columns):
+    """Each product is exact in float32, so the one sum has one result."""
+    depth, rng = 96, np.random.default_rng(columns)
+    raw = raw_blocks(kind, columns, depth, rng)
+    room = np.full((-(-columns // packing.PANEL), depth, packing.PANEL), np.nan, np.float32)
+    laying.spread(raw.reshape(columns, -1, laying.SPREAD[kind]), laying.halves(), room)
+    whole = room.swapaxes(0, 1).reshape(depth, -1)
+    want = dequantize(raw.reshape(-1), kind).reshape(columns, depth).T
+    assert whole[:, :columns].tobytes() == np.ascontiguousarray(want).tobytes()
+    assert not whole[:, columns:].any()
+
+
+def test_panels_of_int8_are_those_of_the_definition():
+    w = np.random.default_rng(0).standard_normal((70, 3 * packing.PANEL)).astype(np.float32)
+    w[:, 5] = 0
+    q, steps = packing.rounded(w)
+    panels = Panels([Held(w)], packing.Int8)
+    inside = panels.buffer.view(np.int8).reshape(3, 70, packing.PANEL)
+    assert (inside.swapaxes(0, 1).reshape(70, -1) == q).all()
+    assert panels.scales.tobytes() == steps.tobytes()
+
+
+@pytest.mark.parametrize("kind, form", [("Q4_1", packing.Kept4), ("Q8_0", packing.Kept8)])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_kept_blocks_multiply_as_their_float32(kind, form, rows):
+    """The same numbers in the same order: not a bit is another, and memory is the blocks'."""
+    columns, depth, rng = packing.PANEL + 6, 96, np.random.default_rng(1)
+    raw = raw_blocks(kind, columns, depth, rng)
+    order = np.arange(columns).reshape(-1, 2)[:, ::-1].reshape(-1)
+    matrix = stored(raw, columns, depth, order, kind)
+    assert packing.form_of([matrix]) is form
+    kept, plain = Panels([matrix], form), Panels([Held(matrix.whole())])
+    assert kept.buffer.size == KINDS[kind].size * depth // BLOCK * 2 * packing.PANEL
+    x, out = rng.standard_normal((rows, depth)).astype("f4"), []
+    for panels in (kept, plain):
+        y = np.zeros((rows, 2 * packing.PANEL), np.float32)
+        room = np.zeros((rows, 3, BLOCK), np.int8), np.zeros((rows, 3, 2), "f4")
+        wide = np.full(depth * packing.PANEL, np.nan, np.float32)
+        worker = decode.Worker(rows, 0, 1)
+        decode._product(panels.matrices, 0, worker, x, wide[:0], y, (*room, wide))
+        out.append(y.tobytes())
+    assert out[0] == out[1] and matrix.blocks(0, 1) is not None
+
+
+def test_blocks_along_the_other_axis_become_float32():
+    piece = stored(raw_blocks("Q4_1", 64, 96, np.random.default_rng(0)), 64, 96).parts[0].piece
+    lying = Stored((64, 96), [Part(piece, turned=False, order=None)])
+    assert packing.form_of([lying]) is packing.Float32
+    assert packing.form_of([packing.Turned(lying)]) is packing.Kept4

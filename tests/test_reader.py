@@ -208,7 +208,8 @@ def test_int8_takes_a_quarter_and_stays_near():
 def room(rows, depth):
     """Where a product may write rows in whole numbers, and their scales."""
     blocks = -(-depth // packing.BLOCK)
-    return np.zeros((rows, blocks, packing.BLOCK), np.int8), np.zeros((rows, blocks, 2), np.float32)
+    scales, wide = np.zeros((rows, blocks, 2), "f4"), np.zeros(blocks * 32 * packing.PANEL, "f4")
+    return np.zeros((rows, blocks, packing.BLOCK), np.int8), scales, wide
 
 
 def test_panels_of_a_matrix_multiply_like_it():

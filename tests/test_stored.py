@@ -1,5 +1,9 @@
 """Weights that stay in their file: numbers are those of float32, and memory is the file's."""
 
+import hashlib
+import json
+import math
+import mmap
 import os
 import subprocess
 import sys
@@ -14,11 +18,13 @@ from nanoeuler.engines.cpu import decode, packing
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.engines.cpu.packing import Bfloat16, Float16, GateUp, Held, Panels, interleaved
 from nanoeuler.errors import UserError
-from nanoeuler.interop import huggingface
+from nanoeuler.interop import gguf_model, huggingface, quants
 from nanoeuler.interop.safetensors_file import from_float32
+from nanoeuler.model import stored
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.stored import StoredWeights, narrowed, widened
 from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.tokenizer.others import gguf_metadata
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import load, load_model, write_model
 
@@ -88,7 +94,7 @@ def test_the_tile_reads_every_number_of_16_bits(kind, form):
     packed, out = Panels([Held(numbers)], form), np.zeros((1, packing.padded(every.size)), "f4")
     assert packed.buffer.nbytes == 2 * packing.padded(every.size)
     one, none = np.ones((1, 1), np.float32), np.zeros(0, np.float32)
-    whole = np.zeros((1, 1, 32), np.int8), np.zeros((1, 1, 2), np.float32)
+    whole = np.zeros((1, 1, 32), np.int8), np.zeros((1, 1, 2), np.float32), one[0]
     decode._product(packed.matrices, 0, decode.Worker(1, 0, 1), one, none, out, whole)
     assert (out[:, : every.size] == numbers).all()
 
@@ -187,3 +193,124 @@ def test_load_and_generate_take_at_most_1_3_times_the_file(tmp_path):
     base, peak = map(int, found.stdout.split())
     size = (tmp_path / "large" / "model.safetensors").stat().st_size
     assert size > 80e6 and peak - base <= 1.3 * size, f"{(peak - base) / size:.2f} of the file"
+
+
+BLOCKED = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=96,
+                      context=16, n_predict=1, tied=True)  # fmt: skip
+
+
+@pytest.fixture
+def quantized(tmp_path, words):
+    """(a run imported from a file of Q8_0, the weights that the file reads as)."""
+    file, out = tmp_path / "m.gguf", tmp_path / "run"
+    gguf_model.write_model(file, BLOCKED, drawn(BLOCKED), "Q8_0", gguf_metadata(words))
+    config, weights, _ = gguf_model.read_model(file)
+    write_model(out, config, words, weights, "m.gguf")
+    return out, weights
+
+
+def test_an_imported_run_keeps_blocks(quantized):
+    """34 bytes for 32 numbers, the same numbers, and the same panels whatever is asked for."""
+    out, weights = quantized
+    file = out / "step-00000000" / "model.safetensors"
+    matrices = sum(math.prod(x.shape) for x in weights.stored.values() if len(x.shape) == 2)
+    assert 0 < file.stat().st_size - matrices // 32 * 34 < 20_000
+    assert '"format": 6' in (out / "config.json").read_text()
+    config, _, again = load_model(out)
+    held = Weights(config)
+    for name, tensor in weights.items():
+        assert again[name].tobytes() == tensor.tobytes(), name
+        held[name][...] = tensor
+    assert {x.kind for x in again.stored.values()} == {"F32", "Q8_0"}
+    for forms in ((packing.Int8, packing.Int8), (packing.Int4, packing.Int8)):
+        both = [zip(decode._matrices(config, each), forms, strict=True) for each in (again, held)]
+        laid = [[decode._laid(*pair) for pair in each] for each in both]
+        for one, other in zip(*laid, strict=True):
+            assert one.buffer.tobytes() == other.buffer.tobytes()
+            assert one.scales.tobytes() == other.scales.tobytes()
+    forms = [packing.form_of(each) for each in decode._matrices(config, again)]
+    assert forms == [packing.Kept8] * 2
+    assert (again.flat == held.flat).all()  # what training asks for
+
+
+@pytest.mark.long
+def test_kept_blocks_give_the_logits_of_float32(quantized):
+    """Another form of the whole pass, which takes a minute to compile."""
+    out, weights = quantized
+    held = Weights(BLOCKED)
+    for name, tensor in weights.items():
+        held[name][...] = tensor
+    readers = [CpuReader(BLOCKED, each, threads=1) for each in (load_model(out)[2], held)]
+    logits = [reader.read([[1, 2, 3]], [0], rows=3).tobytes() for reader in readers]
+    assert logits[0] == logits[1]
+
+
+def test_parts_of_several_kinds_are_kept_each(quantized, words, tmp_path):
+    """As in files of llama.cpp whose values have more bits than queries and keys."""
+    _, weights = quantized
+    tensor = weights.stored["block.0.wqkv"]
+    assert len(tensor.parts) == 3
+    bits = narrowed(np.ones((32, 64), "f4"), "F16").tobytes()
+    (tmp_path / "bits").write_bytes(bits)
+    with open(tmp_path / "bits", "rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    value = stored.Piece(mapping, 0, (32, 64), "F16", 128, quants.dequantize, quants.finite)
+    mixed = stored.Stored(tensor.shape, [*tensor.parts[:2], stored.Part(value, True, None)])
+    weights.stored["block.0.wqkv"] = mixed
+    assert mixed.kind == "F32" and mixed.blocked
+    write_model(tmp_path / "mixed", BLOCKED, words, weights, "m.gguf")
+    again = load_model(tmp_path / "mixed")[2]
+    found = again.stored["block.0.wqkv"]
+    assert [part.piece.kind for part in found.parts] == ["Q8_0", "Q8_0", "F16"]
+    assert (found.whole() == mixed.whole()).all() and (found.whole()[:, -32:] == 1).all()
+
+
+def forged(out, change):
+    """Change the bytes of a run's weights, and the digest that they are known by."""
+    folder = out / "step-00000000"
+    data = change((folder / "model.safetensors").read_bytes())
+    (folder / "model.safetensors").write_bytes(data)
+    state = json.loads((folder / "state.json").read_text())
+    state["sha256"] = {"model.safetensors": hashlib.sha256(data).hexdigest()}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def with_header(change):
+    """Bytes of a file whose header is changed as a dict; padded to where the numbers begin."""
+
+    def changed(data):
+        n = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:n])
+        change(header)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text + data[n:]
+
+    return changed
+
+
+@pytest.mark.parametrize("said", ["Q3_0 turned", "Q8_0 upside down", "", "Q4_0 turned", "Q8_0"])
+def test_blocks_that_are_none_are_refused(quantized, said):
+    out, _ = quantized
+    name = "block.1.w_down:0"
+    forged(out, with_header(lambda header: header["__metadata__"].update({name: said})))
+    with pytest.raises(UserError, match="damaged .*block.1.w_down.* (in no blocks|should make)"):
+        load_model(out)
+
+
+def test_a_scale_that_is_no_number_is_refused(quantized):
+    out, _ = quantized
+    forged(out, lambda data: data[:-33] + b"\x7c" + data[-32:])  # the last block's exponent
+    with pytest.raises(UserError, match="embedding:0 is not finite"):
+        load_model(out)
+
+
+def test_blocks_that_are_missing_are_refused(quantized):
+    out, _ = quantized
+
+    def rename(header):
+        header["block.1.wo:1"] = header.pop("block.1.wo:0")
+
+    forged(out, with_header(rename))
+    with pytest.raises(UserError, match="expected block.1.wo to be .*, found nothing"):
+        load_model(out)

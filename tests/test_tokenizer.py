@@ -626,3 +626,24 @@ def test_without_the_compiler_there_is_one_sentence():
         capture_output=True, text=True,
     )  # fmt: skip
     assert "NUMBA_DISABLE_JIT is set" in done.stdout and not done.stderr
+
+
+def test_names_are_spelt_in_the_characters_of_bytes():
+    """Each of the 256 characters is its byte; every other character is none."""
+    for byte, character in zip(bpe.BYTE_FROM_ID, file.VISIBLE, strict=True):
+        assert file.spelt_bytes(character) == bytes([byte])
+    others = {chr(i) for i in (*range(0x400), 0xFFFF, 0xD800, 0x10FFFF)} - {*file.VISIBLE}
+    assert len(others) > 600 and all(file.spelt_bytes(f"a{each}") is None for each in others)
+    assert file.spelt_bytes("".join(file.VISIBLE)) == bytes(bpe.BYTE_FROM_ID.tolist())
+
+
+def test_a_known_digest_is_the_hash(tmp_path, monkeypatch):
+    """Of the file that was saved, and of no other with the same content."""
+    tokenizer, path = Tokenizer.train("the river and the stone " * 9, 270), tmp_path / "t.json"
+    tokenizer.save(path)
+    assert Tokenizer.load(path, "0" * 64).hash == tokenizer.hash
+    path.write_text(path.read_text().replace(": ", ":"))
+    assert Tokenizer.load(path, tokenizer.hash).hash == tokenizer.hash  # worked out
+    tokenizer.save(path)
+    monkeypatch.setattr(Tokenizer, "json", property(lambda self: pytest.fail("worked out")))
+    assert Tokenizer.load(path, tokenizer.hash).hash == tokenizer.hash

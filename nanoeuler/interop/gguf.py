@@ -18,7 +18,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, replacing
-from nanoeuler.interop.quants import BY_CODE, KINDS, UNREAD, dequantize, quantize
+from nanoeuler.interop.quants import BY_CODE, KINDS, UNREAD, dequantize, finite, quantize
 from nanoeuler.model.stored import Piece
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32  # the last one where a file doesn't say another
@@ -117,7 +117,7 @@ def _place(name, code, shape, begin):
         kind = UNREAD.get(code, f"the unknown type {code}")
         raise ValueError(f"{quoted(name)} is {kind}, and we read {', '.join(KINDS)}")
     kind = BY_CODE[code]
-    _, numbers, size = KINDS[kind]
+    _, numbers, size, _ = KINDS[kind]
     if not shape or shape[-1] % numbers or 0 in shape:
         raise ValueError(f"{quoted(name)} is {[*shape]}, which is no whole blocks of {numbers}")
     return Place(kind, shape, begin, begin + math.prod(shape) // numbers * size)
@@ -188,7 +188,7 @@ class GgufTensors(Mapping):
         rows, columns = shape if len(shape) == 2 else (1, *shape)
         size = columns // KINDS[kind].numbers * KINDS[kind].size
         begin = self._places[name].begin
-        return Piece(self._mapping, begin, (rows, columns), kind, size, dequantize)
+        return Piece(self._mapping, begin, (rows, columns), kind, size, dequantize, finite)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return dequantize(self.raw(name), self.kinds[name]).reshape(self.shapes[name])
@@ -282,7 +282,7 @@ def write(
     head += b"".join(_text(key) + encoded(value) for key, value in metadata.items())
     at = 0
     for name, shape in shapes.items():
-        code, numbers, size = KINDS[kinds[name]]
+        code, numbers, size, _ = KINDS[kinds[name]]
         assert shape[-1] % numbers == 0, (name, shape)
         head += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
         head += struct.pack("<IQ", code, at)

@@ -22,13 +22,15 @@ class Kind(NamedTuple):
     code: int
     numbers: int
     size: int
+    halves: tuple[int, ...] = ()  # where in a block its float16 are; all else is whole numbers
 
 
 KINDS = {
     "F32": Kind(0, 1, 4), "F16": Kind(1, 1, 2), "BF16": Kind(30, 1, 2),
-    "Q4_0": Kind(2, 32, 18), "Q4_1": Kind(3, 32, 20), "Q5_0": Kind(6, 32, 22),
-    "Q5_1": Kind(7, 32, 24), "Q8_0": Kind(8, 32, 34),
-    "Q4_K": Kind(12, 256, 144), "Q5_K": Kind(13, 256, 176), "Q6_K": Kind(14, 256, 210),
+    "Q4_0": Kind(2, 32, 18, (0,)), "Q4_1": Kind(3, 32, 20, (0, 2)),
+    "Q5_0": Kind(6, 32, 22, (0,)), "Q5_1": Kind(7, 32, 24, (0, 2)), "Q8_0": Kind(8, 32, 34, (0,)),
+    "Q4_K": Kind(12, 256, 144, (0, 2)), "Q5_K": Kind(13, 256, 176, (0, 2)),
+    "Q6_K": Kind(14, 256, 210, (208,)),
 }  # fmt: skip
 BY_CODE = {kind.code: name for name, kind in KINDS.items()}
 # Types of ggml that we don't read, so that a refusal can name them.
@@ -146,7 +148,7 @@ AT_ONCE = 1 << 16  # blocks; what is in between takes some MB, however large the
 
 def dequantize(raw: np.ndarray, kind: str) -> np.ndarray:
     """The numbers of whole blocks in `raw` (bytes,) uint8, as float32 (n,)."""
-    _, numbers, size = KINDS[kind]
+    _, numbers, size, _ = KINDS[kind]
     assert raw.size % size == 0, (kind, raw.size)
     if kind not in UNPACK:
         return as_float32(raw, kind)
@@ -156,6 +158,19 @@ def dequantize(raw: np.ndarray, kind: str) -> np.ndarray:
         for at in range(0, len(blocks), AT_ONCE):
             out[at : at + AT_ONCE] = UNPACK[kind](np.asarray(blocks[at : at + AT_ONCE]))
     return out.reshape(-1)
+
+
+def finite(raw: np.ndarray, kind: str) -> bool:
+    """Whether all numbers of whole blocks in `raw` (bytes,) uint8 are finite.
+
+    Of blocks they are if their float16 are: no product of those with the whole numbers beside them
+    comes near the end of float32.
+    """
+    if kind not in UNPACK:
+        return bool(np.isfinite(as_float32(raw, kind)).all())
+    blocks = raw.reshape(-1, KINDS[kind].size)
+    exponents = [blocks[:, at + 1] & 0x7C for at in KINDS[kind].halves]  # of float16's upper byte
+    return not any((each == 0x7C).any() for each in exponents)
 
 
 def quantize(x: np.ndarray, kind: str) -> np.ndarray:

@@ -43,6 +43,7 @@ class Piece(NamedTuple):
     kind: str   # F32, F16, BF16, or one of blocks
     size: int   # bytes of a row
     decode: Callable[[np.ndarray, str], np.ndarray]  # bytes (n,) of whole rows as float32
+    sound: Callable[[np.ndarray, str], bool] | None = None  # whether their numbers are finite
 
     def raw(self, first: int, last: int) -> np.ndarray:
         """The bytes of some rows, (last - first, size) uint8, where they are mapped."""
@@ -72,8 +73,12 @@ class Piece(NamedTuple):
     def finite(self) -> bool:
         """Whether all numbers are."""
         step = max(1, AT_ONCE // max(1, self.shape[1]))
-        return all(np.isfinite(self.rows(at, min(at + step, self.shape[0]))).all()
-                   for at in range(0, self.shape[0], step))  # fmt: skip
+        spans = [(at, min(at + step, self.shape[0])) for at in range(0, self.shape[0], step)]
+        if self.sound is None:
+            return all(np.isfinite(self.rows(*span)).all() for span in spans)
+        found = all(self.sound(self.raw(*span).reshape(-1), self.kind) for span in spans)
+        self.leave()
+        return found
 
 
 class Part(NamedTuple):
@@ -83,6 +88,11 @@ class Part(NamedTuple):
     turned: bool  # whether its rows are our columns
     order: np.ndarray | None  # which of its rows, or numbers of a vector, come one after the other
 
+    def raw(self) -> np.ndarray:
+        """Its bytes, row by row in our order: (rows, size) uint8."""
+        whole = self.piece.raw(0, self.piece.shape[0])
+        return whole if self.order is None else whole[self.order]
+
 
 class Stored:
     """A tensor of ours that is made of parts of a file, side by side; of none, it is zeros."""
@@ -90,6 +100,7 @@ class Stored:
     def __init__(self, shape: tuple[int, ...], parts: Sequence[Part]):
         self.shape, self.parts = shape, parts
         kinds = {part.piece.kind for part in parts}
+        self.blocked = len(shape) == 2 and not kinds <= {"F32", *HALVES}  # in part, at least
         self.kind = kinds.pop() if len(kinds) == 1 and len(shape) == 2 else "F32"
 
     def columns(self, first: int, last: int, bits: bool = False) -> np.ndarray:
@@ -98,6 +109,8 @@ class Stored:
         Some rows of the file at a time, so there is no other copy.
         """
         kind = np.uint16 if bits else np.float32
+        if (found := self._as_it_lies(first, last, bits)) is not None:
+            return found
         out, at = np.zeros((self.shape[0], last - first), kind), 0
         for piece, turned, order in self.parts:
             width = piece.shape[0] if turned else piece.shape[1]
@@ -114,6 +127,29 @@ class Stored:
                     into[i : i + len(found)] = found[:, low:high]
             at += width
         return out
+
+    def _as_it_lies(self, first, last, bits):
+        """A copy of columns whose numbers the file has in this form and order; None for others."""
+        if len(self.parts) != 1 or self.parts[0].turned or self.parts[0].order is not None:
+            return None
+        piece = self.parts[0].piece
+        if piece.kind not in (HALVES if bits else ("F32",)):
+            return None
+        numbers = piece.raw(0, piece.shape[0]).view("<u2" if bits else "<f4")
+        found = np.array(numbers[:, first:last])
+        piece.leave()
+        return found
+
+    def row_blocks(self, first: int, last: int) -> np.ndarray | None:
+        """The bytes of rows [first, last) of a matrix in blocks, uint8; None if there are none."""
+        if self.kind in ("F32", *HALVES) or len(self.parts) != 1:
+            return None
+        piece, turned, order = self.parts[0]
+        if turned or order is not None:
+            return None
+        found = np.array(piece.raw(first, last))
+        piece.leave()
+        return found
 
     def blocks(self, first: int, last: int) -> np.ndarray | None:
         """The bytes of columns [first, last) in blocks along the depth, uint8 (last - first, size).

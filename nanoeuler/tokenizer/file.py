@@ -21,6 +21,9 @@ MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what the largest 
 # GPT-2's visible character for each byte, in the order of the ids.
 VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
 _ID_FROM_VISIBLE = {character: i for i, character in enumerate(VISIBLE)}
+# For `str.translate`: from a visible character to the byte; what is none becomes no byte.
+_BYTE_OF = dict.fromkeys(range(256), "\uffff") | {
+    ord(character): chr(byte) for byte, character in zip(BYTE_FROM_ID, VISIBLE, strict=True)}
 
 
 def tokenizer_json(merges: Iterable[Sequence[int]], special: dict[str, int]) -> str:
@@ -75,9 +78,10 @@ def merges_from_names(
 
 def spelt_bytes(name: str) -> bytes | None:
     """The bytes that a token of this name would have in a tokenizer.json; None for no such name."""
-    if not all(character in _ID_FROM_VISIBLE for character in name):
+    try:
+        return name.translate(_BYTE_OF).encode("latin-1")
+    except UnicodeEncodeError:
         return None
-    return bytes(BYTE_FROM_ID[_ID_FROM_VISIBLE[character]] for character in name)
 
 
 def read_file(path: str | Path) -> bytes:

@@ -96,24 +96,26 @@ def _merges(
     content: dict[str, Any], ids: dict[str, int], source: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """The merges of a file: pairs of ids (M, 2), and the id that each makes (M,)."""
-    pairs, made, seen = list[tuple[int, int]](), list[int](), set[tuple[int, int]]()
-    listed = content["model"].get("merges")
+    rows, find, listed = list[int](), ids.get, content["model"].get("merges")
+    seen = set[int]()
     for m, pair in enumerate(listed if isinstance(listed, list) else [None]):
         parts = pair.split(" ") if isinstance(pair, str) else pair
-        if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
+        if not (type(parts) is list and len(parts) == 2
+                and type(parts[0]) is str and type(parts[1]) is str):  # fmt: skip
             raise UserError(f"{source} lacks a part of a BPE tokenizer.json: merge {m} is "
                             f"{pair!r:.40}, no pair of names")  # fmt: skip
-        left, right = ids.get(parts[0]), ids.get(parts[1])
-        new = ids.get(parts[0] + parts[1])
-        if left is None or right is None or new is None or (left, right) in seen:
+        one, two = parts
+        row = left, right, _ = find(one, -1), find(two, -1), find(one + two, -1)
+        key = left << 32 | right
+        if min(row) < 0 or key in seen:
             raise UserError(
-                f"{source}: merge {m} joins {parts[0]!r:.40} and {parts[1]!r:.40}; expected two "
+                f"{source}: merge {m} joins {one!r:.40} and {two!r:.40}; expected two "
                 "tokens of the vocabulary that make a third, and each pair once: it is damaged"
             )
-        seen.add((left, right))
-        pairs.append((left, right))
-        made.append(new)
-    return np.array(pairs, np.int32).reshape(-1, 2), np.array(made, np.int32)
+        seen.add(key)
+        rows += row
+    found = np.array(rows, np.int32).reshape(-1, 3)
+    return np.ascontiguousarray(found[:, :2]), np.ascontiguousarray(found[:, 2])
 
 
 def _of_bytes(

@@ -17,6 +17,7 @@ Leaves out best/ (best.py), and locking: `folder.locked`, which `open_run` holds
 
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -35,7 +36,7 @@ from nanoeuler.data.shards import header_of
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, fsync, replacing, sha256_of
 from nanoeuler.model.config import ModelConfig, parameter_shapes
-from nanoeuler.model.stored import HALVES, Part, Piece, Stored, StoredWeights, widened
+from nanoeuler.model.stored import HALVES, Part, Piece, Stored, StoredWeights
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.folder import (
@@ -64,30 +65,54 @@ def _state(run, windows):
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"  # the large files of a save
 KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
+SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # bytes of the types of a file
+TURNED = " turned"  # said of blocks whose rows are columns of ours
 
 
 def serialised(arrays: Mapping[str, np.ndarray | Stored]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file of float32 `arrays`, in parts; the numbers are not copied.
 
     As `safetensors.numpy.save` has them: a header's length, the header, the numbers by name. Stored
-    tensors are read one at a time; matrices of 16 bits keep them.
+    tensors are read one at a time; matrices of 16 bits keep them, and matrices in blocks theirs.
     """
+    entries = [each for name, array in sorted(arrays.items()) for each in _entries(name, array)]
+    entries.sort(key=lambda entry: entry.dtype == "U8")  # last, since they may be of odd lengths
     header, end = {}, 0
-    for name, array in sorted(arrays.items()):
-        kind = array.kind if getattr(array, "kind", "") in HALVES else "F32"
-        assert isinstance(array, Stored) or (array.dtype == "<f4" and array.flags.c_contiguous)
-        n = math.prod(array.shape) * (4 if kind == "F32" else 2)
-        place = [end, end := end + n]
-        header[name] = {"dtype": kind, "shape": [*array.shape], "data_offsets": place}
+    if said := {entry.name: entry.said for entry in entries if entry.said}:
+        header["__metadata__"] = said
+    for name, dtype, shape, *_ in entries:
+        place = [end, end := end + math.prod(shape) * SIZES[dtype]]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": place}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for name, array in sorted(arrays.items()):
-        if isinstance(array, Stored):
-            bits = header[name]["dtype"] != "F32"
-            array = array.columns(0, array.shape[1], bits=True) if bits else array.whole()
-            array = np.ascontiguousarray(array)
-        yield memoryview(array).cast("B")
+    for entry in entries:
+        yield memoryview(np.ascontiguousarray(entry.make())).cast("B")
+
+
+class Entry(NamedTuple):
+    """A tensor as a file has it: what it is called there, and what makes its numbers or bytes."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    said: str  # of blocks, in the file's metadata: "Q4_1", or "Q4_1 turned"
+    make: Callable[[], np.ndarray]
+
+
+def _entries(name, array):
+    """The entries of a tensor: one, or, of a matrix in blocks, one for each of its parts."""
+    if not isinstance(array, Stored):
+        assert array.dtype == "<f4" and array.flags.c_contiguous
+        return [Entry(name, "F32", [*array.shape], "", lambda: array)]
+    if array.blocked:
+        return [Entry(f"{name}:{i}", "U8", [part.piece.shape[0], part.piece.size],
+                      part.piece.kind + part.turned * TURNED, part.raw)
+                for i, part in enumerate(array.parts)]  # fmt: skip
+    if array.kind in HALVES:
+        columns = functools.partial(array.columns, 0, array.shape[1], bits=True)
+        return [Entry(name, array.kind, [*array.shape], "", columns)]
+    return [Entry(name, "F32", [*array.shape], "", array.whole)]
 
 
 def _write(path, parts):
@@ -163,8 +188,10 @@ def tidy(out: str | Path, keep: int = KEEP) -> None:
 ADAPTERS = "nanoeuler.training.lora"
 # Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
 # model needs the third, which has no settings at all, only adapters the fourth, and only an
-# imported model with matrices of 16 bits the fifth.
-FORMAT, IMPORTED, ADAPTED, HALVED = 2, 3, 4, 5
+# imported model with matrices of 16 bits the fifth, or with some in blocks the sixth.
+FORMAT, IMPORTED, ADAPTED, HALVED, BLOCKED = 2, 3, 4, 5, 6
+# What knows the blocks of quantized files, likewise named only.
+QUANTS = "nanoeuler.interop.quants"
 T = TypeVar("T")  # what a reader makes of a JSON object
 
 
@@ -240,9 +267,9 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
     try:
         record = read_json(path)
         version = field_of({"format": 1} | record, "format", int)
-        if version > HALVED:
+        if version > BLOCKED:
             raise UserError(f"{path.parent} holds a run of format {version}, and this nanoeuler "
-                            f"knows formats up to {HALVED}: use a newer one")  # fmt: skip
+                            f"knows formats up to {BLOCKED}: use a newer one")  # fmt: skip
         if version < 1:
             raise CorruptFile(f"there is no format {version}")
         return parse(record)
@@ -257,7 +284,7 @@ def _facts(record):
     """
     config = _checked(ModelConfig, field_of(record, "model", dict))
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
-    if record.get("format") in (IMPORTED, HALVED):
+    if record.get("format") in (IMPORTED, HALVED, BLOCKED):
         if record.get("training") is not None or not all(map(str.isprintable, digests)):
             raise CorruptFile("an imported model has settings, or a digest is none")
         return config, None, *digests, identity(record), _adaptation(record, config)
@@ -283,7 +310,7 @@ def _adaptation(record, config):
 
 def _tokenizer(out, name):
     """The tokenizer in the directory `out`, whose hash must be `name`."""
-    tokenizer = Tokenizer.load(out / "tokenizer.json")
+    tokenizer = Tokenizer.load(out / "tokenizer.json", name)
     if tokenizer.hash != name:
         raise UserError(
             f"{out / 'tokenizer.json'}: expected the tokenizer {name[:12]!r} that this run was "
@@ -417,6 +444,10 @@ def _check_tensors(path, file, record, kinds):
     if record.settings is None:  # an imported model, whose matrices may have 16 bits
         wanted |= {name: (tensors[name][0], shape) for name, (_, shape) in wanted.items()
                    if len(shape) == 2 and name in tensors and tensors[name][0] in HALVES}
+        for name, shape in shapes.items():
+            if blocks := _blocks(name, shape, tensors, file.metadata() or {}):
+                del wanted[name]
+                wanted |= {block.name: tensors[block.name] for block in blocks}
     for name in sorted(tensors | wanted):
         if tensors.get(name) != wanted.get(name):
             pair = [each.get(name, "nothing") for each in (wanted, tensors)]
@@ -424,40 +455,70 @@ def _check_tensors(path, file, record, kinds):
     return list(wanted)
 
 
+class Blocks(NamedTuple):
+    """Blocks of a matrix, as a file of ours has them."""
+
+    name: str
+    kind: str
+    turned: bool
+    shape: tuple[int, int]  # of the numbers
+
+
+def _blocks(name, shape, tensors, said):
+    """The `Blocks` of a matrix of this shape, side by side; none if the file doesn't have it so.
+
+    tensors: {name: (dtype, shape)}. CorruptFile unless they make the whole matrix.
+    """
+    kinds, found = import_module(QUANTS).KINDS, []
+    while len(shape) == 2 and (each := f"{name}:{len(found)}") in tensors:
+        dtype, (rows, size) = tensors[each][0], (*tensors[each][1], 0, 0)[:2]
+        kind, _, turned = said.get(each, "").partition(" ")
+        block = kinds.get(kind)
+        if block is None or turned not in ("", TURNED.strip()) or dtype != "U8" or (
+                size % block.size):  # fmt: skip
+            raise CorruptFile(f"{each} is in no blocks that we know")
+        found.append(Blocks(each, kind, bool(turned), (rows, size // block.size * block.numbers)))
+    if found:
+        ours = [block.shape[::-1] if block.turned else block.shape for block in found]
+        if {rows for rows, _ in ours} != {shape[0]} or sum(n for _, n in ours) != shape[1]:
+            raise CorruptFile(f"the blocks of {name} should make {shape}, and are {ours}")
+    return found
+
+
 def _check_names(path):
-    """CorruptFile if the header of a safetensors file names a tensor twice."""
+    """The header of a safetensors file; CorruptFile if it names a tensor twice."""
     try:
-        header_of(path)
+        return header_of(path)
     except ValueError as error:
         raise CorruptFile(f"{path.name}: {error}") from None
-
-
-def _as_float32(raw, kind):
-    """Bytes of numbers of the kind F32, F16 or BF16 as float32."""
-    return raw.view("<f4") if kind == "F32" else widened(raw.view("<u2"), kind)
 
 
 def _map_tensors(path, record):
     """The tensors of an imported model, each a `Stored` in the mapped file, checked like others."""
     try:
         with safe_open(path, framework="numpy") as file:
-            names = _check_tensors(path, file, record, ("",))
+            _check_tensors(path, file, record, ("",))
     except SafetensorError as error:
         raise CorruptFile(f"{path.name}: {error}") from None
-    _check_names(path)
-    header, tensors = header_of(path), {}
+    header, quants, tensors = _check_names(path), import_module(QUANTS), {}
+    said = header.pop("__metadata__", {})
+    there = {name: (each["dtype"], tuple(each["shape"])) for name, each in header.items()}
     with open(path, "rb") as file:
         begin = 8 + int.from_bytes(file.read(8), "little")
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    for name in names:
-        kind, shape = header[name]["dtype"], tuple(header[name]["shape"])
+
+    def part(name, kind, turned, shape):
         rows, columns = shape if len(shape) == 2 else (1, *shape)
-        size = columns * (4 if kind == "F32" else 2)
+        size = columns // quants.KINDS[kind].numbers * quants.KINDS[kind].size
         at = begin + header[name]["data_offsets"][0]
-        piece = Piece(mapping, at, (rows, columns), kind, size, _as_float32)
+        piece = Piece(mapping, at, (rows, columns), kind, size, quants.dequantize, quants.finite)
         if not piece.finite():
             raise CorruptFile(f"{path.name}: {name} is not finite")
-        tensors[name] = Stored(shape, [Part(piece, turned=False, order=None)])
+        return Part(piece, turned, order=None)
+
+    for name, shape in parameter_shapes(record.config).items():
+        blocks = _blocks(name, shape, there, said) or [Blocks(name, there[name][0], False, shape)]
+        tensors[name] = Stored(shape, [part(*each) for each in blocks])
     return tensors
 
 
@@ -584,17 +645,20 @@ def write_model(
 ) -> None:
     """Write a model that was trained elsewhere into the new directory `out`, as a save of step 0.
 
-    Matrices that a file has in 16 bits keep them, and one tensor at a time is in memory. source:
-    where it came from, in a line. UserError where the directory is in use or can't be written.
+    Matrices that a file has in 16 bits or in blocks keep them, and one tensor at a time is in
+    memory. source: where it came from, in a line. UserError where the directory is in use or can't
+    be written.
     """
     check_sizes(config, tokenizer)
     check_free(out)
     out, names = Path(out), {"data": source, "tokenizer": tokenizer.hash}
     facts = {"model": dataclasses.asdict(config), "training": None, **names}
     tensors = getattr(weights, "stored", None) or dict(weights)
-    halved = any(getattr(each, "kind", "") in HALVES for each in tensors.values())
+    stored = [each for each in tensors.values() if isinstance(each, Stored)]
+    version = HALVED if any(each.kind in HALVES for each in stored) else IMPORTED
+    version = BLOCKED if any(each.blocked for each in stored) else version
     with locked(out), writing(out, "the model could not be written"):
-        _write_facts(out, tokenizer, HALVED if halved else IMPORTED, facts)
+        _write_facts(out, tokenizer, version, facts)
         state = {"step": 0, "run": identity(facts), "tokenizer": tokenizer.hash,
                  "program": program()}  # fmt: skip
         write_folder(out / checkpoint_name(0), {MODEL: tensors}, state)

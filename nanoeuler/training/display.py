@@ -13,8 +13,6 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.files import replacing
 from nanoeuler.progress import bars, say
@@ -32,6 +30,8 @@ class Display:
     """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
 
     def __init__(self, step: int) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn  # see `bars`
+
         steps_done = TextColumn("step {task.completed}{task.fields[of]}")
         columns = BarColumn(bar_width=20), TextColumn("{task.description}"), TimeRemainingColumn()
         self.progress = bars(None, steps_done, *columns, stay=True)

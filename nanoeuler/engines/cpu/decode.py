@@ -33,6 +33,7 @@ from nanoeuler.engines.cpu.options import F32, KERNEL, PART
 from nanoeuler.engines.cpu.packing import (
     BLOCK,
     BLOCK_BYTES,
+    IN_BLOCKS,
     PANEL,
     VECTORS,
     WEIGHT,
@@ -43,6 +44,8 @@ from nanoeuler.engines.cpu.packing import (
     Held,
     Int4,
     Int8,
+    Kept4,
+    Kept8,
     Matrices,
     Panels,
     Turned,
@@ -292,6 +295,62 @@ def _panel(matrices, x, n, w, depth, scales, out):
             _tile1(matrices, a, w, depth, scales, c)
 
 
+# %% sec-token-kept
+def _widened4(build, at_w, out):
+    # A block of four bits at `at_w` as float32 (32, PANEL) at `out`: d q + m
+    for v in range(VECTORS):
+        places = [build.add(at_w, llvm.number(2 * PANEL * i + 2 * LANES * v)) for i in (0, 1)]
+        d, m = (_floats(build, place, Float16) for place in places)
+        for g in range(4):
+            place = build.add(at_w, llvm.number(4 * PANEL + (4 * v + g) * 4 * LANES))
+            packed = _integers(build, place, 32)
+            for i in range(8):  # the low halves of four bytes, and their high ones
+                bits = build.lshr(packed, _all_of(8 * (i % 4) + i // 4 * 4))
+                q = build.sitofp(build.and_(bits, _all_of(15)), llvm.VECTOR)
+                w = build.fadd(build.fmul(d, q, flags=("contract",)), m, flags=("contract",))
+                across = 4 * PANEL * (8 * g + i) + 4 * LANES * v
+                llvm.store(build, w, build.add(out, llvm.number(across)), llvm.ALL)
+
+
+def _widened8(build, at_w, out):
+    # The same of a block of eight bits: d q
+    for v in range(VECTORS):
+        d = _floats(build, build.add(at_w, llvm.number(2 * LANES * v)), Float16)
+        for i in range(BLOCK):
+            place = build.add(at_w, llvm.number((2 + i) * PANEL + LANES * v))
+            w = build.fmul(d, _floats(build, place, Int8))
+            across = 4 * (PANEL * i + LANES * v)
+            llvm.store(build, w, build.add(out, llvm.number(across)), llvm.ALL)
+
+
+@intrinsic
+def _widen(typing, matrices, w, blocks, out):
+    # The address of a panel in float32: of so many kept blocks at w they are written to `out`, and
+    # in any other form it is w.
+    form = matrices.instance_class
+
+    def generate(context, build, signature, arguments):
+        w, blocks, out = arguments[1:]
+        if form not in (Kept4, Kept8):
+            return w
+        before, loop = build.block, build.append_basic_block("blocks")
+        done = build.append_basic_block("widened")
+        build.branch(loop)
+        build.position_at_end(loop)
+        k, at_w, to = (build.phi(llvm.INT64) for _ in range(3))
+        (_widened4 if form is Kept4 else _widened8)(build, at_w, to)
+        steps = (k, 1), (at_w, IN_BLOCKS[form] * PANEL), (to, 4 * BLOCK * PANEL)
+        afters = [build.add(value, llvm.number(step)) for value, step in steps]
+        for phi, first, after in zip((k, at_w, to), (llvm.number(0), w, out), afters, strict=True):
+            phi.add_incoming(first, before)
+            phi.add_incoming(after, loop)
+        build.cbranch(build.icmp_signed("<", afters[0], blocks), loop, done)
+        build.position_at_end(done)
+        return out
+
+    return types.intp(matrices, *[types.intp] * 3), generate
+
+
 class Worker(NamedTuple):
     """A thread's place in a pass."""
 
@@ -314,17 +373,17 @@ def _bytes(typing, matrices, depth):
 
     def generate(context, build, signature, arguments):
         depth = arguments[1]
-        if form is not Int4:
+        if form not in IN_BLOCKS:
             return build.mul(depth, llvm.number(PANEL * WEIGHT[form]))
         blocks = build.udiv(build.add(depth, llvm.number(BLOCK - 1)), llvm.number(BLOCK))
-        return build.mul(blocks, llvm.number(BLOCK_BYTES * PANEL))
+        return build.mul(blocks, llvm.number(IN_BLOCKS[form] * PANEL))
 
     return types.intp(matrices, types.intp), generate
 
 
 @intrinsic
 def _in_blocks(typing, matrices):
-    # Whether `matrices` are in blocks: a constant, so that what isn't needed is left out.
+    # Whether `matrices` are Int4: a constant, so that what isn't needed is left out.
     def generate(context, build, signature, arguments):
         return ir.Constant(ir.IntType(1), matrices.instance_class is Int4)
 
@@ -353,7 +412,7 @@ def _quantized(x, p, scales):
 @njit(**_INSIDE)
 def _block_panel(n, w, depth, whole, out):
     # As `_panel`, of a panel in four bits, for the first n rows of `whole`.
-    p, scales = whole
+    p, scales, _ = whole
     blocks = (depth + BLOCK - 1) // BLOCK
     for i in range(0, n, 4):
         a, s = (p[i].ctypes.data, p.strides[0]), scales[i].ctypes.data
@@ -371,7 +430,7 @@ def _block_panel(n, w, depth, whole, out):
 @njit(**_INSIDE)
 def _product(matrices, i, worker, x, bias, out, whole):
     # out (n, panels * PANEL) = x (n, depth) times matrix i plus bias: this thread's. whole: room
-    # for the rows in whole numbers and their scales
+    # for the rows in whole numbers, for their scales, and for a panel in float32
     place = matrices.places[i]
     address, panels, depth, scales = place[0], place[1], place[2], place[3]
     first, last = _share(worker, panels)
@@ -384,6 +443,7 @@ def _product(matrices, i, worker, x, bias, out, whole):
         if _in_blocks(matrices):
             _block_panel(worker.rows, w, depth, whole, to)
         else:
+            w = _widen(matrices, w, (depth + BLOCK - 1) // BLOCK, whole[2].ctypes.data)
             _panel(matrices, rows, worker.rows, w, depth, here, to)
         for r in range(worker.rows):
             for j in range(p * PANEL, min((p + 1) * PANEL, bias.size)):
@@ -436,6 +496,7 @@ class Room(NamedTuple):
     met: Array  # (1,) int64: how often a thread has arrived
     whole: Array  # (threads, ROWS, blocks, BLOCK) int8: a row of a product in whole numbers
     scales: Array  # (threads, ROWS, blocks, 2): their scales, and these times their sums
+    wide: Array  # (threads, depth * PANEL): a panel of kept blocks in float32
     x: Array  # (threads, ROWS, C) the stream
     u: Array  # (threads, ROWS, C) the point where a stage asks
     n: Array  # (threads, ROWS, C) its norm
@@ -655,7 +716,7 @@ def _sublayer(m, o, worker, layer, half, stage, meeting):
     # k[stage] (n, C): what attention (half 0) or the MLP (half 1) says to the norm at this stage
     block, x, threads = layer // m.repeat, o.n[worker.thread], worker.threads
     start, matrix = m.starts[block], 4 * block
-    whole = o.whole[worker.thread], o.scales[worker.thread]
+    whole = o.whole[worker.thread], o.scales[worker.thread], o.wide[worker.thread]
     if half == 0:
         bias = _vector(m, start[3], (m.H + 2 * m.G) * m.D)
         _product(m.blocks, matrix, worker, x, bias, o.heads, whole)
@@ -703,7 +764,7 @@ def _pass(m, o, n, heads, thread, threads):
             wanted += 1
     for head in range(heads):
         rows = Worker(wanted, thread, threads)
-        whole = o.whole[thread], o.scales[thread]
+        whole = o.whole[thread], o.scales[thread], o.wide[thread]
         _product(m.heads, head, rows, o.n[thread], m.flat[:0], o.logits[:, head], whole)
     _meet(o, meeting, threads)
 
@@ -726,10 +787,10 @@ SUPPORTS = {
 class CpuReader:
     """Passes over the newest tokens of texts, on this machine's processor: what a decoder asks.
 
-    Weights in float32, or stored ones, whose matrices stay in 16 bits if they are; `texts` is how
-    many it reads at once. threads: None for one, or for many weights one per core. quantize: a word
-    of QUANTIZE. int8 and int4 keep matrices in a quarter or a sixth of the memory, with an error;
-    the output matrix is int8 in both.
+    Weights in float32, or stored ones, whose matrices keep their 16 bits or their blocks; `texts`
+    is how many it reads at once. threads: None for one, or for many weights one per core. quantize:
+    a word of QUANTIZE. int8 and int4 keep matrices in a quarter or a sixth of the memory, with an
+    error; the output matrix is int8 in both.
     """
 
     def __init__(
@@ -811,7 +872,7 @@ def _matrices(config, weights):
 
 def _laid(matrices, form):
     """`Panels` of matrices in a form; None: the one that a file has them in."""
-    return Panels(matrices, form or form_of({each.kind for each in matrices}))
+    return Panels(matrices, form or form_of(matrices))
 
 
 def _vectors(config, weights):
@@ -867,6 +928,7 @@ def _room(config, texts, threads):
         aligned(ROWS, up), aligned(ROWS, c.hidden), aligned(stages, ROWS, padded(c.dim)),
         aligned(ROWS, c.n_predict, padded(c.vocab_size)), np.zeros(1, np.int64),
         np.zeros((threads, ROWS, blocks, BLOCK), np.int8), aligned(threads, ROWS, blocks, 2),
+        aligned(threads, blocks * BLOCK * PANEL),
         *(aligned(threads, ROWS, c.dim) for _ in range(3)),
         aligned(threads, c.n_heads // G, padded(T)),
     )  # fmt: skip

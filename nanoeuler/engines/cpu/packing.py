@@ -11,19 +11,23 @@ I rows of a matrix (the depth of a sum), O columns, F MLP width. Distances are b
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from nanoeuler.engines.cpu import laying
 from nanoeuler.engines.cpu.llvm import LANES
 from nanoeuler.engines.cpu.memory import aligned
-from nanoeuler.model.stored import AT_ONCE, Stored, narrowed
+from nanoeuler.measurements import cores
+from nanoeuler.model.stored import Stored, narrowed
 from nanoeuler.model.weights import ALIGNMENT
 
 # Registers of sums for a row. Four additions in flight keep one vector unit busy, since a sum waits
 # four cycles for itself; four rows at a time take 16 of the 32 registers (of AVX2's 16, two rows).
 VECTORS = 4
 PANEL = VECTORS * LANES  # columns
+SHARE = 1 << 18  # numbers that a core lays out in one go: a megabyte of float32
 
 
 def padded(width: int) -> int:
@@ -100,8 +104,9 @@ class Turned(NamedTuple):
         """Columns [first, last), float32."""
         return self.stored.rows(first, last).T
 
-    def blocks(self, first: int, last: int) -> None:
-        """There are none along this axis that we use."""
+    def blocks(self, first: int, last: int) -> np.ndarray | None:
+        """Their bytes in a file, in blocks along the depth, or None."""
+        return self.stored.row_blocks(first, last)
 
 
 class GateUp(NamedTuple):
@@ -166,30 +171,50 @@ class Int4(NamedTuple):
     places: np.ndarray
 
 
-Matrices = Float32 | Bfloat16 | Float16 | Int8 | Int4  # what the compiled pass gets
-Form = type[Float32] | type[Bfloat16] | type[Float16] | type[Int8] | type[Int4]  # their classes
+class Kept4(NamedTuple):
+    """The same of blocks of four bits that a file has, which become their float32 when needed."""
+
+    places: np.ndarray
+
+
+class Kept8(NamedTuple):
+    """The same of a file's blocks of eight bits."""
+
+    places: np.ndarray
+
+
+Matrices = Float32 | Bfloat16 | Float16 | Int8 | Int4 | Kept4 | Kept8  # what the pass gets
+Form = (type[Float32] | type[Bfloat16] | type[Float16] | type[Int8] | type[Int4] | type[Kept4]
+        | type[Kept8])  # fmt: skip
 WEIGHT = {Float32: 4, Bfloat16: 2, Float16: 2, Int8: 1}  # bytes of a weight
 BLOCK, BLOCK_BYTES = 32, 20  # numbers of a column that share a scale, and their bytes: ggml's Q4_1
-KEPT = {"BF16": Bfloat16, "F16": Float16}  # and the forms of what files hold; all else is float32
+IN_BLOCKS = {Int4: BLOCK_BYTES, Kept4: BLOCK_BYTES, Kept8: 34}  # and the bytes of a block
+# The forms of what files hold; all else is float32.
+KEPT = {"BF16": Bfloat16, "F16": Float16, "Q4_1": Kept4, "Q8_0": Kept8}
 
 
-def form_of(kinds: set[str]) -> Form:
-    """The form in which matrices of these kinds lose nothing."""
-    return KEPT.get(*kinds, Float32) if len(kinds) == 1 else Float32
+def form_of(matrices: Sequence[Matrix]) -> Form:
+    """The form in which these matrices lose nothing."""
+    kinds = {matrix.kind for matrix in matrices}
+    form = KEPT.get(*kinds, Float32) if len(kinds) == 1 else Float32
+    if form not in (Kept4, Kept8):
+        return form
+    some = [matrix.blocks(0, min(PANEL, matrix.shape[1])) for matrix in matrices]
+    return Float32 if any(each is None for each in some) else form
 
 
 def panel_bytes(form: Form, depth: int) -> int:
     """The bytes of a panel."""
-    if form is Int4:
-        return -(-depth // BLOCK) * BLOCK_BYTES * PANEL
+    if form in IN_BLOCKS:
+        return -(-depth // BLOCK) * IN_BLOCKS[form] * PANEL
     return WEIGHT[form] * depth * PANEL
 
 
 class Panels:
     """Matrices (I, O) in one buffer; `matrices` says where each lies, and in which form.
 
-    Columns beyond O are zeros. Addresses are good while this object lives. A few columns at a time
-    are read as float32, so no second copy of a matrix is made.
+    Columns beyond O are zeros. Addresses are good while this object lives. Each core reads a few
+    columns at a time, so no second copy of a matrix is made.
     """
 
     def __init__(self, matrices: Sequence[Matrix], form: Form = Float32):
@@ -200,37 +225,69 @@ class Panels:
         columns = np.cumsum([0, *widths])
         self.buffer = aligned(int(ends[-1]) // 4).view(np.uint8)
         self.scales = aligned(int(columns[-1]) if form is Int8 else 0)
-        places = np.zeros((len(matrices), 4), np.int64)
+        places, shares = np.zeros((len(matrices), 4), np.int64), []
         # The largest first: what reading it takes beside the panels is least when there are few.
         for i in np.argsort(sizes)[::-1]:
             matrix, start = matrices[i], int(ends[i]) - -(-sizes[i] // ALIGNMENT) * ALIGNMENT
             shape = -1, panel_bytes(form, matrix.shape[0])
             room = self.buffer[start : start + sizes[i]].reshape(shape)
             steps = self.scales[columns[i] : columns[i + 1]] if form is Int8 else self.scales
-            _lay(matrix, room, steps, form)
+            shares += _shares(matrix, room, steps)
             scale = steps.ctypes.data if form is Int8 else 0
             places[i] = room.ctypes.data, len(room), matrix.shape[0], scale
+        with ThreadPoolExecutor(min(8, cores()) if len(shares) > 8 else 1) as pool:
+            for _ in pool.map(lambda share: _lay(*share, form), shares):
+                pass
         self.matrices = form(places)
 
 
-def _lay(matrix, room, steps, form):
-    # Fill the panels `room` (n, bytes) of one matrix, some at a time, and its scales.
+def _shares(matrix, room, steps):
+    # The parts of the panels `room` (n, bytes) of one matrix: [(matrix, panels, scales, first)].
+    at_once = max(1, SHARE // (matrix.shape[0] * PANEL))
+    return [(matrix, room[i : i + at_once], steps[i * PANEL : (i + at_once) * PANEL], i * PANEL)
+            for i in range(0, len(room), at_once)]  # fmt: skip
+
+
+def _lay(matrix, room, steps, first, form):
+    # Fill some panels (n, bytes), whose first column is `first`, and their scales.
     depth, columns = matrix.shape
-    at_once = max(1, AT_ONCE // (depth * PANEL))
-    for first in range(0, len(room), at_once):
-        last = min(first + at_once, len(room))
-        begin, end = first * PANEL, min(last * PANEL, columns)
-        if form is Int4:
-            room[first:last] = _four_bits(matrix, begin, end)
-            continue
-        wide = np.zeros((depth, (last - first) * PANEL), np.float32)
-        wide[:, : end - begin] = matrix.columns(begin, end)
-        if form is Int8:
-            wide, steps[begin : last * PANEL] = rounded(wide)
-        elif form is not Float32:
-            wide = narrowed(wide, "BF16" if form is Bfloat16 else "F16")
-        panels = np.ascontiguousarray(wide.reshape(depth, -1, PANEL).swapaxes(0, 1))
-        room[first:last] = panels.view(np.uint8).reshape(last - first, -1)
+    n, last = len(room), min(first + len(room) * PANEL, columns)
+    if form is Kept8:
+        raw = matrix.blocks(first, last)
+        laying.sorted_bytes(raw.reshape(len(raw), -1, 34), room.reshape(n, -1, 34 * PANEL))
+        return
+    if form in (Int4, Kept4):
+        room[...] = _four_bits(matrix, first, last)
+        return
+    if form is Float32:
+        _spread(matrix, first, last, room.view(np.float32).reshape(n, depth, PANEL))
+        return
+    wide = np.empty((n, depth, PANEL), np.float32)
+    _spread(matrix, first, last, wide)
+    if form is Int8:
+        laying.shrunk(wide, room.view(np.int8).reshape(wide.shape), steps.reshape(n, PANEL))
+    else:
+        bits = narrowed(wide, "BF16" if form is Bfloat16 else "F16")
+        room[...] = bits.view(np.uint8).reshape(n, -1)
+
+
+def _spread(matrix, first, last, panels):
+    # panels float32 (n, depth, PANEL) = columns [first, last) of a matrix, and zeros.
+    raw = matrix.blocks(first, last) if matrix.kind in laying.SPREAD else None
+    if raw is not None:
+        size = laying.SPREAD[matrix.kind]
+        laying.spread(raw.reshape(len(raw), -1, size), _HALVES, panels)
+        return
+    wide = matrix.columns(first, last)
+    depth, whole = len(wide), (last - first) // PANEL
+    even = wide[:, : whole * PANEL].reshape(depth, whole, PANEL)
+    panels[:whole] = even.swapaxes(0, 1)
+    if whole < len(panels):
+        panels[whole] = 0
+        panels[whole, :, : last - first - whole * PANEL] = wide[:, whole * PANEL :]
+
+
+_HALVES = laying.halves()
 
 
 def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -260,18 +317,15 @@ def in_blocks(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return d, m, np.clip(q, 0, 15).astype(np.uint8)
 
 
-def _of_q4_1(raw):
-    # The same from blocks (O, bytes) of a file: d, m, and 16 bytes with numbers i and 16 + i.
-    blocks = np.ascontiguousarray(raw).reshape(len(raw), -1, BLOCK_BYTES)
-    d, m = (np.ascontiguousarray(blocks[:, :, i : i + 2]).view("<f2")[..., 0] for i in (0, 2))
-    packed = blocks[:, :, 4:]
-    return d, m, np.concatenate([packed & 15, packed >> 4], axis=2)
-
-
 def _four_bits(matrix, first, last):
     # Panels (n, bytes) uint8 of columns [first, last) of a matrix.
     raw = matrix.blocks(first, last) if matrix.kind == "Q4_1" else None
-    d, m, q = in_blocks(matrix.columns(first, last)) if raw is None else _of_q4_1(raw)
+    if raw is not None:
+        out = np.zeros((-(-len(raw) // PANEL), raw.size // len(raw) * PANEL), np.uint8)
+        blocks = raw.reshape(len(raw), -1, BLOCK_BYTES)
+        laying.sorted_blocks(blocks, out.reshape(len(out), -1, BLOCK_BYTES * PANEL), LANES)
+        return out
+    d, m, q = in_blocks(matrix.columns(first, last))
     more, n = -len(d) % PANEL, -(-len(d) // PANEL)
     d, m = (np.pad(each, ((0, more), (0, 0))).reshape(n, PANEL, -1) for each in (d, m))
     q = np.pad(q, ((0, more), (0, 0), (0, 0))).reshape(n, VECTORS, LANES, -1, 4, 2, 4)

@@ -21,7 +21,8 @@ from nanoeuler.jit import njit
 
 _HEAD, _TAIL = 60_000, 24_000  # bytes in which the marks are looked for
 _START = re.compile(
-    rb"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG E(?:BOOK|TEXT)\b[\s\S]{0,300}?\*\*\*[ \t]*\n"
+    rb"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG E(?:BOOK|TEXT)\b"
+    rb"[\s\S]{0,300}?\*\*\*[ \t]*\n"
     rb"|\*END.{0,4}THE SMALL PRINT!.*\n|\*\*\*\* +SMALL PRINT! FOR .*\n"
 )
 _END = re.compile(
@@ -32,7 +33,8 @@ _END = re.compile(
 _CREDITS = re.compile(
     rb"\s*(?:Produced by|E-?text (?:prepared|produced|scanned) by|Transcribed (?:from|by)"
     rb"|This e(?:book|text) was (?:produced|prepared) by|Special thanks are due"
-    rb"|Note: Project Gutenberg also|\[?Transcriber.{1,3}s Note|An Anonymous Volunteer)\b[\s\S]{0,2000}?\n[ \t]*\n",
+    rb"|Note: Project Gutenberg also|\[?Transcriber.{1,3}s Note|An Anonymous Volunteer)\b"
+    rb"[\s\S]{0,2000}?\n[ \t]*\n",
     re.I,
 )
 _COPYRIGHTED = b"COPYRIGHTED PROJECT GUTENBERG"

@@ -37,10 +37,6 @@ class Document(NamedTuple):
     load: Callable[[], tuple[bytes, dict[str, str]]]
 
 
-def _size(name, path):
-    return path.stat().st_size if path.is_file() else 0
-
-
 def files_in(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
     """(name, path) of each file that `paths` name or hold, by name. UserError: there are none."""
     found = []
@@ -53,10 +49,10 @@ def files_in(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
             within = Path(path.resolve().name, os.path.relpath(folder, path))
             found += [((within / name).as_posix(), Path(folder, name))
                       for name in names if not name.startswith(".")]  # fmt: skip
-    missing = [path for _, path in found if not os.path.lexists(path)]
+    missing = [f"there is no {path}" for _, path in found if not os.path.lexists(path)]
     if missing or not found:
-        raise UserError(f"expected files or folders of texts, but "
-                        f"{f'there is no {missing[0]}' if missing else 'they hold none'}")  # fmt: skip
+        problem = (missing or ["they hold no files"])[0]
+        raise UserError(f"expected files or folders of texts, but {problem}")
     return sorted(found, key=lambda pair: (os.fsencode(pair[0]), os.fsencode(pair[1])))
 
 

@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import json
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -23,9 +23,19 @@ from typing import Any
 import numpy as np
 
 from nanoeuler import __version__
-from nanoeuler.data.cleaning import COPY, HELD_OUT, KEPT, Cleaned, Rules, clean, fates_of, left_of
-from nanoeuler.data.cleaning import verdict
+from nanoeuler.data.cleaning import (
+    COPY,
+    HELD_OUT,
+    KEPT,
+    Cleaned,
+    Rules,
+    clean,
+    fates_of,
+    left_of,
+    verdict,
+)
 from nanoeuler.data.collection import Document, RefusedError, documents_in, files_in
+from nanoeuler.data.prepare import in_order
 from nanoeuler.data.words import FOLD, RUN, add_all, held_out_of, runs_of, words_of
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import replacing, sha256_of
@@ -35,22 +45,6 @@ SHARD_TEXT, SHARD_READ = 1 << 26, 1 << 28  # bytes that fill a shard: of text, o
 MOST_SLOTS = 1 << 27  # of the table of known paragraphs: 1 GiB
 GUTENBERG = "Project Gutenberg License; public domain in the USA"
 FORMAT = 1  # raised when the same files would give other text
-
-
-def in_order(function: Callable, items: Iterable, threads: int) -> Iterator:
-    """Yield function(item) for each of `items`, in their order, made by so many threads."""
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: deque = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > 2 * threads + 1:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 class Known:
@@ -173,28 +167,31 @@ def _item_runs(texts):
     return runs_of(*words_of(np.frombuffer(b"".join(texts), np.uint8), ends, FOLD))[0]
 
 
-def held_out_in(paths: Iterable[str | Path]) -> tuple[tuple, dict[str, int]]:
+def _text_runs(document):
+    """The runs of a held-out text, cleaned as all are; UserError if it cannot be read."""
+    line, cleaned = _work(document, Rules(None))
+    if line.get("dropped") and not len(cleaned.text):
+        raise UserError(f"expected a held-out text in {document.name}, but it is refused "
+                        f"({line['dropped']}): convert it, or leave it out")  # fmt: skip
+    return runs_of(*words_of(cleaned.text, cleaned.starts, FOLD))[0]
+
+
+def held_out_in(paths: Iterable[str | Path], threads: int = 1) -> tuple[tuple, dict[str, int]]:
     """(for `Rules`, counts) of files and folders of held-out texts and items.
 
     UserError: one that cannot be read, since nobody could say then what was held out.
     """
-    runs, counts = [], Counter(items=0, short_items=0, texts=0, runs=0)
+    runs, counts, texts = [], Counter(items=0, short_items=0, texts=0), []
     for name, path in files_in(paths):
-        if ".jsonl" in path.suffixes[-2:]:
-            found = [_item_runs(texts) for texts in _items(path) if texts]
-            counts.update(items=len(found), short_items=sum(not len(keys) for keys in found))
-            runs += found
+        if ".jsonl" not in path.suffixes[-2:]:
+            texts.append((name, path))
             continue
-        for document in documents_in([(name, path)]):
-            line, cleaned = _work(document, Rules(None))
-            if line.get("dropped") and not len(cleaned.text):
-                raise UserError(f"expected a held-out text in {path}, but it is refused "
-                                f"({line['dropped']}): convert it, or leave it out")  # fmt: skip
-            counts["texts"] += 1
-            runs.append(runs_of(*words_of(cleaned.text, cleaned.starts, FOLD))[0])
-    table = held_out_of(runs)
-    counts["runs"] = int(np.count_nonzero(table[0]))
-    return table, dict(counts)
+        found = [_item_runs(texts) for texts in _items(path) if texts]
+        counts.update(items=len(found), short_items=sum(not len(keys) for keys in found))
+        runs += found
+    found = list(in_order(_text_runs, documents_in(texts), threads))
+    table = held_out_of(runs + found)
+    return table, {**counts, "texts": len(found), "runs": int(np.count_nonzero(table[0]))}
 
 
 # %% sec-corpus-resume
@@ -205,8 +202,9 @@ def _key(files, rules, licence):
     """A digest of all that the text depends on; files that have changed have other sizes."""
     said = [FORMAT, rules.language, licence, [(name, path.stat().st_size if path.is_file() else -1)
                                               for name, path in files]]  # fmt: skip
-    table = np.sort(rules.held_out[0])
-    return hashlib.sha256(json.dumps(said).encode() + table.tobytes()).hexdigest()
+    digest = hashlib.sha256(json.dumps(said).encode())
+    digest.update(rules.held_out[0].data)
+    return digest.hexdigest()
 
 
 def _begin(out, key):
@@ -251,17 +249,22 @@ def _summary(out):
             "licences": dict(licences)}  # fmt: skip
 
 
-def _run(out, documents, rules, licence, known, number, threads, report):
-    """Write the shards of `documents` from `number` on; return how many there are in all."""
-    shard, read = _Shard(out, number), 0
-    with closing(in_order(lambda document: _work(document, rules), documents, threads)) as done:
+def _write_all(shard, done, judged, report):
+    """Judge what is `done` in order and write shards, one behind; return how many there are."""
+    read = 0
+    with ThreadPoolExecutor(1) as writer:
+        written = None
         for line, cleaned in done:
-            shard.add(line, *_judged(line, cleaned, known, licence))
+            shard.add(line, *judged(line, cleaned))
             read += line["bytes"]
             report(line, read)
             if shard.is_full():
-                shard.write()
-                shard = _Shard(out, shard.number + 1)
+                if written:
+                    written.result()  # a shard counts only if those before it do
+                written = writer.submit(shard.write)
+                shard = _Shard(shard.out, shard.number + 1)
+        if written:
+            written.result()
     if shard.lines:
         shard.write()
     return shard.number + bool(shard.lines)
@@ -278,7 +281,9 @@ def write_corpus(paths: Iterable[str | Path], out: str | Path, *,
     of the same, that is gone on with. UserError: nothing to read, or a folder with other things.
     """
     out, files = Path(out), files_in(paths)
-    held_out, counts = held_out_in(without) if (without := list(without)) else (Rules().held_out, {})
+    threads, held_out, counts = threads or cores(), Rules().held_out, {}
+    if without := list(without):
+        held_out, counts = held_out_in(without, threads)
     rules, known = Rules(language, held_out), Known()
     key = _key(files, rules, licence)
     if (out / "corpus.json").exists() and read_corpus(out)["key"] == key:
@@ -287,8 +292,9 @@ def write_corpus(paths: Iterable[str | Path], out: str | Path, *,
     for done in range(number):
         known.add(np.fromfile(_paths(out, done)[1], "<i8"))
     documents = islice(documents, sum(1 for _ in lines_in(out)), None)
-    shards = _run(out, documents, rules, licence, known, number, threads or cores(),
-                  report or (lambda line, read: None))  # fmt: skip
+    shard, report = _Shard(out, number), report or (lambda line, read: None)
+    with closing(in_order(lambda document: _work(document, rules), documents, threads)) as done:
+        shards = _write_all(shard, done, lambda *found: _judged(*found, known, licence), report)
     texts = [_paths(out, i)[0] for i in range(shards)]
     said = {"nanoeuler": __version__, "key": key, "language": language, "held_out": counts,
             **_summary(out), "forgets": known.full,
@@ -323,7 +329,8 @@ def texts_in(folder: str | Path) -> Iterator[bytes]:
         last, file = -1, None
         for number, line in lines_in(Path(folder)):
             if number != last:
-                last, file = number, stack.enter_context(open(_paths(Path(folder), number)[0], "rb"))
+                text = _paths(Path(folder), number)[0]
+                last, file = number, stack.enter_context(open(text, "rb"))
             if size := line.get("text", 0):
                 file.seek(line["at"])
                 yield file.read(size)

@@ -93,8 +93,8 @@ def add_all(table: np.ndarray, keys: np.ndarray) -> int:
 
 
 def table_for(keys: np.ndarray) -> np.ndarray:
-    """A table that holds `keys`, int64 (n,), at most half full."""
-    table = np.zeros(1 << max(8, (2 * len(keys)).bit_length()), np.int64)
+    """A table that holds `keys`, int64 (n,), at most two thirds full."""
+    table = np.zeros(1 << max(8, (len(keys) + len(keys) // 2).bit_length()), np.int64)
     add_all(table, keys)
     return table
 
@@ -107,8 +107,8 @@ def _set_bits(bits, keys):
 
 
 def bits_for(keys: np.ndarray) -> np.ndarray:
-    """Bits, int64 (words,): one is set for each of `keys`, and at least 16 there are for each."""
-    bits = np.zeros(1 << max(4, (len(keys) // 4).bit_length()), np.int64)
+    """Bits, int64 (words,): one is set for each of `keys`, and at least 8 there are for each."""
+    bits = np.zeros(1 << max(4, (len(keys) // 8).bit_length()), np.int64)
     _set_bits(bits, keys)
     return bits
 
@@ -239,5 +239,5 @@ NOTHING = np.zeros(0, np.int64), np.zeros(1, np.int64)  # held out
 
 def held_out_of(runs: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(table, bits) of the runs of everything held out, for `survey`."""
-    keys = np.unique(np.concatenate([np.zeros(0, np.int64), *runs]))
+    keys = np.concatenate([np.zeros(0, np.int64), *runs])
     return (table_for(keys), bits_for(keys)) if len(keys) else NOTHING

@@ -212,6 +212,8 @@ def _begin(out, key):
     out.mkdir(parents=True, exist_ok=True)
     names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
     begun = json.loads((out / _BEGUN).read_text()) if _BEGUN in names else None
+    for path in out.glob(".*.part") if begun == key else ():  # of a program that was killed
+        path.unlink()
     if begun != key and (names or begun):
         raise UserError(f"expected {out} to be empty, or begun with the same files and options, "
                         f"but it holds {names[0]}: choose another folder")  # fmt: skip

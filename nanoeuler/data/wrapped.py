@@ -156,7 +156,7 @@ def is_wrapped(rows: np.ndarray, usual: int) -> bool:
         widest = max(widest, rows[i, WIDTH])
         if i > 0:
             least = min(least, rows[i, INDENT])
-    if n < 2 or widest < max(LEAST, usual - SLACK):
+    if n < 2 or widest < max(LEAST, usual - SLACK) or widest > LONG:
         return False
     forced, ends, capitals, gaps = 0, 0, 0, rows[0, GAPS]
     for i in range(1, n):

@@ -26,8 +26,10 @@ from nanoeuler.data.prepare import in_order
 from nanoeuler.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-VOCABULARY = ("the of and to in a that it was his her she with as for had you not be at on which "
-              "by river stone window ferry morning letter answer house winter garden").split()  # fmt: skip
+VOCABULARY = (
+    "the of and to in a that it was his her she with as for had you not be at on which by river "
+    "stone window ferry morning letter answer house winter garden"
+).split()
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +132,8 @@ def rules_of_lines(module):
     by_hand[1] = by_hand[1].rsplit(" ", 2)[0]  # one line end in six that nothing forced
     kept("\n".join(by_hand), " ".join(by_hand))
     ragged = "went to the river on which the morning ferry was as it had been\nfor her\nat noon"
-    for block in (STANZA, LONG_VERSE, TABLE, ADDRESS, f"{ragged}\n{ragged}", "CHAPTER I\nIn Which Nothing Is Said"):
+    for block in (STANZA, LONG_VERSE, TABLE, ADDRESS, f"{ragged}\n{ragged}",
+                  "CHAPTER I\nIn Which Nothing Is Said"):  # fmt: skip
         kept(block)
     kept(textwrap.indent(STANZA, "    "), STANZA)
     uneven = STANZA.replace("\nAnd", "\n  And")
@@ -232,9 +235,11 @@ def rules_of_marks(module):
             assert got.tobytes().decode().strip() == text and not reason, (start, end, credits)
     plain = f"Produced by the river:\n\n{text}\n\nProduced by nobody.\n"
     assert module.book_in(arrays(plain.encode()))[0].tobytes().decode() == plain
-    volumes = book(*MARKS[0], f"{text}\n\nEnd of Project Gutenberg's X, volume 1\n\n" + "a b\n" * 9000)
+    first = f"{text}\n\nEnd of Project Gutenberg's X, volume 1\n\n"
+    volumes = book(*MARKS[0], first + "a b\n" * 9000)
     assert b"a b" in module.book_in(arrays(volumes.encode()))[0].tobytes()
-    owned = book(*MARKS[0], text).replace("Head", "** This is a COPYRIGHTED Project Gutenberg eBook")
+    owned = "** This is a COPYRIGHTED Project Gutenberg eBook **"
+    owned = book(*MARKS[0], text).replace("Head", owned)
     assert module.book_in(arrays(owned.encode()))[1] == "copyrighted"
 
 

@@ -41,7 +41,7 @@ def _folded():
     return fold
 
 
-FOLD = _folded()
+FOLD = _folded()  # for words_of and survey, which take it as an argument
 
 
 @njit(cache=True, nogil=True)
@@ -142,7 +142,7 @@ FUNCTION_WORDS = {
     "la": "et in est non ad ut cum quae qui sed si quod ex per esse hoc ab atque nec sunt quam aut"
     " de etiam",
 }
-LANGUAGES = tuple(FUNCTION_WORDS)
+LANGUAGES = tuple(FUNCTION_WORDS)  # those that can be told, in the order of survey's counts
 
 
 _SLOTS = 1 << 12
@@ -233,7 +233,7 @@ def survey(
     return hashes, words, runs, _spoken(said, functions)
 
 
-FUNCTIONS = _owners()
+FUNCTIONS = _owners()  # the function words, as survey takes them
 NOTHING = np.zeros(0, np.int64), np.zeros(1, np.int64)  # held out
 
 

@@ -78,7 +78,7 @@ class _Shard:
         self.out, self.number = out, number
         self.texts, self.lines, self.hashes, self.size, self.read = [], [], [], 0, 0
 
-    def add(self, line, text, hashes):
+    def add(self, line: dict[str, Any], text: np.ndarray, hashes: np.ndarray) -> None:
         """A document: its line in the manifest, its text, the hashes that it brings."""
         if len(text):
             line |= {"text": len(text), "at": self.size}
@@ -87,10 +87,10 @@ class _Shard:
         self.lines.append(json.dumps(line) + "\n")
         self.size, self.read = self.size + len(text), self.read + line["bytes"]
 
-    def is_full(self):
+    def is_full(self) -> bool:
         return self.size >= SHARD_TEXT or self.read >= SHARD_READ
 
-    def write(self):
+    def write(self) -> None:
         """Write the three files, the manifest last."""
         text, hashes, manifest = _paths(self.out, self.number)
         with replacing(text) as temporary, open(temporary, "wb") as file:

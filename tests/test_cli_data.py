@@ -360,7 +360,7 @@ ERRORS = {  # a command line, and what its one line must say
     "data prepare": "NAME|FILE",
     "data prepare nowhere": "but there is no file nowhere",
     "data prepare 0.txt nowhere": "but there is no file nowhere",
-    "data prepare fetched": "fetched is a folder: name the files in it",
+    "data prepare fetched": "fetched is a folder: nanoeuler data clean",
     "data prepare packed.gz --out new": "packed.gz is compressed: gunzip",
     "data prepare play": "prepared/play holds prepared data: name another folder",
     "data prepare questions --out prepared/play": "prepared/play holds prepared data",

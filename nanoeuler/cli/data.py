@@ -17,7 +17,7 @@ from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
 # The group of commands that main.py adds to the program.
-data_app = typer.Typer(help="Texts to train on: list, fetch, prepare, show.")
+data_app = typer.Typer(help="Texts to train on: list, fetch, clean, prepare, show.")
 
 
 def _here(path):
@@ -113,12 +113,16 @@ def data_fetch(
 
 
 def _named(what):
-    """The `Source` that the words `what` mean: one made of these files, or one of the catalogue."""
+    """The `Source` that the words `what` mean: made of these files, or clean, or in the catalogue.
+    """
     from nanoeuler.data.catalogue import File, Source, catalogue
 
     lacks = [word for word in what if not Path(word).is_file()]
+    if len(what) == 1 and Path(what[0], "corpus.json").is_file():
+        clean = Path(what[0]).resolve()
+        return Source(clean.name, clean.name, "", "", "clean", (File(str(clean), ""),))
     if lacks:
-        folder = f"{lacks[0]} is a folder: name the files in it"
+        folder = f"{lacks[0]} is a folder: nanoeuler data clean makes clean text of its files"
         problem = folder if Path(lacks[0]).is_dir() else f"there is no file {lacks[0]}"
         source = catalogue().get(what[0]) if len(what) == 1 else None
         if source is None:
@@ -165,6 +169,7 @@ def _count_of_documents(progress, name):
 def _write_tokens(source, fetched, out, vocab_size, tokenizer):
     """Prepare the text of a source in the folder `out`; return the number of tokens."""
     from nanoeuler.api import plain
+    from nanoeuler.data.corpus import texts_in
     from nanoeuler.data.dataset import Prepared
     from nanoeuler.data.documents import documents
     from nanoeuler.data.prepare import prepare, prepare_text
@@ -179,8 +184,10 @@ def _write_tokens(source, fetched, out, vocab_size, tokenizer):
                 raise UserError(f"expected {path}, but there is no such file: {known}")
             prepare_text(plain(path), out, vocab_size=vocab_size, tokenizer=tokenizer)
         else:
-            prepare(lambda: documents(source, fetched), out, vocab_size=vocab_size,
-                    source=source.title, tokenizer=tokenizer, report=report)  # fmt: skip
+            clean = source.format == "clean"
+            prepare(lambda: texts_in(path) if clean else documents(source, fetched), out,
+                    vocab_size=vocab_size, source=source.title, tokenizer=tokenizer,
+                    report=report)  # fmt: skip
     prepared = Prepared(out)
     return len(prepared.train) + len(prepared.held_out)
 
@@ -188,7 +195,8 @@ def _write_tokens(source, fetched, out, vocab_size, tokenizer):
 @data_app.command("prepare")
 def data_prepare(
     what: Annotated[
-        list[str], typer.Argument(metavar="NAME|FILE...", help="a name of data list, or files")
+        list[str],
+        typer.Argument(metavar="NAME|FILE...", help="a name of data list, files, or clean text"),
     ],
     vocab_size: flags.VocabSize = None, tokenizer: flags.Tokenizer = None,
     out: flags.OutDir = None,
@@ -222,6 +230,65 @@ def data_prepare(
             "command begins anew"
         ) from None
     tell(f"prepared {count} in {_here(out)}; next: nanoeuler {then} --data {_here(out)}")
+
+
+def _cleaned(what, out, options):
+    """Clean the files and folders `what` into `out`, with a running count; return the summary."""
+    from rich.filesize import decimal
+
+    from nanoeuler.data.corpus import write_corpus
+    from nanoeuler.progress import bars
+
+    with bars() as progress:
+        task, documents = progress.add_task(f"cleaning into {_here(out)}", total=None), 0
+
+        def report(line, size):
+            nonlocal documents
+            documents += 1
+            said = f"{documents:,} documents, {decimal(size)}; {line['name'][-40:]}"
+            progress.update(task, description=said)
+
+        return write_corpus(what, out, report=report, **options)
+
+
+@data_app.command("clean")
+def data_clean(
+    what: Annotated[list[str], typer.Argument(metavar="FILE|DIR...", help="texts, .gz, .zip, "
+                                              ".jsonl, .parquet, and folders of them")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where to write")],
+    without: Annotated[list[str] | None, typer.Option(metavar="FILE|DIR", help="held out: texts, "
+                                                      "or task files in .jsonl")] = None,
+    language: Annotated[str, typer.Option(help="en, de, fr, es, it, nl, pt, la, or any")] = "en",
+    licence: Annotated[str, typer.Option(help="of documents that name none")] = "unknown",
+) -> None:  # fmt: skip
+    """Make clean text of a collection: lines joined, copies and held-out text removed.
+
+    Stopped and called again, it goes on. manifest-*.jsonl says what became of each document.
+
+    Example: nanoeuler data clean books --out data/clean/books --without data/fetched/tasks
+    """
+    from rich.filesize import decimal
+
+    from nanoeuler.data.words import LANGUAGES
+
+    if language not in (*LANGUAGES, "any"):
+        known = ", ".join(LANGUAGES)
+        raise UserError(f"expected --language to be one of {known} or any, but got {language}")
+    options = {"without": without or [], "licence": licence,
+               "language": None if language == "any" else language}  # fmt: skip
+    try:
+        said = _cleaned(what, flags.folder_out(out), options)
+    except KeyboardInterrupt:
+        raise UserError(f"interrupted: the shards in {_here(out)} are kept; the same command goes "
+                        "on from there") from None  # fmt: skip
+    print(f"read      {said['documents']:,} documents, {decimal(said['bytes'])}")
+    print(f"kept      {said['kept']:,} documents, {decimal(said['text'])}")
+    print(f"removed   {decimal(said['copies'])} of copies and {decimal(said['near_copies'])} with "
+          f"held-out runs of words from those")  # fmt: skip
+    for reason, count in sorted(said["dropped"].items(), key=lambda pair: -pair[1]):
+        size = decimal(said["dropped_bytes"][reason])
+        print(f"dropped   {count:,} documents, {size}: {reason}")
+    tell(f"clean text in {_here(out)}; next: nanoeuler data prepare {_here(out)}")
 
 
 def _document(prepared, number):

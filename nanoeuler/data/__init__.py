@@ -3,7 +3,8 @@
 
 # %% sec-sources-paths
 """From texts to batches: catalogue, download, fetch, documents, docstrings (the embedded corpus),
-conversations, text, prepare, dataset (what it made), shards, batches, validation (held-out text).
+conversations, text, prepare, dataset (what it made), shards, batches, validation (held-out text);
+of a whole collection wrapped (its lines), words, cleaning, collection (its files), corpus.
 
-May import: errors, files, model, paths, progress, tokenizer.
+May import: errors, files, jit, measurements, model, paths, progress, tokenizer.
 """

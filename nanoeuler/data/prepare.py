@@ -12,8 +12,10 @@ import json
 import os
 import re
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,7 @@ from nanoeuler.data.text import (
 )
 from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import replacing
+from nanoeuler.measurements import cores
 from nanoeuler.tokenizer.pretokenizer import whole_words
 from nanoeuler.tokenizer.tokenizer import Tokenizer, utf8
 
@@ -182,6 +185,22 @@ def _commit(out, tokenizer, writers, source, **about):
     (out / _UNFINISHED).unlink()
 
 
+def in_order(function: Callable, items: Iterable, threads: int) -> Iterator:
+    """Yield function(item) for each of `items`, in their order, made by so many threads."""
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > 2 * threads + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
 def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: int, source: str,
             tokenizer: Tokenizer | None = None,
             report: Callable | None = None) -> None:  # fmt: skip
@@ -205,9 +224,11 @@ def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: i
             )
         _begin(out, tokenizer)
         writers = [ShardWriter(out, side, tokenizer) for side in SIDES]
-        for text, held_out in texts.again("encoding"):
-            ids = tokenizer.encode(text)
-            writers[int(held_out)].document(len(text), (ids, [tokenizer.special[END_OF_TEXT]]))
+        encoded = in_order(lambda pair: (*pair, tokenizer.encode(pair[0])),
+                           texts.again("encoding"), cores())  # fmt: skip
+        with closing(encoded):
+            for text, held_out, ids in encoded:
+                writers[int(held_out)].document(len(text), (ids, [tokenizer.special[END_OF_TEXT]]))
         _commit(out, tokenizer, writers, source, digest=texts.digest, repeated=texts.repeated)
 
 

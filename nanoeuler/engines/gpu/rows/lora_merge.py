@@ -5,7 +5,7 @@
 """Merged weights on a GPU: the bf16 copy becomes W + s A B wherever there is an adapter.
 
 One launch for all matrices of a model. W, A and B are float32, and nobody writes them meanwhile.
-Left out: ranks, and columns, that are no multiple of 4.
+Left out: rows and columns that are no multiple of 4.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,12 @@ from nanoeuler.engines.gpu.lang.vectors import expect
 from nanoeuler.errors import UserError
 
 THREADS = 256     # of a block
-LANE = 4          # columns of a thread, and of A that it reads at once: 16 bytes of float32
+LANE = 4          # columns of a thread, and rows of A that it reads at once: 16 bytes of float32
 WIDE = 64 * LANE  # columns of a tile: a warp reads 512 bytes of a row
-ROWS = 8          # rows that a thread merges at a time, each with the same four rows of B
+ROWS = 8          # rows that a thread merges at a time, each with the same columns of B
 STRIDE = THREADS * LANE // WIDE * ROWS  # rows of a block at a time
 DEEP = 4 * STRIDE   # rows of a tile
 HELD = ROWS * LANE  # weights of a thread at a time
-SQUARE = LANE * LANE  # of B, as many rows as a thread reads columns of A
 
 
 class Place(NamedTuple):
@@ -52,21 +51,19 @@ def load_rows(values, address, pitch, rows):
         values[at], values[at + 1], values[at + 2], values[at + 3] = a, b, c, d
 
 
-def add_products(sums, a, a_pitch, b, b_pitch, rows):
-    """sums (HELD,) += LANE columns of A, of ROWS rows, times so many rows of B: addresses."""
-    of_b = cuda.local.array(SQUARE, float32)
-    for k in range(LANE):
-        p, q, r, s = ptx.load_float4(b + 4 * int64(k * b_pitch))
-        at = k * LANE
-        of_b[at], of_b[at + 1], of_b[at + 2], of_b[at + 3] = p, q, r, s
-    for i in range(ROWS):
+def add_products(sums, a, b, rows):
+    """sums (HELD,) += a column of A, of ROWS rows, times LANE columns of a row of B: addresses."""
+    p, q, r, s = ptx.load_float4(b)
+    of_a = cuda.local.array(LANE, float32)
+    for i in range(0, ROWS, LANE):
         if i < rows:
-            p, q, r, s = ptx.load_float4(a + 4 * int64(i * a_pitch))
-            for j in range(LANE):
-                total = ptx.fma(p, of_b[j], sums[i * LANE + j])
-                total = ptx.fma(q, of_b[LANE + j], total)
-                total = ptx.fma(r, of_b[2 * LANE + j], total)
-                sums[i * LANE + j] = ptx.fma(s, of_b[3 * LANE + j], total)
+            of_a[0], of_a[1], of_a[2], of_a[3] = ptx.load_float4(a + 4 * i)
+            for k in range(LANE):
+                at = (i + k) * LANE
+                sums[at] = ptx.fma(of_a[k], p, sums[at])
+                sums[at + 1] = ptx.fma(of_a[k], q, sums[at + 1])
+                sums[at + 2] = ptx.fma(of_a[k], r, sums[at + 2])
+                sums[at + 3] = ptx.fma(of_a[k], s, sums[at + 3])
 
 
 def store_merged(base, sums, scale, address, pitch, rows):
@@ -98,15 +95,15 @@ def merge(tiles, weights, adapters, copies, scale, rank):
             load_rows(base, weights + 4 * at, w_pitch, left)
             for i in range(HELD):
                 sums[i] = float32(0)
-            for k in range(0, rank, LANE):
-                of_a = adapters + 4 * int64(a + first * a_pitch + k)
+            for k in range(rank):
+                of_a = adapters + 4 * int64(a + k * a_pitch + first)
                 of_b = adapters + 4 * int64(b + k * b_pitch + column)
-                add_products(sums, of_a, a_pitch, of_b, b_pitch, left)
+                add_products(sums, of_a, of_b, left)
             store_merged(base, sums, scale, copies + 2 * at, w_pitch, left)
 
 
 # As many blocks as there are tiles.
-MERGE = Kernel(merge, "l l l l f r", THREADS, target=(8, 0))
+MERGE = Kernel(merge, "l l l l f r", THREADS, target=(8, 0), resident=2)
 
 
 def merge_tiles(
@@ -119,9 +116,9 @@ def merge_tiles(
     made = []
     for place in places:
         w, w_pitch, rows, columns, a, a_pitch, b, b_pitch = place
-        if any(each % LANE for each in place if each != rows):
-            raise UserError(f"what is merged begins at multiples of {LANE} elements: {place}")
-        end_a, end_b = a + (rows - 1) * a_pitch + rank, b + (rank - 1) * b_pitch + columns
+        if any(each % LANE for each in place):
+            raise UserError(f"what is merged comes in multiples of {LANE} elements: {place}")
+        end_a, end_b = a + (rank - 1) * a_pitch + rows, b + (rank - 1) * b_pitch + columns
         end = w + (rows - 1) * w_pitch + columns
         if min(place) < 0 or end > weights or max(end_a, end_b) > adapters:
             raise UserError(f"an adapter lies outside of {weights} weights, {adapters}: {place}")
@@ -129,7 +126,7 @@ def merge_tiles(
             for column in range(0, columns, WIDE):
                 size = min(DEEP, rows - row), min(WIDE, columns - column)
                 made.append((w + row * w_pitch + column, w_pitch, *size,
-                             a + row * a_pitch, a_pitch, b + column, b_pitch))  # fmt: skip
+                             a + row, a_pitch, b + column, b_pitch))  # fmt: skip
     if max(weights, adapters) >= 1 << 31:
         raise UserError(f"a flat buffer has less than 2^31 elements, not {weights} or {adapters}")
     return np.array(made, np.int32).reshape(-1, 8)
@@ -146,7 +143,7 @@ def merge_launch(
     expect("weights", weights, tuple(weights.shape), "float32")
     expect("adapters", adapters, tuple(adapters.shape), "float32")
     expect("copies", copies, tuple(weights.shape), "bf16")
-    if rank < 1 or rank % LANE:
-        raise UserError(f"a rank on a GPU is a multiple of {LANE}, not {rank}: pad it with zeros")
+    if rank < 1:
+        raise UserError(f"a rank is 1 or more, not {rank}")
     args = table, weights, adapters, copies, float(scale), int(rank)
     return Launch(MERGE, (table.shape[0],), args)

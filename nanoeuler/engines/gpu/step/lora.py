@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm.float32 import eights
+from nanoeuler.engines.gpu.gemm.low_rank import MOST, across_launch, down_launches, space_of
 from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
@@ -39,7 +41,6 @@ from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora, LowRank, adapted
 from nanoeuler.model.weights import PADDING, Block, Weights
 
-EIGHT = 8  # columns of bf16 in 16 bytes: ranks are padded to a multiple of it
 # Memories: A and B of all adapters as `Packing` lays them, float32, and their bf16 copy.
 ADAPTERS, ADAPTER_COPIES = "adapters", "adapter copies"
 
@@ -48,7 +49,7 @@ class Group(NamedTuple):
     """The adapters of one matrix in a flat buffer, by the columns they belong to."""
 
     columns: tuple[slice, ...]
-    A: Any               # (I, n P): those of n adapters side by side
+    A: Any               # (n P, I): the transposed ones of n adapters below each other
     B: tuple[Any, ...]   # n times (P, columns)
 
 
@@ -60,14 +61,14 @@ class Learned(NamedTuple):
 
 
 class Packing:
-    """How adapters lie on a device: by matrices, the A of each side by side, ranks padded by zeros.
+    """How adapters lie on a device: by matrices, all with the rank first, ranks padded by zeros.
 
     size: elements of the flat buffer. names: the adapters of each tensor that has some.
     """
 
     def __init__(self, config: ModelConfig, lora: Lora) -> None:
         self.config, self.lora, self.shapes = config, lora, parameter_shapes(config)
-        self.rank = -(-lora.rank // EIGHT) * EIGHT
+        self.rank = eights(lora.rank)
         self.names: dict[str, list[tuple[str, slice]]] = {}
         for name, tensor, columns in adapted(config, lora):
             self.names.setdefault(tensor, []).append((name, columns))
@@ -80,7 +81,7 @@ class Packing:
                 self.size += -(-count // PADDING) * PADDING
 
     def extent(self, tensor: str, name: str) -> int:
-        """The rows or columns of P elements: of all A of a tensor, or of the B of an adapter."""
+        """The columns of P elements: of all A of a tensor, or of the B of an adapter."""
         if name == tensor:
             return self.shapes[tensor][0] * len(self.names[tensor])
         columns = dict(self.names[tensor])[name]
@@ -94,7 +95,7 @@ class Packing:
                 start = self.starts[name]
                 return flat[start : start + P * self.extent(tensor, name)].reshape(*shape)
 
-            A = part(tensor, (self.shapes[tensor][0], P * len(adapters)))
+            A = part(tensor, (P * len(adapters), self.shapes[tensor][0]))
             B = (part(name, (P, x.stop - x.start)) for name, x in adapters)
             made[tensor] = Group(tuple(x for _, x in adapters), A, tuple(B))
         return made
@@ -104,7 +105,7 @@ class Packing:
         r, P = self.lora.rank, self.rank
         for tensor, group in self.groups(flat).items():
             for i, (name, _) in enumerate(self.names[tensor]):
-                yield group.A[:, i * P : i * P + r], adapters[f"{name}.A"]
+                yield group.A[i * P : i * P + r], adapters[f"{name}.A"].T
                 yield group.B[i][:r], adapters[f"{name}.B"]
 
     def pack(self, adapters: Adapters) -> np.ndarray:
@@ -128,7 +129,7 @@ class Packing:
                 wide = columns.stop - columns.start
                 made.append(Place(
                     weights.starts[tensor] + columns.start, pitch, rows, wide,
-                    self.starts[tensor] + i * P, P * len(adapters), self.starts[name], wide,
+                    self.starts[tensor] + i * P * rows, rows, self.starts[name], wide,
                 ))  # fmt: skip
         return made
 
@@ -168,20 +169,35 @@ class LoraEngine(CudaEngine):
             return
         x, dy = rows_of(x), dy if len(dy.shape) == 2 else rows_of(dy)
         (columns, A, B), gradients = dw
-        h, dh = (self.take(x.shape[0], A.shape[1]) for _ in "hd")
-        self.matmul(f"{name}, x A", x, A, h)
-        P = A.shape[1] // len(columns)
+        h, dh = (self.take(A.shape[0], eights(x.shape[0])) for _ in "hd")
+        self.across(f"{name}, x A", A, x, h)
+        P = A.shape[0] // len(columns)
         for i, part in enumerate(columns):
             mine = slice(i * P, (i + 1) * P)
-            self.matmul(f"{name}, dy B", dy[:, part], B[i].T, dh[:, mine])
-            self.add_product(f"{name}, dB", h[:, mine].T, dy[:, part], gradients.B[i])
-        self.add_product(f"{name}, dA", x.T, dh, gradients.A)
+            self.across(f"{name}, dy B", B[i], dy[:, part], dh[mine])
+            self.down(f"{name}, dB", h[mine], dy[:, part], gradients.B[i])
+        self.down(f"{name}, dA", dh, x, gradients.A)
 
-    def add_product(self, name: str, a: Array, b: Array, out: Array) -> None:
-        """out = a b, or that is added, where the step has written out before."""
-        end = "add" if out.address in self.stored else "store"
+    def across(self, name: str, w: Array, x: Array, y: Array) -> None:
+        """y (P, N) = w x^T, by the kernels for few rows where they are few."""
+        rows, lines = w.shape[0], x.shape[0]
+        if rows > MOST:
+            return self.matmul(name, w, x.T, y[:, :lines])
+        flops = 2 * rows * lines * x.shape[1]
+        return self.recording.add(name, [across_launch(w, x, y)], flops)
+
+    def down(self, name: str, y: Array, x: Array, out: Array) -> None:
+        """out (P, K) = y x, or that is added, where the step has written out before."""
+        end, (rows, columns), lines = "store", out.shape, x.shape[0]
+        if out.address in self.stored:
+            end = "add"
         self.stored.add(out.address)
-        self.matmul(name, a, b, out, Epilogue(end))
+        if rows > MOST:
+            return self.matmul(name, y[:, :lines], x, out, Epilogue(end))
+        shape = space_of(rows, *x.shape, self.multiprocessors)
+        space = self.take(*shape, kind="float32") if shape[0] else None
+        work = down_launches(y, x, out, space, self.multiprocessors, end == "add")
+        return self.recording.add(name, work, 2 * rows * lines * columns)
 
     def norm_backward(
         self, norm: str, given: tuple, dgain: Array | None, dbias: Array | None = None,

@@ -9,16 +9,15 @@ from functools import partial
 import numpy as np
 from bench.card import Contest, ghost
 
-from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
-from nanoeuler.engines.gpu.gemm.wgmma_launch import choose, product
+from nanoeuler.engines.gpu.gemm import low_rank
 from nanoeuler.engines.gpu.rows import lora_merge
 
 INPUTS, F, P, N = 2048, 8192, 16, 8192  # inputs, columns of an adapter, its rank, rows of a batch
 SCALE = 2.0
-NARROW = {  # layout, m, n, k of the products of a step
-    "x A": ("NN", N, 2 * P, INPUTS), "dy B": ("NT", N, P, F), "dB": ("TN", P, F, N),
-    "dA": ("TN", INPUTS, 2 * P, N),
+NARROW = {  # rows of the narrow matrix, rows and columns of the wide one: of a step
+    "x A": (2 * P, N, INPUTS), "dy B": (P, N, F), "dB": (P, N, F), "dA": (2 * P, N, INPUTS),
 }  # fmt: skip
+TALL = (1, 2, 3)
 
 
 def merge():
@@ -26,26 +25,21 @@ def merge():
     return lora_merge.MERGE
 
 
-def form_of(layout, m, n, k):
-    """The form that a step has for one of NARROW."""
-    return choose(layout, (m, n, k), "store", "float32" if layout == "TN" else "bf16")
-
-
 def kernels():
     """Name -> maker of each kernel."""
     made = {"merge": merge}
-    for name, sizes in NARROW.items():
-        form = form_of(*sizes)
-        made[f"narrow {name}"] = partial(gemm_kernel, form)
-        if form.pieces == "after":
-            made[f"narrow {name}, sums"] = partial(sum_kernel, form)
+    for tall in TALL:
+        made[f"across, {16 * tall} rows"] = partial(low_rank.across_kernel, tall)
+        for add in (False, True):
+            name = f"down, {16 * tall} rows{', added' * add}"
+            made[name] = partial(low_rank.down_kernel, tall, add)
     return made
 
 
 def places(rows=INPUTS, columns=F, rank=P):
     """Two adapters side by side, A before both B."""
     return [
-        lora_merge.Place(i * columns, 2 * columns, rows, columns, i * rank, 2 * rank,
+        lora_merge.Place(i * columns, 2 * columns, rows, columns, i * rank * rows, rows,
                          2 * rank * rows + i * rank * columns, columns)
         for i in range(2)
     ]  # fmt: skip
@@ -86,10 +80,10 @@ class Merging:
         """W, A and B of both adapters, as matrices."""
         W = self.weights.view(self.rows, 2, self.columns)
         split = 2 * self.rank * self.rows
-        A = self.adapters[:split].view(self.rows, 2, self.rank)
+        A = self.adapters[:split].view(2, self.rank, self.rows)
         B = self.adapters[split:].view(2, self.rank, self.columns)
         for i in range(2):
-            these = W[:, i], A[:, i], B[i]
+            these = W[:, i], A[i].T, B[i]
             yield tuple(x.double() for x in these) if double else these
 
 
@@ -118,20 +112,27 @@ def merge_entrants(bench):
             "torch": [theirs]}  # fmt: skip
 
 
-def operands(bench, layout, m, n, k):
-    """A, B as they lie, C, and a function of ours."""
-    torch = bench.torch
-    a = bench.random(*((k, m) if layout[0] == "T" else (m, k)))
-    b = bench.random(*((n, k) if layout[1] == "T" else (k, n)))
-    form = form_of(layout, m, n, k)
-    c = bench.output(m, n, dtype=torch.float32 if form.out == "float32" else torch.bfloat16)
-    launches = product(form, *map(bench.view, (a, b, c)), place=bench.device.array)
-    return a.T if layout[0] == "T" else a, b.T if layout[1] == "T" else b, c, bench.call(launches)
+def operands(bench, name):
+    """The narrow matrix, the wide one, the result, all as PyTorch multiplies them; ours."""
+    (rows, lines, columns), torch = NARROW[name], bench.torch
+    x, down = bench.random(lines, columns), name in ("dA", "dB")
+    narrow = bench.random(rows, lines if down else columns)
+    if not down:
+        y = bench.output(rows, lines)
+        launch = low_rank.across_launch(*map(bench.view, (narrow, x, y)))
+        return narrow, x.T, y, bench.call([launch])
+    multiprocessors = bench.device.multiprocessors
+    g = bench.output(rows, columns, dtype=torch.float32)
+    shape = low_rank.space_of(rows, lines, columns, multiprocessors)
+    space = bench.view(bench.output(*shape, dtype=torch.float32)) if shape[0] else None
+    views = map(bench.view, (narrow, x, g))
+    launches = low_rank.down_launches(*views, space, multiprocessors, False)
+    return narrow, x, g, bench.call(launches)
 
 
 def check_narrow(bench, name):
     """A narrow product against float64, and PyTorch's."""
-    a, b, c, call = operands(bench, *NARROW[name])
+    a, b, c, call = operands(bench, name)
     seen, exact = bench.repeat(call, dict(c=c))["c"], a.double() @ b.double()
     wide = c.dtype == bench.torch.float32
     return {"error": bench.error(seen, exact), "peer": bench.error((a @ b), exact),
@@ -139,14 +140,17 @@ def check_narrow(bench, name):
 
 
 def narrow_entrants(bench, name):
-    """Ours, and PyTorch's, whose results are bf16."""
-    a, b, _, call = operands(bench, *NARROW[name])
-    return {"ours": [call], "torch": [partial(bench.torch.matmul, a, b)]}
+    """Ours, a copy of half as many bytes both ways, and PyTorch's, whose results are bf16."""
+    a, b, _, call = operands(bench, name)
+    source = bench.torch.empty(b.numel() // 4, device="cuda")
+    target = bench.torch.empty_like(source)
+    return {"ours": [call], "copy": [partial(bench.torch.neg, source, out=target)],
+            "torch": [partial(bench.torch.matmul, a, b)]}  # fmt: skip
 
 
 def checks(bench):
     """Name -> check."""
-    shapes = {"w_up": (INPUTS, F, P), "ragged": (133, 268, 8), "rank 64": (512, 512, 64)}
+    shapes = {"w_up": (INPUTS, F, P), "ragged": (132, 268, 8), "rank 64": (512, 512, 64)}
     made = {f"merge {name}": partial(check_merge, bench, *shape) for name, shape in shapes.items()}
     return made | {f"narrow {name}": partial(check_narrow, bench, name) for name in NARROW}
 
@@ -155,7 +159,8 @@ def contests(bench):
     """What is timed."""
     made = [Contest("merge", f"{INPUTS}x{2 * F} rank {P}", partial(merge_entrants, bench), "ours",
                     ("copy", "torch"))]  # fmt: skip
-    for name, (layout, m, n, k) in NARROW.items():
-        case = f"{name}: {layout} {m}x{n}x{k} bf16"
-        made.append(Contest("narrow product", case, partial(narrow_entrants, bench, name)))
+    for name, (rows, lines, columns) in NARROW.items():
+        case = f"{name}: {rows} rows, {lines}x{columns} bf16"
+        made.append(Contest("narrow product", case, partial(narrow_entrants, bench, name), "ours",
+                            ("copy", "torch")))  # fmt: skip
     return made

@@ -255,7 +255,8 @@ def step_rows(step, case, engine, seen, peer=None, other=None):
     tokens = int(case.split()[1].split("x")[0]) * int(case.split()[1].split("x")[1])
     yield step, case, engine, seen["ms"], "ms", peer, other.get("ms")
     for name, key in ("peak memory", "arrays"), ("peak memory, card", "card"):
-        yield name, case, engine, seen[key] / 2**30, "GiB", peer, other and other[key] / 2**30
+        theirs = other[key] / 2**30 if other else None
+        yield name, case, engine, seen[key] / 2**30, "GiB", peer, theirs
     if peer is None:
         yield "tokens a second", case, engine, 1e3 * tokens / seen["ms"], "tokens/s", None, None
         yield f"{step}, clock", case, engine, seen["MHz"], "MHz", None, None

@@ -1,7 +1,6 @@
 """What all tests share: the same examples, an order that keeps workers busy, limits, no GPU."""
 
 import faulthandler
-import functools
 import os
 import signal
 import time
@@ -10,17 +9,11 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
-from nanoeuler.engines.gpu.lang import instruction
-
 BEGUN = pytest.StashKey[float]()
 
 # "auto" is to mean the same engine in every test and program that tests start, also on a machine
 # with a GPU: `make test-gpu` is for that.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-# The emulator takes every helper of a kernel apart at each launch, which was a third of the time of
-# a step on paper: equal code uses equal names.
-instruction.used = functools.cache(instruction.used)
 
 settings.register_profile("nanoeuler", deadline=None, derandomize=True)
 settings.load_profile("nanoeuler")

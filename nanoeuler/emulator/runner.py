@@ -175,7 +175,11 @@ class Run:
             for operand, value in zip(kernel.parameters, launch.args, strict=True)
         ]
         self.threads = places(machine.blockDim)
-        self.function = rebind(kernel.function, self.meaning)
+        self.function = self.bound(kernel.function)
+
+    def bound(self, function: FunctionType) -> FunctionType:
+        """The kernel over what its names mean here."""
+        return rebind(function, self.meaning)
 
     def meaning(self, value: Any) -> Any:
         """What a kernel's global or closed-over value is here."""
@@ -246,7 +250,10 @@ class Together(Run):
     ):
         super().__init__(launch, seed, fresh, None, past)
         self.size, self.told = size, told
-        self.function = teams.abreast(rebind(launch.kernel.function, self.meaning, teams.abreast))
+
+    def bound(self, function: FunctionType) -> FunctionType:
+        """The same for the threads of a team."""
+        return teams.abreast(rebind(function, self.meaning, teams.abreast))
 
     def meaning(self, value: Any) -> Any:
         """What a name of the kernel's module means here: `math` takes the values of all threads."""

@@ -12,6 +12,7 @@ import dis
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -121,16 +122,17 @@ cuda = Name("cuda")
 int8, int32, int64, float32 = Name("int8"), Name("int32"), Name("int64"), Name("float32")
 
 
-def used(code: CodeType) -> set[str]:
+@cache  # a kernel's helpers are asked for at each launch, and equal code uses equal names
+def used(code: CodeType) -> frozenset[str]:
     """The globals that a function's code, or one inside it, looks up: `name`, `module.name`."""
     inner = [used(part) for part in code.co_consts if isinstance(part, CodeType)]
     steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
     steps = [step for step in steps if step[0] != "EXTENDED_ARG"]
-    names = set()
+    names: set[str] = set()
     for (op, name), (after, attribute) in zip(steps, [*steps[1:], ("", "")], strict=True):
         if op == "LOAD_GLOBAL":
             names |= {name, f"{name}.{attribute}"} if after in ATTRIBUTES else {name}
-    return names.union(*inner)
+    return frozenset(names.union(*inner))
 
 
 def looked_up(function: FunctionType) -> dict[str, Any]:

@@ -102,8 +102,9 @@ def reached(*functions: FunctionType) -> str:
     parts = []
 
     def told(value: Any) -> str:
-        if isinstance(value, FunctionType) and ours(inspect.unwrap(value)):
-            return visit(inspect.unwrap(value))
+        plain = inspect.unwrap(value) if callable(value) else value  # of a cache, what it keeps
+        if isinstance(plain, FunctionType) and ours(plain):
+            return visit(plain)
         if isinstance(value, type) and ours(value):
             return bare(value)
         named = isinstance(value, FunctionType | ModuleType | type)

@@ -59,7 +59,7 @@ def kernels():
     """Name -> maker of each kernel."""
     made = {"squares": squares, "decide": decide, "sum of losses": add_losses}
     made["likeliest"] = is_likeliest
-    made["AdamW"] = partial(adamw.adamw_kernel, adamw.ROUNDS)
+    made["AdamW"] = partial(adamw.adamw_kernel, adamw.ROUNDS, False)
     made["AdamW, masters in halves"] = partial(adamw.adamw_kernel, adamw.ROUNDS, True)
     forms = {*FORMS.values()}
     for _, _, _, padded, wide, card in CHECKED.values():

@@ -212,7 +212,7 @@ class ProgramBuilder:
             first = self.packed_rows(i, *tokens.shape, True) if packed else None
             given = self.weights, tokens, targets, scale, gradients, first
             loss_and_gradients(engine, config, *given)
-        engine.flush()
+            engine.flush()  # a later part's arrays may borrow no gradient whose sums are owed
         return sums.reshape(-1)
 
     def scatter_plan(self, i: int, tokens: Array) -> Array:

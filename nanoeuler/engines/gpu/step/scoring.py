@@ -65,6 +65,10 @@ class CudaScorer(CudaStepper):
 
     sums_builder = ScoreBuilder
 
+    def state(self) -> dict[str, np.ndarray]:
+        """As `CudaStepper.state`, with float32 masters, which these programs read."""
+        return self.whole_state()
+
     def scores(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """log p (B, T) in nats of targets (B, T) after tokens (B, T), and which are the likeliest.
 

@@ -284,10 +284,18 @@ def step_on_paper(case, B=2, T=4, machine=HOPPER, first=None, builder=LoraBuilde
     exact, sums = exactly(both, tokens, targets, scale, first)
     shape = recorded.results["sums"].shape
     told = memories["sums"].view(np.float32).reshape(shape)[:, : config.n_predict].sum(0)
-    pairs = {"sums": (told, sums)}
+    return relative_errors(packing, (told, made), (sums, exact))
+
+
+def relative_errors(packing, made, exact):
+    """name -> relative error of A and B of each matrix as a whole, and of the sums of losses.
+
+    made, exact: the sums, and the gradients of all adapters.
+    """
+    pairs = {"sums": (made[0], exact[0])}
     for tensor, names in packing.names.items():  # as the bound has it, of a matrix as a whole
         for side in "AB":
-            mine = [(made[f"{name}.{side}"], exact[f"{name}.{side}"]) for name, _ in names]
+            mine = [[of[f"{name}.{side}"] for of in (made[1], exact[1])] for name, _ in names]
             pairs[f"{tensor}.{side}"] = tuple(np.concatenate([x.ravel() for x in part])
                                               for part in zip(*mine, strict=True))  # fmt: skip
     return {name: np.linalg.norm(a - b) / np.linalg.norm(b) for name, (a, b) in pairs.items()}

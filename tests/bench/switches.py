@@ -28,11 +28,12 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
 from bench.gpu import circumstances  # noqa: E402
+from bench.step import relative  # noqa: E402
 from recorded import by_numpy, problem, step_on_paper  # noqa: E402
 from step_sides import card  # noqa: E402
 from test_cuda_engine import bound  # noqa: E402
 from test_lora import drawn  # noqa: E402
-from test_lora_gpu import HOPPER, exactly  # noqa: E402
+from test_lora_gpu import HOPPER, exactly, relative_errors  # noqa: E402
 from test_lora_gpu import step_on_paper as lora_on_paper  # noqa: E402
 
 from nanoeuler.engines.gpu.decode.decoder import CudaReader  # noqa: E402
@@ -68,11 +69,6 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def relative(values, exact):
-    """The length of the difference over the length."""
-    return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
-
-
 def gradients(config):
     """Relative errors of all gradients and of the loss."""
     w, tokens, targets, scale = problem(config, 2, T)
@@ -95,13 +91,7 @@ def adapters(config):
     there, taken = one_step(LoraStepper(both, LoraAdamW(both), card(False)), *batch[:2])
     packing, made = Packing(config, both.lora), Adapters(config, both.lora)
     packing.unpack(there[: packing.size], made)
-    errors = {"sums": relative(taken.sums, sums)}
-    for tensor, names in packing.names.items():
-        for side in "AB":
-            pairs = [(made[f"{name}.{side}"], exact[f"{name}.{side}"]) for name, _ in names]
-            parts = (np.concatenate([x.ravel() for x in part]) for part in zip(*pairs, strict=True))
-            errors[f"{tensor}.{side}"] = relative(*parts)
-    return errors
+    return relative_errors(packing, (taken.sums, made), (sums, exact))
 
 
 def on_paper(config, what):

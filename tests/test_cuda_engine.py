@@ -388,10 +388,10 @@ FAULTS = {
         ENGINE, "CudaEngine", "copy_of", "w.address // 2", "w.address // 2 + 32"
     ),
     "a later gradient is stored": (
-        ENGINE, "CudaEngine", "weight_gradient", '"add" if', '"store" if'
+        ENGINE, "CudaEngine", "ending", '"add" if', '"store" if'
     ),
     "the first gradient is added": (
-        ENGINE, "CudaEngine", "weight_gradient", 'else "store"', 'else "add"'
+        ENGINE, "CudaEngine", "ending", 'else "store"', 'else "add"'
     ),
     "no sums of dx": (
         ENGINE, "CudaEngine", "flush_norm", "self.pending = self.pending, None",

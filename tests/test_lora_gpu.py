@@ -334,8 +334,8 @@ FAULTS = {
     "dB of the neighbor's columns": (
         "weight_gradient", "h[mine], dy[:, part]",
         "h[mine], dy[:, columns[0].start : columns[0].start + part.stop - part.start]"),
-    "dB is stored, not added": ("down", 'end = "add"', 'end = "store"'),
-    "the first gradient is added": ("down", '"store", out.shape', '"add", out.shape'),
+    "dB is stored, not added": ("down", "self.ending(out), out.shape", '"store", out.shape'),
+    "the first gradient is added": ("down", "self.ending(out), out.shape", '"add", out.shape'),
     "A of the masters' neighbor": (
         "places", "self.starts[tensor] + i * P * rows", "self.starts[tensor]"),
     "merged a column late": (

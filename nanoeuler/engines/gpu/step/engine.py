@@ -238,13 +238,17 @@ class CudaEngine(Engine):
         self.flush_norm()
         self.reduce_deferred()
 
+    def ending(self, out: Array) -> str:
+        """What the next product for a gradient ends in: "store", and after the first time "add"."""
+        end = "add" if out.address in self.stored else "store"
+        self.stored.add(out.address)
+        return end
+
     def weight_gradient(self, dw: Array, x: Array, dy: Array, name: str) -> None:
         """dw = x^T dy, or that is added, where the step has written dw before."""
-        end = "add" if dw.address in self.stored else "store"
-        self.stored.add(dw.address)
         self.recording.reclaim(dw.address)
         matrix = dy if len(dy.shape) == 2 else rows_of(dy)
-        self.matmul(f"{name}, dW", rows_of(x).T, matrix, dw, Epilogue(end))
+        self.matmul(f"{name}, dW", rows_of(x).T, matrix, dw, Epilogue(self.ending(dw)))
 
     def column_sums(self, matrix: Array, out: Array, name: str) -> None:
         """Add the sums over the rows of a matrix to out."""

@@ -188,10 +188,7 @@ class LoraEngine(CudaEngine):
 
     def down(self, name: str, y: Array, x: Array, out: Array) -> None:
         """out (P, K) = y x, or that is added, where the step has written out before."""
-        end, (rows, columns), lines = "store", out.shape, x.shape[0]
-        if out.address in self.stored:
-            end = "add"
-        self.stored.add(out.address)
+        end, (rows, columns), lines = self.ending(out), out.shape, x.shape[0]
         if rows > MOST:
             return self.matmul(name, y[:, :lines], x, out, Epilogue(end))
         shape = space_of(rows, *x.shape, self.multiprocessors)

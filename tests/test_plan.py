@@ -520,8 +520,9 @@ def test_a_plan_of_an_engine_has_a_line_for_every_card():
     large = step.on_cards(LARGE, 16, "cuda").splitlines()
     timed = [line for line in large if line.endswith("  measured")]
     assert [line.split()[0] for line in timed] == ["h200"]
-    assert f"{1e3 * step.measured(LARGE, 16, 'cuda'):,.2f}" in timed[0]
-    assert step.measured(LARGE, 17, "cuda") is None
+    assert f"{1e3 * step.measured('h200', LARGE, 16, 'cuda'):,.2f}" in timed[0]
+    assert step.measured("h200", LARGE, 17, "cuda") is None
+    assert step.measured("h100", LARGE, 16, "cuda") is None  # that was timed on an H200 alone
 
 
 def test_a_measured_step_is_one_of_our_own_products():
@@ -529,7 +530,7 @@ def test_a_measured_step_is_one_of_our_own_products():
             if row["what"] == "training step"}  # fmt: skip
     for engine, kind in zip(GPU_ENGINES, ("bf16", "TF32", "float32"), strict=True):
         wanted = rows[f"euler-116m 16x512 {kind}", "cuda, own products"] / 1e3
-        assert step.measured(LARGE, 16, engine) == wanted
+        assert step.measured("h200", LARGE, 16, engine) == wanted
 
 
 def test_a_plan_does_without_measurements(monkeypatch):
@@ -537,7 +538,7 @@ def test_a_plan_does_without_measurements(monkeypatch):
         raise UserError("not in a checkout")
 
     monkeypatch.setattr(measurements, "load", none)
-    assert step.measured(LARGE, 16, "cuda") is None
+    assert step.measured("h200", LARGE, 16, "cuda") is None
 
 
 def test_the_speeds_of_a_card_are_the_shares_that_an_h200_reaches():

@@ -65,7 +65,7 @@ CARDS = {
     # NVIDIA RTX Blackwell whitepaper, table of the RTX 5090: 209.5 dense, 1792 GB/s, 96 MB.
     "rtx-5090": Card("GeForce RTX 5090", (12, 0), 170, 96 << 20, 32e9, 1792e9, 209.5e12),
 }  # fmt: skip
-MEASURED = {"h200"}  # those of data/measurements/gpu.json: all others are estimates
+MEASURED = {"h100", "h200"}  # those of data/measurements/gpu.json: all others are estimates
 
 
 INSTEAD = "train with --engine cpu"  # where the card is too old

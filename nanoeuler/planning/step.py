@@ -18,7 +18,7 @@ from nanoeuler.engines.gpu.step.recording import Machine, Recorded, Rules, recor
 from nanoeuler.engines.registry import GPU_ENGINES
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
-from nanoeuler.planning.cards import CARDS, MEASURED, Card, known, unsupported
+from nanoeuler.planning.cards import CARDS, Card, known, unsupported
 
 MOST_LAYERS = 200  # a list is written in about a second
 MOST_TOKENS = 1 << 24  # of a step: its tables of tiles grow with them. GPT-3's had 3.2 million
@@ -146,16 +146,17 @@ KINDS = dict(zip(GPU_ENGINES, ("bf16", "TF32", "float32"), strict=True))
 OWN = "cuda, own products"  # as tests/bench/step.py names them
 
 
-def measured(config: ModelConfig, batch_size: int, engine: str) -> float | None:
-    """The seconds of this very step as they were measured on an H200; None if they were not."""
+def measured(key: str, config: ModelConfig, batch_size: int, engine: str) -> float | None:
+    """The seconds of this very step as they were measured on CARDS[key]; None if they were not."""
     preset = next((name for name, each in PRESETS.items() if each == config), None)
     case = f"{preset} {batch_size}x{config.context} {KINDS[engine]}"
+    wanted = ("training step", case, OWN, None, f"NVIDIA {CARDS[key].name}")
     try:
         rows = measurements.load("gpu")
     except UserError:  # not in a checkout
         return None
-    found = (row["value"] / 1e3 for row in rows if row["what"] == "training step"
-             and (row["case"], row["engine"], row["peer"]) == (case, OWN, None))  # fmt: skip
+    fields = ("what", "case", "engine", "peer", "device")
+    found = (row["value"] / 1e3 for row in rows if tuple(map(row.get, fields)) == wanted)
     return next(found, None)
 
 
@@ -170,8 +171,7 @@ def _line(
         made = predict_step(config, batch_size, engine, speeds_of(card), record)
     except UserError as error:
         return f"{key:12} {error}"
-    known_here = key in MEASURED and record is record_step
-    timed = measured(config, batch_size, engine) if known_here else None
+    timed = measured(key, config, batch_size, engine) if record is record_step else None
     seconds, how = (timed, known(key)) if timed else (made.seconds, "estimated")
     fits = "yes" if made.bytes <= card.memory_bytes else "no"
     speed = batch_size * config.context / seconds

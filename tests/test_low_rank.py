@@ -16,8 +16,10 @@ from nanoeuler.engines.gpu.gemm import low_rank
 from nanoeuler.errors import UserError
 
 NAN = 0x7FC0  # of bf16
-# P, N, K: whole tiles, ranks that are no 16, rows that are no 8, and more columns than a step has.
-SIZES = [(16, 32, 64), (8, 18, 72), (24, 35, 64), (48, 70, 136), (16, 5, 520)]
+# Ranks P, rows N, columns of x, and of each part of dy: whole tiles; ranks that are no 16 and rows
+# that are no 8; more columns than a step has; three A below each other; one adapter alone.
+SIZES = [(16, 32, 64, (64,)), (8, 18, 72, (24, 136)), (24, 35, 64, (72, 8)),
+         (16, 70, 136, (64, 8, 24)), (48, 5, 520, (16,))]  # fmt: skip
 
 
 def matrix(rng, rows, columns, behind=8):
@@ -31,65 +33,114 @@ def real(bits):
     return from_bf16(bits).astype(np.float64)
 
 
-def check_across(kernels, P, N, K, seed=1):
-    """Y, and the zeros behind it."""
-    rng = np.random.default_rng(0)
-    w, x = matrix(rng, P, K), matrix(rng, N, K)
-    y = np.full((P, low_rank.eights(N)), NAN, np.uint16)
-    run(kernels.across_launch(w, x, y), seed)
-    exact, size = real(w) @ real(x).T, np.abs(real(w)) @ np.abs(real(x)).T
-    assert (np.abs(real(y[:, :N]) - exact) <= 2.0**-8 * np.abs(exact) + K * 2.0**-24 * size).all()
-    assert not y[:, N:].any()
-    return y
+class Problem:
+    """Adapters of a matrix, of which those of dy leave its first eight columns out."""
 
+    def __init__(self, P, N, inputs, widths, kernels=low_rank):
+        rng, n = np.random.default_rng(0), len(widths)
+        self.N, self.rng, self.kernels = N, rng, kernels
+        self.parts = [kernels.Part(0, 0, inputs, 0, inputs, n * P, 0, n * P)]
+        start, column = n * P * inputs, 8
+        for i, wide in enumerate(widths):
+            self.parts.append(
+                kernels.Part(1, column, wide, start, wide, P, (n + i) * P, i * P))
+            start, column = start + P * wide, column + wide
+        self.how = kernels.plan_narrow(self.parts, start, (inputs, column))
+        self.wide = matrix(rng, N, inputs), matrix(rng, N, column)
+        self.w = matrix(rng, 1, start)[0]
 
-def check_down(kernels, P, N, K, seed=1, add=False, multiprocessors=1):
-    """G, stored or added to, in one piece or in several."""
-    rng = np.random.default_rng(0)
-    y, x = matrix(rng, P, low_rank.eights(N), 0), matrix(rng, N, K)
-    y[:, N:] = NAN  # nobody says what stands there
-    g = rng.standard_normal((P, K)).astype(np.float32) if add else np.full((P, K), np.nan, "f4")
-    before = g.copy() if add else 0
-    shape = kernels.space_of(P, N, K, multiprocessors)
-    space = np.full(shape, np.nan, np.float32) if shape[0] else None
-    for launch in kernels.down_launches(y, x, g, space, multiprocessors, add):
-        run(launch, seed)
-    exact, size = before + real(y[:, :N]) @ real(x), np.abs(before) + np.abs(real(y[:, :N])) @ (
-        np.abs(real(x)))  # fmt: skip
-    assert (np.abs(g - exact) <= (N + 1) * 2.0**-24 * size).all()
-    return g
+    def places(self, flat):
+        """Of each part: its matrix in a flat array, its X, its Y in `across`, and in `down`."""
+        for part in self.parts:
+            mine = flat[part.start : part.start + part.rows * part.pitch]
+            x = self.wide[part.wide][:, part.column : part.column + part.columns]
+            yield (mine.reshape(part.rows, part.pitch), x,
+                   *(slice(row, row + part.rows) for row in (part.own, part.other)))
+
+    def across(self, seed=1):
+        """H, and the zeros behind it."""
+        N, h = self.N, np.full((self.how.rows, low_rank.eights(self.N)), NAN, np.uint16)
+        run(self.kernels.across_launch(self.how, self.w, self.wide, h), seed)
+        for w, x, own, _ in self.places(self.w):
+            exact, size = real(w) @ real(x).T, np.abs(real(w)) @ np.abs(real(x)).T
+            most = 2.0**-8 * np.abs(exact) + x.shape[1] * 2.0**-24 * size
+            assert (np.abs(real(h[own, :N]) - exact) <= most).all()
+        assert not h[:, N:].any()
+        return h
+
+    def down(self, seed=1, add=False, multiprocessors=1):
+        """G, stored or added to, in one piece or in several."""
+        N, size = self.N, self.how.size
+        h = np.ascontiguousarray(matrix(self.rng, self.how.rows, low_rank.eights(N), 0))
+        h[:, N:] = NAN  # nobody says what stands there
+        rng = np.random.default_rng(1)
+        g = rng.standard_normal(size).astype(np.float32) if add else np.full(size, np.nan, "f4")
+        before = g.copy() if add else np.zeros(size)
+        shape = self.kernels.space_of(self.how, N, multiprocessors)
+        space = np.full(shape, np.nan, np.float32) if shape[0] else None
+        launches = self.kernels.down_launches(
+            self.how, h, self.wide, g, space, multiprocessors, add)
+        for launch in launches:
+            run(launch, seed)
+        for (made, x, _, y), (old, *_) in zip(self.places(g), self.places(before), strict=True):
+            y = real(h[y, :N])
+            exact, size = old + y @ real(x), np.abs(old) + np.abs(y) @ np.abs(real(x))
+            assert (np.abs(made - exact) <= (N + 1) * 2.0**-24 * size).all()
+        return g
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_across(sizes):
-    assert len({check_across(low_rank, *sizes, seed).tobytes() for seed in (None, 1, 2)}) == 1
+    assert len({Problem(*sizes).across(seed).tobytes() for seed in (None, 1, 2)}) == 1
 
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_down(sizes, add):
-    assert len({check_down(low_rank, *sizes, seed, add).tobytes() for seed in (None, 1)}) == 1
+    assert len({Problem(*sizes).down(seed, add).tobytes() for seed in (None, 1)}) == 1
+
+
+IN_PIECES = 8, 1100, 72, (64, 24)
 
 
 @pytest.mark.parametrize("add", [False, True])
 def test_down_in_pieces(add):
-    sizes = 24, 1100, 72
-    assert low_rank.space_of(*sizes, 4) == (2 * 24, 72)
-    check_down(low_rank, *sizes, add=add, multiprocessors=4)
+    problem = Problem(*IN_PIECES)
+    assert low_rank.space_of(problem.how, 1100, 4) == (2, 16 * 72 + 8 * 88)
+    problem.down(add=add, multiprocessors=4)
 
 
-def test_x_is_read_once():
-    P, N, K = 16, 64, 512
-    rng = np.random.default_rng(0)
-    w, x, y = matrix(rng, P, K, 0), matrix(rng, N, K, 0), np.zeros((P, N), np.uint16)
-    report = run(low_rank.across_launch(w, x, y))
-    blocks = N // low_rank.ACROSS
-    assert report["global loads bytes"] == 2 * N * K + 2 * P * K * blocks
-    g = np.zeros((P, K), np.float32)
-    (launch,) = low_rank.down_launches(y, x, g, None, 1, False)
+@pytest.mark.parametrize("lines, strips, multiprocessors", [
+    (8192, 288, 132), (8192, 64, 132), (8192, 1, 132), (8192, 264, 132), (100, 1, 132),
+    (4096, 96, 46)])  # fmt: skip
+def test_pieces_fill_the_card(lines, strips, multiprocessors):
+    """A launch's last round of blocks, two on each multiprocessor, is 0.85 full, or there
+    are as many pieces as may be. One that is full leaves no reason to cut."""
+    share, slots = low_rank.share_of(lines, strips, multiprocessors), 2 * multiprocessors
+    pieces = -(-lines // share)
+    assert share % (low_rank.WARPS * low_rank.SIDE) == 0
+    blocks = strips * pieces
+    assert blocks / slots / -(-blocks // slots) > 0.85 or lines < 2 * share or share <= (
+        low_rank.LEAST + low_rank.WARPS * low_rank.SIDE)  # fmt: skip
+    assert pieces == 1 or strips != slots
+
+
+def test_x_and_dy_are_read_once():
+    P, N, inputs, widths = 16, 64, 512, (256, 128)
+    problem = Problem(P, N, inputs, widths)
+    wide, blocks = N * (inputs + sum(widths)), N // low_rank.ACROSS
+    h = np.zeros((4 * P, N), np.uint16)
+    report = run(low_rank.across_launch(problem.how, problem.w, problem.wide, h))
+    table = 32 * 32 * low_rank.WARPS  # a Part, read by each thread of a block
+    asked = 2 * problem.how.size * blocks + 3 * blocks * table
+    assert report["global loads bytes"] == 2 * wide + asked
+    g = np.zeros(problem.how.size, np.float32)
+    (launch,) = low_rank.down_launches(problem.how, h, problem.wide, g, None, 1, False)
     report = run(launch)
-    assert report["global loads bytes"] == 2 * N * K + 2 * P * N * (K // low_rank.DOWN)
-    assert report["global stores bytes"] == 4 * P * K
+    of_y = 2 * N * (2 * P * inputs + P * sum(widths)) // low_rank.DOWN
+    strips = (inputs + sum(widths)) // low_rank.DOWN
+    assert report["global loads bytes"] == 2 * wide + of_y + strips * table
+    assert report["global stores bytes"] == 4 * problem.how.size
 
 
 MISTAKES = {
@@ -100,8 +151,12 @@ MISTAKES = {
     "a row of W too many": ("make_across_step", "p < w.rows and", "p <= w.rows and"),
     "columns behind the row's end": ("make_across_step", "column < w.columns", "True"),
     "the first warp's sums alone": ("make_across_end", "range(WARPS)", "range(1)"),
-    "no zeros behind Y": ("across_launch", "eights(lines), columns", "lines, columns"),
+    "no zeros behind Y": ("across_launch", "eights(lines), *map", "lines, *map"),
     "warps that take the same columns": ("across_kernel", "(t >> 5) * STEP", "0 * STEP"),
+    "x in the place of dy": ("across_kernel", "if wide:", "if False:"),
+    "the first columns of dy": ("across_kernel", "* pitch + column) * 2", "* pitch) * 2"),
+    "the first part's W": ("across_kernel", "(int64(start) + k) * 2", "int64(k) * 2"),
+    "all Y in one place": ("across_kernel", "int64(own) * h_pitch", "int64(0) * h_pitch"),
     "odd columns from the low half": ("make_down_step", "if j & 1:", "if False:"),
     "rows of Y in another order": (
         "make_down_step", "of_y[k], of_y[k + 2], of_y[k + 1]", "of_y[k], of_y[k + 1], of_y[k + 2]"),
@@ -109,8 +164,12 @@ MISTAKES = {
     "what stands behind Y, of three": ("load_pairs", "b if left > 3 else", "b if left > 2 else"),
     "columns of the neighbor's": ("make_down_end", "(lane & 3) * 16 + j", "(lane & 3) * 8 + j"),
     "stored, not added": ("make_down_end", "if add:", "if False:"),
+    "Y of the part's own": (
+        "down_kernel", "int64(other) * h_pitch", "int64(strips * 0) * h_pitch"),
     "the next piece's rows": ("down_kernel", "min(lines, (piece + 1) * share)", "lines"),
-    "every piece in one place": ("down_kernel", "int64(piece) * rows", "int64(0) * rows"),
+    "every piece in one place": ("down_kernel", "int64(piece) * size", "int64(0) * size"),
+    "every strip in one place": ("down_kernel", "* size + start) * 4", "* size) * 4"),
+    "strips of the same columns": ("plan_narrow", "column=part.column + at", "column=part.column"),
 }  # fmt: skip
 MODULE = "engines.gpu.gemm.low_rank"
 
@@ -126,24 +185,48 @@ def test_a_mistake_is_seen(what):
     wrong = load(Mutant(MODULE, function, what, old, new))
     with pytest.raises(Exception):  # noqa: B017, PT011 a fault of the emulator, or of the numbers
         for sizes in SIZES[1:]:
-            check_across(wrong, *sizes)
-            check_down(wrong, *sizes, add=True)
-        check_down(wrong, 24, 1100, 72, multiprocessors=4)
+            problem = Problem(*sizes, wrong)
+            problem.across()
+            problem.down(add=True)
+        Problem(*IN_PIECES, wrong).down(multiprocessors=4)
 
 
-def test_what_does_not_fit_is_refused():
-    rng = np.random.default_rng(0)
-    w, x, y = matrix(rng, 8, 64), matrix(rng, 16, 64), np.zeros((8, 16), np.uint16)
-    g, wide = np.zeros((8, 64), np.float32), matrix(rng, 56, 64)
+@pytest.mark.parametrize("change, words", [
+    ({"wide": 2}, "x or dy"), ({"rows": 56}, "1 to 48 rows"), ({"columns": 60}, "multiples of 8"),
+    ({"start": 4}, "multiples of 8"), ({"column": 8}, "lies outside of"), ({"columns": 0}, "lies"),
+    ({"other": 24}, "lies outside of"), ({"other": -8}, "lies outside of"),
+    ({"own": 8}, "leave nothing out"), ({"start": 8}, "leave nothing out"),
+    ({"rows": 8}, "outside|leave nothing out"),
+])  # fmt: skip
+def test_parts_that_do_not_fit_are_refused(change, words):
+    problem = Problem(8, 16, 64, (32, 32))
+    parts = [problem.parts[0]._replace(**change), *problem.parts[1:]]
+    with pytest.raises(UserError, match=words):
+        low_rank.plan_narrow(parts, problem.how.size, (64, 72))
+
+
+def test_arrays_that_do_not_fit_are_refused():
+    problem = Problem(8, 16, 64, (32, 32))
+    how, w, (x, dy) = problem.how, problem.w, problem.wide
+    h, g = np.zeros((32, 16), np.uint16), np.zeros(how.size, np.float32)
+
+    def across(w=w, x=x, dy=dy, h=h):
+        return low_rank.across_launch(how, w, (x, dy), h)
+
+    def down(g):
+        return low_rank.down_launches(how, h, (x, dy), g, None, 1, False)
+
     for call, words in (
-        (lambda: low_rank.across_launch(wide, x, y), "1 to 48 rows"),
-        (lambda: low_rank.across_launch(w[:, :60], x[:, :60], y), "a multiple of 8 columns"),
-        (lambda: low_rank.across_launch(w, x, y[:, :8]), r"not .*\(8, 8\)"),
-        (lambda: low_rank.across_launch(w.astype(np.float32), x, y), "are bf16"),
-        (lambda: low_rank.down_launches(y, x, g[:4], None, 1, False), r"\(4, 64\)"),
-        (lambda: low_rank.down_launches(y, x, g.astype(float), None, 1, False), "float64"),
-        (lambda: low_rank.down_launches(np.zeros((8, 2048), np.uint16), matrix(rng, 2048, 64), g,
-                                        None, 8, False), "pieces need float32"),
-    ):  # fmt: skip
+        (lambda: across(w=w[:-8]), "W or G is uint16"),
+        (lambda: across(x=x[:, :56]), r"x is bf16 \(16, 64\)"),
+        (lambda: across(dy=dy[:8]), r"dy is bf16 \(16, 72\)"),
+        (lambda: across(x=x.astype(np.float32)), "not float32"),
+        (lambda: across(h=h[:, :8]), "H is uint16"),
+        (lambda: down(g.astype(float)), "float64"),
+    ):
         with pytest.raises(UserError, match=words):
             call()
+    problem = Problem(*IN_PIECES)
+    h, g = np.zeros((32, 1104), np.uint16), np.zeros(problem.how.size, np.float32)
+    with pytest.raises(UserError, match=r"pieces need float32 \(2, 1856\), not None"):
+        low_rank.down_launches(problem.how, h, problem.wide, g, None, 4, False)

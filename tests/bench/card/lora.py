@@ -1,7 +1,7 @@
 """What LoRA adds to a training step: the merge of weights, and narrow products with A and B.
 
 All of a layer's w_up of llama-1b, with adapters of rank 16 of its gates and its ups. The merge is
-timed beside a copy of as many bytes; a narrow product beside PyTorch's.
+timed beside a copy of as many bytes; the narrow products of one launch beside PyTorch's.
 """
 
 from functools import partial
@@ -14,9 +14,7 @@ from nanoeuler.engines.gpu.rows import lora_merge
 
 INPUTS, F, P, N = 2048, 8192, 16, 8192  # inputs, columns of an adapter, its rank, rows of a batch
 SCALE = 2.0
-NARROW = {  # rows of the narrow matrix, rows and columns of the wide one: of a step
-    "x A": (2 * P, N, INPUTS), "dy B": (P, N, F), "dB": (P, N, F), "dA": (2 * P, N, INPUTS),
-}  # fmt: skip
+PRODUCTS = ("x A and dy B", "dA and dB")  # across and down
 TALL = (1, 2, 3)
 
 
@@ -112,55 +110,89 @@ def merge_entrants(bench):
             "torch": [theirs]}  # fmt: skip
 
 
-def operands(bench, name):
-    """The narrow matrix, the wide one, the result, all as PyTorch multiplies them; ours."""
-    (rows, lines, columns), torch = NARROW[name], bench.torch
-    x, down = bench.random(lines, columns), name in ("dA", "dB")
-    narrow = bench.random(rows, lines if down else columns)
-    if not down:
-        y = bench.output(rows, lines)
-        launch = low_rank.across_launch(*map(bench.view, (narrow, x, y)))
-        return narrow, x.T, y, bench.call([launch])
-    multiprocessors = bench.device.multiprocessors
-    g = bench.output(rows, columns, dtype=torch.float32)
-    shape = low_rank.space_of(rows, lines, columns, multiprocessors)
-    space = bench.view(bench.output(*shape, dtype=torch.float32)) if shape[0] else None
-    views = map(bench.view, (narrow, x, g))
-    launches = low_rank.down_launches(*views, space, multiprocessors, False)
-    return narrow, x, g, bench.call(launches)
+class Narrow:
+    """Buffers of the products of w_up's adapters as tensors: two A below each other, two B."""
+
+    def __init__(self, bench, down):
+        self.bench, self.down, torch = bench, down, bench.torch
+        starts = 2 * P * INPUTS + P * F * np.arange(2)
+        parts = [low_rank.Part(0, 0, INPUTS, 0, INPUTS, 2 * P, 0, 2 * P)]
+        parts += [low_rank.Part(1, i * F, F, int(starts[i]), F, P, (2 + i) * P, i * P)
+                  for i in range(2)]  # fmt: skip
+        size = 2 * P * (INPUTS + F)
+        how = low_rank.plan_narrow(parts, size, (INPUTS, 2 * F))
+        self.tables = [torch.from_numpy(table).cuda() for table in how[:2]]
+        self.how, self.parts = how, parts
+        self.wide = bench.random(N, INPUTS), bench.random(N, 2 * F)
+        self.h = bench.random(how.rows, N) if down else bench.output(how.rows, N)
+        kind = torch.float32 if down else torch.bfloat16
+        self.flat = bench.output(size, dtype=kind) if down else bench.random(size)
+
+    def call(self):
+        """A function that makes the products."""
+        view, multiprocessors = self.bench.view, self.bench.device.multiprocessors
+        how = low_rank.Narrow(*map(view, self.tables), *self.how[2:])
+        h, flat, wide = view(self.h), view(self.flat), tuple(map(view, self.wide))
+        if not self.down:
+            return self.bench.call([low_rank.across_launch(how, flat, wide, h)])
+        shape, space = low_rank.space_of(how, N, multiprocessors), None
+        if shape[0]:
+            space = view(self.bench.output(*shape, dtype=self.bench.torch.float32))
+        return self.bench.call(
+            low_rank.down_launches(how, h, wide, flat, space, multiprocessors, False)
+        )
+
+    def pairs(self):
+        """The narrow and the wide matrix of each product, and where its result lies."""
+        for part in self.parts:
+            x = self.wide[part.wide][:, part.column : part.column + part.columns]
+            flat = self.flat[part.start : part.start + part.rows * part.columns]
+            flat = flat.view(part.rows, part.columns)
+            own, other = (self.h[row : row + part.rows] for row in (part.own, part.other))
+            yield (other, x, flat) if self.down else (flat, x.T, own)
 
 
 def check_narrow(bench, name):
-    """A narrow product against float64, and PyTorch's."""
-    a, b, c, call = operands(bench, name)
-    seen, exact = bench.repeat(call, dict(c=c))["c"], a.double() @ b.double()
-    wide = c.dtype == bench.torch.float32
-    return {"error": bench.error(seen, exact), "peer": bench.error((a @ b), exact),
-            "least": 2.0**-22 if wide else 2.0**-9}  # fmt: skip
+    """Narrow products against float64, and PyTorch's."""
+    state = Narrow(bench, name == PRODUCTS[1])
+    made = bench.repeat(state.call(), dict(c=state.flat if state.down else state.h))["c"]
+    pairs = [(a, b, c) for a, b, c in state.pairs()]
+    exact = [a.double() @ b.double() for a, b, _ in pairs]
+    (state.flat if state.down else state.h).copy_(made)
+    flat = bench.torch.cat([c.double().flatten() for *_, c in pairs])
+    peer = bench.torch.cat([(a @ b).double().flatten() for a, b, _ in pairs])
+    exact = bench.torch.cat([each.flatten() for each in exact])
+    return {"error": bench.error(flat, exact), "peer": bench.error(peer, exact),
+            "least": 2.0**-22 if state.down else 2.0**-9}  # fmt: skip
 
 
 def narrow_entrants(bench, name):
     """Ours, a copy of half as many bytes both ways, and PyTorch's, whose results are bf16."""
-    a, b, _, call = operands(bench, name)
-    source = bench.torch.empty(b.numel() // 4, device="cuda")
-    target = bench.torch.empty_like(source)
-    return {"ours": [call], "copy": [partial(bench.torch.neg, source, out=target)],
-            "torch": [partial(bench.torch.matmul, a, b)]}  # fmt: skip
+    state, torch = Narrow(bench, name == PRODUCTS[1]), bench.torch
+    source = torch.empty(sum(x.numel() for x in state.wide) // 4, device="cuda")
+    target = torch.empty_like(source)
+
+    def theirs():
+        for a, b, _ in state.pairs():
+            a @ b
+
+    return {"ours": [state.call()], "copy": [partial(torch.neg, source, out=target)],
+            "torch": [theirs]}  # fmt: skip
 
 
 def checks(bench):
     """Name -> check."""
     shapes = {"w_up": (INPUTS, F, P), "ragged": (132, 268, 8), "rank 64": (512, 512, 64)}
     made = {f"merge {name}": partial(check_merge, bench, *shape) for name, shape in shapes.items()}
-    return made | {f"narrow {name}": partial(check_narrow, bench, name) for name in NARROW}
+    return made | {f"narrow {name}": partial(check_narrow, bench, name) for name in PRODUCTS}
 
 
 def contests(bench):
     """What is timed."""
     made = [Contest("merge", f"{INPUTS}x{2 * F} rank {P}", partial(merge_entrants, bench), "ours",
                     ("copy", "torch"))]  # fmt: skip
-    for name, (rows, lines, columns) in NARROW.items():
-        case = f"{name}: {rows} rows, {lines}x{columns} bf16"
-        made.append(Contest("narrow product", case, partial(narrow_entrants, bench, name), "ours",
+    for name in PRODUCTS:
+        case = f"{name}: w_up of llama-1b, {N} rows, rank {P}, bf16"
+        made.append(Contest("narrow products", case, partial(narrow_entrants, bench, name), "ours",
                             ("copy", "torch")))  # fmt: skip
     return made

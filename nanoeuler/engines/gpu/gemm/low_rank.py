@@ -2,7 +2,7 @@
 
 
 # %% sec-lora-gpu-narrow
-"""Products with a matrix of few rows, on a GPU: all that adapters need beside the merge.
+"""Products with matrices of few rows, on a GPU: all that adapters need beside the merge.
 
 With W (P, K), X (N, K), Y (P, N) and G (P, K), where P is at most 48 and much less than K and N:
 
@@ -11,11 +11,16 @@ With W (P, K), X (N, K), Y (P, N) and G (P, K), where P is at most 48 and much l
 
 W, X and Y are bf16, G is float32. X is by far the largest, and is read once. The 16 rows of
 mma.sync's A are those of W or Y. Sums are added in one order, always.
+
+A launch makes the products of all adapters of a matrix, by a table of `Part`s. X is columns of x
+(N, I) or of dy (N, O); W and G are places in flat arrays of one size, and Y is rows of H.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.mma_form import pitch
@@ -24,6 +29,7 @@ from nanoeuler.engines.gpu.gemm.mma_tile import Matrix
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
+from nanoeuler.engines.gpu.lang.vectors import expect
 from nanoeuler.errors import UserError
 
 MOST = 48     # rows P: three times those of A in mma.sync.m16n8k16, whose sums are in registers
@@ -35,6 +41,19 @@ STEP = 32     # columns of X in a warp's step there: 16 bytes of each of four la
 DOWN = 64     # columns of X in a block of `down`: 16 bytes of each of eight lanes
 WIDE = 68     # floats from row to row of their sums in shared memory: rows begin at other banks
 LEAST = 4 * WARPS * SIDE  # rows of X in a piece of `down`, at least: four steps of each warp
+
+
+class Part(NamedTuple):
+    """One product across and one down, with the same W's and G's place and the same X."""
+
+    wide: int     # X is of x: 0, of dy: 1
+    column: int   # where it begins there
+    columns: int  # K
+    start: int    # of W, and of G, in their flat arrays
+    pitch: int    # elements from one of their rows to the next
+    rows: int     # P
+    own: int      # the row of H at which the Y begins that `across` makes
+    other: int    # and the Y that `down` reads
 
 
 def load_if(values, i, address, there):
@@ -102,26 +121,32 @@ def make_across_end(tall: int) -> Callable:
 
 @cache
 def across_kernel(tall: int) -> Kernel:
-    """Y = W X^T, of 16 `tall` rows of W at most.
+    """Y = W X^T of each Part, of 16 `tall` rows of W at most.
 
-    blockIdx.x -> 32 rows of X; warp -> every eighth 32 columns. Zeros follow each row of Y, to
-    `padded` numbers. Bytes: X from memory once, W from the caches by each block.
+    blockIdx.x -> 32 rows of X, blockIdx.y -> Part, warp -> every eighth 32 columns. Zeros follow
+    each row of Y, to `padded` numbers. Bytes: X from memory once, W from the caches by each block.
     """
     step, end, count = make_across_step(tall), make_across_end(tall), tall * ACROSS // 2
 
-    def across(w, x, y, rows, lines, padded, columns, w_pitch, x_pitch, y_pitch):
+    def across(parts, w, x, dy, h, lines, padded, x_pitch, dy_pitch, h_pitch):
         t, first = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * ACROSS)
+        wide, column, columns, start = ptx.load_int4(parts + 32 * int64(cuda.blockIdx.y))
+        w_pitch, rows, own, _ = ptx.load_int4(parts + 32 * int64(cuda.blockIdx.y) + 16)
         sums = cuda.local.array(count, float32)
         for i in range(count):
             sums[i] = float32(0)
-        here, left = x + int64(first) * x_pitch * 2, int32(lines - first)
+        base, pitch = x, x_pitch
+        if wide:
+            base, pitch = dy, dy_pitch
+        base, left = base + (int64(first) * pitch + column) * 2, int32(lines - first)
         for k in range(int32((t >> 5) * STEP), columns, WARPS * STEP):
-            of_w = Matrix(w + int64(k) * 2, w_pitch, rows, int32(columns - k))
-            of_x = Matrix(here + int64(k) * 2, x_pitch, left, int32(columns - k))
+            of_w = Matrix(w + (int64(start) + k) * 2, w_pitch, rows, int32(columns - k))
+            of_x = Matrix(base + int64(k) * 2, pitch, left, int32(columns - k))
             step(sums, of_w, of_x, int32(t & 31))
-        end(sums, Matrix(y + int64(first) * 2, y_pitch, rows, int32(padded - first)), t)
+        at = h + (int64(own) * h_pitch + first) * 2
+        end(sums, Matrix(at, h_pitch, rows, int32(padded - first)), t)
 
-    return Kernel(across, "l l l r r r r r r r", 32 * WARPS, target=(8, 0), resident=2)
+    return Kernel(across, "l l l l l r r r r r", 32 * WARPS, target=(8, 0), resident=2)
 
 
 def load_pairs(values, i, address, left):
@@ -200,90 +225,153 @@ def make_down_end(tall: int, add: bool) -> Callable:
 
 @cache
 def down_kernel(tall: int, add: bool) -> Kernel:
-    """G = Y X, or G += Y X, of 16 `tall` rows of Y at most.
+    """G = Y X, or G += Y X, of each Part, of 16 `tall` rows of Y at most.
 
-    blockIdx.x -> 64 columns of X; blockIdx.y -> a piece of `share` rows, and the G of that piece;
-    warp -> every eighth 16 rows. Bytes: X from memory once, Y from the caches by each block.
+    blockIdx.x -> 64 columns of X, a Part in `strips`; blockIdx.y -> a piece of `share` rows, and
+    the `size` elements of all G of that piece; warp -> every eighth 16 rows. Bytes: X from memory
+    once, Y from the caches by each block.
     """
     step, end, count = make_down_step(tall), make_down_end(tall, add), 4 * tall * EIGHT
 
-    def down(y, x, g, rows, lines, columns, y_pitch, x_pitch, g_pitch, share):
-        t, first = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * DOWN)
-        piece, rest = int32(cuda.blockIdx.y), int32(columns - first)
+    def down(strips, h, x, dy, g, lines, size, x_pitch, dy_pitch, h_pitch, share):
+        t, piece = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
+        wide, column, columns, start = ptx.load_int4(strips + 32 * int64(cuda.blockIdx.x))
+        g_pitch, rows, _, other = ptx.load_int4(strips + 32 * int64(cuda.blockIdx.x) + 16)
         sums = cuda.local.array(count, float32)
         for i in range(count):
             sums[i] = float32(0)
+        base, pitch = x, x_pitch
+        if wide:
+            base, pitch = dy, dy_pitch
         last = int32(min(lines, (piece + 1) * share))
         for n in range(int32(piece * share + (t >> 5) * SIDE), last, WARPS * SIDE):
-            of_y = Matrix(y + int64(n) * 2, y_pitch, rows, int32(last - n))
-            at = x + (int64(n) * x_pitch + first) * 2
-            step(sums, of_y, Matrix(at, x_pitch, int32(last - n), rest), int32(t & 31))
-        at = g + (int64(piece) * rows * g_pitch + first) * 4
-        end(sums, Matrix(at, g_pitch, rows, rest), t)
+            of_y = Matrix(h + (int64(other) * h_pitch + n) * 2, h_pitch, rows, int32(last - n))
+            at = base + (int64(n) * pitch + column) * 2
+            step(sums, of_y, Matrix(at, pitch, int32(last - n), columns), int32(t & 31))
+        at = g + (int64(piece) * size + start) * 4
+        end(sums, Matrix(at, g_pitch, rows, columns), t)
 
     resident = 2 if tall < 3 else 1
-    return Kernel(down, "l l l r r r r r r r", 32 * WARPS, target=(8, 0), resident=resident)
+    return Kernel(down, "l l l l l r r r r r r", 32 * WARPS, target=(8, 0), resident=resident)
 
 
-def sizes_of(narrow: Any, x: Any, names: str) -> tuple[int, int]:
-    """P and how many times 16 that is; UserError where matrices don't fit or P is too large."""
-    rows, columns = narrow.shape[0], x.shape[1]
-    kinds = {str(array.dtype) for array in (narrow, x)}
-    if kinds != {"uint16"} or not 1 <= rows <= MOST or columns % EIGHT:
-        raise UserError(
-            f"{names} are bf16, of 1 to {MOST} rows and a multiple of {EIGHT} columns, not "
-            f"{', '.join(sorted(kinds))}, {rows} rows and {columns} columns"
-        )
-    return rows, cover(rows, SIDE)
+class Narrow(NamedTuple):
+    """The products of the adapters of a matrix: see `plan_narrow`."""
+
+    parts: Any               # int32 (parts, 8), each a Part: for `across`
+    strips: Any              # the same, cut into 64 columns: for `down`
+    tall: int                # P / 16 of the tallest, rounded up
+    size: int                # elements of the flat array of all W, and of that of all G
+    widths: tuple[int, int]  # columns of x and of dy, I and O
+    rows: int                # of H
 
 
-def across_launch(w: Any, x: Any, y: Any) -> Launch:
-    """Y (P, N) = W (P, K) X (N, K)^T, all bf16; of Y zeros follow, to a multiple of eight."""
-    rows, tall = sizes_of(w, x, "W and X")
-    lines, columns = x.shape
-    shapes, wanted = (tuple(w.shape), tuple(y.shape)), ((rows, columns), (rows, eights(lines)))
-    if shapes != wanted or str(y.dtype) != "uint16":
-        raise UserError(f"W and Y of X {tuple(x.shape)} are {wanted}, not {shapes} of {y.dtype}")
-    args = w, x, y, rows, lines, eights(lines), columns, pitch(w), pitch(x), pitch(y)
-    return Launch(across_kernel(tall), (cover(lines, ACROSS),), args)
+def plan_narrow(parts: Sequence[Part], size: int, widths: tuple[int, int]) -> Narrow:
+    """The tables of a launch. UserError for a Part that lies outside, or where something is left.
+
+    `across` has to write all rows of H, and `down` all of the `size` elements of G.
+    """
+    expect_parts(parts, size, widths)
+    strips = [
+        part._replace(column=part.column + at, columns=min(DOWN, part.columns - at),
+                      start=part.start + at)
+        for part in parts for at in range(0, part.columns, DOWN)
+    ]  # fmt: skip
+    # The longest first, so that no block begins late that takes long.
+    longest = sorted(parts, key=lambda part: -part.columns)
+    tables = (np.array(table, np.int32) for table in (longest, strips))
+    tall = cover(max(part.rows for part in parts), SIDE)
+    return Narrow(*tables, tall, size, widths, sum(part.rows for part in parts))
 
 
-def share_of(lines: int, columns: int, multiprocessors: int) -> int:
-    """The rows of X in a piece: as many pieces as give each multiprocessor two blocks."""
-    pieces = 2 * multiprocessors // cover(columns, DOWN)
-    pieces = max(1, min(pieces, lines // LEAST))
+def expect_parts(parts: Sequence[Part], size: int, widths: tuple[int, int]) -> None:
+    """UserError unless these are products that fit: see `plan_narrow`."""
+    rows = sum(part.rows for part in parts)
+    written, filled = [], []  # (first, behind the last): rows of H, and elements of G
+    for part in parts:
+        wide, column, columns, start, pitch, count, own, other = part
+        at = column, columns, start, pitch
+        if wide not in (0, 1) or not 1 <= count <= MOST or any(each % EIGHT for each in at):
+            raise UserError(
+                f"a part is of x or dy (0, 1), of 1 to {MOST} rows, and columns and places are "
+                f"multiples of {EIGHT}: {part}"
+            )
+        ends = column + columns <= widths[wide] and other + count <= rows
+        if min(part) < 0 or columns < 1 or columns != pitch or not ends:
+            raise UserError(f"a part lies outside of {widths} columns, {rows} rows: {part}")
+        written.append((own, own + count))
+        filled.append((start, start + count * pitch))
+    for spans, end in ((written, rows), (filled, size)):
+        borders = [0, *(border for span in sorted(spans) for border in span), end]
+        if borders[::2] != borders[1::2] or end >= 1 << 31:
+            raise UserError(f"parts leave nothing out of {end}, and overlap nowhere: {spans}")
+
+
+def expect_arrays(how: Narrow, flat: Any, kind: str, wide: tuple[Any, Any], h: Any) -> int:
+    """N. UserError where arrays don't fit a plan; flat: all W, or all G; wide: x and dy."""
+    lines = wide[0].shape[0]
+    expect("W or G", flat, (how.size,), kind)
+    expect("H", h, (how.rows, eights(lines)), "bf16")
+    for name, array, columns in zip(("x", "dy"), wide, how.widths, strict=True):
+        if tuple(array.shape) != (lines, columns) or str(array.dtype) != "uint16":
+            came = f"{array.dtype} {tuple(array.shape)}"
+            raise UserError(f"{name} is bf16 {(lines, columns)}, not {came}")
+    return lines
+
+
+def across_launch(how: Narrow, w: Any, wide: tuple[Any, Any], h: Any) -> Launch:
+    """H = W X^T of all parts, by bf16; zeros follow its rows, to a multiple of eight.
+
+    w (size,), wide: x (N, I) and dy (N, O) -> h (rows, N padded).
+    """
+    lines = expect_arrays(how, w, "bf16", wide, h)
+    grid = cover(lines, ACROSS), how.parts.shape[0]
+    sizes = lines, eights(lines), *map(pitch, (*wide, h))
+    return Launch(across_kernel(how.tall), grid, (how.parts, w, *wide, h, *sizes))
+
+
+def share_of(lines: int, strips: int, multiprocessors: int) -> int:
+    """The rows of X in a piece.
+
+    Two blocks at a time are on a multiprocessor. A launch takes as long as its rounds of them, and
+    each piece writes and reads its G besides: 8 bytes for each of SIDE rows, of `lines` times 2.
+    """
+    slots = 2 * multiprocessors
+
+    def cost(pieces: int) -> float:
+        more = strips / slots * (8 * SIDE * pieces) / (2 * lines)
+        return cover(strips * pieces, slots) / pieces + (more if pieces > 1 else 0)
+
+    pieces = min(range(1, max(1, lines // LEAST) + 1), key=cost)
     return cover(cover(lines, pieces), WARPS * SIDE) * WARPS * SIDE
 
 
-def space_of(rows: int, lines: int, columns: int, multiprocessors: int) -> tuple[int, int]:
-    """The shape of the float32 that pieces of `down` wait in; (0, columns): there is but one."""
-    pieces = cover(lines, share_of(lines, columns, multiprocessors))
-    return (pieces * rows if pieces > 1 else 0), columns
+def space_of(how: Narrow, lines: int, multiprocessors: int) -> tuple[int, int]:
+    """The shape of the float32 that pieces of `down` wait in; (0, size): there is but one."""
+    pieces = cover(lines, share_of(lines, how.strips.shape[0], multiprocessors))
+    return (pieces if pieces > 1 else 0), how.size
 
 
 def down_launches(
-    y: Any, x: Any, g: Any, space: Any, multiprocessors: int, add: bool
+    how: Narrow, h: Any, wide: tuple[Any, Any], g: Any, space: Any, multiprocessors: int, add: bool
 ) -> list[Launch]:
-    """G (P, K) = Y (P, N) X (N, K), or that is added; Y, X bf16, G float32.
+    """G = H X of all parts, or that is added.
 
-    space: float32 of `space_of`, or None where there is one piece.
+    h (rows, N padded), wide: x (N, I) and dy (N, O), bf16 -> g (size,), float32. space: float32 of
+    `space_of`, or None where there is one piece.
     """
-    rows, tall = sizes_of(y, x, "Y and X")
-    lines, columns = x.shape
-    shapes, wanted = (tuple(y.shape), tuple(g.shape)), ((rows, eights(lines)), (rows, columns))
-    if shapes != wanted or str(g.dtype) != "float32":
-        raise UserError(f"Y and G of X {tuple(x.shape)} are {wanted}, not {shapes} of {g.dtype}")
-    share = share_of(lines, columns, multiprocessors)
-    pieces, strips = cover(lines, share), cover(columns, DOWN)
-    sizes = rows, lines, columns, pitch(y), pitch(x)
+    lines = expect_arrays(how, g, "float32", wide, h)
+    strips = how.strips.shape[0]
+    share = share_of(lines, strips, multiprocessors)
+    pieces = cover(lines, share)
+    sizes = lines, how.size, *map(pitch, (*wide, h)), share
     if pieces == 1:
-        args = y, x, g, *sizes, pitch(g), share
-        return [Launch(down_kernel(tall, add), (strips, 1), args)]
-    need = space_of(rows, lines, columns, multiprocessors)
+        args = how.strips, h, *wide, g, *sizes
+        return [Launch(down_kernel(how.tall, add), (strips, 1), args)]
+    need = space_of(how, lines, multiprocessors)
     if space is None or tuple(space.shape) != need or str(space.dtype) != "float32":
         raise UserError(f"pieces need float32 {need}, not {getattr(space, 'shape', None)}")
-    args = y, x, space, *sizes, pitch(space), share
-    both = space, g, rows, columns, pitch(space), pitch(g), pieces
-    grid = rows, cover(columns, 4 * SUM_THREADS)
-    return [Launch(down_kernel(tall, False), (strips, pieces), args),
-            Launch(sum_kernel(add), grid, both)]  # fmt: skip
+    args = how.strips, h, *wide, space, *sizes
+    both = space, g, 1, how.size, how.size, how.size, pieces
+    return [Launch(down_kernel(how.tall, False), (strips, pieces), args),
+            Launch(sum_kernel(add), (1, cover(how.size, 4 * SUM_THREADS)), both)]  # fmt: skip

@@ -137,11 +137,12 @@ class CudaEngine(Engine):
     addresses of norms' gradients, whose first sums are stored; lendable: by block, the gradients
     that lend their memory, see `lend_gradients`; a step sets both.
     fused_swiglu_backward: whether a product ends in SwiGLU's backward where it can; a kernel of
-    rows does it otherwise.
+    rows does it otherwise. wide: the columns from which on norms' outputs are made again.
     """
 
     supports = SUPPORTS
     fused_swiglu_backward = True
+    wide: float = WIDE
     plan: Array
     sums: Array | None = None
 
@@ -546,9 +547,9 @@ class CudaEngine(Engine):
         return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
-        """n, where those of all sublayers may be kept (`WIDE`, `Precision.kept`); else None."""
+        """n, where those of all sublayers may be kept (`wide`, `Precision.kept`); else None."""
         sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
-        may = config.dim < WIDE and sublayers * n.nbytes <= self.precision.kept
+        may = config.dim < self.wide and sublayers * n.nbytes <= self.precision.kept
         return n if may else None
 
     def lend_gradients(self, b: Block) -> None:

@@ -10,6 +10,7 @@ weights, without a gradient of any. Left out: several GPUs, and products of floa
 I and O the inputs and outputs of a linear map, N rows of a batch, r the rank, P the rank padded.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -18,7 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.gemm.float32 import eights
-from nanoeuler.engines.gpu.gemm.low_rank import MOST, across_launch, down_launches, space_of
+from nanoeuler.engines.gpu.gemm.low_rank import (
+    MOST,
+    Narrow,
+    Part,
+    across_launch,
+    down_launches,
+    plan_narrow,
+    space_of,
+)
 from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
@@ -56,8 +65,10 @@ class Group(NamedTuple):
 class Learned(NamedTuple):
     """In the place of a matrix's gradient: its adapters' bf16 copies, and their gradients."""
 
-    copies: Group
-    gradients: Group
+    copies: Any              # (size,), as their Parts say
+    gradients: Any           # (size,), float32
+    parts: tuple[Part, ...]
+    narrow: Narrow | None    # None: they have more rows than the kernels for few
 
 
 class Packing:
@@ -133,6 +144,27 @@ class Packing:
                 ))  # fmt: skip
         return made
 
+    def span(self, tensor: str) -> slice:
+        """Where a tensor's adapters lie in the flat buffer."""
+        last = self.names[tensor][-1][0]
+        start, end = self.starts[tensor], self.starts[last] + self.rank * self.extent(tensor, last)
+        return slice(start, end)
+
+    def parts(self, tensor: str) -> tuple[Part, ...]:
+        """The products of a tensor's adapters, in the arrays that begin where its span does.
+
+        All A are one part, or several of MOST rows at most.
+        """
+        adapters, P, I, here = self.names[tensor], self.rank, self.shapes[tensor][0], self.span(tensor)
+        n, made, few = len(self.names[tensor]), [], max(1, MOST // self.rank)
+        for i in range(0, n, few):
+            rows = min(few, n - i) * P
+            made.append(Part(0, 0, I, i * P * I, I, rows, i * P, (n + i) * P))
+        for i, (name, columns) in enumerate(adapters):
+            wide, start = columns.stop - columns.start, self.starts[name] - here.start
+            made.append(Part(1, columns.start, wide, start, wide, P, (n + i) * P, i * P))
+        return tuple(made)
+
 
 # %% sec-lora-gpu-step
 class LoraGradients:
@@ -159,6 +191,7 @@ class LoraEngine(CudaEngine):
 
     # A head's own norm has gains whose gradients its kernels don't know how to forget.
     supports = SUPPORTS | {"qk_norm": (False,)}
+    wide = math.inf  # norms' outputs are kept: without AdamW's moments there is memory for them
 
     def weight_gradient(self, dw: Any, x: Array, dy: Array, name: str) -> None:
         """dA and dB of each adapter of a matrix, N rows at a time. Eq. eq-lora-backward.
@@ -167,34 +200,41 @@ class LoraEngine(CudaEngine):
         """
         if not isinstance(dw, Learned):
             return
-        x, dy = rows_of(x), dy if len(dy.shape) == 2 else rows_of(dy)
-        (columns, A, B), gradients = dw
-        h, dh = (self.take(A.shape[0], eights(x.shape[0])) for _ in "hd")
-        self.across(f"{name}, x A", A, x, h)
-        P = A.shape[0] // len(columns)
-        for i, part in enumerate(columns):
-            mine = slice(i * P, (i + 1) * P)
-            self.across(f"{name}, dy B", B[i], dy[:, part], dh[mine])
-            self.down(f"{name}, dB", h[mine], dy[:, part], gradients.B[i])
-        self.down(f"{name}, dA", dh, x, gradients.A)
+        wide = rows_of(x), dy if len(dy.shape) == 2 else rows_of(dy)
+        h = self.take(sum(part.rows for part in dw.parts), eights(wide[0].shape[0]))
+        (self.by_few_rows if dw.narrow else self.by_tiles)(dw, wide, h, name)
 
-    def across(self, name: str, w: Array, x: Array, y: Array) -> None:
-        """y (P, N) = w x^T, by the kernels for few rows where they are few."""
-        rows, lines = w.shape[0], x.shape[0]
-        if rows > MOST:
-            return self.matmul(name, w, x.T, y[:, :lines])
-        flops = 2 * rows * lines * x.shape[1]
-        return self.recording.add(name, [across_launch(w, x, y)], flops)
-
-    def down(self, name: str, y: Array, x: Array, out: Array) -> None:
-        """out (P, K) = y x, or that is added, where the step has written out before."""
-        end, (rows, columns), lines = self.ending(out), out.shape, x.shape[0]
-        if rows > MOST:
-            return self.matmul(name, y[:, :lines], x, out, Epilogue(end))
-        shape = space_of(rows, *x.shape, self.multiprocessors)
+    def by_few_rows(self, dw: Learned, wide: tuple[Array, Array], h: Array, name: str) -> None:
+        """`weight_gradient` by the kernels for few rows: wide x and dy, h (rows, N padded)."""
+        how, lines, multiprocessors = dw.narrow, wide[0].shape[0], self.multiprocessors
+        assert how is not None
+        flops = 2 * lines * how.size
+        work: Any = across_launch(how, dw.copies, wide, h)
+        self.recording.add(f"{name}, x A and dy B", work, flops)
+        shape = space_of(how, lines, multiprocessors)
         space = self.take(*shape, kind="float32") if shape[0] else None
-        work = down_launches(y, x, out, space, self.multiprocessors, end == "add")
-        return self.recording.add(name, work, 2 * rows * lines * columns)
+        add = self.ending(dw.gradients) == "add"
+        work = down_launches(how, h, wide, dw.gradients, space, multiprocessors, add)
+        self.recording.add(f"{name}, dA and dB", work, flops)
+
+    def by_tiles(self, dw: Learned, wide: tuple[Array, Array], h: Array, name: str) -> None:
+        """The same by products of any size, part by part."""
+        lines = wide[0].shape[0]
+
+        def matrices(part: Part) -> tuple[Array, Array, Array]:
+            """W, G and X."""
+            span = slice(part.start, part.start + part.rows * part.pitch)
+            W, G = (x[span].reshape(part.rows, part.pitch) for x in (dw.copies, dw.gradients))
+            return W, G, wide[part.wide][:, part.column : part.column + part.columns]
+
+        for part in dw.parts:
+            W, _, X = matrices(part)
+            y = h[part.own : part.own + part.rows, :lines]
+            self.matmul(f"{name}, {('x A', 'dy B')[part.wide]}", W, X.T, y)
+        for part in dw.parts:
+            _, G, X = matrices(part)
+            y = h[part.other : part.other + part.rows, :lines]
+            self.matmul(f"{name}, {('dA', 'dB')[part.wide]}", y, X, G, Epilogue(self.ending(G)))
 
     def norm_backward(
         self, norm: str, given: tuple, dgain: Array | None, dbias: Array | None = None,
@@ -251,6 +291,19 @@ class LoraBuilder(ProgramBuilder):
         self.merge()
         return super().build_sums(B, T, packed)
 
+    def learned(self, gradients: Array) -> dict[str, Learned]:
+        """What learns of each tensor that has adapters, with gradients in a flat buffer."""
+        packing, made = self.packing, {}
+        for tensor in packing.names:
+            span, parts, narrow = packing.span(tensor), packing.parts(tensor), None
+            I, O = packing.shapes[tensor]
+            if packing.rank <= MOST:
+                narrow = plan_narrow(parts, span.stop - span.start, (I, O))
+                tables = (self.recording.constant(table) for table in narrow[:2])
+                narrow = Narrow(*tables, *narrow[2:])
+            made[tensor] = Learned(self.adapter_copies[span], gradients[span], parts, narrow)
+        return made
+
     def build_step(
         self, B: int, T: int, rules: Rules, pieces: int = 1, packed: bool = False
     ) -> Recorded:
@@ -262,9 +315,7 @@ class LoraBuilder(ProgramBuilder):
         self.merge()
         flat, *moments = (recording.whole(name, (packing.size,), np.float32)
                           for name in (GRADIENTS, *MOMENTS))  # fmt: skip
-        copies, into = packing.groups(self.adapter_copies), packing.groups(flat)
-        learned = {tensor: Learned(copies[tensor], into[tensor]) for tensor in packing.names}
-        gradients = LoraGradients(self.config, learned)
+        gradients = LoraGradients(self.config, self.learned(flat))
         losses = self.passes(gradients, slices(range(B), pieces), T, packed)
         buffers = adamw.Buffers(self.adapters, flat, *moments, self.adapter_copies)
         tiles = adamw.tiles([adamw.Segment(0, packing.size, True, 0)])

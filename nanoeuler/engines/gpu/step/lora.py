@@ -155,13 +155,13 @@ class Packing:
 
         All A are one part, or several of MOST rows at most.
         """
-        adapters, P, I, here = self.names[tensor], self.rank, self.shapes[tensor][0], self.span(tensor)
-        n, made, few = len(self.names[tensor]), [], max(1, MOST // self.rank)
+        adapters, P, inputs = self.names[tensor], self.rank, self.shapes[tensor][0]
+        n, made, few = len(adapters), [], max(1, MOST // P)
         for i in range(0, n, few):
             rows = min(few, n - i) * P
-            made.append(Part(0, 0, I, i * P * I, I, rows, i * P, (n + i) * P))
+            made.append(Part(0, 0, inputs, i * P * inputs, inputs, rows, i * P, (n + i) * P))
         for i, (name, columns) in enumerate(adapters):
-            wide, start = columns.stop - columns.start, self.starts[name] - here.start
+            wide, start = columns.stop - columns.start, self.starts[name] - self.starts[tensor]
             made.append(Part(1, columns.start, wide, start, wide, P, (n + i) * P, i * P))
         return tuple(made)
 
@@ -296,9 +296,9 @@ class LoraBuilder(ProgramBuilder):
         packing, made = self.packing, {}
         for tensor in packing.names:
             span, parts, narrow = packing.span(tensor), packing.parts(tensor), None
-            I, O = packing.shapes[tensor]
             if packing.rank <= MOST:
-                narrow = plan_narrow(parts, span.stop - span.start, (I, O))
+                inputs, outputs = packing.shapes[tensor]
+                narrow = plan_narrow(parts, span.stop - span.start, (inputs, outputs))
                 tables = (self.recording.constant(table) for table in narrow[:2])
                 narrow = Narrow(*tables, *narrow[2:])
             made[tensor] = Learned(self.adapter_copies[span], gradients[span], parts, narrow)

@@ -26,6 +26,7 @@ from nanoeuler.cli.main import main
 from nanoeuler.emulator import Device, rehearsal, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines import registry
+from nanoeuler.engines.gpu.gemm import low_rank
 from nanoeuler.engines.gpu.rows import lora_merge
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
 from nanoeuler.engines.gpu.step import lora as module
@@ -311,6 +312,12 @@ def check(case, **how):
 def test_gradients_are_the_references(name, monkeypatch):
     helpers.by_numpy(monkeypatch)
     check(CASES[name])
+
+
+def test_gradients_of_a_rank_for_tiles_are_the_references(monkeypatch):
+    """More rows than the kernels for few take."""
+    helpers.by_numpy(monkeypatch)
+    check((EULER, Lora(low_rank.MOST + 3, 25.0, ("q", "v", "down")), 2))
 
 
 @pytest.mark.parametrize("name", kept(

@@ -317,7 +317,7 @@ def test_gradients_are_the_references(name, monkeypatch):
 def test_gradients_of_a_rank_for_tiles_are_the_references(monkeypatch):
     """More rows than the kernels for few take."""
     helpers.by_numpy(monkeypatch)
-    check((EULER, Lora(low_rank.MOST + 3, 25.0, ("q", "v", "down")), 2))
+    check((GPT, Lora(low_rank.MOST + 3, 25.0, ("q", "v")), 2))
 
 
 @pytest.mark.parametrize("name", kept(

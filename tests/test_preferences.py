@@ -215,7 +215,11 @@ def exact(config, w, beta, anchor):
     return found
 
 
-@pytest.mark.parametrize("config", [TINY, TINY_GPT2], ids=["euler", "gpt2"])
+# Of another architecture only the engine's own gradient is another: tests/test_backward.py has it.
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(TINY, id="euler"), pytest.param(TINY_GPT2, id="gpt2", marks=pytest.mark.long)],
+)
 def test_every_derivative_is_that_of_the_complex_step(config):
     w, before = tiny_problem(config).w, batch(config)[2]
     expected = exact(config, w, 0.7, 0.2).flat

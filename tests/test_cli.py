@@ -191,12 +191,15 @@ def test_a_prompt_is_the_bytes_that_were_typed(runs):
     assert done.returncode == 0 and done.stdout.startswith(b"caf?") and done.stderr == b""
 
 
+CLOSED = ["--help >&-", "plan 2>&-", "tokenizer encode --tokenizer base <&-"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no shell that closes a stream")
-def test_a_stream_that_was_closed_beforehand_is_no_error(runs):
-    program = f"{sys.executable} -m nanoeuler"
-    for line in ("--help >&-", "plan 2>&-", "tokenizer encode --tokenizer base <&-"):
-        done = subprocess.run(f"{program} {line}", shell=True, cwd=runs, capture_output=True)
-        assert (done.returncode, done.stderr) == (0, b""), line
+@pytest.mark.parametrize("line", tiers.kept(CLOSED, CLOSED[0], CLOSED[2]))
+def test_a_stream_that_was_closed_beforehand_is_no_error(line, runs):
+    line = f"{sys.executable} -m nanoeuler {line}"
+    done = subprocess.run(line, shell=True, cwd=runs, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_pairs_that_do_not_fit_are_counted(nanoeuler, tmp_path):
@@ -346,6 +349,7 @@ def test_every_byte_comes_back(runs, monkeypatch, data):
     assert through("tokenizer decode --tokenizer base", ids, monkeypatch) == data
 
 
+@pytest.mark.long  # the test above it, by real programs; test_a_terminal_... encodes through one
 def test_every_byte_comes_back_through_a_pipe(runs):
     data = random.Random(0).randbytes(300_000)
     encoded = piped("tokenizer encode --tokenizer base", data, cwd=runs)
@@ -843,6 +847,7 @@ def test_training_goes_on_where_nobody_listens(heard, runs, tmp_path):
     assert len({model(out).read_bytes() for out in outs}) == 1
 
 
+@pytest.mark.long  # its lines are said as those of training are
 def test_a_prepared_text_is_there_where_nobody_listens(runs, tmp_path):
     assert deaf(f"data prepare {STORY} --vocab-size 300 --out {tmp_path / 'data'}", runs, 0) == 0
     assert (tmp_path / "data" / "prepared.json").exists()

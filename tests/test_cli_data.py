@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import sketches
 
 from nanoeuler import paths
 from nanoeuler.cli import main as cli
@@ -50,6 +51,12 @@ FILES = {
     "play": ("text", {"play.txt": STORY.encode()}),
     "questions": ("pairs", {"questions.json": json.dumps(QUESTIONS).encode()}),
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    with sketches.drawn():
+        yield
 
 
 def toml():

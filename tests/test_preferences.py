@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sketches
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,12 @@ SMALL = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads
                     hidden=24, context=64, n_predict=2)  # fmt: skip
 PAIRS = [(f"What is {i}?", f"The number {i}, {'x' * (i % 7)}.") for i in range(60)]
 SETTINGS = Settings(steps=6, batch_size=5, lr=1e-3, weight_decay=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    with sketches.drawn():
+        yield
 
 
 def model(seed=0):

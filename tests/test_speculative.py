@@ -93,9 +93,10 @@ def drawn_texts(config, weights, prompt, sampling, n):
     return found.ravel()
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 1.5, "top_p": 1.0},
-                                   {"temperature": 2.0, "top_k": 3, "repetition_penalty": 1.4}],
-                         ids=["plain", "options"])  # fmt: skip
+@pytest.mark.parametrize("sampling", [
+    pytest.param({"temperature": 1.5, "top_p": 1.0}, id="plain", marks=pytest.mark.long),
+    pytest.param({"temperature": 2.0, "top_k": 3, "repetition_penalty": 1.4}, id="options"),
+])  # fmt: skip
 def test_drawn_texts_have_the_distribution_of_plain_decoding(sampling):
     config, weights = guesser(vocab=4, heads=3)
     weights["output"][...] *= 0.5  # not too certain

@@ -132,7 +132,7 @@ def test_gate_and_up_come_in_any_number_of_panels(F):
             assert (turned.columns(first, last) == whole[:, first:last]).all()
 
 
-@pytest.mark.parametrize("name, kind", product(MODELS, KINDS))
+@pytest.mark.parametrize("name, kind", [*product(MODELS, KINDS)])
 def test_products_are_those_of_float32(tmp_path, name, kind):
     config, stored, held = in_folder(tmp_path / "m", name, kind)
     same_products(config, stored, held)
@@ -148,7 +148,7 @@ def test_a_run_gives_the_logits_of_its_file(tmp_path, words, name, kind):
     assert logits[0].tobytes() == logits[1].tobytes()
 
 
-@pytest.mark.parametrize("name, kind", product(["llama", "gpt2"], KINDS))
+@pytest.mark.parametrize("name, kind", [*product(["llama", "gpt2"], KINDS)])
 def test_a_run_keeps_the_bits_of_its_file(tmp_path, words, name, kind):
     config, stored, held = in_folder(tmp_path / "m", name, kind)
     write_model(tmp_path / "run", config, words, stored, "somewhere")

@@ -451,7 +451,7 @@ def located(root: Path, chapter: Path, traceback: str) -> tuple[str, str]:
 def run(root: Path, chapter: Path) -> None:
     """Export `chapter`, execute it against its prefix of the package, and write its notebook."""
     export(root, chapter.stem)
-    text = chapter.read_text(encoding="utf-8")
+    text, before = chapter.read_text(encoding="utf-8"), stored(chapter)
     made = notebook(text)
     client = NotebookClient(
         made,
@@ -474,7 +474,7 @@ def run(root: Path, chapter: Path) -> None:
         for output in cell.outputs:
             if output.get("name") == "stderr":
                 raise UserError(f"{chapter.name}:{line}: expected no stderr, got {output.text!r}")
-    keep_pictures(made, stored(chapter))
+    keep_pictures(made, before)
     write(readable(made, chapter, labels(root)), chapter.with_suffix(".ipynb"))
 
 

@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -51,14 +52,19 @@ FIRST = HEADER + cell("#| export nanoeuler/__init__.py", '"""A package."""') + c
 SECOND = HEADER + cell("from nanoeuler.one import double", "print(double(21), {'a', 'b', 'c'})")
 
 
+def written(root):
+    """`root`, with a book of two chapters."""
+    (root / "book").mkdir()
+    (root / "_toc.yml").write_text("root: x\nchapters:\n- file: book/00-a\n- file: book/01-b\n")
+    (root / "book" / "00-a.md").write_text(FIRST)
+    (root / "book" / "01-b.md").write_text(SECOND)
+    (root / "nanoeuler").mkdir()
+    return root
+
+
 @pytest.fixture
 def small_book(tmp_path):
-    (tmp_path / "book").mkdir()
-    (tmp_path / "_toc.yml").write_text("root: x\nchapters:\n- file: book/00-a\n- file: book/01-b\n")
-    (tmp_path / "book" / "00-a.md").write_text(FIRST)
-    (tmp_path / "book" / "01-b.md").write_text(SECOND)
-    (tmp_path / "nanoeuler").mkdir()
-    return tmp_path
+    return written(tmp_path)
 
 
 def run_all(root):
@@ -66,13 +72,25 @@ def run_all(root):
         build.run(root, chapter)
 
 
-def test_running_twice_changes_no_byte(small_book):
-    run_all(small_book)
-    first = [path.read_bytes() for path in sorted((small_book / "book").glob("*.ipynb"))]
-    run_all(small_book)
-    assert [path.read_bytes() for path in sorted((small_book / "book").glob("*.ipynb"))] == first
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory):
+    root = written(tmp_path_factory.mktemp("run"))
+    run_all(root)
+    return root
+
+
+@pytest.fixture
+def run_book(run_once, tmp_path):
+    """The small book, whose chapters have been run; each test has a copy."""
+    return shutil.copytree(run_once, tmp_path, symlinks=True, dirs_exist_ok=True)
+
+
+def test_running_twice_changes_no_byte(run_book):
+    first = [path.read_bytes() for path in sorted((run_book / "book").glob("*.ipynb"))]
+    run_all(run_book)
+    assert [path.read_bytes() for path in sorted((run_book / "book").glob("*.ipynb"))] == first
     assert len(first) == 2 and b"42" in first[1]
-    assert list(build.problems(small_book)) == []
+    assert list(build.problems(run_book)) == []
 
 
 # Bytes at random behind a PNG's signature, its width and its height.
@@ -210,10 +228,12 @@ def test_a_chapter_may_use_a_later_one_that_it_takes_on_trust(small_book):
     assert build.trusted(small_book, user) == [later] and not build.trusted(small_book, later)
 
 
-def test_nothing_is_used_before_it_is_taught_unless_on_trust():
+def test_nothing_is_used_before_it_is_taught_unless_on_trust(monkeypatch):
     """Chapters that import from each other make no circle: static_order would name it."""
     root = project_root(Path(__file__).parent)
     files, graph = build.package(root), {}
+    below = build.builds_on(files)  # once, not for each chapter that takes one on trust
+    monkeypatch.setattr(build, "builds_on", lambda found: below if found == files else None)
     for chapter in build.chapters(root):
         name = chapter.relative_to(root).as_posix()
         cells = build.code_cells(chapter.read_text(encoding="utf-8"))
@@ -257,28 +277,27 @@ def test_a_prefix_hides_the_installed_package():
     assert "No module named 'nanoeuler.model'" in done.stderr
 
 
-def test_check_finds_each_fault(small_book):
-    run_all(small_book)
+def test_check_finds_each_fault(run_book):
 
     def faults():
-        return "\n".join(build.problems(small_book))
+        return "\n".join(build.problems(run_book))
 
-    package = small_book / "nanoeuler" / "one.py"
+    package = run_book / "nanoeuler" / "one.py"
     whole = package.read_text()
     package.write_text(whole.replace("2 * x", "3 * x"))
     assert "nanoeuler/one.py is not what book/00-a.md says" in faults()
     package.write_text(whole)
-    stray = small_book / "nanoeuler" / "room" / "stray.py"
+    stray = run_book / "nanoeuler" / "room" / "stray.py"
     stray.parent.mkdir()
     stray.write_text("")
     assert "nanoeuler/room/stray.py comes from no chapter" in faults()
     stray.unlink()
-    chapter = small_book / "book" / "01-b.md"
+    chapter = run_book / "book" / "01-b.md"
     chapter.write_text(SECOND.replace("21", "22"))
     assert "01-b.ipynb is not 01-b.md's cells" in faults()
     chapter.write_text(SECOND)
     bare = FIRST.replace('    """Twice x."""\n', "").replace("  # as many as fingers we use", "")
-    (small_book / "book" / "00-a.md").write_text(bare)
+    (run_book / "book" / "00-a.md").write_text(bare)
     assert "double has no docstring" in faults() and "LIMIT has no comment" in faults()
 
 
@@ -362,21 +381,18 @@ def test_commands_report_errors_in_one_line(small_book, monkeypatch):
             build.app(arguments, standalone_mode=False)
 
 
-@pytest.mark.parametrize("damage", [
-    lambda text: "<<<<<<< HEAD\n" + text + "=======\n{}\n>>>>>>> other\n",
-    lambda text: text[:-20], lambda text: "[]", lambda text: "{}", lambda text: "\udcff",
-])  # fmt: skip
-def test_a_notebook_that_a_merge_has_marked_is_told_in_a_line(small_book, damage, monkeypatch):
-    run_all(small_book)
-    path = small_book / "book" / "01-b.ipynb"
+def test_a_notebook_that_a_merge_has_marked_is_told_in_a_line(run_book, monkeypatch):
+    path = run_book / "book" / "01-b.ipynb"
     whole = path.read_text()
-    path.write_bytes(damage(whole).encode(errors="surrogateescape"))
-    monkeypatch.chdir(small_book)
-    for words in (["check"], ["export"], ["run", "01"]):
-        with pytest.raises(UserError, match=r"01-b.ipynb is no notebook \(did a merge"):
-            build.app(words, standalone_mode=False)
+    monkeypatch.chdir(run_book)
+    for damaged in ("<<<<<<< HEAD\n" + whole + "=======\n{}\n>>>>>>> other\n", whole[:-20], "[]",
+                    "{}", "\udcff"):  # fmt: skip
+        path.write_bytes(damaged.encode(errors="surrogateescape"))
+        for words in (["check"], ["export"], ["run", "01"]):
+            with pytest.raises(UserError, match=r"01-b.ipynb is no notebook \(did a merge"):
+                build.app(words, standalone_mode=False)
     path.unlink()
-    run_all(small_book)
+    build.run(run_book, run_book / "book" / "01-b.md")
     assert path.read_text() == whole
 
 
@@ -429,25 +445,23 @@ def test_cores_are_those_that_this_process_may_use():
         os.sched_setaffinity(0, all_of_them)
 
 
-def test_pages_with_a_warning_are_built_again(small_book, monkeypatch):
+def test_pages_with_a_warning_are_built_again(run_book, monkeypatch):
     """Sphinx does not warn a second time of a page that it keeps from the time before."""
-    run_all(small_book)
-    (small_book / "build" / "html").mkdir(parents=True)
-    monkeypatch.chdir(small_book)
+    (run_book / "build" / "html").mkdir(parents=True)
+    monkeypatch.chdir(run_book)
     failed = subprocess.CompletedProcess([], returncode=1)
     monkeypatch.setattr(build.subprocess, "run", lambda *command, **how: failed)
     with pytest.raises(UserError, match="the pages were not built"):
         build.html_command()
-    assert not (small_book / "build" / "html").exists()
+    assert not (run_book / "build" / "html").exists()
 
 
-def test_pages_of_chapters_that_are_gone_are_removed(small_book, monkeypatch):
-    run_all(small_book)
-    pages = small_book / "build" / "html" / "book"
+def test_pages_of_chapters_that_are_gone_are_removed(run_book, monkeypatch):
+    pages = run_book / "build" / "html" / "book"
     pages.mkdir(parents=True)
     for name in ("00-a.html", "01-b.html", "12c-an-old-name.html"):
         (pages / name).write_text("a page")
-    monkeypatch.chdir(small_book)
+    monkeypatch.chdir(run_book)
     built = subprocess.CompletedProcess([], returncode=0)
     monkeypatch.setattr(build.subprocess, "run", lambda *command, **how: built)
     build.html_command()

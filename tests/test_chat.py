@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sketches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,12 @@ PAIRS = [(f"What is {i}?", f"The number {i}.") for i in range(30)]
 TINY = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads=2, n_kv_heads=1,
                    hidden=24, context=64, n_predict=2)
 texts = st.text() | st.sampled_from(["<|end|>", "a<|assistant|>b", "<|user|>", " ", "\n"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    with sketches.drawn():
+        yield
 
 
 def test_the_marks_are_spelled_once():

@@ -14,10 +14,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import sketches
+import tiers
 import typer
 from deaths import Died, dying_before
 
@@ -61,6 +64,12 @@ def piped(line, data=b"", **how):
     words = line if isinstance(line, list) else line.split()
     return subprocess.run([sys.executable, "-m", "nanoeuler", *words], input=data, timeout=60,
                           capture_output=True, **how)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    with sketches.drawn():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -182,12 +191,15 @@ def test_a_prompt_is_the_bytes_that_were_typed(runs):
     assert done.returncode == 0 and done.stdout.startswith(b"caf?") and done.stderr == b""
 
 
+CLOSED = ["--help >&-", "plan 2>&-", "tokenizer encode --tokenizer base <&-"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="other systems have no shell that closes a stream")
-def test_a_stream_that_was_closed_beforehand_is_no_error(runs):
-    program = f"{sys.executable} -m nanoeuler"
-    for line in ("--help >&-", "plan 2>&-", "tokenizer encode --tokenizer base <&-"):
-        done = subprocess.run(f"{program} {line}", shell=True, cwd=runs, capture_output=True)
-        assert (done.returncode, done.stderr) == (0, b""), line
+@pytest.mark.parametrize("line", tiers.kept(CLOSED, CLOSED[0], CLOSED[2]))
+def test_a_stream_that_was_closed_beforehand_is_no_error(line, runs):
+    line = f"{sys.executable} -m nanoeuler {line}"
+    done = subprocess.run(line, shell=True, cwd=runs, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_pairs_that_do_not_fit_are_counted(nanoeuler, tmp_path):
@@ -295,7 +307,8 @@ def test_chunks_do_not_show(nanoeuler, tmp_path, monkeypatch):
     story, out = STORY.read_bytes(), tmp_path / "t.json"
     text = "Ð ½—the river’s bed…  " * 20
     nanoeuler(f"tokenizer train {STORY} --vocab-size 400 --out {tmp_path / 'whole.json'}")
-    ids = piped(f"tokenizer encode --tokenizer {tmp_path / 'whole.json'}", text.encode()).stdout
+    encode = f"tokenizer encode --tokenizer {tmp_path / 'whole.json'}"
+    ids = through(encode, text.encode(), monkeypatch)
     monkeypatch.setattr(cli_tokenizer, "CHUNK", 7)
     assert nanoeuler(f"tokenizer train {STORY} --vocab-size 400 --out {out}")[0] == 0
     assert Tokenizer.load(out).hash == Tokenizer.train(story, 400).hash
@@ -320,7 +333,7 @@ def through(line, data, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     with contextlib.redirect_stdout(out):
-        assert cli.main(line.split()) == 0
+        assert cli.main(line if isinstance(line, list) else line.split()) == 0
     return out.buffer.getvalue()
 
 
@@ -336,6 +349,7 @@ def test_every_byte_comes_back(runs, monkeypatch, data):
     assert through("tokenizer decode --tokenizer base", ids, monkeypatch) == data
 
 
+@pytest.mark.long  # the test above it, by real programs; test_a_terminal_... encodes through one
 def test_every_byte_comes_back_through_a_pipe(runs):
     data = random.Random(0).randbytes(300_000)
     encoded = piped("tokenizer encode --tokenizer base", data, cwd=runs)
@@ -345,9 +359,11 @@ def test_every_byte_comes_back_through_a_pipe(runs):
         assert done.returncode == 0 and done.stderr == b""
 
 
-def test_an_argument_is_the_bytes_that_were_typed(runs):
-    ids = piped(["tokenizer", "encode", b"caf\xe9", "--tokenizer", "base"], cwd=runs).stdout
-    assert piped("tokenizer decode --tokenizer base", ids, cwd=runs).stdout == b"caf\xe9"
+def test_an_argument_is_the_bytes_that_were_typed(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    typed = os.fsdecode(b"caf\xe9")  # as Python puts it into sys.argv
+    ids = through(["tokenizer", "encode", typed, "--tokenizer", "base"], b"", monkeypatch)
+    assert through("tokenizer decode --tokenizer base", ids, monkeypatch) == b"caf\xe9"
 
 
 def test_a_vocabulary_of_text_that_is_no_utf_8(nanoeuler, tmp_path):
@@ -377,7 +393,7 @@ def on_a_terminal(words, **how):
     return out, shown.decode()
 
 
-def test_a_terminal_sees_how_far_it_is_and_a_pipe_does_not(runs, tmp_path):
+def test_a_terminal_sees_how_far_it_is_and_a_pipe_does_not(runs, tmp_path, monkeypatch):
     size = f"{STORY.stat().st_size / 1000:.1f} kB"
     words = ["tokenizer", "train", str(STORY), "--vocab-size", "600", "--out"]
     out, shown = on_a_terminal([*words, str(tmp_path / "t.json")])
@@ -388,7 +404,7 @@ def test_a_terminal_sees_how_far_it_is_and_a_pipe_does_not(runs, tmp_path):
     with open(STORY, "rb") as story:
         out, shown = on_a_terminal(words, stdin=story)
     assert f"read {size} of {size}" in shown
-    assert out == piped(words, STORY.read_bytes()).stdout
+    assert out == through(words, STORY.read_bytes(), monkeypatch)
     source = subprocess.Popen(["cat", STORY], stdout=subprocess.PIPE)
     with source.stdout:
         assert on_a_terminal(words, stdin=source.stdout) == (out, "")  # a pipe has no known end
@@ -731,23 +747,27 @@ ERRORS = {  # a command line, and what its one line must say
 }
 
 
-@pytest.mark.parametrize("line", ERRORS)
-def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, line):
+@pytest.fixture(scope="module")
+def wrong(runs):
+    """What the command lines of ERRORS name, in the folder of `runs`: made once."""
     (runs / "binary").write_bytes(b"\xff\xfe\x00")
     (runs / "empty").write_bytes(b"")
     (runs / "wrong.jsonl").write_text("What is it?\n")
     (runs / "silent.jsonl").write_text('{"question": "Why?", "answer": ""}\n' * 2)
     (runs / "packed.gz").write_bytes(b"\x1f\x8b")
     Tokenizer.train(STORY.read_bytes(), 300).save(runs / "other.json")
-    (runs / "tokenizerless").mkdir(exist_ok=True)
-    shutil.copytree(runs / "chat", runs / "broken", dirs_exist_ok=True)
+    (runs / "tokenizerless").mkdir()
+    shutil.copytree(runs / "chat", runs / "broken")
     model(runs / "broken").write_bytes(b"not at all")
-    (runs / "pairs").mkdir(exist_ok=True)
+    (runs / "pairs").mkdir()
     shutil.copy(runs / "pairs.jsonl", runs / "pairs")
-    if not (runs / "again").exists():
+    with contextlib.chdir(runs):
         assert cli.main(f"data prepare {STORY} --vocab-size 300 --out again".split()) == 0
-    if not (runs / "loop").is_symlink():
-        (runs / "loop").symlink_to("loop")
+    (runs / "loop").symlink_to("loop")
+
+
+@pytest.mark.parametrize("line", ERRORS)
+def test_an_error_is_one_line_and_exit_code_2(nanoeuler, runs, wrong, line):
     code, out, err = nanoeuler(line.split(" "))
     assert code == 2 and out == ""
     assert re.fullmatch(r"nanoeuler: [^\n]+\n", err), err
@@ -763,12 +783,14 @@ def test_an_error_that_repeats_what_was_typed_is_a_short_printable_line(nanoeule
     assert code == 2 and "nowhere\\udcff" in err
 
 
-def test_no_warning_of_numpy_reaches_a_user(tmp_path):
+def test_no_warning_of_numpy_reaches_a_user(nanoeuler, tmp_path):
     """Weights this large overflow wherever they are used; whether a loss is still finite, which
     ends a run or not, depends on the order of a processor's sums."""
     line = f"train --data {STORY} --out {tmp_path / 'run'} --steps 1 --batch-size 2 --warmup 0"
-    done = piped(f"{line} {TINY} --lr 1e18 --engine cpu", cwd=tmp_path)
-    assert done.returncode in (0, 2) and b"Warning" not in done.stderr, done.stderr
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        code, _, err = nanoeuler(f"{line} {TINY} --lr 1e18 --engine cpu")
+    assert code in (0, 2) and "Warning" not in err and not seen, (err, seen)
 
 
 def test_a_wrong_knob_is_told_before_anything_is_printed(nanoeuler):
@@ -790,12 +812,15 @@ def test_an_empty_prompt_is_an_error(nanoeuler):
     assert code == 2 and "at least one token" in err
 
 
-def test_a_closed_pipe_ends_the_program_quietly(runs):
-    for line in ("tokenizer show --tokenizer base", "generate --from base --tokens 3000"):
-        process = start(line, cwd=runs)
-        process.stdout.close()  # long before it has anything to say
-        assert process.stderr.read() == ""
-        assert process.wait(timeout=60) == 2
+SPEAKERS = ["tokenizer show --tokenizer base", "generate --from base --tokens 3000"]
+
+
+@pytest.mark.parametrize("line", tiers.kept(SPEAKERS, SPEAKERS[1]))
+def test_a_closed_pipe_ends_the_program_quietly(line, runs):
+    process = start(line, cwd=runs)
+    process.stdout.close()  # long before it has anything to say
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 2
 
 
 def deaf(line, runs, heard):
@@ -810,14 +835,19 @@ def deaf(line, runs, heard):
     return process.wait(timeout=60)
 
 
-def test_training_goes_on_where_nobody_listens(runs, tmp_path):
-    for heard, name in ((0, "true"), (1, "head")):
-        line = f"sft --from base --data pairs.jsonl --out {tmp_path / name} {SMALL}"
-        assert deaf(line, runs, heard) == 0
+# After so many lines the reader is gone: "head -1", and "true". One is a test, both are compared.
+@pytest.mark.parametrize("heard", tiers.kept([[1], [0, 1]], [1]), ids=str)
+def test_training_goes_on_where_nobody_listens(heard, runs, tmp_path):
+    outs = [tmp_path / str(lines) for lines in heard]
+    for lines, out in zip(heard, outs, strict=True):
+        line = f"sft --from base --data pairs.jsonl --out {out} {SMALL}"
+        assert deaf(line, runs, lines) == 0
+        assert checkpoints(out)[-1][0] == 4
     # Not those of `runs`: kernels that a process has compiled itself may round otherwise.
-    assert model(tmp_path / "true").read_bytes() == model(tmp_path / "head").read_bytes()
+    assert len({model(out).read_bytes() for out in outs}) == 1
 
 
+@pytest.mark.long  # its lines are said as those of training are
 def test_a_prepared_text_is_there_where_nobody_listens(runs, tmp_path):
     assert deaf(f"data prepare {STORY} --vocab-size 300 --out {tmp_path / 'data'}", runs, 0) == 0
     assert (tmp_path / "data" / "prepared.json").exists()
@@ -934,6 +964,10 @@ def test_a_program_loads_what_it_uses(tmp_path):
     assert {*trained} <= page | {f"{gpu}.host", f"{gpu}.host.libraries"}  # is there one?
     planned = "from nanoeuler.cli.main import main\nassert main(['plan']) == 0"
     assert not rooms(loaded(planned), "matplotlib", "numba", "llvmlite")
+
+
+@pytest.mark.long  # a plan loads no compiler: so says the test above
+def test_a_plan_of_the_cpu_loads_its_compiler():
     cpu = "from nanoeuler.cli.main import main\nassert main(['plan', '--engine', 'cpu']) == 0"
     assert rooms(loaded(cpu), "numba")  # it multiplies
 
@@ -953,7 +987,7 @@ def test_the_usual_preset_of_a_plan_is_that_of_training():
     assert flags.preset_config(None) == PRESETS[PRESET]
 
 
-def test_eval_shows_on_a_terminal_how_far_it_is(runs):
+def test_eval_shows_on_a_terminal_how_far_it_is(runs, nanoeuler):
     ours, theirs = pty.openpty()
     words = [sys.executable, "-m", "nanoeuler", "eval", "base", "--engine", "cpu"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
@@ -968,9 +1002,7 @@ def test_eval_shows_on_a_terminal_how_far_it_is(runs):
     tokens = re.search(r"judged +([\d,]+) tokens", done.stdout)[1]
     said = rf"{tokens} of {tokens} tokens +[\d,]+ tokens/s +\d+\.\d{{4}} bits/byte"
     assert re.search(said, shown.decode()), shown
-    quiet = piped("eval base --engine cpu", cwd=runs)
-    assert (quiet.returncode, quiet.stderr) == (0, b"")
-    assert quiet.stdout.decode() == done.stdout
+    assert nanoeuler("eval base --engine cpu") == (0, done.stdout, "")
 
 
 def test_a_plan_of_an_engine(nanoeuler):

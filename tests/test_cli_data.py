@@ -17,6 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import sketches
+from deaths import Died, dying_before
 
 from nanoeuler import paths
 from nanoeuler.cli import main as cli
@@ -24,6 +26,7 @@ from nanoeuler.data import catalogue, download
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.files import project_root
 from nanoeuler.tokenizer.tokenizer import Tokenizer
+from nanoeuler.training import loop
 from nanoeuler.training.checkpoint import checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +53,12 @@ FILES = {
     "play": ("text", {"play.txt": STORY.encode()}),
     "questions": ("pairs", {"questions.json": json.dumps(QUESTIONS).encode()}),
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    with sketches.drawn():
+        yield
 
 
 def toml():
@@ -284,22 +293,12 @@ def test_files_of_ones_own(nanoeuler, folder):
     assert Prepared(folder / "third").tokenizer.hash == known.hash
 
 
-def test_a_run_on_prepared_data_survives_its_death(prepared, folder, server, tmp_path):
+def test_a_run_on_prepared_data_survives_its_death(prepared, tmp_path, capfd):
     line = "train --data prepared/books --steps 6 --batch-size 8 --accumulate 2 --save-every 2 "
     line += f"--keep 1 {TINY} --out "
-    dies = (
-        "from nanoeuler.training import loop\n"
-        "add = loop.add_metrics\n"
-        "def add_metrics(out, line):\n"
-        "    if line['step'] == 5:\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    add(out, line)\n"
-        "loop.add_metrics = add_metrics\n"
-    )
-    dead = process(folder, server, line + str(tmp_path / "killed"), dies, cwd=folder)
-    err = dead.communicate(timeout=120)[1]
-    assert dead.returncode == -signal.SIGKILL, err
-    assert "parameters" in err  # the plan came first
+    with pytest.raises(Died), dying_before(loop, "add_metrics", 5):  # by SIGKILL: in test_train
+        prepared(line + str(tmp_path / "killed"))
+    assert "parameters" in capfd.readouterr().err  # the plan came first
     assert checkpoints(tmp_path / "killed")[-1][0] == 4
     assert prepared(f"{line}{tmp_path / 'killed'} --resume")[0] == 0
     assert prepared(f"{line}{tmp_path / 'straight'}")[0] == 0

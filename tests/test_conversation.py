@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import io
 import itertools
 import json
 import os
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanoeuler.cli.main import main
 from nanoeuler.errors import UserError
 from nanoeuler.inference import repl
 from nanoeuler.inference.chat import TEMPERATURE, Chat, Memory, Turn
@@ -465,12 +467,22 @@ def test_answers_may_go_elsewhere(run, tmp_path):
     assert said == "(temperature 0)\n(the system message is now: be kind)\n\n"
 
 
-def test_a_pipe_gets_answers_and_nothing_else(run):
-    words = [sys.executable, "-m", "nanoeuler", "chat", "--from", run, "--temperature", "0"]
-    lines = b"/temperature\n\nWhat?\n/system be kind"
-    done = subprocess.run(words, input=lines, capture_output=True, timeout=60)
-    first, *_, last = done.stdout.decode().splitlines()
-    assert done.returncode == 0 and done.stderr == b""
+@pytest.fixture
+def piped(run, monkeypatch, capfd):
+    """Run `chat` with bytes on its stdin: (exit code, stdout, stderr)."""
+
+    def chat(data, *flags):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        code = main(["chat", "--from", run, *flags])
+        return code, *capfd.readouterr()
+
+    return chat
+
+
+def test_a_pipe_gets_answers_and_nothing_else(piped):
+    code, out, err = piped(b"/temperature\n\nWhat?\n/system be kind", "--temperature", "0")
+    first, *_, last = out.splitlines()
+    assert code == 0 and err == ""
     assert first == "(temperature 0)" and last == "(the system message is now: be kind)"
 
 
@@ -479,8 +491,7 @@ def test_a_pipe_gets_answers_and_nothing_else(run):
     (["--system", "s" * 17], "expected a system message of at most 16 tokens"),
     (["--engine", "reference", "--quantize", "int8"], "int8"),
 ])  # fmt: skip
-def test_wrong_flags_are_a_line(run, flags, wrong):
-    words = [sys.executable, "-m", "nanoeuler", "chat", "--from", run, *flags]
-    done = subprocess.run(words, input=b"", capture_output=True, timeout=60)
-    assert done.returncode == 2 and done.stdout == b""
-    assert wrong in done.stderr.decode() and done.stderr.count(b"\n") == 1
+def test_wrong_flags_are_a_line(piped, flags, wrong):
+    code, out, err = piped(b"", *flags)
+    assert code == 2 and out == ""
+    assert wrong in err and err.count("\n") == 1

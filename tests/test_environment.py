@@ -88,11 +88,10 @@ def test_a_package_that_says_it_is_typed_is():
     assert not silent
 
 
-def row_of(chapter):
+def row_of(chapter, owners):
     """The line of the README's table for a chapter: its title, and the modules that it exports."""
     title = re.search(r"^# (\w+)\. (.+)$", chapter.read_text(encoding="utf-8"), re.M)
     name = chapter.relative_to(ROOT).as_posix()
-    owners = {file: owner for file, (owner, _) in tool.package(ROOT).items()}
     files = [file for file, owner in owners.items() if owner == name and file.endswith(".py")]
     modules = [file[len("nanoeuler/") : -len(".py")].replace("/", ".") for file in files]
     listed = " ".join(f"`{module}`" for module in modules if "__" not in module)
@@ -102,7 +101,8 @@ def row_of(chapter):
 def test_the_readme_lists_the_chapters_and_what_each_exports():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").split("\n")
     table = [line for line in lines if line.startswith("| [")]
-    expected = [row_of(chapter) for chapter in tool.chapters(ROOT)]
+    owners = {file: owner for file, (owner, _) in tool.package(ROOT).items()}
+    expected = [row_of(chapter, owners) for chapter in tool.chapters(ROOT)]
     assert table == expected, "the table should be\n" + "\n".join(expected)
 
 

@@ -5,6 +5,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from reader_products import products
 
 from nanoeuler.engines.cpu import decode, laying, packing
 from nanoeuler.engines.cpu.decode import CpuReader
@@ -160,6 +161,21 @@ def test_blocks_of_a_file_are_used_as_they_are(gated):
     assert (held[1:] == nibbles[1:]).all()
 
 
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_the_matrices_of_a_model_are_multiplied_as_their_blocks(mlp):
+    """In the room of their reader, whose sizes are ragged."""
+    config = ModelConfig(vocab_size=300, dim=40, n_layers=2, n_heads=4, n_kv_heads=2, hidden=70,
+                         context=16, n_predict=1, mlp=mlp)  # fmt: skip
+    weights = initialise(config, seed=0)
+    matrices = decode._matrices(config, weights)[0]
+    reader = CpuReader(config, weights, threads=1, quantize="int4")
+    for matrix, (x, rounded, out) in zip(matrices, products(reader), strict=False):
+        (depth, columns), w = matrix.shape, matrix.columns(0, matrix.shape[1])
+        assert x.shape[1] == depth and not out[:, columns:].any()
+        check(out[:, :columns], x, rounded, in_blocks(w), depth)
+
+
+@pytest.mark.long  # the test above has its products; the pass takes half a minute to compile
 def test_a_model_in_four_bits_is_near():
     config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
                          context=16, n_predict=1)  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sketches
 from fragments import replaced
 from safetensors.numpy import load_file, save_file
 
@@ -60,6 +61,12 @@ if "qk_norm" in ReferenceEngine.supports:  # whose gains are frozen, as all are
     CASES["QK-norm, exact GELU"] = (replace(TINY, qk_norm=True, mlp="gelu_exact"), Lora(2))
 LLAMA = ModelConfig(vocab_size=40, dim=24, n_layers=3, n_heads=4, n_kv_heads=2, hidden=32,
                     context=16, n_predict=1)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sketched():
+    with sketches.drawn():
+        yield
 
 
 def drawn(adapters, seed=1, size=0.3):

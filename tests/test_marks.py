@@ -67,10 +67,14 @@ PLACE = r"(?:chapters?|appendix|appendices) "
 NAMED = re.compile(rf"\[(?:{PLACE})?(\d\d?[a-z]?|[A-Z])(?:'s)?\]\(#([\w-]+)\)", re.I)
 
 
+@pytest.fixture(scope="module")
+def known():
+    return build.labels(ROOT)
+
+
 @pytest.mark.parametrize("text", build.texts(ROOT), ids=lambda path: path.stem)
-def test_a_link_that_names_a_chapter_leads_to_it(text):
+def test_a_link_that_names_a_chapter_leads_to_it(text, known):
     """Chapters are renumbered now and then: "chapter 11b" has to be the one with the label."""
-    known = build.labels(ROOT)
     for number, label in NAMED.findall(text.read_text(encoding="utf-8")):
         file = known[label].file.split("-")[0].lstrip("0")
         assert file.lower() == number.lower(), f"[{number}](#{label}) leads to {known[label].file}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sketches
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,12 @@ SMALL = ModelConfig(vocab_size=TOKENIZER.vocab_size, dim=16, n_layers=1, n_heads
                     hidden=24, context=64, n_predict=2)  # fmt: skip
 PAIRS = [(f"What is {i}?", f"The number {i}, {'x' * (i % 7)}.") for i in range(60)]
 SETTINGS = Settings(steps=6, batch_size=5, lr=1e-3, weight_decay=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drawn():
+    with sketches.drawn():
+        yield
 
 
 def model(seed=0):
@@ -215,7 +222,11 @@ def exact(config, w, beta, anchor):
     return found
 
 
-@pytest.mark.parametrize("config", [TINY, TINY_GPT2], ids=["euler", "gpt2"])
+# Of another architecture only the engine's own gradient is another: tests/test_backward.py has it.
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(TINY, id="euler"), pytest.param(TINY_GPT2, id="gpt2", marks=pytest.mark.long)],
+)
 def test_every_derivative_is_that_of_the_complex_step(config):
     w, before = tiny_problem(config).w, batch(config)[2]
     expected = exact(config, w, 0.7, 0.2).flat

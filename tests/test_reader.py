@@ -9,7 +9,7 @@ from crossings import choices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_generate import ARCHITECTURES, SHAPES, model
-from tiers import paired
+from tiers import kept, paired
 
 from nanoeuler.engines.cpu import decode, packing
 from nanoeuler.engines.cpu.decode import CpuReader
@@ -98,7 +98,7 @@ def test_texts_of_unequal_length_grow_together(data):
                     assert np.abs(logits[i, 0, 0] - wanted).max() <= bound, name
 
 
-@pytest.mark.parametrize("quantize", decode.QUANTIZE)
+@pytest.mark.parametrize("quantize", kept(decode.QUANTIZE, "none", "int8"))  # int4: test_four_bits
 @pytest.mark.parametrize("switches", [{}, ARCHITECTURES[-1], {"dim": 128, "hidden": 300}], ids=str)
 def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, quantize):
     config, weights = model(dtype=np.float32, **switches)

@@ -4,20 +4,30 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import sketches
 import typer
 
 import nanoeuler.__main__  # noqa: F401  adds the command
 from nanoeuler.cli import main as cli
 from nanoeuler.cli import pipeline
+from nanoeuler.cli import train as cli_train
 from nanoeuler.errors import UserError
 from nanoeuler.training import dpo as preferring
 from nanoeuler.training.checkpoint import load_model
 
 STORY = Path(__file__).parents[1] / "data" / "river.txt"
 NAMES = ["train", "sft", "prefer", "eval", "eval"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Pictures that are not drawn, and short samples: most of these runs' time otherwise."""
+    with sketches.drawn(), mock.patch.multiple(cli_train, SAMPLE_TOKENS=9, ANSWER_TOKENS=9):
+        yield
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_generate import model
+from tiers import kept
 
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.errors import UserError
@@ -27,13 +28,15 @@ def guesser(context=20, vocab=5, heads=4):
     return config, weights
 
 
-@pytest.mark.parametrize("kind", [CpuReader, EngineReader])
-def test_greedy_text_is_that_of_plain_decoding(kind):
-    """Three hundred prompts, to beyond the context, where half of the text is forgotten."""
+@pytest.mark.parametrize(("kind", "prompts"), kept(
+    [(CpuReader, 60), (CpuReader, 300), (EngineReader, 40)], (CpuReader, 60), (EngineReader, 40)
+))  # fmt: skip
+def test_greedy_text_is_that_of_plain_decoding(kind, prompts):
+    """To beyond the context, where half of the text is forgotten."""
     config, weights = guesser()
     rng, count = np.random.default_rng(0), new_count(3)
     readers = [kind(config, weights) for _ in range(2)]
-    for _ in range(300 if kind is CpuReader else 40):
+    for _ in range(prompts):
         prompt = rng.integers(5, size=rng.integers(1, 31)).tolist()
         n, penalty = int(rng.integers(0, 60)), float(rng.choice([1.0, 1.3]))
         sampling = {"temperature": 0, "repetition_penalty": penalty, "n": n}
@@ -90,9 +93,10 @@ def drawn_texts(config, weights, prompt, sampling, n):
     return found.ravel()
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 1.5, "top_p": 1.0},
-                                   {"temperature": 2.0, "top_k": 3, "repetition_penalty": 1.4}],
-                         ids=["plain", "options"])  # fmt: skip
+@pytest.mark.parametrize("sampling", [
+    pytest.param({"temperature": 1.5, "top_p": 1.0}, id="plain", marks=pytest.mark.long),
+    pytest.param({"temperature": 2.0, "top_k": 3, "repetition_penalty": 1.4}, id="options"),
+])  # fmt: skip
 def test_drawn_texts_have_the_distribution_of_plain_decoding(sampling):
     config, weights = guesser(vocab=4, heads=3)
     weights["output"][...] *= 0.5  # not too certain
@@ -112,7 +116,7 @@ def from_p(sampler, guess, q, p):
     return (guess, True) if right else (sampler.draw(p), False)
 
 
-@pytest.mark.parametrize("wrong", [always, from_p])
+@pytest.mark.parametrize("wrong", kept([always, from_p], from_p))
 def test_the_distance_notices_a_wrong_rule(wrong, monkeypatch):
     config, weights = guesser(vocab=4, heads=3)
     weights["output"][...] *= 0.5

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reader_products import products
 from tiers import kept
 
 from nanoeuler.engines.cpu import decode, packing
@@ -40,9 +41,23 @@ KINDS = ("F32", "F16", "BF16")
 
 
 def whole(names):
-    """Cases of whole models. For each kind the pass is compiled, so one of 16 bits is `long`."""
+    """Cases of whole models. The pass is compiled for each kind, so those of 16 bits are `long`.
+
+    Of these the products are compared, see `same_products`.
+    """
     cases = [*product(names, KINDS)]
-    return kept(cases, *(case for case in cases if case[1] != "F16"))
+    return kept(cases, *(case for case in cases if case[1] == "F32"))
+
+
+def same_products(config, stored, held):
+    """That each matrix has the same product, bit for bit, and the same panels of int8."""
+    readers = [CpuReader(config, each, threads=1) for each in (stored, held)]
+    for (x, _, one), (_, _, other) in zip(*map(products, readers), strict=True):
+        assert one.tobytes() == other.tobytes() and np.abs(x).max() > 0.1 < np.abs(one).max()
+    small = [CpuReader(config, each, threads=1, quantize="int8") for each in (stored, held)]
+    for one, other in zip(*(each._panels for each in small), strict=True):
+        assert one.buffer.tobytes() == other.buffer.tobytes()
+        assert one.scales.tobytes() == other.scales.tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +132,23 @@ def test_gate_and_up_come_in_any_number_of_panels(F):
             assert (turned.columns(first, last) == whole[:, first:last]).all()
 
 
+@pytest.mark.parametrize("name, kind", [*product(MODELS, KINDS)])
+def test_products_are_those_of_float32(tmp_path, name, kind):
+    config, stored, held = in_folder(tmp_path / "m", name, kind)
+    same_products(config, stored, held)
+    assert stored.stored is not None
+
+
 @pytest.mark.parametrize("name, kind", whole(["llama", "gpt2"]))
+def test_a_run_gives_the_logits_of_its_file(tmp_path, words, name, kind):
+    config, stored, held = in_folder(tmp_path / "m", name, kind)
+    write_model(tmp_path / "run", config, words, stored, "somewhere")
+    again = load_model(tmp_path / "run")[2]
+    logits = [CpuReader(config, each, threads=1).read([[1, 2, 3]], [0]) for each in (again, held)]
+    assert logits[0].tobytes() == logits[1].tobytes()
+
+
+@pytest.mark.parametrize("name, kind", [*product(["llama", "gpt2"], KINDS)])
 def test_a_run_keeps_the_bits_of_its_file(tmp_path, words, name, kind):
     config, stored, held = in_folder(tmp_path / "m", name, kind)
     write_model(tmp_path / "run", config, words, stored, "somewhere")
@@ -131,8 +162,7 @@ def test_a_run_keeps_the_bits_of_its_file(tmp_path, words, name, kind):
     assert found == config and again.stored is not None
     for each, tensor in held.items():
         assert (again[each] == tensor).all(), each
-    logits = [CpuReader(config, each, threads=1).read([[1, 2, 3]], [0]) for each in (again, held)]
-    assert logits[0].tobytes() == logits[1].tobytes()
+    same_products(config, again, held)
     with pytest.raises(UserError, match="imported model"):
         load(tmp_path / "run")
 
@@ -180,12 +210,13 @@ for folder in sys.argv[1:]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in kilobytes on Linux alone")
-def test_load_and_generate_take_at_most_1_3_times_the_file(tmp_path):
+@pytest.mark.parametrize("kind", kept(["F32", "BF16"], "F32"))
+def test_load_and_generate_take_at_most_1_3_times_the_file(kind, tmp_path):
     """Beside what the program takes for a tiny model of the same kind."""
     large = ModelConfig(vocab_size=8000, dim=768, n_layers=6, n_heads=12, n_kv_heads=4, hidden=2048,
                         context=64, n_predict=1, tied=True)  # fmt: skip
     for name, config in (("tiny", MODELS["tied"]), ("large", large)):
-        huggingface.write_folder(tmp_path / name, config, initialise(config, seed=0), "BF16")
+        huggingface.write_folder(tmp_path / name, config, initialise(config, seed=0), kind)
     folders = [str(tmp_path / name) for name in ("tiny", "large")]
     command = [sys.executable, "-c", MEMORY, *folders]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

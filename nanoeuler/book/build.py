@@ -77,14 +77,16 @@ def exported_cells(text: str) -> Iterator[tuple[str, *Cell]]:
             yield source[0].removeprefix(EXPORT).strip(), section, line + 1, source[1:]
 
 
-def outside(source: list[str]) -> Iterator[tuple[str, range]]:
-    """Yield (class, lines from 0) for each method of a cell that stands outside of its class.
+@cache
+def outside(text: str) -> tuple[tuple[str, range], ...]:
+    """(class, lines from 0) of each method of a cell that stands outside of its class.
 
     Comments right above are the method's. UserError where a text of several lines is no docstring:
     its lines would be moved to the right.
     """
+    source, found = text.split("\n"), []
     marked = [METHOD.fullmatch(line) for line in source]
-    for node in ast.parse("\n".join(source)).body if any(marked) else ():
+    for node in ast.parse(text).body if any(marked) else ():
         marks = getattr(node, "decorator_list", [])
         mark = marked[marks[0].lineno - 1] if marks else None
         if mark:
@@ -99,14 +101,15 @@ def outside(source: list[str]) -> Iterator[tuple[str, range]]:
             start = marks[0].lineno - 1
             while start and source[start - 1].startswith("#"):
                 start -= 1
-            yield mark[1], range(start, node.end_lineno)
+            found.append((mark[1], range(start, node.end_lineno)))
+    return tuple(found)
 
 
 def inside(cells: list[Cell]) -> dict[str, list[tuple[str, Lines]]]:
     """Class -> (section, lines as they stand in the class) of its methods outside of it."""
     found: dict[str, list[tuple[str, Lines]]] = {}
     for section, first, source in cells:
-        for name, lines in outside(source):
+        for name, lines in outside("\n".join(source)):
             there = [n for n in lines if not METHOD.fullmatch(source[n])]
             body = [(f"    {source[n]}" if source[n] else "", first + n) for n in there]
             found.setdefault(name, []).append((section, body))
@@ -115,7 +118,7 @@ def inside(cells: list[Cell]) -> dict[str, list[tuple[str, Lines]]]:
 
 def kept(source: list[str]) -> list[int]:
     """The lines of a cell, from 0, that stay where they are, without needless empty ones."""
-    away = {n for _, lines in outside(source) for n in lines}
+    away = {n for _, lines in outside("\n".join(source)) for n in lines}
     stays: list[int] = []
     for n in (n for n in range(len(source)) if n not in away):
         if source[n] or stays and any(source[m] for m in stays[-2:]):
@@ -448,7 +451,7 @@ def located(root: Path, chapter: Path, traceback: str) -> tuple[str, str]:
 def run(root: Path, chapter: Path) -> None:
     """Export `chapter`, execute it against its prefix of the package, and write its notebook."""
     export(root, chapter.stem)
-    text = chapter.read_text(encoding="utf-8")
+    text, before = chapter.read_text(encoding="utf-8"), stored(chapter)
     made = notebook(text)
     client = NotebookClient(
         made,
@@ -471,7 +474,7 @@ def run(root: Path, chapter: Path) -> None:
         for output in cell.outputs:
             if output.get("name") == "stderr":
                 raise UserError(f"{chapter.name}:{line}: expected no stderr, got {output.text!r}")
-    keep_pictures(made, stored(chapter))
+    keep_pictures(made, before)
     write(readable(made, chapter, labels(root)), chapter.with_suffix(".ipynb"))
 
 

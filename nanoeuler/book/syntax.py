@@ -30,6 +30,7 @@ def imports(text: str) -> frozenset[str]:
     return frozenset(name for name in names if name.startswith("nanoeuler."))
 
 
+@cache
 def class_ends(text: str) -> dict[int, str]:
     """The last line of each class of a module, from 1, and the name of the class."""
     classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))

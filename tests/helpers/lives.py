@@ -1,8 +1,9 @@
-"""Lives of a trainer, for the test that kills it: importing this module does all that is slow.
+"""Lives of a trainer, for the test that kills it.
 
-A fork server imports it once; each life is a fork of that, which trains, and leaves marks in a pipe
-that say where it is: text, first save, steps, metrics, saves, end. The disk is made a little
-slower, so that a save takes longer than the parent needs to kill.
+A fork server imports `warm_lives`, which does once all that is slow; each life is a fork of that,
+which trains, and leaves marks in a pipe that say where it is: text, first save, steps, metrics,
+saves, end. The disk is made a little slower, so that a save takes longer than the parent needs to
+kill.
 """
 
 import io
@@ -70,7 +71,7 @@ def live(out, marks, said):
           engine="reference", threads=1, save_every=SAVE_EVERY, resume=is_begun(out))  # fmt: skip
 
 
-def _warm():
+def warm():
     """Do before the forks what a process does once and slowly: load code, draw a picture."""
     weights = initialise(CONFIG, 0)
     optimizer = AdamW(weights)
@@ -80,6 +81,3 @@ def _warm():
     figure = Figure()
     draw(figure.subplots(), [{"step": 1, "loss": 1.0}], 1.0, {"unigram": 1.0})
     figure.savefig(io.BytesIO(), format="png")
-
-
-_warm()

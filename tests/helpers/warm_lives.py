@@ -1,0 +1,5 @@
+"""Importing this module makes lives begin at once: see `lives`."""
+
+import lives
+
+lives.warm()

@@ -446,7 +446,7 @@ def compare(config, B, T, engine):
             # Twice NumPy's own error in float32, since two sequences of roundings are not alike;
             # and the tensor's own sum over positions, whose longest chain of independent roundings
             # amounts to its root in u (Higham and Mary 2019), for NumPy may be lucky there: of the
-            # sum's size, or, of gains of heads, whose terms cancel, of the terms'.
+            # sum's size, or, of gains of heads, whose terms cancel, of theirs (head_gains.py).
             terms = whole.of(exact[name])
             longest = chain[1 if terms is None else config.n_heads]
             allowed = 2 * allowed + longest**0.5 * U * (size if terms is None else terms)

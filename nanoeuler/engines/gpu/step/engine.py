@@ -617,21 +617,22 @@ class CudaEngine(Engine):
         The product that makes heads ends in RoPE, if it can. first: see `PackedRows`.
         """
         self.lend_gradients(b)
+        B, T, _ = n.shape
+        rope, raw = self.fused_rope(config, T, start), None
         if config.qk_norm:
-            return self.attend_normed(config, b, n, first)
-        (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
-        rope = self.fused_rope(config, T, start)
-        if rope is None or b.wqkv_bias is not None or cache is not None:
+            heads, raw = self.normed_heads(config, b, n)
+        elif rope is None or b.wqkv_bias is not None or cache is not None:
             out, saved = Engine.attend(self, config, b, n, start, cache, first)
             return out, saved._replace(n=self.saved_norm(config, n))
-        heads = self.take(B * T, b.wqkv.shape[1])
-        end = Epilogue(f"rope {D}", rope=rope)
-        self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
-        heads = heads.reshape(B, T, -1, D)
+        else:
+            heads = self.take(B * T, b.wqkv.shape[1])
+            end = Epilogue(f"rope {config.head_dim}", rope=rope)
+            self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
+        heads = heads.reshape(B, T, -1, config.head_dim)
         first = self.first_keys(config, B, T, first)
-        y, p = self.attention(heads, G, first)
+        y, p = self.attention(heads, config.n_kv_heads, first)
         kept = self.saved_norm(config, n)
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first, raw)
 
     def attend_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -657,19 +658,13 @@ class CudaEngine(Engine):
             tables = self.rope_tables(config.context, config.head_dim, config.angles)
         return HeadNorm(config.n_heads, b.q_norm, b.k_norm, config.norm_eps, *tables)
 
-    def attend_normed(
-        self, config: ModelConfig, b: Block, n: Array, first: PackedRows | None
-    ) -> tuple[Array, Any]:
-        """`attend` from position 0 with QK-norm; queries and keys before it are kept as `raw`."""
-        (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
-        heads = self.linear(n, b.wqkv, b.wqkv_bias)
-        raw = self.take(B * T, (config.n_heads + G) * D)
+    def normed_heads(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Array]:
+        """Heads (B, T, (H+2G) D) from position 0 with QK-norm; queries and keys as they were."""
+        (B, T, _), count = n.shape, config.n_heads + config.n_kv_heads
+        heads, raw = self.linear(n, b.wqkv, b.wqkv_bias), self.take(B * T, count * config.head_dim)
         launch = head_norm_launch(rows_of(heads), raw, self.head_norm(config, b), T)
         self.record("norm of heads", launch)
-        heads, first = heads.reshape(B, T, -1, D), self.first_keys(config, B, T, first)
-        y, p = self.attention(heads, G, first)
-        kept = self.saved_norm(config, n)
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first, raw)
+        return heads, raw
 
     def head_norm_backward(
         self, config: ModelConfig, b: Block, db: Block, dheads: Array, raw: Array

@@ -108,12 +108,12 @@ def across_kernel(tall: int) -> Kernel:
     `padded` numbers. Bytes: X from memory once, W from the caches by each block.
     """
     step, end, count = make_across_step(tall), make_across_end(tall), tall * ACROSS // 2
-    clear = ptx.zeros(count)
 
     def across(w, x, y, rows, lines, padded, columns, w_pitch, x_pitch, y_pitch):
         t, first = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * ACROSS)
         sums = cuda.local.array(count, float32)
-        clear(sums)
+        for i in range(count):
+            sums[i] = float32(0)
         here, left = x + int64(first) * x_pitch * 2, int32(lines - first)
         for k in range(int32((t >> 5) * STEP), columns, WARPS * STEP):
             of_w = Matrix(w + int64(k) * 2, w_pitch, rows, int32(columns - k))
@@ -206,13 +206,13 @@ def down_kernel(tall: int, add: bool) -> Kernel:
     warp -> every eighth 16 rows. Bytes: X from memory once, Y from the caches by each block.
     """
     step, end, count = make_down_step(tall), make_down_end(tall, add), 4 * tall * EIGHT
-    clear = ptx.zeros(count)
 
     def down(y, x, g, rows, lines, columns, y_pitch, x_pitch, g_pitch, share):
         t, first = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * DOWN)
         piece, rest = int32(cuda.blockIdx.y), int32(columns - first)
         sums = cuda.local.array(count, float32)
-        clear(sums)
+        for i in range(count):
+            sums[i] = float32(0)
         last = int32(min(lines, (piece + 1) * share))
         for n in range(int32(piece * share + (t >> 5) * SIDE), last, WARPS * SIDE):
             of_y = Matrix(y + int64(n) * 2, y_pitch, rows, int32(last - n))

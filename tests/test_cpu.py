@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crossings import choices, crossings
+from head_gains import TermsOfGains
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
@@ -431,7 +432,8 @@ def compare(config, B, T, engine):
     chain = {1: min(B * T, BLOCK + B * T / BLOCK)}
     heads = B * T * config.n_heads  # rows that the gain of a query's norm is summed over
     chain[config.n_heads] = min(heads, BLOCK + heads / BLOCK)
-    sums = loss_and_gradients(reference, config, wide, tokens, targets, scale, exact)
+    whole = TermsOfGains()
+    sums = loss_and_gradients(whole, config, wide, tokens, targets, scale, exact)
     loss_and_gradients(reference, config, w, tokens, targets, scale.astype(np.float32), yardstick)
     for _ in range(2):  # memory from NumPy, then from the slab
         dw = w.zeros_like()
@@ -443,13 +445,11 @@ def compare(config, B, T, engine):
             allowed = np.linalg.norm(yardstick[name] - exact[name])
             # Twice NumPy's own error in float32, since two sequences of roundings are not alike;
             # and the tensor's own sum over positions, whose longest chain of independent roundings
-            # amounts to its root in u (Higham and Mary 2019), for NumPy may be lucky there.
-            # The gain of a head's norm is D numbers, sums over positions and heads that cancel:
-            # NumPy's own error is one draw of D numbers there, and the largest of all architectures
-            # and both engines was 2.3 of it.
-            of_heads = name.endswith(("q_norm", "k_norm"))
-            longest = chain[config.n_heads if of_heads else 1]
-            allowed = (4 if of_heads else 2) * allowed + longest**0.5 * U * size
+            # amounts to its root in u (Higham and Mary 2019), for NumPy may be lucky there: of the
+            # sum's size, or, of gains of heads, whose terms cancel, of theirs (head_gains.py).
+            terms = whole.of(exact[name])
+            longest = chain[1 if terms is None else config.n_heads]
+            allowed = 2 * allowed + longest**0.5 * U * (size if terms is None else terms)
             assert np.linalg.norm(dw[name] - exact[name]) <= allowed, name
 
 

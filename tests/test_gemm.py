@@ -16,7 +16,7 @@ from bench.card import gemm as card
 from hypothesis import example, given
 from hypothesis import strategies as st
 from mutants import Mutant, load, source
-from shapes import PUBLISHED
+from published import PUBLISHED
 from tiers import thinned
 
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
@@ -821,7 +821,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "            #",
         MET, "race"),
     "the slope of the other column": (
-        "gemm.wgmma_epilogue.gelu_backward_pair", "acc[i + 1] *= high_slope",
+        "gemm.wgmma_epilogue.make_backward_pair", "acc[i + 1] *= high_slope",
         "acc[i + 1] *= low_slope", ALL, "c"),
     "a slope without its square": (
         "tile.curves.gelu_and_slope_fast", "(one - t * t)", "(one - t)", ALL, "c"),

@@ -20,7 +20,7 @@ from nanoeuler.engines.cpu.packing import (
     Int8,
     Panels,
     interleaved,
-    rounded,
+    padded,
 )
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import CPU_ENGINES, engine_factory
@@ -176,10 +176,12 @@ def test_what_does_not_fit_is_refused_before_memory_is_touched():
 def test_int8_is_within_half_a_step(depth, columns):
     matrix = np.random.default_rng(columns).standard_normal((depth, columns)).astype(np.float32)
     matrix[:, 0] = 0
-    q, steps = rounded(matrix)
-    assert q.dtype == np.int8 and np.abs(q.astype(int)).max() <= 127
-    half = steps / 2 * (1 + 1e-5)
-    assert (np.abs(matrix - q * steps) <= half).all()
+    panels = Panels([Held(matrix)], Int8)
+    q = panels.buffer.view(np.int8)[: depth * padded(columns)].reshape(-1, depth, PANEL)
+    q = q.swapaxes(0, 1).reshape(depth, -1)[:, :columns].astype(int)
+    assert np.abs(q).max() <= 127
+    steps = panels.scales[:columns]
+    assert (np.abs(matrix - q * steps) <= steps / 2 * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize("F", [1, PANEL // 2, PANEL // 2 + 1, 3 * PANEL])

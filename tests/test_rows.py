@@ -300,15 +300,13 @@ def normal_bound(x):
 
 
 def check_gates(
-    module, what, rows, F, kind="bf16", forward=True, biased=False, again=True, summed=True,
-    scale=1.0, seed=None, cores=CORES, place=False,
+    module, what, rows, F, kind="bf16", forward=True, again=True, summed=True, scale=1.0,
+    seed=None, cores=CORES, place=False,
 ):  # fmt: skip
     """Run a gate and compare; place: du over u. Returns the reports and the outputs."""
     wide = 2 if what == "swiglu" else 1
     u, dh = draw((rows, wide * F), kind, scale), draw((rows, F), kind, seed=1)
-    bias = draw((F,), kind, seed=2) if biased else None
-    h = blank((rows, F), kind)
-    x = real(u) + (0 if bias is None else real(bias))
+    h, x = blank((rows, F), kind), real(u)
     if what == "swiglu":
         gate, up = x[:, :F], x[:, F:]
         want, share = layers.swiglu(x), sigma_bound(gate)
@@ -318,9 +316,7 @@ def check_gates(
     tiny = 2.0**-50 * np.abs(x).max() ** 2  # what float64's 1 + tanh leaves of a share of 1e-16
     bound = (B[kind] + 2 * share) * np.abs(want) + tiny
     if forward:
-        made = getattr(module, f"{what}_launch")
-        more = {} if what == "swiglu" else {"bias": bias}
-        reports = play(made(u, h, multiprocessors=cores, **more), (h,), seed)
+        reports = play(module.activation_launch(what, u, h, multiprocessors=cores), (h,), seed)
         close(h, want, bound)
         return reports, [h]
 
@@ -330,10 +326,9 @@ def check_gates(
     shape = module.partials_shape(rows, F, kind, wide, cores)
     partials = blank(shape, "float32") if summed else None
     optional = {"h": h if again else None, "sums": (dbias, partials) if summed else None}
-    optional |= {} if what == "swiglu" else {"bias": bias}
-    made = getattr(module, f"{what}_backward_launches")
+    made = module.activation_backward_launches
     fresh = [a for a in (h if again else None, partials, None if place else du) if a is not None]
-    reports = play(made(dh, u, du, multiprocessors=cores, **optional), fresh, seed)
+    reports = play(made(what, dh, u, du, multiprocessors=cores, **optional), fresh, seed)
     g = real(dh)
     if what == "swiglu":
         exact = backward.swiglu_backward(g, x)
@@ -374,17 +369,11 @@ def test_gates_backward(what, kind, rows, F):
     check_gates(activations, what, rows, F, kind, forward=False, again=False, summed=False)
 
 
-@pytest.mark.parametrize("what", ["gelu", "gelu_exact"])
-def test_gelu_of_a_bias(what):
-    check_gates(activations, what, 3, 72, biased=True)
-    check_gates(activations, what, 3, 72, biased=True, forward=False, cores=1)
-
-
 def test_the_share_of_the_exact_gelu_is_within_its_bound():
     """At 30,000 places, where a share of float32 is no denormal number."""
     x = np.linspace(-13, 13, 30000, dtype=np.float32).reshape(3, -1)
     h = blank(x.shape, "float32")
-    play(activations.gelu_exact_launch(x, h), (h,))
+    play(activations.activation_launch("gelu_exact", x, h), (h,))
     share = np.vectorize(lambda x: math.erfc(-x / math.sqrt(2)) / 2)(real(x))
     off = np.abs(real(h) - real(x) * share) / np.maximum(np.abs(real(x) * share), 1e-300)
     assert (off <= normal_bound(real(x)) + U).all()
@@ -394,17 +383,16 @@ def test_the_share_of_the_exact_gelu_is_within_its_bound():
 def test_gates_of_numbers_whose_powers_overflow():
     """sigmoid(-1000) is 1 / infinity, sigmoid(1000) one: no NaN comes of it."""
     u = to_bf16(np.float32([[-1000.0, 1000.0] * 4 + [1.0] * 8]))
-    h, du = blank((1, 8)), blank((1, 16))
-    play(activations.swiglu_launch(u, h))
+    h, du, dh = blank((1, 8)), blank((1, 16)), to_bf16(np.ones((1, 8), np.float32))
+    play(activations.activation_launch("swiglu", u, h))
     assert real(h).tolist() == [[0.0, 1000.0] * 4]
-    play(activations.swiglu_backward_launches(to_bf16(np.ones((1, 8), np.float32)), u, du))
+    play(activations.activation_backward_launches("swiglu", dh, u, du))
     assert real(du).tolist() == [[0.0, 1.0] * 4 + [0.0, 1000.0] * 4]
-    dh = to_bf16(np.ones((1, 8), np.float32))
-    play(activations.gelu_backward_launches(dh, u[:, :8].copy(), h))
+    play(activations.activation_backward_launches("gelu", dh, u[:, :8].copy(), h))
     assert real(h).tolist() == [[0.0, 1.0] * 4]
     far = np.float32([[-1e30, 1e30] * 4])  # whose squares are infinite
     made, du, ones = blank((1, 8), "float32"), blank((1, 8), "float32"), np.float32([[1.0] * 8])
-    play(activations.gelu_exact_backward_launches(ones, far, du, h=made))
+    play(activations.activation_backward_launches("gelu_exact", ones, far, du, h=made))
     assert du.tolist() == [[0.0, 1.0] * 4] and (made == np.maximum(far, 0)).all()
 
 
@@ -664,7 +652,7 @@ EVERYTHING = {
         activations, "swiglu", 20, 8, forward=False, seed=seed, place=True, cores=1
     )[1],
     "GELU": lambda seed: check_gates(
-        activations, "gelu", 20, 8, forward=False, seed=seed, biased=True, cores=1
+        activations, "gelu", 20, 8, forward=False, seed=seed, cores=1
     )[1],
     "RoPE": lambda seed: check_rope(rope, 2, 5, 2, 3, 16, seed=seed)[1],
     "embedding": lambda seed: check_embed_backward(
@@ -815,7 +803,7 @@ def swiglu(module):
 
 
 def gelu(module):
-    check_gates(module, "gelu", 70, 8, forward=False, biased=True, cores=1)
+    check_gates(module, "gelu", 70, 8, forward=False, cores=1)
 
 
 def exact(module):
@@ -904,13 +892,12 @@ FAULTS = [
     ("tile.curves", "normal", "-0.5 * LOG2_E", "-LOG2_E", exact),
     ("rows.activations", "make_curved_rows", "gelu_exact_share, gelu_exact_slope",
      "gelu_exact_share, gelu_slope", exact),
-    ("rows.activations", "curved_rows", "value[at] += shift[k]", "pass", gelu),
     ("rows.activations", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
-    ("rows.rope", "turn", "sign * sin[k]", "sin[k]", turned),
+    ("rows.rope", "rotate", "sign * sin[k]", "sin[k]", turned),
     ("rows.rope", "rope", "start + row -", "row -", turned),
-    ("rows.rope", "rope", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
-    ("rows.rope", "head_norm", "q_gain if head < H", "q_gain if head < n", head_norms),
-    ("rows.rope", "head_norm", " + float32(eps)", "", head_norms),
+    ("rows.rope", "load_two", "load(b, 0, at + half * size)", "load(b, 0, at)", turned),
+    ("rows.rope", "load_gains", "q_gain if head < H else k_gain", "q_gain", head_norms),
+    ("rows.rope", "root", " + float32(eps)", "", head_norms),
     ("rows.rope", "head_norm", "rotate(a, b, cos_table, sin_table, angle, float32(1))", "pass",
      head_norms),
     ("rows.rope", "head_sum", "range(5)", "range(1)", head_norms),

@@ -127,11 +127,11 @@ class CpuScorer:
         self.engine, self.weights = engine, weights
 
     def width(self, longest: int) -> int:
-        """As `Scorer.width`: no more than there is."""
+        """The positions to which a batch is padded: those of its longest row, and no more."""
         return longest
 
     def score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
-        """As `Scorer.score`, by a forward pass."""
+        """log p in nats of each row's scored ids, by a forward pass; whether all were likeliest."""
         config = self.weights.config
         T = max(len(ids) for ids, _ in rows) - 1
         tokens = np.zeros((len(rows), T), np.int64)
@@ -197,13 +197,16 @@ class GpuScorer:
         self.cuda, self.context, self.numbers = cuda, context, numbers
 
     def width(self, longest: int) -> int:
-        """As `Scorer.width`: 32, 48, 64, 96, 128, ..., and the context at most."""
+        """The positions to which a batch is padded: 32, 48, 64, 96, ..., the context at most."""
         power = 1 << (longest - 1).bit_length()
         between = power * 3 // 4
         return min(self.context, max(32, between if longest <= between else power))
 
     def score(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
-        """As `Scorer.score`. All batches of one width have one shape."""
+        """log p in nats of the scored ids of each row; whether all were likeliest.
+
+        All batches of one width have one shape, so that few programs are recorded.
+        """
         T = self.width(max(len(ids) for ids, _ in rows) - 1)
         shape = max(1, self.batch_tokens // T), T
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORE)

@@ -105,7 +105,7 @@ def text_of(path: Path, what: str) -> str:
 
 
 def _six_lines(text: str, path: Path) -> Iterator[tuple[int, str, Any]]:
-    """As `json_lines`, of HellaSwag as text: a beginning, the right number, four endings."""
+    """(line, its text, item) of each item of HellaSwag as text, six lines each; else UserError."""
     lines = text.rstrip("\n").split("\n")
     for at in range(0, len(lines), 6):
         query, gold, *choices = [*lines[at : at + 6], "", ""][:6]

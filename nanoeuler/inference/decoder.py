@@ -67,7 +67,11 @@ class KeyValues:
         self.first = first_keys(config, config.context, np.zeros(config.context, np.int32))
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
-        """As `Cache.attention`, for heads (1, n, H + 2G, D); returns (1, n, H*D)."""
+        """Keep keys and values of heads (1, n, H + 2G, D); the n queries' outputs (1, n, H*D).
+
+        G = n_kv. Positions begin at `start`, and start + n is at most the context. Each query sees
+        what is held up to its own position, within the window.
+        """
         B, n, N, _ = heads.shape
         H, new = N - 2 * n_kv, slice(start, start + n)
         assert B == 1 and new.stop <= self.keys.shape[1], f"no room for {B} x {n} at {start}"
@@ -120,7 +124,11 @@ class EngineReader:
     def read(
         self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
     ) -> np.ndarray:
-        """As `Reader.read`."""
+        """Logits (texts, rows, heads, V) after the last `rows` of each text's new ids.
+
+        pieces: the ids of each text, none where it has nothing new, whose logits are zero. starts:
+        the position of the first id of each. heads: of how many predicted tokens.
+        """
         V = self.config.vocab_size
         output = output_matrix(self.config, self.weights)[:, : heads * V]
         logits = np.zeros((len(pieces), rows, heads, V), output.dtype)
@@ -173,7 +181,10 @@ class Decoder:
         return self.look(tokens)[0, 0]
 
     def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
-        """As `read`, but logits (rows, heads, V) after the last `rows` tokens, of so many heads."""
+        """Read token ids; logits (rows, heads, V) after the last `rows`, of `heads` predictions.
+
+        What does not fit, and UserError: as `fitted`.
+        """
         new, start = fitted(self.config, self.tokens, tokens)
         logits = self.reader.read([new], [start], rows, heads)[0]
         self.tokens = self.tokens[:start] + new
@@ -238,7 +249,10 @@ def generate(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
-    """As `draws`, but the ids alone."""
+    """The ids of up to `n` new tokens after `tokens`, ending before the first in `stop`.
+
+    Options and errors are those of `draws`, which gives the logits, too.
+    """
     return (drawn.token for drawn in draws(decoder, tokens, n, stop, **sampling))
 
 

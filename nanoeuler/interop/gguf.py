@@ -184,11 +184,9 @@ class GgufTensors(Mapping):
 
     def piece(self, name: str) -> Piece:
         """A vector or a matrix where it lies."""
-        kind, shape = self.kinds[name], self.shapes[name]
-        rows, columns = shape if len(shape) == 2 else (1, *shape)
-        size = columns // KINDS[kind].numbers * KINDS[kind].size
-        begin = self._places[name].begin
-        return Piece(self._mapping, begin, (rows, columns), kind, size, dequantize, finite)
+        kind, place = self.kinds[name], (self._mapping, self._places[name].begin)
+        block = KINDS[kind].numbers, KINDS[kind].size
+        return Piece.of(place, self.shapes[name], kind, block, dequantize, finite)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return dequantize(self.raw(name), self.kinds[name]).reshape(self.shapes[name])

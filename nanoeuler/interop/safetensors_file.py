@@ -195,9 +195,8 @@ class Tensors(Mapping):
         """A vector or a matrix where it lies. UserError as for `tensors[name]`."""
         kind, shape = self._float_kind(name), self.shapes[name]
         data, begin, entry = self._places[name]
-        rows, columns = shape if len(shape) == 2 else (1, *shape)
-        size = columns * SIZES[kind]
-        return Piece(data, begin + entry.begin, (rows, columns), kind, size, as_float32)
+        place = data, begin + entry.begin
+        return Piece.of(place, shape, kind, (1, SIZES[kind]), as_float32)
 
     def __getitem__(self, name: str) -> np.ndarray:
         kind = self._float_kind(name)

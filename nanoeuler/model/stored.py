@@ -45,6 +45,19 @@ class Piece(NamedTuple):
     decode: Callable[[np.ndarray, str], np.ndarray]  # bytes (n,) of whole rows as float32
     sound: Callable[[np.ndarray, str], bool] | None = None  # whether their numbers are finite
 
+    @classmethod
+    def of(
+        cls, place: tuple[mmap.mmap, int], shape: tuple[int, ...], kind: str,
+        block: tuple[int, int], *ways: Callable,
+    ) -> "Piece":  # fmt: skip
+        """A vector or a matrix of this shape, of blocks of so many numbers and bytes.
+
+        place: the mapped file and the first byte; ways: decode, and sound if there is one.
+        """
+        rows, columns = shape if len(shape) == 2 else (1, *shape)
+        numbers, size = block
+        return cls(*place, (rows, columns), kind, columns // numbers * size, *ways)
+
     def raw(self, first: int, last: int) -> np.ndarray:
         """The bytes of some rows, (last - first, size) uint8, where they are mapped."""
         n = last - first
@@ -81,6 +94,7 @@ class Piece(NamedTuple):
         return found
 
 
+# %% sec-token-file
 class Part(NamedTuple):
     """A piece, as the next columns of a tensor of ours."""
 
@@ -184,6 +198,7 @@ class Stored:
         return np.concatenate(found) if found else np.zeros(self.shape, np.float32)
 
 
+# %% sec-token-file
 def _rows(piece, order, low, high):
     """Rows [low, high) of a piece in this order, as float32. The order keeps near what is near."""
     if order is None:

@@ -508,10 +508,9 @@ def _map_tensors(path, record):
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def part(name, kind, turned, shape):
-        rows, columns = shape if len(shape) == 2 else (1, *shape)
-        size = columns // quants.KINDS[kind].numbers * quants.KINDS[kind].size
-        at = begin + header[name]["data_offsets"][0]
-        piece = Piece(mapping, at, (rows, columns), kind, size, quants.dequantize, quants.finite)
+        place, how = (mapping, begin + header[name]["data_offsets"][0]), quants.KINDS[kind]
+        ways = quants.dequantize, quants.finite
+        piece = Piece.of(place, shape, kind, (how.numbers, how.size), *ways)
         if not piece.finite():
             raise CorruptFile(f"{path.name}: {name} is not finite")
         return Part(piece, turned, order=None)

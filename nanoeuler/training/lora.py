@@ -44,7 +44,11 @@ class LoraAdamW(AdamW):
         self, weights: Weights, gradients: Weights, lr: float, number: int,
         part: slice = slice(None),
     ) -> None:  # fmt: skip
-        """As `AdamW.update`, of A and B."""
+        """Change A and B in step `number` (from 1) at rate lr, then merge them into the weights.
+
+        weights: `AdaptedWeights`; gradients: float32 of the adapters' shapes; part: of their flat
+        buffers alone, where other ranks change the rest.
+        """
         assert isinstance(weights, AdaptedWeights)
         super().update(weights.adapters, gradients, lr, number, part)
         weights.merge()

@@ -33,7 +33,7 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
 from bench.gpu import circumstances  # noqa: E402
-from shapes import PUBLISHED  # noqa: E402
+from published import PUBLISHED  # noqa: E402
 
 from nanoeuler.engines.gpu.decode.decoder import CudaReader, predict  # noqa: E402
 from nanoeuler.engines.gpu.lang.bf16 import from_bf16, to_bf16  # noqa: E402

@@ -445,7 +445,6 @@ def timed(link, clock, timing):
 
 def timeline(rank, preset, batch, who):
     """[name, beside, from, to] in milliseconds of a step, launches of a kind in a row as one."""
-    from nanoeuler.engines.gpu.step.recording import Machine
     from nanoeuler.planning.step import RULES
 
     config, each, T = rank.shape(preset, batch)
@@ -464,9 +463,7 @@ def timeline(rank, preset, batch, who):
     this.step(*give(9), 1e-4, 9)
     this.finish()
     device.on = False
-    machine = Machine(tuple(device.capability), device.multiprocessors, this.multiplier)
-    builder = this.step_builder(config, machine, this.precision)
-    steps = builder.build_step(each, T, RULES).program.steps
+    steps = this.builder("step").build_step(each, T, RULES).program.steps
     return {"spans": shown([step.name for step in steps], clock.spans())}
 
 

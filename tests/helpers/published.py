@@ -1,6 +1,7 @@
-"""Small models in Hugging Face's format, read for tests alone: no name, shape or type is checked.
+"""Other people's models: shapes for benchmarks, and small ones read for tests.
 
-The package's own reader is in the room `interop`; this one shares no code with it.
+Files are in Hugging Face's format. The package's own reader is in the room `interop`; this one
+shares no code with it, and checks no name, shape or type.
 """
 
 import json
@@ -14,6 +15,17 @@ from nanoeuler.model.weights import Weights
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("NANOEULER_DATA", ROOT.parent / "shared/data")) / "interop/hf"
+
+PUBLISHED = {  # by their config.json; the numbers are random
+    "smollm2-135m": ModelConfig(
+        vocab_size=49152, dim=576, n_layers=30, n_heads=9, n_kv_heads=3, hidden=1536,
+        context=2048, n_predict=1, tied=True,
+    ),
+    "llama-1b": ModelConfig(  # Llama 3.2
+        vocab_size=128256, dim=2048, n_layers=16, n_heads=32, n_kv_heads=8, hidden=8192,
+        context=2048, n_predict=1, tied=True,
+    ),
+}  # fmt: skip
 
 
 def tensors(path):

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from shapes import PUBLISHED
+from published import PUBLISHED
 
 from nanoeuler.data.batches import Batches
 from nanoeuler.engines.gpu.gemm import float32

@@ -290,13 +290,6 @@ def _spread(matrix, first, last, panels):
 _HALVES = laying.halves()
 
 
-def rounded(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """q (I, O) int8 and s (O,) of equation eq-token-int8, so that matrix is about q s."""
-    steps = np.abs(matrix).max(axis=0) / 127
-    steps[steps == 0] = 1  # a column of zeros has any scale
-    return np.rint(matrix / steps).astype(np.int8), steps
-
-
 def in_blocks(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """d, m (O, blocks) float16 and q (O, blocks, 32) uint8 of equation eq-token-int4.
 

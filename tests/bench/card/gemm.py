@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 from bench.card import Contest, ghost
-from shapes import PUBLISHED
+from published import PUBLISHED
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
@@ -22,7 +22,10 @@ from nanoeuler.engines.gpu.gemm.wgmma_launch import Operands, choose, product
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.engines.gpu.lang.vectors import piece
-from nanoeuler.engines.gpu.rows.activations import swiglu_backward_kernel, swiglu_backward_launches
+from nanoeuler.engines.gpu.rows.activations import (
+    activation_backward_launches,
+    swiglu_backward_kernel,
+)
 from nanoeuler.engines.gpu.rows.column_sums import SUMMING, Walk
 from nanoeuler.model.config import PRESETS, parameter_shapes
 
@@ -343,7 +346,7 @@ def apart(bench, of):
     form = choose("NT", (*of.c.shape, of.a.shape[1]))
     launches = product(form, a, b, dh, place=bench.device.array)
     again = bench.view(of.c.clone())
-    return bench.call([*launches, *swiglu_backward_launches(dh, u, du, h=again)])
+    return bench.call([*launches, *activation_backward_launches("swiglu", dh, u, du, h=again)])
 
 
 def library(torch, peer, form, of):

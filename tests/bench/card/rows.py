@@ -190,7 +190,7 @@ def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
         return torch.nn.functional.silu(u[:, :width]) * u[:, width:]
 
     if not slope:
-        launch = getattr(activations, f"{what}_launch")(view(u), view(h))
+        launch = activations.activation_launch(what, view(u), view(h))
         return Work(
             launch, {"h": h}, lambda: {"h": forward(u.double())}, lambda: {"h": forward(u)},
             size_of(u, h),
@@ -199,8 +199,8 @@ def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
     start = dbias.clone()
     shape = activations.partials_shape(rows, width, "bf16", wide)
     partials = bench.output(*shape, dtype=torch.float32)
-    launches = getattr(activations, f"{what}_backward_launches")(
-        view(dh), view(u), view(du), h=view(h), sums=(view(dbias), view(partials))
+    launches = activations.activation_backward_launches(
+        what, view(dh), view(u), view(du), h=view(h), sums=(view(dbias), view(partials))
     )
 
     def result(kind: Any) -> dict[str, Any]:
@@ -431,9 +431,9 @@ def of_gates(width: int) -> list[Callable[[], Kernel]]:
     threads = column_sums_module.Walk(1, width, piece("bf16"), column_sums_module.FREE).threads
     return [
         partial(activations.swiglu_kernel, "bf16", threads),
-        *(partial(activations.gelu_kernel, "bf16", False, exact, threads) for exact in EITHER),
+        *(partial(activations.gelu_kernel, "bf16", exact, threads) for exact in EITHER),
         partial(activations.swiglu_backward_kernel, "bf16", True, True, threads),
-        *(partial(activations.gelu_backward_kernel, "bf16", False, True, True, exact, threads)
+        *(partial(activations.gelu_backward_kernel, "bf16", True, True, exact, threads)
           for exact in EITHER),
     ]
 

@@ -600,11 +600,12 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
     """The same of an item that is channels i and i + D / 2 of a head, turned if it is to be.
 
     Queries go to y (R, H, D) float32, times `scale`; keys and values to the caches (texts, G,
-    context, D), at the row's position, unless that is negative.
+    context, D), at the row's position, unless that is negative. Where heads are normed later,
+    queries and keys go to y (R, H + G, D) as they are.
     """
-    heads, rows, place = form.heads, form.rows, make_place(form)
+    heads, rows, place, raw = form.heads, form.rows, make_place(form), form.heads.normed
     H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
-    half, all_heads = D // 2, heads.H + 2 * heads.G
+    half, all_heads, shown = D // 2, heads.H + 2 * heads.G, H + G if raw else H
     put, total = make_put(form.shape.kind), make_total(form)
 
     def prepare(of, y, stride, cos, sin, lines):
@@ -612,8 +613,9 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
         row, _, head, channel = place(of.item, of.block)
         _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
         spots[2 * i], spots[2 * i + 1] = position, text
-        kept[2 * i], kept[2 * i + 1] = float32(1), float32(0)
-        if turned and head < H + G:
+        if not raw:
+            kept[2 * i], kept[2 * i + 1] = float32(1), float32(0)
+        if turned and not raw and head < H + G:
             at = (int64(max(position, 0)) * half + channel) * 4
             kept[2 * i], kept[2 * i + 1] = ptx.load_float(cos + at), ptx.load_float(sin + at)
 
@@ -623,47 +625,19 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
         output, position, text = (pair >> 2) * 8 + (pair & 3), spots[2 * i], spots[2 * i + 1]
         a = total(sums, row, output) + shifts[2 * i]
         b = total(sums, row, output + 4) + shifts[2 * i + 1]
-        left, right = a * kept[2 * i] - b * kept[2 * i + 1], a * kept[2 * i + 1] + b * kept[2 * i]
-        if head < H:
-            at = to.y + ((int64(of.tile * rows + row) * H + head) * D + channel) * 4
-            ptx.store_float(at, left * to.scale)
-            ptx.store_float(at + half * 4, right * to.scale)
+        left, right, scale = a, b, float32(1)
+        if not raw:
+            cosine, sine, scale = kept[2 * i], kept[2 * i + 1], to.scale
+            left, right = a * cosine - b * sine, a * sine + b * cosine
+        if head < shown:
+            at = to.y + ((int64(of.tile * rows + row) * shown + head) * D + channel) * 4
+            ptx.store_float(at, left * scale)
+            ptx.store_float(at + half * 4, right * scale)
         elif head < all_heads and position >= 0:
             cache, group = (to.keys, head - H) if head < H + G else (to.values, head - H - G)
             at = ((int64(text) * G + group) * context + position) * D + channel
             put(cache, at, left)
             put(cache, at + half, right)
-
-    return prepare, finish
-
-
-def make_raw_heads_end(form: Form) -> tuple[Callable, Callable]:
-    """The same where heads are normed later: queries and keys go to y (R, H + G, D) float32 as they
-    are, and values to their cache."""
-    heads, rows, place = form.heads, form.rows, make_place(form)
-    H, G, D, context = heads.H, heads.G, heads.D, heads.context
-    half, all_heads = D // 2, heads.H + 2 * heads.G
-    put, total = make_put(form.shape.kind), make_total(form)
-
-    def prepare(of, y, stride, cos, sin, lines):
-        row, _, _, _ = place(of.item, of.block)
-        _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
-        of.spots[2 * of.i], of.spots[2 * of.i + 1] = position, text
-
-    def finish(of, sums, shifts, to):
-        row, pair, head, channel = place(of.item, of.block)
-        output, position = (pair >> 2) * 8 + (pair & 3), of.spots[2 * of.i]
-        a = total(sums, row, output) + shifts[2 * of.i]
-        b = total(sums, row, output + 4) + shifts[2 * of.i + 1]
-        if head < H + G:
-            at = to.y + ((int64(of.tile * rows + row) * (H + G) + head) * D + channel) * 4
-            ptx.store_float(at, a)
-            ptx.store_float(at + half * 4, b)
-        elif head < all_heads and position >= 0:
-            text, group = of.spots[2 * of.i + 1], head - H - G
-            at = ((int64(text) * G + group) * context + position) * D + channel
-            put(to.values, at, a)
-            put(to.values, at + half, b)
 
     return prepare, finish
 
@@ -676,9 +650,7 @@ def parts_of(form: Form) -> tuple[Callable, ...]:
     elif form.front == "parts":
         front = make_parts_front(form)
     multiply = make_multiply if form.shape.kind == "bf16" else make_multiply_floats
-    raw = form.heads is not None and form.heads.normed
-    heads_end = make_raw_heads_end if raw else make_heads_end
-    ends = {"heads": heads_end, "swiglu": make_gate_end}
+    ends = {"heads": make_heads_end, "swiglu": make_gate_end}
     return front, multiply(form), *ends.get(form.end, make_single_end)(form)
 
 

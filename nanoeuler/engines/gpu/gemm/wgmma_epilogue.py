@@ -195,27 +195,26 @@ def residual_pair(acc, i, pair):
     return pair
 
 
-def gelu_backward_pair(acc, i, pair):
-    """acc[i : i + 2] *= GELU' of a pair of bf16; returns GELU of the pair."""
-    low, low_slope = curves.gelu_and_slope_fast(ptx.low_bf16(pair))
-    high, high_slope = curves.gelu_and_slope_fast(ptx.high_bf16(pair))
-    acc[i] *= low_slope
-    acc[i + 1] *= high_slope
-    return ptx.pack_bf16(low, high)
+def make_backward_pair(curve_and_slope: Callable) -> Callable:
+    """backward_pair(acc, i, pair): acc[i : i + 2] *= the slopes of a curve at a pair of bf16;
+    returns the curve's values there, a pair."""
 
+    def backward_pair(acc, i, pair):
+        low, low_slope = curve_and_slope(ptx.low_bf16(pair))
+        high, high_slope = curve_and_slope(ptx.high_bf16(pair))
+        acc[i] *= low_slope
+        acc[i + 1] *= high_slope
+        return ptx.pack_bf16(low, high)
 
-def gelu_exact_backward_pair(acc, i, pair):
-    """The same of the exact GELU."""
-    low, low_slope = curves.gelu_exact_and_slope(ptx.low_bf16(pair))
-    high, high_slope = curves.gelu_exact_and_slope(ptx.high_bf16(pair))
-    acc[i] *= low_slope
-    acc[i + 1] *= high_slope
-    return ptx.pack_bf16(low, high)
+    return backward_pair
 
 
 # What becomes of a pair of sums and of the pair that they meet, by the epilogue.
-PAIRS = {"residual": residual_pair, "gelu backward": gelu_backward_pair,
-         "gelu_exact backward": gelu_exact_backward_pair}  # fmt: skip
+PAIRS = {
+    "residual": residual_pair,
+    "gelu backward": make_backward_pair(curves.gelu_and_slope_fast),
+    "gelu_exact backward": make_backward_pair(curves.gelu_exact_and_slope),
+}
 
 
 def read_strip(u, q, at, t):

@@ -163,7 +163,18 @@ class RankBuilder(ProgramBuilder):
         """What a rank has of something in shards."""
         return self.recording.whole(memory, (self.length // self.link.size,), np.float32)
 
+    def memories(self, weights: Weights) -> dict[str, np.ndarray]:
+        """What this rank's memories of weights hold; of masters its shard, if copies are read."""
+        made, sharing = ProgramBuilder.memories(self, weights), self.sharing
+        whole = sharing.pad(made[WEIGHTS])
+        if not self.copied:
+            return made | {WEIGHTS: whole}
+        read = np.concatenate([whole[slice(*span)] for span in sharing.read])
+        shard = sharing.shard(weights.flat, self.link.rank)
+        return {WEIGHTS: read, COPIES: sharing.pad(made[COPIES]), MASTERS: shard}
 
+
+# %% sec-exchange-update
 class RankStepBuilder(RankBuilder):
     """Records a training step over ranks, with its exchanges and joins.
 

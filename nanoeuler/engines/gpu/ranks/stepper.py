@@ -30,7 +30,7 @@ from nanoeuler.engines.gpu.ranks.exchange import (
 )
 from nanoeuler.engines.gpu.ranks.nccl import Nccl
 from nanoeuler.engines.gpu.ranks.peer_copies import Peers, reachable
-from nanoeuler.engines.gpu.step.precision import COPIES, PRECISIONS, WEIGHTS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS
 from nanoeuler.engines.gpu.step.stepper import CHOICE, NUMBER, CudaStepper, gpu
 from nanoeuler.engines.interface import Optimizer, Taken
@@ -79,15 +79,10 @@ class CudaRankStepper(Dealt, CudaStepper):
         length = part.stop - part.start
         return self.device.part(self.memories[name], 4 * part.start, (length,), np.float32)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The run's arrays by name; moments, and masters with copies, are this rank's shard."""
-        made, sharing = self.whole_state(), self.sharing
-        shards = {name: made[name] for name in MOMENTS}
-        made[WEIGHTS] = sharing.pad(made[WEIGHTS])
-        if self.precision.kind == "bf16":
-            shards[MASTERS], made[COPIES] = self.weights.flat, sharing.pad(made[COPIES])
-            made[WEIGHTS] = np.concatenate([made[WEIGHTS][slice(*span)] for span in sharing.read])
-        return made | {name: sharing.shard(x, self.link.rank) for name, x in shards.items()}
+    def moments(self) -> dict[str, np.ndarray]:
+        """This rank's shard of the optimizer's moments."""
+        whole = CudaStepper.moments(self)
+        return {name: self.sharing.shard(flat, self.link.rank) for name, flat in whole.items()}
 
     def push(self) -> None:
         """Copy rank 0's weights and moments to every rank; all ranks call it together."""

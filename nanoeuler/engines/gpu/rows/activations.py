@@ -61,27 +61,23 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
 
 
 @functools.cache
-def gelu_kernel(kind: str, biased: bool, exact: bool, threads: int) -> Kernel:
-    """h = gelu(u + bias), exact or in the tanh form; see `Walk` for who has what."""
+def gelu_kernel(kind: str, exact: bool, threads: int) -> Kernel:
+    """h = gelu(u), exact or in the tanh form; see `Walk` for who has what."""
     share = gelu_exact_share if exact else gelu_share
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
-    def curved(u, bias, h, rows, columns):
+    def curved(u, h, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
-        values, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        row = int32(cuda.blockIdx.y)
-        if biased and column < columns:
-            load(shift, 0, bias + int64(column) * size)
+        values, row = cuda.local.array(width, float32), int32(cuda.blockIdx.y)
         while row < rows and column < columns:
             load(values, 0, vectors.place(u, row, columns, size) + int64(column) * size)
             for k in range(width):
-                value = values[k] + shift[k] if biased else values[k]
-                values[k] = value * share(value)
+                values[k] *= share(values[k])
             store(values, 0, vectors.place(h, row, columns, size) + int64(column) * size)
             row += int32(cuda.gridDim.y)
 
-    return Kernel(curved, "l l l r r", threads, resident=FREE // threads, target=(8, 0))
+    return Kernel(curved, "l l r r", threads, resident=FREE // threads, target=(8, 0))
 
 
 def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
@@ -149,7 +145,7 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
 
 
 def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callable:
-    """curved_rows(dh, u, du, h, here, step, shift, sums): `count` rows, loads first.
+    """curved_rows(dh, u, du, h, here, step, sums): `count` rows, loads first.
 
     here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
     """
@@ -160,7 +156,7 @@ def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callabl
     load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
     store = vectors.make_store(kind, width)
 
-    def curved_rows(dh, u, du, h, here, step, shift, sums):
+    def curved_rows(dh, u, du, h, here, step, sums):
         slope, value = cuda.local.array(many, float32), cuda.local.array(many, float32)
         for i in range(count):
             load(slope, i * width, dh + here + i * step)
@@ -168,7 +164,6 @@ def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callabl
         for i in range(count):
             for k in range(width):
                 at = i * width + k
-                value[at] += shift[k]
                 slope[at] *= slope_of(value[at])
                 sums[k] += slope[at]
                 if again:
@@ -182,77 +177,58 @@ def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callabl
 
 @functools.cache
 def gelu_backward_kernel(
-    kind: str, biased: bool, again: bool, summed: bool, exact: bool, threads: int
+    kind: str, again: bool, summed: bool, exact: bool, threads: int
 ) -> Kernel:
     """du of dh and u, h once more (again), and partial sums of du's columns (summed)."""
-    width, size = vectors.piece(kind), vectors.SIZES[kind]
-    load, zero, put = vectors.make_load(kind, width), make_zero(width), make_put(width)
+    width, size, zero = vectors.piece(kind), vectors.SIZES[kind], make_zero(vectors.piece(kind))
+    put = make_put(width)
     one, several = (make_curved_rows(kind, count, again, exact) for count in (1, AHEAD))
 
-    def curved_backward(dh, u, bias, du, h, partials, rows, columns):
+    def curved_backward(dh, u, du, h, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
-        sums, shift = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        sums = cuda.local.array(width, float32)
         zero(sums)
-        zero(shift)
         row, slabs = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
         if column < columns:
             at, step = int64(column) * size, slabs * (int64(columns) * size)
-            if biased:
-                load(shift, 0, bias + at)
             while row + (AHEAD - 1) * slabs < rows:
-                several(dh, u, du, h, vectors.place(at, row, columns, size), step, shift, sums)
+                several(dh, u, du, h, vectors.place(at, row, columns, size), step, sums)
                 row += AHEAD * slabs
             while row < rows:
-                one(dh, u, du, h, vectors.place(at, row, columns, size), step, shift, sums)
+                one(dh, u, du, h, vectors.place(at, row, columns, size), step, sums)
                 row += slabs
             if summed:
                 put(sums, vectors.place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)
 
-    args = "l l l l l l r r"
+    args = "l l l l l r r"
     return Kernel(curved_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
 
 
 def _walk(
-    name: str, u: Any, wide: int, room: int, multiprocessors: int, **others: Any
-) -> tuple[str, Walk]:
-    # The kind of u (rows, wide * F) and who has what of (rows, F), which the others are.
-    rows, columns = u.shape[0], u.shape[1] // wide
-    kind = vectors.kind_of(u)
-    walk = Walk(rows, columns, vectors.piece(kind), room, multiprocessors)
-    vectors.expect(f"{name}'s u", u, (rows, wide * columns), kind)
-    for other, (array, across) in others.items():
+    name: str, u: Any, room: int, multiprocessors: int, **others: tuple[Any, int]
+) -> tuple[str, Walk, bool]:
+    # The kind of u (rows, F or 2F) and who has what of (rows, F); whether u is gate and up.
+    gated = name == "swiglu"
+    kind, rows, columns = vectors.kind_of(u), u.shape[0], u.shape[1] // (1 + gated)
+    for what, (array, wide) in {"u": (u, 1 + gated), **others}.items():
         if array is not None:
-            vectors.expect(f"{name}'s {other}", array, (rows, across * columns), kind)
-    return kind, walk
+            vectors.expect(f"{name}'s {what}", array, (rows, wide * columns), kind)
+    return kind, Walk(rows, columns, vectors.piece(kind), room, multiprocessors), gated
 
 
-def swiglu_launch(u: Any, h: Any, multiprocessors: int = MULTIPROCESSORS) -> Launch:
-    """h (rows, F) = silu(gate) up of u (rows, 2F)."""
-    kind, walk = _walk("SwiGLU", u, 2, FREE, multiprocessors, h=(h, 1))
-    kernel = swiglu_kernel(kind, walk.threads)
+def activation_launch(
+    name: str, u: Any, h: Any, multiprocessors: int = MULTIPROCESSORS
+) -> Launch:
+    """h (rows, F) = "gelu" or "gelu_exact" of u (rows, F), or "swiglu" of gate and up (rows, 2F).
+
+    u and h are of one kind, "bf16" or "float32".
+    """
+    kind, walk, gated = _walk(name, u, FREE, multiprocessors, h=(h, 1))
+    if gated:
+        kernel = swiglu_kernel(kind, walk.threads)
+    else:
+        kernel = gelu_kernel(kind, name == "gelu_exact", walk.threads)
     return Launch(kernel, walk.grid, (u, h, walk.rows, walk.columns))
-
-
-def gelu_launch(
-    u: Any, h: Any, bias: Any = None, multiprocessors: int = MULTIPROCESSORS
-) -> Launch:
-    """h (rows, F) = gelu(u + bias), tanh form, of u (rows, F), bias (F,) or none."""
-    return _curved(False, u, h, bias, multiprocessors)
-
-
-def gelu_exact_launch(
-    u: Any, h: Any, bias: Any = None, multiprocessors: int = MULTIPROCESSORS
-) -> Launch:
-    """The same of the exact GELU."""
-    return _curved(True, u, h, bias, multiprocessors)
-
-
-def _curved(exact: bool, u: Any, h: Any, bias: Any, multiprocessors: int) -> Launch:
-    kind, walk = _walk("GELU", u, 1, FREE, multiprocessors, h=(h, 1))
-    if bias is not None:
-        vectors.expect("GELU's bias", bias, (walk.columns,), kind)
-    kernel = gelu_kernel(kind, bias is not None, exact, walk.threads)
-    return Launch(kernel, walk.grid, (u, vectors.given(bias), h, walk.rows, walk.columns))
 
 
 def partials_shape(
@@ -262,61 +238,27 @@ def partials_shape(
     return Walk(rows, F, vectors.piece(kind), SUMMING, multiprocessors).slabs, wide * F
 
 
-def _sums(sums: tuple[Any, Any] | None, slabs: int, width: int) -> list[Launch]:
-    # The launch that adds the sums of partial sums to dbias, where it is wanted.
-    if sums is None:
-        return []
-    dbias, partials = sums
-    vectors.expect("partial sums", partials, (slabs, width), "float32")
-    return [sum_launch(partials, (dbias,), add=True)]
-
-
-def swiglu_backward_launches(
-    dh: Any, u: Any, du: Any, *, h: Any = None, sums: tuple[Any, Any] | None = None,
+def activation_backward_launches(
+    name: str, dh: Any, u: Any, du: Any, *, h: Any = None, sums: tuple[Any, Any] | None = None,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Launch]:  # fmt: skip
-    """du (rows, 2F), which may be u, of dh (rows, F) and u; h (rows, F) is made again if given.
+    """du, which may be u, of dh (rows, F) and u, as of `activation_launch`; all of one kind.
 
-    sums: dbias (2F,) float32, to which du's sums over rows are added, and memory for partial sums,
-    see `partials_shape`.
+    h (rows, F): made again if given. sums: dbias float32, a number for each column of u, to which
+    du's sums over rows are added, and memory for partial sums, see `partials_shape`.
     """
-    others = {"dh": (dh, 1), "du": (du, 2), "h": (h, 1)}
-    kind, walk = _walk("SwiGLU", u, 2, SUMMING, multiprocessors, **others)
-    kernel = swiglu_backward_kernel(kind, h is not None, sums is not None, walk.threads)
+    wide = u.shape[1] // dh.shape[1]
+    others = {"dh": (dh, 1), "du": (du, wide), "h": (h, 1)}
+    kind, walk, gated = _walk(name, u, SUMMING, multiprocessors, **others)
+    wanted = h is not None, sums is not None
+    if gated:
+        kernel = swiglu_backward_kernel(kind, *wanted, walk.threads)
+    else:
+        kernel = gelu_backward_kernel(kind, *wanted, name == "gelu_exact", walk.threads)
     args = dh, u, du, vectors.given(h), sums[1] if sums else 0, walk.rows, walk.columns
-    return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, 2 * walk.columns)]
-
-
-def gelu_backward_launches(
-    dh: Any, u: Any, du: Any, *, bias: Any = None, h: Any = None,
-    sums: tuple[Any, Any] | None = None, multiprocessors: int = MULTIPROCESSORS,
-) -> list[Launch]:  # fmt: skip
-    """du (rows, F), which may be u, of dh, of h = gelu(u + bias); h is made again if given.
-
-    sums: dbias (F,) float32 and partial sums, as of `swiglu_backward_launches`.
-    """
-    return _curved_backward(False, (dh, u, du), bias, h, sums, multiprocessors)
-
-
-def gelu_exact_backward_launches(
-    dh: Any, u: Any, du: Any, *, bias: Any = None, h: Any = None,
-    sums: tuple[Any, Any] | None = None, multiprocessors: int = MULTIPROCESSORS,
-) -> list[Launch]:  # fmt: skip
-    """The same of the exact GELU."""
-    return _curved_backward(True, (dh, u, du), bias, h, sums, multiprocessors)
-
-
-def _curved_backward(
-    exact: bool, given: tuple[Any, Any, Any], bias: Any, h: Any, sums: tuple[Any, Any] | None,
-    multiprocessors: int,
-) -> list[Launch]:  # fmt: skip
-    dh, u, du = given
-    others = {"dh": (dh, 1), "du": (du, 1), "h": (h, 1)}
-    kind, walk = _walk("GELU", u, 1, SUMMING, multiprocessors, **others)
-    if bias is not None:
-        vectors.expect("GELU's bias", bias, (walk.columns,), kind)
-    wanted = bias is not None, h is not None, sums is not None
-    kernel = gelu_backward_kernel(kind, *wanted, exact, walk.threads)
-    partials = sums[1] if sums else 0
-    args = dh, u, vectors.given(bias), du, vectors.given(h), partials, walk.rows, walk.columns
-    return [Launch(kernel, walk.grid, args), *_sums(sums, walk.slabs, walk.columns)]
+    launches = [Launch(kernel, walk.grid, args)]
+    if sums:
+        dbias, partials = sums
+        vectors.expect("partial sums", partials, (walk.slabs, u.shape[1]), "float32")
+        launches.append(sum_launch(partials, (dbias,), add=True))
+    return launches

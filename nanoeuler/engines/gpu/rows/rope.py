@@ -24,6 +24,33 @@ from nanoeuler.errors import UserError
 ROWS = 4  # of a block, a warp each
 
 
+def make_halves(kind: str, D: int) -> tuple[Callable, Callable, Callable]:
+    """load_two(a, b, at), store_two(a, b, at): a lane's piece of both halves of a head;
+    rotate(a, b, cos, sin, place, sign): turned by sign times the angles from byte `place` on."""
+    width, size, half = vectors.piece(kind), vectors.SIZES[kind], D // 2
+    load, store = vectors.make_load(kind, width, own=True), vectors.make_store(kind, width)
+    load_turn = vectors.make_load("float32", width)
+
+    def load_two(a, b, at):
+        load(a, 0, at)
+        load(b, 0, at + half * size)
+
+    def store_two(a, b, at):
+        store(a, 0, at)
+        store(b, 0, at + half * size)
+
+    def rotate(a, b, cos_table, sin_table, angle, sign):
+        cos, sin = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        load_turn(cos, 0, cos_table + angle)
+        load_turn(sin, 0, sin_table + angle)
+        for k in range(width):
+            left, right, sine = a[k], b[k], sign * sin[k]
+            a[k] = left * cos[k] - right * sine
+            b[k] = left * sine + right * cos[k]
+
+    return load_two, store_two, rotate
+
+
 @functools.cache
 def rope_kernel(kind: str, n: int, N: int, D: int) -> Kernel:
     """Turns the first n of N heads by sign times each position's angles; see `rope_launch`.
@@ -32,33 +59,21 @@ def rope_kernel(kind: str, n: int, N: int, D: int) -> Kernel:
     """
     width, size, half = vectors.piece(kind), vectors.SIZES[kind], D // 2
     pieces = half // width  # of a head
-    load, store = vectors.make_load(kind, width, own=True), vectors.make_store(kind, width)
-    load_turn = vectors.make_load("float32", width)
-
-    def turn(a, b, cos, sin, sign):
-        for k in range(width):
-            left, right, sine = a[k], b[k], sign * sin[k]
-            a[k] = left * cos[k] - right * sine
-            b[k] = left * sine + right * cos[k]
+    load_two, store_two, rotate = make_halves(kind, D)
 
     def rope(heads, cos_table, sin_table, sign, rows, T, start):
         row = int32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // vectors.LANES)
         a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        cos, sin = cuda.local.array(width, float32), cuda.local.array(width, float32)
         if row < rows:
             position = int32(start + row - T * divide(row, T))
             for i in range(int32(cuda.threadIdx.x % vectors.LANES), n * pieces, vectors.LANES):
                 head = divide(i, pieces)
                 column = int32(i - head * pieces) * width
                 at = vectors.place(heads, row, N * D, size) + int64(head * D + column) * size
-                load(a, 0, at)
-                load(b, 0, at + half * size)
+                load_two(a, b, at)
                 angle = vectors.place(0, position, half, 4) + int64(column) * 4
-                load_turn(cos, 0, cos_table + angle)
-                load_turn(sin, 0, sin_table + angle)
-                turn(a, b, cos, sin, sign)
-                store(a, 0, at)
-                store(b, 0, at + half * size)
+                rotate(a, b, cos_table, sin_table, angle, sign)
+                store_two(a, b, at)
 
     return Kernel(rope, "l l l f r r r", vectors.LANES * ROWS, target=(8, 0))
 
@@ -124,34 +139,6 @@ class HeadForm(NamedTuple):
         return cover(self.n * self.pieces, vectors.LANES)
 
 
-def make_ends(form: HeadForm) -> tuple[Callable, Callable, Callable]:
-    """load_two(a, b, at), store_two(a, b, at): a lane's piece of both halves of a head;
-    rotate(a, b, cos, sin, place, sign): turned by angles of the tables, from byte `place` on."""
-    width, size, half = vectors.piece(form.kind), vectors.SIZES[form.kind], form.D // 2
-    load = vectors.make_load(form.kind, width, own=True)
-    store = vectors.make_store(form.kind, width)
-    load_turn = vectors.make_load("float32", width)
-
-    def load_two(a, b, at):
-        load(a, 0, at)
-        load(b, 0, at + half * size)
-
-    def store_two(a, b, at):
-        store(a, 0, at)
-        store(b, 0, at + half * size)
-
-    def rotate(a, b, cos_table, sin_table, angle, sign):
-        cos, sin = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        load_turn(cos, 0, cos_table + angle)
-        load_turn(sin, 0, sin_table + angle)
-        for k in range(width):
-            left, right, sine = a[k], b[k], sign * sin[k]
-            a[k] = left * cos[k] - right * sine
-            b[k] = left * sine + right * cos[k]
-
-    return load_two, store_two, rotate
-
-
 def make_head_sum(form: HeadForm) -> Callable:
     """head_sum(value): the sum over the lanes of a head."""
     pieces = form.pieces
@@ -165,13 +152,38 @@ def make_head_sum(form: HeadForm) -> Callable:
     return head_sum
 
 
+def make_lane(form: HeadForm) -> tuple[Callable, Callable, Callable]:
+    """find(j, lane) -> a lane's head in round j, its first column and its byte of a row;
+    load_gains(left, right, q_gain, k_gain, head, column): the gains of both its halves;
+    root(total): the norm's factor, from a lane's sum of squares."""
+    D, H, half, pieces = form.D, form.H, form.D // 2, form.pieces
+    width, size, share, eps = vectors.piece(form.kind), vectors.SIZES[form.kind], 1 / D, form.eps
+    load, head_sum = vectors.make_load("float32", width), make_head_sum(form)
+
+    def find(j, lane):
+        i = int32(j * vectors.LANES + lane)
+        head = divide(i, pieces)
+        column = int32(i - head * pieces) * width
+        return head, column, int64(head * D + column) * size
+
+    def load_gains(left, right, q_gain, k_gain, head, column):
+        gain = (q_gain if head < H else k_gain) + int64(column) * 4
+        load(left, 0, gain)
+        load(right, 0, gain + half * 4)
+
+    def root(total):
+        return inverse_root(head_sum(total) * float32(share) + float32(eps))
+
+    return find, load_gains, root
+
+
 @functools.cache
 def head_norm_kernel(form: HeadForm) -> Kernel:
     """Norms heads in place, then turns them; raw: as they were. See `head_norm_launch`."""
-    kind, n, N, D, H, eps, turned = form
-    width, size, half, pieces = vectors.piece(kind), vectors.SIZES[kind], D // 2, form.pieces
-    load_gain, head_sum = vectors.make_load("float32", width), make_head_sum(form)
-    (load_two, store_two, rotate), rounds, share = make_ends(form), form.rounds, 1 / D
+    n, N, D, turned, rounds, half = form.n, form.N, form.D, form.turned, form.rounds, form.D // 2
+    width, size = vectors.piece(form.kind), vectors.SIZES[form.kind]
+    load_two, store_two, rotate = make_halves(form.kind, D)
+    find, load_gains, root_of = make_lane(form)
 
     def head_norm(heads, raw, q_gain, k_gain, cos_table, sin_table, rows, T, start):
         lane = int32(cuda.threadIdx.x % vectors.LANES)
@@ -181,20 +193,16 @@ def head_norm_kernel(form: HeadForm) -> Kernel:
         if row < rows:
             position = int32(start + row - T * divide(row, T))
             for j in range(rounds):
-                i = int32(j * vectors.LANES + lane)
-                head, total = divide(i, pieces), float32(0)
-                column = int32(i - head * pieces) * width
-                at = int64(head * D + column) * size
+                head, column, at = find(j, lane)
+                total = float32(0)
                 if head < n:
                     load_two(a, b, vectors.place(heads, row, N * D, size) + at)
                     store_two(a, b, vectors.place(raw, row, n * D, size) + at)
                     for k in range(width):
                         total += a[k] * a[k] + b[k] * b[k]
-                root = inverse_root(head_sum(total) * float32(share) + float32(eps))
+                root = root_of(total)
                 if head < n:
-                    gain = (q_gain if head < H else k_gain) + int64(column) * 4
-                    load_gain(left, 0, gain)
-                    load_gain(right, 0, gain + half * 4)
+                    load_gains(left, right, q_gain, k_gain, head, column)
                     for k in range(width):
                         a[k] *= root * left[k]
                         b[k] *= root * right[k]
@@ -252,10 +260,11 @@ def make_slopes(form: HeadForm) -> Callable:
 @functools.cache
 def head_norm_backward_kernel(form: HeadForm) -> Kernel:
     """The gradient in place, and partial sums of the gains': see `head_norm_backward_launch`."""
-    kind, n, N, D, H, eps, turned = form
-    width, size, half, pieces = vectors.piece(kind), vectors.SIZES[kind], D // 2, form.pieces
-    load_gain, head_sum = vectors.make_load("float32", width), make_head_sum(form)
-    (load_two, store_two, rotate), rounds, share = make_ends(form), form.rounds, 1 / D
+    n, N, D, H, turned, rounds = form.n, form.N, form.D, form.H, form.turned, form.rounds
+    width, size, half, share = vectors.piece(form.kind), vectors.SIZES[form.kind], D // 2, 1 / D
+    load_two, store_two, rotate = make_halves(form.kind, D)
+    find, load_gains, root_of = make_lane(form)
+    head_sum = make_head_sum(form)
     leave, slopes, four = make_leave_gains(form), make_slopes(form), 4 * width
 
     def head_norm_backward(
@@ -272,23 +281,19 @@ def head_norm_backward_kernel(form: HeadForm) -> Kernel:
         while row < rows:
             position = int32(row - T * divide(row, T))
             for j in range(rounds):
-                i = int32(j * vectors.LANES + t % vectors.LANES)
-                head, total, along = divide(i, pieces), float32(0), float32(0)
-                column = int32(i - head * pieces) * width
-                at = int64(head * D + column) * size
+                head, column, at = find(j, int32(t % vectors.LANES))
+                total, along = float32(0), float32(0)
                 if head < n:
                     load_two(a, b, vectors.place(dheads, row, N * D, size) + at)
                     load_two(x, y, vectors.place(raw, row, n * D, size) + at)
-                    gain = (q_gain if head < H else k_gain) + int64(column) * 4
-                    load_gain(left, 0, gain)
-                    load_gain(right, 0, gain + half * 4)
+                    load_gains(left, right, q_gain, k_gain, head, column)
                     if turned:
                         angle = vectors.place(0, position, half, 4) + int64(column) * 4
                         rotate(a, b, cos_table, sin_table, angle, float32(-1))
                     for k in range(width):
                         total += x[k] * x[k] + y[k] * y[k]
                         along += left[k] * a[k] * x[k] + right[k] * b[k] * y[k]
-                root = inverse_root(head_sum(total) * float32(share) + float32(eps))
+                root = root_of(total)
                 along = head_sum(along) * root * float32(share)
                 if head < H:
                     slopes(a, x, left, sums, 0, root, along)

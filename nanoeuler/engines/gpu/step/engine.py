@@ -400,7 +400,10 @@ class CudaEngine(Engine):
         return cos, sin
 
     def rope(self, heads: Array, n: int, cos: Array, sin: Array, back: bool = False) -> Array:
-        """As `Engine.rope`, in place."""
+        """heads (B, T, N, D) of activations, the first n turned in place by cos, sin (T, D/2).
+
+        back: turned back, which is the backward pass. Returns heads.
+        """
         B, T, N, D = heads.shape
         rows = heads.reshape(B * T, N * D)
         launch = rope_launch(rows, cos, sin, n, T, back=back)
@@ -408,13 +411,17 @@ class CudaEngine(Engine):
         return heads
 
     def rope_backward(self, dheads: Array, n: int, cos: Array, sin: Array) -> Array:
-        """As `Engine.rope_backward`, in place."""
+        """dheads (B, T, N, D) of activations, the first n turned back in place; returned."""
         return self.rope(dheads, n, cos, sin, back=True)
 
     def attention(
         self, heads: Array, n_kv: int, first: PackedRows | None = None
     ) -> tuple[Array, Any]:
-        """As `Engine.attention`; the backward wants y and lse."""
+        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), both of activations; y and lse, kept.
+
+        lse float32 (B, H, `padded(T)`): the log of each row's sum of exponentials. first: see
+        `PackedRows`. UserError for a head width or a card that no kernel serves.
+        """
         (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
         y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
         ends = *split(heads, n_kv), y.reshape(B, T, H, D).swapaxes(1, 2), lse
@@ -430,7 +437,11 @@ class CudaEngine(Engine):
         self, dy: Array, heads: Array, n_kv: int, p: Any, first: PackedRows | None = None,
         rope: Any = None,
     ) -> Array:  # fmt: skip
-        """As `Engine.attention_backward`; rope: what heads ended in, undone in dheads."""
+        """dy (B, T, H*D) -> dheads (B, T, H+2G, D), both of activations.
+
+        p: y and lse, which `attention` kept. rope: the `Turning` in which the product that made the
+        heads ended, undone in dheads; None: the caller does that.
+        """
         (B, T, N, D), (y, lse) = heads.shape, p
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
@@ -447,18 +458,18 @@ class CudaEngine(Engine):
 
     def swiglu(self, gate_up: Array) -> Array:
         h = self.take(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        launch = activations.swiglu_launch(rows_of(gate_up), rows_of(h), self.multiprocessors)
-        self.record("swiglu", launch)
+        given = "swiglu", rows_of(gate_up), rows_of(h), self.multiprocessors
+        self.record("swiglu", activations.activation_launch(*given))
         return h
 
     def gelu(self, u: Array, name: str = "gelu") -> Array:
         h = self.take(*u.shape)
-        launches = getattr(activations, f"{name}_launch")
-        self.record(name, launches(rows_of(u), rows_of(h), multiprocessors=self.multiprocessors))
+        given = name, rows_of(u), rows_of(h), self.multiprocessors
+        self.record(name, activations.activation_launch(*given))
         return h
 
     def gelu_exact(self, u: Array) -> Array:
-        """As `layers.gelu_exact`."""
+        """u (..., F) of activations -> u Phi(u), a new array. Equation eq-layers-gelu."""
         return self.gelu(u, "gelu_exact")
 
     def activation_backward(
@@ -472,9 +483,8 @@ class CudaEngine(Engine):
             wide = 2 if name == "swiglu" else 1
             shape = activations.partials_shape(rows, F, kind_of(dh), wide, processors)
             sums = dbias, self.take(*shape, kind="float32")
-        backward = getattr(activations, f"{name}_backward_launches")
-        launches = backward(
-            rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
+        launches = activations.activation_backward_launches(
+            name, rows_of(dh), rows_of(u), rows_of(du), h=None if h is None else rows_of(h),
             sums=sums, multiprocessors=processors,
         )  # fmt: skip
         self.record(f"{name} backward", launches)
@@ -487,7 +497,7 @@ class CudaEngine(Engine):
         return self.activation_backward("gelu", dh, u)[0]
 
     def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
-        """As `backward.gelu_exact_backward`."""
+        """dh and u (..., F) of activations -> du, a new array. Equation eq-backprop-gelu-exact."""
         return self.activation_backward("gelu_exact", dh, u)[0]
 
     def loss_rows(
@@ -509,7 +519,10 @@ class CudaEngine(Engine):
         return sums
 
     def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
-        """As `Engine.cross_entropy`, in place."""
+        """logits (B, T, K, V), targets int32 (B, T, K), scale (K,) -> float32 sums (K,); dlogits.
+
+        The sums are of -log p in nats, before they are scaled; dlogits is written over logits.
+        """
         K, V = logits.shape[-2:]
         aims = rows_of(targets)
         losses = self.take(*aims.shape, kind="float32")
@@ -528,7 +541,11 @@ class CudaEngine(Engine):
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
         bias: Array | None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
-        """As `Engine.move_norm`: the last term is added where the sum is normed."""
+        """x + the sum of weight * k over terms (weight, k); its norm n; what the backward wants.
+
+        x and each k (B, T, C) of the stream's dtype, n of activations, gain and bias float32 (C,).
+        The last term is added by the kernel that norms the sum; without terms x is returned.
+        """
         self.recording.lending = False
         if not terms:
             return x, *self.norm(Norm(config.norm, config.norm_eps), x, gain, bias)
@@ -543,7 +560,11 @@ class CudaEngine(Engine):
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
         dbias: Array | None, dx: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `Engine.move_norm_backward`: added where it is computed."""
+        """dx (B, T, C), to which the norm's gradient is added where it is computed; None: it alone.
+
+        dn (B, T, C), x: the stream that was normed, stats: what the norm kept. Adds to dgain and
+        dbias, float32 (C,), at the end of the backward pass.
+        """
         return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
@@ -573,7 +594,10 @@ class CudaEngine(Engine):
     def first_keys(
         self, config: ModelConfig, B: int, T: int, first: PackedRows | None = None
     ) -> PackedRows | None:
-        """As `Engine.first_keys`. In packed rows the window is there already: see `fill_batch`."""
+        """The first and last keys of each query, for the layer's window; None: all up to its own.
+
+        In packed rows the window is in `first` already, since `fill_batch` writes it there.
+        """
         seen = first_keys(config, T)
         if first is not None and first.windows:
             first = first._replace(documents=first.windows[config.sliding_window])
@@ -588,23 +612,28 @@ class CudaEngine(Engine):
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
         first: PackedRows | None = None,
     ) -> tuple[Array, Any]:  # fmt: skip
-        """As `Engine.attend`; the product that makes heads ends in RoPE, if it can."""
+        """Attention's addition (B, T, C) for n (B, T, C) of activations; what its backward wants.
+
+        start: the position of n's first; cache: whoever keeps keys and values, in training nobody.
+        The product that makes heads ends in RoPE, if it can. first: see `PackedRows`.
+        """
         self.lend_gradients(b)
+        B, T, _ = n.shape
+        rope, raw = self.fused_rope(config, T, start), None
         if config.qk_norm:
-            return self.attend_normed(config, b, n, first)
-        (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
-        rope = self.fused_rope(config, T, start)
-        if rope is None or b.wqkv_bias is not None or cache is not None:
+            heads, raw = self.normed_heads(config, b, n)
+        elif rope is None or b.wqkv_bias is not None or cache is not None:
             out, saved = Engine.attend(self, config, b, n, start, cache, first)
             return out, saved._replace(n=self.saved_norm(config, n))
-        heads = self.take(B * T, b.wqkv.shape[1])
-        end = Epilogue(f"rope {D}", rope=rope)
-        self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
-        heads = heads.reshape(B, T, -1, D)
+        else:
+            heads = self.take(B * T, b.wqkv.shape[1])
+            end = Epilogue(f"rope {config.head_dim}", rope=rope)
+            self.matmul("wqkv, RoPE", rows_of(n), self.copy_of(b.wqkv), heads, end)
+        heads = heads.reshape(B, T, -1, config.head_dim)
         first = self.first_keys(config, B, T, first)
-        y, p = self.attention(heads, G, first)
+        y, p = self.attention(heads, config.n_kv_heads, first)
         kept = self.saved_norm(config, n)
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first)
+        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first, raw)
 
     def attend_backward(
         self, config: ModelConfig, b: Block, db: Block, saved: Any, dout: Array,
@@ -630,19 +659,13 @@ class CudaEngine(Engine):
             tables = self.rope_tables(config.context, config.head_dim, config.angles)
         return HeadNorm(config.n_heads, b.q_norm, b.k_norm, config.norm_eps, *tables)
 
-    def attend_normed(
-        self, config: ModelConfig, b: Block, n: Array, first: PackedRows | None
-    ) -> tuple[Array, Any]:
-        """`attend` from position 0 with QK-norm; queries and keys before it are kept as `raw`."""
-        (B, T, _), D, G = n.shape, config.head_dim, config.n_kv_heads
-        heads = self.linear(n, b.wqkv, b.wqkv_bias)
-        raw = self.take(B * T, (config.n_heads + G) * D)
+    def normed_heads(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Array]:
+        """Heads (B, T, (H+2G) D) from position 0 with QK-norm; queries and keys as they were."""
+        (B, T, _), count = n.shape, config.n_heads + config.n_kv_heads
+        heads, raw = self.linear(n, b.wqkv, b.wqkv_bias), self.take(B * T, count * config.head_dim)
         launch = head_norm_launch(rows_of(heads), raw, self.head_norm(config, b), T)
         self.record("norm of heads", launch)
-        heads, first = heads.reshape(B, T, -1, D), self.first_keys(config, B, T, first)
-        y, p = self.attention(heads, G, first)
-        kept = self.saved_norm(config, n)
-        return self.linear(y, b.wo, b.wo_bias), SavedAttention(kept, heads, p, y, first, raw)
+        return heads, raw
 
     def head_norm_backward(
         self, config: ModelConfig, b: Block, db: Block, dheads: Array, raw: Array
@@ -739,7 +762,11 @@ class CudaEngine(Engine):
     def loss(
         self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
     ) -> tuple[Array, Array | None]:
-        """As `Engine.loss`: the logits of some positions at a time, see `rows_at_once`."""
+        """The losses' sums (K,) in float32 nats, and dn (B, T, C), None where dW is.
+
+        n (B, T, C) of activations, W (C, K V), targets int32 (B, T, K), scale (K,). Adds to dW.
+        Holds the logits of `rows_at_once` positions. UserError: see `expect_vocabulary`.
+        """
         rows, aims = rows_of(n), rows_of(targets)
         K = aims.shape[1]
         V = W.shape[1] // K

@@ -240,7 +240,10 @@ class LoraEngine(CudaEngine):
         self, norm: str, given: tuple, dgain: Array | None, dbias: Array | None = None,
         dx: Array | None = None,
     ) -> Array:  # fmt: skip
-        """As `CudaEngine.norm_backward`, of a gain that is frozen and stands for its gradient."""
+        """dx (B, T, C) from given (dn, x, stats, gain); the gain is frozen, and stands for dgain.
+
+        dx: an array to which it is added; None: a new one. Nothing is added to dgain and dbias.
+        """
         return CudaEngine.norm_backward(self, norm, given, given[3], dbias, dx)
 
     def defer_sums(self, count: int, outs: list[Array]) -> Array:
@@ -283,11 +286,11 @@ class LoraBuilder(ProgramBuilder):
         """None: the embedding is frozen."""
 
     def packed_rows(self, i: int, B: int, T: int, back: bool) -> PackedRows:
-        """As `ProgramBuilder.packed_rows`; positions are frozen."""
+        """The texts in rows (B, T) of piece i; without a scatter plan: positions are frozen."""
         return super().packed_rows(i, B, T, False)
 
     def build_sums(self, B: int, T: int, packed: bool = False) -> Recorded:
-        """As `ProgramBuilder.build_sums`, of the merged model."""
+        """The losses' sums of the merged model, B sequences of T; packed: of several texts each."""
         self.merge()
         return super().build_sums(B, T, packed)
 
@@ -307,7 +310,7 @@ class LoraBuilder(ProgramBuilder):
     def build_step(
         self, B: int, T: int, rules: Rules, pieces: int = 1, packed: bool = False
     ) -> Recorded:
-        """As `ProgramBuilder.build_step`, of adapters alone.
+        """A training step of the adapters alone on B sequences of T, in so many pieces.
 
         Nothing is cleared: each gradient is stored before it is added to, and padding stays zero.
         """
@@ -362,7 +365,7 @@ class LoraStepper(CudaStepper):
         return flat
 
     def state(self) -> dict[str, np.ndarray]:
-        """As `CudaStepper.state`: adapters and moments, and once the weights that are frozen."""
+        """What the device keeps: adapters, their bf16 copy, moments; once the frozen weights."""
         flat = self.packing.pack(self.weights.adapters)
         arrays = {ADAPTERS: flat, ADAPTER_COPIES: to_bf16(flat)}
         for name in MOMENTS if self.optimizer else ():
@@ -384,7 +387,7 @@ class LoraStepper(CudaStepper):
         self, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
-        """As `CudaStepper.step_scaled`, with alpha / r in the scale of the loss.
+        """Begin step `number` at rate lr, alpha / r in the loss's scale (K,); the step before.
 
         All gradients of the step are those of A and B, and each has that factor once.
         """
@@ -397,7 +400,10 @@ def record_lora_step(
     lora: Lora, config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision,
     *rest: Any,
 ) -> Recorded:  # fmt: skip
-    """As `recording.record_step`, of adapters alone; lora: settled. rest: rules, and pieces."""
+    """The program of a training step of adapters alone, on B sequences of T positions.
+
+    lora: settled. rest: the optimizer's rules, and in how many pieces a batch goes through memory.
+    """
     return LoraBuilder(lora, config, machine, precision).build_step(B, T, *rest)
 
 

@@ -138,6 +138,11 @@ class ProgramBuilder:
         """The weights, as the model's code reads them."""
         return Weights(self.config, np.float32, self.whole(WEIGHTS))
 
+    def memories(self, weights: Weights) -> dict[str, np.ndarray]:
+        """What the memories of weights hold for these programs: float32, and a bf16 copy."""
+        copies = adamw.to_halves(weights.flat)[0] if self.copied else np.zeros(16, np.uint16)
+        return {WEIGHTS: weights.flat, COPIES: copies}
+
     def whole(self, memory: str) -> Array:
         """A flat buffer (N,)."""
         return self.recording.whole(memory, (flat_size(self.config),), np.float32)
@@ -262,7 +267,7 @@ class HalvesBuilder(ProgramBuilder):
         return Weights(self.config, np.float32, flat)
 
     def update(self, flat: Array, losses: Array, rules: Rules) -> None:
-        """As `ProgramBuilder.update`."""
+        """The step of all weights in halves; flat: their gradients, float32 (N,)."""
         lower, parts = self.recording.whole(LOWER, flat.shape, np.uint16), []
         for part, view in zip(adamw.segments(self.weights), self.weights.values(), strict=True):
             place = view.address // 4 if view.memory == WEIGHTS else -1
@@ -271,7 +276,12 @@ class HalvesBuilder(ProgramBuilder):
         buffers = adamw.Buffers(lower, flat, *moments, self.copies, self.kept)
         self.descend(adamw.tiles(parts), buffers, losses, rules)
 
+    def memories(self, weights: Weights) -> dict[str, np.ndarray]:
+        """What the memories of weights hold for these programs, by name: see `in_halves`."""
+        return in_halves(weights, self.stream)
 
+
+# %% sec-step-step
 def in_halves(weights: Weights, stream: str) -> dict[str, np.ndarray]:
     """The memories of masters in halves, as `HalvesBuilder` has them."""
     flat, (copies, lower) = weights.flat, adamw.to_halves(weights.flat)

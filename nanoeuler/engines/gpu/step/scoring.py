@@ -31,7 +31,7 @@ class ScoreBuilder(ProgramBuilder):
     """Records a forward pass; results: losses and flags (B T, 1) float32, and the losses' sum."""
 
     def build_sums(self, B: int, T: int, packed: bool = False) -> Recorded:
-        """As `Recorded`, with the two results of each position. packed: there are no such rows."""
+        """A forward pass on B sequences of T, with losses and flags of each position as results."""
         assert not packed
         tokens = self.input("tokens 0", (B, T), np.int32)
         targets = self.input("targets 0", (B, T, 1), np.int32)
@@ -64,10 +64,6 @@ class CudaScorer(CudaStepper):
     """A stepper without an optimizer that says of each token how likely it is."""
 
     sums_builder = ScoreBuilder
-
-    def state(self) -> dict[str, np.ndarray]:
-        """As `CudaStepper.state`, with float32 masters, which these programs read."""
-        return self.whole_state()
 
     def scores(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """log p (B, T) in nats of targets (B, T) after tokens (B, T), and which are the likeliest.

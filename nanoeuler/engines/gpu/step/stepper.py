@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.host.device import Device
 from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
-from nanoeuler.engines.gpu.rows.adamw import from_halves, to_halves
+from nanoeuler.engines.gpu.rows.adamw import from_halves
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import (
     BF16,
@@ -39,7 +39,6 @@ from nanoeuler.engines.gpu.step.recording import (
     Rules,
     fill_batch,
     fill_step,
-    in_halves,
     program_builder,
 )
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
@@ -94,21 +93,19 @@ class CudaStepper(Stepper):
         self.memories: dict[str, Any] = {}
         self.push()
 
-    def whole_state(self) -> dict[str, np.ndarray]:
-        """What the device keeps from step to step, as the run has it now, with float32 masters."""
-        flat, copied = self.weights.flat, self.precision.kind == "bf16"
-        arrays = {WEIGHTS: flat, COPIES: to_halves(flat)[0] if copied else np.zeros(16, np.uint16)}
-        return arrays | self.moments()
+    def builder(self, kind: str) -> ProgramBuilder:
+        """What records a "step" or "sums" for this device."""
+        card = tuple(self.device.capability), self.device.multiprocessors
+        builds = self.step_builder if kind == "step" else self.sums_builder
+        return builds(self.weights.config, Machine(*card, self.multiplier), self.precision)
 
     def moments(self) -> dict[str, np.ndarray]:
         """The optimizer's moments, if there is one."""
         return {name: getattr(self.optimizer, name).flat for name in MOMENTS if self.optimizer}
 
     def state(self) -> dict[str, np.ndarray]:
-        """What the device keeps from step to step, as the run has it now; in bf16 in halves."""
-        if self.precision.kind != "bf16":
-            return self.whole_state()
-        return in_halves(self.weights, self.precision.stream) | self.moments()
+        """What the device keeps from step to step, as the run has it now and programs read it."""
+        return self.builder("sums").memories(self.weights) | self.moments()
 
     def push(self) -> None:
         """Bring the device's weights and moments up to date with those of the run."""
@@ -120,7 +117,7 @@ class CudaStepper(Stepper):
 
     def pull(self) -> None:
         """Bring the run's weights and moments up to date with those of the device."""
-        names = (COPIES, LOWER) if self.precision.kind == "bf16" else (WEIGHTS,)
+        names = (COPIES, LOWER) if LOWER in self.memories else (WEIGHTS,)
         parts = [self.device.host(self.memories[name]) for name in names]
         self.weights.flat[...] = from_halves(*parts) if len(parts) == 2 else parts[0]
         for name in MOMENTS:
@@ -168,12 +165,9 @@ class CudaStepper(Stepper):
 
         packed: of rows that may hold several texts.
         """
-        key, config = (kind, B, T, packed), self.weights.config
+        key = kind, B, T, packed
         if key not in self.programs:
-            card = tuple(self.device.capability), self.device.multiprocessors
-            machine = Machine(*card, self.multiplier)
-            builds = self.step_builder if kind == "step" else self.sums_builder
-            builder = builds(config, machine, self.precision)
+            builder = self.builder(kind)
             if kind == "step":
                 rules = Rules(*(getattr(self.optimizer, name) for name in Rules._fields))
                 recorded = builder.build_step(B, T, rules, pieces, packed)
@@ -191,7 +185,11 @@ class CudaStepper(Stepper):
     def sums(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> np.ndarray:
-        """As `Stepper.sums`. A batch with fewer sequences than one before is filled up."""
+        """The float64 sums (K,) of -log p in nats over the targets (B, T, K) of tokens (B, T).
+
+        first (B, T): where texts begin in packed rows. A batch with fewer sequences than one before
+        is filled up with targets that do not count, so that no new program is recorded.
+        """
         (B, T), K, packed = tokens.shape, self.weights.config.n_predict, first is not None
         rest = "sums", T, packed
         most = max([B, *(b for kind, b, t, of in self.programs if (kind, t, of) == rest)])
@@ -216,7 +214,11 @@ class CudaStepper(Stepper):
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
         first: np.ndarray | None = None,
     ) -> list[Taken]:  # fmt: skip
-        """As `Stepper.step`: begins this step, and returns the one before."""
+        """Begin step `number` on tokens (B, T), targets (B, T, K), integers, at learning rate lr.
+
+        first (B, T): where texts begin in packed rows. Returns the step before, since the device
+        works one ahead; a step with a loss or gradient that is not finite changes nothing.
+        """
         scale = loss_scale(targets, head_weights(self.weights.config.n_predict))
         return self.step_scaled(tokens, targets, scale, lr, number, first)
 

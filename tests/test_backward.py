@@ -284,6 +284,13 @@ def test_every_architecture_with_other_steps_and_shared_blocks(setting):
         assert slope.error(derived) < 1e-11  # rounding, which some weights enlarge
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_element_of_every_architecture(name):
+    """`nanoeuler check`, of which chapter 6a runs a third."""
+    assert gradcheck.check_architecture(name, ARCHITECTURES[name]).derived < 1e-11
+
+
 def test_an_architecture_has_the_error_of_its_worst_tensor():
     config = replace(gradcheck.TINIEST, n_layers=1)
     problem = gradcheck.tiny_problem(config)

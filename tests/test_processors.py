@@ -1,12 +1,20 @@
 """The tool that runs chapters and tests on other processors: each takes hold, failures are told."""
 
+import os
 import platform
+import signal
+import sys
+import time
 from pathlib import Path
 
+import nbformat
 import processors
 import pytest
+import rerun
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+from notebook_kernels import Kernel
 from processors import PROCESSORS, doubts, main
-from rerun import Outcome, changed, environment, run, target_of
+from rerun import ROOT, Outcome, changed, environment, run, target_of
 
 from nanoeuler.errors import UserError
 
@@ -85,3 +93,53 @@ def test_targets_and_their_environment(monkeypatch):
     found = changed(environment(target_of("tests/test_where.py")), {"GONE": None, "NEW": "2"})
     assert "GONE" not in found and found["NEW"] == "2"
     assert found["PYTHONPATH"].split(":")[0].endswith("inside")
+
+
+def notebook(path, *cells):
+    """Write a notebook at `path` of pairs (source, what it is said to print); return `path`."""
+    made = new_notebook(cells=[
+        new_code_cell(source, outputs=[new_output("stream", text=f"{said}\n")] if said else [],
+                      execution_count=1) for source, said in cells])  # fmt: skip
+    nbformat.write(made, path)
+    return path
+
+
+ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # as the environment of a chapter has it
+linux = pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+
+
+@linux
+def test_a_warm_kernel_is_as_new(tmp_path):
+    """Libraries are loaded, but nothing of a notebook before, nor of nanoeuler; its path is its."""
+    rerun.warm.cache_clear()
+    for name in ("one", "two"):
+        (tmp_path / name / "nanoeuler").mkdir(parents=True)
+        (tmp_path / name / "nanoeuler" / "__init__.py").write_text(f"HERE = {name!r}\n")
+        variables = environment(ROOT / "tests") | ALONE | {"PYTHONPATH": str(tmp_path / name)}
+        path = notebook(
+            tmp_path / f"{name}.ipynb",
+            ("import sys\nprint('numba' in sys.modules, 'nanoeuler' in sys.modules)", "True False"),
+            ("import nanoeuler\nprint(nanoeuler.HERE, 'once' in globals())", f"{name} False"),
+            ("import os\nonce = os.environ['LEFT'] = 'x'\nprint(os.getcwd())", str(tmp_path)),
+        )
+        found = run(path, variables)
+        assert (found.passed, found.failures) == (3, [])
+    assert rerun.kernels(variables) and not rerun.kernels(variables | {"OMP_NUM_THREADS": "1"})
+
+
+@linux
+def test_a_warm_kernel_ends_with_who_asked_for_it(tmp_path):
+    """When it is killed it says so; one whose asker has gone is no more."""
+    rerun.warm.cache_clear()
+    variables = environment(ROOT / "tests") | ALONE
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", str(tmp_path / "connection.json")]
+    killed, left = (Kernel(rerun.kernels(variables), command, env=variables) for _ in "ab")
+    assert killed.poll() is None
+    killed.kill()
+    assert killed.wait() == killed.poll() == -signal.SIGKILL
+    left.answers.close()
+    left.line.close()
+    with pytest.raises(ProcessLookupError):
+        for _ in range(3000):  # of 10 ms, for a busy machine; it takes 50 ms
+            os.kill(left.pid, 0)
+            time.sleep(0.01)

@@ -17,20 +17,24 @@ from nanoeuler.book import build
 from nanoeuler.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-INSIDE = Path(__file__).with_name("inside")  # what is changed in each Python that is started
+HELPERS = Path(__file__).resolve().parent
+INSIDE = HELPERS / "inside"  # what is changed in each Python that is started
 # pytest with nbval and no other plugin. First the book's tool, which spares all who read notebooks
 # the slow half of jsonschema; ROOT's tool, since `-c` looks there before it looks at a chapter's
 # part of the package. To load all this takes a second, so it is done once, and each notebook gets a
-# fork of it. A cell's kernel is dead after 500 s: before the limit of the test that waits for it
-# (pyproject.toml).
+# fork of it. If there is a socket, its kernel is a fork too, of notebook_kernels.py. The kernel of
+# a cell is dead after 500 s: before the limit of the test that waits for it (pyproject.toml).
 NBVAL = """
+import functools
 import json
 import os
 import sys
 import nanoeuler.book.build
-import ipykernel.kernelspec, jupyter_client.manager, nbval.plugin, pytest
+import ipykernel.kernelspec, jupyter_client.launcher, jupyter_client.manager, nbval.plugin, pytest
+sys.path.append(sys.argv[1])
+import notebook_kernels
 for line in sys.stdin:
-    flags, variables, told = json.loads(line)
+    flags, variables, told, place = json.loads(line)
     child = hasattr(os, "fork") and os.fork()
     if not child:
         code = 1
@@ -39,6 +43,8 @@ for line in sys.stdin:
             os.environ.update(variables)
             to = os.open(told, os.O_WRONLY | os.O_CREAT)
             os.dup2(to, 1), os.dup2(to, 2)
+            if place:
+                jupyter_client.launcher.Popen = functools.partial(notebook_kernels.Kernel, place)
             code = pytest.main(["-p", "nbval.plugin", "--nbval", "--nbval-current-env",
                                 "--nbval-cell-timeout=500", *flags])
             sys.stdout.flush(), sys.stderr.flush()
@@ -95,24 +101,52 @@ def by_pytest(flags: list[str], variables: dict[str, str], folder: str) -> tuple
 @functools.cache
 def nbval() -> subprocess.Popen:
     """The Python that NBVAL runs in, which ends with this one."""
-    started = subprocess.Popen([sys.executable, "-c", NBVAL], cwd=ROOT, text=True,
+    started = subprocess.Popen([sys.executable, "-c", NBVAL, str(HELPERS)], cwd=ROOT, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     atexit.register(started.communicate)
     return started
 
 
+@functools.cache
+def warm() -> tuple[dict[str, str], list[str]]:
+    """Holds the environment and the socket of notebook_kernels.py, once it has been started."""
+    return {}, []
+
+
+def kernels(variables: dict[str, str]) -> str:
+    """The socket at which kernels for these variables start with their libraries loaded, or "".
+
+    Libraries heed variables as they are loaded. So there are such kernels only for the variables of
+    the first notebook, of which just the package's place may differ, and the name of the test.
+    """
+    mine = {name: value for name, value in variables.items()
+            if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}  # fmt: skip
+    found, places = warm()
+    if sys.platform == "linux" and not places:
+        folder = tempfile.TemporaryDirectory(prefix="nanoeuler-kernels-")
+        place = str(Path(folder.name, "socket"))
+        command = [sys.executable, str(HELPERS / "notebook_kernels.py"), place]
+        server = subprocess.Popen(command, cwd=ROOT, env=mine | {"PYTHONPATH": str(INSIDE)},
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        places.append(place if server.stdout.readline() else "")  # it says when it is ready
+        found.update(mine)
+        atexit.register(folder.cleanup)
+        atexit.register(server.communicate)
+    return places[0] if found == mine else ""
+
+
 def by_nbval(flags: list[str], variables: dict[str, str], folder: str) -> tuple[int, str]:
     """The same of a notebook, in a fork of NBVAL's Python."""
     told = Path(folder, "said")
-    order = json.dumps([flags, variables, str(told)]) + "\n"
+    order = json.dumps([flags, variables, str(told), kernels(variables)]) + "\n"
     if hasattr(os, "fork"):
         process = nbval()
         process.stdin.write(order)
         process.stdin.flush()
         code = int(process.stdout.readline())
     else:
-        code = subprocess.run([sys.executable, "-c", NBVAL], cwd=ROOT, input=order, text=True,
-                              check=False).returncode  # fmt: skip
+        code = subprocess.run([sys.executable, "-c", NBVAL, str(HELPERS)], cwd=ROOT, input=order,
+                              text=True, check=False).returncode  # fmt: skip
     return code, told.read_text(encoding="utf-8", errors="replace")[-2 * SHOWN :]
 
 

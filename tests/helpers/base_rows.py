@@ -1,0 +1,64 @@
+"""Rows of the base model, kept in a folder as they come, and copied to $OUT."""
+
+import datetime
+import json
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+from nanoeuler import measurements
+
+ENGINE = "cuda"  # that trained what a row is of
+KEPT = ("rows.json", "times.json", "prediction.json", "samples.json", "curve.json")
+PACKAGES = "numpy", "numba", "numba-cuda", "torch"
+
+
+def card(dry: bool) -> str:
+    """The GPU in words; this machine, if dry."""
+    if dry:
+        return measurements.device()
+    from nanoeuler.engines.gpu.step.stepper import gpu
+
+    return str(getattr(gpu(), "name", "GPU"))
+
+
+def circumstances(options) -> dict:
+    """What all rows of a command say of where they were measured."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            pass
+    commit = options.commit or (measurements.commit() if shutil.which("git") else "")
+    return {"commit": commit, "date": datetime.date.today().isoformat(), "versions": versions}
+
+
+class Journal:
+    """The rows so far; each new one is saved at once, in place of an older one of the same kind."""
+
+    def __init__(self, options) -> None:
+        self.options, self.where = options, circumstances(options)
+        self.path = options.work / KEPT[0]
+        self.rows = json.loads(self.path.read_text()) if self.path.exists() else []
+
+    def add(self, what: str, case: str, value: float, unit: str, peer: str | None = None,
+            peer_value: float | None = None) -> None:  # fmt: skip
+        """A row."""
+        if "device" not in self.where:  # asked of a GPU only when there is something to say
+            self.where["device"] = card(self.options.dry or self.options.stage == "unpack")
+        new = self.where | {"what": what, "case": case, "engine": ENGINE, "value": value,
+                            "unit": unit, "peer": peer, "peer_value": peer_value}  # fmt: skip
+        same = "what", "case", "engine", "peer"
+        self.rows = [row for row in self.rows if any(row[key] != new[key] for key in same)] + [new]
+        self.path.write_text(json.dumps(self.rows, indent=1))
+        self.copy()
+
+    def copy(self) -> None:
+        """What is small and worth keeping, to $OUT."""
+        if out := os.environ.get("OUT"):
+            for name in KEPT:
+                if (self.options.work / name).exists():
+                    shutil.copy2(self.options.work / name, Path(out) / f"base-{name}")

@@ -24,7 +24,7 @@ import numpy as np
 from nanoeuler import __version__
 from nanoeuler.data.corpus import texts_in
 from nanoeuler.data.prepare import hold_out
-from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter
+from nanoeuler.data.shards import END_OF_TEXT, SIDES, ShardWriter, token_dtype
 from nanoeuler.errors import UserError
 from nanoeuler.files import replacing, sha256_of
 from nanoeuler.measurements import cores
@@ -122,15 +122,14 @@ def tokens_of(entry: dict, path: Path, store: Path, tokenizer: Tokenizer) -> Pat
         return to
     if sha256_of(path) != entry["sha256"]:
         raise UserError(f"{path} is not what the manifest has: carry it again")
-    whole, at, ids, begins = lzma.decompress(path.read_bytes()), 0, [], []
-    end = np.array([tokenizer.special[END_OF_TEXT]], np.int32)
+    whole, at, books = lzma.decompress(path.read_bytes()), 0, []
     for size in entry["books"]:
-        begins.append(sum(map(len, ids)))
-        ids += [tokenizer.encode(whole[at : at + size]).astype(np.int32), end]
+        ids = tokenizer.encode(whole[at : at + size])
+        books.append(np.append(ids, tokenizer.special[END_OF_TEXT]))
         at += size
-    made = np.concatenate(ids).astype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    made = np.concatenate(books).astype(token_dtype(tokenizer.vocab_size))
     with replacing(to) as temporary, open(temporary, "wb") as file:
-        np.savez(file, ids=made, begins=begins)
+        np.savez(file, ids=made, ends=np.cumsum([len(ids) for ids in books]))
     return to
 
 
@@ -189,6 +188,6 @@ def prepare(store: Path, out: Path, source: str = "pieces of a cleaned collectio
 def _add(writer, entry, store):
     """A block's books into a side."""
     with np.load((store / entry["name"]).with_suffix(".npz")) as file:
-        ids, begins = file["ids"], [*file["begins"], None]
-    for size, begin, end in zip(entry["books"], begins, begins[1:], strict=True):
-        writer.document(size, [ids[begin:end]])
+        ids, ends = file["ids"], file["ends"]
+    for size, part in zip(entry["books"], np.split(ids, ends[:-1]), strict=True):
+        writer.document(size, [part])

@@ -222,15 +222,15 @@ def tell(options, journal, who: str, heads: int) -> None:
     tokens, loop = known[-1]["to"] * settings.batch_size * context, loop_seconds(options, who)
     done = known[-1]["to"] == known[-1]["steps"]
     case = {"base": "base model", "twin": "twin, torch compile"}[who]
-    first = sum(each["first"] for each in known)
+    first, rate = sum(each["first"] for each in known), tokens / max(loop, 1e-9)
     print(f"{case}: {known[-1]['to']:,} of {known[-1]['steps']:,} steps, {tokens / 1e6:.1f} "
-          f"million tokens in {loop:.1f} s of steps, {tokens / loop:,.0f} a second; {first:.1f} s "
-          f"in {len(known)} commands before their first step")  # fmt: skip
+          f"million tokens in {loop:.1f} s of steps, {rate:,.0f} a second; {first:.1f} s in "
+          f"{len(known)} commands before their first step")  # fmt: skip
     if done:
         journal.add("tokens seen", case, tokens, "tokens")
         journal.add("seconds of steps", case, loop, "s")
         journal.add("seconds before the first step", case, first, "s")
-        journal.add("tokens a second, whole run", case, tokens / loop, "tokens/s")
+        journal.add("tokens a second, whole run", case, rate, "tokens/s")
 
 
 def folder_of(options, who: str) -> Path | None:

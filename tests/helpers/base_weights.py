@@ -1,7 +1,7 @@
 """A model in parts that a call brings back, and the model of those parts.
 
 A matrix is cut into groups of 256 numbers in the order of the file, each with a scale, and each
-number becomes two bytes: w = scale (256 high + low) / 32767, where scale is the largest |w| of the
+number becomes two bytes: w = scale (256 high + low) / 32639, where scale is the largest |w| of the
 group. The high bytes alone are the usual 8 bits, the nearest multiple of scale / 128; with the low
 bytes the error is below 1.6e-5 of the scale, less than bf16's. Vectors stay float32.
 
@@ -26,7 +26,8 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import write_model
 
-GROUP, MOST = 256, 32767
+GROUP = 256
+MOST = 127 * 256 + 127  # the largest number whose high and low are of 8 bits
 PART = 15 << 20  # bytes of a file, below the 16 MiB that come back
 FILES, CALL = 8, 63 << 20  # files and bytes of a call
 
@@ -46,9 +47,8 @@ def quantized(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """scales (n,) float32, high and low (n, GROUP) int8 of float32 groups (n, GROUP)."""
     scales = np.abs(groups).max(axis=1)
     whole = np.rint(groups * (MOST / np.where(scales > 0, scales, 1))[:, None]).astype(np.int32)
-    high = np.minimum((whole + 128) >> 8, 127)
-    low = np.minimum(whole - (high << 8), 127)  # above only next to the scale itself, by 1 / 256
-    return scales, high.astype(np.int8), low.astype(np.int8)
+    high = (whole + 128) >> 8
+    return scales, high.astype(np.int8), (whole - (high << 8)).astype(np.int8)
 
 
 def numbers(scales: np.ndarray, high: np.ndarray, low: np.ndarray | None) -> np.ndarray:

@@ -88,7 +88,7 @@ def test_a_call_carries_what_fits_and_the_first_blocks_make_the_same_tokens(pack
 def test_a_damaged_block_is_refused(packed, tmp_path):
     for path in packed.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    path = tmp_path / "block-000.xz"
+    path = tmp_path / "block-000.bz2"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(UserError, match="carry it again"):
         base_pieces.unpack(tmp_path, tmp_path / "store")
@@ -155,16 +155,13 @@ def rows_in(folder):
 
 @pytest.mark.long
 def test_the_whole_chain_is_rehearsed(clean, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("torch", reason="needs PyTorch, for the twin: pip install -e '.[oracle]'")
     out = tmp_path / "out"
     out.mkdir()
     monkeypatch.setenv("OUT", str(out))
     stage("all", tmp_path, "--clean", clean, "--vocab-size", 300, "--block", LEAST)
     seen, said = rows_in(tmp_path), capsys.readouterr().out
     what = "bits per byte, held-out books"
-    ours, theirs = seen[what, "base model", None], seen[what, "twin, torch compile", None]
-    assert seen[what, "base model, equal wall time", "torch compile"] == ours
-    assert ours == pytest.approx(theirs, rel=0.01)  # six steps of the same; theirs in bf16
+    ours, theirs = seen[what, "base model", None], seen.get((what, "twin, torch compile", None))
     tokens = 6 * base_train.DRY_BATCH * base_train.DRY_CONTEXT
     assert seen["tokens seen", "base model", None] == tokens
     assert "predicted: " in said
@@ -172,7 +169,11 @@ def test_the_whole_chain_is_rehearsed(clean, tmp_path, monkeypatch, capsys):
     stage("join", tmp_path, "--from", out, "--to", tmp_path / "joined")
     joined, model = load(tmp_path / "joined"), load(tmp_path / "work" / "base")
     assert np.abs(joined.weights.flat - model.weights.flat).max() < 1e-4
-    assert joined.generate("The river", tokens=3, temperature=0, engine="cpu")
+    assert joined.generate("The river", tokens=3, temperature=0, engine="reference")
+    if theirs is None:
+        pytest.skip("the twin was left out: it needs PyTorch, pip install -e '.[oracle]'")
+    assert seen[what, "base model, equal wall time", "torch compile"] == ours
+    assert ours == pytest.approx(theirs, rel=0.01)  # six steps of the same; theirs in bf16
 
 
 def test_runs_stop_and_go_on(packed, tmp_path):

@@ -44,7 +44,8 @@ from base_rows import Journal  # noqa: E402
 
 from nanoeuler import measurements  # noqa: E402
 from nanoeuler.data.dataset import Prepared  # noqa: E402
-from nanoeuler.files import project_root  # noqa: E402
+from nanoeuler.errors import UserError  # noqa: E402
+from nanoeuler.files import project_root, replacing  # noqa: E402
 
 STAGES = ("pack", "loads", "unpack", "small", "train", "twin", "score", "bring")
 FILE = "quality"  # of data/measurements
@@ -75,7 +76,6 @@ def options_of(arguments=None):
     packing.add_argument("--vocab-size", type=int, default=VOCABULARY)
     packing.add_argument("--block", type=int, default=base_pieces.BLOCK, help="bytes, at least")
     packing.add_argument("--blocks", type=int, help="how many of them to use; all that are there")
-    packing.add_argument("--level", type=int, default=base_pieces.LEVEL, help="of xz")
     packing.add_argument("--limits", type=float, nargs="+", default=[18, 37],
                          help="MiB of the first call, ..., and of each one more")  # fmt: skip
     packing.add_argument("--call", type=int, help="of `bring`, from 0; all, one after another")
@@ -95,7 +95,7 @@ def pack(options, journal):
     say = lambda x: print(f"{x['name']}: {sum(x['books']):,} to {x['bytes']:,} bytes",  # noqa: E731
                           flush=True)  # fmt: skip
     base_pieces.pack(options.clean, options.pieces, options.vocab_size, options.block, say,
-                     options.level)  # fmt: skip
+                     options.blocks)  # fmt: skip
 
 
 def loads(options, journal):
@@ -141,6 +141,7 @@ def one_small(options, journal):
 
 def small(options, journal):
     """All of them at once, since each alone leaves most of a GPU idle; then the prediction."""
+    config = base_train.config_of(options, Prepared(options.work / "prepared"), HEADS)
     widths = [each[0] for each in base_train.family(options.dry)]
     known = [options.work / f"small-{width}.json" for width in widths]
     command = [sys.executable, __file__, "one-small", *options.given]
@@ -149,9 +150,9 @@ def small(options, journal):
     if any([each.wait() for each in at_work]):
         sys.exit("a small model was not trained: see above")
     runs = [json.loads(path.read_text()) for path in known]
-    config = base_train.config_of(options, Prepared(options.work / "prepared"), HEADS)
     said = base_law.predict(runs, config, base_train.planned_tokens(options))
-    (options.work / "prediction.json").write_text(json.dumps(said, indent=1) + "\n")
+    with replacing(options.work / "prediction.json") as temporary:
+        temporary.write_text(json.dumps(said, indent=1) + "\n")
     print(base_law.words(said), flush=True)
     for run in runs:
         case = f"{run['parameters'] / 1e6:.1f}M parameters, {run['tokens'] / 1e6:.0f}M tokens"
@@ -233,18 +234,25 @@ def main(arguments=None):
             and not shutil.which("nvidia-smi"):  # fmt: skip
         print(f"stages are {', '.join(STAGES)} and all, on an NVIDIA GPU; --dry rehearses")
         return 0
+    try:
+        do(options)
+    except UserError as error:
+        print(f"{options.stage}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def do(options):
+    """A stage, or all of them."""
     if options.stage in ("join", "rows"):
-        globals()[options.stage](options)
-        return 0
-    if options.stage == "all":
-        options.given = [each for each in options.given if each != "all"]
+        return globals()[options.stage](options)
     options.work.mkdir(parents=True, exist_ok=True)
     journal = Journal(options)
     chosen = [each for each in STAGES if each != "loads"] if options.stage == "all" \
         else [options.stage]  # fmt: skip
     for name in chosen:
         globals()[name.replace("-", "_")](options, journal)
-    return 0
+    return None
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
 from nanoeuler import measurements
+from nanoeuler.files import replacing
 
 ENGINE = "cuda"  # that trained what a row is of
 KEPT = ("rows.json", "times.json", "prediction.json", "samples.json", "curve.json")
@@ -19,9 +21,8 @@ def card(dry: bool) -> str:
     """The GPU in words; this machine, if dry."""
     if dry:
         return measurements.device()
-    from nanoeuler.engines.gpu.step.stepper import gpu
-
-    return str(getattr(gpu(), "name", "GPU"))
+    asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.split("\n")[0] or "GPU"
 
 
 def circumstances(options) -> dict:
@@ -42,7 +43,6 @@ class Journal:
     def __init__(self, options) -> None:
         self.options, self.where = options, circumstances(options)
         self.path = options.work / KEPT[0]
-        self.rows = json.loads(self.path.read_text()) if self.path.exists() else []
 
     def add(self, what: str, case: str, value: float, unit: str, peer: str | None = None,
             peer_value: float | None = None) -> None:  # fmt: skip
@@ -52,8 +52,10 @@ class Journal:
         new = self.where | {"what": what, "case": case, "engine": ENGINE, "value": value,
                             "unit": unit, "peer": peer, "peer_value": peer_value}  # fmt: skip
         same = "what", "case", "engine", "peer"
-        self.rows = [row for row in self.rows if any(row[key] != new[key] for key in same)] + [new]
-        self.path.write_text(json.dumps(self.rows, indent=1))
+        rows = json.loads(self.path.read_text()) if self.path.exists() else []  # others write, too
+        rows = [row for row in rows if any(row[key] != new[key] for key in same)] + [new]
+        with replacing(self.path) as temporary:
+            temporary.write_text(json.dumps(rows, indent=1))
         self.copy()
 
     def copy(self) -> None:

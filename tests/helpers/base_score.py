@@ -95,9 +95,8 @@ def tasks(options, journal) -> None:
     asked = [(name, 0) for name in FIRST]
     asked += [(name, n) for name, task in TASKS.items() for n in task.core]
     for name, shots in dict.fromkeys(asked):
-        try:
-            path = file_of(name, folder)
-        except UserError:
+        path = _file(name, folder)
+        if path is None:
             missing.append(name)
             continue
         kept = options.work / "scored" / f"{name}-{shots}.jsonl"
@@ -113,6 +112,15 @@ def tasks(options, journal) -> None:
         _row(journal, "CORE-20", score.value, score.error, None)
     elif missing:
         print(f"no CORE-20, since these have no file in {folder}: {', '.join(missing)}")
+
+
+def _file(name, folder):
+    """A task's file, whole or a sample of it; None if there is none."""
+    sample = folder / f"{name}_sample.jsonl"  # beside it may be what others scored
+    try:
+        return file_of(name, sample if sample.exists() else folder)
+    except UserError:
+        return None
 
 
 def _scores(journal, judged):
@@ -148,11 +156,11 @@ def samples(options) -> None:
     out = base_train.folder_of(options, "base")
     if out is None:
         return
-    model, said = load(out), []
+    model, said, engine = load(out), [], "reference" if options.dry else options.engine
     for prompt in PROMPTS:
         for temperature in 0.0, TEMPERATURE:
             text = model.generate(prompt or "\n", tokens=8 if options.dry else DRAWN, seed=0,
-                                  temperature=temperature, engine=options.engine)  # fmt: skip
+                                  temperature=temperature, engine=engine)  # fmt: skip
             said.append({"prompt": prompt, "temperature": temperature, "text": text})
             print(f"[{prompt}] at {temperature:g}: {text[:160]!r}", flush=True)
     (options.work / "samples.json").write_text(json.dumps(said, indent=1) + "\n")

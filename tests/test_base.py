@@ -132,7 +132,7 @@ def test_parts_give_the_weights_back(tmp_path, monkeypatch):
         assert error.max() <= 0.51 * 2.0**-bits and np.sqrt((error**2).mean()) < 0.3 * 2.0**-bits
         for key, x in weights.items():
             assert x.ndim > 1 or (made[key] == x).all()
-    paths[3].write_bytes(b"?")
+    paths[2].write_bytes(b"?")
     with pytest.raises(UserError, match="bring it once more"):
         base_weights.join(tmp_path / "parts", tmp_path / "none")
 
@@ -165,7 +165,9 @@ def test_the_whole_chain_is_rehearsed(clean, tmp_path, monkeypatch, capsys):
     tokens = 6 * base_train.DRY_BATCH * base_train.DRY_CONTEXT
     assert seen["tokens seen", "base model", None] == tokens
     assert "predicted: " in said
-    assert {"base-rows.json", "base-times.json", "weights.json"} <= {x.name for x in out.iterdir()}
+    assert {"base.json", "weights.json"} <= {path.name for path in out.iterdir()}
+    told = json.loads((out / "base.json").read_text())
+    assert {*told} == {"rows", "times", "prediction", "samples", "curve"}
     stage("join", tmp_path, "--from", out, "--to", tmp_path / "joined")
     joined, model = load(tmp_path / "joined"), load(tmp_path / "work" / "base")
     assert np.abs(joined.weights.flat - model.weights.flat).max() < 1e-4

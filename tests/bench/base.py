@@ -10,7 +10,7 @@ Stages, in the order in which they are done; `all` does them one after another, 
     score     bits per byte of held-out books of both, and the base model's scores on tasks
     bring     the base model in parts: those of call number --call, to $OUT
     join      a run folder --to of the parts in the folders --from
-    rows      rows that came back, from files --from, into data/measurements/quality.json
+    rows      those in the files --from, each a base.json, into data/measurements/quality.json
 Each leaves what it knows in --work, and small files in $OUT as well. --dry does the same with
 models of nearly nothing, on a processor. Where there is no PyTorch, `twin` is left out and says so.
 
@@ -189,7 +189,7 @@ def score(options, journal):
     """Both models on held-out books, then the base model on all tasks whose files are there."""
     base_score.books(options, journal)
     base_score.tasks(options, journal)
-    base_score.samples(options)
+    base_score.samples(options, journal)
 
 
 def bring(options, journal):
@@ -223,7 +223,7 @@ def join(options):
 def rows(options):
     """Rows that came back, the last of each kind, into data/measurements."""
     for source in options.sources:
-        measurements.update(FILE, json.loads(source.read_text()))
+        measurements.update(FILE, json.loads(source.read_text())["rows"])
     print(f"saved in {project_root() / 'data' / 'measurements' / FILE}.json")
 
 

@@ -13,7 +13,7 @@ from nanoeuler import measurements
 from nanoeuler.files import replacing
 
 ENGINE = "cuda"  # that trained what a row is of
-KEPT = ("rows.json", "times.json", "prediction.json", "samples.json", "curve.json")
+KEPT = "rows", "times", "prediction", "samples", "curve"  # files of --work
 PACKAGES = "numpy", "numba", "numba-cuda", "torch"
 
 
@@ -42,7 +42,7 @@ class Journal:
 
     def __init__(self, options) -> None:
         self.options, self.where = options, circumstances(options)
-        self.path = options.work / KEPT[0]
+        self.path = options.work / "rows.json"
 
     def add(self, what: str, case: str, value: float, unit: str, peer: str | None = None,
             peer_value: float | None = None) -> None:  # fmt: skip
@@ -59,8 +59,18 @@ class Journal:
         self.copy()
 
     def copy(self) -> None:
-        """What is small and worth keeping, to $OUT."""
-        if out := os.environ.get("OUT"):
-            for name in KEPT:
-                if (self.options.work / name).exists():
-                    shutil.copy2(self.options.work / name, Path(out) / f"base-{name}")
+        """What is small and worth keeping, to $OUT/base.json: a call brings back few files."""
+        out = os.environ.get("OUT", "")
+        if not out or not Path(out).is_dir():  # as for a process that outlives its call
+            return
+        paths = {name: self.options.work / f"{name}.json" for name in KEPT}
+        told = {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+        with replacing(Path(out) / "base.json") as temporary:
+            temporary.write_text(json.dumps(told))
+
+    def value(self, what: str, case: str) -> float | None:
+        """Of a row that is there, without a peer; else None."""
+        rows = json.loads(self.path.read_text()) if self.path.exists() else []
+        found = [row["value"] for row in rows
+                 if (row["what"], row["case"], row["peer"]) == (what, case, None)]  # fmt: skip
+        return found[-1] if found else None

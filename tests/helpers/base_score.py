@@ -16,7 +16,7 @@ from nanoeuler.evaluation.judge import core, is_core, judge, judge_text
 from nanoeuler.evaluation.likelihood import scorers
 from nanoeuler.evaluation.tasks import TASKS, file_of
 
-PEER = "torch compile"
+PEER, BITS = "torch compile", "bits per byte, held-out books"
 FIRST = ("blimp", "lambada_openai", "hellaswag", "arc_easy", "piqa", "wikitext")  # most wanted
 # What others report of GPT-2 124M by lm-evaluation-harness, by our conventions (chapter 20): its
 # issues 2159 (LAMBADA) and, for the others, what is cited of its runs.
@@ -40,18 +40,18 @@ DRY_ITEMS = 4
 def books(options, journal) -> None:
     """Bits per byte of the held-out books, of both, and by how much the twin is behind."""
     bits = {}
-    for who in "base", "twin":
+    for who, case in base_train.CASES.items():
         if out := base_train.folder_of(options, who):
             told = load(out).evaluate(options.work / "prepared", engine=options.judge)
             bits[who] = told.bits_per_byte
             print(f"{who}: {told.bits_per_byte:.4f} bits per byte of {told.bytes:,} bytes of "
                   "held-out books", flush=True)  # fmt: skip
-            case = "base model" if who == "base" else "twin, torch compile"
-            journal.add("bits per byte, held-out books", case, told.bits_per_byte, "bits/byte")
+            journal.add(BITS, case, told.bits_per_byte, "bits/byte")
+        elif (known := journal.value(BITS, case)) is not None:  # of another machine
+            bits[who] = known
     if len(bits) == 2:
         print(f"ours over the twin's: {bits['base'] / bits['twin']:.4f}")
-        what = "bits per byte, held-out books"
-        journal.add(what, "base model, equal wall time", bits["base"], "bits/byte", PEER,
+        journal.add(BITS, "base model, equal wall time", bits["base"], "bits/byte", PEER,
                     bits["twin"])  # fmt: skip
         _with_compiling(options, journal, bits)
 
@@ -70,18 +70,12 @@ def _with_compiling(options, journal, bits):
         known = base_train.times(options)[who]
         loop = sum(each["loop"] for each in known)
         share = max(0.05, 1 - sum(each["first"] for each in known) / loop)
-        tokens = _tokens(options, known)
+        tokens = journal.value("tokens seen", base_train.CASES[who])
         law = [base_law.at(said["points"], said["E"], n * per_token)
                for n in (tokens * share, tokens)]  # fmt: skip
         values[who] = value * law[0] / law[1]
-    what = "bits per byte, held-out books"
-    journal.add(what, "base model, equal wall time, compiling counted, by the fitted law",
+    journal.add(BITS, "base model, equal wall time, compiling counted, by the fitted law",
                 values["base"], "bits/byte", PEER, values["twin"])  # fmt: skip
-
-
-def _tokens(options, known):
-    config = load(options.work / "base").config
-    return known[-1]["to"] * base_train.settings_of(options).batch_size * config.context
 
 
 def tasks(options, journal) -> None:
@@ -151,7 +145,7 @@ def _text(journal, name, text):
     journal.add("WikiText, perplexity, word", "base model", text.word, "", HARNESS, peer)
 
 
-def samples(options) -> None:
+def samples(options, journal) -> None:
     """Texts by the base model as they came, greedy and drawn."""
     out = base_train.folder_of(options, "base")
     if out is None:
@@ -164,3 +158,4 @@ def samples(options) -> None:
             said.append({"prompt": prompt, "temperature": temperature, "text": text})
             print(f"[{prompt}] at {temperature:g}: {text[:160]!r}", flush=True)
     (options.work / "samples.json").write_text(json.dumps(said, indent=1) + "\n")
+    journal.copy()

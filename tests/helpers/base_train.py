@@ -40,6 +40,7 @@ SMALL_BATCH = 16  # of small models, whose runs are a thirtieth to a sixth as lo
 NEVER = 10**9  # steps between saves: at a signal and at the end alone, since a save takes seconds
 
 PRESET = "euler-116m"
+CASES = {"base": "base model", "twin": "twin, torch compile"}  # of rows
 # width, layers, query heads, key/value heads, hidden: the base model's shape, a quarter to a half
 FAMILY = ((192, 4, 3, 1, 512), (256, 6, 4, 2, 688), (384, 8, 6, 2, 1024))
 DRY_FAMILY = ((16, 1, 2, 1, 32), (24, 1, 2, 1, 48), (32, 2, 2, 1, 64))
@@ -221,7 +222,7 @@ def tell(options, journal, who: str, heads: int) -> None:
     context = config_of(options, prepared, heads).context
     tokens, loop = known[-1]["to"] * settings.batch_size * context, loop_seconds(options, who)
     done = known[-1]["to"] == known[-1]["steps"]
-    case = {"base": "base model", "twin": "twin, torch compile"}[who]
+    case = CASES[who]
     first, rate = sum(each["first"] for each in known), tokens / max(loop, 1e-9)
     print(f"{case}: {known[-1]['to']:,} of {known[-1]['steps']:,} steps, {tokens / 1e6:.1f} "
           f"million tokens in {loop:.1f} s of steps, {rate:,.0f} a second; {first:.1f} s in "
@@ -236,7 +237,7 @@ def tell(options, journal, who: str, heads: int) -> None:
 def folder_of(options, who: str) -> Path | None:
     """The run folder of a model that is done, or None."""
     known = times(options).get(who, [])
-    if not known or known[-1]["to"] < known[-1]["steps"]:
+    if not (options.work / who).exists() or not known or known[-1]["to"] < known[-1]["steps"]:
         print(f"{who} is not done: ask for it once more, to judge it")
         return None
     return options.work / who

@@ -5,9 +5,9 @@ number becomes two bytes: w = scale (256 high + low) / 32639, where scale is the
 group. The high bytes alone are the usual 8 bits, the nearest multiple of scale / 128; with the low
 bytes the error is below 1.6e-5 of the scale, less than bf16's. Vectors stay float32.
 
-cut writes FOLDER/weights.json with the SHA-256 of all files, FOLDER/tokenizer.json, and
-vectors-00.bin, scales-00.bin, high-00.bin ... and low-00.bin ...; join makes a run folder of them,
-with low or without.
+cut writes FOLDER/weights.json, with the configuration, the tokenizer and the SHA-256 of all files,
+exact-00.bin (vectors, then scales), high-00.bin ... and low-00.bin ...; join makes a run folder of
+them, with low or without.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from nanoeuler.training.checkpoint import write_model
 GROUP = 256
 MOST = 127 * 256 + 127  # the largest number whose high and low are of 8 bits
 PART = 15 << 20  # bytes of a file, below the 16 MiB that come back
-FILES, CALL = 8, 63 << 20  # files and bytes of a call
+FILES, CALL = 7, 63 << 20  # files and bytes of a call: one more file, of rows, has to fit
 
 
 def matrices(weights: Weights) -> np.ndarray:
@@ -73,13 +73,14 @@ def cut(run: Path, folder: Path) -> list[Path]:
     model = load(run)
     folder.mkdir(parents=True, exist_ok=True)
     scales, high, low = quantized(matrices(model.weights))
-    model.tokenizer.save(folder / "tokenizer.json")
-    paths = [folder / "tokenizer.json"]
-    arrays = {"vectors": vectors(model.weights), "scales": scales, "high": high, "low": low}
-    for name, array in arrays.items():
+    exact, paths = np.concatenate([vectors(model.weights), scales]), []
+    for name, array in ("exact", exact), ("high", high), ("low", low):
         paths += _parts(folder, name, array)
+    model.tokenizer.save(folder / "tokenizer.json")
     record = {"model": dataclasses.asdict(model.config),
+              "tokenizer": (folder / "tokenizer.json").read_text(encoding="utf-8"),
               "files": {path.name: sha256_of(path) for path in paths}}  # fmt: skip
+    (folder / "tokenizer.json").unlink()
     (folder / "weights.json").write_text(json.dumps(record, indent=1) + "\n")
     return [folder / "weights.json", *paths]
 
@@ -112,11 +113,13 @@ def _read(folder, record, name, dtype) -> np.ndarray | None:
 def join(folder: Path, out: Path, source: str = "the base model") -> bool:
     """Make a run folder of parts; returns whether the low bytes were there, all of them."""
     record = json.loads((folder / "weights.json").read_text())
-    config, tokenizer = ModelConfig(**record["model"]), Tokenizer.load(folder / "tokenizer.json")
-    scales, low = _read(folder, record, "scales", np.float32), _read(folder, record, "low", np.int8)
+    config, low = ModelConfig(**record["model"]), _read(folder, record, "low", np.int8)
+    (folder / "tokenizer.json").write_text(record["tokenizer"], encoding="utf-8")
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
     high = _read(folder, record, "high", np.int8).reshape(-1, GROUP)
-    flat = numbers(scales, high, None if low is None else low.reshape(-1, GROUP)).ravel()
-    small, weights = _read(folder, record, "vectors", np.float32), Weights(config)
+    small, weights = _read(folder, record, "exact", np.float32), Weights(config)
+    low = None if low is None else low.reshape(-1, GROUP)
+    flat = numbers(small[-len(high) :], high, low).ravel()
     at = small_at = 0
     for tensor in weights.values():
         if tensor.ndim > 1:

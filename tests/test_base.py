@@ -105,6 +105,12 @@ def test_a_law_is_found_again(rest):
     assert base_law.at(points, found, 1e18) == pytest.approx(rest + 40 * 1e18**-0.1, rel=0.01)
 
 
+def test_a_validation_between_two_steps_does_not_count():
+    known = [0, 1, 2.5, 3.5, 13.5, 13.5, 14.5]
+    assert base_train.of_steps(known) == pytest.approx(1 + 1.5 + 1 + 1 + 1 + 1)
+    assert base_train.of_steps([5.0]) == 0
+
+
 # ---- Weights in parts
 
 

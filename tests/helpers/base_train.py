@@ -1,9 +1,11 @@
 """How the base model, its small relatives and its twin are trained: settings, steps, and the time.
 
-Wall time is counted in two ways. `loop` is the time from the first step that has ended to the last,
-with all that the trainer does in between; `first` is what came before, from the start of Python:
-kernels that are compiled, or torch.compile's work. The twin gets the base model's `loop` for its
-own, so that its compiling is a present; rows say what it would lose if it were counted.
+Wall time is counted in parts. `first` is all up to the end of a command's first step, from the
+start of Python: kernels that are compiled, or torch.compile's work. `loop` is the time of steps, by
+the gaps between those that become known, where one that a validation or a save has stretched counts
+as the middle one. `rest` are those stretches, which the twin has none of. The twin gets the base
+model's `loop`, so neither its compiling nor our validations count; a row says what would be if
+compiling did.
 """
 
 import json
@@ -13,6 +15,8 @@ import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import numpy as np
 
 from nanoeuler.data.dataset import Prepared
 from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
@@ -37,6 +41,7 @@ SECONDS = 470.0  # of steps: with 75 s of torch.compile the twin fits into one c
 STOP_AFTER = 575.0  # seconds after which a command saves and ends, 25 s before it would be killed
 PACE = 650_000  # tokens a second that are planned with
 SMALL_BATCH = 16  # of small models, whose runs are a thirtieth to a sixth as long
+STRETCHED = 3  # times the middle gap between two steps: a validation or a save was in it
 NEVER = 10**9  # steps between saves: at a signal and at the end alone, since a save takes seconds
 
 PRESET = "euler-116m"
@@ -127,25 +132,34 @@ class Watch:
     """When the first step of a command ended, and the last; ends the run when time is up."""
 
     def __init__(self, began: float, stop_after: float) -> None:
-        self.began, self.first, self.last, self.steps = began, None, None, [0, 0]
+        self.began, self.known = began, []  # when each step was known, and its number
         left = max(1.0, stop_after - (time.perf_counter() - began))
         self.timer = threading.Timer(left, os.kill, (os.getpid(), signal.SIGTERM))
         self.timer.daemon = True  # the trainer ends its step, saves, and says how to go on
 
     def __call__(self, line: dict) -> None:
-        self.last = time.perf_counter()
-        self.steps[1] = line["step"]
-        if self.first is None:
-            self.first, self.steps[0] = self.last, line["step"]
+        self.known.append((time.perf_counter(), line["step"]))
 
     def told(self, steps: int) -> dict:
         """What the command took."""
-        if self.first is None:
+        if not self.known:
             return {}
-        count = self.steps[1] - self.steps[0]
-        loop = (self.last - self.first) * (1 + 1 / max(1, count))  # the first step's own share
-        return {"first": self.first - self.began, "loop": loop, "from": self.steps[0],
-                "to": self.steps[1], "steps": steps}  # fmt: skip
+        (first, begin), (last, end) = self.known[0], self.known[-1]
+        loop = of_steps([at for at, _ in self.known])
+        return {"first": first - self.began, "loop": loop * (1 + 1 / max(1, end - begin)),
+                "rest": last - first - loop, "from": begin, "to": end, "steps": steps}  # fmt: skip
+
+
+def of_steps(times: list[float]) -> float:
+    """The sum of the gaps between times, where those far from the middle one count as that one.
+
+    Longer ones have a validation or a save in them, and the next is next to nothing, since the step
+    that it waited for has become known as well.
+    """
+    gaps = np.diff(times)
+    middle = float(np.median(gaps)) if len(gaps) else 0.0
+    odd = (gaps > STRETCHED * middle) | (gaps < middle / STRETCHED)
+    return float(np.where(odd, middle, gaps).sum())
 
 
 def ours(options, prepared: Prepared, heads: int, began: float) -> None:
@@ -231,6 +245,8 @@ def tell(options, journal, who: str, heads: int) -> None:
         journal.add("tokens seen", case, tokens, "tokens")
         journal.add("seconds of steps", case, loop, "s")
         journal.add("seconds before the first step", case, first, "s")
+        rest = sum(each.get("rest", 0.0) for each in known)
+        journal.add("seconds of validations and saves between steps", case, rest, "s")
         journal.add("tokens a second, whole run", case, rate, "tokens/s")
 
 

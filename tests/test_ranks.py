@@ -15,7 +15,6 @@ from random import Random
 import numpy as np
 import pytest
 from test_cpu import GPT2, RAGGED, problem
-from tiers import kept, thinned
 
 from nanoeuler.cli.main import main
 from nanoeuler.engines.cpu.stepper import CpuStepper
@@ -524,9 +523,8 @@ def check_same(out, straight):
 
 
 @here
-@pytest.mark.parametrize("others", kept([1, 4], 1))  # four ranks on two cores wait for each other
-def test_a_killed_rank_loses_no_step_and_other_ranks_go_on(others, text, straight, tmp_path):
-    """mpirun -n 2, SIGKILL of rank 1 in step 7; then another number of ranks."""
+def test_a_killed_rank_loses_no_step_and_other_ranks_go_on(text, straight, tmp_path):
+    """mpirun -n 2, SIGKILL of rank 1 in step 7; then --ranks 4."""
     out = tmp_path / "run"
     mpirun = [launch.launcher(), "-n", 2, sys.executable, HELPER, "kill", 7]
     began = time.perf_counter()
@@ -535,7 +533,7 @@ def test_a_killed_rank_loses_no_step_and_other_ranks_go_on(others, text, straigh
     assert [step for step, _ in checkpoints(out)] == [0, 4] and load(out).step == 4
     assert time.perf_counter() - began < 30
     nanoeuler = [sys.executable, "-m", "nanoeuler"]
-    further = f"--resume --ranks {others} --save-every 4 --keep 9 --engine cpu".split()
+    further = "--resume --ranks 4 --save-every 4 --keep 9 --engine cpu".split()
     status, said = told([*nanoeuler, "train", "--out", out, *further])
     assert status == 0, said
     assert said.count("saved in") == 1
@@ -573,7 +571,7 @@ def test_the_starter_says_that_a_rank_was_killed(text, tmp_path, plain, capfd):
 
 
 @here
-@pytest.mark.parametrize("number", kept([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_once_and_ends_all(number, text, tmp_path):
     out = tmp_path / "run"
     long = RUN.replace("steps 12", "steps 100000").replace("every 4", "every 99999")
@@ -657,13 +655,13 @@ def test_a_rank_killed_before_the_first_save_promises_none(text, tmp_path, plain
 
 
 @here
-@pytest.mark.parametrize("arguments, words", thinned([
-    ("train --data none.txt", "but .*none.txt is none"), ("train --bogus", "bogus"),
-    ("train --ranks 4", "expected --ranks 2, as many as the launcher has started, got 4"),
-]))  # fmt: skip
-def test_only_rank_0_says_what_is_wrong(arguments, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_only_rank_0_says_what_is_wrong(text, tmp_path):
     mpirun = [launch.launcher(), "-n", 2, sys.executable, "-m", "nanoeuler"]
-    status, said = told([*mpirun, *arguments.split()])
-    assert status == 2 and said.count("nanoeuler: ") == 1, said
-    assert re.search(words, said), said
+    for arguments, words in (
+        (["train", "--data", tmp_path / "none.txt"], "but .*none.txt is none"),
+        (["train", "--bogus"], "bogus"),
+        (["train", "--ranks", 4], "expected --ranks 2, as many as the launcher has started, got 4"),
+    ):
+        status, said = told([*mpirun, *arguments])
+        assert status == 2 and said.count("nanoeuler: ") == 1, said
+        assert re.search(words, said), said

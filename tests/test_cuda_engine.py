@@ -111,7 +111,7 @@ LONG = {"GPT-2's", "Euler's", "norms of heads, learned, shared", "RoPE by the pr
 @pytest.mark.parametrize("name", tiers.kept(MODELS, *(MODELS.keys() - LONG)))
 def test_gradients_are_the_references(name, monkeypatch):
     config, precision, pieces = MODELS[name]
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
 
 
@@ -144,7 +144,7 @@ TEXTS = np.array([[0, 0, 0, 3, 3, 3, 6, 6, 6], [0, 1, 1, 1, 1, 5, 6, 6, 8]], np.
 ], "Euler's, narrow stream, in pieces", "RMSNorm, learned, GELU, biases, untied"))  # fmt: skip
 def test_gradients_of_rows_of_several_texts(name, monkeypatch):
     config, precision, pieces = MODELS[name]
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     check(step_on_paper(config, 2, 9, HOPPER, precision, pieces, first=TEXTS))
 
 

@@ -266,7 +266,7 @@ ALONE = [(name, value) for name, value in CHANGES if name in CHOICES
     "name, value", kept([each for each in CHANGES if each[0] in CHOICES], *ALONE)
 )
 def test_gradients_of_a_gpu_are_those_of_the_reference(name, value, monkeypatch):
-    recorded.by_numpy(monkeypatch)
+    recorded.by_numpy(monkeypatch, attention=False)
     config = changed(name, value, replace(BASE, n_layers=1))
     outcome = recorded.step_on_paper(config, 2, 4, HOPPER, WIDE)
     wrong = {name: error for name, error in outcome.errors().items() if not error < bound(config)}

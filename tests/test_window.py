@@ -234,13 +234,13 @@ def on_a_gpu(config, machine=HOPPER, precision=WIDE, **how):
 )  # fmt: skip
 def test_gradients_of_a_gpu_are_the_references(config, packed, monkeypatch):
     """Those of packed rows are below, where layers have windows of their own."""
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     more = {"first": PACKED} if packed else {"pieces": 2}
     assert on_a_gpu(config, **more) < bound(config)
 
 
 def test_gradients_of_an_older_gpu_and_in_float32(monkeypatch):
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     narrow = replace(GPU, n_heads=2, n_kv_heads=1, dim=64)
     assert on_a_gpu(narrow, AMPERE) < bound(narrow)
     assert on_a_gpu(narrow, AMPERE, PRECISIONS["cuda-float32"]) < 1e-5
@@ -284,7 +284,7 @@ OTHER = replace(GPU_LEARNED, n_layers=2, window_pattern="LS")
     ids=["RoPE, SSL", "RoPE, SSL, packed", "learned, LS", "learned, LS, packed"],
 )  # fmt: skip
 def test_windows_of_layers_on_a_gpu(config, packed, monkeypatch):
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     assert on_a_gpu(config, **({"first": PACKED} if packed else {})) < bound(config)
 
 

@@ -67,7 +67,7 @@ MODELS = {
     ),
     "RoPE by the product, shared": (replace(TURNED, n_layers=2), BF16, 2),
     "RoPE by its own kernels": (TURNED, BF16._replace(fused_rope=False), 1),
-    "n made again": (replace(TURNED, n_layers=2), BF16._replace(kept=0), 1),
+    "n made again": (TURNED, BF16._replace(kept=0), 1),
     "LayerNorm without bias, learned, SwiGLU": (
         replace(EULER, norm="layer", position="learned", n_kv_heads=2, hidden=64), WIDE, 1
     ),
@@ -102,14 +102,16 @@ def bound_of(outcome):
 
 
 # The first two are as others but for the stream's format, which other models have, too; the third
-# is the second but one with other positions.
-LONG = {"GPT-2's", "Euler's", "norms of heads, learned, shared"}
+# is the second but one with other positions. RoPE by the product is in the model that lends, below,
+# and as kernels of its own wherever heads are narrow.
+LONG = {"GPT-2's", "Euler's", "norms of heads, learned, shared", "RoPE by the product, shared",
+        "RoPE by its own kernels"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", tiers.kept(MODELS, *(MODELS.keys() - LONG)))
 def test_gradients_are_the_references(name, monkeypatch):
     config, precision, pieces = MODELS[name]
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     check(step_on_paper(config, 2, 4, HOPPER, precision, pieces))
 
 
@@ -124,7 +126,7 @@ WITH_NORMS = [
 ]
 
 
-@pytest.mark.parametrize("function, old, new", thinned(WITH_NORMS))
+@pytest.mark.parametrize("function, old, new", thinned(WITH_NORMS, 4))
 def test_mistakes_with_norms_of_heads_are_seen(function, old, new, monkeypatch):
     helpers.by_numpy(monkeypatch)
     wrong = load(Mutant("engines.gpu.step.engine", function, "heads", old, new))
@@ -142,7 +144,7 @@ TEXTS = np.array([[0, 0, 0, 3, 3, 3, 6, 6, 6], [0, 1, 1, 1, 1, 5, 6, 6, 8]], np.
 ], "Euler's, narrow stream, in pieces", "RMSNorm, learned, GELU, biases, untied"))  # fmt: skip
 def test_gradients_of_rows_of_several_texts(name, monkeypatch):
     config, precision, pieces = MODELS[name]
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     check(step_on_paper(config, 2, 9, HOPPER, precision, pieces, first=TEXTS))
 
 
@@ -295,26 +297,29 @@ DEEP = replace(TURNED, n_layers=3)
 def test_gradients_lend_their_memory_until_they_are_made(monkeypatch):
     """No bit differs from a step in which they don't, and its arena is larger."""
     helpers.by_numpy(monkeypatch)
-    lent = step_on_paper(DEEP, 2, 4, HOPPER, BF16)
+    lent = step_on_paper(DEEP, 1, 4, HOPPER, BF16)
     check(lent)
     program, starts = lent.recorded.program, lent.exact.block_starts
     assert len(program.borrowed[GRADIENTS]) > 4
     for start, size, _, _ in program.borrowed[GRADIENTS]:  # never the last block's
         assert 4 * starts[0] <= start and start + size <= 4 * starts[2]
     monkeypatch.setattr(recording, "lendable", lambda gradients: {})
-    alone = step_on_paper(DEEP, 2, 4, HOPPER, BF16)
+    alone = step_on_paper(DEEP, 1, 4, HOPPER, BF16)
     assert not alone.recorded.program.borrowed
     assert alone.recorded.program.sizes[ARENA] > program.sizes[ARENA]
     for name in GRADIENTS, "weights", "m", "v", "copies":
         np.testing.assert_array_equal(alone.memories[name], lent.memories[name], name)
 
 
-@pytest.mark.parametrize("function, old, new", [
+LENDING = [
     ("lend_gradients", "i < here", "i <= here"),
     ("move_norm", "self.recording.lending = False", "self.recording.lending = True"),
     ("defer_sums", "store=out.address in self.fresh", "store=False"),
     ("defer_sums", "self.fresh.discard(out.address)", "pass"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("function, old, new", thinned(LENDING, 4))
 def test_mistakes_with_lent_memory_are_seen(function, old, new, monkeypatch):
     helpers.by_numpy(monkeypatch)
     wrong = load(Mutant("engines.gpu.step.engine", function, "lending", old, new))
@@ -327,7 +332,9 @@ def test_mistakes_with_lent_memory_are_seen(function, old, new, monkeypatch):
         assert not all(error < bound_of(outcome) for error in outcome.errors().values())
 
 
-@pytest.mark.parametrize("config, precision", [(GPT, BF16), (DEEP, BF16), (DEEP, WIDE)])
+@pytest.mark.parametrize("config, precision", tiers.kept(
+    [(GPT, BF16), (TURNED, WIDE), (DEEP, BF16), (DEEP, WIDE)], (GPT, BF16), (TURNED, WIDE)
+))  # fmt: skip
 def test_a_step_with_masters_in_halves_is_the_same_bit_for_bit(config, precision, monkeypatch):
     """Gradients, moments, masters and what is read as float32, of masters none of which is half-way
     between two bf16: there their copies differ."""
@@ -358,8 +365,7 @@ def test_a_step_with_masters_in_halves_is_the_same_bit_for_bit(config, precision
 
 def test_a_run_goes_on_from_what_was_pulled_to_the_byte(stepper):
     ours, tokens, targets, _ = stepper
-    for number in 1, 2:
-        ours.step(tokens, targets, 1e-2, number)
+    ours.step(tokens, targets, 1e-2, 1)
     ours.finish()
     ours.pull()
     kept = [x.flat.copy() for x in (ours.weights, ours.optimizer.m, ours.optimizer.v)]
@@ -369,7 +375,7 @@ def test_a_run_goes_on_from_what_was_pulled_to_the_byte(stepper):
     other = CudaStepper(weights, optimizer, Device(capability=(9, 0), multiprocessors=4))
     ours.push()
     for each in ours, other:
-        each.step(tokens, targets, 1e-2, 3)
+        each.step(tokens, targets, 1e-2, 2)
         each.finish()
         each.pull()
     for a, b in ((ours.weights, weights), (ours.optimizer.m, optimizer.m),
@@ -420,13 +426,13 @@ def test_all_faults_have_their_place():
         source(Mutant(name, function, what, old, new))
     for what, texts in TURNS.items():
         source(Mutant(ENGINE, "fused_rope", what, *texts))
-    for function, old, new in WITH_NORMS:
+    for function, old, new in WITH_NORMS + LENDING:
         source(Mutant(ENGINE, function, "heads", old, new))
     for name, function, old, new in WITH_TEXTS:
         source(Mutant(f"engines.gpu.{name}", function, "texts", old, new))
 
 
-@pytest.mark.parametrize("what", thinned(FAULTS))
+@pytest.mark.parametrize("what", thinned(FAULTS, 5))
 def test_faults_between_kernels_are_seen(what, monkeypatch):
     name, owner, function, old, new = FAULTS[what]
     wrong = load(Mutant(name, function, what, old, new))
@@ -473,7 +479,7 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("what", thinned(TURNS, 2))
+@pytest.mark.parametrize("what", thinned(TURNS, 4))
 def test_heads_that_are_turned_wrongly_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     wrong = load(Mutant(ENGINE, "fused_rope", what, *TURNS[what]))

@@ -16,7 +16,7 @@ import pytest
 import registers
 from bench.card import flash
 from mutants import Mutant, load, source
-from tiers import thinned
+from tiers import kept, thinned
 
 from nanoeuler.emulator import Fault, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
@@ -90,20 +90,19 @@ def exact_and_bounds(a):
     q, k, v, do = (from_bf16(a[name]).astype(float) for name in NAMES[:4])
     (_, H, T, D), G = q.shape, k.shape[1]
     k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
-    root, times = 1 / math.sqrt(D), partial(np.einsum, "bhij,bhjd->bhid")
-    s = np.einsum("bhid,bhjd->bhij", q, k) * root
+    root, times, flip = 1 / math.sqrt(D), np.matmul, partial(np.swapaxes, axis1=-2, axis2=-1)
+    s = times(q, flip(k)) * root
     s[np.broadcast_to(hidden(a), s.shape)] = -np.inf
     lse = np.logaddexp.reduce(s, axis=-1)
     p = np.exp(s - lse[..., None])
     of_p = (2 * (D + 8) * np.abs(s[np.isfinite(s)]).max() + T + 8) * U
     o, size = times(p, v), times(p, np.abs(v))
     of_o = u * np.abs(o) + (u + of_p + (T + 8) * U) * size
-    dp = np.einsum("bhid,bhjd->bhij", do, v)
+    dp = times(do, flip(v))
     ds = p * (dp - (do * o).sum(-1)[..., None])
     of_delta = (np.abs(do) * (of_o + (D + 8) * U * np.abs(o))).sum(-1)[..., None]
     float32s = of_p * np.abs(ds) + (D + 8) * U * p * np.abs(do).max() * np.abs(v).max() * D
     of_ds = u * np.abs(ds) + p * of_delta + float32s
-    flip = partial(np.swapaxes, axis1=-2, axis2=-1)
     products = {
         "dq": (times(ds, k), times(of_ds, np.abs(k)), root),
         "dk": (fold(times(flip(ds), q), G), fold(times(flip(of_ds), np.abs(q)), G), root),
@@ -137,30 +136,30 @@ def hold(a):
     assert (a["lse"][..., T:] == np.float32(1e30)).all()
 
 
-@pytest.mark.parametrize(
-    "shape, seed",
-    [
-        ((1, 2, 1, 1, 64), None),     # one position, most of a tile beyond the end
-        ((2, 2, 2, 77, 64), 1),       # one tile, in another order of blocks and warps
-        ((1, 1, 1, 513, 64), None),   # each tile alone, rings of two stages wrap twice
-        ((1, 1, 1, 513, 128), None),  # two stages wrap twice; one row in the last tile
-        ((1, 2, 1, 200, 128), 2),
-    ],
-)  # fmt: skip
+SHAPES = [
+    ((1, 2, 1, 1, 64), None),     # one position, most of a tile beyond the end
+    ((2, 2, 2, 77, 64), 1),       # one tile, in another order of blocks and warps
+    ((1, 1, 1, 513, 64), None),   # each tile alone, rings of two stages wrap twice
+    ((1, 1, 1, 513, 128), None),  # two stages wrap twice; one row in the last tile
+    ((1, 2, 1, 200, 128), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, seed", kept(SHAPES, *SHAPES[:2], *SHAPES[3:]))
 def test_forward(shape, seed):
     a = inputs(*shape)
     run(forward(a), seed)
     hold(a)
 
 
-@pytest.mark.parametrize(
-    "shape, places, links",
-    [
-        ((1, 1, 1, 300, 64), 1, 2),   # a link of two tiles, then the one in the middle
-        ((1, 4, 2, 140, 64), 1, 4),   # four links of two tiles: queries come to each place twice
-        ((3, 1, 1, 70, 64), 2, 3),    # links of one tile; a chain of two sequences, and of one
-    ],
-)  # fmt: skip
+CHAINS = [
+    ((1, 1, 1, 300, 64), 1, 2),   # a link of two tiles, then the one in the middle
+    ((1, 4, 2, 140, 64), 1, 4),   # four links of two tiles: queries come to each place twice
+    ((3, 1, 1, 70, 64), 2, 3),    # links of one tile; a chain of two sequences, and of one
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, places, links", kept(CHAINS, CHAINS[0], CHAINS[2]))
 def test_chains_of_any_length_give_the_same_bits(shape, places, links):
     a, b = inputs(*shape), inputs(*shape)
     run(forward(a, places=1 << 20), 3)  # each tile alone
@@ -216,16 +215,18 @@ def test_no_later_query_changes_a_bit_of_an_earlier_one(monkeypatch):
     assert not rows_apart()
 
 
+BOTH_WAYS = [
+    ((1, 2, 1, 1, 64), False, None),
+    ((2, 2, 2, 77, 64), False, 1),
+    ((1, 4, 1, 200, 64), True, None),  # the ring wraps twice, through four heads of a group
+    ((1, 2, 1, 130, 128), False, None),  # lse is longer than the blocks' rows
+    ((1, 2, 1, 193, 128), True, 2),
+]
+
+
 @pytest.mark.parametrize(
-    "shape, all_warpgroups, seed",
-    [
-        ((1, 2, 1, 1, 64), False, None),
-        ((2, 2, 2, 77, 64), False, 1),
-        ((1, 4, 1, 200, 64), True, None),  # the ring wraps twice, through four heads of a group
-        ((1, 2, 1, 130, 128), False, None),  # lse is longer than the blocks' rows
-        ((1, 2, 1, 193, 128), True, 2),
-    ],
-)  # fmt: skip
+    "shape, all_warpgroups, seed", kept(BOTH_WAYS, *BOTH_WAYS[:2], *BOTH_WAYS[3:])
+)
 def test_backward(shape, all_warpgroups, seed):
     a = inputs(*shape)
     run(forward(a), seed)
@@ -268,7 +269,7 @@ def beside(a, *names):
     return parts
 
 
-@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("seed", kept([None, 0], None))
 def test_heads_may_lie_side_by_side(seed):
     """q, k, v of the model's packed heads (B, T, H + 2 G, D), and the same bits; backward too."""
     a = inputs(2, 2, 1, 70, 64)
@@ -326,7 +327,7 @@ BACKWARD = [
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # sums that overflow
-@pytest.mark.parametrize("what, function, old, new", thinned(FORWARD))
+@pytest.mark.parametrize("what, function, old, new", thinned(FORWARD, 6))
 def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
     wrong = load(Mutant("engines.gpu.attention.wgmma_forward", function, what, old, new))
     monkeypatch.setattr(wgmma_forward, "narrow_kernel", wrong.narrow_kernel)
@@ -343,7 +344,7 @@ def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch)
     assert not worst(a, ["o"]) < 1
 
 
-@pytest.mark.parametrize("what, function, old, new", thinned(BACKWARD))
+@pytest.mark.parametrize("what, function, old, new", thinned(BACKWARD, 6))
 def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch):
     a = inputs(1, 2, 1, 200, 64)
     run(forward(a))
@@ -364,8 +365,12 @@ def test_mistakes_in_the_backward_are_seen(what, function, old, new, monkeypatch
 TEXTS = [[1, 139, 116], [256]], [[60, 70, 1, 20, 105], [3, 253]]
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("places", [1, 1 << 20])
+ALONE = 1 << 20  # places: each tile has one
+
+
+@pytest.mark.parametrize(
+    "places, seed", kept([(1, None), (1, 3), (ALONE, None), (ALONE, 3)], (1, None), (ALONE, 3))
+)
 def test_texts_forward(places, seed):
     for lengths in TEXTS:
         a = in_texts(inputs(2, 1, 1, 256, 64), lengths)
@@ -373,9 +378,15 @@ def test_texts_forward(places, seed):
         hold(a)
 
 
-def test_texts_through_a_chain_of_links():
+@pytest.mark.parametrize(
+    "shape, lengths",
+    thinned([
+        ((1, 2, 1, 300, 64), [[130, 130, 40]]), ((2, 2, 1, 300, 64), [[130, 130, 40], [299, 1]])
+    ], 2),
+)  # fmt: skip
+def test_texts_through_a_chain_of_links(shape, lengths):
     """Links of two tiles and the one in the middle, cut by texts; all through one block."""
-    a = in_texts(inputs(2, 2, 1, 300, 64), [[130, 130, 40], [299, 1]])
+    a = in_texts(inputs(*shape), lengths)
     b = a | {name: a[name].copy() for name in ("o", "lse")}
     run(forward(a, places=1), 1)
     run(forward(b, places=1 << 20))
@@ -386,11 +397,12 @@ def test_texts_through_a_chain_of_links():
 @pytest.mark.parametrize(
     "shape, lengths, crowd",
     thinned([
+        ((1, 2, 1, 140, 64), [[129, 11]], CROWD),
         ((2, 2, 1, 200, 64), [[70, 60, 70], [200]], CROWD),
         ((1, 2, 2, 140, 64), [[129, 11]], {}),
         ((1, 2, 1, 193, 128), [[64, 1, 127, 1]], CROWD),
         ((1, 1, 1, 130, 128), [[100, 30]], {}),
-    ], 2),
+    ], 5),
 )  # fmt: skip
 def test_texts_both_ways(shape, lengths, crowd):
     outcomes = []
@@ -458,11 +470,13 @@ def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     a = in_texts(inputs(1, 2, 1, 400, 64), [[128, 150, 122]])
     try:
         run(forward(a, places=1))
+        if not worst(a, ["o"]) < 1:
+            return
         for launch in backward(a, **CROWD):
             run(launch)
     except Fault:
         return
-    assert not worst(a, ["o", "dq", "dk", "dv"]) < 1
+    assert not worst(a, ["dq", "dk", "dv"]) < 1
 
 
 @pytest.mark.parametrize("T, W", [(1, 1), (5, 1), (5, 3), (5, 9)])

@@ -13,7 +13,7 @@ import pytest
 from bench.card.decode import CONFIGS, LLAMA, model
 from fragments import qualified, replaced
 from mutants import execute
-from tiers import thinned
+from tiers import kept, thinned
 
 from nanoeuler.emulator import run
 from nanoeuler.emulator.device import Device
@@ -298,7 +298,9 @@ def reader(name, kind, texts=1, seed=None, **more):
     return CudaReader(w.config, w, device, kind, texts, **{"chunk": 32, "warps": 1, **more})
 
 
-@pytest.mark.parametrize("name, kind", thinned(product(CONFIGS, KINDS)))
+@pytest.mark.parametrize("name, kind", kept(
+    product(CONFIGS, KINDS), ("like Llama", "bf16"), ("like GPT-2", "float32")
+))  # fmt: skip - tests/test_switches.py has each switch in a pass
 def test_logits_at_every_position_however_the_text_is_cut(name, kind):
     _, text, exact, peer = model(name, kind)
     made = []
@@ -329,7 +331,9 @@ def test_texts_of_unequal_lengths():
     assert np.linalg.norm(want - exact[:6]) <= 2 * peer
 
 
-@pytest.mark.parametrize("name, kind", [("like Llama", "bf16"), ("like GPT-2", "float32")])
+@pytest.mark.parametrize("name, kind", thinned(
+    [("like Llama", "bf16"), ("like GPT-2", "float32")], 2
+))  # fmt: skip
 def test_greedy_tokens_need_no_host(name, kind):
     _, text, exact, _ = model(name, kind)
     this = reader(name, kind, texts=2)

@@ -7,6 +7,7 @@ with a bound that is never met, a step of a loop past its end.
 import kernel_mutants
 import pytest
 from kernel_mutants import killed, variants
+from tiers import kept
 
 SAMPLE = {
     "rows.rope": 8, "rows.residual_norm": 8, "rows.activations": 5, "rows.embedding": 5,
@@ -59,7 +60,8 @@ def test_a_check_that_fails_hangs_or_passes(monkeypatch):
     assert not killed(variant, "x", lambda module: None)
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+# Each module has mistakes of its own in tests/test_rows.py.
+@pytest.mark.parametrize("name", kept(SAMPLE, "rows.residual_norm", "rows.gradient_norm"))
 def test_most_mistakes_in_kernels_are_seen(name):
     left, count = kernel_mutants.survivors(name, kernel_mutants.CHECKS[name], SAMPLE[name])
     assert count == SAMPLE[name]

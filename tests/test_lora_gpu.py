@@ -321,7 +321,7 @@ def test_gradients_of_a_rank_for_tiles_are_the_references(monkeypatch):
 
 
 @pytest.mark.parametrize("name", kept(
-    ["GPT-2's, q and v", "RoPE and gates by products"], "RoPE and gates by products"))
+    ["GPT-2's, q and v", "RoPE and gates by products"], "GPT-2's, q and v"))
 def test_gradients_of_rows_of_several_texts(name, monkeypatch):
     helpers.by_numpy(monkeypatch)
     check(CASES[name], T=9, first=TEXTS)
@@ -361,7 +361,7 @@ def test_all_faults_have_their_place():
             source(Mutant(where, function, what, old, new))
 
 
-@pytest.mark.parametrize("what", thinned(FAULTS))
+@pytest.mark.parametrize("what", thinned(FAULTS, 4))
 def test_faults_of_a_step_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     function, old, new = FAULTS[what]
@@ -455,8 +455,8 @@ def test_steps_are_those_of_the_cpu(monkeypatch):
     helpers.by_numpy(monkeypatch)
     ours, reference, tokens, targets = steppers()
     frozen, taken, exact = ours.base(), [], []
-    for number in range(1, 5):
-        first = np.array([[0, 0, 2, 2], [0, 1, 1, 1]], np.int32) if number == 3 else None
+    for number in range(1, 4):
+        first = np.array([[0, 0, 2, 2], [0, 1, 1, 1]], np.int32) if number == 2 else None
         taken += ours.step(tokens, targets, 1e-2, number, first)
         exact += reference.step(tokens, targets, 1e-2, number, first)
     taken += ours.finish()
@@ -466,7 +466,7 @@ def test_steps_are_those_of_the_cpu(monkeypatch):
     np.testing.assert_allclose(first_mine, first_exact, rtol=bound(GPT))
     ours.pull()
     moved = np.abs(ours.weights.adapters.flat - reference.weights.adapters.flat)
-    assert moved.max() <= 8.1e-2 and np.median(moved) < 1e-3
+    assert moved.max() <= 6.1e-2 and np.median(moved) < 1e-3
     for name, tensor in ours.weights.adapters.items():
         assert np.abs(tensor).max() > 5e-3, name
     assert np.array_equal(frozen, ours.device.host(ours.memories[WEIGHTS]))
@@ -487,8 +487,7 @@ def test_padding_stays_zero_and_a_step_asks_for_no_memory(monkeypatch):
     asked = []
     for name in ("array", "empty"):
         monkeypatch.setattr(ours.device, name, lambda *rest: asked.append(rest))
-    for number in (2, 3):
-        ours.step(tokens, targets, 1e-2, number)
+    ours.step(tokens, targets, 1e-2, 2)
     ours.finish()
     assert not asked
     for group in ours.packing.groups(ours.device.host(ours.memories[ADAPTERS])).values():
@@ -502,8 +501,7 @@ def test_a_step_goes_on_from_what_was_pulled_to_the_same_bit(monkeypatch):
     helpers.by_numpy(monkeypatch)
     ours, _, tokens, targets = steppers()
     other, _, _, _ = steppers()
-    for number in (1, 2):
-        ours.step(tokens, targets, 1e-2, number)
+    ours.step(tokens, targets, 1e-2, 1)
     ours.pull()
     for name in ("m", "v"):
         getattr(other.optimizer, name).flat[...] = getattr(ours.optimizer, name).flat
@@ -511,7 +509,7 @@ def test_a_step_goes_on_from_what_was_pulled_to_the_same_bit(monkeypatch):
     other.weights.merge()
     other.push()
     for stepper in (ours, other):
-        stepper.step(tokens, targets, 1e-2, 3)
+        stepper.step(tokens, targets, 1e-2, 2)
         stepper.pull()
     assert np.array_equal(ours.weights.adapters.flat, other.weights.adapters.flat)
     assert np.array_equal(ours.optimizer.v.flat, other.optimizer.v.flat)
@@ -580,7 +578,7 @@ def test_the_engine_cuda_trains_adapters_and_others_of_a_gpu_refuse(monkeypatch)
 
 def test_a_run_on_a_gpu_is_saved_and_goes_on_as_on_the_cpu(monkeypatch, tmp_path):
     """`sft --lora` by the engine cuda: the files, a resumed run, and the CPU's losses."""
-    config = replace(SMALL, dim=64, hidden=64, context=24)
+    config = replace(SMALL, dim=64, n_layers=1, hidden=64, context=24)
     text = tmp_path / "text.txt"
     text.write_text("the number of the beast is a number. " * 30)
     train(text, tmp_path / "base", config=config, engine="reference",
@@ -625,18 +623,20 @@ def test_the_plan_names_what_adapters_take_of_a_card(monkeypatch, capsys):
     assert "not trained by the engine cuda-tf32 yet" in capsys.readouterr().err
 
 
-def test_published_models_fit_where_they_are_said_to():
+@pytest.mark.parametrize("name, card", thinned(
+    [("llama-1b", "rtx-3090"), ("smollm2-135m", "rtx-4060-ti")], 2
+))  # fmt: skip
+def test_published_models_fit_where_they_are_said_to(name, card):
     """With four sequences: a billion weights on 24 GB, 135 million on 8 GB."""
-    for name, card in (("llama-1b", "rtx-3090"), ("smollm2-135m", "rtx-4060-ti")):
-        config, speeds = PUBLISHED[name], step.speeds_of(CARDS[card])
-        record = partial(module.record_lora_step, Lora(16).settled(config))
-        made = step.predict_step(config, 4, "cuda", speeds, record)
-        assert made.bytes < 0.9 * CARDS[card].memory_bytes
-        whole = step.predict_step(config, 4, "cuda", speeds)
-        # Two moments are gone; so are gradients, whose memory layers borrow in a whole step. The
-        # frozen weights are float32 beside their copy, where a whole step has masters in halves.
-        assert 0.9 * (8 - 2) * count_parameters(config) < whole.bytes - made.bytes
-        assert made.seconds < whole.seconds
+    config, speeds = PUBLISHED[name], step.speeds_of(CARDS[card])
+    record = partial(module.record_lora_step, Lora(16).settled(config))
+    made = step.predict_step(config, 4, "cuda", speeds, record)
+    assert made.bytes < 0.9 * CARDS[card].memory_bytes
+    whole = step.predict_step(config, 4, "cuda", speeds)
+    # Two moments are gone; so are gradients, whose memory layers borrow in a whole step. The
+    # frozen weights are float32 beside their copy, where a whole step has masters in halves.
+    assert 0.9 * (8 - 2) * count_parameters(config) < whole.bytes - made.bytes
+    assert made.seconds < whole.seconds
 
 
 def test_the_room_of_this_machines_card(monkeypatch):

@@ -4,6 +4,7 @@ What it computes is in test_cuda_engine.py; how a run goes on a processor, in te
 """
 
 import itertools
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ BIG = PRESETS["euler-116m"]
 
 def test_a_batch_that_does_not_fit_names_one_that_does(monkeypatch):
     install(monkeypatch, IdleCard(free=8e9))
+    monkeypatch.setattr(planned, "step_bytes", cache(planned.step_bytes))  # each is asked for often
     with pytest.raises(UserError) as caught:
         planned.check_room(BIG, 64, 1, "cuda")
     said = str(caught.value)
@@ -47,6 +49,7 @@ def test_a_batch_that_does_not_fit_names_one_that_does(monkeypatch):
     with pytest.raises(UserError, match="choose a smaller model"):
         planned.check_room(BIG, 64, 1, "cuda")
     install(monkeypatch, IdleCard(capability=(7, 5)))
+    planned.step_bytes.cache_clear()
     with pytest.raises(UserError, match="compute capability 8.0"):
         planned.check_room(BIG, 64, 1, "cuda")
 

@@ -53,10 +53,16 @@ REFUSED["gpu reader"] = "integrator", "n_predict"
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def base_for(name):
-    """The model in which this field is changed: layers can share a block where there are four."""
+def base_for(name, program=""):
+    """The model in which this field is changed: layers can share a block where there are four.
+
+    A GPU on paper takes a second for each, and has one unless the field is about layers, and then
+    two.
+    """
     if name == "window_pattern":
         return replace(BASE, sliding_window=2)
+    if program == "gpu reader":
+        return BASE if name in ("repeat", "n_layers") else replace(BASE, n_layers=1)
     return replace(BASE, n_layers=4) if name == "repeat" else BASE
 
 
@@ -198,16 +204,23 @@ def test_a_word_without_code_is_refused_by_all(name, monkeypatch):
             require(replace(BASE, **{name: "new"}), module.SUPPORTS, "this")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("name, value", CHANGES)
+def asked(programs):
+    """Each field with each of the programs. Sizes of a GPU's reader are long: CONFIGS of
+    tests/test_gpu_decode.py differ in all of them."""
+    sizes = "vocab_size", "dim", "hidden", "n_heads", "n_layers"
+    cases = [(name, value, program) for name, value in CHANGES for program in programs]
+    return kept(cases, *(case for case in cases if case[2] != "gpu reader" or case[0] not in sizes))
+
+
+@pytest.mark.parametrize("name, value, program", asked(PROGRAMS))
 def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
-    base = base_for(name)
+    base = base_for(name, program)
     try:
-        other = numbers(program, changed(name, value))
+        other = numbers(program, changed(name, value, base))
     except UserError as error:
         assert name in REFUSED[program], error
-        asked = "sliding_window" if name == "window_pattern" else name  # of which it is a pattern
-        assert f"expected {name}" in str(error) or f"expected {asked}" in str(error), error
+        part = "sliding_window" if name == "window_pattern" else name  # of which it is a pattern
+        assert f"expected {name}" in str(error) or f"expected {part}" in str(error), error
         return
     one = numbers(program, base)
     if isinstance(one, np.ndarray) and one.shape == other.shape:
@@ -223,10 +236,9 @@ def test_a_value_is_refused_or_changes_what_is_done(program, name, value):
         assert (one == other) == (name in same)
 
 
-@pytest.mark.parametrize("program", NUMBERS)
-@pytest.mark.parametrize("name, value", CHANGES)
+@pytest.mark.parametrize("name, value, program", asked(NUMBERS))
 def test_numbers_are_those_of_the_reference(program, name, value):
-    config = changed(name, value)
+    config = changed(name, value, base_for(name, program))
     try:
         ours = np.asarray(numbers(program, config), np.float64)
     except UserError:
@@ -254,7 +266,7 @@ ALONE = [(name, value) for name, value in CHANGES if name in CHOICES
     "name, value", kept([each for each in CHANGES if each[0] in CHOICES], *ALONE)
 )
 def test_gradients_of_a_gpu_are_those_of_the_reference(name, value, monkeypatch):
-    recorded.by_numpy(monkeypatch)
+    recorded.by_numpy(monkeypatch, attention=False)
     config = changed(name, value, replace(BASE, n_layers=1))
     outcome = recorded.step_on_paper(config, 2, 4, HOPPER, WIDE)
     wrong = {name: error for name, error in outcome.errors().items() if not error < bound(config)}

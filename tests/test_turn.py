@@ -10,7 +10,7 @@ import pytest
 from mutants import Mutant, load, source
 from test_flash_tensor import CROWD, backward, exact_and_bounds, forward, inputs
 from test_gemm import TABLES, arrays, exchanged, on_paper, wrong
-from tiers import thinned
+from tiers import kept, thinned
 
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.emulator.machine import Fault
@@ -133,7 +133,7 @@ def test_all_mistakes_have_their_place():
         source(Mutant("engines.gpu.attention.wgmma_backward", flaw.partition(":")[0], flaw, *texts))
 
 
-@pytest.mark.parametrize("flaw", thinned(FLAWS))
+@pytest.mark.parametrize("flaw", thinned(FLAWS, 5))
 def test_a_flaw_is_found(flaw):
     place, old, new = FLAWS[flaw]
     module, name = place.rsplit(".", 1)
@@ -236,7 +236,9 @@ def attended(shape, crowd, seed=None):
     return a, shares
 
 
-@pytest.mark.parametrize("case", thinned(BACK, 2))
+@pytest.mark.parametrize("case", kept(
+    BACK, "odd, two sequences, shared keys", "all warpgroups", "wide"
+))  # fmt: skip
 def test_gradients_are_turned_back(case):
     shape, crowd, seed = BACK[case]
     a, shares = attended(shape, crowd, seed)
@@ -264,7 +266,7 @@ FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name bef
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flaw", thinned(FLAWS_BACK))
+@pytest.mark.parametrize("flaw", thinned(FLAWS_BACK, 5))
 def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
     name, (old, new) = flaw.partition(":")[0], FLAWS_BACK[flaw]
     wrong = load(Mutant("engines.gpu.attention.wgmma_backward", name, flaw, old, new))

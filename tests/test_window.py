@@ -216,7 +216,7 @@ def test_taking_tokens_back_finds_what_the_window_had_left():
 
 
 # A GPU's training step, emulated. The bound is test_cuda_engine.py's.
-GPU = replace(TURNED, n_layers=2, sliding_window=3)
+GPU = replace(TURNED, sliding_window=3)
 GPU_LEARNED = replace(
     GPU, position="learned", norm="layer", mlp="gelu", bias=True, tied=True, step_size=0.7
 )
@@ -230,17 +230,18 @@ def on_a_gpu(config, machine=HOPPER, precision=WIDE, **how):
 
 @pytest.mark.parametrize("config, packed", kept(
     [(GPU, False), (GPU, True), (GPU_LEARNED, False), (GPU_LEARNED, True)],
-    (GPU, True), (GPU_LEARNED, False)), ids=["RoPE", "RoPE, packed", "learned", "learned, packed"],
+    (GPU_LEARNED, False)), ids=["RoPE", "RoPE, packed", "learned", "learned, packed"],
 )  # fmt: skip
 def test_gradients_of_a_gpu_are_the_references(config, packed, monkeypatch):
-    helpers.by_numpy(monkeypatch)
+    """Those of packed rows are below, where layers have windows of their own."""
+    helpers.by_numpy(monkeypatch, attention=False)
     more = {"first": PACKED} if packed else {"pieces": 2}
     assert on_a_gpu(config, **more) < bound(config)
 
 
 def test_gradients_of_an_older_gpu_and_in_float32(monkeypatch):
-    helpers.by_numpy(monkeypatch)
-    narrow = replace(GPU, n_layers=1, n_heads=2, n_kv_heads=1, dim=64)
+    helpers.by_numpy(monkeypatch, attention=False)
+    narrow = replace(GPU, n_heads=2, n_kv_heads=1, dim=64)
     assert on_a_gpu(narrow, AMPERE) < bound(narrow)
     assert on_a_gpu(narrow, AMPERE, PRECISIONS["cuda-float32"]) < 1e-5
 
@@ -275,15 +276,15 @@ class Asked:
 
 
 MIXED = replace(GPU, n_layers=3, window_pattern="SSL")
-OTHER = replace(GPU_LEARNED, window_pattern="LS")
+OTHER = replace(GPU_LEARNED, n_layers=2, window_pattern="LS")
 
 
 @pytest.mark.parametrize("config, packed", kept(
-    [(MIXED, False), (MIXED, True), (OTHER, False), (OTHER, True)], (MIXED, True), (OTHER, False)),
+    [(MIXED, False), (MIXED, True), (OTHER, False), (OTHER, True)], (MIXED, True)),
     ids=["RoPE, SSL", "RoPE, SSL, packed", "learned, LS", "learned, LS, packed"],
 )  # fmt: skip
 def test_windows_of_layers_on_a_gpu(config, packed, monkeypatch):
-    helpers.by_numpy(monkeypatch)
+    helpers.by_numpy(monkeypatch, attention=False)
     assert on_a_gpu(config, **({"first": PACKED} if packed else {})) < bound(config)
 
 
@@ -436,14 +437,14 @@ def gpu_is_the_reference(wrong, monkeypatch):
 def packed_is_the_reference(wrong, monkeypatch):
     helpers.by_numpy(monkeypatch)
     monkeypatch.setattr(helpers, "fill_batch", wrong.fill_batch)
-    assert on_a_gpu(GPU, first=PACKED) < bound(GPU)
     assert on_a_gpu(GPU_LEARNED, first=PACKED) < bound(GPU_LEARNED)
+    assert on_a_gpu(GPU, first=PACKED) < bound(GPU)
 
 
 def mixed_is_the_reference(wrong, monkeypatch):
     helpers.by_numpy(monkeypatch)
     monkeypatch.setattr(CudaEngine, "first_keys", wrong.CudaEngine.first_keys)
-    assert on_a_gpu(MIXED, first=PACKED) < bound(MIXED)
+    assert on_a_gpu(OTHER, first=PACKED) < bound(OTHER)
 
 
 ON_PAPER = gpu_is_the_reference, packed_is_the_reference, mixed_is_the_reference

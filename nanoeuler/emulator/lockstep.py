@@ -114,11 +114,23 @@ UNDEFINED = type("Undefined", (), {})()  # a name's value where some threads nev
 class Seat(Owner):
     """What each thread of a team has for itself."""
 
-    def __init__(self, team: "Team", number: int, place: Place):
+    def __init__(self, block: Block, number: int, place: Place):
         self.number, self.lane, self.threadIdx = number, number % WARP, place
-        self.warp, self.group = team.block.warps[number // WARP], team.block.groups[number // GROUP]
+        self.warp, self.group = block.warps[number // WARP], block.groups[number // GROUP]
         self.parts: dict = {}
         self.unfenced: list = []
+
+
+class Seats(dict):
+    """Number in the team -> seat, made when it is asked for: few threads ever act alone."""
+
+    def __init__(self, block: Block, first: int, places: list[Place]):
+        super().__init__()
+        self.block, self.first, self.places = block, first, places
+
+    def __missing__(self, n: int) -> Seat:
+        self[n] = Seat(self.block, self.first + int(n), self.places[n])
+        return self[n]
 
 
 def own(name: str) -> Any:
@@ -139,10 +151,10 @@ class Team(Thread):
     def __init__(self, body: Callable[[], None], block: Block, first: int, places: list[Place]):
         super(Thread, self).__init__(body)
         self.block, self.first, self.size = block, first, len(places)
-        self.seats = [Seat(self, first + n, place) for n, place in enumerate(places)]
+        self.seats = Seats(block, first, places)
         self.acting, self.mask, self.count = self.seats[0], None, self.size
         self.numbers = np.arange(first, first + self.size)
-        self.rows = np.array([seat.warp.row for seat in self.seats])
+        self.rows = np.repeat([warp.row for warp in self.warps_of], WARP)[: self.size]
         self.reason: Callable[[], str] = str
         self.waits, self.answer = "", None
         self.shared = Place(*(view(axis) for axis in zip(*places, strict=True)))
@@ -177,11 +189,11 @@ class Team(Thread):
     @property
     def warps_of(self) -> list:
         """The warps that it acts for."""
-        return [seat.warp for seat in self.seats[::WARP]]
+        return self.block.warps[self.first // WARP : -(-(self.first + self.size) // WARP)]
 
     def close(self) -> None:
         """The team ends."""
-        for seat in self.seats:
+        for seat in list(self.seats.values()):
             self.acting = seat
             close(seat)
 
@@ -423,12 +435,17 @@ def whole(value: Any) -> Any:
     return value.astype(np.int64) if isinstance(value, Lanes) else int(value)
 
 
+SINGLE = np.dtype(np.float32)  # NumPy has one object for it, so that `is` will do
+
+
 def float32(value: Any) -> Any:
     """A conversion, of one value or of all threads' values."""
     if isinstance(value, np.ndarray):
+        if value.dtype is SINGLE and type(value) is Lanes:
+            return value
         if value.dtype == np.float64 and not isinstance(value, Exact):
             raise Apart  # an int64 and a float32: NumPy widens, and Python's numbers do not
-        return value.astype(np.float32).view(Lanes)
+        return value.astype(np.float32, copy=False).view(Lanes)
     return np.float32(value)
 
 

@@ -14,7 +14,6 @@ import ast
 import functools
 import linecache
 from collections.abc import Iterator
-from copy import deepcopy
 from types import CodeType
 
 
@@ -214,15 +213,12 @@ def merge(at: str, names: list[str], how: str) -> list[ast.stmt]:
     return parse(f"if {at}.mixed: {left}{at}.{how}({values})")
 
 
-def changed(function: ast.FunctionDef) -> ast.FunctionDef:
-    """A function for many threads at once."""
-    new, statements = deepcopy(function), Rewriting()
-    many = any(returns(node) and not isinstance(node, ast.Return) for node in new.body)
-    body = statements.block(single(new.body) if many else new.body)
-    if returns(function):
-        body = [*parse("_out = None"), *body, *parse("return _out")]
-    new.body = body
-    return new
+def changed(body: list[ast.stmt]) -> list[ast.stmt]:
+    """The body of a function for many threads at once. What it is given is used up."""
+    statements, some = Rewriting(), any(map(returns, body))
+    many = any(returns(node) and not isinstance(node, ast.Return) for node in body)
+    body = statements.block(single(body) if many else body)
+    return [*parse("_out = None"), *body, *parse("return _out")] if some else body
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
@@ -233,8 +229,14 @@ def codes(code: CodeType) -> Iterator[CodeType]:
             yield from codes(part)
 
 
+def begins(node: ast.stmt) -> int:
+    """The line where a statement begins, with its decorators."""
+    return min(part.lineno for part in (node, *getattr(node, "decorator_list", [])))
+
+
 class Changed(ast.NodeTransformer):
-    """A whole module, each function changed that has a form; `done`: the lines where they begin."""
+    """A statement of a module, each function in it changed that has a form, and emptied that has
+    none; `done`: the lines where the changed ones begin."""
 
     def __init__(self) -> None:
         self.done: set[int] = set()
@@ -245,11 +247,12 @@ class Changed(ast.NodeTransformer):
             self.generic_visit(node)
             return node
         try:
-            new = changed(node)
+            node.body = changed(node.body)
         except Unknown:
-            return node
-        self.done.add(min(part.lineno for part in (node, *node.decorator_list)))
-        return new
+            node.body = [ast.Pass()]
+        else:
+            self.done.add(begins(node))
+        return node
 
 
 def place_of(code: CodeType) -> tuple:
@@ -257,14 +260,28 @@ def place_of(code: CodeType) -> tuple:
     return code.co_firstlineno, code.co_name, code.co_freevars
 
 
-@functools.lru_cache(32)
-def compiled(filename: str, text: str) -> tuple[set, dict]:
-    """The code objects of a file, as it is, and by their place as changed."""
-    plain = set(codes(compile(text, filename, "exec", dont_inherit=True)))
-    change = Changed()
-    tree = ast.fix_missing_locations(change.visit(ast.parse(text)))
-    new = codes(compile(tree, filename, "exec", dont_inherit=True))
-    return plain, {place_of(c): c for c in new if c.co_firstlineno in change.done}
+class Source:
+    """A file's code objects as they are (`plain`), and as changed: a statement of the file at a
+    time, when somebody asks for a function of it, since a kernel uses few of a module's."""
+
+    def __init__(self, filename: str, text: str):
+        self.filename, self.statements = filename, ast.parse(text).body
+        self.plain = set(codes(compile(text, filename, "exec", dont_inherit=True)))
+        self.changed: dict[int, dict] = {}
+
+    def around(self, line: int) -> dict:
+        """By their place, the changed code objects of the statement that has a line."""
+        n = sum(begins(node) <= line for node in self.statements) - 1
+        if n not in self.changed:
+            change = Changed()
+            tree = ast.Module([change.visit(self.statements[n])], [])
+            code = compile(ast.fix_missing_locations(tree), self.filename, "exec", 0, True)
+            found = {place_of(c): c for c in codes(code) if c.co_firstlineno in change.done}
+            self.changed[n] = found
+        return self.changed[n]
+
+
+source = functools.lru_cache(32)(Source)  # a file with its text
 
 
 @functools.lru_cache(1024)
@@ -275,7 +292,7 @@ def rewritten(code: CodeType) -> CodeType:
     """
     linecache.checkcache(code.co_filename)
     text = "".join(linecache.getlines(code.co_filename))
-    plain, new = compiled(code.co_filename, text)
-    if code not in plain or place_of(code) not in new:
+    file = source(code.co_filename, text)
+    if code not in file.plain or place_of(code) not in file.around(code.co_firstlineno):
         raise Unknown(code.co_qualname)
-    return new[place_of(code)]
+    return file.around(code.co_firstlineno)[place_of(code)]

@@ -135,12 +135,12 @@ def bits_of(value: Any) -> np.ndarray:
     value = np.asarray(value)
     if value.dtype == np.float32:
         return value.view(np.uint32)
-    return value.astype(np.int64).astype(np.uint32)
+    return value.astype(np.int64, copy=False).astype(np.uint32)
 
 
 def signed(word: np.ndarray) -> Lanes:
     """uint32 -> int32 in int64."""
-    return word.astype(np.uint32).view(np.int32).astype(np.int64).view(Lanes)
+    return word.astype(np.uint32, copy=False).view(np.int32).astype(np.int64).view(Lanes)
 
 
 def floats(value: Any) -> np.ndarray:
@@ -150,20 +150,21 @@ def floats(value: Any) -> np.ndarray:
 
 def flush(value: np.ndarray) -> Lanes:
     """float32 Lanes of values; what is too small for a normal number is a zero of its sign."""
-    with np.errstate(over="ignore"):
-        small = value.astype(np.float32)
-    zeros = np.copysign(np.float32(0), small)
-    return np.where(np.abs(value) < ptx_math.LEAST, zeros, small).view(Lanes)
+    small, tiny = value.astype(np.float32, copy=False), np.abs(value) < ptx_math.LEAST
+    if np.count_nonzero(tiny):
+        small = np.where(tiny, np.copysign(np.float32(0), small), small)
+    return small.view(Lanes)
 
 
 @wide(ptx_math.exponential)
 def exponential(ftz: str | None, x: Lanes) -> Lanes:
     """2^x, with Python's power, which is the same on every processor."""
     given = x.view(np.ndarray).astype(np.float64)
-    inside = np.where((given < 128) & (given > -1000), given, 0.0)
-    y = np.array([2.0**one for one in inside.tolist()])
-    y = np.where(given >= 128, np.inf, np.where(given <= -1000, 0.0, y))
-    y = np.where(given == given, y, given)
+    inside = (given < 128) & (given > -1000)
+    y = np.array([2.0**one for one in np.where(inside, given, 0.0).tolist()])
+    if np.count_nonzero(inside) < len(inside):
+        y = np.where(given >= 128, np.inf, np.where(given <= -1000, 0.0, y))
+        y = np.where(given == given, y, given)
     return flush(y) if ftz else y.astype(np.float32).view(Lanes)
 
 
@@ -207,7 +208,7 @@ def half(value: Any) -> np.ndarray:
     """The bits of the nearest bf16, in uint32."""
     x = bits_of(floats(value))
     nearest = (x + np.uint32(0x7FFF) + (x >> 16 & 1)) >> 16
-    return np.where((x & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, nearest).astype(np.uint32)
+    return np.where((x & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FFF), nearest)
 
 
 @wide(ptx_math.rounded)
@@ -219,7 +220,10 @@ def rounded(value: Any) -> Lanes:
 @wide(ptx_math.pack)
 def pack(high: Any, low: Any) -> Lanes:
     """Two float32 as bf16 in one register."""
-    return signed(half(high) << 16 | half(low))
+    both = np.empty((2, current().size), np.float32)
+    both[0], both[1] = floats(high), floats(low)
+    above, below = half(both)
+    return signed(above << 16 | below)
 
 
 @wide(ptx_math.extreme_pair)
@@ -282,10 +286,11 @@ def arithmetic(act: Callable, all_of: Callable) -> Callable:
     """A function of values: of one where all are the same, else of all."""
 
     def of(*args: Any) -> Any:
-        if not any(isinstance(arg, Lanes) for arg in args):
-            return act(*args)
-        answer = all_of(*args)
-        return answer if isinstance(answer, Lanes) else np.asarray(answer).view(Lanes)
+        for arg in args:
+            if isinstance(arg, Lanes):
+                answer = all_of(*args)
+                return answer if isinstance(answer, Lanes) else np.asarray(answer).view(Lanes)
+        return act(*args)
 
     return of
 
@@ -551,7 +556,7 @@ def named_barrier(number: Any, count: Any, wait: bool) -> None:
     warps = team.warps()
     team.met()
     team.block.machine.memory.settle()
-    rounds = [come(team.seats[n * WARP].warp, number, count, wait) for n in warps]
+    rounds = [come(team.warps_of[n], number, count, wait) for n in warps]
     last = rounds[-1]
     if any(other is not last for other in rounds):
         raise Apart

@@ -267,7 +267,7 @@ class Together(Run):
             for first in range(0, len(self.threads), self.size):
                 places = self.threads[first : first + self.size]
                 made.append(teams.Team(body, block, first, places))
-            block.threads = [seat for team in made if team.block is block for seat in team.seats]
+            block.threads = [team for team in made if team.block is block for _ in team.numbers]
         self.machine.play(made)
         self.memory.settle()
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from nanoeuler.emulator import device, rehearsal
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.attention import choice
+from nanoeuler.engines.gpu.attention.layout import PAST_END
 from nanoeuler.engines.gpu.rows.fill import CLEAR
 from nanoeuler.engines.gpu.step import matmul
 from nanoeuler.engines.gpu.step.precision import LOWER
@@ -50,13 +52,13 @@ CURVES = {"gelu": gelu, "gelu_exact": gelu_exact}
 
 
 @dataclass(frozen=True)
-class NumpyProduct:
-    """Stands on a list for the launches of a product: exact sums, rounded where they are stored."""
+class ByNumpy:
+    """Stands on a list for launches; `writes`: which of its args it writes."""
 
-    args: tuple  # a, b, c, aux, second, sums, cos, sin, with None for what there is not
-    epilogue: str
-    turned: tuple = (0, 0)  # positions of a sequence, columns of heads that are turned
+    args: tuple  # with None for what there is not
     kernel: Any = CLEAR  # any: a device on paper asks for one
+
+    writes = ()
 
     def prepare(self, device):
         """As `Gemm.prepare`."""
@@ -66,9 +68,83 @@ class NumpyProduct:
         """Run on arrays of a device on paper."""
         arrays = [None if arg is None else arg._values for arg in self.args]
         replace(self, args=tuple(arrays)).run()
-        for arg in self.args[2], self.args[4]:
-            if arg is not None:
-                arg._written[...] = True
+        for n in self.writes:
+            if self.args[n] is not None:
+                self.args[n]._written[...] = True
+
+
+def seen_by(q, k, first, last):
+    """Scores in powers of two, and whether each query sees each key: by what queries know, and by
+    what keys do."""
+    B, T = len(q), q.shape[2]
+    t = np.arange(T)
+    first = np.zeros((B, T), int) if first is None else first
+    last = np.full((B, T), T - 1) if last is None else last
+    causal = t <= t[:, None]
+    of_queries = causal & (t >= first[:, :, None])
+    of_keys = causal & (t[:, None] <= last[:, None])
+    s = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[3]) / math.log(2)
+    return s, of_queries[:, None], of_keys[:, None]
+
+
+@dataclass(frozen=True)
+class NumpyAttention(ByNumpy):
+    """A forward pass of attention; args: q, k, v, o, lse, first."""
+
+    writes = 3, 4
+
+    def run(self):
+        q, k, v, o, lse, first = self.args
+        groups, T = q.shape[1] // k.shape[1], q.shape[2]
+        k, v = (np.repeat(numbers(x), groups, axis=1) for x in (k, v))
+        s, seen, _ = seen_by(numbers(q), k, first, None)
+        s = np.where(seen, s, -np.inf)
+        lse[...] = PAST_END
+        with np.errstate(invalid="ignore"):  # of planted mistakes
+            total = np.logaddexp2.reduce(s, axis=-1)
+        lse[..., :T] = total
+        o[...] = to_bf16((np.exp2(s - total[..., None]) @ v).astype(np.float32))
+
+
+@dataclass(frozen=True)
+class NumpyAttentionBackward(ByNumpy):
+    """Its backward; args: do, q, k, v, o, lse, delta, dq, dk, dv, cos, sin, first, last."""
+
+    writes = 6, 7, 8, 9
+
+    def run(self):
+        *arrays, lse, delta, dq, dk, dv, cos, sin, first, last = self.args
+        do, q, k, v, o = map(numbers, arrays)
+        (B, H, T, D), G = q.shape, k.shape[1]
+        k, v = (np.repeat(x, H // G, axis=1) for x in (k, v))
+        s, of_queries, of_keys = seen_by(q, k, first, last)
+        p = np.exp2(np.minimum(s - lse[..., :T, None], 100))  # of what is not seen, anything
+        delta[...] = 0
+        delta[..., :T] = (do * o).sum(axis=-1)
+        ds = p * (do @ v.swapaxes(2, 3) - delta[..., :T, None]) / math.sqrt(D)
+        back = {id(dq): (ds * of_queries) @ k}
+        for x, each, y in (dk, ds, q), (dv, p, do):
+            of_heads = (each * of_keys).swapaxes(2, 3) @ y
+            back[id(x)] = of_heads.reshape(B, G, H // G, T, D).sum(axis=2)
+        for x in (dq, dk) if cos is not None else ():
+            turned = back[id(x)].swapaxes(1, 2)
+            turned = rope(turned, turned.shape[2], numbers(cos)[:T], -numbers(sin)[:T])
+            back[id(x)] = turned.swapaxes(1, 2)
+        for x in dq, dk, dv:
+            x[...] = to_bf16(back[id(x)].astype(np.float32))
+
+
+@dataclass(frozen=True)
+class NumpyProduct(ByNumpy):
+    """A product: exact sums, rounded where they are stored.
+
+    args: a, b, c, aux, second, sums, cos, sin.
+    """
+
+    epilogue: str = "store"
+    turned: tuple = (0, 0)  # positions of a sequence, columns of heads that are turned
+
+    writes = 2, 4
 
     def run(self):
         a, b, c, aux, second, sums, cos, sin = self.args
@@ -106,23 +182,43 @@ class NumpyProduct:
             sums += numbers(c).sum(axis=0).astype(np.float32)
 
 
-def by_numpy(monkeypatch):
-    """Have all products of a recorded step done by NumPy: their kernels are tested elsewhere."""
+def attention_by_numpy(monkeypatch):
+    """Have attention in bf16 done by NumPy, once its own launches have taken the arrays."""
+    forward, backward = choice.forward_launch, choice.backward_launches
+
+    def forward_launch(q, k, v, o, lse, capability, documents=None):
+        forward(q, k, v, o, lse, capability, documents)
+        return NumpyAttention((q, k, v, o, lse, documents and documents.first))
+
+    def backward_launches(a, capability, turn=None, documents=None):
+        backward(a, capability, turn, documents)
+        angles = (turn.cos, turn.sin) if turn else (None, None)
+        return NumpyAttentionBackward((*a, *angles, *(documents or (None, None))))
+
+    monkeypatch.setattr(choice, "forward_launch", forward_launch)
+    monkeypatch.setattr(choice, "backward_launches", backward_launches)
+
+
+def by_numpy(monkeypatch, attention=True):
+    """Have all products of a recorded step done by NumPy, and attention in bf16 unless a test is
+    about it: their kernels are tested elsewhere."""
+    if attention:
+        attention_by_numpy(monkeypatch)
 
     def call(self, name, a, b, c, end=matmul.STORE):
         cos, sin, *turned = end.rope or (None, None, 0, 0)
         args = a, b, c, end.aux, end.second, end.sums, cos, sin
-        work = NumpyProduct(args, end.name, tuple(turned))
+        work = NumpyProduct(args, epilogue=end.name, turned=tuple(turned))
         self.recording.add(name, [work], 2 * a.shape[1] * math.prod(c.shape))
 
     monkeypatch.setattr(matmul.Multiplier, "__call__", call)
     run, play = rehearsal.run, device.play
 
     def run_or_not(this):
-        return this.run() if isinstance(this, NumpyProduct) else run(this)
+        return this.run() if isinstance(this, ByNumpy) else run(this)
 
     def play_or_not(this, seed):
-        return this.play() if isinstance(this, NumpyProduct) else play(this, seed)
+        return this.play() if isinstance(this, ByNumpy) else play(this, seed)
 
     monkeypatch.setattr(rehearsal, "run", run_or_not)
     monkeypatch.setattr(device, "play", play_or_not)

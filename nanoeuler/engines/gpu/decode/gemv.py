@@ -627,8 +627,8 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
         b = total(sums, row, output + 4) + shifts[2 * i + 1]
         left, right, scale = a, b, float32(1)
         if not raw:
-            cosine, sine, scale = kept[2 * i], kept[2 * i + 1], to.scale
-            left, right = a * cosine - b * sine, a * sine + b * cosine
+            left = a * kept[2 * i] - b * kept[2 * i + 1]
+            right, scale = a * kept[2 * i + 1] + b * kept[2 * i], to.scale
         if head < shown:
             at = to.y + ((int64(of.tile * rows + row) * shown + head) * D + channel) * 4
             ptx.store_float(at, left * scale)

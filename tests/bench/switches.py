@@ -151,7 +151,7 @@ def main():
     where = {} if options.dry else circumstances(card(False).name, commit)
     finds = {"gradient": gradients, "adapter gradient": adapters, "logits": logits}
     if options.dry:
-        by_numpy(Patches)
+        by_numpy(Patches, attention=False)
         finds = {what: partial(on_paper, what=what) for what in list(finds)[:2]}
     for family, (what, find) in product(options.families or FAMILIES, finds.items()):
         config, case = FAMILIES[family], f"{family}, bf16"

@@ -81,7 +81,7 @@ class Bench:
 
             from nanoeuler.emulator.collectives import RankDevice
 
-            recorded.by_numpy(SimpleNamespace(setattr=setattr))
+            recorded.by_numpy(SimpleNamespace(setattr=setattr), attention=False)
             self.device = RankDevice()
         else:
             from nanoeuler.engines.gpu.step.stepper import gpu

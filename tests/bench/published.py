@@ -201,12 +201,12 @@ def greedy(this, ids, count):
 
 
 def agree_rows(folder):
-    """Logits, greedy texts and perplexity, ours beside llama.cpp's on our export in float32."""
-    ours = Ours(source(), 2)
-    tokenizer = ours.tokenizer
-    ids = tokenizer.encode(TEXT)[:LONG]
+    """Logits, greedy texts and perplexity, ours beside llama.cpp's on the same file: our export in
+    float32, and the published one, of which either keeps blocks of four bits."""
     for peer, file in (("llama.cpp f32", export(folder, "F32")), ("llama.cpp Q4_1", source())):
-        theirs, found = Llama(file, 2), []
+        ours, theirs, found = Ours(file, 2), Llama(file, 2), []
+        tokenizer = ours.tokenizer
+        ids = tokenizer.encode(TEXT)[:LONG]
         for this in (ours, theirs):
             this.begin()
             found.append(np.array([this.read([i]).copy() for i in ids]))  # memory is used again

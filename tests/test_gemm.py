@@ -945,6 +945,10 @@ def exchanged(module):
         for other in *parts, wgmma_kernel, wgmma_launch:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))
+        if kept := {"gelu_and_slope_fast", "gelu_exact_and_slope"} & own.keys():  # in a table
+            ways = {f"{name.split('_and_')[0]} backward": own[name] for name in kept}
+            pairs = {way: wgmma_epilogue.make_backward_pair(curve) for way, curve in ways.items()}
+            stack.enter_context(mock.patch.dict(wgmma_epilogue.PAIRS, pairs))
         for name in "gemm_kernel", "sum_kernel", "columns_kernel":  # not those that were kept
             bare = getattr(wgmma_launch, name).__wrapped__
             stack.enter_context(mock.patch.object(wgmma_launch, name, bare))

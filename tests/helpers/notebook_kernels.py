@@ -127,7 +127,8 @@ def become(order, handler):
 def load():
     """Load what notebooks use, down to what loads itself at the first figure and function."""
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    for name in ("ipykernel.zmqshell", "matplotlib.pyplot", "matplotlib_inline.backend_inline"):
+    # Not matplotlib_inline.backend_inline: in a kernel that imports it, cells show their figures.
+    for name in ("ipykernel.zmqshell", "matplotlib.pyplot"):
         importlib.import_module(name)
     import numba
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -215,10 +215,9 @@ def check_rows_activations(module):
     import test_rows
 
     for what in ("swiglu", "gelu", "gelu_exact"):
-        more = {} if what == "swiglu" else {"biased": True}
-        test_rows.check_gates(module, what, 3, 72, "float32", cores=1, **more)
-        test_rows.check_gates(module, what, 70, 8, cores=1, **more)
-        test_rows.check_gates(module, what, 70, 24, forward=False, cores=1, seed=0, **more)
+        test_rows.check_gates(module, what, 3, 72, "float32", cores=1)
+        test_rows.check_gates(module, what, 70, 8, cores=1)
+        test_rows.check_gates(module, what, 70, 24, forward=False, cores=1, seed=0)
         test_rows.check_gates(
             module, what, 3, 24, "float32", False, again=False, summed=False, place=True
         )

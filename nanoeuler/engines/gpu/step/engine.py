@@ -72,9 +72,8 @@ LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 1 << 30, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
 # Columns from which on a norm's output is made again and not kept: a layer's products grow with
-# the square of them, and the norms' kernels with the columns. Made again, it was 0.5 % of
-# llama-1b's step, at 2048 columns; at 4096 it is half of that.
-WIDE = 4096
+# the square of them, and the norms' kernels with the columns: 0.5 % of llama-1b's step.
+WIDE = 2048
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # columns: a row of one head's logits is a multiple of it long
 PARTIALS = "partials"  # the memory of partial sums that are reduced at the end of the backward pass

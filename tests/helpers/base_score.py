@@ -4,6 +4,7 @@ Both are judged by one engine of ours, in float32, so that what differs is the w
 """
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -143,7 +144,8 @@ def _row(journal, what, value, error, peer=None, items=None):
     print(f"{what:32} {value:.4f} +- {error:.4f}" + (f"   {items:,} items" if items else "")
           + (f"   {HARNESS}: {peer}" if peer else ""), flush=True)  # fmt: skip
     journal.add(what, "base model", value, "")
-    journal.add(f"{what}, standard error", "base model", error, "")
+    if math.isfinite(error):  # none is known of some measures
+        journal.add(f"{what}, standard error", "base model", error, "")
     if peer:
         journal.add(what, "base model", value, "", HARNESS, peer)
 

@@ -70,6 +70,28 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
+def gram(x: np.ndarray) -> np.ndarray:
+    """x x^T (R, R) of x (R, N), as `product`; in float32 for half of the work, since it mirrors."""
+    if x.dtype != np.float32:
+        return x @ x.T
+    from nanoeuler.engines.cpu.gemm import BELOW, WORK, multiply_heads
+    from nanoeuler.engines.cpu.memory import aligned
+
+    out = aligned(len(x), len(x))
+    alone = (each[None, None] for each in (x, x.T, out))
+    multiply_heads(*alone, BELOW, aligned(WORK))
+    _mirror(out)
+    return out
+
+
+@njit(nogil=True, cache=True)
+def _mirror(x):
+    """Copy what is below the diagonal of x (R, R) to where it is missing above."""
+    for i in range(len(x)):
+        for j in range(i):
+            x[j, i] = x[i, j]
+
+
 def orthogonalize(
     x: np.ndarray, steps: int = STEPS,
     coefficients: tuple[float, float, float] = COEFFICIENTS,
@@ -84,8 +106,8 @@ def orthogonalize(
     norm = math.sqrt(np.square(y, dtype=np.float64).sum())
     y = y * y.dtype.type(1 / norm if norm else 0)
     for _ in range(steps):
-        s = product(y, y.T)
-        y = a * y + product(b * s + c * product(s, s), y)
+        s = gram(y)
+        y = a * y + product(b * s + c * gram(s), y)
     return y.T if tall else y
 
 

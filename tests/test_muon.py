@@ -78,7 +78,7 @@ def plain_steps(kind, weights, steps=3, decay=0.3):
             step = orthogonalize(0.05 * g + 0.95 * buffer)
             scale = max(1, step.shape[1] / step.shape[0]) ** 0.5
             place = w[each.name][:, columns]
-            place -= 5 * LR * (scale * step + decay * place)
+            place -= 2.5 * LR * (scale * step + decay * place)
     names = {each.name for each in matrices(weights)}
     return {name: w[name] if name in names else adam[name] for name in weights}
 
@@ -148,6 +148,8 @@ def test_a_gradients_size_does_not_matter_and_zeros_stay_zeros():
 
 
 def test_the_scale_and_the_rate_done_by_hand():
+    assert Run.begin(CONFIG, Settings(optimizer="muon"), Ids(), "").settings.lr == 8e-3
+    assert Run.begin(CONFIG, Settings(), Ids(), "").settings.lr == 4e-3
     assert matrix_scale(100, 25) == 1 and matrix_scale(25, 100) == 2
     assert np.isclose(matrix_rate(4e-3, 128), module.MUON_RATIO * 4e-3)
     # as `optim.rate_for` divides by the width, this is the rate of any

@@ -24,7 +24,8 @@ from nanoeuler.training.optim import MEASURED_DIM, AdamW
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5  # the same: of Newton and Schulz
 MOMENTUM = 0.95  # the same: the buffer remembers about twenty gradients
-MUON_RATIO = 5.0  # rate of the matrices in parts of AdamW's, at MEASURED_DIM: measured below
+MUON_PEAK = 8e-3  # AdamW's rate beside Muon: measured below
+MUON_RATIO = 2.5  # rate of the matrices in parts of that, at MEASURED_DIM: the same
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -148,7 +149,7 @@ class Muon(AdamW):
     no bit of what comes out.
     """
 
-    momentum = MOMENTUM
+    momentum, peak = MOMENTUM, MUON_PEAK
 
     def update(
         self, weights: Weights, gradients: Weights, lr: float, number: int,

@@ -307,33 +307,50 @@ def batch_kernel(batch: Batch) -> Kernel:
     return Kernel(batch_wgmma, "l l l l l l r f f f", forms.THREADS, forms.SHARED)
 
 
-def batch_launch(
-    batch: Batch, a: Any, b: Any, c: Any, by: Any, numbers: tuple[float, float, float] = (0, 0, 0),
-    *, place: Callable[[np.ndarray], Any] = lambda array: array, blocks: int = MULTIPROCESSORS,
-) -> Launch:  # fmt: skip
-    """C_i = scale_i op(A_i) op(B_i), or a polynomial, of `count` matrices: uint16, bf16's bits.
+class Operands(NamedTuple):
+    """The arrays of a batch, in the copy engine's four axes; uint16 is bf16's bits.
 
-    a (1, count, m, k); b (1, count, n, k) in NT, (1, count, k, n) in NN; c (1, count, m, n): the
-    copy engine's four axes. by: the scales, float32 (count,), or D, uint16 (1, count, n, n).
-    numbers: one, two and three of `Batch`. Extents are multiples of 8. place: puts a NumPy array
-    where the target can read it.
+    a (1, count, m, k); b (1, count, n, k) in NT, (1, count, k, n) in NN; c (1, count, m, n). by:
+    the scales, float32 (count,), or D of a polynomial, uint16 (1, count, n, n). Extents are
+    multiples of 8.
     """
-    _, count, m, k = a.shape
-    dense, n = batch.layout == "NT", c.shape[-1]
-    expect("A", a, (1, count, m, k), "bf16")
-    expect("B", b, (1, count, n, k) if dense else (1, count, k, n), "bf16")
-    expect("C", c, (1, count, m, n), "bf16")
+
+    a: Any
+    b: Any
+    c: Any
+    by: Any
+
+
+def extents(batch: Batch, of: Operands) -> tuple[int, int, int, int]:
+    """count, m, n and k; UserError where something does not fit."""
+    (_, count, m, k), n = of.a.shape, of.c.shape[-1]
+    expect("A", of.a, (1, count, m, k), "bf16")
+    expect("B", of.b, (1, count, n, k) if batch.layout == "NT" else (1, count, k, n), "bf16")
+    expect("C", of.c, (1, count, m, n), "bf16")
+    if batch.polynomial:
+        expect("D", of.by, (1, count, n, n), "bf16")
+    else:
+        expect("scales", of.by, (count,), "float32")
     if m % 8 or n % 8 or k % 8:
-        raise UserError(f"extents of a batch are multiples of 8, not {m}, {n} and {k}: pad by zeros")
+        raise UserError(f"extents of a batch are multiples of 8, not {m}, {n}, {k}: pad by zeros")
     if batch.symmetric and m != n:
         raise UserError(f"a symmetric product is square, not {m} by {n}")
-    if batch.polynomial:
-        expect("D", by, (1, count, n, n), "bf16")
-    else:
-        expect("scales", by, (count,), "float32")
+    return count, m, n, k
+
+
+def batch_launch(
+    batch: Batch, of: Operands, numbers: tuple[float, float, float] = (0, 0, 0), *,
+    place: Callable[[np.ndarray], Any] = lambda array: array, blocks: int = MULTIPROCESSORS,
+) -> Launch:  # fmt: skip
+    """All products of a batch in one launch; numbers: one, two and three of a polynomial.
+
+    place: puts a NumPy array where the target can read it. blocks: that run at once.
+    """
+    count, m, n, k = extents(batch, of)
     plan = batch_plan(batch, count, m, n, k, blocks)
-    box_a, box = (1, 1, TILE, 64), (1, 1, 64, 64)
-    views = Map(a, box_a), Map(b, box_a if dense else box), Map(c, box)
-    beside = (by, place(plan.words), 0) if batch.polynomial else (0, place(plan.words), by)
+    tall, box = (1, 1, TILE, 64), (1, 1, 64, 64)
+    views = Map(of.a, tall), Map(of.b, tall if batch.layout == "NT" else box), Map(of.c, box)
+    work = place(plan.words)
+    beside = (of.by, work, 0) if batch.polynomial else (0, work, of.by)
     args = *views, *beside, n, *map(float, numbers)
     return Launch(batch_kernel(batch), (len(plan.items),), args)

@@ -136,6 +136,7 @@ SETTINGS = {
     "weight_decay": _number("decoupled weight decay (AdamW)"),
     "beta2": _number("Adam beta2, below 1"),
     "clip": _number("clip gradients to this global norm"),
+    "optimizer": Annotated[str | None, typer.Option(metavar="NAME", help="adamw or muon")],
 }
 # How a run goes on: parameters of api.train and api.finetune.
 EXECUTION = {

@@ -386,6 +386,8 @@ class Optimizer(Protocol):
     eps: float
     weight_decay: float
     clip_norm: float
+    threads: int  # that an update may use: a stepper says how many
+    gather: Callable[[np.ndarray], None] | None  # tells each rank all parts of a flat buffer
 
     def clip(self, gradients: Weights) -> float:
         """Bound the gradients' global norm, in place; the norm before, finite if they all are."""

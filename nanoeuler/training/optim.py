@@ -41,6 +41,8 @@ class AdamW:
     A stepper calls `clip`, and `update` if the norm is finite.
     """
 
+    threads, gather = 1, None  # for optimizers that look at more than one number at a time
+
     def __init__(
         self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
         weight_decay: float = WEIGHT_DECAY, clip_norm: float = CLIP_NORM,

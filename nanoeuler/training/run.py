@@ -29,11 +29,13 @@ from nanoeuler.model.config import ModelConfig, count_parameters, telling
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import optim
+from nanoeuler.training.muon import Muon
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 YEAR = 365 * 24 * 60  # minutes; a longer run is a slip of the keyboard
 MAY_BE_ZERO = ("seed", "warmup", "weight_decay")
+OPTIMIZERS = {"adamw": optim.AdamW, "muon": Muon}  # by the setting that names them
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,19 @@ class Settings:
     weight_decay: float = optim.WEIGHT_DECAY
     beta2: float = optim.BETA2
     clip: float = optim.CLIP_NORM
+    optimizer: str = "adamw"  # a name of OPTIMIZERS
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if value is not None or each.default is not None:
+            if each.type is not str and (value is not None or each.default is not None):
                 _check(each.name, value, float if each.type in (float, float | None) else int)
         if self.minutes > YEAR:
             raise UserError(f"training: expected minutes to be at most {YEAR:,}, which are a year, "
                             f"got {self.minutes:g}")  # fmt: skip
+        if type(self.optimizer) is not str or self.optimizer not in OPTIMIZERS:
+            raise UserError(f"training: expected the optimizer {' or '.join(OPTIMIZERS)}, got "
+                            f"{quoted(repr(self.optimizer))}")  # fmt: skip
         if self.beta2 >= 1:
             raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
         if self.accumulate > self.batch_size:
@@ -149,7 +155,12 @@ class Run:
         settings = settings.with_rate(optim.rate_for(config.dim))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
-            kind = getattr(weights, "optimizer", optim.AdamW)  # adapters have one of their own
+            kind = OPTIMIZERS[settings.optimizer]
+            if hasattr(weights, "optimizer"):  # adapters have one of their own
+                if kind is not optim.AdamW:
+                    raise UserError("LoRA adapters are trained by AdamW: leave out the optimizer "
+                                    f"{settings.optimizer}")  # fmt: skip
+                kind = weights.optimizer
             optimizer = kind(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
                              clip_norm=settings.clip)  # fmt: skip
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
@@ -191,6 +202,8 @@ def identity(facts: dict) -> str:
     """
     training = dict(facts["training"] or {})
     training.pop("minutes", None)
+    if training.get("optimizer") == Settings.optimizer:
+        del training["optimizer"]  # older runs could not say
     known = {name: facts[name] for name in FACTS}
     known |= {"model": telling(facts["model"]), "training": training}
     known |= {"lora": facts["lora"]} if facts.get("lora") else {}

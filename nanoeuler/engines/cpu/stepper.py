@@ -70,6 +70,8 @@ class CpuStepper(Stepper):
         self.weights, self.gradients = weights, weights.zeros_like()
         self.optimizer, self.pieces = optimizer, pieces
         self.threads = min(threads or cores(), SHARDS)
+        if optimizer is not None:
+            optimizer.threads = self.threads
         self.engines = [make_engine() for _ in range(self.threads)]
         self.pool, self.buffers = ThreadPoolExecutor(self.threads), []
 

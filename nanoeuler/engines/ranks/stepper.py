@@ -37,6 +37,7 @@ class RankStepper(Dealt):
         self.group, self.inner, self.optimizer = group, inner, inner.optimizer
         self.weights, self.gradients = inner.weights, inner.gradients
         self.own = own(self.weights.flat.size, group.rank, group.size)
+        self.optimizer.gather = group.all_gather
         self.push()
 
     def pull(self) -> None:

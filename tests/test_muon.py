@@ -1,0 +1,297 @@
+"""Muon: which matrices, how nearly orthogonal, equal bits for threads, ranks and resumed runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sketches
+
+import nanoeuler as ne
+from nanoeuler.cli.main import main
+from nanoeuler.engines.cpu.stepper import CpuStepper
+from nanoeuler.engines.ranks.stepper import RankStepper
+from nanoeuler.engines.ranks.threads import together
+from nanoeuler.engines.registry import engine_factory, make_stepper
+from nanoeuler.errors import UserError
+from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.training import muon as module
+from nanoeuler.training.checkpoint import read_record
+from nanoeuler.training.muon import Muon, matrices, matrix_rate, matrix_scale, orthogonalize
+from nanoeuler.training.optim import AdamW
+from nanoeuler.training.run import Run, Settings, identity
+
+CONFIG = ModelConfig(vocab_size=40, dim=24, n_layers=2, n_heads=4, n_kv_heads=2, hidden=40,
+                     context=8, n_predict=2)  # fmt: skip
+GPT2 = dict(norm="layer", position="learned", mlp="gelu", bias=True, tied=True, n_kv_heads=4,
+            n_predict=1)  # fmt: skip
+LR = 0.01
+
+
+def random_like(weights, seed, scale=1.0):
+    made, rng = weights.zeros_like(), np.random.default_rng(seed)
+    for tensor in made.values():
+        tensor[...] = scale * rng.standard_normal(tensor.shape)
+    return made
+
+
+def polar(x):
+    """U V^T of x = U S V^T."""
+    U, _, Vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    return U @ Vt
+
+
+# ---- Which matrices
+
+
+@pytest.mark.parametrize("changes", [{}, GPT2])
+def test_joint_tensors_are_cut_and_the_rest_stays_with_adamw(changes):
+    weights = initialise(replace(CONFIG, **changes), 0)
+    config, by_name = weights.config, {}
+    for each in matrices(weights):
+        by_name.setdefault(each.name.split(".")[-1], []).append((each.start, each.columns))
+    D, H, G, F = config.head_dim, config.n_heads, config.n_kv_heads, config.hidden
+    up = [(0, F)] if changes else [(0, F), (F, F)]
+    assert by_name == {
+        "wqkv": 2 * [(0, H * D), (H * D, G * D), ((H + G) * D, G * D)], "wo": 2 * [(0, 24)],
+        "w_up": 2 * up, "w_down": 2 * [(0, 24)],
+    }  # fmt: skip
+    assert not {"embedding", "positions", "output"} & {each.name for each in matrices(weights)}
+
+
+def plain_steps(kind, weights, steps=3, decay=0.3):
+    """Weights after steps of random gradients by the rule in plain NumPy, in float64."""
+    w = {name: each.astype(np.float64) for name, each in weights.items()}
+    m = {name: 0 * each for name, each in w.items()}
+    adam = Weights(weights.config, np.float64)
+    adam.flat[...] = weights.flat
+    optimizer = AdamW(adam, weight_decay=decay)
+    for t in range(1, steps + 1):
+        gradients = random_like(weights, t)
+        wide = adam.zeros_like()
+        wide.flat[...] = gradients.flat
+        optimizer.update(adam, wide, LR, t)
+        for each in matrices(weights):
+            columns = slice(each.start, each.start + each.columns)
+            g, buffer = (x[each.name][:, columns] for x in (wide, m))
+            buffer[...] = 0.95 * buffer + 0.05 * g
+            step = orthogonalize(0.05 * g + 0.95 * buffer)
+            scale = max(1, step.shape[1] / step.shape[0]) ** 0.5
+            place = w[each.name][:, columns]
+            place -= 5 * LR * (scale * step + decay * place)
+    names = {each.name for each in matrices(weights)}
+    return {name: w[name] if name in names else adam[name] for name in weights}
+
+
+@pytest.mark.parametrize("changes", [{}, GPT2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_three_steps_are_those_of_the_rule_in_plain_numpy(changes, dtype):
+    weights = initialise(replace(CONFIG, **changes), 0, dtype)
+    expected = plain_steps(Muon, weights)
+    optimizer = Muon(weights, weight_decay=0.3)
+    for t in (1, 2, 3):
+        optimizer.update(weights, random_like(weights, t), LR, t)
+    # A step is at most 0.05 * 1.3 in norm. Five steps of three products, sums of 40 terms at most,
+    # whose slopes near zero are 3.45: an error may grow 3.45^5 = 490 times where a singular value
+    # is small, and there only. 490 * 3 * 40 roundings of a step of 0.07 (float32: seen 2e-6).
+    unit = np.finfo(dtype).eps
+    for name, w in weights.items():
+        assert np.abs(w - expected[name]).max() < 0.07 * 490 * 120 * unit / 10, name
+    names = {each.name for each in matrices(weights)}
+    assert all((optimizer.v[name] == 0).all() == (name in names) for name in weights)
+    assert all(optimizer.m[name].any() for name in weights)
+
+
+def test_every_number_outside_of_the_matrices_has_adamws_bits():
+    ours, theirs = (initialise(CONFIG, 0) for _ in range(2))
+    muon, adamw = Muon(ours), AdamW(theirs)
+    for t in (1, 2):
+        muon.update(ours, random_like(ours, t), LR, t)
+        adamw.update(theirs, random_like(ours, t), LR, t)
+    names = {each.name for each in matrices(ours)}
+    for name in ours:
+        assert np.array_equal(ours[name], theirs[name]) == (name not in names), name
+
+
+# ---- The product and the steps
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (24, 24), (24, 40), (40, 24), (130, 60)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_many_steps_that_converge_give_the_polar_factor(shape, dtype):
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    given = x.copy()
+    got = orthogonalize(x, steps=40, coefficients=(1.5, -0.5, 0.0))
+    assert got.dtype == dtype and np.array_equal(x, given)
+    # At its fixed point a step repairs what it rounds: two products of sums of R or N terms.
+    assert np.abs(got - polar(x)).max() < 2 * sum(shape) * np.finfo(dtype).eps * 4
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (24, 40), (130, 60), (128, 344)])
+def test_five_steps_leave_singular_values_in_their_band(shape):
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    before = np.linalg.svd(x.astype(np.float64) / np.linalg.norm(x), compute_uv=False)
+    after = np.linalg.svd(orthogonalize(x).astype(np.float64), compute_uv=False)
+    a, b, c = module.COEFFICIENTS
+    s = before
+    for _ in range(module.STEPS):
+        s = a * s + b * s**3 + c * s**5
+    assert np.abs(np.sort(s)[::-1] - after).max() < 1e-3  # each value goes its own way
+    assert after.max() < 1.21 and after[before > 0.01].min() > 0.67
+
+
+def test_a_gradients_size_does_not_matter_and_zeros_stay_zeros():
+    x = np.random.default_rng(2).standard_normal((24, 40)).astype(np.float32)
+    assert np.abs(orthogonalize(x * np.float32(1e-20)) - orthogonalize(x)).max() < 1e-4
+    assert np.array_equal(orthogonalize(x * np.float32(1024)), orthogonalize(x))
+    assert not orthogonalize(0 * x).any()
+
+
+def test_the_scale_and_the_rate_done_by_hand():
+    assert matrix_scale(100, 25) == 1 and matrix_scale(25, 100) == 2
+    assert np.isclose(matrix_rate(4e-3, 128), module.MUON_RATIO * 4e-3)
+    # as `optim.rate_for` divides by the width, this is the rate of any
+    assert np.isclose(matrix_rate(4e-3 / 6, 768), module.MUON_RATIO * 4e-3)
+    assert np.isclose(matrix_rate(4e-3, 24), module.MUON_RATIO * 4e-3)
+
+
+# ---- Threads, ranks, runs
+
+
+def batch(config, seed=0, B=8):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(config.vocab_size, size=(B, config.context))
+    return tokens, rng.integers(config.vocab_size, size=(*tokens.shape, config.n_predict))
+
+
+def stepped(engine, threads, config=CONFIG, steps=3):
+    weights = initialise(config, 0)
+    optimizer = Muon(weights)
+    stepper = make_stepper(engine, weights, optimizer, threads=threads)
+    for number in range(1, steps + 1):
+        (taken,) = stepper.step(*batch(config, number), LR, number)
+        assert taken.finite
+    return weights.flat.tobytes() + optimizer.m.flat.tobytes() + optimizer.v.flat.tobytes()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "fused"])
+def test_threads_change_no_bit(engine):
+    assert len({stepped(engine, threads) for threads in (1, 2, 3, 7)}) == 1
+
+
+def test_the_reference_engine_trains_with_it_too():
+    one, other = (np.frombuffer(stepped(each, 1), np.float32) for each in ("reference", "cpu"))
+    weights = initialise(CONFIG, 0).flat.size
+    assert np.abs(one - other)[:weights].max() < 0.1 * np.abs(one[:weights]).max()
+
+
+def over_ranks(ranks, steps=3, B=32):
+    """What rank 0 has after steps over so many ranks, and what it held of m before it asked."""
+
+    def go(group):
+        weights = initialise(CONFIG, 0)
+        optimizer = Muon(weights)
+        inner = CpuStepper(engine_factory("cpu"), weights, optimizer, threads=1)
+        stepper = RankStepper(group, inner)
+        for number in range(1, steps + 1):
+            stepper.step(*batch(CONFIG, number, 4 * B), LR, number)
+        held = optimizer.m.flat.copy()
+        stepper.pull()
+        return [each.flat.tobytes() for each in (weights, optimizer.m, optimizer.v)], held
+
+    return together(ranks, go)
+
+
+def test_ranks_share_the_state_and_change_no_bit():
+    (one, whole), = over_ranks(1)
+    for ranks in 2, 4:
+        said = over_ranks(ranks)
+        assert said[0][0] == one and all(each[0][0] == one[0] for each in said)
+        parts = np.stack([held for _, held in said])
+        assert (np.count_nonzero(parts, axis=0) <= 1).all()  # each rank its own part of m
+        assert np.array_equal(parts.sum(axis=0), whole)
+
+
+def test_a_part_without_other_ranks_is_refused():
+    weights = initialise(CONFIG, 0)
+    with pytest.raises(UserError, match="choose the optimizer adamw"):
+        Muon(weights).update(weights, random_like(weights, 1), LR, 1, slice(0, 64))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "river.txt"
+    path.write_text("The river goes down to the sea, and the sea goes up to the river. " * 60)
+    return path
+
+
+def trained(text, out, steps=6, resume=False, **changes):
+    config = replace(CONFIG, vocab_size=260)
+    settings = Settings(steps=6, batch_size=2, optimizer="muon", **changes)
+    with sketches.drawn():
+        return ne.train(text, out=out, config=config, settings=settings, engine="cpu", threads=1,
+                        save_every=2, resume=resume)  # fmt: skip
+
+
+class Stopped(Exception):
+    """In the place of a machine that dies."""
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_never_stopped(text, tmp_path, monkeypatch):
+    trained(text, tmp_path / "whole")
+    update = Muon.update
+
+    def dies(self, weights, gradients, lr, number, part=slice(None)):
+        if number == 4:
+            raise Stopped
+        update(self, weights, gradients, lr, number, part)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(Muon, "update", dies)
+        trained(text, tmp_path / "cut")
+    trained(text, tmp_path / "cut", resume=True)
+    for name in ("model", "optimizer"):
+        whole, cut = (tmp_path / each / f"step-00000006/{name}.safetensors"
+                      for each in ("whole", "cut"))  # fmt: skip
+        assert whole.read_bytes() == cut.read_bytes()
+
+
+def test_a_run_knows_its_optimizer_and_goes_on_with_no_other(text, tmp_path, capsys):
+    out = tmp_path / "run"
+    trained(text, out)
+    assert read_record(out).settings.optimizer == "muon"
+    command = ["train", "--data", str(text), "--out", str(out), "--resume", "--optimizer"]
+    assert main([*command, "adamw"]) == 2
+    said = capsys.readouterr().err
+    assert "holds a run with optimizer muon, but adamw was asked for: resume it" in said
+    assert main([*command, "muon"]) == 0
+
+
+def test_runs_from_before_there_was_a_choice_have_the_same_identity():
+    facts = {"model": {}, "data": "", "tokenizer": "", "training": {"steps": 1}}
+    named = {**facts, "training": {"steps": 1, "optimizer": "adamw"}}
+    other = {**facts, "training": {"steps": 1, "optimizer": "muon"}}
+    assert identity(facts) == identity(named) != identity(other)
+
+
+@pytest.mark.parametrize("wrong", ["lion", "", 3, None, ["muon"]])
+def test_an_unknown_optimizer_is_refused(wrong):
+    with pytest.raises(UserError, match="training: expected the optimizer adamw or muon, got"):
+        Settings(optimizer=wrong)
+
+
+def test_adapters_and_gpus_say_that_they_have_no_muon():
+    from nanoeuler.engines.gpu.step.stepper import CudaStepper
+
+    weights = initialise(CONFIG, 0)
+    with pytest.raises(UserError, match="expected the optimizer AdamW for training on a GPU"):
+        CudaStepper(weights, Muon(weights), None)
+    weights.optimizer = AdamW
+    with pytest.raises(UserError, match="LoRA adapters are trained by AdamW: leave out"):
+        Run.begin(CONFIG, Settings(optimizer="muon"), Ids(), "", weights)
+
+
+class Ids:
+    """In the place of a tokenizer."""
+
+    vocab_size = 40

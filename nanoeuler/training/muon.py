@@ -146,7 +146,9 @@ class Muon(AdamW):
     no bit of what comes out.
     """
 
-    momentum = MOMENTUM
+    momentum, steps, coefficients = MOMENTUM, STEPS, COEFFICIENTS
+    # For a stepper on a GPU, which takes the step itself.
+    matrices, scale, rate = map(staticmethod, (matrices, matrix_scale, matrix_rate))
 
     def update(
         self, weights: Weights, gradients: Weights, lr: float, number: int,

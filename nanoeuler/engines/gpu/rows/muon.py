@@ -7,7 +7,7 @@
 Matrices lie in the flat buffers as rows of `pitch` float32. The products take them in batches,
 bf16 (1, count, r, c) with r <= c: one that is taller lies there transposed. A block moves a tile of
 64 x 64. Where the step's decision says no (`gradient_norm.decide`), nothing in the flat buffers is
-written, and what the batches hold does not matter.
+written, and the batches are zeros.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +82,8 @@ def matrix_tiles(matrices: Sequence[Matrix]) -> np.ndarray:
                 to = i * rows * columns + (x * width + y if turned else y * width + x)
                 down, across = min(SIDE, rows - y), min(SIDE, columns - x)
                 made.append((start + y * pitch + x, pitch, down, across, to, turned, bits, 0))
-    if max(max(row[0], row[4]) for row in made) >= 1 << 31:
+    ends = [one.start + one.rows * one.pitch for one in matrices]
+    if max(*ends, len(matrices) * rows * columns) >= 1 << 31:
         raise UserError("a flat buffer and a batch of matrices have less than 2^31 elements each")
     return np.array(made, np.int32)
 
@@ -121,25 +122,18 @@ def read_corner(table):
 def momentum(table, decision, gradients, m, batch, sums, width, keep, rest):
     """m = keep m + rest g and the direction keep m + rest g of the new m, to the batch in bf16.
 
-    g: the gradient, clipped. sums (tiles,): of the squares of each tile's directions.
+    g: the gradient, clipped. sums (tiles,): of the squares of each tile's directions. Where the
+    decision says no, m stays, and directions and sums are 0.
     """
     clip, _, go, _ = ptx.load_float4(decision + 16)
     tile = read_corner(table)
     place, total = cuda.shared.array((SIDE, SIDE + 1), float32), float32(0)
     u = cuda.local.array(LANE, float32)
-    if go == float32(0):
-        return
     for i in range(ROUNDS):
         row, column = int32(tile.row + 16 * i), tile.column
         if row < tile.rows and column < tile.columns:
             at = 4 * (tile.first + int64(row) * tile.pitch + column)
-            u[0], u[1], u[2], u[3] = ptx.load_float4(gradients + at)
-            a, b, c, d = ptx.load_own_float4(m + at)
-            a, u[0] = mixed(a, float32(u[0] * clip), keep, rest)
-            b, u[1] = mixed(b, float32(u[1] * clip), keep, rest)
-            c, u[2] = mixed(c, float32(u[2] * clip), keep, rest)
-            d, u[3] = mixed(d, float32(u[3] * clip), keep, rest)
-            ptx.store_float4(m + at, a, b, c, d)
+            direct(u, gradients + at, m + at, clip, go, keep, rest)
             for j in range(LANE):
                 total = float32(total + u[j] * u[j])
                 if tile.turned:
@@ -158,6 +152,20 @@ def mixed(m, g, keep, rest):
     """The new m, and the direction: eq-muon-momentum."""
     m = float32(keep * m + rest * g)
     return m, float32(keep * m + rest * g)
+
+
+def direct(u, gradients, m, clip, go, keep, rest):
+    """LANE momenta at an address become new, and u their directions; or u 0, if nothing goes."""
+    for j in range(LANE):
+        u[j] = float32(0)
+    if go != float32(0):
+        g0, g1, g2, g3 = ptx.load_float4(gradients)
+        a, b, c, d = ptx.load_own_float4(m)
+        a, u[0] = mixed(a, float32(g0 * clip), keep, rest)
+        b, u[1] = mixed(b, float32(g1 * clip), keep, rest)
+        c, u[2] = mixed(c, float32(g2 * clip), keep, rest)
+        d, u[3] = mixed(d, float32(g3 * clip), keep, rest)
+        ptx.store_float4(m, a, b, c, d)
 
 
 def put_four(u, batch, to, on):
@@ -180,8 +188,8 @@ def put_turned(place, u, batch, tile, width):
 MOMENTUM = Kernel(momentum, "l l l l l l r f f", THREADS, target=(8, 0))
 
 
-def norms(parts, sums, scales, count):
-    """scales (2, count): 1 / norm^2 and 1 / norm of each matrix, of a matrix of zeros 0; one block
+def norms(parts, sums, scales, width):
+    """scales (2, width): 1 / norm^2 and 1 / norm of each matrix, of a matrix of zeros 0; one block
     each."""
     t, i = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
     first, end = ptx.load_int2(parts + 8 * int64(i))
@@ -192,27 +200,32 @@ def norms(parts, sums, scales, count):
     if t == 0:
         scale = ptx.inverse_root(total) if total >= float32(LEAST) else float32(0)
         ptx.store_float(scales + 4 * int64(i), float32(scale * scale))
-        ptx.store_float(scales + 4 * int64(count + i), scale)
+        ptx.store_float(scales + 4 * int64(width + i), scale)
 
 
 NORMS = Kernel(norms, "l l l r", THREADS, target=(8, 0))
+
+
+def scales_shape(count: int) -> tuple[int, int]:
+    """Two rows for so many matrices, each of whole 16 bytes."""
+    return 2, cover(count, LANE) * LANE
 
 
 def momentum_launches(
     rules: MuonRules, matrices: Sequence[Matrix], buffers: adamw.Buffers, decision: Any, batch: Any,
     scales: Any, take: "Take",
 ) -> list[Launch]:  # fmt: skip
-    """Momentum of one batch, uint16 (1, count, r, c), and the scales, float32 (2, count)."""
+    """Momentum of one batch, uint16 (1, count, r, c), and its `scales_shape`, float32."""
     count, width = len(matrices), batch.shape[-1]
     table = matrix_tiles(matrices)
     expect("batch", batch, (1, count, min(matrices[0][2:4]), max(matrices[0][2:4])), "bf16")
-    expect("scales", scales, (2, count), "float32")
+    expect("scales", scales, scales_shape(count), "float32")
     sums = take.scratch((len(table),), np.float32)
     constants = float(rules.momentum), float(1 - rules.momentum)
     args = take.place(table), decision, buffers.gradients, buffers.m, batch, sums, width, *constants
     parts = take.place(matrix_parts(matrices))
     return [
-        Launch(MOMENTUM, (len(table),), args), Launch(NORMS, (count,), (parts, sums, scales, count))
+        Launch(MOMENTUM, (len(table),), args), Launch(NORMS, (count,), (parts, sums, scales, scales.shape[1]))
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from nanoeuler.model.weights import Weights
 def newton_schulz(
     recording: Any, x: Array, scales: Array, rules: muon.MuonRules, blocks: int
 ) -> Array:
-    """Record the rounds on Hopper; x uint16 (1, count, r, c), scales float32 (2, count).
+    """Record the rounds on Hopper; x uint16 (1, count, r, c); scales: `muon.scales_shape`.
 
     Returns the array that holds the directions then; x is overwritten.
     """
@@ -43,7 +43,7 @@ def newton_schulz(
     make = [recording.take((1, count, r, n), np.uint16) for n in (r, r, c)]
     gram, polynomial, other = make
     ones = recording.constant(np.ones(count, np.float32))
-    of_gram, of_x = scales[0], scales[1]
+    of_gram, of_x = scales[0, :count], scales[1, :count]
     half, how = count * r * (r + 1), dict(place=recording.constant, blocks=blocks)
 
     def add(name: str, batch: wgmma_batch.Batch, flops: int, *of: Array, by=(0, 0, 0)) -> None:
@@ -100,7 +100,7 @@ def record_matrices(
     take = muon.Take(recording.constant, recording.take)
     for (r, c), these in muon.shapes(rules.matrices).items():
         x = recording.take((1, len(these), r, c), np.uint16)
-        scales = recording.take((2, len(these)), np.float32)
+        scales = recording.take(muon.scales_shape(len(these)), np.float32)
         launches = muon.momentum_launches(rules, these, buffers, decision, x, scales, take)
         recording.add("momentum", launches)
         if engine.capability == HOPPER:
@@ -136,7 +136,12 @@ class MuonHalvesBuilder(HalvesBuilder):
     """The same of masters in two halves."""
 
     muon: muon.MuonRules
-    descend = MuonBuilder.descend
+
+    def descend(
+        self, tiles: np.ndarray, buffers: adamw.Buffers, losses: Array, rules: Rules
+    ) -> None:
+        super().descend(left(tiles, self.muon), buffers, losses, rules)
+        record_matrices(self, self.muon, buffers, self.result("decision", (8,)))
 
 
 def rules_of(optimizer: Any, weights: Weights) -> muon.MuonRules:

@@ -26,6 +26,7 @@ from nanoeuler.errors import UserError
 
 THREADS = 256  # of a block: 16 by 16 of them have four columns each of a row, and four rows
 SIDE = 64  # rows and columns of a tile
+APART = SIDE + 1  # float32 from row to row of a tile in shared memory: columns in other banks
 LANE = 4  # columns that a thread moves at once: 16 bytes of float32, 8 of bf16
 ROUNDS = SIDE * SIDE // (THREADS * LANE)  # rows of a thread, 16 apart
 LEAST = 1.2e-38  # of float32: below it numbers are subnormal, and an inverse root is infinite
@@ -127,7 +128,7 @@ def momentum(table, decision, gradients, m, batch, sums, width, keep, rest):
     """
     clip, _, go, _ = ptx.load_float4(decision + 16)
     tile = read_corner(table)
-    place, total = cuda.shared.array((SIDE, SIDE + 1), float32), float32(0)
+    place, total = cuda.shared.array((SIDE, APART), float32), float32(0)
     u = cuda.local.array(LANE, float32)
     for i in range(ROUNDS):
         row, column = int32(tile.row + 16 * i), tile.column
@@ -223,10 +224,8 @@ def momentum_launches(
     sums = take.scratch((len(table),), np.float32)
     constants = float(rules.momentum), float(1 - rules.momentum)
     args = take.place(table), decision, buffers.gradients, buffers.m, batch, sums, width, *constants
-    parts = take.place(matrix_parts(matrices))
-    return [
-        Launch(MOMENTUM, (len(table),), args), Launch(NORMS, (count,), (parts, sums, scales, scales.shape[1]))
-    ]  # fmt: skip
+    of_norms = take.place(matrix_parts(matrices)), sums, scales, scales.shape[1]
+    return [Launch(MOMENTUM, (len(table),), args), Launch(NORMS, (count,), of_norms)]
 
 
 class Take(NamedTuple):
@@ -288,7 +287,7 @@ def move_kernel(halves: bool, copied: bool) -> Kernel:
         lr, _, _, decay = ptx.load_float4(decision)
         _, _, go, _ = ptx.load_float4(decision + 16)
         tile = read_corner(table)
-        place = cuda.shared.array((SIDE, SIDE + 1), float32)
+        place = cuda.shared.array((SIDE, APART), float32)
         w, o = cuda.local.array(LANE, float32), cuda.local.array(LANE, float32)
         if go == float32(0):
             return

@@ -33,20 +33,21 @@ from nanoeuler.model.weights import Weights
 
 
 def newton_schulz(
-    recording: Any, x: Array, scales: Array, rules: muon.MuonRules, blocks: int
-) -> Array:
-    """Record the rounds on Hopper; x uint16 (1, count, r, c); scales: `muon.scales_shape`.
+    recording: Any, x: Any, scales: tuple[Any, Any], rules: muon.MuonRules, blocks: int
+) -> Any:
+    """Record the rounds on Hopper; x uint16 (1, count, r, c).
 
-    Returns the array that holds the directions then; x is overwritten.
+    scales: float32 (count,) of squares of X and of X itself. Returns the array that holds the
+    directions then; x is overwritten.
     """
     _, count, r, c = x.shape
     make = [recording.take((1, count, r, n), np.uint16) for n in (r, r, c)]
     gram, polynomial, other = make
     ones = recording.constant(np.ones(count, np.float32))
-    of_gram, of_x = scales[0, :count], scales[1, :count]
+    of_gram, of_x = scales
     half, how = count * r * (r + 1), dict(place=recording.constant, blocks=blocks)
 
-    def add(name: str, batch: wgmma_batch.Batch, flops: int, *of: Array, by=(0, 0, 0)) -> None:
+    def add(name: str, batch: wgmma_batch.Batch, flops: int, *of: Any, by=(0, 0, 0)) -> None:
         launch = wgmma_batch.batch_launch(batch, wgmma_batch.Operands(*of), by, **how)
         recording.add(name, launch, flops)
 
@@ -60,7 +61,7 @@ def newton_schulz(
 
 
 def newton_schulz_each(
-    engine: Any, x: Array, scales: Array, rules: muon.MuonRules
+    engine: Any, x: Array, scales: tuple[Array, Array], rules: muon.MuonRules
 ) -> Array:
     """The same on any card: a product of each matrix, and what is between them for all at once."""
     recording, (_, count, r, c) = engine.recording, x.shape
@@ -103,10 +104,11 @@ def record_matrices(
         scales = recording.take(muon.scales_shape(len(these)), np.float32)
         launches = muon.momentum_launches(rules, these, buffers, decision, x, scales, take)
         recording.add("momentum", launches)
+        pair = scales[0, : len(these)], scales[1, : len(these)]
         if engine.capability == HOPPER:
-            x = newton_schulz(recording, x, scales, rules, engine.multiprocessors)
+            x = newton_schulz(recording, x, pair, rules, engine.multiprocessors)
         else:
-            x = newton_schulz_each(engine, x, scales, rules)
+            x = newton_schulz_each(engine, x, pair, rules)
         recording.add("Muon", muon.move_launch(rules, these, buffers, decision, x, take))
 
 

@@ -115,21 +115,13 @@ LION = {
 class AdamW:'''),
         ("# %% sec-train-schedule\n@njit", '''for _name in ("clip", "squares", "limit"):
     setattr(Lion, _name, getattr(AdamW, _name))
-OPTIMIZERS = {"adamw": AdamW, "lion": Lion}
 
 
 # %% sec-train-schedule
 @njit'''),
     ],
     "training/run.py": [
-        ("    clip: float = optim.CLIP_NORM\n",
-         '    clip: float = optim.CLIP_NORM\n    optimizer: str = "adamw"\n'),
-        ("        for each in dataclasses.fields(self):\n",
-         '''        if self.optimizer not in optim.OPTIMIZERS:
-            raise UserError(f"training: no optimizer {self.optimizer}")
-        for each in dataclasses.fields(self)[:-1]:
-'''),
-        ('getattr(weights, "optimizer", optim.AdamW)', "optim.OPTIMIZERS[settings.optimizer]"),
+        ('OPTIMIZERS = {"adamw"', 'OPTIMIZERS = {"lion": optim.Lion, "adamw"'),
     ],
 }  # fmt: skip
 VARIANTS = {

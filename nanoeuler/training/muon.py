@@ -1,7 +1,7 @@
 # Made from book/09b-better-than-adamw.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-muon-code
+# %% sec-muon-newton-schulz
 """Muon: a step of equal length in every direction for each hidden matrix, AdamW for the rest.
 
 Leaves out GPUs. I and O are the inputs and outputs of a matrix (I, O), R and N the smaller and the
@@ -25,34 +25,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5  # the same: of Newton and Schulz
 MOMENTUM = 0.95  # the same: the buffer remembers about twenty gradients
 MUON_RATIO = 5.0  # rate of the matrices in parts of AdamW's, at MEASURED_DIM: measured below
-
-
-class Matrix(NamedTuple):
-    """A hidden matrix: some columns of a tensor of the weights."""
-
-    name: str     # of the tensor (I, all its columns)
-    start: int    # its first column
-    columns: int  # O
-
-
-def matrices(weights: Weights) -> list[Matrix]:
-    """The matrices of the blocks that Muon changes; joint tensors are cut into what they hold.
-
-    wqkv are queries, keys and values, w_up of SwiGLU gate and up; wo and w_down are whole. The
-    embedding, learned positions, the output matrix and all vectors stay AdamW's.
-    """
-    config, found = weights.config, []
-    D, F = config.head_dim, config.hidden
-    heads = [each * D for each in (config.n_heads, config.n_kv_heads, config.n_kv_heads)]
-    cuts = {"wqkv": heads, "w_up": [F, F] if config.mlp == "swiglu" else [F]}
-    for name, w in weights.items():
-        if name.startswith("block.") and w.ndim == 2:
-            start = 0
-            for columns in cuts.get(name.split(".")[-1], [w.shape[1]]):
-                found.append(Matrix(name, start, columns))
-                start += columns
-            assert start == w.shape[1]
-    return found
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -111,6 +83,7 @@ def orthogonalize(
     return y.T if tall else y
 
 
+# %% sec-muon-scale
 def matrix_scale(inputs: int, outputs: int) -> float:
     """What the step of a matrix (I, O) is multiplied by: eq-muon-scale."""
     return math.sqrt(max(1.0, outputs / inputs))
@@ -137,6 +110,35 @@ def _move(w, o, rate, decay):
     """Equation eq-muon-step on flat arrays (N,), in place."""
     for i in range(w.size):
         w[i] -= rate * (o[i] + decay * w[i])
+
+
+# %% sec-muon-code
+class Matrix(NamedTuple):
+    """A hidden matrix: some columns of a tensor of the weights."""
+
+    name: str     # of the tensor (I, all its columns)
+    start: int    # its first column
+    columns: int  # O
+
+
+def matrices(weights: Weights) -> list[Matrix]:
+    """The matrices of the blocks that Muon changes; joint tensors are cut into what they hold.
+
+    wqkv are queries, keys and values, w_up of SwiGLU gate and up; wo and w_down are whole. The
+    embedding, learned positions, the output matrix and all vectors stay AdamW's.
+    """
+    config, found = weights.config, []
+    D, F = config.head_dim, config.hidden
+    heads = [each * D for each in (config.n_heads, config.n_kv_heads, config.n_kv_heads)]
+    cuts = {"wqkv": heads, "w_up": [F, F] if config.mlp == "swiglu" else [F]}
+    for name, w in weights.items():
+        if name.startswith("block.") and w.ndim == 2:
+            start = 0
+            for columns in cuts.get(name.split(".")[-1], [w.shape[1]]):
+                found.append(Matrix(name, start, columns))
+                start += columns
+            assert start == w.shape[1]
+    return found
 
 
 class Muon(AdamW):
@@ -182,6 +184,7 @@ class Muon(AdamW):
             _move(weights.flat[span], gradients.flat[span], rounded(rate),
                   rounded(self.weight_decay))
 
+    # %% sec-muon-ranks
     def _turn(self, directions, these):
         """Put in the place of each of these matrices its step, the largest first."""
 
@@ -201,7 +204,7 @@ class Muon(AdamW):
                 list(pool.map(turn, these))
 
 
-# %% sec-muon-code
+# %% sec-muon-ranks
 def _between(spans, first: int, end: int) -> Iterator[tuple[int, int]]:
     """What of first .. end lies in none of the spans, which are in order."""
     for start, stop in (*spans, (end, end)):

@@ -1,0 +1,108 @@
+"""Muon beside AdamW on the small preset and the embedded corpus: `python tests/bench/muon.py PART`.
+
+Parts, all if none is named:
+    share      milliseconds of either update, and of a step without it (half a minute)
+    minutes    bits per byte after five minutes, everything else at its default: ten minutes
+    steps      bits per byte after --steps (2,780: what AdamW takes in five minutes on two cores)
+
+`--only muon` or `--only adamw` does one of them, `--seed` another seed than 0. Rows go to
+data/measurements/muon.json. `share` and `minutes` ask for an idle machine; `steps` doesn't.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import nanoeuler as ne
+from nanoeuler import measurements
+from nanoeuler.engines.registry import make_stepper
+from nanoeuler.model.config import PRESETS
+from nanoeuler.model.weights import initialise
+from nanoeuler.training.folder import read_metrics
+from nanoeuler.training.run import OPTIMIZERS
+
+PARTS = "share", "minutes", "steps"
+STEPS, MINUTES, TIMES = 2780, 5, 30
+PRESET = "small"
+
+
+def milliseconds(call):
+    """The median processor time of this thread in a call, once it is warm."""
+    taken = []
+    for _ in range(TIMES + 1):
+        began = time.thread_time()
+        call()
+        taken.append(time.thread_time() - began)
+    return 1e3 * statistics.median(taken[1:])
+
+
+def share(names):
+    """Rows: what an update takes on one thread, and a step with it."""
+    config, rng = PRESETS[PRESET], np.random.default_rng(0)
+    shape = 16, config.context
+    tokens = rng.integers(config.vocab_size, size=shape)
+    targets = rng.integers(config.vocab_size, size=(*shape, config.n_predict))
+    for name in names:
+        weights = initialise(config, 0)
+        optimizer = OPTIMIZERS[name](weights)
+        stepper = make_stepper("cpu", weights, optimizer, threads=1)
+        drawn = rng.standard_normal(weights.flat.size).astype(np.float32)
+
+        def update(stepper=stepper, optimizer=optimizer, weights=weights, drawn=drawn):
+            stepper.gradients.flat[...] = drawn
+            optimizer.update(weights, stepper.gradients, 1e-9, 1)
+
+        began, taken = time.process_time(), []
+        for number in range(1, TIMES + 2):
+            began = time.process_time()
+            stepper.step(tokens, targets, 1e-9, number)
+            taken.append(time.process_time() - began)
+        for what, value in (("update", milliseconds(update)),
+                            ("step", 1e3 * statistics.median(taken[1:]))):  # fmt: skip
+            print(f"{name:6} {what:6} {value:.1f} ms")
+            yield measurements.row(what, f"{PRESET}, batch 16, 1 thread, {name}", "cpu",
+                                   round(value, 2), "ms")  # fmt: skip
+
+
+def trained(name, seed, **how):
+    """Rows of a run on the embedded corpus: where it ends, and after how many steps."""
+    settings = ne.Settings(optimizer=name, seed=seed, **how)
+    with tempfile.TemporaryDirectory() as folder:
+        ne.train(out=Path(folder) / "run", settings=settings, engine="cpu")
+        lines = read_metrics(Path(folder) / "run")
+    (kind, count), = how.items()
+    case = f"docs, {PRESET}, {count:g} {kind}, {name}, seed {seed}"
+    bits = lines[-1]["bits_per_byte"]
+    print(f"{case}: {bits:.4f} bits per byte, {len(lines)} steps", flush=True)
+    yield measurements.row("bits per byte", case, "cpu", round(bits, 4), "bits/byte")
+    yield measurements.row("steps", case, "cpu", len(lines), "steps")
+    for line in lines:
+        if line.get("bits_per_byte") is not None:
+            where = f"{case}, after {line['step']} steps"
+            yield measurements.row("held out", where, "cpu", round(line["bits_per_byte"], 4),
+                                   "bits/byte")  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Muon beside AdamW")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--only", choices=[*OPTIMIZERS], help="one of the optimizers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    options = parser.parse_args()
+    names = [options.only] if options.only else [*OPTIMIZERS]
+    for part in options.parts or PARTS:
+        if part == "share":
+            measurements.update("muon", share(names))
+            continue
+        for name in names:
+            how = {"minutes": MINUTES} if part == "minutes" else {"steps": options.steps}
+            measurements.update("muon", trained(name, options.seed, **how))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 # Made from book/13b-muon-on-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-muon-gpu-product
+# %% sec-muon-gpu-symmetric
 """Products of many matrices of one shape in one launch on Hopper, for Newton-Schulz; bf16.
 
 The tile is chapter 11b's ping-pong tile of 128 x 128, without clusters; a work item names a matrix
@@ -37,6 +37,7 @@ from nanoeuler.engines.gpu.tile.layout import (
 from nanoeuler.engines.gpu.tile.store import put_bf16
 from nanoeuler.errors import UserError
 
+
 TILE = 128  # rows and columns of a tile of C
 
 
@@ -63,6 +64,7 @@ POLYNOMIAL = Batch(symmetric=True, polynomial=True)  # P = a I + b A + c A A^T
 APPLY = Batch("NN")  # X' = scale P X
 
 
+# %% sec-muon-gpu-batch
 def batch_tiles(count: int, down: int, across: int, symmetric: bool) -> np.ndarray:
     """The tiles of `count` matrices, `down` by `across` tiles each: (n, 3) int32 of (x, y, matrix).
 
@@ -114,6 +116,7 @@ def make_fetch_batch(batch: Batch) -> Callable:
     return produce
 
 
+# %% sec-muon-gpu-twice
 class Arguments(NamedTuple):
     """What a kernel is given: addresses of maps of A, B and C, of D, of the work list and of the
     scales; the columns of C; and the polynomial's numbers."""
@@ -156,39 +159,6 @@ def put_turned(acc, i, box, t):
         )
 
 
-def make_scale_strip(batch: Batch, strip: Strip) -> Callable:
-    """change(acc, tile): a strip's sums become what is stored."""
-    i, right, down = strip
-    diagonal = right == down
-
-    def polynomial(acc, tile):
-        of, t, n = tile.of, tile.me.t, tile.of.n
-        lane = int32(t & 31)
-        row = int32(tile.x * TILE + down + (t >> 5) * 16 + lane_row(lane))
-        column = int32(tile.y * TILE + right + lane_column(lane))
-        above = of.d + (int64(tile.matrix) * n + row) * (2 * n)
-        end, end_below = n if row < n else int32(0), n if row + 8 < n else int32(0)
-        for j in range(8):
-            k, at = i + 4 * j, int32(column + 8 * j)
-            high = ptx.load_if_below(above + int64(at) * 2, at, end)
-            low = ptx.load_if_below(above + int64(at + 8 * n) * 2, at, end_below)
-            acc[k] = of.three * acc[k] + of.two * ptx.low_bf16(high)
-            acc[k + 1] = of.three * acc[k + 1] + of.two * ptx.high_bf16(high)
-            acc[k + 2] = of.three * acc[k + 2] + of.two * ptx.low_bf16(low)
-            acc[k + 3] = of.three * acc[k + 3] + of.two * ptx.high_bf16(low)
-            if diagonal and tile.x == tile.y:
-                acc[k] += of.one if row == at else float32(0)
-                acc[k + 1] += of.one if row == at + 1 else float32(0)
-                acc[k + 2] += of.one if row + 8 == at else float32(0)
-                acc[k + 3] += of.one if row + 8 == at + 1 else float32(0)
-
-    def scaled(acc, tile):
-        for k in range(i, i + 32):
-            acc[k] *= tile.scale
-
-    return polynomial if batch.polynomial else scaled
-
-
 def make_send(put: Callable) -> Callable:
     """send(acc, i, box, tile, column, row, keep): a strip by way of a box to its place, if `keep`.
 
@@ -226,6 +196,40 @@ def make_strip_out(batch: Batch, q: int, strip: Strip) -> Callable:
             send_turned(acc, i, box, tile, row, column, tile.x != tile.y)
 
     return out
+
+
+# %% sec-muon-gpu-polynomial
+def make_scale_strip(batch: Batch, strip: Strip) -> Callable:
+    """change(acc, tile): a strip's sums become what is stored."""
+    i, right, down = strip
+    diagonal = right == down
+
+    def polynomial(acc, tile):
+        of, t, n = tile.of, tile.me.t, tile.of.n
+        lane = int32(t & 31)
+        row = int32(tile.x * TILE + down + (t >> 5) * 16 + lane_row(lane))
+        column = int32(tile.y * TILE + right + lane_column(lane))
+        above = of.d + (int64(tile.matrix) * n + row) * (2 * n)
+        end, end_below = n if row < n else int32(0), n if row + 8 < n else int32(0)
+        for j in range(8):
+            k, at = i + 4 * j, int32(column + 8 * j)
+            high = ptx.load_if_below(above + int64(at) * 2, at, end)
+            low = ptx.load_if_below(above + int64(at + 8 * n) * 2, at, end_below)
+            acc[k] = of.three * acc[k] + of.two * ptx.low_bf16(high)
+            acc[k + 1] = of.three * acc[k + 1] + of.two * ptx.high_bf16(high)
+            acc[k + 2] = of.three * acc[k + 2] + of.two * ptx.low_bf16(low)
+            acc[k + 3] = of.three * acc[k + 3] + of.two * ptx.high_bf16(low)
+            if diagonal and tile.x == tile.y:
+                acc[k] += of.one if row == at else float32(0)
+                acc[k + 1] += of.one if row == at + 1 else float32(0)
+                acc[k + 2] += of.one if row + 8 == at else float32(0)
+                acc[k + 3] += of.one if row + 8 == at + 1 else float32(0)
+
+    def scaled(acc, tile):
+        for k in range(i, i + 32):
+            acc[k] *= tile.scale
+
+    return polynomial if batch.polynomial else scaled
 
 
 def batch_epilogue(batch: Batch) -> Callable:

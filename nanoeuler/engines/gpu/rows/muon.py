@@ -24,6 +24,7 @@ from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.block_reduce import block_sum
 from nanoeuler.errors import UserError
 
+
 THREADS = 256  # of a block: 16 by 16 of them have four columns each of a row, and four rows
 SIDE = 64  # rows and columns of a tile
 APART = SIDE + 1  # float32 from row to row of a tile in shared memory: columns in other banks
@@ -120,6 +121,32 @@ def read_corner(table):
     return Corner(first, pitch, rows, columns, to, turned, scale, row, column)
 
 
+def mixed(m, g, keep, rest):
+    """The new m, and the direction: eq-muon-momentum."""
+    m = float32(keep * m + rest * g)
+    return m, float32(keep * m + rest * g)
+
+
+def direct(u, gradients, m, clip, go, keep, rest):
+    """LANE momenta at an address become new, and u their directions; or u 0, if nothing goes."""
+    for j in range(LANE):
+        u[j] = float32(0)
+    if go != float32(0):
+        g0, g1, g2, g3 = ptx.load_float4(gradients)
+        a, b, c, d = ptx.load_own_float4(m)
+        a, u[0] = mixed(a, float32(g0 * clip), keep, rest)
+        b, u[1] = mixed(b, float32(g1 * clip), keep, rest)
+        c, u[2] = mixed(c, float32(g2 * clip), keep, rest)
+        d, u[3] = mixed(d, float32(g3 * clip), keep, rest)
+        ptx.store_float4(m, a, b, c, d)
+
+
+def put_four(u, batch, to, on):
+    """LANE directions to a batch, as bf16."""
+    at = batch + 2 * (int64(to) + on)
+    ptx.store_int2(at, ptx.pack_bf16(u[0], u[1]), ptx.pack_bf16(u[2], u[3]))
+
+
 def momentum(table, decision, gradients, m, batch, sums, width, keep, rest):
     """m = keep m + rest g and the direction keep m + rest g of the new m, to the batch in bf16.
 
@@ -147,32 +174,6 @@ def momentum(table, decision, gradients, m, batch, sums, width, keep, rest):
     total = block_sum(total, THREADS // 32)
     if cuda.threadIdx.x == 0:
         ptx.store_float(sums + 4 * int64(cuda.blockIdx.x), total)
-
-
-def mixed(m, g, keep, rest):
-    """The new m, and the direction: eq-muon-momentum."""
-    m = float32(keep * m + rest * g)
-    return m, float32(keep * m + rest * g)
-
-
-def direct(u, gradients, m, clip, go, keep, rest):
-    """LANE momenta at an address become new, and u their directions; or u 0, if nothing goes."""
-    for j in range(LANE):
-        u[j] = float32(0)
-    if go != float32(0):
-        g0, g1, g2, g3 = ptx.load_float4(gradients)
-        a, b, c, d = ptx.load_own_float4(m)
-        a, u[0] = mixed(a, float32(g0 * clip), keep, rest)
-        b, u[1] = mixed(b, float32(g1 * clip), keep, rest)
-        c, u[2] = mixed(c, float32(g2 * clip), keep, rest)
-        d, u[3] = mixed(d, float32(g3 * clip), keep, rest)
-        ptx.store_float4(m, a, b, c, d)
-
-
-def put_four(u, batch, to, on):
-    """LANE directions to a batch, as bf16."""
-    at = batch + 2 * (int64(to) + on)
-    ptx.store_int2(at, ptx.pack_bf16(u[0], u[1]), ptx.pack_bf16(u[2], u[3]))
 
 
 def put_turned(place, u, batch, tile, width):
@@ -207,6 +208,14 @@ def norms(parts, sums, scales, width):
 NORMS = Kernel(norms, "l l l r", THREADS, target=(8, 0))
 
 
+class Take(NamedTuple):
+    """Where memory comes from. place(array): known numbers, where the target can read them.
+    scratch(shape, dtype): an array that nobody has written."""
+
+    place: Callable[[np.ndarray], Any]
+    scratch: Callable[[tuple[int, ...], Any], Any]
+
+
 def scales_shape(count: int) -> tuple[int, int]:
     """Two rows for so many matrices, each of whole 16 bytes."""
     return 2, cover(count, LANE) * LANE
@@ -226,14 +235,6 @@ def momentum_launches(
     args = take.place(table), decision, buffers.gradients, buffers.m, batch, sums, width, *constants
     of_norms = take.place(matrix_parts(matrices)), sums, scales, scales.shape[1]
     return [Launch(MOMENTUM, (len(table),), args), Launch(NORMS, (count,), of_norms)]
-
-
-class Take(NamedTuple):
-    """Where memory comes from. place(array): known numbers, where the target can read them.
-    scratch(shape, dtype): an array that nobody has written."""
-
-    place: Callable[[np.ndarray], Any]
-    scratch: Callable[[tuple[int, ...], Any], Any]
 
 
 def moved(w, o, tile, rate, decay):
@@ -330,6 +331,7 @@ def move_launch(
     return Launch(move_kernel(halves, copied), (len(table),), args)
 
 
+# %% sec-muon-gpu-others
 def normalise(batch, scales, fours):
     """batch (count, 4 fours) in bf16 times scales (count,): block (x, i), thread -> four numbers of
     matrix i."""

@@ -37,7 +37,6 @@ from nanoeuler.engines.gpu.tile.layout import (
 from nanoeuler.engines.gpu.tile.store import put_bf16
 from nanoeuler.errors import UserError
 
-
 TILE = 128  # rows and columns of a tile of C
 
 

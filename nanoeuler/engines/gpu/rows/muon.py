@@ -24,7 +24,6 @@ from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.block_reduce import block_sum
 from nanoeuler.errors import UserError
 
-
 THREADS = 256  # of a block: 16 by 16 of them have four columns each of a row, and four rows
 SIDE = 64  # rows and columns of a tile
 APART = SIDE + 1  # float32 from row to row of a tile in shared memory: columns in other banks

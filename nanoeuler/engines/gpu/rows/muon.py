@@ -204,6 +204,7 @@ def norms(parts, sums, scales, width):
         ptx.store_float(scales + 4 * int64(width + i), scale)
 
 
+# A block for each matrix.
 NORMS = Kernel(norms, "l l l r", THREADS, target=(8, 0))
 
 
@@ -345,6 +346,7 @@ def normalise(batch, scales, fours):
         )
 
 
+# Blocks for the numbers of a matrix, by matrices.
 NORMALISE = Kernel(normalise, "l l r", THREADS, target=(8, 0))
 
 
@@ -370,4 +372,5 @@ def polynomial(squares, grams, out, width, fours, one, two, three):
         put_four(u, out, int32(0), at)
 
 
+# As many threads as there are fours.
 POLYNOMIAL = Kernel(polynomial, "l l l r r f f f", THREADS, target=(8, 0))

@@ -165,7 +165,9 @@ class Muon(AdamW):
     no bit of what comes out.
     """
 
-    momentum, peak = MOMENTUM, MUON_PEAK
+    momentum, peak, steps, coefficients = MOMENTUM, MUON_PEAK, STEPS, COEFFICIENTS
+    # For a stepper on a GPU, which takes the step itself.
+    matrices, scale, rate = map(staticmethod, (matrices, matrix_scale, matrix_rate))
 
     def update(
         self, weights: Weights, gradients: Weights, lr: float, number: int,

@@ -6,6 +6,8 @@ Parts, all if none is named:
     memory    that alone, after few steps
     lora      both of a step in which adapters alone learn: PyTorch's are PEFT's
     lora kernels   the kernels of that one
+    muon      both of a step at full load with AdamW and with Muon
+    muon kernels   the kernels of these two
     curve     the loss over 500 steps from the same weights and batches
     kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
     replay    a small model's step as a graph, 1,000 times, against its launches one by one
@@ -53,6 +55,7 @@ from step_sides import (  # noqa: E402
     OURS,
     PRODUCTS,
     STRETCHES,
+    WITH_MUON,
     launch,
     make_tokens,
     products,
@@ -71,6 +74,7 @@ CASES = [  # preset, batch, context, precision
 ]
 CURVES = [*CASES[:2], CASES[3]]
 LORA = [("llama-1b", 4, 2048, "bf16")]
+MUON = [("gpt2-124m", 64, 1024, "bf16")]
 RANK = 16  # of adapters; alpha is twice that
 CORRECT = [
     (preset, 2, PRESETS[preset].context, precision)
@@ -79,9 +83,11 @@ CORRECT = [
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 AGAIN = "torch compile, again"  # the same once more: how far two curves of one program come apart
 PARTS = (
-    "correct", "time", "memory", "lora", "lora kernels", "curve", "kernels", "replay", "products"
+    "correct", "time", "memory", "lora", "lora kernels", "muon", "muon kernels", "curve", "kernels",
+    "replay", "products",
 )  # fmt: skip
-STEPS_OF = {"time": "training step", "lora": "LoRA step"}  # what the rows of a part are called
+# What the rows of a part are called.
+STEPS_OF = {"time": "training step", "lora": "LoRA step", "muon": "training step"}
 WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
 SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
@@ -117,20 +123,22 @@ def sides(parts):
     exact, ours, torch = [], [], []
     for part in parts:
         cases = {"correct": CORRECT, "curve": CURVES, "products": [], "replay": []}
-        cases |= {"lora": LORA, "lora kernels": LORA}
+        cases |= {"lora": LORA, "lora kernels": LORA, "muon": MUON, "muon kernels": MUON}
         cases = cases.get(part, CASES)
         if part == "memory" and "time" in parts:
             continue  # which says it as well
         for case in cases:
             names = {"correct": ("exact", "torch eager"), "curve": (PEERS[0], AGAIN),
-                     "kernels": PEERS[:1], "lora": PEERS[:1], "lora kernels": ()}  # fmt: skip
+                     "kernels": PEERS[:1], "lora": PEERS[:1], "lora kernels": (),
+                     "muon": (), "muon kernels": ()}  # fmt: skip
             names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
                 names = [name for name in names if "padded" not in name]
             for name in names:
                 (exact if name == "exact" else torch).append(spell(part, case, name))
             others = {"bf16": [*OTHERS], "float32": ["cuda, own products", *STRETCHES]}
-            few = {"curve": [], "lora": ["cuda, own products"], "lora kernels": []}
+            few = {"curve": [], "lora": ["cuda, own products"], "lora kernels": [],
+                   "muon": [WITH_MUON], "muon kernels": [WITH_MUON]}  # fmt: skip
             others = few.get(part, others.get(case[-1], ["cuda, own products"]))
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
@@ -267,8 +275,9 @@ def step_rows(step, case, engine, seen, peer=None, other=None):
 
 def pair_rows(part, case, ours, peer, theirs):
     """What can be said of ours beside a peer's outcome, as `step_rows`."""
-    if part in ("time", "memory", "lora"):
-        for what, *rest in step_rows(STEPS_OF.get(part, ""), case, OURS, ours, peer, theirs):
+    if part in ("time", "memory", "lora", "muon"):
+        who = WITH_MUON if part == "muon" else OURS
+        for what, *rest in step_rows(STEPS_OF.get(part, ""), case, who, ours, peer, theirs):
             if part in STEPS_OF or "memory" in what:
                 yield what, *rest
     elif part == "curve":
@@ -332,7 +341,8 @@ class Journal:
         print(f"{job}: {short(seen)}", flush=True)
         tell(seen.get("table", {}))
         new = list(own_rows(job, seen))
-        for mine, peer in *((OURS, peer) for peer in (*PEERS, AGAIN)), (PEERS[0], AGAIN):
+        known_pairs = *((OURS, peer) for peer in (*PEERS, AGAIN)), (PEERS[0], AGAIN)
+        for mine, peer in *known_pairs, (WITH_MUON, OURS):
             pair = [self.outcomes.get(f"{part}: {case}: {name}", {}) for name in (mine, peer)]
             known = all(outcome and "failed" not in outcome for outcome in pair)
             if known and who in (mine, peer):

@@ -11,11 +11,13 @@ from step_sides import OneByOne
 
 from nanoeuler.engines.gpu.step import stepper
 from nanoeuler.engines.gpu.step.lora import LoraBuilder
+from nanoeuler.engines.gpu.step.muon import muon_builder, rules_of
 from nanoeuler.engines.gpu.step.recording import Machine, ProgramBuilder
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.lora import Lora
-from nanoeuler.model.weights import initialise
+from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.planning.step import H200, RULES, seconds
+from nanoeuler.training.muon import Muon
 from nanoeuler.training.optim import AdamW
 
 STEPS = 3  # that are watched
@@ -63,10 +65,16 @@ def span(kernels):
     return kernels[-1]["ts"] + kernels[-1]["dur"] - kernels[0]["ts"] if kernels else 0.0
 
 
-def predicted(config, batch, context, numbers, multiplier, rank=0):
-    """[(what a launch is for, its microseconds by the plan, FLOPs)] of a step's list."""
+def predicted(config, batch, context, ways, rank=0, muon=False):
+    """[(what a launch is for, its microseconds by the plan, FLOPs)] of a step's list.
+
+    ways: a Precision and what records products.
+    """
+    numbers, multiplier = ways
     given = config, Machine((9, 0), 132, multiplier), numbers
     builder = LoraBuilder(Lora(rank).settled(config), *given) if rank else ProgramBuilder(*given)
+    if muon:
+        builder = muon_builder(*given, rules_of(Muon, Weights(config)))
     program = builder.build_step(batch, context, RULES).program
     took = [1e6 * seconds(step, H200, numbers.pieces) for step in program.steps]
     return [(step.name, us, step.flops) for step, us in zip(program.steps, took, strict=True)]
@@ -92,7 +100,8 @@ def kernels(preset, batch, context, precision, who, dry, rank=0):
     names = [(name[:90], 0.0, 0) for name, _ in seen]
     if who.startswith(step_sides.OURS):
         ways = step_sides.ways_of(precision, who)
-        listed = predicted(step_sides.config_of(preset, dry), batch, context, *ways, rank)
+        config = step_sides.config_of(preset, dry)
+        listed = predicted(config, batch, context, ways, rank, who == step_sides.WITH_MUON)
         if len(seen) != STEPS * len(listed):
             names = sorted({name[:60] for name, _ in seen})
             raise ValueError(f"{len(seen)} kernels ran, the list has {len(listed)}: {names}")

@@ -23,9 +23,10 @@ from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.lora import AdaptedWeights, Lora
 from nanoeuler.model.weights import INITIAL_DEVIATION, Weights, initialise
 from nanoeuler.training.lora import LoraAdamW
+from nanoeuler.training.muon import Muon
 from nanoeuler.training.optim import AdamW
 
-OURS = "cuda"
+OURS, WITH_MUON = "cuda", "cuda, Muon"
 ENGINES = {"bf16": "cuda", "TF32": "cuda-tf32", "float32": "cuda-float32"}  # by precision
 OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision, who multiplies
     "cuda, float32 stream": ({"stream": "float32", "gradient": "float32"}, ""),
@@ -166,6 +167,7 @@ class Ours:
         try:
             from nanoeuler.engines.gpu.step.engine import CudaEngine
             from nanoeuler.engines.gpu.step.lora import LoraStepper
+            from nanoeuler.engines.gpu.step.muon import MuonStepper
             from nanoeuler.engines.gpu.step.stepper import CudaStepper
         except ImportError as error:
             raise ValueError(f"there is no engine for a GPU: {error}") from None
@@ -181,6 +183,8 @@ class Ours:
             w = AdaptedWeights(w, Lora(rank).settled(config))
             w.begin(0)
             self.stepper = LoraStepper(w, LoraAdamW(w), self.device, **how)
+        elif who == WITH_MUON:
+            self.stepper = MuonStepper(w, Muon(w), self.device, **how)
         else:
             self.stepper = CudaStepper(w, AdamW(w), self.device, **how)
 

@@ -317,6 +317,9 @@ TABLE_9 = {
     "stmatrix4": Row(
         "stmatrix4(t + 16 * lane, i, j, i, j); four_words(t, lane)",
         lambda x, n, b: np.stack([n[:32], n[32:64]] * 2)),
+    "stmatrix4_turned": Row(
+        "stmatrix4_turned(t + 16 * lane, i, j, i, j); four_words(t, lane)",
+        lambda x, n, b: np.concatenate([matrices(n, 2, True)] * 2)),
 }  # fmt: skip
 
 peek = instruction("ld.shared.b32 $0, [$1];", "r", "r")

@@ -16,6 +16,10 @@ from nanoeuler.engines.gpu.lang.instruction import ptx as instruction
 stmatrix4 = instruction(
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", "r r r r r"
 )
+# the same, but each matrix is stored transposed
+stmatrix4_turned = instruction(
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};", "r r r r r"
+)
 
 
 # address, arrivals that complete a phase

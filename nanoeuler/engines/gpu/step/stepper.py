@@ -241,6 +241,7 @@ class CudaStepper(Stepper):
 
 # %% sec-step-stepper
 CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: appendix N builds it
+MUON = "nanoeuler.engines.gpu.step.muon"  # the same: chapter 13b
 NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 
@@ -255,7 +256,9 @@ def cuda_stepper(
 ) -> CudaStepper:
     """A stepper on the GPU, for one of `registry.GPU_ENGINES`."""
     multiplier = import_module(CHOICE).multiplier()
-    return CudaStepper(
+    of_muon = type(optimizer).__name__ == "Muon"
+    kind = import_module(MUON).MuonStepper if of_muon else CudaStepper
+    return kind(
         weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces,
         multiplier=multiplier,
     )  # fmt: skip

@@ -69,6 +69,7 @@ def add_flags(parser) -> None:
     group.add_argument("--warmup", type=int, default=WARMUP)
     group.add_argument("--decay", type=float, default=DECAY)
     group.add_argument("--beta2", type=float, default=BETA2)
+    group.add_argument("--optimizer", default="adamw", help="or muon, which the twin has not")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--pace", type=float, default=PACE, help="tokens a second, as planned")
 
@@ -78,7 +79,8 @@ def settings_of(options) -> Settings:
     return Settings(steps=options.steps, minutes=options.seconds / 60,
                     batch_size=DRY_BATCH if options.dry else options.batch_size,
                     lr=options.rate, seed=options.seed, warmup=options.warmup,
-                    weight_decay=options.decay, beta2=options.beta2)  # fmt: skip
+                    weight_decay=options.decay, beta2=options.beta2,
+                    optimizer=options.optimizer)  # fmt: skip
 
 
 def config_of(options, prepared: Prepared, heads: int) -> ModelConfig:

@@ -149,9 +149,8 @@ class MuonHalvesBuilder(HalvesBuilder):
 def rules_of(optimizer: Any, weights: Weights) -> muon.MuonRules:
     """What a run's optimizer does with the matrices of these weights: `training.muon.Muon`."""
     found = []
-    for name, start, columns in optimizer.matrices(weights):
-        rows, pitch = weights[name].shape
-        scale = optimizer.scale(rows, columns)
+    for name, start, columns, rows in optimizer.matrices(weights):
+        scale, pitch = optimizer.scale(rows, columns), weights[name].shape[1]
         found.append(muon.Matrix(weights.starts[name] + start, pitch, rows, columns, scale))
     ratio = optimizer.rate(1.0, weights.config.dim)
     return muon.MuonRules(

@@ -456,6 +456,7 @@ def test_data_of_another_tokenizer_are_refused(base, tmp_path):
 CHANGED = {
     "steps": 2, "minutes": 3.5, "batch_size": 3, "accumulate": 2, "lr": 0.002, "seed": 7,
     "warmup": 1, "weight_decay": 0.25, "beta2": 0.9, "clip": 0.5,
+    "optimizer": "muon",
 }  # fmt: skip
 
 

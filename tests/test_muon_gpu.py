@@ -30,7 +30,7 @@ from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights, initialise
-from nanoeuler.training.muon import COEFFICIENTS, Muon, matrices, orthogonalize
+from nanoeuler.training.muon import COEFFICIENTS, Muon, matrices, matrix_rate, orthogonalize
 from nanoeuler.training.optim import AdamW
 
 HALF, U = 2.0**-8, 2.0**-24
@@ -517,15 +517,16 @@ class End:
 def expected_matrices(before, m, gradients, clip, lr=0.01):
     """name, columns, and what they are after a step, of directions as float32 mixes them."""
     keep, rest, made = np.float32(0.95), np.float32(1 - 0.95), []
-    for name, start, columns in matrices(before):
-        here = slice(start, start + columns)
+    rate = matrix_rate(lr, before.config.dim)
+    for each in matrices(before):
+        name, here = each.name, slice(each.start, each.start + each.columns)
         g = np.float32(clip) * gradients[name][:, here]
         new = keep * m[name][:, here] + rest * g
         u = from_bf16(to_bf16(keep * new + rest * g)).astype(np.float64)
         o = from_bf16(to_bf16(orthogonalize(u).astype(np.float32)))
         w = before[name][:, here].astype(np.float64)
         scale = max(1, u.shape[1] / u.shape[0]) ** 0.5
-        made.append((name, here, w - 5 * lr * (scale * o + 0.3 * w)))
+        made.append((name, here, w - rate * (scale * o + 0.3 * w)))
         m[name][:, here] = new
     return made
 
@@ -548,7 +549,7 @@ def test_steps_are_muons_for_matrices_and_adamws_for_the_rest(
 ):
     this, adam = End(config, capability, precision), initialise(config, 0)
     rule, m = AdamW(adam, weight_decay=0.3, clip_norm=0.5), adam.zeros_like()
-    names = {name for name, *_ in matrices(adam)}
+    names = {each.name for each in matrices(adam)}
     for number in (1, 2):
         before, gradients = Weights(config, flat=this.masters().copy()), gradients_of(adam, number)
         norm = this.step(gradients.flat.copy(), number)
@@ -588,8 +589,8 @@ class Run:
         if flat is not None:
             self.weights.flat[...] = flat
         self.optimizer = Muon(self.weights)
-        for kept, values in zip((self.optimizer.m, self.optimizer.v), moments, strict=False):
-            kept.flat[...] = values
+        for each, values in zip((self.optimizer.m, self.optimizer.v), moments, strict=False):
+            each.flat[...] = values
         self.tokens = rng.integers(config.vocab_size, size=(B, 8))
         self.targets = rng.integers(config.vocab_size, size=(B, 8, config.n_predict))
         device = Device(capability=HOPPER, multiprocessors=4)

@@ -113,7 +113,7 @@ LION = {
 
 
 class AdamW:'''),
-        ("# %% sec-train-schedule\n@njit", '''for _name in ("clip", "squares", "limit"):
+        ("# %% sec-train-schedule\n@njit", '''for _name in ("clip", "squares", "limit", "peak"):
     setattr(Lion, _name, getattr(AdamW, _name))
 
 

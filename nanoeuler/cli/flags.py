@@ -124,6 +124,10 @@ Tokens = whole("number of tokens")  # to generate, or to plan for
 BASE, CHAT = Path("runs/base"), Path("runs/chat")
 
 
+# A name of training.run.OPTIMIZERS.
+Optimizer = Annotated[str | None, typer.Option(metavar="NAME", help="adamw or muon")]
+
+
 # The fields of Settings: left out, a new run has its defaults, a resumed one its own.
 SETTINGS = {
     "steps": whole("training steps, in all"),
@@ -136,7 +140,7 @@ SETTINGS = {
     "weight_decay": _number("decoupled weight decay (AdamW)"),
     "beta2": _number("Adam beta2, below 1"),
     "clip": _number("clip gradients to this global norm"),
-    "optimizer": Annotated[str | None, typer.Option(metavar="NAME", help="adamw or muon")],
+    "optimizer": Optimizer,
 }
 # How a run goes on: parameters of api.train and api.finetune.
 EXECUTION = {

@@ -313,6 +313,15 @@ _PlannedEngine = Annotated[
 ]
 
 
+def _print_added(optimizer, config, batch_size):
+    """Print what a step takes besides, by an optimizer that multiplies matrices."""
+    from nanoeuler.training.muon import added
+    from nanoeuler.training.run import Settings
+
+    if Settings(optimizer=optimizer).optimizer == "muon":  # UserError for one that there isn't
+        print(f"\n{added(config, batch_size)}")
+
+
 @app.command()
 def check() -> None:
     """Prove the gradients.
@@ -334,7 +343,7 @@ def check() -> None:
 def plan(
     sizes: flags.Group, adapters: flags.Group, preset: flags.Preset = None,
     batch_size: flags.BatchSize = None, tokens: flags.Tokens = None, engine: _PlannedEngine = None,
-    ranks: flags.Ranks = None, base: flags.FromRun = None,
+    ranks: flags.Ranks = None, base: flags.FromRun = None, optimizer: flags.Optimizer = None,
 ) -> None:  # fmt: skip
     """Estimate what training takes: FLOPs, memory, and hours on several devices.
 
@@ -342,7 +351,7 @@ def plan(
     tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
     --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200. With
     --lora, what adapters take is told, of this machine or, with --engine cuda, of every GPU.
-    --from takes the model of a run.
+    --from takes the model of a run. --optimizer muon says what Muon adds to a step.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
@@ -372,6 +381,8 @@ def plan(
               f"{step.report(config, batch_size)}")  # fmt: skip
     if ranks:
         print(f"\n{report(config, batch_size, ranks)}")
+    if optimizer:
+        _print_added(optimizer, config, batch_size)
 
 
 @app.command()

@@ -17,6 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 from nanoeuler.jit import njit
+from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.model.weights import Weights
 from nanoeuler.training.optim import MEASURED_DIM, AdamW
 
@@ -24,7 +25,8 @@ from nanoeuler.training.optim import MEASURED_DIM, AdamW
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5  # the same: of Newton and Schulz
 MOMENTUM = 0.95  # the same: the buffer remembers about twenty gradients
-MUON_RATIO = 5.0  # rate of the matrices in parts of AdamW's, at MEASURED_DIM: measured below
+MUON_PEAK = 8e-3  # AdamW's rate beside Muon: measured below
+MUON_RATIO = 2.5  # rate of the matrices in parts of that, at MEASURED_DIM: the same
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -119,26 +121,41 @@ class Matrix(NamedTuple):
     name: str     # of the tensor (I, all its columns)
     start: int    # its first column
     columns: int  # O
+    rows: int     # I
 
 
-def matrices(weights: Weights) -> list[Matrix]:
+def matrices(of: Weights | ModelConfig) -> list[Matrix]:
     """The matrices of the blocks that Muon changes; joint tensors are cut into what they hold.
 
     wqkv are queries, keys and values, w_up of SwiGLU gate and up; wo and w_down are whole. The
     embedding, learned positions, the output matrix and all vectors stay AdamW's.
     """
-    config, found = weights.config, []
+    config, found = of.config if isinstance(of, Weights) else of, []
     D, F = config.head_dim, config.hidden
     heads = [each * D for each in (config.n_heads, config.n_kv_heads, config.n_kv_heads)]
     cuts = {"wqkv": heads, "w_up": [F, F] if config.mlp == "swiglu" else [F]}
-    for name, w in weights.items():
-        if name.startswith("block.") and w.ndim == 2:
+    for name, (inputs, *outputs) in parameter_shapes(config).items():
+        if name.startswith("block.") and outputs:
             start = 0
-            for columns in cuts.get(name.split(".")[-1], [w.shape[1]]):
-                found.append(Matrix(name, start, columns))
+            for columns in cuts.get(name.split(".")[-1], outputs):
+                found.append(Matrix(name, start, columns, inputs))
                 start += columns
-            assert start == w.shape[1]
+            assert start == outputs[0]
     return found
+
+
+def flops(each: Matrix) -> int:
+    """FLOPs of the products of its orthogonalization: eq-muon-share."""
+    small, large = sorted((each.rows, each.columns))
+    return STEPS * (3 * small**2 * large + small**3)
+
+
+def added(config: ModelConfig, batch_size: int) -> str:
+    """What Muon adds to a step of so many whole contexts, as a line of text."""
+    more = sum(map(flops, matrices(config)))
+    share = more / (6 * count_parameters(config) * batch_size * config.context)
+    return (f"Muon adds {more / 1e12:,.4f} TFLOP to a step, {share:.1%} of its products; its "
+            "state takes what AdamW's does")  # fmt: skip
 
 
 class Muon(AdamW):
@@ -148,7 +165,8 @@ class Muon(AdamW):
     no bit of what comes out.
     """
 
-    momentum, steps, coefficients = MOMENTUM, STEPS, COEFFICIENTS
+    momentum, peak = MOMENTUM, MUON_PEAK
+    steps, coefficients = STEPS, COEFFICIENTS
     # For a stepper on a GPU, which takes the step itself.
     matrices, scale, rate = map(staticmethod, (matrices, matrix_scale, matrix_rate))
 
@@ -192,11 +210,7 @@ class Muon(AdamW):
             x = directions[each.name][:, each.start : each.start + each.columns]
             x[...] = matrix_scale(*x.shape) * orthogonalize(x)
 
-        def work(each):
-            sides = sorted((directions[each.name].shape[0], each.columns))
-            return sides[0] ** 2 * sides[1]
-
-        these = sorted(these, key=work, reverse=True)
+        these = sorted(these, key=flops, reverse=True)
         if self.threads == 1:
             list(map(turn, these))
         else:

@@ -41,6 +41,7 @@ class AdamW:
     A stepper calls `clip`, and `update` if the norm is finite.
     """
 
+    peak = LEARNING_RATE  # of a run that names none, at MEASURED_DIM
     threads, gather = 1, None  # for optimizers that look at more than one number at a time
 
     def __init__(

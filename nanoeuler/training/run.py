@@ -152,10 +152,10 @@ class Run:
         """A run before its first step. None: weights from the seed, the rate of a new training."""
         check_sizes(config, tokenizer)
         check_batch(config, settings)
-        settings = settings.with_rate(optim.rate_for(config.dim))
+        kind = OPTIMIZERS[settings.optimizer]
+        settings = settings.with_rate(optim.rate_for(config.dim, kind.peak))
         with making_room(config):
             weights = weights or initialise(config, settings.seed)
-            kind = OPTIMIZERS[settings.optimizer]
             if hasattr(weights, "optimizer"):  # adapters have one of their own
                 if kind is not optim.AdamW:
                     raise UserError("LoRA adapters are trained by AdamW: leave out the optimizer "

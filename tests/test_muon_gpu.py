@@ -21,6 +21,7 @@ from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
 from nanoeuler.engines.gpu.rows import adamw, muon
 from nanoeuler.engines.gpu.rows.gradient_norm import schedule
 from nanoeuler.engines.gpu.step import muon as step_module
+from nanoeuler.engines.gpu.step import stepper as stepper_module
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.muon import MuonStepper
 from nanoeuler.engines.gpu.step.precision import COPIES, LOWER, PRECISIONS, WEIGHTS
@@ -652,6 +653,14 @@ def test_several_gpus_and_cuda_stepper_refuse_muon():
     assert CudaRankStepper.optimizers == CudaStepper.optimizers == ("AdamW",)
     with pytest.raises(UserError, match="expected the optimizer Muon for training on a GPU"):
         MuonStepper(weights, AdamW(weights), None)
+
+
+def test_the_engine_of_a_gpu_takes_muon(monkeypatch):
+    monkeypatch.setattr(stepper_module, "gpu", lambda: Device(capability=HOPPER))
+    weights = initialise(GPT, 0)
+    for kind, stepper in (Muon, MuonStepper), (AdamW, CudaStepper):
+        assert type(stepper_module.cuda_stepper("cuda", weights, kind(weights))) is stepper
+    assert type(stepper_module.cuda_stepper("cuda", weights, None)) is CudaStepper
 
 
 @pytest.mark.long

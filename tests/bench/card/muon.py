@@ -203,8 +203,8 @@ def check_rounds(bench, shape):
 
 
 def rounds_entrants(bench, shape):
-    """Ours, PyTorch's. Ours goes round in its buffers, and begins with what it left the last time: a
-    norm of about the root of r, which it had at first, too, so that it never dwindles to zeros."""
+    """Ours, PyTorch's. Ours goes round in its buffers and begins with what it left there, of a
+    norm of about the root of r, which it had at first, too: it never dwindles to zeros."""
     x = bench.random(1, *shape) / shape[2] ** 0.5
     return {"torch": [partial(torch_rounds, bench, x.clone())], "ours": [rounds(bench, x)[0]]}
 

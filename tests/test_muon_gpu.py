@@ -517,7 +517,7 @@ class End:
 
 def expected_matrices(before, m, gradients, clip, lr=0.01):
     """name, columns, and what they are after a step, of directions as float32 mixes them."""
-    keep, rest, made = np.float32(0.95), np.float32(1 - 0.95), []
+    keep, rest, made = np.float32(Muon.momentum), np.float32(1 - Muon.momentum), []
     rate = matrix_rate(lr, before.config.dim)
     for each in matrices(before):
         name, here = each.name, slice(each.start, each.start + each.columns)

@@ -87,7 +87,7 @@ def orthogonalize(
 
 # %% sec-muon-scale
 def matrix_scale(inputs: int, outputs: int) -> float:
-    """What the step of a matrix (I, O) is multiplied by: eq-muon-scale."""
+    """What the step of a matrix (I, O) is multiplied by: eq-muon-step."""
     return math.sqrt(max(1.0, outputs / inputs))
 
 

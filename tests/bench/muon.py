@@ -1,9 +1,10 @@
 """Muon beside AdamW on the small preset and the embedded corpus: `python tests/bench/muon.py PART`.
 
-Parts, all if none is named:
+Parts, the first three if none is named:
     share      milliseconds of either update, and of a step without it (half a minute)
     minutes    bits per byte after five minutes, everything else at its default: ten minutes
     steps      bits per byte after --steps (2,780: what AdamW takes in five minutes on two cores)
+    sweep      the same with one setting changed at a time, as many runs with either (an hour)
 
 `--only muon` or `--only adamw` does one of them, `--seed` another seed than 0. Rows go to
 data/measurements/muon.json. `share` and `minutes` ask for an idle machine; `steps` doesn't.
@@ -14,6 +15,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -22,12 +24,19 @@ from nanoeuler import measurements
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import initialise
+from nanoeuler.training import muon
 from nanoeuler.training.folder import read_metrics
 from nanoeuler.training.run import OPTIMIZERS
 
-PARTS = "share", "minutes", "steps"
+PARTS = "share", "minutes", "steps", "sweep"
 STEPS, MINUTES, TIMES = 2780, 5, 30
 PRESET = "small"
+SWEEP = {  # matrices: their rate in parts of lr; the rest are fields of Settings
+    "adamw": [{"lr": 0.002}, {"lr": 0.008}, {"weight_decay": 0.1}, {"weight_decay": 1.0},
+              {"beta2": 0.95}, {"warmup": 200}],
+    "muon": [{"lr": 0.004}, {"matrices": 1.25}, {"weight_decay": 0.1}, {"weight_decay": 0.03},
+             {"momentum": 0.9}, {"lr": 0.004, "weight_decay": 0.1}],
+}  # fmt: skip
 
 
 def milliseconds(call):
@@ -68,14 +77,20 @@ def share(names):
                                    round(value, 2), "ms")  # fmt: skip
 
 
-def trained(name, seed, **how):
+def trained(name, seed, how, changes):
     """Rows of a run on the embedded corpus: where it ends, and after how many steps."""
-    settings = ne.Settings(optimizer=name, seed=seed, **how)
-    with tempfile.TemporaryDirectory() as folder:
+    own, changes = changes, dict(changes)
+    ratio = changes.pop("matrices", muon.MUON_RATIO)
+    momentum = changes.pop("momentum", muon.MOMENTUM)
+    settings = ne.Settings(optimizer=name, seed=seed, **how, **changes)
+    with (tempfile.TemporaryDirectory() as folder,
+          mock.patch.object(muon, "MUON_RATIO", ratio),
+          mock.patch.object(muon.Muon, "momentum", momentum)):  # fmt: skip
         ne.train(out=Path(folder) / "run", settings=settings, engine="cpu")
         lines = read_metrics(Path(folder) / "run")
     (kind, count), = how.items()
     case = f"docs, {PRESET}, {count:g} {kind}, {name}, seed {seed}"
+    case += "".join(f", {each} {value:g}" for each, value in own.items())
     bits = lines[-1]["bits_per_byte"]
     print(f"{case}: {bits:.4f} bits per byte, {len(lines)} steps", flush=True)
     yield measurements.row("bits per byte", case, "cpu", round(bits, 4), "bits/byte")
@@ -95,13 +110,14 @@ def main():
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     names = [options.only] if options.only else [*OPTIMIZERS]
-    for part in options.parts or PARTS:
+    for part in options.parts or PARTS[:3]:
         if part == "share":
             measurements.update("muon", share(names))
             continue
         for name in names:
             how = {"minutes": MINUTES} if part == "minutes" else {"steps": options.steps}
-            measurements.update("muon", trained(name, options.seed, **how))
+            for changes in SWEEP[name] if part == "sweep" else [{}]:
+                measurements.update("muon", trained(name, options.seed, how, changes))
 
 
 if __name__ == "__main__":

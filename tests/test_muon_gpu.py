@@ -21,6 +21,7 @@ from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
 from nanoeuler.engines.gpu.rows import adamw, muon
 from nanoeuler.engines.gpu.rows.gradient_norm import schedule
 from nanoeuler.engines.gpu.step import muon as step_module
+from nanoeuler.engines.gpu.step import stepper as stepper_module
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.muon import MuonStepper
 from nanoeuler.engines.gpu.step.precision import COPIES, LOWER, PRECISIONS, WEIGHTS
@@ -516,16 +517,16 @@ class End:
 
 def expected_matrices(before, m, gradients, clip, lr=0.01):
     """name, columns, and what they are after a step, of directions as float32 mixes them."""
-    keep, rest, made = np.float32(0.95), np.float32(1 - 0.95), []
-    for name, start, columns, _ in matrices(before):
-        here = slice(start, start + columns)
+    keep, rest, made = np.float32(Muon.momentum), np.float32(1 - Muon.momentum), []
+    rate = matrix_rate(lr, before.config.dim)
+    for each in matrices(before):
+        name, here = each.name, slice(each.start, each.start + each.columns)
         g = np.float32(clip) * gradients[name][:, here]
         new = keep * m[name][:, here] + rest * g
         u = from_bf16(to_bf16(keep * new + rest * g)).astype(np.float64)
         o = from_bf16(to_bf16(orthogonalize(u).astype(np.float32)))
         w = before[name][:, here].astype(np.float64)
         scale = max(1, u.shape[1] / u.shape[0]) ** 0.5
-        rate = matrix_rate(lr, before.config.dim)
         made.append((name, here, w - rate * (scale * o + 0.3 * w)))
         m[name][:, here] = new
     return made
@@ -549,7 +550,7 @@ def test_steps_are_muons_for_matrices_and_adamws_for_the_rest(
 ):
     this, adam = End(config, capability, precision), initialise(config, 0)
     rule, m = AdamW(adam, weight_decay=0.3, clip_norm=0.5), adam.zeros_like()
-    names = {name for name, *_ in matrices(adam)}
+    names = {each.name for each in matrices(adam)}
     for number in (1, 2):
         before, gradients = Weights(config, flat=this.masters().copy()), gradients_of(adam, number)
         norm = this.step(gradients.flat.copy(), number)
@@ -589,8 +590,8 @@ class Run:
         if flat is not None:
             self.weights.flat[...] = flat
         self.optimizer = Muon(self.weights)
-        for held, values in zip((self.optimizer.m, self.optimizer.v), moments, strict=False):
-            held.flat[...] = values
+        for each, values in zip((self.optimizer.m, self.optimizer.v), moments, strict=False):
+            each.flat[...] = values
         self.tokens = rng.integers(config.vocab_size, size=(B, 8))
         self.targets = rng.integers(config.vocab_size, size=(B, 8, config.n_predict))
         device = Device(capability=HOPPER, multiprocessors=4)
@@ -652,6 +653,14 @@ def test_several_gpus_and_cuda_stepper_refuse_muon():
     assert CudaRankStepper.optimizers == CudaStepper.optimizers == ("AdamW",)
     with pytest.raises(UserError, match="expected the optimizer Muon for training on a GPU"):
         MuonStepper(weights, AdamW(weights), None)
+
+
+def test_the_engine_of_a_gpu_takes_muon(monkeypatch):
+    monkeypatch.setattr(stepper_module, "gpu", lambda: Device(capability=HOPPER))
+    weights = initialise(GPT, 0)
+    for kind, stepper in (Muon, MuonStepper), (AdamW, CudaStepper):
+        assert type(stepper_module.cuda_stepper("cuda", weights, kind(weights))) is stepper
+    assert type(stepper_module.cuda_stepper("cuda", weights, None)) is CudaStepper
 
 
 @pytest.mark.long

@@ -165,7 +165,8 @@ class Muon(AdamW):
     no bit of what comes out.
     """
 
-    momentum, peak, steps, coefficients = MOMENTUM, MUON_PEAK, STEPS, COEFFICIENTS
+    momentum, peak = MOMENTUM, MUON_PEAK
+    steps, coefficients = STEPS, COEFFICIENTS
     # For a stepper on a GPU, which takes the step itself.
     matrices, scale, rate = map(staticmethod, (matrices, matrix_scale, matrix_rate))
 

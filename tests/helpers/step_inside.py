@@ -9,6 +9,7 @@ import numpy as np
 import step_sides
 from step_sides import OneByOne
 
+from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.step import stepper
 from nanoeuler.engines.gpu.step.lora import LoraBuilder
 from nanoeuler.engines.gpu.step.muon import muon_builder, rules_of
@@ -26,6 +27,8 @@ TOY = ModelConfig(
     n_predict=2,
 )  # fmt: skip
 REPLAYS, BATCH = 1000, 8
+MOVED = {"momentum": 14, "move": 10, "adamw": 28}  # bytes of a parameter, by the kernel's name
+TILE = adamw.THREADS * adamw.LANE * adamw.ROUNDS  # parameters of a block
 BROKEN = 2, 501, 733  # steps whose gradients are nan
 
 
@@ -76,8 +79,20 @@ def predicted(config, batch, context, ways, rank=0, muon=False):
     if muon:
         builder = muon_builder(*given, rules_of(Muon, Weights(config)))
     program = builder.build_step(batch, context, RULES).program
-    took = [1e6 * seconds(step, H200, numbers.pieces) for step in program.steps]
+    took = [1e6 * predicted_seconds(step, numbers.pieces, muon) for step in program.steps]
     return [(step.name, us, step.flops) for step, us in zip(program.steps, took, strict=True)]
+
+
+def predicted_seconds(step, pieces, muon):
+    """What the plan says of a launch; of those of a step with Muon that are given whole buffers and
+    move a part, by the bytes of that."""
+    function = getattr(getattr(step.launch, "kernel", None), "function", None)
+    name = getattr(function, "__name__", "")
+    if not muon or name not in MOVED:
+        return seconds(step, H200, pieces)
+    args = step.launch.args
+    parameters = args[0].shape[0] * TILE if name == "adamw" else args[4].nbytes / 2
+    return MOVED[name] * parameters / H200.bytes + H200.launch
 
 
 def kernels(preset, batch, context, precision, who, dry, rank=0):

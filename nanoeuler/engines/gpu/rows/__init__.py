@@ -6,7 +6,7 @@
 
 block_reduce; residual_norm and its backward; activations (GELU,
 SwiGLU); rope; embedding; column_sums (gradients of biases); cross_entropy; gradient_norm; adamw;
-fill (a constant, a bias).
+muon; fill (a constant, a bias).
 
 May import: errors, model, engines.gpu.lang, engines.gpu.tile.
 """

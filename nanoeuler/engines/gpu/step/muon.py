@@ -71,17 +71,17 @@ def newton_schulz_each(
     recording.add("normalise", Launch(muon.NORMALISE, grid, (x, scales[1], fours)))
     fours = count * r * r // 4
     for _ in range(rules.steps):
-        each(engine, "X X^T", "NT", x, x, gram)
-        each(engine, "A A^T", "NT", gram, gram, squares)
+        product_of_each(engine, "X X^T", "NT", x, x, gram)
+        product_of_each(engine, "A A^T", "NT", gram, gram, squares)
         args = squares, gram, polynomial, r, fours, *map(float, rules.coefficients)
         launch = Launch(muon.POLYNOMIAL, (cover(fours, muon.THREADS),), args)
         recording.add("polynomial", launch)
-        each(engine, "P X", "NN", polynomial, x, other)
+        product_of_each(engine, "P X", "NN", polynomial, x, other)
         x, other = other, x
     return x
 
 
-def each(engine: Any, name: str, layout: str, a: Array, b: Array, c: Array) -> None:
+def product_of_each(engine: Any, name: str, layout: str, a: Array, b: Array, c: Array) -> None:
     """Record C = op(A) op(B) of each matrix of a batch, bf16."""
     multiply = engine.multiply
     for i in range(a.shape[1]):
@@ -149,9 +149,10 @@ class MuonHalvesBuilder(HalvesBuilder):
 def rules_of(optimizer: Any, weights: Weights) -> muon.MuonRules:
     """What a run's optimizer does with the matrices of these weights: `training.muon.Muon`."""
     found = []
-    for name, start, columns, rows in optimizer.matrices(weights):
-        scale, pitch = optimizer.scale(rows, columns), weights[name].shape[1]
-        found.append(muon.Matrix(weights.starts[name] + start, pitch, rows, columns, scale))
+    for each in optimizer.matrices(weights):
+        (rows, pitch), columns = weights[each.name].shape, each.columns
+        start, scale = weights.starts[each.name] + each.start, optimizer.scale(rows, columns)
+        found.append(muon.Matrix(start, pitch, rows, columns, scale))
     ratio = optimizer.rate(1.0, weights.config.dim)
     return muon.MuonRules(
         tuple(found), ratio, optimizer.momentum, optimizer.steps, optimizer.coefficients

@@ -172,10 +172,17 @@ def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -
     return store
 
 
+# The activation function of an epilogue that has one.
+CURVES = {
+    "bias and gelu": curves.gelu_fast, "bias and gelu_exact": curves.gelu_exact,
+    "bias and relu2": curves.relu2,
+}  # fmt: skip
+
+
 def make_curve(form: forms.Form, strip: Strip) -> Callable:
     """curve(acc, tile): a strip becomes its GELU, of bf16 where that is stored."""
     second, first = form.second, strip.i
-    gelu = curves.gelu_exact if "exact" in form.epilogue else curves.gelu_fast
+    gelu = CURVES[form.epilogue]
 
     def curve(acc, tile):
         for j in range(first, first + 32, 2):
@@ -214,6 +221,7 @@ PAIRS = {
     "residual": residual_pair,
     "gelu backward": make_backward_pair(curves.gelu_and_slope_fast),
     "gelu_exact backward": make_backward_pair(curves.gelu_exact_and_slope),
+    "relu2 backward": make_backward_pair(curves.relu2_and_slope),
 }
 
 
@@ -443,7 +451,7 @@ def of_strip(form: forms.Form, q: int, strip: Strip) -> list[Callable]:
     both = form.second and form.epilogue != "swiglu"
     if both:
         made.append(make_store(form, strip, 0, second=True))
-    if "and gelu" in form.epilogue:
+    if form.epilogue in CURVES:
         made.append(make_curve(form, strip))
     return [*made, *sums, make_store(form, strip, 1 if both else q % form.boxes[1])]
 

@@ -1,4 +1,4 @@
-"""Train `small` with each of chapter 9c's switches alone: `python tests/bench/modern.py [SEED ...]`.
+"""Train `small` with each switch of chapter 9c alone: `python tests/bench/modern.py [SEED ...]`.
 
 All runs are equally long and read the same windows in the same order; the switch is the only
 difference. What is measured are losses, which don't depend on time or on the number of threads, so
@@ -89,7 +89,8 @@ def main():
             size = json.dumps({"model": name})
             rows.append(measurements.row("parameters", size, "cpu", count_parameters(config), ""))
             if name in PREDICTED:
-                rows.append(measurements.row("predicted", size, "cpu", PREDICTED[name], "bits/byte"))
+                change = PREDICTED[name]
+                rows.append(measurements.row("predicted", size, "cpu", change, "bits/byte"))
             measurements.update("modern", rows)
             print(name, seed, {n: round(value, 4) for n, value in found.items()}, flush=True)
 

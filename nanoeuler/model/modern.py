@@ -1,7 +1,7 @@
-# Made from book/09c-a-modern-block.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/06-backprop.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-modern-relu2
+# %% sec-backprop-relu2
 """Later switches of the architecture, forward and backward: ReLU squared, and capped logits.
 
 Functions of arrays of any one shape, in NumPy, for float32, float64 and complex128, as
@@ -25,7 +25,6 @@ def relu2_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
     return dh * np.where(u.real > 0, 2 * u, np.zeros_like(u))
 
 
-# %% sec-modern-cap
 def soft_cap(z: np.ndarray, cap: float) -> np.ndarray:
     """y = c tanh(z / c) of logits z of any shape, for a cap c > 0: -c < y < c.
 

@@ -526,20 +526,16 @@ class Target(NamedTuple):
     scale: float
 
 
-# The share of a value that an activation without a gate lets through, by the activation's name.
-SHARES = {"gelu": gelu_share, "gelu_exact": gelu_exact_share, "relu2": relu2_share}
-
-
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
     """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
-    one output: add, store, or an activation of SHARES.
+    one output: add, store, gelu, gelu_exact, relu2.
 
     What is ready before the products is loaded before them: the old stream.
     """
     wide, outputs, rows = OUT * form.groups, form.shape.outputs, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
-    adds, curves = form.end == "add", form.end in SHARES
-    share = SHARES.get(form.end, gelu_share)
+    shares = {"gelu": gelu_share, "gelu_exact": gelu_exact_share, "relu2": relu2_share}
+    adds, curves, share = form.end == "add", form.end in shares, shares.get(form.end, gelu_share)
 
     def place(of):
         row = ptx.divide(of.item, wide)

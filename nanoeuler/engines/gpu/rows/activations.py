@@ -38,11 +38,14 @@ from nanoeuler.engines.gpu.tile.curves import (
 )
 
 AHEAD = 2  # rows that a thread loads before it uses one, on the way back
-# By name: the share of u that an activation without a gate lets through, and its slope.
-SHARES = {
-    "gelu": (gelu_share, gelu_slope), "gelu_exact": (gelu_exact_share, gelu_exact_slope),
-    "relu2": (relu2_share, relu2_slope),
-}  # fmt: skip
+
+
+def shares(name: str) -> tuple[Callable, Callable]:
+    """Of an activation without a gate: the share of u that it lets through, and its slope."""
+    return {
+        "gelu": (gelu_share, gelu_slope), "gelu_exact": (gelu_exact_share, gelu_exact_slope),
+        "relu2": (relu2_share, relu2_slope),
+    }[name]  # fmt: skip
 
 
 @functools.cache
@@ -69,8 +72,8 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
 
 @functools.cache
 def curve_kernel(kind: str, name: str, threads: int) -> Kernel:
-    """h = u times its share, of one of SHARES; see `Walk` for who has what."""
-    share, _ = SHARES[name]
+    """h = u times its share, one of `shares`; see `Walk` for who has what."""
+    share, _ = shares(name)
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
@@ -156,7 +159,7 @@ def make_curved_rows(kind: str, count: int, again: bool, name: str) -> Callable:
 
     here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
     """
-    share, slope_of = SHARES[name]
+    share, slope_of = shares(name)
     width, many = vectors.piece(kind), count * vectors.piece(kind)
     load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
     store = vectors.make_store(kind, width)
@@ -224,7 +227,7 @@ def _walk(
 def activation_launch(
     name: str, u: Any, h: Any, multiprocessors: int = MULTIPROCESSORS
 ) -> Launch:
-    """h (rows, F), one of SHARES of u (rows, F), or "swiglu" of gate and up (rows, 2F).
+    """h (rows, F), an activation of u (rows, F), or "swiglu" of gate and up (rows, 2F).
 
     u and h are of one kind, "bf16" or "float32".
     """

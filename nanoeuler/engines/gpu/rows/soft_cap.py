@@ -1,7 +1,7 @@
-# Made from book/09c-a-modern-block.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11c-loss-and-update.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-modern-cap
+# %% sec-update-cap
 """Soft-capped logits on a GPU: y = c tanh(z / c) in place before the loss, the slopes after it.
 
     logits, slopes (rows, columns) bf16 or float32, columns in eights
@@ -16,7 +16,6 @@ from typing import Any
 from nanoeuler.engines.gpu.lang import vectors
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
-from nanoeuler.engines.gpu.rows.fill import counted
 from nanoeuler.engines.gpu.tile.curves import sigmoid
 from nanoeuler.errors import UserError
 
@@ -73,7 +72,10 @@ def _pieces(logits, slopes):
     for name, array in {"logits": logits, "slopes": slopes}.items():
         if array is not None:
             vectors.expect(name, array, (rows, columns), kind)
-    return kind, counted(rows * columns // vectors.piece(kind))
+    pieces = rows * columns // vectors.piece(kind)
+    if not 0 < pieces < 1 << 31:
+        raise UserError(f"{rows} x {columns} logits are none, or more than one launch caps")
+    return kind, pieces
 
 
 def cap_launch(logits: Any, slopes: Any, cap: float) -> Launch:

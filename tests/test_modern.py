@@ -11,6 +11,7 @@ from mutants import Mutant, load
 
 from nanoeuler.checks import gradcheck
 from nanoeuler.checks.derivatives import complex_step
+from nanoeuler.engines.cpu import elementwise, options
 from nanoeuler.engines.cpu.engine import CpuEngine
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.errors import UserError
@@ -82,7 +83,21 @@ def passes(module=transformer):
     assert (one == sums).all()
 
 
-CLAIMS = [squares, caps, begins, passes]
+def loops(module=elementwise):
+    """The CPU's kernels, of rows."""
+    rng = np.random.default_rng(2)
+    u, dh = rng.standard_normal((2, 3, 8)).astype(np.float32)
+    h, du, slopes, z = np.empty_like(u), np.empty_like(u), np.empty_like(u), 3 * u
+    module.relu2(u, h)
+    module.relu2_backward(dh, u, du)
+    assert np.allclose(h, modern.relu2(u), 1e-6, 0)  # a rounding or two
+    assert np.allclose(du, modern.relu2_backward(dh, u), 1e-6, 0)
+    module.cap_logits(z, np.float32(1.5), slopes)
+    wanted = modern.soft_cap(3.0 * u.astype(np.float64), 1.5)
+    assert np.abs(z - wanted).max() < 1e-6 and np.abs(slopes - 1 + (wanted / 1.5) ** 2).max() < 1e-6
+
+
+CLAIMS = [squares, caps, begins, passes, loops]
 MISTAKES = [
     ("model.modern", "relu2", "u * u", "u", squares),
     ("model.modern", "relu2_backward", "2 * u", "u", squares),
@@ -97,6 +112,10 @@ MISTAKES = [
     ("model.transformer", "capping", "if config.logit_cap", "if False", passes),
     ("model.transformer", "loss_sums", ", **capping(config)", "", passes),
     ("model.transformer", "loss_and_gradients", ", **capping(config)", "", passes),
+    ("engines.cpu.elementwise", "relu2", "above * above", "above", loops),
+    ("engines.cpu.elementwise", "relu2_backward", "F32(2) * max", "max", loops),
+    ("engines.cpu.elementwise", "cap_logits", "cap * share", "share", loops),
+    ("engines.cpu.elementwise", "cap_logits", "share * share", "share", loops),
 ]  # fmt: skip
 
 
@@ -106,7 +125,8 @@ def test_claims(claim):
 
 
 @pytest.mark.parametrize("module, function, old, new, claim", MISTAKES)
-def test_mistakes_are_seen(module, function, old, new, claim):
+def test_mistakes_are_seen(module, function, old, new, claim, monkeypatch):
+    monkeypatch.setitem(options.KERNEL, "cache", False)  # there is no file to keep kernels beside
     wrong = load(Mutant(module, function, "", old, new))
     with pytest.raises(AssertionError):
         claim(wrong)

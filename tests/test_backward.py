@@ -167,6 +167,19 @@ def test_gelu(seed, B, T, F):
     assert_gradient(reference.gelu_backward(dh, 3 * u), reference.gelu, 3 * u, dh)
 
 
+@over_shapes
+@given(seed=seeds, B=sizes, T=sizes, F=sizes)
+def test_relu2(seed, B, T, F):
+    u, dh = random(seed, (B, T, F), (B, T, F))
+    assert_gradient(reference.relu2_backward(dh, u), reference.relu2, u, dh)
+
+
+def test_relu2_of_numbers_that_a_hand_can_square():
+    u = np.array([-2.0, 0.0, 0.5, 3.0])
+    np.testing.assert_array_equal(reference.relu2(u), [0, 0, 0.25, 9])
+    np.testing.assert_array_equal(reference.relu2_backward(np.ones(4), u), [0, 0, 1, 6])
+
+
 def test_gelu_far_out_is_the_identity_or_nothing():
     slope = reference.gelu_backward(np.ones(4), np.array([-1e4, -20.0, 20.0, 1e4]))
     np.testing.assert_array_equal(slope, [0, 0, 1, 1])
@@ -184,6 +197,21 @@ def test_cross_entropy(seed, B, T, K, V):
         expected[k] -= np.log(p[b, t, k, targets[b, t, k]])
     np.testing.assert_allclose(sums, expected, rtol=ROUNDING, atol=ROUNDING)
     assert_gradient(dlogits, lambda z: reference.cross_entropy(z, targets, scale)[0], logits, scale)
+    assert not np.any(dlogits[targets == IGNORE])
+
+
+@over_shapes
+@given(seed=seeds, B=sizes, T=sizes, K=sizes, V=sizes)
+def test_cross_entropy_of_capped_logits(seed, B, T, K, V):
+    """It is that of c tanh(z / c), and the gradient is by z."""
+    logits, scale = random(seed, (B, T, K, V), (K,))
+    targets = np.random.default_rng(seed).integers(IGNORE, V, size=(B, T, K))
+    sums, dlogits = reference.cross_entropy(logits.copy(), targets, scale, 1.5)
+    plain = reference.cross_entropy(1.5 * np.tanh(logits / 1.5), targets, scale)[0]
+    np.testing.assert_allclose(sums, plain, rtol=ROUNDING, atol=ROUNDING)
+    assert_gradient(
+        dlogits, lambda z: reference.cross_entropy(z, targets, scale, 1.5)[0], logits, scale
+    )
     assert not np.any(dlogits[targets == IGNORE])
 
 
@@ -221,6 +249,7 @@ def test_dtypes_are_kept(dtype):
         "attention": reference.attention_backward(dy, heads, 1, p),
         "swiglu": reference.swiglu_backward(draw(2, 3, 2), x),
         "gelu": reference.gelu_backward(x, x),
+        "relu2": reference.relu2_backward(x, x),
         "scale": reference.scale(x, 0.7),
         "cross_entropy": logits,
     }

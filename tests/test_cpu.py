@@ -145,6 +145,8 @@ def operations(B, T, C, F, H, G, D, V, K):
         "swiglu_backward": ((draw(B, T, F), draw(B, T, 2 * F)), 0),
         "gelu": ((3 * draw(B, T, F),), 0),
         "gelu_backward": ((draw(B, T, F), 3 * draw(B, T, F)), 0),
+        "relu2": ((3 * draw(B, T, F),), 0),
+        "relu2_backward": ((draw(B, T, F), 3 * draw(B, T, F)), 0),
         "add": ((x, draw(B, T, C)), 0),
         "add, step": ((x, draw(B, T, C), 0.3), 0),
         "add_into": ((x, draw(B, T, C)), 0),
@@ -155,6 +157,7 @@ def operations(B, T, C, F, H, G, D, V, K):
         "attention, texts": ((heads, G, first), 2 * T + D),
         "attention_backward, texts": ((draw(B, T, H * D), heads, G, within, first), 4 * T + D),
         "cross_entropy": ((draw(B, T, K, V), targets, draw(K)), V),
+        "cross_entropy, cap": ((draw(B, T, K, V), targets, draw(K), 1.5), V),
     }  # fmt: skip
 
 
@@ -719,6 +722,7 @@ wrong = {
              (f(2, 3, 2, 4), 3, angles, angles)],
     "rope_backward": [(f(2, 3, 2, 4), 2, short, angles)],
     "swiglu_backward": [(x, x)], "gelu_backward": [(x, f(2, 3, 5))],
+    "relu2_backward": [(x, f(2, 3, 5))],
     "add": [(x, f(2, 3, 3))], "add_into": [(x, f(2, 3, 3))],
     "cross_entropy": [(f(1, 2, 3, 4), np.zeros((1, 3, 3), int), np.ones(3)),
                       (f(1, 2, 3, 4), np.zeros((1, 2, 3), int), np.ones(2))],

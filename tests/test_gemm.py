@@ -447,6 +447,15 @@ def gelu_exact(x):
     return x * below, below + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
 
+def relu2(x):
+    """ReLU squared and its slope, in float64."""
+    above = np.maximum(x, 0)
+    return above * above, 2 * above
+
+
+CURVES = {"gelu": gelu, "gelu_exact": gelu_exact, "relu2": relu2}
+
+
 def silu(x):
     return x / 2 * (1 + np.tanh(x / 2))
 
@@ -463,18 +472,20 @@ def expected(form, s, e, aux):
     operations on values no larger than their argument or what comes out. Of the exact GELU the
     share's relative error, (1.5 u^2 + 24) F32 below zero, is at most 16 F32 of one.
     """
-    way, gelu_of = form.epilogue, gelu_exact if "exact" in form.epilogue else gelu
-    if "and gelu" in way:
+    way = form.epilogue
+    if way.startswith("bias and"):
         u = s + aux
-        h, slope = gelu_of(u)
+        h, slope = CURVES[way.removeprefix("bias and ")](u)
         before = e + F32 * abs(u) + (BF16 * abs(u) if form.second else 0)
-        made = {"c": (h, SLOPE * before + 16 * F32 * abs(u) + BF16 * abs(h))}
+        steep = 2 * (abs(u) + before) if "relu2" in way else SLOPE
+        made = {"c": (h, steep * before + 16 * F32 * abs(u) + (F32 + BF16) * abs(h))}
         made |= {"second": (u, e + (F32 + BF16) * abs(u))} if form.second else {}
-    elif way in ("gelu backward", "gelu_exact backward"):
-        h, slope = gelu_of(aux)
-        error = SLOPE * e + 16 * F32 * abs(s) * (1 + abs(aux)) + BF16 * abs(s * slope)
+    elif way.removesuffix(" backward") in CURVES:
+        h, slope = CURVES[way.removesuffix(" backward")](aux)
+        steep = abs(slope) if "relu2" in way else SLOPE
+        error = steep * e + 16 * F32 * abs(s) * (1 + abs(aux)) + BF16 * abs(s * slope)
         made = {"c": (s * slope, error)}
-        made |= {"second": (h, 16 * F32 * abs(aux) + BF16 * abs(h))} if form.second else {}
+        made |= {"second": (h, 16 * F32 * abs(aux) + (F32 + BF16) * abs(h))} if form.second else {}
     elif way == "swiglu backward":
         (gates, ups), slope = aux[0], silu_slope(aux[0, 0])
         c, of_gate, of_up = silu(gates) * ups, s * ups * slope, s * silu(gates)
@@ -645,10 +656,31 @@ def test_ways_out_of_the_exact_gelu(form, size, draws):
     assert not wrong(got, wanted)
 
 
+SQUARED = "bias and relu2", "relu2 backward"
+
+
+@pytest.mark.parametrize("form, size, draws", [
+    (dict(epilogue=SQUARED[0], second=True, pingpong=True), (72, 136, 72), {}),
+    (dict(layout="NN", epilogue=SQUARED[1], second=True, sums="add"), (72, 136, 72), dict(seed=1)),
+])  # fmt: skip
+def test_ways_out_of_relu_squared(form, size, draws):
+    got, wanted, _ = on_paper(Form(**form), *size, **draws)
+    assert not wrong(got, wanted)
+
+
+def test_gelu_for_relu_squared_is_seen():
+    form, kind = Form("NN", epilogue=SQUARED[0]), "engines.gpu.gemm.wgmma_epilogue"
+    flaw = Mutant(kind, "curve_of", "gelu", '"bias and relu2": curves.relu2',
+                  '"bias and relu2": curves.gelu_fast')  # fmt: skip
+    with exchanged(load(flaw)):
+        assert wrong(*on_paper(form, 72, 136, 8)[:2]) == ["c"]
+
+
 def test_the_tanh_form_for_the_exact_gelu_is_seen():
     """Of sums so short that their error hides nothing: the two differ by 4e-4 near -3."""
     form, kind = Form("NN", epilogue=EXACT[0]), "engines.gpu.gemm.wgmma_epilogue"
-    flaw = Mutant(kind, "make_curve", "tanh", '"exact" in form.epilogue', "False")
+    flaw = Mutant(kind, "curve_of", "tanh", '"bias and gelu_exact": curves.gelu_exact',
+                  '"bias and gelu_exact": curves.gelu_fast')  # fmt: skip
     assert not wrong(*on_paper(form, 72, 136, 8)[:2])
     with exchanged(load(flaw)):
         assert wrong(*on_paper(form, 72, 136, 8)[:2]) == ["c"]

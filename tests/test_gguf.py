@@ -395,6 +395,8 @@ def test_metadata_that_our_model_cannot_be_is_refused_by_name(tmp_path, change, 
 @pytest.mark.parametrize("config, said", [
     (CONFIGS["gpt2 exact"], "gelu_exact"),
     (replace(LLAMA, integrator="heun"), "integrator"),
+    (replace(LLAMA, logit_cap=30.0), "logit_cap 0, and this model 30"),
+    (replace(LLAMA, mlp="relu2"), "mlp swiglu, and this model relu2"),
     (replace(LLAMA, qkv_bias=True, head_width=8), "heads of dim / n_heads channels"),
     (replace(LLAMA, qk_norm=True, rope_scaling="llama3", rope_factor=8.0), "for llama alone"),
 ])  # fmt: skip

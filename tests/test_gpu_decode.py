@@ -110,7 +110,7 @@ def outputs_of(module, end, kind, total, shape, heads):
     stored = np.uint16 if kind == "bf16" else np.float32
     cached = np.zeros((2, 1, 7, heads.D if heads else 1), stored)
     wide = {"store": shape.groups * 8, "add": shape.outputs, "gelu": shape.outputs,
-            "gelu_exact": shape.outputs, "swiglu": shape.outputs // 2,
+            "gelu_exact": shape.outputs, "relu2": shape.outputs, "swiglu": shape.outputs // 2,
             "heads": 3 * heads.D if heads else 0}[end]  # fmt: skip
     if end == "add":
         return draw((total, wide), "float32", 9), cached, cached.copy()
@@ -128,6 +128,9 @@ def judge(end, kind, want, bound, y, keys, values, old, scale, outputs, heads, c
     elif end in ("gelu", "gelu_exact"):
         h = getattr(layers, end)(want)
         close(got, h, 1.2 * bound + (B[kind] + 8 * U) * np.abs(h) + 8 * U)
+    elif end == "relu2":  # (u + e)^2 - u^2
+        h = np.maximum(want, 0) ** 2
+        close(got, h, 2 * bound * np.abs(want) + bound**2 + (B[kind] + U) * h)
     elif end == "swiglu":
         gate, up = np.split(want, 2, axis=1)
         e_gate, e_up = np.split(bound, 2, axis=1)
@@ -159,7 +162,7 @@ def test_products(kind, front, inputs, outputs, rows, total):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("end, outputs", [
-    ("add", 24), ("gelu", 24), ("gelu_exact", 24), ("swiglu", 48), ("heads", 80),
+    ("add", 24), ("gelu", 24), ("gelu_exact", 24), ("relu2", 24), ("swiglu", 48), ("heads", 80),
 ])  # fmt: skip
 def test_ends(kind, end, outputs):
     check_product(gemv, kind, 40, outputs, 1, 2, "rms", end)

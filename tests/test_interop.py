@@ -393,6 +393,8 @@ def test_what_a_family_says_otherwise_computes_the_same(tmp_path, config, target
     (dict(position="learned"), "norm layer, and this model rms"),
     (dict(norm="layer"), "norm rms, and this model layer"),
     (dict(mlp="gelu"), "mlp swiglu, and this model gelu"),
+    (dict(mlp="relu2"), "mlp swiglu, and this model relu2"),
+    (dict(logit_cap=15.0), "logit_cap 0, and this model 15"),
     (dict(qk_norm=True, bias=True), "bias False, and this model True"),
     (dict(sliding_window=4, bias=True), "bias False, and this model True"),
 ])  # fmt: skip

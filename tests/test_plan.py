@@ -144,14 +144,19 @@ class CountingEngine(ReferenceEngine):
         self.elements["gelu_exact"] += u.size
         return super().gelu_exact(u)
 
+    def relu2(self, u):
+        self.elements["relu2"] += u.size
+        return super().relu2(u)
+
     def swiglu(self, gate_up):
         h = super().swiglu(gate_up)
         self.elements["swiglu"] += h.size
         return h
 
-    def cross_entropy(self, logits, targets, scale):
+    def cross_entropy(self, logits, targets, scale, cap=0.0):
         self.elements["cross_entropy"] += logits.size
-        return super().cross_entropy(logits, targets, scale)
+        self.elements["logit_cap"] += logits.size * (cap > 0)
+        return super().cross_entropy(logits, targets, scale, cap)
 
 
 def has(tensor):
@@ -166,7 +171,7 @@ def run_step(engine, config, batch_size):
     dw = w.zeros_like()
     n, saved = model.stream(engine, config, w, tokens)
     W, dW = output_matrix(config, w), output_matrix(config, dw)
-    _, dn = engine.loss(n, W, targets, scale, dW)
+    _, dn = engine.loss(n, W, targets, scale, dW, config.logit_cap)
     layers = list(saved.layers)  # the backward pass uses them up
     model.backward(engine, config, w, saved, dn, dw)
     stages = [stage for halves in layers for half in halves for stage in half]

@@ -24,10 +24,11 @@ from nanoeuler.engines.gpu.rows import (
     residual_norm,
     residual_norm_backward,
     rope,
+    soft_cap,
 )
 from nanoeuler.engines.gpu.rows import column_sums as columns_module
 from nanoeuler.errors import UserError
-from nanoeuler.model import backward, layers
+from nanoeuler.model import backward, layers, modern
 
 U, B = 2.0**-24, {"bf16": 2.0**-8, "float32": 0.0}
 CORES = 2  # multiprocessors, on paper
@@ -311,8 +312,9 @@ def check_gates(
         gate, up = x[:, :F], x[:, F:]
         want, share = layers.swiglu(x), sigma_bound(gate)
     else:
-        gelu_bound = {"gelu": sigma_bound(2 * x * (1 + x * x)), "gelu_exact": normal_bound(x)}
-        want, share = getattr(layers, what)(x), gelu_bound[what]
+        shares = {"gelu": sigma_bound(2 * x * (1 + x * x)), "gelu_exact": normal_bound(x),
+                  "relu2": U}  # of which a square is rounded once
+        want, share = getattr(modern if what == "relu2" else layers, what)(x), shares[what]
     tiny = 2.0**-50 * np.abs(x).max() ** 2  # what float64's 1 + tanh leaves of a share of 1e-16
     bound = (B[kind] + 2 * share) * np.abs(want) + tiny
     if forward:
@@ -337,6 +339,9 @@ def check_gates(
     elif what == "gelu":
         exact = backward.gelu_backward(g, x)
         off = 4 * share * np.abs(g) * (1 + np.abs(x) * (1 + x * x))
+    elif what == "relu2":
+        exact = modern.relu2_backward(g, x)
+        off = U * np.abs(exact)
     else:
         exact = backward.gelu_exact_backward(g, x)
         density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
@@ -352,7 +357,7 @@ def check_gates(
     return reports, [du, *(a for a in (h if again else None, dbias) if a is not None)]
 
 
-@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact"])
+@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact", "relu2"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72), (3, 776)])
 def test_gates(what, kind, rows, F):
@@ -360,7 +365,7 @@ def test_gates(what, kind, rows, F):
     check_gates(activations, what, rows, F, kind, scale=30.0, cores=1)
 
 
-@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact"])
+@pytest.mark.parametrize("what", ["swiglu", "gelu", "gelu_exact", "relu2"])
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
 @pytest.mark.parametrize("rows, F", [(1, 8), (17, 72)])
 def test_gates_backward(what, kind, rows, F):
@@ -408,6 +413,48 @@ def test_bytes_of_gates():
     no = dict.fromkeys(("forward", "again", "summed"), False)
     (first,), _ = check_gates(activations, "gelu", rows, F, **no)
     assert (first["global loads bytes"], first["global stores bytes"]) == (2 * element, element)
+
+
+# ---- logits with a cap
+
+
+def check_cap(module, rows, columns, kind="bf16", cap=2.0, scale=1.0):
+    """Cap logits, and multiply gradients by the slopes, in place; compare with float64."""
+    z, slopes = draw((rows, columns), kind, scale), blank((rows, columns), kind)
+    x, want = real(z), modern.soft_cap(real(z), cap)
+    slope = 1 - (want / cap) ** 2
+    # Of tanh x = 2 sigma - 1: sigma is at most 1, off by `sigma_bound`; the difference is rounded.
+    off = 2 * sigma_bound(2 * x / cap) + U
+    play(module.cap_launch(z, slopes, cap), (slopes,))
+    close(z, want, cap * off + (B[kind] + U) * np.abs(want))
+    close(slopes, slope, 2 * off + 2 * U + B[kind] * slope)
+    dz = draw((rows, columns), kind, seed=1)
+    product, held = real(dz) * real(slopes), slopes.copy()
+    play(module.slopes_launch(dz, slopes), ())
+    close(dz, product, (B[kind] + U) * np.abs(product))
+    assert (slopes == held).all()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (17, 72)])
+def test_caps(kind, rows, columns):
+    check_cap(soft_cap, rows, columns, kind)
+    check_cap(soft_cap, rows, columns, kind, cap=15.0, scale=10.0)
+
+
+def test_logits_far_out_are_at_the_cap():
+    z = np.float32([[-1e4, 1e4, 0.0, -0.0] * 2])
+    slopes = blank((1, 8), "float32")
+    play(soft_cap.cap_launch(z, slopes, 3.0), (slopes,))
+    assert z.tolist() == [[-3, 3, 0, 0] * 2] and slopes.tolist() == [[0, 0, 1, 1] * 2]
+
+
+def test_logits_that_cannot_be_capped_are_refused():
+    z = np.zeros((2, 8), np.float32)
+    with pytest.raises(UserError, match="come in eights, not 7"):
+        soft_cap.cap_launch(z[:, :7].copy(), None, 2.0)
+    with pytest.raises(UserError, match="slopes"):
+        soft_cap.slopes_launch(z, np.zeros((1, 8), np.float32))
 
 
 # ---- RoPE
@@ -806,6 +853,14 @@ def gelu(module):
     check_gates(module, "gelu", 70, 8, forward=False, cores=1)
 
 
+def capped(module):
+    check_cap(module, 17, 72, "float32", cap=3.0)
+
+
+def squared(module):
+    check_gates(module, "relu2", 70, 8, forward=False, cores=1)
+
+
 def exact(module):
     check_gates(module, "gelu_exact", 70, 8, "float32", forward=False, cores=1)
 
@@ -890,8 +945,15 @@ FAULTS = [
     ("tile.curves", "gelu_exact_slope", "share + u * density", "share", exact),
     ("tile.curves", "normal", "1) - tail if u > float32(0) else tail", "1) - tail", exact),
     ("tile.curves", "normal", "-0.5 * LOG2_E", "-LOG2_E", exact),
-    ("rows.activations", "make_curved_rows", "gelu_exact_share, gelu_exact_slope",
+    ("rows.activations", "shares", "gelu_exact_share, gelu_exact_slope",
      "gelu_exact_share, gelu_slope", exact),
+    ("tile.curves", "relu2_slope", "float32(2) * larger", "larger", squared),
+    ("tile.curves", "relu2_share", "larger(u, float32(0))", "u", squared),
+    ("rows.soft_cap", "cap_logits", "cap * share, float32(1)", "share, float32(1)", capped),
+    ("rows.soft_cap", "cap_logits", "share * share", "share", capped),
+    ("rows.soft_cap", "cap_logits", "values[k] * inverse", "values[k]", capped),
+    ("rows.soft_cap", "by_slopes", "values[k] *= slope[k]", "values[k] = slope[k]", capped),
+    ("rows.soft_cap", "by_slopes", "i < pieces", "i < pieces - 1", capped),
     ("rows.activations", "curved_rows", "sums[k] += slope[at]", "sums[k] = slope[at]", gelu),
     ("rows.rope", "rotate", "sign * sin[k]", "sin[k]", turned),
     ("rows.rope", "rope", "start + row -", "row -", turned),

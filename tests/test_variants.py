@@ -21,34 +21,31 @@ RECIPES = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MOST = 3  # files
 
 # A class of the copy's code, its edits as {file: [(old, new), ...]}.
-RELU2 = {
-    "model/config.py": [('"gelu_exact")', '"gelu_exact", "relu2")')],
+RELU = {
+    "model/config.py": [('"relu2")', '"relu2", "relu")')],
     "engines/reference.py": [
-        ('"gelu_exact")', '"gelu_exact", "relu2")'),
-        ("    def add_into(", '''    def relu2(self, u: Array) -> Array:
-        """The square of what is positive in u (So et al. 2021, Primer)."""
-        return np.where(u.real > 0, u * u, 0)
+        ('"relu2")', '"relu2", "relu")'),
+        ("    def add_into(", '''    def relu(self, u: Array) -> Array:
+        """What is positive in u (Nair and Hinton, 2010)."""
+        return np.where(u.real > 0, u, 0)
 
-    def relu2_backward(self, dh: Array, u: Array) -> Array:
+    def relu_backward(self, dh: Array, u: Array) -> Array:
         """du from dh, both of any shape."""
-        return np.where(u.real > 0, 2 * u * dh, 0)
+        return np.where(u.real > 0, dh, 0)
 
     def add_into('''),
         ("from nanoeuler.engines.interface",
          "import numpy as np\n\nfrom nanoeuler.engines.interface"),
     ],
     "engines/cpu/engine.py": [
-        ('"gelu_exact")', '"gelu_exact", "relu2")'),
-        ("    def gelu(self,", '''    def relu2(self, u: Array) -> Array:
-        """As `ReferenceEngine.relu2`."""
-        h = np.maximum(u, 0, out=self.arena.take(*u.shape))
-        return np.square(h, out=h)
+        ('"relu2")', '"relu2", "relu")'),
+        ("    def gelu(self,", '''    def relu(self, u: Array) -> Array:
+        """As `ReferenceEngine.relu`."""
+        return np.maximum(u, 0, out=self.arena.take(*u.shape))
 
-    def relu2_backward(self, dh: Array, u: Array) -> Array:
-        """As `ReferenceEngine.relu2_backward`."""
-        du = np.maximum(u, 0, out=self.arena.take(*u.shape))
-        du *= np.float32(2)
-        return np.multiply(du, dh, out=du)
+    def relu_backward(self, dh: Array, u: Array) -> Array:
+        """As `ReferenceEngine.relu_backward`."""
+        return np.multiply(u > 0, dh, out=self.arena.take(*u.shape))
 
     def gelu(self,'''),
     ],
@@ -125,7 +122,7 @@ class AdamW:'''),
     ],
 }  # fmt: skip
 VARIANTS = {
-    "an activation": RELU2, "a number": SCALE, "a mask": BLOCKS, "an optimizer": LION
+    "an activation": RELU, "a number": SCALE, "a mask": BLOCKS, "an optimizer": LION
 }
 
 COMMON = '''
@@ -215,7 +212,7 @@ def switched(name, value):
             lambda: counts.operations(config, 2, 4))
 '''
 SCRIPTS = {
-    "an activation": "switched('mlp', 'relu2')",
+    "an activation": "switched('mlp', 'relu')",
     "a number": "switched('embedding_scale', 8.0)",
     "a mask": '''
 switched("local_block", 2)
@@ -339,7 +336,8 @@ def test_a_variant_that_is_wrong_is_seen(kind, compiled, tmp_path):
 @pytest.mark.parametrize("program", ["engines/reference.py", "engines/cpu/engine.py"])
 def test_an_activation_without_code_is_refused_by_name(program, compiled, tmp_path):
     """The word alone, as somebody may write who has forgotten the rest."""
-    edits = {name: RELU2[name] for name in RELU2 if name != program}
+    edits = {name: RELU[name] for name in RELU if name != program}
     variant(compiled, tmp_path, edits)
     done = run(tmp_path, SCRIPTS["an activation"])
-    assert "UserError: expected mlp swiglu or gelu or gelu_exact for " in done.stderr, done.stderr
+    refusal = "UserError: expected mlp swiglu or gelu or gelu_exact or relu2 for "
+    assert refusal in done.stderr, done.stderr

@@ -204,8 +204,13 @@ class Engine(ABC):
         """dx (B, T, C); adds to dtable (V, C) and dpositions (T, C)."""
 
     @abstractmethod
-    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
-        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,) of -log p; dlogits."""
+    def cross_entropy(
+        self, logits: Array, targets: Array, scale: Array, cap: float = 0.0
+    ) -> tuple[Array, Array]:
+        """logits (B, T, K, V), targets (B, T, K), scale (K,) -> sums (K,) of -log p; dlogits.
+
+        cap: c of c tanh(logits / c), which the probabilities are of; 0: none.
+        """
 
     @abstractmethod
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
@@ -333,14 +338,16 @@ class Engine(ABC):
         return dx
 
     def loss(
-        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
-    ) -> tuple[Array, Array | None]:
+        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None,
+        cap: float = 0.0,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
         """The sums (K,) of `cross_entropy` for n (B, T, C), W (C, K V), targets (B, T, K); and dn.
 
-        Adds to dW (C, K V). Where that is None the gradient is not wanted, and dn is None.
+        Adds to dW (C, K V). Where that is None the gradient is not wanted, and dn is None. cap: see
+        `cross_entropy`, which is told of it if there is one.
         """
         logits = self.linear(n, W).reshape(*targets.shape, -1)
-        sums, dlogits = self.cross_entropy(logits, targets, scale)
+        sums, dlogits = self.cross_entropy(logits, targets, scale, *([cap] if cap else []))
         if dW is None:
             return sums, None
         return sums, self.linear_backward(dlogits.reshape(*n.shape[:-1], -1), n, W, dW)

@@ -38,10 +38,12 @@ from nanoeuler.model.layers import (
     rope_tables,
     swiglu,
 )
+from nanoeuler.model.modern import relu2, relu2_backward
 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "bias": (False, True),
-    "mlp": ("swiglu", "gelu", "gelu_exact"), "qk_norm": (False, True), "tied": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "qk_norm": (False, True),
+    "tied": (False, True), "logit_cap": (0.0, 2.0), "init": ("scaled", "zero"),
     "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
@@ -61,6 +63,7 @@ class ReferenceEngine(Engine):
     swiglu, swiglu_backward = staticmethod(swiglu), staticmethod(swiglu_backward)
     gelu, gelu_backward = staticmethod(gelu), staticmethod(gelu_backward)
     gelu_exact, gelu_exact_backward = staticmethod(gelu_exact), staticmethod(gelu_exact_backward)
+    relu2, relu2_backward = staticmethod(relu2), staticmethod(relu2_backward)
     add, cross_entropy = staticmethod(add), staticmethod(cross_entropy)
     rope_tables = staticmethod(cache(rope_tables))
 

@@ -19,6 +19,7 @@ from nanoeuler.engines.interface import Engine
 from nanoeuler.engines.registry import GPU_ENGINES, engine_factory, engine_name
 from nanoeuler.measurements import cores
 from nanoeuler.model.backward import IGNORE
+from nanoeuler.model.modern import soft_cap
 from nanoeuler.model.transformer import output_matrix, stream
 from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -144,7 +145,9 @@ class CpuScorer:
             log_p, best = 0.0, True
             for at in range(begin, len(ids), ROWS):
                 stop = min(len(ids), at + ROWS)
-                got = _scored(self.engine.linear(n[b, at - 1 : stop - 1], W), ids[at:stop])
+                z = self.engine.linear(n[b, at - 1 : stop - 1], W)
+                z = soft_cap(z, config.logit_cap) if config.logit_cap else z
+                got = _scored(z, ids[at:stop])
                 log_p, best = log_p + float(got[0].sum()), best and bool(got[1].all())
             found.append((log_p, best))
         return found

@@ -24,6 +24,7 @@ from nanoeuler.inference.sampling import Sampler, SamplingOptions, log_probabili
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import linear
+from nanoeuler.model.modern import soft_cap
 from nanoeuler.model.transformer import stream
 from nanoeuler.model.weights import Weights, output_matrix
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -140,7 +141,8 @@ class EngineReader:
                     self.engine, self.config, self.weights, tokens, start, self.caches[i]
                 )
                 logits[i] = linear(n[0, -rows:], output).reshape(rows, heads, V)
-        return logits
+        cap = self.config.logit_cap
+        return soft_cap(logits, cap) if cap else logits
 
 
 def fitted(config: ModelConfig, held: list[int], new: Sequence[int]) -> tuple[list[int], int]:

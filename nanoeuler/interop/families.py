@@ -460,7 +460,7 @@ def family_of(config: ModelConfig) -> str:
     Of several predicted tokens the first one counts; a step size other than 1 can be multiplied
     into the weights.
     """
-    _expect(config, "every family", integrator="euler", repeat=1)
+    _expect(config, "every family that we write", integrator="euler", repeat=1, logit_cap=0)
     if config.position == "learned":
         _expect(config, "GPT-2 (the family with learned positions)", norm="layer",
                 n_kv_heads=config.n_heads, head_dim=config.dim // config.n_heads,
@@ -486,7 +486,7 @@ def family_of(config: ModelConfig) -> str:
 
 def target_of(config: ModelConfig, family: str) -> ModelConfig:
     """What a reader of the exported model will take it for: one head, and the family's biases."""
-    config = replace(config, n_predict=1, step_size=1.0)
+    config = replace(config, n_predict=1, step_size=1.0, init="scaled")
     if family == "gpt2":
         return replace(config, bias=True, qkv_bias=False)
     return replace(config, qkv_bias=family == "qwen2")

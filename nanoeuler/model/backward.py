@@ -16,6 +16,7 @@ import numpy as np
 
 from nanoeuler.model.attention import split_heads
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, erf, places, rope, sigmoid
+from nanoeuler.model.modern import soft_cap
 
 # The target of a position that nothing is to be learned from; never a token, since ids start at 0.
 IGNORE = -1
@@ -127,20 +128,22 @@ def swiglu_backward(dh: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
 
 # %% sec-backprop-cross-entropy
 def cross_entropy(
-    logits: np.ndarray, targets: np.ndarray, scale: np.ndarray
+    logits: np.ndarray, targets: np.ndarray, scale: np.ndarray, cap: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
 
     logits (B, T, K, V); targets (B, T, K) int in 0..V-1, or IGNORE; scale (K,), the weight of one
     counted target of each head. Returns sums (K,), of -log p over the counted targets (in nats,
     unscaled, float64 for real logits), and dlogits (B, T, K, V) in the dtype of the logits.
-    An engine may write dlogits over logits.
+    An engine may write dlogits over logits. cap: c of eq-modern-cap, the softmax then being that of
+    c tanh(logits / c); 0: none.
     """
     assert targets.shape == logits.shape[:-1] and scale.shape == targets.shape[2:]
     assert targets.min() >= IGNORE and targets.max() < logits.shape[-1], "a target is no token"
     counted = targets != IGNORE
     at = np.where(counted, targets, 0)[..., None]  # any token would do for those not counted
-    z = logits - np.max(logits.real, axis=-1, keepdims=True)  # the same softmax, and exp <= 1
+    y = soft_cap(logits, cap) if cap else logits
+    z = y - np.max(y.real, axis=-1, keepdims=True)  # the same softmax, and exp <= 1
     dlogits = np.exp(z)
     total = np.sum(dlogits, axis=-1, keepdims=True)
     losses = (np.log(total) - np.take_along_axis(z, at, axis=-1))[..., 0]
@@ -149,6 +152,8 @@ def cross_entropy(
     dlogits /= total                                                    # (1)
     np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, axis=-1) - 1, axis=-1)  # (2)
     dlogits *= (counted * scale)[..., None]                             # (3)
+    if cap:
+        dlogits *= 1 - (y / cap) ** 2                                   # eq-modern-cap
     return sums, dlogits
 
 

@@ -26,7 +26,7 @@ from nanoeuler.model.layers import Angles
 CHOICES = {
     "norm": ("rms", "layer"),
     "position": ("rope", "learned"),
-    "mlp": ("swiglu", "gelu", "gelu_exact"),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"),
     "bias": (False, True),
     "tied": (False, True),
     "sliding_window": (0, 2),
@@ -38,6 +38,8 @@ CHOICES = {
     "qkv_bias": (False, True),
     "qk_norm": (False, True),
     "window_pattern": ("S", "SL"),
+    "logit_cap": (0.0, 2.0),
+    "init": ("scaled", "zero"),
 }
 # What belongs to a way of scaling RoPE's angles, and means nothing without it.
 SCALES = {
@@ -65,7 +67,7 @@ class ModelConfig:
     n_predict: int  # K: head k predicts the token 1 + k places ahead
     norm: str = "rms"  # or layer
     position: str = "rope"  # or learned
-    mlp: str = "swiglu"  # or gelu
+    mlp: str = "swiglu"  # or gelu, gelu_exact, relu2
     bias: bool = False  # whether linear maps and LayerNorm add one
     tied: bool = False  # whether the output matrix is the embedding, transposed
     integrator: str = "euler"  # how a layer's f becomes a step of the stream: INTEGRATORS
@@ -83,6 +85,8 @@ class ModelConfig:
     qkv_bias: bool = False  # whether queries, keys and values have a bias, though others have none
     qk_norm: bool = False  # whether each query and key head is normed before RoPE
     window_pattern: str = "S"  # repeated over the layers: S has the sliding window, L sees all
+    logit_cap: float = 0.0  # c of logits c tanh(z / c); 0: they are as they are
+    init: str = "scaled"  # or zero: what wo and w_down begin as, `weights.initialise`
 
     def __post_init__(self):
         _check_values(self)
@@ -129,8 +133,9 @@ def _check_values(config):
             wanted = f"a whole number of at least {least}"
             good = type(value) is int and value >= least
         elif field.type is float:
-            wanted = "a finite number above 0"
-            good = type(value) in (int, float) and 0 < value < math.inf
+            wanted = "a finite number above 0" + (", or 0" if field.default == 0 else "")
+            good = type(value) in (int, float) and 0 <= value < math.inf
+            good = good and (value > 0 or field.default == 0)
         elif name == "window_pattern":
             wanted = "some letters S and L"
             good = type(value) is str and 0 < len(value) <= MOST_LAYERS and not set(value) - {*"SL"}

@@ -22,6 +22,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig, require
 from nanoeuler.model.integrators import INTEGRATORS
+from nanoeuler.model.modern import soft_cap
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
 # Weight of each head k >= 1 beside 1 for head 0. DeepSeek-V3 begins with 0.3 for its one extra head
@@ -111,6 +112,8 @@ def forward(
     """The logits (B, T, K, V) after each of tokens (B, T) int, and `Saved`; as `stream`."""
     n, saved = stream(engine, config, w, tokens, start, caches, first)
     logits = engine.linear(n, output_matrix(config, w))
+    if config.logit_cap:
+        logits = soft_cap(logits, config.logit_cap)
     return logits.reshape(*tokens.shape, config.n_predict, config.vocab_size), saved
 
 
@@ -179,9 +182,14 @@ def loss_and_gradients(
     engine.begin()
     n, saved = stream(engine, config, w, tokens, first=first)
     W, dW = output_matrix(config, w), output_matrix(config, dw)
-    sums, dn = engine.loss(n, W, targets, scale, dW)
+    sums, dn = engine.loss(n, W, targets, scale, dW, **capping(config))
     backward(engine, config, w, saved, dn, dw)
     return sums
+
+
+def capping(config: ModelConfig) -> dict[str, float]:
+    """What `Engine.loss` is told of a cap of the logits, where there is one."""
+    return {"cap": config.logit_cap} if config.logit_cap else {}
 
 
 def loss_sums(
@@ -191,7 +199,8 @@ def loss_sums(
     """The sums (K,) of -log p in nats over the counted targets, by a forward pass only."""
     engine.begin()
     n, _ = stream(engine, config, w, tokens, first=first)
-    return engine.loss(n, output_matrix(config, w), targets, np.ones(config.n_predict))[0]
+    W, ones = output_matrix(config, w), np.ones(config.n_predict)
+    return engine.loss(n, W, targets, ones, **capping(config))[0]
 
 
 # %% sec-backprop-step

@@ -108,8 +108,8 @@ def _aligned_zeros(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
 def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.float32) -> Weights:
     """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02, or less in two.
 
-    wo and w_down, which write to the stream 2L times, are divided by sqrt(2L). The same seed gives
-    the same weights in every dtype, up to its rounding.
+    wo and w_down, which write to the stream 2L times, are divided by sqrt(2L), or zero where `init`
+    says so. The same seed gives the same weights in every dtype, up to its rounding.
     """
     rng, weights = np.random.default_rng(seed), Weights(config, dtype)
     for name, tensor in weights.items():
@@ -118,7 +118,7 @@ def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.f
         else:
             tensor[...] = INITIAL_DEVIATION * rng.standard_normal(tensor.shape)
         if name.endswith((".wo", ".w_down")):
-            tensor /= math.sqrt(2 * config.n_layers)
+            tensor *= 0 if config.init == "zero" else 1 / math.sqrt(2 * config.n_layers)
     return weights
 
 

@@ -21,7 +21,8 @@ from nanoeuler.model.weights import PADDING
 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "bias": (False, True),
-    "mlp": ("swiglu", "gelu", "gelu_exact"), "qk_norm": (False, True), "tied": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "qk_norm": (False, True),
+    "tied": (False, True), "logit_cap": (0.0, 2.0), "init": ("scaled", "zero"),
     "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
@@ -81,8 +82,10 @@ ELEMENTWISE = {
     "swiglu": (19, 8),         # 6 forward, 13 backward; gate, up, h; dh, gate, up, dgate, dup
     "gelu": (27, 5),           # 9 forward, 18 backward; u, h; dh, u, du
     "gelu_exact": (16, 5),     # 5 forward, 11 backward, with erf as one; as gelu
+    "relu2": (5, 5),           # 2 forward (max, square), 3 backward; as gelu
     "qk_norm": (13, 5),        # as rmsnorm
     "bias": (2, 0),            # a sum each way, as positions
+    "logit_cap": (6, 0),       # /, tanh, * forward; square, -, * backward; where logits are
     "cross_entropy": (6, 2),   # max, -, exp, sum, /, scale; logits in, gradient out
 }
 # AdamW per parameter: its two moments 7 FLOPs, their corrections 2, the step 6 (chapter 10); it
@@ -120,8 +123,10 @@ def _widths(config):
         "swiglu": layers * config.hidden * (config.mlp == "swiglu"),
         "gelu": layers * config.hidden * (config.mlp == "gelu"),
         "gelu_exact": layers * config.hidden * (config.mlp == "gelu_exact"),
+        "relu2": layers * config.hidden * (config.mlp == "relu2"),
         "qk_norm": layers * turned * config.head_dim * config.qk_norm,
         "bias": config.repeat * stages(config) * sum(biases.values()) + last,
+        "logit_cap": config.n_predict * config.vocab_size * (config.logit_cap > 0),
         "cross_entropy": config.n_predict * config.vocab_size,
     }
 

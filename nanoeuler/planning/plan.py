@@ -157,7 +157,8 @@ def arena_bytes(config: ModelConfig, sequences: int) -> int:
     backward = 2 * C + s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)  # (2), (3)
     backward += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * T - 3 * C
     rows = min(sequences * T, LOSS_ROWS)
-    loss = sequences * T * C + rows * (config.n_predict * config.vocab_size + C)  # (4)
+    logits = config.n_predict * config.vocab_size * (2 if config.logit_cap else 1)
+    loss = sequences * T * C + rows * (logits + C)  # (4)
     numbers = sequences * T * 2 * config.n_layers * C * (s + sums)               # (1)
     numbers += max(sequences * T * backward, loss)
     kept = memory(config, sequences, MASTER_BYTES, flash=False)["activations"]

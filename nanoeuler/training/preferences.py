@@ -21,7 +21,7 @@ from nanoeuler.engines.interface import Array, Engine
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig
-from nanoeuler.model.transformer import backward, stream
+from nanoeuler.model.transformer import backward, capping, stream
 from nanoeuler.model.weights import Weights, output_matrix
 from nanoeuler.tokenizer.chat_template import conversation, end_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -142,11 +142,14 @@ def _answer(targets: np.ndarray) -> slice:
     return slice(at[0], at[-1] + 1)
 
 
-def _log_p(engine: Engine, W: Array, n: Array, targets: np.ndarray) -> np.ndarray:
+def _log_p(
+    engine: Engine, config: ModelConfig, W: Array, n: Array, targets: np.ndarray
+) -> np.ndarray:
     """`likelihoods`, given the stream's end n (B, T, C) and the output matrix W (C, K V)."""
     rows, one = range(len(n)), np.ones(targets.shape[2])
     parts = [(slice(b, b + 1), _answer(targets[b])) for b in rows]
-    return np.array([-engine.loss(n[at], W, targets[at], one)[0][0] for at in parts])
+    more = capping(config)
+    return np.array([-engine.loss(n[at], W, targets[at], one, **more)[0][0] for at in parts])
 
 
 def likelihoods(
@@ -158,7 +161,7 @@ def likelihoods(
     """
     engine.begin()
     n, _ = stream(engine, config, w, tokens)
-    return _log_p(engine, output_matrix(config, w), n, targets)
+    return _log_p(engine, config, output_matrix(config, w), n, targets)
 
 
 # %% sec-prefer-pull
@@ -173,11 +176,11 @@ def weighted_gradients(
     engine.begin()
     n, saved = stream(engine, config, w, tokens)
     W, dW, dn = output_matrix(config, w), output_matrix(config, dw), np.zeros_like(n)
-    log_p = _log_p(engine, W, n, targets)
+    log_p = _log_p(engine, config, W, n, targets)
     for b, c in enumerate(weigh(log_p)):
         at = slice(b, b + 1), _answer(targets[b])
         scale = c * np.eye(1, targets.shape[2])[0]  # of head 0; the others have no targets
-        dn[at] = engine.loss(n[at], W, targets[at], scale, dW)[1]
+        dn[at] = engine.loss(n[at], W, targets[at], scale, dW, **capping(config))[1]
     backward(engine, config, w, saved, dn, dw)
     return log_p
 

@@ -48,7 +48,13 @@ def gelu_exact(u):
     return u * share, share + u * np.exp(-u * u / 2) / math.sqrt(2 * math.pi)
 
 
-CURVES = {"gelu": gelu, "gelu_exact": gelu_exact}
+def relu2(u):
+    """The same of ReLU squared."""
+    above = np.maximum(u, 0)
+    return above * above, 2 * above
+
+
+CURVES = {"gelu": gelu, "gelu_exact": gelu_exact, "relu2": relu2}
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ class NumpyProduct(ByNumpy):
             second[...] = to_bf16(total.astype(np.float32))
             gate, up = np.split(total, 2, axis=1)
             total = gate / (1 + np.exp(-gate)) * up
-        elif self.epilogue in ("gelu backward", "gelu_exact backward"):
+        elif self.epilogue.removesuffix(" backward") in CURVES:
             h, slope = CURVES[self.epilogue.removesuffix(" backward")](numbers(aux))
             total = total * slope
             second[...] = to_bf16(h.astype(np.float32))

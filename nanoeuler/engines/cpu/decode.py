@@ -58,6 +58,7 @@ from nanoeuler.measurements import cores
 from nanoeuler.model.config import ModelConfig, first_keys, parameter_shapes, require
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, rope_tables
+from nanoeuler.model.modern import soft_cap
 from nanoeuler.model.weights import Block, Weights
 
 
@@ -468,6 +469,7 @@ class Model(NamedTuple):
     eps: float  # what a norm adds under its root
     gated: bool  # SwiGLU, or GELU
     exact: bool  # GELU by the integral
+    squared: bool  # ReLU squared, and no GELU
     a: Array  # (S, S) and
     b: Array  # (S,): the integrator's table
     flat: Array  # (N,) all weights, of which the vectors are read, or these alone
@@ -642,7 +644,10 @@ def _activate(m, u, bias, start, hidden):
         return
     for j in range(min(PANEL, m.F - start)):
         x = u[j] + bias[start + j] if bias.size else u[j]
-        hidden[start + j] = x * below(x) if m.exact else _gelu(x)
+        if m.squared:
+            hidden[start + j] = max(x, F32(0)) * max(x, F32(0))
+        else:
+            hidden[start + j] = x * below(x) if m.exact else _gelu(x)
 
 
 @njit(**_INSIDE)
@@ -777,7 +782,8 @@ QUANTIZE = {"none": (None, None), "int8": (Int8, Int8), "int4": (Int4, Int8)}
 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"), "bias": (False, True),
-    "mlp": ("swiglu", "gelu", "gelu_exact"), "qk_norm": (False, True), "tied": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "qk_norm": (False, True),
+    "tied": (False, True), "logit_cap": (0.0, 2.0), "init": ("scaled", "zero"),
     "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
@@ -852,7 +858,9 @@ class CpuReader:
         logits = self._logits[:wanted, :heads, :V]
         if done < wanted:  # pieces shorter than `rows` left gaps
             logits[[row for *_, row in job if row >= 0]] = logits[:done].copy()
-        return logits.reshape(-1, rows, heads, V)
+        logits = logits.reshape(-1, rows, heads, V)
+        cap = self.config.logit_cap
+        return soft_cap(logits, cap) if cap else logits
 
 
 # %% sec-token-pass
@@ -904,7 +912,7 @@ def _model(config, weights, blocks, heads):
     return Model(
         c.dim, c.n_heads, c.n_kv_heads, c.head_dim, c.hidden, c.vocab_size, c.n_predict,
         c.n_layers, c.repeat, float(c.step_size), c.norm == "rms", float(c.norm_eps),
-        c.mlp == "swiglu", c.mlp == "gelu_exact",
+        c.mlp == "swiglu", c.mlp == "gelu_exact", c.mlp == "relu2",
         a, np.array(table.b), flat, np.array(starts).reshape(c.n_blocks, -1),
         np.array(ends), blocks, heads,
         *(np.ascontiguousarray(table, np.float32) for table in turns),

@@ -109,6 +109,25 @@ def gelu_backward(dh: Array, u: Array, du: Array) -> None:
             du[i, j] = dh[i, j] * (share + bend)
 
 
+@njit(**KERNEL)
+def relu2(u: Array, h: Array) -> None:
+    """h (N, F) of `modern.relu2` from u (N, F)."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            above = max(u[i, j], F32(0))
+            h[i, j] = above * above
+
+
+@njit(**KERNEL)
+def relu2_backward(dh: Array, u: Array, du: Array) -> None:
+    """du (N, F) of `modern.relu2_backward` from dh (N, F)."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            du[i, j] = F32(2) * max(u[i, j], F32(0)) * dh[i, j]
+
+
 # Of eq-cpu-phi, fitted to math.erfc on 6001 points from 0 to 14: off by 1.7e-8 of it at most.
 _BEND = F32(0.21)
 _PHI = [F32(x) for x in (0.083711576, 0.0850688528, 0.0691922072,
@@ -152,7 +171,7 @@ def gelu_exact_backward(dh: Array, u: Array, du: Array) -> None:
 def cross_entropy(logits: Array, targets: Array, scale: Array, sums: Array) -> None:
     """`backward.cross_entropy`, in place: logits (N K, V) becomes dlogits, sums (K,) is added to.
 
-    targets (N K,), scale (K,) float32, sums (K,) float64.
+    targets (N K,), scale (K,) float32, sums (K,) float64. Logits are not capped.
     """
     K, V = scale.size, logits.shape[1]
     for i in range(targets.size):
@@ -172,6 +191,17 @@ def cross_entropy(logits: Array, targets: Array, scale: Array, sums: Array) -> N
         for j in range(V):
             row[j] *= weight                                            # (1), (3)
         row[target] -= scale[k]                                         # (2)
+
+
+@njit(**KERNEL)
+def cap_logits(logits: Array, cap: float, slopes: Array) -> None:
+    """Logits z (N, V) become y = c tanh(z / c), in place; slopes (N, V) 1 - (y / c)^2."""
+    N, V = logits.shape
+    for i in range(N):
+        for j in range(V):
+            share = np.tanh(logits[i, j] / cap)
+            logits[i, j] = cap * share
+            slopes[i, j] = F32(1) - share * share
 
 
 @njit(**KERNEL)

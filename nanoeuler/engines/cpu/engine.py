@@ -63,8 +63,8 @@ def plus_backward(dy: Array, drow: Array | None) -> None:
 # What `Engine` and the model's code decide, it has as the reference has it; norms and activations
 # are its own.
 SUPPORTS = {
-    **REFERENCE_SUPPORTS, "norm": ("rms", "layer"), "mlp": ("swiglu", "gelu", "gelu_exact"),
-    "qk_norm": (False, True),
+    **REFERENCE_SUPPORTS, "norm": ("rms", "layer"),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "qk_norm": (False, True),
 }  # fmt: skip
 
 
@@ -128,12 +128,20 @@ class FusedEngine(Engine):
         else:  # they are looked up, like the table
             elementwise.embed_backward(rows_of(dx), _ids(layers.places(first)), dpositions)
 
-    def cross_entropy(self, logits: Array, targets: Array, scale: Array) -> tuple[Array, Array]:
+    def cross_entropy(
+        self, logits: Array, targets: Array, scale: Array, cap: float = 0.0
+    ) -> tuple[Array, Array]:
         """Sums (K,) of -log p; dlogits (B, T, K, V), by scale (K,), over the logits."""
         agree((targets.shape, logits.shape[:-1]), (scale.shape, targets.shape[2:]))
-        sums = np.zeros(scale.shape)
+        sums, rows = np.zeros(scale.shape), rows_of(logits)
         scale = np.asarray(scale, np.float32)
-        elementwise.cross_entropy(rows_of(logits), _ids(targets), scale, sums)
+        with self.scratch():
+            slopes = self.arena.take(*rows.shape) if cap else None
+            if cap:
+                elementwise.cap_logits(rows, np.float32(cap), slopes)
+            elementwise.cross_entropy(rows, _ids(targets), scale, sums)
+            if cap:
+                rows *= slopes
         return sums, logits
 
     def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
@@ -255,6 +263,19 @@ class FusedEngine(Engine):
         elementwise.gelu_exact_backward(rows_of(dh), rows_of(u), rows_of(du))
         return du
 
+    def relu2(self, u: Array) -> Array:
+        """ReLU squared, elementwise: u to h of the same shape."""
+        h = self.arena.take(*u.shape)
+        elementwise.relu2(rows_of(u), rows_of(h))
+        return h
+
+    def relu2_backward(self, dh: Array, u: Array) -> Array:
+        """du from dh and u of one shape, for ReLU squared."""
+        agree((dh.shape, u.shape))
+        du = self.arena.take(*u.shape)
+        elementwise.relu2_backward(rows_of(dh), rows_of(u), rows_of(du))
+        return du
+
     def gelu(self, u: Array) -> Array:
         """GELU by its tanh approximation, elementwise: u to h of the same shape."""
         h = self.arena.take(*u.shape)
@@ -318,8 +339,9 @@ class FusedEngine(Engine):
         return self._norm_backward(kernel, dn, x, gain, stats, dgain, dx)
 
     def loss(
-        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
-    ) -> tuple[Array, Array | None]:
+        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None,
+        cap: float = 0.0,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
         """The sums (K,) of -log p, and dn (B, T, C), by logits of LOSS_ROWS positions a time."""
         rows, aims = rows_of(n), targets.reshape(-1, targets.shape[-1])
         agree((targets.shape[:-1], n.shape[:-1]))
@@ -328,7 +350,7 @@ class FusedEngine(Engine):
             part = slice(first, first + LOSS_ROWS)
             with self.scratch():
                 more, dpart = Engine.loss(
-                    self, rows[None, part], W, aims[None, part], scale, dW
+                    self, rows[None, part], W, aims[None, part], scale, dW, cap
                 )
                 sums += more
                 if dn is not None:

@@ -94,6 +94,8 @@ OTHERS = (
     bf16("NN", True, 2, "bias and gelu_exact", second=True),
     bf16("NT", True, 2, "gelu_exact backward", second=True, sums="add"),
     bf16("NN", False, 2, "gelu_exact backward", second=True, sums="add"),
+    bf16("NN", True, 2, "bias and relu2", second=True),
+    bf16("NT", True, 2, "relu2 backward", second=True, sums="add"),
 )  # fmt: skip
 
 
@@ -311,6 +313,11 @@ def results(torch, form, of, out=None):
     which = "none" if "exact" in form.epilogue else "tanh"
     gelu = partial(torch.nn.functional.gelu, approximate=which)
     made = {"c": s}
+    if form.epilogue == "bias and relu2":
+        made = {"c": torch.relu(s).square()} | ({"second": s} if form.second else {})
+    if form.epilogue == "relu2 backward":
+        above = torch.relu(of.aux)
+        made = {"c": 2 * above * s} | ({"second": above.square()} if form.second else {})
     if "and gelu" in form.epilogue:
         made = {"c": gelu(s)} | ({"second": s} if form.second else {})
     if form.epilogue in ("gelu backward", "gelu_exact backward"):

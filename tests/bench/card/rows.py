@@ -21,6 +21,7 @@ from nanoeuler.engines.gpu.rows import (
     embedding,
     residual_norm,
     residual_norm_backward,
+    soft_cap,
 )
 from nanoeuler.engines.gpu.rows import (
     column_sums as column_sums_module,
@@ -178,13 +179,15 @@ def column_sums(bench: Bench, rows: int, width: int, kind: str) -> Work:
 
 
 def gate(bench: Bench, rows: int, width: int, what: str, slope: bool) -> Work:
-    """SwiGLU or GELU, forward, or backward with h again and the sums of du. width: of h."""
+    """An activation, forward, or backward with h again and the sums of du. width: of h."""
     torch, view, wide = bench.torch, bench.view, 2 if what == "swiglu" else 1
     u, dh = bench.random(rows, wide * width), bench.random(rows, width)
     h = bench.output(rows, width)
     curve = torch.nn.functional.gelu
 
     def forward(u: Any) -> Any:
+        if what == "relu2":
+            return torch.relu(u).square()
         if wide == 1:
             return curve(u, approximate="none" if "exact" in what else "tanh")
         return torch.nn.functional.silu(u[:, :width]) * u[:, width:]
@@ -365,6 +368,30 @@ def embed_backward(bench: Bench, rows: int, width: int) -> Work:
     )  # fmt: skip
 
 
+def cap(bench: Bench, rows: int, width: int, back: bool) -> Work:
+    """Soft-capped logits with their slopes; or gradients times slopes. Both in place."""
+    torch, view = bench.torch, bench.view
+    z, slopes = bench.random(rows, width), bench.random(rows, width)
+    old, CAP = z.clone(), 2.0
+    if back:
+        launch = soft_cap.slopes_launch(view(z), view(slopes))
+        return Work(
+            launch, {"z": z}, lambda: {"z": old.double() * slopes.double()},
+            lambda: {"z": old * slopes}, size_of(z, slopes, z),
+        )  # fmt: skip
+    launch = soft_cap.cap_launch(view(z), view(slopes), CAP)
+
+    def result(kind: Any) -> dict[str, Any]:
+        share = torch.tanh(old.to(kind) / CAP)
+        return {"z": CAP * share, "slopes": 1 - share * share}
+
+    outputs = {"z": z, "slopes": slopes}
+    return Work(
+        launch, outputs, lambda: result(torch.float64), lambda: result(torch.bfloat16),
+        size_of(z, z, slopes),
+    )  # fmt: skip
+
+
 # What is checked and timed: its name in the rows, and how its operands are made for a shape.
 WORKS = {
     "move and norm": partial(move_norm, norm="rms", kind="bf16"),
@@ -381,6 +408,10 @@ WORKS = {
     "GELU, backward": partial(gate, what="gelu", slope=True),
     "exact GELU": partial(gate, what="gelu_exact", slope=False),
     "exact GELU, backward": partial(gate, what="gelu_exact", slope=True),
+    "ReLU squared": partial(gate, what="relu2", slope=False),
+    "ReLU squared, backward": partial(gate, what="relu2", slope=True),
+    "cap of logits": partial(cap, back=False),
+    "cap of logits, slopes": partial(cap, back=True),
     "RoPE": partial(rope, back=False),
     "RoPE, backward": partial(rope, back=True),
     "norm of heads": partial(head_norm, back=False),
@@ -420,10 +451,12 @@ def launched(width: int) -> list[Callable[[], Kernel]]:
         makers.append(partial(column_sums_module.columns_kernel, kind, threads))
     makers += [partial(column_sums_module.sum_kernel, add) for add in (True, False)]
     makers.append(partial(sum_table))
+    makers += [partial(soft_cap.cap_kernel, kind, True) for kind in ("bf16", "float32")]
+    makers += [partial(soft_cap.slopes_kernel, kind) for kind in ("bf16", "float32")]
     return [*makers, *of_gates(width), *of_tokens(width)]
 
 
-EITHER = False, True  # GELU in the tanh form, and exact
+CURVES = "gelu", "gelu_exact", "relu2"  # activations without a gate
 
 
 def of_gates(width: int) -> list[Callable[[], Kernel]]:
@@ -431,10 +464,10 @@ def of_gates(width: int) -> list[Callable[[], Kernel]]:
     threads = column_sums_module.Walk(1, width, piece("bf16"), column_sums_module.FREE).threads
     return [
         partial(activations.swiglu_kernel, "bf16", threads),
-        *(partial(activations.gelu_kernel, "bf16", exact, threads) for exact in EITHER),
+        *(partial(activations.curve_kernel, "bf16", name, threads) for name in CURVES),
         partial(activations.swiglu_backward_kernel, "bf16", True, True, threads),
-        *(partial(activations.gelu_backward_kernel, "bf16", True, True, exact, threads)
-          for exact in EITHER),
+        *(partial(activations.curve_backward_kernel, "bf16", True, True, name, threads)
+          for name in CURVES),
     ]
 
 

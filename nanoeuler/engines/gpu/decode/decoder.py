@@ -30,6 +30,7 @@ from nanoeuler.engines.gpu.tile.curves import LOG2_E
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, require
 from nanoeuler.model.layers import rope_tables
+from nanoeuler.model.modern import soft_cap
 from nanoeuler.model.weights import Block, Weights
 
 
@@ -91,7 +92,8 @@ class Decoding(NamedTuple):
 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"),
-    "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "bias": (False, True), "tied": (False, True),
+    "logit_cap": (0.0, 2.0), "init": ("scaled", "zero"),
     "integrator": ("euler",), "sliding_window": (0, 2), "window_pattern": ("S", "SL"),
     "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0), "head_width": (0, 16),
     "rope_scaling": ("none", "linear", "llama3"), "qkv_bias": (False, True),
@@ -369,7 +371,8 @@ class CudaReader:
         logits = np.zeros((len(pieces), rows, 1, self.config.vocab_size), np.float32)
         for first in range(0, len(lines), MOST_ROWS):
             self._read_rows(lines[first : first + MOST_ROWS], first, wanted, logits)
-        return logits
+        cap = self.config.logit_cap
+        return soft_cap(logits, cap) if cap else logits
 
     def follow(
         self, tokens: Sequence[int], starts: Sequence[int], count: int

@@ -23,7 +23,7 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
-from nanoeuler.engines.gpu.tile.curves import gelu_exact_share, gelu_share, sigmoid
+from nanoeuler.engines.gpu.tile.curves import gelu_exact_share, gelu_share, relu2_share, sigmoid
 from nanoeuler.errors import UserError
 
 OUT = 8         # outputs of a tile: the columns of B in mma.sync.m16n8k16
@@ -528,14 +528,14 @@ class Target(NamedTuple):
 
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
     """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
-    one output: add, store, gelu, gelu_exact.
+    one output: add, store, gelu, gelu_exact, relu2.
 
     What is ready before the products is loaded before them: the old stream.
     """
     wide, outputs, rows = OUT * form.groups, form.shape.outputs, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
-    adds, curves = form.end == "add", form.end in ("gelu", "gelu_exact")
-    share = gelu_exact_share if form.end == "gelu_exact" else gelu_share
+    shares = {"gelu": gelu_share, "gelu_exact": gelu_exact_share, "relu2": relu2_share}
+    adds, curves, share = form.end == "add", form.end in shares, shares.get(form.end, gelu_share)
 
     def place(of):
         row = ptx.divide(of.item, wide)

@@ -66,6 +66,8 @@ EPILOGUES = {
     "gelu backward": Way("tile", second=True, sums=True),
     "bias and gelu_exact": Way("bias", second=True, narrow=True),
     "gelu_exact backward": Way("tile", second=True, sums=True),
+    "bias and relu2": Way("bias", second=True, narrow=True),
+    "relu2 backward": Way("tile", second=True, sums=True),
     "residual": Way("tile", sums=True),
     "swiglu": Way(second=True),
     "swiglu backward": Way("tiles", second=True, pingpong=True),
@@ -106,7 +108,8 @@ class Form:
     layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256, or of
     128 x 192 where that is narrow. cluster: 1 or 2 blocks that share B.
     epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
-    bias), tanh; gelu backward: S GELU'(U), U (m, n); with gelu_exact the same of the exact form;
+    bias), tanh; gelu backward: S GELU'(U), U (m, n); with gelu_exact the same of the exact form,
+    with relu2 of ReLU squared;
     residual: S + R, R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same
     of U = (gate, up), and as second S times its slopes by gate and by up; rope 64
     or 128: S, its first heads of that width turned.

@@ -31,11 +31,21 @@ from nanoeuler.engines.gpu.tile.curves import (
     gelu_exact_slope,
     gelu_share,
     gelu_slope,
+    relu2_share,
+    relu2_slope,
     swiglu,
     swiglu_slopes,
 )
 
 AHEAD = 2  # rows that a thread loads before it uses one, on the way back
+
+
+def shares(name: str) -> tuple[Callable, Callable]:
+    """Of an activation without a gate: the share of u that it lets through, and its slope."""
+    return {
+        "gelu": (gelu_share, gelu_slope), "gelu_exact": (gelu_exact_share, gelu_exact_slope),
+        "relu2": (relu2_share, relu2_slope),
+    }[name]  # fmt: skip
 
 
 @functools.cache
@@ -61,9 +71,9 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
 
 
 @functools.cache
-def gelu_kernel(kind: str, exact: bool, threads: int) -> Kernel:
-    """h = gelu(u), exact or in the tanh form; see `Walk` for who has what."""
-    share = gelu_exact_share if exact else gelu_share
+def curve_kernel(kind: str, name: str, threads: int) -> Kernel:
+    """h = u times its share, one of `shares`; see `Walk` for who has what."""
+    share, _ = shares(name)
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
@@ -144,14 +154,12 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
     return Kernel(gated_backward, args, threads, resident=SUMMING // threads, target=(8, 0))
 
 
-def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callable:
+def make_curved_rows(kind: str, count: int, again: bool, name: str) -> Callable:
     """curved_rows(dh, u, du, h, here, step, sums): `count` rows, loads first.
 
     here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
     """
-    share, slope_of = gelu_share, gelu_slope
-    if exact:
-        share, slope_of = gelu_exact_share, gelu_exact_slope
+    share, slope_of = shares(name)
     width, many = vectors.piece(kind), count * vectors.piece(kind)
     load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
     store = vectors.make_store(kind, width)
@@ -176,13 +184,13 @@ def make_curved_rows(kind: str, count: int, again: bool, exact: bool) -> Callabl
 
 
 @functools.cache
-def gelu_backward_kernel(
-    kind: str, again: bool, summed: bool, exact: bool, threads: int
+def curve_backward_kernel(
+    kind: str, again: bool, summed: bool, name: str, threads: int
 ) -> Kernel:
     """du of dh and u, h once more (again), and partial sums of du's columns (summed)."""
     width, size, zero = vectors.piece(kind), vectors.SIZES[kind], make_zero(vectors.piece(kind))
     put = make_put(width)
-    one, several = (make_curved_rows(kind, count, again, exact) for count in (1, AHEAD))
+    one, several = (make_curved_rows(kind, count, again, name) for count in (1, AHEAD))
 
     def curved_backward(dh, u, du, h, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
@@ -219,7 +227,7 @@ def _walk(
 def activation_launch(
     name: str, u: Any, h: Any, multiprocessors: int = MULTIPROCESSORS
 ) -> Launch:
-    """h (rows, F) = "gelu" or "gelu_exact" of u (rows, F), or "swiglu" of gate and up (rows, 2F).
+    """h (rows, F), an activation of u (rows, F), or "swiglu" of gate and up (rows, 2F).
 
     u and h are of one kind, "bf16" or "float32".
     """
@@ -227,7 +235,7 @@ def activation_launch(
     if gated:
         kernel = swiglu_kernel(kind, walk.threads)
     else:
-        kernel = gelu_kernel(kind, name == "gelu_exact", walk.threads)
+        kernel = curve_kernel(kind, name, walk.threads)
     return Launch(kernel, walk.grid, (u, h, walk.rows, walk.columns))
 
 
@@ -254,7 +262,7 @@ def activation_backward_launches(
     if gated:
         kernel = swiglu_backward_kernel(kind, *wanted, walk.threads)
     else:
-        kernel = gelu_backward_kernel(kind, *wanted, name == "gelu_exact", walk.threads)
+        kernel = curve_backward_kernel(kind, *wanted, name, walk.threads)
     args = dh, u, du, vectors.given(h), sums[1] if sums else 0, walk.rows, walk.columns
     launches = [Launch(kernel, walk.grid, args)]
     if sums:

@@ -50,6 +50,7 @@ from nanoeuler.engines.gpu.rows.rope import (
     head_norm_launch,
     rope_launch,
 )
+from nanoeuler.engines.gpu.rows.soft_cap import cap_launch, slopes_launch
 from nanoeuler.engines.gpu.tile.rope import Turning
 
 # isort: split
@@ -80,7 +81,8 @@ PARTIALS = "partials"  # the memory of partial sums that are reduced at the end 
 
 SUPPORTS = {
     "norm": ("rms", "layer"), "position": ("rope", "learned"),
-    "mlp": ("swiglu", "gelu", "gelu_exact"), "bias": (False, True), "tied": (False, True),
+    "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "bias": (False, True), "tied": (False, True),
+    "logit_cap": (0.0, 2.0), "init": ("scaled", "zero"),
     "integrator": ("euler", "heun", "rk4"), "window_pattern": ("S", "SL"),
     "sliding_window": (0, 2), "norm_eps": (1e-5, 0.1), "rope_base": (10000.0, 100.0),
     "rope_scaling": ("none", "linear", "llama3"), "head_width": (0, 16), "qkv_bias": (False, True),
@@ -500,6 +502,14 @@ class CudaEngine(Engine):
         """dh and u (..., F) of activations -> du, a new array. Equation eq-backprop-gelu-exact."""
         return self.activation_backward("gelu_exact", dh, u)[0]
 
+    def relu2(self, u: Array) -> Array:
+        """u (..., F) of activations -> its positive part squared, a new array. eq-modern-relu2."""
+        return self.gelu(u, "relu2")
+
+    def relu2_backward(self, dh: Array, u: Array) -> Array:
+        """dh and u (..., F) of activations -> du, a new array. Equation eq-modern-relu2."""
+        return self.activation_backward("relu2", dh, u)[0]
+
     def loss_rows(
         self, logits: Array, targets: Array, scale: Array, losses: Array, V: int, first: int,
         gradient: bool,
@@ -700,7 +710,7 @@ class CudaEngine(Engine):
     def linear_gelu(
         self, which: str, n: Array, w: Array, bias: Array | None
     ) -> tuple[Array, Array]:
-        """u = n w + bias and GELU(u), "gelu" or "gelu_exact", by one product."""
+        """u = n w + bias and an activation of u ("gelu", "gelu_exact", "relu2"), by one product."""
         u, h = (self.take(*n.shape[:-1], w.shape[1]) for _ in "uh")
         none = np.zeros(w.shape[1], np.uint16)
         aux = self.recording.constant(none) if bias is None else self.copy_of(bias)
@@ -711,7 +721,7 @@ class CudaEngine(Engine):
     def linear_gelu_backward(
         self, which: str, dout: Array, w: Array, u: Array, dbias: Array | None
     ) -> tuple[Array, Array]:
-        """du = dout w^T GELU'(u), and GELU(u) over u, by one product."""
+        """du = dout w^T times the activation's slope at u, and its value over u, by one product."""
         du = self.take(*u.shape)
         end = Epilogue(f"{which} backward", rows_of(u), rows_of(u), dbias)
         a, b = rows_of(dout), self.copy_of(w).T
@@ -753,6 +763,12 @@ class CudaEngine(Engine):
         width = W.shape[0] if self.bf16 else eights(W.shape[0])
         return logits[:, :width], replace(W, shape=(width, W.shape[1]))
 
+    def cap_logits(self, logits: Array, cap: float, gradient: bool) -> Array | None:
+        """Cap logits (rows, columns) in place; the slopes, where a gradient will need them."""
+        slopes = self.take(*logits.shape) if gradient else None
+        self.record("cap of logits", cap_launch(logits, slopes, cap))
+        return slopes
+
     def take_logits(self, rows: int, columns: int, full: bool) -> Array:
         """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
         if full:
@@ -760,12 +776,14 @@ class CudaEngine(Engine):
         return self.recording.whole(LOGITS, (rows, columns), DTYPES[self.precision.kind])
 
     def loss(
-        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None
-    ) -> tuple[Array, Array | None]:
+        self, n: Array, W: Array, targets: Array, scale: Array, dW: Array | None = None,
+        cap: float = 0.0,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
         """The losses' sums (K,) in float32 nats, and dn (B, T, C), None where dW is.
 
         n (B, T, C) of activations, W (C, K V), targets int32 (B, T, K), scale (K,). Adds to dW.
-        Holds the logits of `rows_at_once` positions. UserError: see `expect_vocabulary`.
+        Holds the logits of `rows_at_once` positions; cap: of these, 0: none. UserError: see
+        `expect_vocabulary`.
         """
         rows, aims = rows_of(n), rows_of(targets)
         K = aims.shape[1]
@@ -780,12 +798,15 @@ class CudaEngine(Engine):
             logits = self.take_logits(part.shape[0], K * pitch, pitch == V)
             used = logits[:, : K * V]
             self.matmul("logits", part, copy, used)
+            slopes = self.cap_logits(logits, cap, dW is not None) if cap else None
             self.loss_rows(logits, aims, scale, losses, V, first, dW is not None)
+            if slopes is not None:
+                self.record("slopes of the cap", slopes_launch(logits, slopes))
             if dW is not None:
                 dpart = rows_of(dn)[first : first + most]
                 self.matmul("logits, dX", *self.padded_logits(logits, copy.T), dpart)
                 self.weight_gradient(dW, part, used, "logits")
-            del logits, used
+            del logits, used, slopes
         return self.loss_total(losses), dn
 
 

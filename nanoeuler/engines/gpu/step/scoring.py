@@ -16,6 +16,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.rows.cross_entropy import form_for, loss_launch, sums_launch
 from nanoeuler.engines.gpu.rows.likeliest import likeliest_launch
+from nanoeuler.engines.gpu.rows.soft_cap import cap_launch
 from nanoeuler.engines.gpu.step.engine import LOSS_ROWS, PITCH, rows_of
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.gpu.step.program import Array
@@ -54,6 +55,8 @@ class ScoreBuilder(ProgramBuilder):
             part = n[first : first + most]
             logits = whole[: part.shape[0]]
             engine.matmul("logits", part, W, logits[:, :V])
+            if self.config.logit_cap:
+                engine.record("cap of logits", cap_launch(logits, None, self.config.logit_cap))
             launch = loss_launch(logits, targets, scale, losses, V, first, form)
             engine.record("cross-entropy", launch)
             engine.record("likeliest", likeliest_launch(logits, targets, flags, V, first))

@@ -89,6 +89,26 @@ def gelu_exact_and_slope(u):
     return u * share, share + u * density
 
 
+def relu2_share(u):
+    """The share of u that ReLU squared lets through: u itself, if it is positive."""
+    return larger(u, float32(0))
+
+
+def relu2_slope(u):
+    """Its slope. Equation eq-modern-relu2."""
+    return float32(2) * larger(u, float32(0))
+
+
+def relu2(u):
+    """The square of what is positive in u."""
+    return u * relu2_share(u)
+
+
+def relu2_and_slope(u):
+    """The square of what is positive in u, and its slope."""
+    return u * relu2_share(u), relu2_slope(u)
+
+
 def gelu_tangent(x):
     """t of GELU(x) = x/2 (1 + t), tanh form; and x squared."""
     square = x * x

@@ -74,12 +74,12 @@ class Frugal(ReferenceEngine):
         assert saved == "nothing of the MLP"
         return super().mlp_backward(config, b, db, super().mlp(config, b, again())[1], dout, None)
 
-    def loss(self, n, W, targets, scale, dW=None):
+    def loss(self, n, W, targets, scale, dW=None, cap=0.0):
         rows, t = n.reshape(1, -1, n.shape[-1]), targets.reshape(1, -1, targets.shape[-1])
         sums, dn = np.zeros(len(scale)), None if dW is None else np.empty_like(rows)
         for i in range(0, rows.shape[1], self.ROWS):
             at = np.s_[:, i : i + self.ROWS]
-            some, d = super().loss(np.ascontiguousarray(rows[at]), W, t[at], scale, dW)
+            some, d = super().loss(np.ascontiguousarray(rows[at]), W, t[at], scale, dW, cap)
             sums = sums + some
             if d is not None:
                 dn[at] = d

@@ -279,9 +279,10 @@ LATER = ("norm_eps", "rope_base", "rope_scaling", *SCALES, "head_width", "qkv_bi
 
 
 def older(record):
-    """What config.json says, as it was written before there were LATER switches."""
+    """What config.json says, as it was written before there were LATER switches, and Muon."""
     model = {name: value for name, value in record["model"].items() if name not in LATER}
-    return {**record, "model": model}
+    training = {name: value for name, value in record["training"].items() if name != "optimizer"}
+    return {**record, "model": model, "training": training}
 
 
 def test_a_switch_at_its_default_leaves_no_trace_in_a_run(tmp_path):

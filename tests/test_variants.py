@@ -313,7 +313,7 @@ def test_the_window_is_one_function_and_names_in_lists():
 
 # Mistakes of a variant that its script has to see: it would prove nothing if it did not.
 WRONG = {
-    "an activation": ("engines/cpu/engine.py", "du *= np.float32(2)", "du *= np.float32(1)"),
+    "an activation": ("engines/cpu/engine.py", "np.multiply(u > 0, dh,", "np.multiply(u > -1, dh,"),
     "a number": ("engines/interface.py", "dx = self.scale(dx, config.embedding_scale)", "pass"),
     "a mask": ("model/config.py", "t // config.local_block * config.local_block", "0 * t"),
     "an optimizer": ("training/optim.py", "np.sign(self.beta1 * m +", "(self.beta1 * m +"),

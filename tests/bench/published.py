@@ -82,16 +82,13 @@ class Ours:
 
 
 class Llama:
-    """llama.cpp on a file; exact: with keys and values in float32, where it keeps float16."""
+    """llama.cpp on a file."""
 
-    def __init__(self, path, threads, context=1024, exact=False):
-        from llama_cpp import GGML_TYPE_F16, GGML_TYPE_F32
+    def __init__(self, path, threads, context=1024):
         from llama_cpp import Llama as Model
 
-        kept = GGML_TYPE_F32 if exact else GGML_TYPE_F16
         self.model = Model(str(path), n_ctx=context, n_batch=512, n_threads=threads,
-                           n_threads_batch=threads, flash_attn=True, verbose=False,
-                           type_k=kept, type_v=kept)  # fmt: skip
+                           n_threads_batch=threads, flash_attn=True, verbose=False)  # fmt: skip
 
     def begin(self):
         self.model.reset()
@@ -207,7 +204,7 @@ def agree_rows(folder):
     """Logits, greedy texts and perplexity, ours beside llama.cpp's on the same file: our export in
     float32, and the published one, of which either keeps blocks of four bits."""
     for peer, file in (("llama.cpp f32", export(folder, "F32")), ("llama.cpp Q4_1", source())):
-        ours, theirs, found = Ours(file, 2), Llama(file, 2, exact=True), []
+        ours, theirs, found = Ours(file, 2), Llama(file, 2), []
         tokenizer = ours.tokenizer
         ids = tokenizer.encode(TEXT)[:LONG]
         for this in (ours, theirs):

@@ -180,7 +180,8 @@ class Muon(AdamW):
         be there, which makes the directions of all parts known to all ranks.
         """
         first, end, _ = part.indices(weights.flat.size)
-        whole = {each.name: weights[each.name].size for each in matrices(weights)}
+        these = matrices(weights)
+        whole = {each.name: weights[each.name].size for each in these}
         spans = {name: (weights.starts[name], weights.starts[name] + size)
                  for name, size in whole.items()}  # fmt: skip
         for start, stop in _between(spans.values(), first, end):
@@ -196,7 +197,7 @@ class Muon(AdamW):
                 raise UserError("Muon was asked for a part of the weights where no other rank has "
                                 "the rest: choose the optimizer adamw")  # fmt: skip
             self.gather(gradients.flat)
-        self._turn(gradients, [each for each in matrices(weights) if each.name in mine])
+        self._turn(gradients, [each for each in these if each.name in mine])
         rate = matrix_rate(lr, weights.config.dim)
         for span in mine.values():
             _move(weights.flat[span], gradients.flat[span], rounded(rate),

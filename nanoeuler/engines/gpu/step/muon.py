@@ -122,28 +122,25 @@ def left(tiles: np.ndarray, rules: muon.MuonRules) -> np.ndarray:
     return tiles[(before == 0) | (first >= ends[before - 1])]
 
 
-class MuonBuilder(ProgramBuilder):
-    """Records steps with Muon of a model whose masters are float32; `muon`: its rules."""
+class MuonDescent:
+    """A step's end of a builder with Muon, after the builder's own; `muon`: its rules."""
 
     muon: muon.MuonRules
 
     def descend(
         self, tiles: np.ndarray, buffers: adamw.Buffers, losses: Array, rules: Rules
     ) -> None:
+        """AdamW's end for what is left to it, then Muon's for the matrices."""
         super().descend(left(tiles, self.muon), buffers, losses, rules)
         record_matrices(self, self.muon, buffers, self.result("decision", (8,)))
 
 
-class MuonHalvesBuilder(HalvesBuilder):
+class MuonBuilder(MuonDescent, ProgramBuilder):
+    """Records steps with Muon of a model whose masters are float32."""
+
+
+class MuonHalvesBuilder(MuonDescent, HalvesBuilder):
     """The same of masters in two halves."""
-
-    muon: muon.MuonRules
-
-    def descend(
-        self, tiles: np.ndarray, buffers: adamw.Buffers, losses: Array, rules: Rules
-    ) -> None:
-        super().descend(left(tiles, self.muon), buffers, losses, rules)
-        record_matrices(self, self.muon, buffers, self.result("decision", (8,)))
 
 
 def rules_of(optimizer: Any, weights: Weights) -> muon.MuonRules:

@@ -39,7 +39,7 @@ BATCH, STEPS, WARMUP = 64, 2000, 100
 SHAPES = {384: (8, 6, 2, 1024), 768: (16, 12, 4, 2048)}
 SQUARED = {"mlp": "relu2", "wide": 1.5}  # two matrices in place of three, as many weights
 NORM, CAP, ZERO = {"qk_norm": True}, {"logit_cap": 15.0}, {"init": "zero"}
-ALL = SQUARED | NORM | CAP | ZERO
+ALL, LEAN = SQUARED | NORM | CAP | ZERO, NORM | ZERO
 # rate: parts of the default's for this width. matrices and momentum: of Muon. The rest are fields
 # of ModelConfig and Settings, but wide: the hidden width in parts of the shape's.
 ADAMW = {"optimizer": "adamw", "rate": 0.75, "weight_decay": 0.2}  # 4e-3 * 128 / width * rate
@@ -60,12 +60,6 @@ RECIPES = {
     "muon-relu2-norm-zero": MUON | SQUARED | NORM | ZERO, "muon-all": MUON | ALL,
     "muon-all-rate-2": MUON | ALL | {"rate": 2.0},
     "muon-all-rate-0.5": MUON | ALL | {"rate": 0.5},
-    "muon-all-matrices-1.25": MUON | ALL | {"matrices": 1.25},
-    "muon-all-matrices-5": MUON | ALL | {"matrices": 5.0},
-    "muon-all-decay-0.1": MUON | ALL | {"weight_decay": 0.1},
-    "muon-all-decay-0.01": MUON | ALL | {"weight_decay": 0.01},
-    "muon-all-half-batch": MUON | ALL | {"batch": 0.5},
-    "muon-all-momentum-0.9": MUON | ALL | {"momentum": 0.9},
 }  # fmt: skip
 
 

@@ -70,6 +70,7 @@ def add_flags(parser) -> None:
     group.add_argument("--decay", type=float, default=DECAY)
     group.add_argument("--beta2", type=float, default=BETA2)
     group.add_argument("--optimizer", default="adamw", help="or muon, which the twin has not")
+    group.add_argument("--model", type=json.loads, default={}, help="fields of ModelConfig, JSON")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument("--pace", type=float, default=PACE, help="tokens a second, as planned")
 
@@ -85,7 +86,8 @@ def settings_of(options) -> Settings:
 
 def config_of(options, prepared: Prepared, heads: int) -> ModelConfig:
     """The base model: the preset with the tokenizer's vocabulary and `heads` predicted tokens."""
-    config = replace(PRESETS[PRESET], vocab_size=prepared.vocab_size, n_predict=heads)
+    config = replace(PRESETS[PRESET], vocab_size=prepared.vocab_size, n_predict=heads,
+                     **options.model)  # fmt: skip
     if not options.dry:
         return config
     return replace(config, dim=48, n_layers=2, n_heads=2, n_kv_heads=1, hidden=96,

@@ -263,7 +263,7 @@ def check_stop(stop: Collection[str]) -> None:
     if isinstance(stop, str) or not all(isinstance(each, str) and each for each in stop):
         raise UserError(
             f"expected stop to be a list of texts, none of them empty, got {stop!r:.60}: "
-            "leave it out, or name what the text shall end before"
+            "leave it out, or name what the text should end before"
         )
 
 

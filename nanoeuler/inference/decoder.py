@@ -85,7 +85,7 @@ class KeyValues:
 
 
 class Reader(Protocol):
-    """Who computes for a decoder: passes over the newest tokens of one text, or of several.
+    """What computes for a decoder: passes over the newest tokens of one text, or of several.
 
     It holds keys and values for `texts` texts, each of up to `config.context` positions.
     """
@@ -98,9 +98,9 @@ class Reader(Protocol):
     ) -> np.ndarray:
         """Logits (B, rows, heads, V) after the last `rows` tokens of each of B pieces.
 
-        Piece i, ids of text i, stands at positions starts[i], starts[i] + 1, ...: what was read of
-        that text at these positions and after is forgotten. Pieces may differ in length; one of
-        none is not read, and its logits mean nothing. Valid until the next call.
+        Piece i, ids of text i, is read at positions starts[i], starts[i] + 1, ... Whatever was read
+        of that text at these positions and after them is forgotten. Pieces may differ in length. An
+        empty one is not read, and its logits mean nothing. Valid until the next call.
         """
 
 
@@ -263,7 +263,7 @@ def check_stop(stop: Collection[str]) -> None:
     if isinstance(stop, str) or not all(isinstance(each, str) and each for each in stop):
         raise UserError(
             f"expected stop to be a list of texts, none of them empty, got {stop!r:.60}: "
-            "leave it out, or name what the text shall end before"
+            "leave it out, or name what the text should end before"
         )
 
 

@@ -22,7 +22,7 @@ LEAST = 1e-30  # a penalty that a logit in float32, up to 3e38, can be divided b
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How the next token is drawn; what is left out is as `Sampler` has it."""
+    """How the next token is drawn; an option that is left out has the default of `Sampler`."""
 
     temperature: float  # 0: always the most probable token
     top_k: int          # from so many of the most probable tokens; 0: from all

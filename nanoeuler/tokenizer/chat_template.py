@@ -25,7 +25,7 @@ template_of = lru_cache(maxsize=4)(ChatTemplate)  # compiled once for a tokenize
 def prompt(tokenizer: Tokenizer, question: str, system: str | None = None) -> list[int]:
     """The ids of a question in the template, up to where the answer begins.
 
-    `system` is a message that stands before it. UserError if the tokenizer lacks one of the marks.
+    `system` is a message that comes before it. UserError if the tokenizer lacks one of the marks.
     A tokenizer that has a template of its own, an imported one, is asked for its form.
     """
     if tokenizer.template:

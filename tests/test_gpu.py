@@ -1,6 +1,7 @@
 """The one door to the GPU: what it says, that it opens for few; and arrays on their way through."""
 
 import ctypes
+import functools
 import importlib.util
 import re
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from nanoeuler.engines.gpu.host import compile, libraries
 from nanoeuler.engines.gpu.host.device import DeviceArray, parameters
-from nanoeuler.engines.gpu.lang.instruction import cuda, operands
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, operands
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 
 ROOT = Path(__file__).parents[1]
@@ -123,3 +124,38 @@ def test_machine_code_takes_as_many_words_as_a_launch_hands_it():
     sizes = {"u64": 8, "b64": 8, "u32": 4, "b32": 4, "f32": 4}
     assert [sizes[kind] for kind in kinds] == [ctypes.sizeof(kind) for _, kind in words]
     assert re.search(r"\.maxntid\s+32\b", text)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {libraries.MISSING}"
+)
+def test_line_numbers_are_those_of_the_kernel_itself_and_reach_the_machine_code(monkeypatch):
+    """What appendix I says of a profiler: asked for lines, numba names file and lines in the PTX.
+
+    A helper's instructions bear the line of the kernel's def. ptxas keeps lines and text unasked.
+    """
+
+    def halved(x):
+        return x / float32(2)
+
+    def fill(x, value):
+        i = cuda.grid(1)
+        if i < x.shape[0]:
+            x[i] = halved(value)
+
+    kernel = Kernel(fill, "f[1] f", 32, target=(8, 0))
+    target = libraries.compiler()
+    asked = functools.partial(target.compile_ptx, lineinfo=True)
+    monkeypatch.setattr(target, "compile_ptx", asked)
+    text = compile.to_ptx(kernel)
+    assert re.findall(r'\.file\s+\d+ "(.+)"', text) == [__file__]
+    first = fill.__code__.co_firstlineno
+    lines = {int(line) for line in re.findall(r"\.loc\s+\d+ (\d+)", text)} - {0}
+    assert lines == set(range(first, first + 4)), lines
+    last = [re.findall(r"\.loc\s+\d+ (\d+)", before)[-1] for before in text.split("mul.f32")[:1]]
+    assert last == [str(first)], "the helper's multiplication"
+    if compile.assembler() is None:
+        pytest.skip("no ptxas here: pip install 'nvidia-cuda-nvcc'")
+    image = compile.assemble(text, (8, 0)).image
+    for section in b".debug_line", b".nv_debug_line_sass", b".nv_debug_ptx_txt":
+        assert section in image, section

@@ -93,7 +93,8 @@ def _replaced(base, values, name):
 
 SETTLED = 10  # steps before the pace is taken: memory is touched, clocks rise, caches fill
 MEASURED, SHARE = 20, 0.01  # at least so many steps, and of the time, whose mean is the pace
-LOOKS = {0.25: True, 0.5: True, 0.75: True, 0.95: False}  # where a plan is corrected: judged?
+# Where a plan is corrected, as shares of its steps, and whether the model is judged there.
+LOOKS = (0.25, True), (0.5, True), (0.75, True), (0.95, False)
 LATE = 1.0  # seconds after the end at which a run is none: its first step took too long
 RESERVE = 0.25  # seconds that a plan leaves: the pace of the last twentieth may be off by 2 %
 
@@ -111,7 +112,7 @@ class Race:
         self.run, self.stepper, self.clock, self.say = run, stepper, clock, say
         self.batches, self.held_out = Prefetcher(sides[0]), sides[1]
         self.plan = Plan(run.settings.lr, run.settings.warmup)
-        self.first, self.lines, self.places, self.rates = 0.0, [], {}, {}
+        self.first, self.lines, self.rates, self.looks = 0.0, [], {}, [*LOOKS]
         self.pace, self.mark = 0.0, (0.0, 0)  # seconds a step; since when, and after which step
 
     def note(self, known: list[Taken]) -> None:
@@ -146,8 +147,11 @@ class Race:
                 self.note(self.stepper.finish())
                 self.first = self.first or self.clock()
                 self.mark = self.clock(), number
-            elif number in self.places or self.plan.steps is None and self.knows_enough(number):
-                self.correct(number)
+            elif self.plan.steps is None:
+                if self.knows_enough(number):
+                    self.correct(number, judged=False)
+            elif self.looks and number >= int(self.looks[0][0] * self.plan.steps):
+                self.correct(number, self.looks.pop(0)[1])
         self.note(self.stepper.finish())
         if not self.lines or self.clock.left < -LATE:
             ended = f"ended after {self.clock():.1f} s" if self.lines else "could begin"
@@ -162,10 +166,10 @@ class Race:
         since = self.clock() - self.mark[0]
         return number >= SETTLED + MEASURED and since >= SHARE * self.clock.budget
 
-    def correct(self, number: int) -> None:
-        """Plan anew after step `number`, and judge where that is due."""
+    def correct(self, number: int, judged: bool) -> None:
+        """Plan anew after step `number`, and judge the model if that's due."""
         self.fits(number)  # takes the pace, before anything else is done
-        if self.places.get(number):
+        if judged:
             self.note(self.stepper.finish())
             bits = self.held_out.bits_per_byte(self.stepper.sums, quick=True)
             self.lines[-1]["bits_per_byte"] = bits
@@ -173,8 +177,6 @@ class Race:
                      "per byte of a part of the held-out text")  # fmt: skip
         steps = self.run.step + int((self.clock.left - RESERVE) / self.pace)
         self.plan.revise(number, steps)
-        if not self.places:
-            self.places = {int(share * self.plan.steps): judged for share, judged in LOOKS.items()}
         self.mark = self.clock(), self.run.step
         self.say(f"{self.clock():6.1f} s  {self.plan.steps:,} steps fit, at {1e3 * self.pace:.2f} ms")
 

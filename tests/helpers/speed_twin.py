@@ -124,8 +124,9 @@ def race(racer, batches, plan, clock, most):
         if plan.steps is None:
             enough = number >= SETTLED + MEASURED and since >= SHARE * clock.budget
             due = enough or clock.left < clock.budget / 2
-        elif due := bool(looks) and number >= int(looks[0] * plan.steps):
-            looks.pop(0)
+        else:
+            due = bool(looks) and number >= max(looks[0] * plan.steps, mark[1] + MEASURED)
+            looks = looks[due:]
         if due:
             racer.wait()
             pace = (clock() - mark[0]) / (number - mark[1])

@@ -37,7 +37,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {  # fields of ModelConfig, and 
         "settings": {"batch_size": 64, "lr": 1e-3, "warmup": 300, "weight_decay": 0.2,
                      "beta2": 0.98},
     },
-    "muon": {  # hidden: what SwiGLU's three matrices of 2048 cost, in two; the rest: chapters 9b, 9c
+    "muon": {  # hidden: as many numbers in two matrices as SwiGLU's three have; chapters 9b, 9c
         "model": {"n_predict": 1, "mlp": "relu2", "hidden": 3072, "qk_norm": True,
                   "logit_cap": 15.0, "init": "zero"},
         "settings": {"batch_size": 64, "optimizer": "muon", "warmup": 300, "weight_decay": 0.1,
@@ -54,7 +54,7 @@ class Recipe(NamedTuple):
     settings: dict[str, Any]
 
     def with_changes(self, model: dict[str, Any], settings: dict[str, Any]) -> "Recipe":
-        """The same with other values of some fields; unless it's the seed or the time, it says so."""
+        """The same with other values of some fields; its name tells, but of seed and minutes."""
         name = self.name + ", changed" * bool({*model, *settings} - {"seed", "minutes"})
         return Recipe(name, self.model | model, self.settings | settings)
 
@@ -157,10 +157,11 @@ class Race:
                 self.correct(number, self.looks.pop(0)[1])
         self.note(self.stepper.finish())
         if not self.lines or self.clock.left < -LATE:
-            ended = f"ended after {self.clock():.1f} s" if self.lines else "could begin"
-            raise UserError(f"{self.clock.budget:.1f} s were over before step {number or 1} {ended}: "
-                            "kernels are compiled now, so try again, or give more "
-                            "minutes")  # fmt: skip
+            when = f"ended, after {self.clock():.1f} s" if self.lines else "could begin"
+            raise UserError(
+                f"{self.clock.budget:.1f} s were over before step {number or 1} {when}: try again, "
+                "since kernels are compiled now, or give more minutes"
+            )
 
     def knows_enough(self, number: int) -> bool:
         """Whether the first plan can be made: of a slow machine half of the time must do."""
@@ -176,19 +177,19 @@ class Race:
             self.note(self.stepper.finish())
             bits = self.held_out.bits_per_byte(self.stepper.sums, quick=True)
             self.lines[-1]["bits_per_byte"] = bits
-            self.say(f"{self.clock():6.1f} s  step {number:,} of {self.plan.steps:,}: {bits:.4f} bits "
-                     "per byte of a part of the held-out text")  # fmt: skip
+            self.say(f"{self.clock():6.1f} s  step {number:,}: {bits:.4f} bits per byte of a part "
+                     "of the held-out text")  # fmt: skip
         steps = self.run.step + int((self.clock.left - RESERVE) / self.pace)
         self.plan.revise(number, steps)
         self.mark = self.clock(), self.run.step
-        self.say(f"{self.clock():6.1f} s  {self.plan.steps:,} steps fit, at {1e3 * self.pace:.2f} ms")
+        self.say(f"{self.clock():6.1f} s  {self.plan.steps:,} steps of {1e3 * self.pace:.2f} ms fit")
 
 
 # %% sec-speedrun-rules
-# Checksums of prepared folders of the books: 2,660 of Project Gutenberg (chapter 20a), cleaned, in a
-# vocabulary of 8,192. Computed from the manifest that `tests/bench/base.py pack` makes of them. It
-# cuts the training text into blocks, of which a machine may have been given the first; the books
-# that are held out are the same in all.
+# Checksums of prepared folders of the books: those of Project Gutenberg that chapter 20a cleans, in
+# a vocabulary of 8,192. From the manifest that `tests/bench/base.py pack` makes of them. It cuts the
+# training text into blocks, of which a machine may have been given the first; the books that are
+# held out are the same in all.
 CORPORA = {
     "6ece89a0daf6f5bc": "books", "bc00ec614048d454": "books, 85 blocks of 89",
     "86cc8c3cb48374d1": "books, 71 blocks of 89", "9063558a997131e3": "books, 57 blocks of 89",

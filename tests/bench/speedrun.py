@@ -11,7 +11,8 @@ engine, --judge, on the held-out part of --data, a prepared folder. Each stage l
 in --work, and in $OUT/speedrun.json; records of ours are in $OUT/speedrun.jsonl as well. --dry does
 it on a processor, with models of nearly nothing and --minutes of a few seconds.
 
-    python tests/bench/speedrun.py warm --data DIR; python tests/bench/speedrun.py ours-muon --data DIR
+    python tests/bench/speedrun.py warm --data DIR
+    python tests/bench/speedrun.py ours-muon --data DIR --seed 1
 """
 
 import argparse
@@ -38,7 +39,8 @@ STAGES = ("warm", *CONTESTANTS, "first")
 FILE = "faster"  # of data/measurements
 BITS, FIRST = "bits per byte after five minutes", "seconds to the first step"
 PEERS = {"torch-adamw": "torch compile, AdamW", "torch-muon": "torch compile, Muon"}
-UNITS = {"tokens": ("tokens seen", "tokens"), "first_step": (FIRST, "s"), "steps": ("steps", "steps"),
+UNITS = {"tokens": ("tokens seen", "tokens"), "first_step": (FIRST, "s"),
+         "steps": ("steps", "steps"),
          "tokens_per_second": ("tokens a second, all included", "tokens/s"),
          "seconds": ("seconds, all included", "s")}  # fmt: skip
 DRY = {"dim": 48, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "hidden": 96, "context": 32}
@@ -339,7 +341,8 @@ def first_of_theirs(options, data, cold):
     spec = options.work / "spec-first.json"
     spec.write_text(json.dumps({
         "model": asdict(config), "settings": settings, "dry": options.dry, "steps": 1,
-        "data": str(data.resolve()), "minutes": 10, "mode": options.mode, "ratio": 1.0}))  # fmt: skip
+        "data": str(data.resolve()), "minutes": 10, "mode": options.mode, "ratio": 1.0,
+    }))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         empty = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/i", "TRITON_CACHE_DIR": f"{folder}/t"}
         began = time.monotonic()

@@ -17,11 +17,13 @@ from nanoeuler.cli import flags
 from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
+# A race has minutes instead of steps, and the vocabulary of its data.
 SETTINGS = {name: kind for name, kind in flags.SETTINGS.items() if name != "steps"}
+# The same.
 SIZES = {name: kind for name, kind in flags.SIZES.items() if name != "vocab_size"}
-OutRun = Annotated[Path | None, typer.Option(
+_Out = Annotated[Path | None, typer.Option(
     "--out", metavar="RUN_DIR", file_okay=False, help="where to write the model; else it's gone")]
-PreparedData = Annotated[Path | None, typer.Option(
+_Data = Annotated[Path | None, typer.Option(
     "--data", metavar="DIR", help="prepared data: nanoeuler data prepare")]
 _Recipe = Annotated[str, typer.Option(metavar="NAME|FILE", help="adamw, muon, or a .json file")]
 _Engine = Annotated[str, typer.Option(metavar="NAME", help="cuda; cpu rehearses")]
@@ -35,7 +37,7 @@ _Listed = Annotated[bool, typer.Option("--list", help="show the records, and do 
 
 @flags.grouped(settings=SETTINGS, sizes=SIZES)
 def speedrun(
-    settings: flags.Group, sizes: flags.Group, data: PreparedData = None, out: OutRun = None,
+    settings: flags.Group, sizes: flags.Group, data: _Data = None, out: _Out = None,
     recipe: _Recipe = "muon", engine: _Engine = "cuda", threads: flags.Threads = None,
     idea: _Idea = None, predicted: _Predicted = None, log: _Log = None, listed: _Listed = False,
 ) -> None:  # fmt: skip

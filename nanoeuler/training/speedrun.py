@@ -182,20 +182,21 @@ class Race:
         steps = self.run.step + int((self.clock.left - RESERVE) / self.pace)
         self.plan.revise(number, steps)
         self.mark = self.clock(), self.run.step
-        self.say(f"{self.clock():6.1f} s  {self.plan.steps:,} steps of {1e3 * self.pace:.2f} ms fit")
+        pace = f"{1e3 * self.pace:.2f} ms"
+        self.say(f"{self.clock():6.1f} s  {self.plan.steps:,} steps fit, {pace} each")
 
 
 # %% sec-speedrun-rules
-# Checksums of prepared folders of the books: those of Project Gutenberg that chapter 20a cleans, in
-# a vocabulary of 8,192. From the manifest that `tests/bench/base.py pack` makes of them. It cuts the
-# training text into blocks, of which a machine may have been given the first; the books that are
-# held out are the same in all.
+# Checksums of prepared folders of the books: those of Project Gutenberg that chapter 20a cleans,
+# in a vocabulary of 8,192. From the manifest that `tests/bench/base.py pack` makes of them. It cuts
+# the training text into blocks, of which a machine may have been given the first; the books that
+# are held out are the same in all.
 CORPORA = {
     "6ece89a0daf6f5bc": "books", "bc00ec614048d454": "books, 85 blocks of 89",
     "86cc8c3cb48374d1": "books, 71 blocks of 89", "9063558a997131e3": "books, 57 blocks of 89",
     "04c19be39fb9b2f1": "books, 44 blocks of 89",
 }
-MINUTES = 5.0
+MINUTES = 5.0  # as karpathy's autoresearch has, the race of this kind that most people know
 
 
 def checksum(prepared: Prepared) -> str:
@@ -287,6 +288,7 @@ def _commit():
         return ""
 
 
+# What a record needs to stand in the table.
 NEEDED = ("date", "recipe", "bits_per_byte", "tokens", "tokens_per_second", "first_step", "steps")
 
 

@@ -21,10 +21,6 @@ from nanoeuler.errors import UserError
 SETTINGS = {name: kind for name, kind in flags.SETTINGS.items() if name != "steps"}
 # The same.
 SIZES = {name: kind for name, kind in flags.SIZES.items() if name != "vocab_size"}
-_Out = Annotated[Path | None, typer.Option(
-    "--out", metavar="RUN_DIR", file_okay=False, help="where to write the model; else it's gone")]
-_Data = Annotated[Path | None, typer.Option(
-    "--data", metavar="DIR", help="prepared data: nanoeuler data prepare")]
 _Recipe = Annotated[str, typer.Option(metavar="NAME|FILE", help="adamw, muon, or a .json file")]
 _Engine = Annotated[str, typer.Option(metavar="NAME", help="cuda; cpu rehearses")]
 _Idea = Annotated[str | None, typer.Option(metavar="TEXT", help="what is new about this run")]
@@ -37,15 +33,16 @@ _Listed = Annotated[bool, typer.Option("--list", help="show the records, and do 
 
 @flags.grouped(settings=SETTINGS, sizes=SIZES)
 def speedrun(
-    settings: flags.Group, sizes: flags.Group, data: _Data = None, out: _Out = None,
-    recipe: _Recipe = "muon", engine: _Engine = "cuda", threads: flags.Threads = None,
-    idea: _Idea = None, predicted: _Predicted = None, log: _Log = None, listed: _Listed = False,
+    settings: flags.Group, sizes: flags.Group, data: flags.Data = None,
+    out: flags.OutDir = None, recipe: _Recipe = "muon", engine: _Engine = "cuda",
+    threads: flags.Threads = None, idea: _Idea = None, predicted: _Predicted = None,
+    log: _Log = None, listed: _Listed = False,
 ) -> None:  # fmt: skip
     """Train for five minutes, all included, and judge: a benchmark for one GPU.
 
     The clock starts with this process and stops after the last step; then the held-out part of the
     data is judged. The other flags change the recipe. The outcome is a line, and a record in a file
-    that --list shows.
+    that --list shows. Without --out, the model isn't kept.
 
     Example: nanoeuler speedrun --data data/prepared/books --recipe muon --seed 1
     """
@@ -64,8 +61,8 @@ def speedrun(
 
     clock = Clock(60 * settings.get("minutes", MINUTES))
     fields = {flags.FIELDS.get(name, name): size for name, size in sizes.items()}
-    record = race(data, recipe_of(recipe).with_changes(fields, settings), clock, engine=engine,
-                  out=flags.folder_out(out) if out else None, threads=threads,
+    chosen, folder = recipe_of(recipe).with_changes(fields, settings), out and flags.folder_out(out)
+    record = race(Path(data), chosen, clock, engine=engine, threads=threads, out=folder,
                   say=lambda text: print(text, file=sys.stderr, flush=True))  # fmt: skip
     record |= {"idea": idea, "predicted": predicted}
     add_record(log, record)

@@ -53,7 +53,7 @@ def options_of(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("stage", nargs="?", choices=[*STAGES, "rows"])
     parser.add_argument("--data", type=Path, help="a prepared folder")
-    parser.add_argument("--work", type=Path, default=Path("data/speedrun-work"))
+    parser.add_argument("--work", type=Path, default=Path("runs/speedrun"))
     parser.add_argument("--from", dest="sources", type=Path, nargs="+", default=[])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=5.0)

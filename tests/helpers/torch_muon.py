@@ -22,7 +22,7 @@ def orthogonalize(x):
     for _ in range(ROUNDS):
         s = torch.bmm(y, y.mT)
         y = torch.baddbmm(y, torch.baddbmm(s, s, s, beta=b, alpha=c), y, beta=a)
-    return y.mT if tall else y
+    return y.mT.contiguous() if tall else y
 
 
 def orthogonalize_all(groups):

@@ -926,7 +926,7 @@ def test_a_flag_means_the_same_everywhere(nanoeuler):
 def test_the_commands_are_those_of_the_book():
     assert {words[0] for words in commands(cli.app)} == {
         "all", "train", "sft", "prefer", "generate", "chat", "serve", "eval", "data", "tokenizer",
-        "check", "plan", "bench", "doctor", "import", "export",
+        "check", "plan", "bench", "doctor", "import", "export", "speedrun",
     }  # fmt: skip
     assert isinstance(cli.app, typer.Typer)
 

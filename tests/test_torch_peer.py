@@ -23,6 +23,7 @@ TINY = {
     name: replace(PRESETS[name], dim=48, n_layers=2, hidden=80, context=12, vocab_size=71)
     for name in ("euler-116m", "gpt2-124m")
 }
+TINY["a modern block"] = replace(TINY["euler-116m"], mlp="relu2", qk_norm=True, logit_cap=2.0)
 
 
 def setting(config, dtype=np.float64, seed=0):

@@ -2,8 +2,8 @@
 
 
 # %% sec-cli
-"""The command line: main, train, prefer, serve, data, tokenizer, pipeline (all of them in a row);
-flags and stdio are what they share. A thin skin.
+"""The command line: main, train, prefer, serve, speedrun, data, tokenizer, pipeline (all of them in
+a row); flags and stdio are what they share. A thin skin.
 
 May import: everything.
 """

@@ -25,6 +25,7 @@ from nanoeuler.cli.convert import export, import_model
 from nanoeuler.cli.data import data_app
 from nanoeuler.cli.prefer import prefer
 from nanoeuler.cli.serve import serve
+from nanoeuler.cli.speedrun import speedrun
 from nanoeuler.cli.stdio import Messages, drop
 from nanoeuler.cli.tokenizer import tokenizer_app
 from nanoeuler.cli.train import sft, train
@@ -46,6 +47,7 @@ app.command()(train)
 app.command()(sft)
 app.command()(prefer)
 app.command()(serve)
+app.command()(speedrun)
 app.command("import")(import_model)
 app.command()(export)
 app.add_typer(data_app, name="data")
@@ -306,7 +308,7 @@ def _bar_of_items(progress, name):
                                                description=f"{name}: {done:,} of {total:,}")
 
 
-# %% sec-cli-tokenizer
+# %% sec-cli-speedrun
 _PlannedEngine = Annotated[
     str | None,
     typer.Option("--engine", metavar="NAME", help="only for this engine: cpu, cuda, ..."),

@@ -1,6 +1,7 @@
 """The model and its training step in PyTorch, as one writes them there: a peer of the benchmarks.
 
-Every architecture of ours that steps by Euler with h = 1 and shares no blocks. On a GPU: `Trainer`.
+Every architecture of ours that steps by Euler with h = 1, shares no blocks and has no window. On a
+GPU: `Trainer`.
 """
 
 import numpy as np
@@ -28,29 +29,37 @@ class Block(nn.Module):
         super().__init__()
         C, D, hidden, bias = config.dim, config.head_dim, config.hidden, config.bias
         self.H, self.G, self.D = config.n_heads, config.n_kv_heads, D
-        self.turned, self.gated = config.position == "rope", config.mlp == "swiglu"
+        self.turned, self.kind = config.position == "rope", config.mlp
+        self.normed, gated = config.qk_norm, config.mlp == "swiglu"
         self.norm1 = norm(config)
         self.wqkv = nn.Linear(C, (self.H + 2 * self.G) * D, bias=bias)
+        if self.normed:
+            self.q_norm, self.k_norm = (nn.RMSNorm(D, eps=config.norm_eps) for _ in "qk")
         self.wo = nn.Linear(self.H * D, C, bias=bias)
         self.norm2 = norm(config)
-        self.w_up = nn.Linear(C, 2 * hidden if self.gated else hidden, bias=bias)
+        self.w_up = nn.Linear(C, 2 * hidden if gated else hidden, bias=bias)
         self.w_down = nn.Linear(hidden, C, bias=bias)
 
     def attend(self, n, cos, sin):
         B, T, _ = n.shape
         heads = self.wqkv(n).view(B, T, self.H + 2 * self.G, self.D).transpose(1, 2)
         turned, v = heads.split([self.H + self.G, self.G], 1)
+        if self.normed:
+            q, k = turned.split([self.H, self.G], 1)
+            turned = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
         if self.turned:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(v.dtype)
-        q, k = turned.split([self.H, self.G], 1)
+        q, k = turned.to(v.dtype).split([self.H, self.G], 1)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.H != self.G)
         return self.wo(y.transpose(1, 2).reshape(B, T, -1))
 
     def mlp(self, n):
         u = self.w_up(n)
-        if not self.gated:
-            return self.w_down(F.gelu(u, approximate="tanh"))
+        if self.kind == "relu2":
+            return self.w_down(F.relu(u).square())
+        if self.kind != "swiglu":
+            return self.w_down(F.gelu(u, approximate="tanh" if self.kind == "gelu" else "none"))
         gate, up = u.chunk(2, -1)
         return self.w_down(F.silu(gate) * up)
 
@@ -64,14 +73,15 @@ class Model(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if (config.integrator, config.step_size, config.repeat) != ("euler", 1.0, 1):
+        if (config.integrator, config.step_size, config.repeat, config.sliding_window) != (
+                "euler", 1.0, 1, 0):  # fmt: skip
             raise ValueError(f"PyTorch has no model for {config}")
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.positions = None
         if config.position == "learned":
             self.positions = nn.Embedding(config.context, config.dim)
         self.block = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = norm(config)
+        self.norm, self.cap = norm(config), config.logit_cap
         words = config.n_predict * config.vocab_size
         self.output = None if config.tied else nn.Linear(config.dim, words, bias=False)
         tables = rope_tables(config.context, config.head_dim) if config.position == "rope" else ()
@@ -87,6 +97,9 @@ class Model(nn.Module):
             x = block(x, self.cos[:T], self.sin[:T])
         n = self.norm(x)
         logits = F.linear(n, self.embedding.weight) if self.output is None else self.output(n)
+        if self.cap:
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            logits = self.cap * torch.tanh(wide / self.cap)
         logits, flat = logits.view(targets.numel(), -1), targets.reshape(-1)
         each = F.cross_entropy(logits, flat, reduction="none", ignore_index=IGNORE)
         each = each.view(-1, len(scale))

@@ -1,0 +1,80 @@
+# Made from book/f-command-line.md by nanoeuler.book: edit the chapter, not this file.
+
+
+# %% sec-cli-speedrun
+"""`nanoeuler speedrun`: train against the clock, and keep the record.
+
+Imports inside functions, as main.py does; here it also counts.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nanoeuler.cli import flags
+from nanoeuler.cli.stdio import tell
+from nanoeuler.errors import UserError
+
+# A race has minutes instead of steps, and the vocabulary of its data.
+SETTINGS = {name: kind for name, kind in flags.SETTINGS.items() if name != "steps"}
+# The same.
+SIZES = {name: kind for name, kind in flags.SIZES.items() if name != "vocab_size"}
+_Recipe = Annotated[str, typer.Option(metavar="NAME|FILE", help="adamw, muon, or a .json file")]
+_Engine = Annotated[str, typer.Option(metavar="NAME", help="cuda; cpu rehearses")]
+_Idea = Annotated[str | None, typer.Option(metavar="TEXT", help="what is new about this run")]
+_Predicted = Annotated[float | None, typer.Option(
+    parser=flags.number, metavar="X", help="bits per byte that you expect")]
+_Log = Annotated[Path | None, typer.Option(
+    metavar="FILE", help="the records, if not data/speedrun.jsonl")]
+_Listed = Annotated[bool, typer.Option("--list", help="show the records, and do nothing else")]
+
+
+@flags.grouped(settings=SETTINGS, sizes=SIZES)
+def speedrun(
+    settings: flags.Group, sizes: flags.Group, data: flags.Data = None,
+    out: flags.OutDir = None, recipe: _Recipe = "muon", engine: _Engine = "cuda",
+    threads: flags.Threads = None, idea: _Idea = None, predicted: _Predicted = None,
+    log: _Log = None, listed: _Listed = False,
+) -> None:  # fmt: skip
+    """Train for five minutes, all included, and judge: a benchmark for one GPU.
+
+    The clock starts with this process and stops after the last step; then the held-out part of the
+    data is judged. The other flags change the recipe. The outcome is a line, and a record in a file
+    that --list shows. Without --out, the model isn't kept.
+
+    Example: nanoeuler speedrun --data data/prepared/books --recipe muon --seed 1
+    """
+    from nanoeuler.paths import data_folder
+    from nanoeuler.training.clock import Clock
+
+    log = log or data_folder("speedrun.jsonl")
+    if listed:
+        _list(log)
+        return
+    if data is None:
+        raise UserError("expected the data of a speedrun: name a prepared folder (--data), which "
+                        "nanoeuler data prepare makes")  # fmt: skip
+    from nanoeuler.training.speedrun import MINUTES, add_record, recipe_of, result
+    from nanoeuler.training.speedrun import speedrun as race
+
+    clock = Clock(60 * settings.get("minutes", MINUTES))
+    fields = {flags.FIELDS.get(name, name): size for name, size in sizes.items()}
+    chosen, folder = recipe_of(recipe).with_changes(fields, settings), out and flags.folder_out(out)
+    record = race(Path(data), chosen, clock, engine=engine, threads=threads, out=folder,
+                  say=lambda text: print(text, file=sys.stderr, flush=True))  # fmt: skip
+    record |= {"idea": idea, "predicted": predicted}
+    add_record(log, record)
+    if record["corpus"] == "another corpus":
+        print("the data aren't the books that records are compared by: the record says so",
+              file=sys.stderr)  # fmt: skip
+    tell(result(record))
+
+
+def _list(log):
+    """Print the records of a file."""
+    from nanoeuler.training.speedrun import read_records, table
+
+    records = read_records(log)
+    tell(table(records) if records else f"no speedrun has been recorded in {log} yet")

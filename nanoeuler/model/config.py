@@ -99,7 +99,7 @@ class ModelConfig:
 
     @property
     def angles(self) -> Angles:
-        """What `layers.rope_tables` wants to know."""
+        """RoPE's numbers, as `layers.rope_tables` takes them."""
         return Angles(
             self.rope_base, self.rope_scaling, self.rope_factor, self.rope_low_freq_factor,
             self.rope_high_freq_factor, self.rope_original_context,

@@ -2,7 +2,7 @@
 
 
 # %% sec-euler-step
-"""One-step integrators of dx/dt = f(x, t), and the walk that repeats them.
+"""One-step integrators of dx/dt = f(x, t), and the loop that repeats their step.
 
 x is anything that can be added and multiplied: a float, a Fraction, a NumPy array of any shape and
 dtype. f takes (x, t) and returns a velocity like x. Steps are of fixed size: no error control here.
@@ -20,8 +20,8 @@ Step = Callable[[Velocity, State, float, float], State]  # step(f, x, t, h) -> x
 
 
 def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) -> list[State]:
-    """Walk from t0 to t1 in n equal steps of step(f, x, t, h); return the n + 1 states."""
-    assert n >= 1, f"a walk needs at least one step, got n = {n}"
+    """Go from t0 to t1 in n equal steps of step(f, x, t, h); return the n + 1 states."""
+    assert n >= 1, f"expected at least one step, got n = {n}"
     h = (t1 - t0) / n
     states = [x0]
     for i in range(n):
@@ -33,7 +33,7 @@ def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) 
 
 # %% sec-euler-table
 class Tableau(NamedTuple):
-    """An explicit Runge-Kutta method: for question i the weights a[i][j < i], for the step b[i]."""
+    """An explicit Runge-Kutta method: for stage i the weights a[i][j < i], for the step b[i]."""
 
     a: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]

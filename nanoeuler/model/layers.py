@@ -18,7 +18,7 @@ ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su a
 
 
 def places(first: np.ndarray) -> np.ndarray:
-    """How far each position stands in its own text, t - first[b, t]: (B, T) int.
+    """How far each position is from the beginning of its text, t - first[b, t]: (B, T) int.
 
     first (B, T) int: where in its row the text of each position begins.
     """

@@ -2,11 +2,11 @@
 
 
 # %% sec-backprop-sublayers
-"""What the package asks of those who do the work: an engine, a cache, a stepper, an optimizer.
+"""The interfaces of those that do the work: an engine, a cache, a stepper, an optimizer.
 
-An `Engine` must have the single operations, which are abstract. What else the model calls has
-bodies made of them, which an engine may override. `Stepper` stands above the model: it is what
-training calls. Left out: all arithmetic.
+An `Engine` must have the single operations, which are abstract. The other methods that the model
+calls have bodies made of them, and an engine may override these. `Stepper` is the level above the
+model, which training calls. Left out: all arithmetic.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
 K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
@@ -57,7 +57,7 @@ class Cache(Protocol):
 
 
 class Engine(ABC):
-    """All that the model asks for. To make one: inherit, define the operations and `supports`.
+    """All that the model needs. To make one: inherit, define the operations and `supports`.
 
     Operations compute what the NumPy functions of these names in `nanoeuler.model` do. Gradients of
     parameters are added to the buffers that are passed. Of what else is passed, only a first
@@ -128,7 +128,7 @@ class Engine(ABC):
     def norm_heads(
         self, heads: Array, n_kv: int, gains: tuple[Array, Array], eps: float
     ) -> tuple[Array, Array]:
-        """heads (B, T, H+2G, D) with queries and keys normed; what the backward wants of it.
+        """heads (B, T, H+2G, D) with queries and keys normed; what the backward needs of it.
 
         gains: of queries and of keys, (D,) each. Equation eq-attention-qk-norm.
         """

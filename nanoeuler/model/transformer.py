@@ -36,8 +36,8 @@ class Stage(NamedTuple):
     """What a stage of a step keeps for its backward."""
 
     x: Array                # (B, T, C) the point of the stream that it read
-    stats: Array            # what the norm wants of it
-    saved: Any              # what the engine's sublayer wants
+    stats: Array            # for the norm's backward
+    saved: Any              # for the backward of the engine's half
 
 
 # %% sec-backprop-model
@@ -73,7 +73,7 @@ class Saved(NamedTuple):
     start: int              # the position of the first of them
     layers: list            # a layer: attention's list of `Stage`, the MLP's list of `Stage`
     x: Array                # (B, T, C) the stream after the last layer
-    stats: Array            # what the last norm wants of it
+    stats: Array            # for the last norm's backward
     first: Array | None     # (B, T) where the text of each position begins
 
 

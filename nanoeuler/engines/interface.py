@@ -263,7 +263,7 @@ class Engine(ABC):
     def attention(
         self, heads: Array, n_kv: int, first: Array | None = None
     ) -> tuple[Array, Any]:
-        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward wants of it."""
+        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward needs of it."""
 
     @abstractmethod
     def attention_backward(
@@ -310,7 +310,7 @@ class Engine(ABC):
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
         bias: Array | None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
-        """x + the sum of weight * k over terms (weight, k); its norm n; what the backward wants.
+        """x + the sum of weight * k over terms (weight, k); its norm n; what the backward needs.
 
         All of them (B, T, C), but for the last. x is not changed; without terms it is returned.
         """
@@ -353,10 +353,10 @@ class Engine(ABC):
         return sums, self.linear_backward(dlogits.reshape(*n.shape[:-1], -1), n, W, dW)
 
     def ready(self, i: int) -> None:  # noqa: B027 few engines listen
-        """Hear that the gradients from block i to the end of the flat buffer are complete.
+        """Called when the gradients from block i to the end of the flat buffer are complete.
 
         i is n_blocks, then n_blocks - 1, down to 0: `dw.flat[dw.block_starts[i] :]` is final in
-        this pass. What stands before block 0 follows with the end of the backward pass.
+        this pass. The part before block 0 follows with the end of the backward pass.
         """
 
 

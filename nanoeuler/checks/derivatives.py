@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# So small that terms of order h^2 vanish beside 1e-16; any value from 1e-20 to 1e-200 would do.
+# So small that terms of order h^2 vanish next to 1e-16; any value from 1e-20 to 1e-200 would do.
 COMPLEX_STEP = 1e-30
 # Where the two errors of a float64 central difference meet: the cube root of 2.2e-16.
 CENTRAL_STEP = 6e-6

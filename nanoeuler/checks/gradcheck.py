@@ -5,7 +5,7 @@
 """The gradient check: every element of every tensor of tiny models against its complex step.
 
 It proves the reference engine, in float64; other engines are compared with that one. Central
-differences stand beside it, to show how much less they see.
+differences are printed next to it, to show how much less they see.
 """
 
 from collections.abc import Callable

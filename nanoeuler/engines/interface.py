@@ -2,11 +2,11 @@
 
 
 # %% sec-backprop-sublayers
-"""What the package asks of those who do the work: an engine, a cache, a stepper, an optimizer.
+"""The interfaces of those that do the work: an engine, a cache, a stepper, an optimizer.
 
-An `Engine` must have the single operations, which are abstract. What else the model calls has
-bodies made of them, which an engine may override. `Stepper` stands above the model: it is what
-training calls. Left out: all arithmetic.
+An `Engine` must have the single operations, which are abstract. The other methods that the model
+calls have bodies made of them, and an engine may override these. `Stepper` is the level above the
+model, which training calls. Left out: all arithmetic.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
 K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
@@ -57,7 +57,7 @@ class Cache(Protocol):
 
 
 class Engine(ABC):
-    """All that the model asks for. To make one: inherit, define the operations and `supports`.
+    """All that the model needs. To make one: inherit, define the operations and `supports`.
 
     Operations compute what the NumPy functions of these names in `nanoeuler.model` do. Gradients of
     parameters are added to the buffers that are passed. Of what else is passed, only a first
@@ -128,7 +128,7 @@ class Engine(ABC):
     def norm_heads(
         self, heads: Array, n_kv: int, gains: tuple[Array, Array], eps: float
     ) -> tuple[Array, Array]:
-        """heads (B, T, H+2G, D) with queries and keys normed; what the backward wants of it.
+        """heads (B, T, H+2G, D) with queries and keys normed; what the backward needs of it.
 
         gains: of queries and of keys, (D,) each. Equation eq-attention-qk-norm.
         """
@@ -263,7 +263,7 @@ class Engine(ABC):
     def attention(
         self, heads: Array, n_kv: int, first: Array | None = None
     ) -> tuple[Array, Any]:
-        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward wants of it."""
+        """heads (B, T, H+2G, D), n_kv = G -> y (B, T, H*D), what the backward needs of it."""
 
     @abstractmethod
     def attention_backward(
@@ -310,7 +310,7 @@ class Engine(ABC):
         self, config: ModelConfig, x: Array, terms: Sequence[tuple[float, Array]], gain: Array,
         bias: Array | None,
     ) -> tuple[Array, Array, Array]:  # fmt: skip
-        """x + the sum of weight * k over terms (weight, k); its norm n; what the backward wants.
+        """x + the sum of weight * k over terms (weight, k); its norm n; what the backward needs.
 
         All of them (B, T, C), but for the last. x is not changed; without terms it is returned.
         """
@@ -353,10 +353,10 @@ class Engine(ABC):
         return sums, self.linear_backward(dlogits.reshape(*n.shape[:-1], -1), n, W, dW)
 
     def ready(self, i: int) -> None:  # noqa: B027 few engines listen
-        """Hear that the gradients from block i to the end of the flat buffer are complete.
+        """Called when the gradients from block i to the end of the flat buffer are complete.
 
         i is n_blocks, then n_blocks - 1, down to 0: `dw.flat[dw.block_starts[i] :]` is final in
-        this pass. What stands before block 0 follows with the end of the backward pass.
+        this pass. The part before block 0 follows with the end of the backward pass.
         """
 
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-depth-otherwise
-"""A model walked through its layers otherwise: finer, coarser, or by another method.
+"""A model's layers in other steps: finer, coarser, or by another integrator.
 
 A model is a pair (config, weights); each function here makes another pair of it and changes no
 number of the one it is given. Leaves out training: what comes out trains like any other model.
@@ -27,7 +27,7 @@ Model = tuple[ModelConfig, Weights]  # what every function here takes and makes
 
 
 def with_step(config: ModelConfig, w: Weights, **changes: float | str) -> Model:
-    """The same layers, walked with another `step_size` or `integrator`; the weights are shared."""
+    """The same layers with another `step_size` or `integrator`; the weights are shared."""
     config = replace(config, **changes)
     return config, Weights(config, w.flat.dtype, w.flat)
 
@@ -110,7 +110,7 @@ def neighbours(engine: Engine, config: ModelConfig, w: Weights, tokens: np.ndarr
     """The change of f from a layer to the next, (L - 1, 2) for attention and MLP.
 
     |f_next(x) - f(x)| over the root mean square of |f(x)| and |f_next(x)|, at the place x where the
-    layer itself stands: 0 where the two are the same, 1.41 where they are perpendicular.
+    layer itself reads: 0 where the two are the same, 1.41 where they are perpendicular.
     """
     engine.begin()
     _, saved = stream(engine, config, w, tokens)

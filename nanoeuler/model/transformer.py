@@ -25,8 +25,8 @@ from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.modern import soft_cap
 from nanoeuler.model.weights import Block, Weights, output_matrix
 
-# Weight of each head k >= 1 beside 1 for head 0. DeepSeek-V3 begins with 0.3 for its one extra head
-# and lowers it later (its report, section 4.2); here it stays, and is not divided by their number.
+# Weight of each head k >= 1; head 0 has 1. DeepSeek-V3 begins with 0.3 for its one extra head and
+# lowers it later (its report, section 4.2); here it stays, and is not divided by their number.
 EXTRA_HEAD_WEIGHT = 0.3
 
 Terms = list[tuple[float, Array]]  # weights and arrays (B, T, C) of a sum
@@ -36,8 +36,8 @@ class Stage(NamedTuple):
     """What a stage of a step keeps for its backward."""
 
     x: Array                # (B, T, C) the point of the stream that it read
-    stats: Array            # what the norm wants of it
-    saved: Any              # what the engine's sublayer wants
+    stats: Array            # for the norm's backward
+    saved: Any              # for the backward of the engine's half
 
 
 # %% sec-backprop-model
@@ -73,7 +73,7 @@ class Saved(NamedTuple):
     start: int              # the position of the first of them
     layers: list            # a layer: attention's list of `Stage`, the MLP's list of `Stage`
     x: Array                # (B, T, C) the stream after the last layer
-    stats: Array            # what the last norm wants of it
+    stats: Array            # for the last norm's backward
     first: Array | None     # (B, T) where the text of each position begins
 
 
@@ -83,7 +83,7 @@ def stream(
 ) -> tuple[Array, Saved]:  # fmt: skip
     """The normalised stream n (B, T, C), which the output matrix reads, and `Saved`.
 
-    tokens (B, T) int stand at the positions from `start` on. caches[layer][stage] answers for that
+    tokens (B, T) int are at the positions from `start` on. caches[layer][stage] answers for that
     call of attention; without caches, attention sees these tokens alone. first (B, T) int, for rows
     of several texts that are read at once, from position 0: where each position's text begins.
     UserError where the context has no such positions.

@@ -166,9 +166,10 @@ class Race:
 
     def knows_enough(self, number: int) -> bool:
         """Whether the first plan can be made: of a slow machine half of the time must do."""
-        if self.clock.left < self.clock.budget / 2:
-            return self.run.step > self.mark[1]
-        since = self.clock() - self.mark[0]
+        at, done = self.mark
+        if self.run.step == done or self.clock.left < self.clock.budget / 2:
+            return self.run.step > done
+        since = self.clock() - at
         return number >= SETTLED + MEASURED and since >= SHARE * self.clock.budget
 
     def correct(self, number: int, judged: bool) -> None:

@@ -104,8 +104,11 @@ def copy(options):
 
 
 def ratios(rows):
-    """The rows that compare: means over the seeds that both have, on one kind of device."""
-    seen = {}
+    """The rows that compare: means over the seeds that both have, on one kind of device.
+
+    Of several kinds, the one with the most seeds.
+    """
+    seen, made = {}, {}
     for row in rows:
         if row["what"] == BITS and row["case"].startswith("speedrun, ") and not row["peer"]:
             _, who, seed = row["case"].split(", ")
@@ -120,15 +123,18 @@ def ratios(rows):
             newest = max((theirs[seed] for seed in both), key=lambda row: row["date"])
             mean = [statistics.mean(each[seed]["value"] for seed in both)
                     for each in (ours, theirs)]  # fmt: skip
-            yield newest | {"what": BITS, "case": case, "engine": "cuda", "peer": peer,
+            row = newest | {"what": BITS, "case": case, "engine": "cuda", "peer": peer,
                             "value": mean[0], "peer_value": mean[1]}  # fmt: skip
+            made[case, peer] = max(made.get((case, peer), (0, None)), (len(both), row),
+                                   key=lambda each: each[0])  # fmt: skip
+    return [row for _, row in made.values()]
 
 
 def rows(options):
     """Rows that came back into data/measurements, then what all seeds there say together."""
     for source in options.sources:
         measurements.update(FILE, json.loads(source.read_text())["rows"])
-    made = [*ratios(measurements.load(FILE))]
+    made = ratios(measurements.load(FILE))
     measurements.update(FILE, made)
     for row in made:
         print(f"{row['case']}: {row['value']:.4f} / {row['peer_value']:.4f} = "

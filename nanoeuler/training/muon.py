@@ -287,7 +287,7 @@ class Muon(AdamW):
             for i, x in enumerate(places):
                 room.put(i, x)
             room.turn(len(piece), self.steps, self.coefficients)
-            for each, x, y in zip(piece, places, room.y, strict=False):  # the last piece may be short
+            for x, y in zip(places, room.y, strict=False):  # the last piece may be short
                 np.multiply(y, y.dtype.type(matrix_scale(*x.shape)), out=x)
 
         self.crew.run(of_piece)

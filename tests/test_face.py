@@ -456,7 +456,7 @@ def test_data_of_another_tokenizer_are_refused(base, tmp_path):
 CHANGED = {
     "steps": 2, "minutes": 3.5, "batch_size": 3, "accumulate": 2, "lr": 0.002, "seed": 7,
     "warmup": 1, "weight_decay": 0.25, "beta2": 0.9, "clip": 0.5,
-    "optimizer": "muon",
+    "optimizer": "muon", "momentum": 0.9,
 }  # fmt: skip
 
 
@@ -488,8 +488,8 @@ def test_every_size_of_a_model_has_a_flag():
     sizes = {flags.FIELDS.get(name, name) for name in flags.SIZES}
     assert sizes <= fields
     # What is left: switches, of which most are no numbers, and what belongs to them.
-    others = {"n_predict", "step_size", "repeat", *CHOICES, *SCALES}
-    assert fields - sizes == others - {"sliding_window"}
+    others = {"step_size", "repeat", *CHOICES, *SCALES}
+    assert fields - sizes == others - {"sliding_window", "mlp", "qk_norm", "logit_cap", "init"}
 
 
 def test_the_help_names_what_there_is(capfd):

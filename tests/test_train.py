@@ -1053,7 +1053,7 @@ def test_what_comes_between_two_steps_is_no_part_of_the_pace():
     assert all(0.02 <= each < 0.06 for each in watch.times)
 
 
-class Judge:
+class Judging:
     """In the place of a stepper and of held-out texts: 100 windows, judged ten at a time."""
 
     inputs, batch_size = range(100), 10
@@ -1070,7 +1070,7 @@ class Judge:
 
 @pytest.mark.parametrize("slow", [0, 5, 25])
 def test_a_slow_start_costs_a_run_of_minutes_no_more_than_itself(slow, monkeypatch):
-    """Of five minutes nearly all are used, and none over, if the first steps or judgements are slow.
+    """Of five minutes nearly all are used, and none over, if first steps or judgements are slow.
 
     A step takes 0.1 s and a batch 0.03; the first takes 8 s more, `slow` more of them three times
     as long, and so do the first two judgements. Five slow steps ended the run after two minutes,
@@ -1084,7 +1084,7 @@ def test_a_slow_start_costs_a_run_of_minutes_no_more_than_itself(slow, monkeypat
         done += 1
         watch.lap(1)
     assert done == 49
-    judge = Judge([2.0, 0.09, 0.03, 0.03], clock)
+    judge = Judging([2.0, 0.09, 0.03, 0.03], clock)
     pace = watch.throughput(judge, judge)
     steps = pace.steps(5, done, watch.spent)
     assert pace.seconds(done, steps) + watch.spent <= 300
@@ -1096,7 +1096,8 @@ def test_a_slow_start_costs_a_run_of_minutes_no_more_than_itself(slow, monkeypat
 def test_a_run_of_minutes_watches_no_longer_than_its_warm_up(monkeypatch):
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(throughput, "time", clock)
-    for each, warmup, wanted in ((1e-3, 50, 49), (1e-3, 5, 10), (0.1, 500, 301), (3.0, 50, 11)):
+    for each, warmup, wanted in ((1e-3, 50, 49), (1e-3, 5, 10), (0.1, 500, 301),
+                                 (3.0, 50, 11)):
         watch, done = throughput.StepTimer(), 0
         while not watch.is_enough(False, 5.0, warmup):
             clock.now, done = clock.now + each, done + 1

@@ -1,5 +1,6 @@
 """Muon: which matrices, how nearly orthogonal, equal bits for threads, ranks and resumed runs."""
 
+import tracemalloc
 from dataclasses import replace
 from types import ModuleType
 from unittest import mock
@@ -193,7 +194,60 @@ def test_the_scale_and_the_rate_done_by_hand():
     assert np.isclose(matrix_rate(4e-3, 24), module.MUON_RATIO * 4e-3)
 
 
-# ---- Threads, ranks, runs
+# ---- Memory, threads, ranks, runs
+
+
+def test_an_update_asks_for_no_memory():
+    """After the first: of the matrices, 128 KiB and more each, nothing is copied to new places."""
+    weights = initialise(replace(CONFIG, dim=256, hidden=344), 0)
+    optimizer, gradients = Muon(weights), random_like(weights, 1)
+    optimizer.update(weights, gradients, LR, 1)
+    rooms = optimizer.crew.free[0].values()
+    places = [{room.y.ctypes.data, room.other.ctypes.data} for room in rooms]
+    tracemalloc.start()
+    try:
+        for number in (2, 3):
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            optimizer.update(weights, gradients, LR, number)
+            assert tracemalloc.get_traced_memory()[1] - before < 1 << 16
+    finally:
+        tracemalloc.stop()
+    assert places == [{room.y.ctypes.data, room.other.ctypes.data} for room in rooms]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 50])
+def test_threads_have_every_matrix_once(threads):
+    these = matrices(replace(CONFIG, n_layers=5))
+    with mock.patch.object(module, "PIECE", 24 * 40 * 4):  # so there are pieces of several sizes
+        crew, done = module._Crew(these, threads, np.float32), []
+    crew.run(lambda piece, room: done.extend(piece) or room.y[: len(piece)].shape)
+    assert sorted(done) == sorted(these)
+    for piece in crew.pieces:
+        assert len({(each.rows, each.columns) for each in piece}) == 1
+        assert all(len(rooms[piece[0].rows, piece[0].columns].y) >= len(piece)
+                   for rooms in crew.free)  # fmt: skip
+    work = [sum(map(module.flops, piece)) for piece in crew.pieces]
+    assert len(crew.free) == threads and work == sorted(work, reverse=True)
+
+
+def test_another_set_of_matrices_gets_another_crew():
+    """A rank that has other matrices, or another number of threads, in the next update."""
+    weights = initialise(CONFIG, 0)
+    optimizer = Muon(weights)
+    optimizer.update(weights, random_like(weights, 1), LR, 1)
+    before, optimizer.threads = optimizer.crew, 2
+    optimizer.update(weights, random_like(weights, 1), LR, 2)
+    assert optimizer.crew is not before and len(optimizer.crew.free) == 2
+
+
+def test_the_setting_of_momentum_reaches_the_optimizer():
+    assert Run.begin(CONFIG, Settings(optimizer="muon"), Ids(), "").optimizer.momentum == 0.95
+    chosen = Settings(optimizer="muon", momentum=0.9)
+    assert Run.begin(CONFIG, chosen, Ids(), "").optimizer.momentum == 0.9
+    assert not hasattr(Run.begin(CONFIG, Settings(momentum=0.9), Ids(), "").optimizer, "momentum")
+    with pytest.raises(UserError, match="expected momentum to be below 1, got 1"):
+        Settings(momentum=1)
 
 
 def batch(config, seed=0, B=8):
@@ -307,7 +361,7 @@ def test_a_run_knows_its_optimizer_and_goes_on_with_no_other(text, tmp_path, cap
 
 def test_runs_from_before_there_was_a_choice_have_the_same_identity():
     facts = {"model": {}, "data": "", "tokenizer": "", "training": {"steps": 1}}
-    named = {**facts, "training": {"steps": 1, "optimizer": "adamw"}}
+    named = {**facts, "training": {"steps": 1, "optimizer": "adamw", "momentum": 0.95}}
     other = {**facts, "training": {"steps": 1, "optimizer": "muon"}}
     assert identity(facts) == identity(named) != identity(other)
 

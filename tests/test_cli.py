@@ -686,7 +686,7 @@ ERRORS = {  # a command line, and what its one line must say
     "train --data base/data --out base": "--resume",
     "train --accumulate 0": "--accumulate",
     "train --keep 0": "--keep",
-    "train --preset huge": "unknown preset 'huge': choose small or euler-10m or euler-116m or gpt2",
+    "train --preset huge": "unknown preset 'huge': choose small or small-modern or euler-10m or euler-116m or gpt2",
     "train --engine cuda --out new": "needs a GPU, and there is no CUDA driver",
     "train --engine abacus --out new": "unknown engine 'abacus'",
     "train --data binary --out new": "expected UTF-8 text",

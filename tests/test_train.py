@@ -1084,7 +1084,7 @@ def test_a_slow_start_costs_a_run_of_minutes_no_more_than_itself(slow, monkeypat
         done += 1
         watch.lap(1)
     assert done == 49
-    judge = Judging([2.0, 0.09, 0.03, 0.03], clock)
+    judge = Judging([2.0, 0.09, 0.09, *[0.03] * 7], clock)
     pace = watch.throughput(judge, judge)
     steps = pace.steps(5, done, watch.spent)
     assert pace.seconds(done, steps) + watch.spent <= 300

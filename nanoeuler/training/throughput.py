@@ -93,7 +93,7 @@ class StepTimer:
         rows, times = range(len(held_out.inputs)), self.times[1:]
         batch, judged = next(held_out.batches(rows[: held_out.batch_size])), list[float]()
         stepper.sums(*batch)  # the first compiles
-        while len(judged) < FEWEST and sum(judged) < LONG_ENOUGH:
+        while len(judged) < MOST and sum(judged) < LONG_ENOUGH:
             began = time.perf_counter()
             stepper.sums(*batch)
             judged.append(time.perf_counter() - began)

@@ -696,7 +696,8 @@ def test_the_picture_the_metrics_and_the_cursor(straight, tmp_path):
 def test_every_setting_reaches_the_weights(tmp_path):
     """The run is a loop of ten lines with the settings, every one of them unlike its default."""
     chosen = Settings(steps=9, batch_size=6, accumulate=2, lr=0.03, seed=4, warmup=0,
-                      weight_decay=0.9, beta2=0.9, clip=0.05, optimizer="muon")  # fmt: skip
+                      weight_decay=0.9, beta2=0.9, clip=0.05, optimizer="muon",
+                      momentum=0.8)  # fmt: skip
     default = Settings()
     for field in fields(Settings):
         if field.name != "minutes":  # which decides nothing where steps are given
@@ -705,6 +706,7 @@ def test_every_setting_reaches_the_weights(tmp_path):
     tokens = Prepared(tmp_path / "run" / "data").train
     batches, w = Batches(tokens, 6, CONFIG.context, CONFIG.n_predict, 4), initialise(CONFIG, 4)
     optimizer = Muon(w, beta2=0.9, weight_decay=0.9, clip_norm=0.05)
+    optimizer.momentum = 0.8
     stepper = make_stepper("reference", w, optimizer, pieces=2)
     for number in range(1, 10):
         lr = learning_rate(number, 9, 0.03, warmup=0)
